@@ -1,0 +1,167 @@
+"""ActivationPlan: the frozen product of resolution, printed, checked, compared and stored."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from mindspeed.plugins.patches import ArgOverride, Patch, patch_from_json
+from mindspeed.plugins.world import World
+
+PLAN_FORMAT: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A setting's value, where it came from, and what it overrode (``"job file: 1"``)."""
+
+    value: Any
+    source: str
+    overrode: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFeature:
+    """One active feature: its settings, and the chain of reasons that brought it in."""
+
+    name: str
+    distribution: str
+    version: str
+    why: tuple[str, ...]
+    settings: Mapping[str, Value]
+    level: int = 2
+    slots: tuple[str, ...] = ()
+
+    @property
+    def args(self) -> dict[str, Any]:
+        """The plain settings, as the argument model takes them."""
+        return {name: value.value for name, value in self.settings.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedOverride:
+    """A Megatron argument that the plan sets, and who wants it so."""
+
+    owners: tuple[str, ...]
+    override: ArgOverride
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPatch:
+    """One patch with its owner.
+
+    ``site`` is where the last definition binds it (equal to the target until it was looked up).
+    ``ground`` patches belong to the base plan: what they leave counts as the original.
+    ``skipped`` says why a patch is left out; empty means that it is applied.
+    """
+
+    owner: str
+    patch: Patch
+    site: str
+    ground: bool = False
+    skipped: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Something the reader must know: ``kind`` is note, left-out or not-checked."""
+
+    kind: str
+    feature: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationPlan:
+    """Features in activation order, with everything they change. Equal plans have equal digests.
+
+    ``base`` are the platform and compatibility plugins of level 0, then come ``features``.
+    ``world`` holds the known values, ``environment`` versions and platform of the process the plan is for.
+    """
+
+    features: tuple[PlannedFeature, ...]
+    world: World
+    level: int = 2
+    base: tuple[PlannedFeature, ...] = ()
+    overrides: tuple[PlannedOverride, ...] = ()
+    patches: tuple[PlannedPatch, ...] = ()
+    rows: tuple[Row, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the active features, in order."""
+        return tuple(feature.name for feature in self.features)
+
+    @property
+    def digest(self) -> str:
+        """Hash of names, settings, world, versions and patch contents; never of paths, sources or host names."""
+        content = {
+            "format": PLAN_FORMAT,
+            "features": [[f.name, f.distribution, f.version, f.args] for f in (*self.base, *self.features)],
+            "world": self.world.known(),
+            "environment": dict(self.environment),
+            "level": self.level,
+            "overrides": [[o.override.argument, o.override.value] for o in self.overrides],
+            "patches": [[p.owner, p.patch.to_json(), p.site, p.skipped] for p in self.patches],
+        }
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object from which `plan_from_json` makes an equal plan."""
+        return {
+            "format": PLAN_FORMAT,
+            "digest": self.digest,
+            "level": self.level,
+            "world": self.world.known(),
+            "environment": dict(self.environment),
+            "base": [asdict(f) for f in self.base],
+            "features": [asdict(f) for f in self.features],
+            "overrides": [{"owners": list(o.owners), **o.override.to_json()} for o in self.overrides],
+            "patches": [
+                {"owner": p.owner, "site": p.site, "ground": p.ground, "skipped": p.skipped, "patch": p.patch.to_json()}
+                for p in self.patches
+            ],
+            "rows": [asdict(row) for row in self.rows],
+        }
+
+
+def plan_from_json(data: Mapping[str, Any]) -> ActivationPlan:
+    """Inverse of `ActivationPlan.to_json`. Raises ValueError for a plan of another format or with a wrong digest."""
+    if data.get("format") != PLAN_FORMAT:
+        raise ValueError(f"plan format {data.get('format')!r} is not {PLAN_FORMAT}")
+
+    def features(rows: list[dict[str, Any]]) -> tuple[PlannedFeature, ...]:
+        return tuple(
+            PlannedFeature(
+                **row
+                | {
+                    "why": tuple(row["why"]),
+                    "slots": tuple(row["slots"]),
+                    "settings": {k: Value(v["value"], v["source"], tuple(v["overrode"])) for k, v in row["settings"].items()},
+                }
+            )
+            for row in rows
+        )
+
+    plan = ActivationPlan(
+        features=features(data["features"]),
+        world=World(data["world"]),
+        level=data["level"],
+        base=features(data["base"]),
+        overrides=tuple(
+            PlannedOverride(tuple(o["owners"]), ArgOverride(o["argument"], o["value"], o["reason"])) for o in data["overrides"]
+        ),
+        patches=tuple(
+            PlannedPatch(p["owner"], patch_from_json(p["patch"]), p["site"], p["ground"], p["skipped"]) for p in data["patches"]
+        ),
+        rows=tuple(Row(**row) for row in data["rows"]),
+        environment=data["environment"],
+    )
+    if plan.digest != data["digest"]:
+        raise ValueError(f"plan digest {data['digest']} does not match its content, which is {plan.digest}")
+    return plan

@@ -1,0 +1,141 @@
+"""Feature, FeatureSpec and FeatureArgs: what a feature is, in one class."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, ClassVar, Final, Generic, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict
+
+from mindspeed.plugins.constraints import Constraint
+from mindspeed.plugins.world import World
+
+_NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+
+
+class FeatureArgs(BaseModel):
+    """Base of a feature's argument model: frozen, unknown keys refused. Every field has a description."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Category(str, Enum):
+    """Where a feature stands in lists and in the documentation."""
+
+    PLATFORM = "platform"
+    MEGATRON = "megatron"
+    PARALLEL = "parallel"
+    CONTEXT_PARALLEL = "context-parallel"
+    MEMORY = "memory"
+    COMPUTE = "compute"
+    COMMUNICATION = "communication"
+    MOE = "moe"
+    DEEPSPEED_MOE = "deepspeed-moe"
+    SCENARIO = "scenario"
+    TOOL = "tool"
+
+
+class Stability(str, Enum):
+    """How far a feature is proven; stable needs a proof on the hardware it is for."""
+
+    EXPERIMENTAL = "experimental"
+    PROTOTYPE = "prototype"
+    STABLE = "stable"
+
+
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """What a feature claims about its results against the unmodified baseline.
+
+    ``claim`` is exact (bit for bit), reordered (same maths, another order of summation) or
+    approximate. ``loss`` bounds the relative difference of the loss, ``gradient`` the difference of each
+    parameter gradient divided by its norm; both hold in fp32 and are 0 for exact.
+    """
+
+    claim: str = "exact"
+    loss: float = 0.0
+    gradient: float = 0.0
+    reason: str = ""
+
+    @classmethod
+    def exact(cls) -> Numerics:
+        return cls()
+
+    @classmethod
+    def reordered(cls, loss: float = 1e-6, gradient: float = 1e-5, reason: str = "") -> Numerics:
+        return cls("reordered", loss, gradient, reason)
+
+    @classmethod
+    def approximate(cls, loss: float, gradient: float, reason: str) -> Numerics:
+        return cls("approximate", loss, gradient, reason)
+
+
+def _always(args: Any, world: World) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureSpec:
+    """The declaration of a feature; name, summary and category are required.
+
+    ``level`` is the optimisation level that switches it on; ``slots`` the exclusive roles it holds;
+    ``platforms`` and ``megatron`` where it runs (empty means everywhere, any supported version);
+    ``sizes`` maps a parallel size of the world to the argument that is its other spelling
+    (``{"tp": "size"}``; None for a size that is only derived), and a size above one adds the feature;
+    ``ops`` the operators it switches to; ``applies`` whether level 1 has anything to do here;
+    ``state`` what it adds to checkpoints, in words.
+    """
+
+    name: str
+    summary: str
+    category: Category
+    level: int = 2
+    slots: frozenset[str] | set[str] = frozenset()
+    constraints: tuple[Constraint, ...] = ()
+    platforms: frozenset[str] | set[str] = frozenset()
+    megatron: str = ""
+    numerics: Numerics = field(default_factory=Numerics.exact)
+    stability: Stability = Stability.PROTOTYPE
+    sizes: Mapping[str, str | None] = field(default_factory=dict)
+    ops: tuple[str, ...] = ()
+    applies: Callable[[Any, World], bool] = _always
+    state: str = ""
+    since: str = "0.1"
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(f"feature name {self.name!r} is not lower-case words joined by dashes")
+        if self.level not in (0, 1, 2):
+            raise ValueError(f"{self.name}: level {self.level} is not 0, 1 or 2")
+        object.__setattr__(self, "slots", frozenset(self.slots))
+        object.__setattr__(self, "platforms", frozenset(self.platforms))
+
+
+ArgsT = TypeVar("ArgsT", bound=FeatureArgs)
+
+
+class Feature(Generic[ArgsT]):
+    """Base class of every feature; an instance is the pluggy plugin of one activation.
+
+    A subclass sets ``spec`` and names its argument model as the type parameter,
+    ``class Ring(Feature[RingArgs])``; without one it takes no arguments. Hooks are methods marked
+    ``@hookimpl``; they read ``self.args`` and ``self.world``. The module that defines a feature imports
+    neither torch nor megatron; hooks import heavy code inside the method.
+    """
+
+    spec: ClassVar[FeatureSpec]
+    Args: ClassVar[type[FeatureArgs]] = FeatureArgs
+
+    def __init__(self, args: ArgsT, world: World) -> None:
+        self.args = args
+        self.world = world
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for base in getattr(cls, "__orig_bases__", ()):
+            for parameter in get_args(base):
+                if isinstance(parameter, type) and issubclass(parameter, FeatureArgs):
+                    cls.Args = parameter

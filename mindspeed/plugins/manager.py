@@ -1,0 +1,65 @@
+"""The pluggy manager of one plan: plan order, chained values, errors that name the feature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pluggy
+
+from mindspeed.plugins.feature import Feature
+from mindspeed.plugins.hookspecs import HOOK_CLASSES, PROJECT
+from mindspeed.plugins.problems import MindSpeedError, Problem
+
+
+class FeatureManager(pluggy.PluginManager):
+    """Holds the feature instances of one plan, in plan order.
+
+    pluggy calls the last registered implementation first; features are therefore registered in reverse,
+    and `call` gives one result per feature that has the hook, in plan order.
+    """
+
+    def __init__(self, features: Sequence[Feature[Any]]) -> None:
+        super().__init__(PROJECT)
+        for hooks in HOOK_CLASSES:
+            self.add_hookspecs(hooks)
+        self.features = tuple(features)
+        for feature in reversed(self.features):
+            self._register(feature)
+
+    def _register(self, feature: Feature[Any]) -> None:
+        name = feature.spec.name
+        try:
+            self.register(feature, name)
+            self.check_pending()
+        except pluggy.PluginValidationError as error:
+            problem = Problem("MS104", f"feature {name} has a hook that does not match its specification: {error}", (name,))
+            raise MindSpeedError([problem]) from error
+
+    def implements(self, hook: str) -> bool:
+        """Whether any feature of the plan implements ``hook``."""
+        return bool(getattr(self.hook, hook).get_hookimpls())
+
+    def call(self, hook: str, **arguments: Any) -> list[tuple[str, Any]]:
+        """Call ``hook`` on every feature that has it: ``[(feature, result)]`` in plan order."""
+        return [(name, call(arguments)) for name, call in self._implementations(hook)]
+
+    def fold(self, hook: str, value: str, **arguments: Any) -> Any:
+        """Chain ``hook`` through the features: each gets what the one before returned under the name ``value``."""
+        for _, call in self._implementations(hook):
+            arguments[value] = call(arguments)
+        return arguments[value]
+
+    def _implementations(self, hook: str) -> Iterator[tuple[str, Callable[[dict[str, Any]], Any]]]:
+        for impl in reversed(getattr(self.hook, hook).get_hookimpls()):
+
+            def call(arguments: dict[str, Any], impl: pluggy.HookImpl = impl) -> Any:
+                try:
+                    return impl.function(*(arguments[name] for name in impl.argnames))
+                except MindSpeedError:
+                    raise
+                except Exception as error:
+                    note = f"raised by feature {impl.plugin_name} in hook {hook}"
+                    raise MindSpeedError([Problem("MS901", f"{type(error).__name__}: {error}, {note}", (impl.plugin_name,))]) from error
+
+            yield impl.plugin_name, call

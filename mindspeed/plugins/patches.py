@@ -1,0 +1,137 @@
+"""Patches as data: what to change in Megatron, and why. Nothing here imports or changes anything.
+
+A target is ``"module:qualname"``; a replacement, wrapper or mixin is the same kind of string and
+is imported only when the patch is applied. The patch engine (`mindspeed.activation.patching`)
+turns targets into sites, checks all patches as a set, and only then applies them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Final, Literal
+
+Phase = Literal["setup", "build", "step", "evaluate", "checkpoint", "teardown"]
+Scalar = str | int | float | bool | None
+
+_REFERENCE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+def check_reference(text: str, what: str) -> None:
+    """Raise ValueError unless ``text`` has the form ``package.module:Qual.name``."""
+    if not _REFERENCE.fullmatch(text):
+        raise ValueError(f"{what} {text!r} is not of the form 'package.module:Qual.name'")
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """Guard of a patch, decided once per plan: all given conditions must hold.
+
+    ``megatron`` is a version specifier (``">=0.15"``), ``platform`` a platform name, ``slot_empty``
+    a slot that no active feature may hold. A patch that is left out is a row of the plan.
+    """
+
+    megatron: str | None = None
+    platform: str | None = None
+    slot_empty: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A value named by ``"module:qualname"``, imported when the patch is applied."""
+
+    target: str
+
+    def __post_init__(self) -> None:
+        check_reference(self.target, "reference")
+
+
+@dataclass(frozen=True, slots=True)
+class _Patch:
+    kind: ClassVar[str]
+
+    target: str
+    value: Any
+    reason: str
+    when: When | None = None
+    phase: Phase = "step"
+    clears: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_reference(self.target, "target")
+        if not self.reason:
+            raise ValueError(f"the {self.kind} of {self.target} has no reason")
+        if not isinstance(self, Set):
+            check_reference(self.value, "reference")
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object from which `patch_from_json` makes an equal patch."""
+        return {"kind": self.kind, **asdict(self)} | (
+            {"value": {"ref": self.value.target}} if isinstance(self.value, Ref) else {}
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Replace(_Patch):
+    """Bind another function or class at the site. No cost per call. At most one per site."""
+
+    kind: ClassVar[str] = "replace"
+
+
+@dataclass(frozen=True, slots=True)
+class Wrap(_Patch):
+    """Bind ``wrapper(original)`` at the site; ``value`` names the function ``wrapper(original) -> callable``.
+
+    The call costs one plain closure. Wraps of one site nest in plan order, later ones outside.
+    """
+
+    kind: ClassVar[str] = "wrap"
+
+
+@dataclass(frozen=True, slots=True)
+class Mixin(_Patch):
+    """Bind a subclass ``class Target(mixin, Target)`` at the site of a class; ``super()`` reaches the original."""
+
+    kind: ClassVar[str] = "mixin"
+
+
+@dataclass(frozen=True, slots=True)
+class Set(_Patch):
+    """Bind a plain value (a scalar, or a `Ref`) at the site. Equal values of several owners agree."""
+
+    kind: ClassVar[str] = "set"
+
+
+Patch = Replace | Wrap | Mixin | Set
+_KINDS: Final[dict[str, type[Any]]] = {cls.kind: cls for cls in (Replace, Wrap, Mixin, Set)}
+
+
+def patch_from_json(data: dict[str, Any]) -> Patch:
+    """Inverse of ``Patch.to_json``."""
+    fields = dict(data)
+    cls = _KINDS[fields.pop("kind")]
+    if isinstance(fields["value"], dict):
+        fields["value"] = Ref(fields["value"]["ref"])
+    if fields["when"] is not None:
+        fields["when"] = When(**fields["when"])
+    fields["clears"] = tuple(fields["clears"])
+    patch: Patch = cls(**fields)
+    return patch
+
+
+@dataclass(frozen=True, slots=True)
+class ArgOverride:
+    """Set one Megatron argument, by Megatron's own name, wherever Megatron reads it.
+
+    The name is that of a field of TransformerConfig, DistributedDataParallelConfig or
+    OptimizerConfig, or of a parameter of ``initialize_model_parallel``; every one of these
+    that has the name receives the value. Two features that override one argument with unequal
+    values conflict when the plan is made.
+    """
+
+    argument: str
+    value: Scalar
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)

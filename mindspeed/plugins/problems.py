@@ -1,0 +1,118 @@
+"""What goes wrong: one Problem per mistake, every code explained once.
+
+A problem is written for the person who must act on it: a code, one sentence, who is
+involved, where it was declared, and the fix. Nothing here raises at the first problem;
+callers collect them and raise one error that carries them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong, in the user's words.
+
+    ``code`` is a key of `CODES`; ``message`` one sentence; ``features`` the names involved;
+    ``chain`` the lines that explain why each of them is there; ``where`` a place the reader
+    can open (distribution, version, file:line, or the source of a value); ``fix`` what to do.
+    """
+
+    code: str
+    message: str
+    features: tuple[str, ...] = ()
+    chain: tuple[str, ...] = ()
+    where: str = ""
+    fix: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"{self.code} {self.message}"]
+        lines += [f"  because: {line}" for line in self.chain]
+        if self.where:
+            lines.append(f"  where: {self.where}")
+        if self.fix:
+            lines.append(f"  fix: {self.fix}")
+        return "\n".join(lines)
+
+
+class MindSpeedError(Exception):
+    """Base of every error that mindspeed raises; ``problems`` holds all of them."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems: tuple[Problem, ...] = tuple(problems)
+        super().__init__("\n".join(map(str, self.problems)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.problems,)
+
+
+class ResolutionError(MindSpeedError):
+    """The request cannot become a plan."""
+
+
+class PatchError(MindSpeedError):
+    """A patch cannot be applied, or cannot be undone."""
+
+
+class PlatformError(MindSpeedError):
+    """The device layer cannot do what was asked."""
+
+
+class RunError(MindSpeedError):
+    """A run cannot start or go on: data, checkpoint, disk, a lost rank."""
+
+
+CODES: Final[dict[str, str]] = {
+    "MS101": "A feature plugin failed to import or to register. It is listed with its error and cannot be "
+    "activated; every other feature works. Fix the plugin or uninstall its distribution.",
+    "MS102": "Two distributions provide a feature under one name. Neither is chosen silently: a built-in name "
+    "cannot be shadowed, and of two third parties one must be uninstalled.",
+    "MS103": "A feature declares a constraint on a name or slot that no installed feature provides. The mistake is "
+    "in the declaring feature, not in your request.",
+    "MS104": "A feature's declaration contradicts itself, for example it holds a slot together with a feature that "
+    "it requires, or its name is not lower-case words joined by dashes.",
+    "MS201": "A requested name is not a known feature. Near names are suggested.",
+    "MS202": "Two active features exclude each other. Both chains of reasons are printed, so that you see which of "
+    "your requests brought each in.",
+    "MS203": "Two active features hold one exclusive slot. A slot is a role that only one feature can play.",
+    "MS204": "A feature needs another one and strict resolution was asked for, so nothing is added by itself.",
+    "MS205": "A feature needs one of several others and none of them is active. mindspeed never picks one for you.",
+    "MS206": "The declared order has a cycle. The path is printed with the feature that declared each edge.",
+    "MS207": "A requested feature is above the optimisation level of this job.",
+    "MS208": "A feature does not support this platform or this Megatron version.",
+    "MS209": "A size above one was given, and no installed feature provides that parallelism.",
+    "MS210": "A feature was requested and taken out at the same time, or one that was taken out is required.",
+    "MS301": "A setting does not exist, or its value has the wrong type or range.",
+    "MS302": "Sizes do not fit together, for example the world size is not a multiple of the product of the parallel sizes.",
+    "MS303": "One source gives the same size twice with different values, as --tp and as tensor-parallel.size.",
+    "MS304": "A check of a feature failed for these arguments and this world.",
+    "MS305": "The job file cannot be read, or has a key that does not exist.",
+    "MS306": "The plan says something else than the running process: another world size, another parsed argument.",
+    "MS307": "A check could not be decided because a value is unknown, and strict resolution was asked for.",
+    "MS401": "The target of a patch does not exist in this Megatron.",
+    "MS402": "Two features patch one site in ways that cannot both hold.",
+    "MS403": "A patch cannot be applied to this kind of target: a dataclass, or a class whose own source names itself.",
+    "MS404": "A holder of the original object could not be rebound.",
+    "MS405": "A plan is already active in this process, and it is a different one.",
+    "MS406": "A replacement, wrapper or mixin named by a patch cannot be imported.",
+    "MS501": "The platform is not usable here: a package or a device is missing.",
+    "MS502": "Megatron is missing, or has a version that is not supported.",
+    "MS503": "The backend of this platform cannot do an operation that was asked for.",
+    "MS504": "The output of an asynchronous collective was used before it was waited for.",
+    "MS601": "A data file is missing, damaged, or of another format.",
+    "MS602": "A checkpoint is missing, incomplete, or belongs to another model.",
+    "MS603": "Saving failed, for example because the disk is full. The previous checkpoint is untouched.",
+    "MS604": "A rank ended early; the others were stopped.",
+    "MS605": "The script passed a value for an argument that the plan also sets, and they differ.",
+    "MS606": "Training produced a value that is not finite.",
+    "MS607": "A feature verification failed: a difference above its claim, or the feature had no effect.",
+    "MS901": "An internal error: a bug in mindspeed or in a plugin's hook. The message names the plugin and the hook.",
+}
+"""Every code with the paragraph that ``mindspeed explain CODE`` prints: 1xx discovery, 2xx resolution,
+3xx arguments and world, 4xx patches, 5xx platform, 6xx run time, 9xx internal."""

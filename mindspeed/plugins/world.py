@@ -1,0 +1,99 @@
+"""The world a plan is made for: sizes, model shape, platform and versions. Unknown is not None."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+PARALLEL_SIZES: Final = ("tp", "pp", "vpp", "cp", "ep")
+"""Parallel sizes that a user can set; each defaults to 1."""
+
+FIELDS: Final[dict[str, tuple[type, str]]] = {
+    "world_size": (int, "number of processes"),
+    "tp": (int, "tensor-parallel size"),
+    "pp": (int, "pipeline-parallel size (stages)"),
+    "vpp": (int, "virtual pipeline size (model chunks per stage)"),
+    "cp": (int, "context-parallel size"),
+    "ep": (int, "expert-parallel size"),
+    "num_layers": (int, "transformer layers"),
+    "hidden_size": (int, "hidden size"),
+    "ffn_hidden_size": (int, "hidden size of the MLP"),
+    "num_attention_heads": (int, "attention heads"),
+    "num_query_groups": (int, "key/value heads of grouped-query attention"),
+    "num_experts": (int, "experts of a MoE layer; 0 is a dense model"),
+    "vocab_size": (int, "size of the padded vocabulary"),
+    "seq_length": (int, "tokens per sample"),
+    "micro_batch_size": (int, "samples per micro-batch"),
+    "global_batch_size": (int, "samples per step over all ranks"),
+    "normalization": (str, "LayerNorm or RMSNorm"),
+    "gated_linear_unit": (bool, "the MLP is gated (SwiGLU)"),
+    "activation": (str, "activation function of the MLP: gelu, silu ..."),
+    "dtype": (str, "fp32, bf16 or fp16"),
+    "platform": (str, "npu, cuda or cpu"),
+    "megatron": (str, "version of megatron-core"),
+}
+"""Every field of a world: its type and meaning. The command line makes its options from this table."""
+
+
+class UnknownValue(Exception):
+    """A field was read that nobody gave. The resolver turns it into a 'not checked' row."""
+
+    def __init__(self, field: str) -> None:
+        self.field = field
+        super().__init__(f"{field} is not known")
+
+
+class World:
+    """Frozen set of known values. Reading an unknown one raises `UnknownValue`, so no check ever sees None.
+
+    Derived: ``dp`` = world_size / (tp * pp * cp), ``num_micro_batches`` = global_batch_size / (micro_batch_size * dp).
+    """
+
+    __slots__ = ("_known",)
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        known = {size: 1 for size in PARALLEL_SIZES} | {k: v for k, v in values.items() if v is not None}
+        if unknown := known.keys() - FIELDS.keys():
+            raise KeyError(f"not a field of a world: {', '.join(sorted(unknown))}")
+        object.__setattr__(self, "_known", known)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError("a World is frozen")
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in FIELDS:
+            raise AttributeError(name)
+        if name not in self._known:
+            raise UnknownValue(name)
+        return self._known[name]
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel size; floor division, the resolver reports a remainder."""
+        return int(self.world_size) // int(self.tp * self.pp * self.cp)
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches per step and pipeline."""
+        return int(self.global_batch_size) // int(self.micro_batch_size * self.dp)
+
+    def knows(self, name: str) -> bool:
+        """Whether reading ``name`` gives a value, also for the derived ones."""
+        try:
+            getattr(self, name)
+        except UnknownValue:
+            return False
+        return True
+
+    def known(self) -> dict[str, Any]:
+        """The given values, in the order of `FIELDS`."""
+        return {name: self._known[name] for name in FIELDS if name in self._known}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, World) and self._known == other._known
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.known().items()))
+
+    def __repr__(self) -> str:
+        return f"World({self.known()})"
