@@ -50,7 +50,9 @@ def load_job_file(path: str | Path) -> JobFile:
 def job_from_data(data: Any, where: str) -> JobFile:
     """Check the shape of a parsed job file. ``where`` names it in problems."""
     if not isinstance(data, dict):
-        raise ResolutionError([Problem("MS305", "a job file is a mapping with keys such as features and settings", where=where)])
+        raise ResolutionError(
+            [Problem("MS305", "a job file is a mapping with keys such as features and settings", where=where)]
+        )
     problems = [
         Problem("MS305", f"unknown key {key!r} in the job file", where=where, fix=_did_you_mean(str(key), JOB_KEYS))
         for key in data

@@ -60,6 +60,8 @@ class FeatureManager(pluggy.PluginManager):
                     raise
                 except Exception as error:
                     note = f"raised by feature {impl.plugin_name} in hook {hook}"
-                    raise MindSpeedError([Problem("MS901", f"{type(error).__name__}: {error}, {note}", (impl.plugin_name,))]) from error
+                    raise MindSpeedError(
+                        [Problem("MS901", f"{type(error).__name__}: {error}, {note}", (impl.plugin_name,))]
+                    ) from error
 
             yield impl.plugin_name, call

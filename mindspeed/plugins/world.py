@@ -35,7 +35,7 @@ FIELDS: Final[dict[str, tuple[type, str]]] = {
 """Every field of a world: its type and meaning. The command line makes its options from this table."""
 
 
-class UnknownValue(Exception):
+class UnknownValue(Exception):  # noqa: N818 - a signal to the resolver, not an error
     """A field was read that nobody gave. The resolver turns it into a 'not checked' row."""
 
     def __init__(self, field: str) -> None:
@@ -52,7 +52,7 @@ class World:
     __slots__ = ("_known",)
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        known = {size: 1 for size in PARALLEL_SIZES} | {k: v for k, v in values.items() if v is not None}
+        known = dict.fromkeys(PARALLEL_SIZES, 1) | {k: v for k, v in values.items() if v is not None}
         if unknown := known.keys() - FIELDS.keys():
             raise KeyError(f"not a field of a world: {', '.join(sorted(unknown))}")
         object.__setattr__(self, "_known", known)

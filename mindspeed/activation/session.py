@@ -1,0 +1,106 @@
+"""The one active plan of this process: applied, reported, undone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from mindspeed.activation.patching import AppliedPatches, SiteReport, apply
+from mindspeed.activation.plan import ActivationPlan, Row
+from mindspeed.plugins.manager import FeatureManager
+from mindspeed.plugins.problems import MindSpeedError, Problem
+
+
+@dataclass(slots=True)
+class Session:
+    """An active plan with its feature instances and applied patches.
+
+    ``taken`` records which Megatron object took an override: ``{argument: {"TransformerConfig", ...}}``.
+    """
+
+    plan: ActivationPlan
+    manager: FeatureManager
+    applied: AppliedPatches
+    taken: dict[str, set[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationReport:
+    """What activation did: the digest, every site with its owners, and the plan's rows."""
+
+    digest: str
+    features: tuple[str, ...]
+    sites: tuple[SiteReport, ...]
+    rows: tuple[Row, ...]
+
+    def summary(self) -> str:
+        """One line for a log."""
+        pending = sum(site.pending for site in self.sites)
+        later = f", {pending} when their module is imported" if pending else ""
+        names = ", ".join(self.features) or "no features"
+        return f"mindspeed: {names}; {len(self.sites)} sites patched{later}; plan {self.digest}"
+
+
+@dataclass(frozen=True, slots=True)
+class DeactivationReport:
+    """What `deactivate` restored, and what it cannot: objects that were made while the plan was active."""
+
+    digest: str
+    sites: int
+    remains: str = "models, optimizers, process groups and compiled functions made while the plan was active keep its effect"
+
+
+_lock = threading.RLock()
+_session: Session | None = None
+
+
+def current() -> Session | None:
+    """The active session of this process, or None."""
+    return _session
+
+
+def start(plan: ActivationPlan, manager: FeatureManager) -> ActivationReport:
+    """Apply the plan's patches. Nothing happens for an equal plan; a different one is refused with MS405."""
+    global _session
+    with _lock:
+        if _session is None:
+            _session = Session(plan, manager, apply(plan.patches))
+        elif _session.plan.digest != plan.digest:
+            active = f"plan {_session.plan.digest} ({_names(_session.plan)}) is active"
+            text = f"{active}, and {plan.digest} ({_names(plan)}) is another one"
+            raise MindSpeedError([Problem("MS405", text, plan.names, fix="call mindspeed.deactivate() first")])
+        return ActivationReport(plan.digest, plan.names, _session.applied.sites, plan.rows)
+
+
+def stop() -> DeactivationReport | None:
+    """Undo the active plan's patches; None when none is active."""
+    global _session
+    with _lock:
+        if _session is None:
+            return None
+        session = _session
+        session.applied.undo()
+        _session = None
+        return DeactivationReport(session.plan.digest, len(session.applied.sites))
+
+
+@contextmanager
+def suspended(site: str) -> Iterator[None]:
+    """Put the original back at one site (``"module:qualname"``) for the length of a with-block."""
+    if _session is None:
+        yield
+        return
+    with _session.applied.suspended(site):
+        yield
+
+
+def call(hook: str, **arguments: Any) -> list[tuple[str, Any]]:
+    """Call a hook on the active plan's features: ``[(feature, result)]`` in plan order; empty without a plan."""
+    return _session.manager.call(hook, **arguments) if _session is not None else []
+
+
+def _names(plan: ActivationPlan) -> str:
+    return ", ".join(plan.names) or "no features"

@@ -1,0 +1,102 @@
+"""The front door: discover features, resolve a request into a plan, activate it.
+
+>>> plan = mindspeed.plan(features=["tensor-parallel"], settings={"tensor-parallel": {"size": 2}})
+>>> report = mindspeed.activate(plan)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from mindspeed.activation import compose, session
+from mindspeed.activation.environment import Environment, probe
+from mindspeed.activation.plan import ActivationPlan, plan_from_json
+from mindspeed.activation.request import Layer, layer_from_environment
+from mindspeed.activation.resolver import resolve as resolve_names
+from mindspeed.activation.session import ActivationReport, DeactivationReport, suspended
+from mindspeed.plugins.discovery import Catalog, discover
+from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
+
+__all__ = ["activate", "activate_from_environment", "catalog", "deactivate", "plan", "resolve", "suspended"]
+
+PLAN_VARIABLE: Final = "MINDSPEED_PLAN"
+"""Environment variable that names the plan file of a child process."""
+
+
+@lru_cache(maxsize=1)
+def catalog() -> Catalog:
+    """Every installed feature, discovered once per process; ``catalog.cache_clear()`` looks again."""
+    return discover()
+
+
+def resolve(layers: Sequence[Layer], environment: Environment | None = None, known: Catalog | None = None) -> ActivationPlan:
+    """Turn request layers (low to high) into a plan. Raises ResolutionError with every problem."""
+    from mindspeed.ops.variants import has_variant
+    from mindspeed.platforms import base_features
+
+    known = known or catalog()
+    platform = next((layer.platform for layer in reversed(layers) if layer.platform), None)
+    environment = environment or probe(platform)
+    if platform is not None and platform != environment.platform:
+        environment = replace(environment, platform=platform)
+    resolution = resolve_names(layers, known, environment, base_features(environment.platform), has_variant)
+    if resolution.problems:
+        raise ResolutionError(resolution.problems)
+    return compose.compose(resolution, known, environment)
+
+
+def plan(
+    features: Iterable[str] = (),
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+    environment: Environment | None = None,
+    *,
+    world: Mapping[str, Any] | None = None,
+    without: Iterable[str] = (),
+    level: int | None = None,
+    strict: bool | None = None,
+    platform: str | None = None,
+) -> ActivationPlan:
+    """A validated plan for these features. Raises ResolutionError, whose ``problems`` holds every mistake.
+
+    ``settings`` is ``{feature: {field: value}}``; ``world`` holds sizes and the model's shape by the names of
+    `mindspeed.plugins.world.FIELDS`; ``environment`` is probed here unless given
+    (`mindspeed.activation.environment.made_up`). Environment variables are read below these arguments.
+    """
+    api = Layer("API", tuple(features), settings or {}, world or {}, tuple(without), level, strict, platform)
+    return resolve([layer_from_environment(os.environ), api], environment)
+
+
+def activate(plan: ActivationPlan) -> ActivationReport:
+    """Patch this process as the plan says. Idempotent for an equal plan, refuses a different one (MS405)."""
+    manager = compose.manager_of(plan, catalog())
+    return session.start(plan, manager)
+
+
+def deactivate() -> DeactivationReport | None:
+    """Undo the active plan; None when there is none."""
+    return session.stop()
+
+
+def activate_from_environment() -> ActivationReport | None:
+    """Activate the plan in the file that ``MINDSPEED_PLAN`` names; None when it is not set."""
+    path = os.environ.get(PLAN_VARIABLE)
+    return activate(read_plan(path)) if path else None
+
+
+def read_plan(path: str | Path) -> ActivationPlan:
+    """Read a plan file. Raises MindSpeedError with MS305 when it is missing or damaged."""
+    try:
+        return plan_from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise MindSpeedError([Problem("MS305", f"the plan cannot be read: {error}", where=str(path))]) from error
+
+
+def write_plan(plan: ActivationPlan, path: str | Path) -> None:
+    """Write a plan file that `read_plan` reads."""
+    Path(path).write_text(json.dumps(plan.to_json(), indent=2) + "\n", encoding="utf-8")
