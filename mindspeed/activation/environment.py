@@ -12,6 +12,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from mindspeed.plugins.problems import Problem
+from mindspeed.plugins.world import PLATFORMS
 
 SUPPORTED_MEGATRON: Final = ">=0.16.1,<0.17"
 """Range of megatron-core that the built-in features are proven on."""
@@ -36,8 +37,6 @@ class Environment:
 
     def problems(self) -> list[Problem]:
         """What makes this environment unusable for every feature."""
-        from mindspeed.platforms import PLATFORMS
-
         found = []
         if self.platform not in PLATFORMS:
             text = f"unknown platform {self.platform!r}"

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+PLATFORMS: Final = ("npu", "cuda", "cpu")
+"""The devices that features run on."""
+
 PARALLEL_SIZES: Final = ("tp", "pp", "vpp", "cp", "ep")
 """Parallel sizes that a user can set; each defaults to 1."""
 

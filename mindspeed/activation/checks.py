@@ -1,0 +1,107 @@
+"""Judging a set of active features: choices, slots, conflicts, platforms, and the features' own checks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mindspeed.activation.environment import version_in
+from mindspeed.activation.state import State
+from mindspeed.plugins.constraints import Check, Conflicts, RequiresAny, RequiresSlot
+from mindspeed.plugins.problems import Problem
+from mindspeed.plugins.world import UnknownValue, World
+
+
+def check_choices(state: State) -> None:
+    holders = state.holders()
+    for name, constraint in state.constraints(RequiresAny):
+        if not any(choice in state.active for choice in constraint.names):
+            reason = f", because {constraint.reason}" if constraint.reason else ""
+            choices = ", ".join(constraint.names)
+            state.problem("MS205", f"{name} needs one of {choices}{reason}", (name,), f"add one of {choices} to the features")
+    for name, need in state.constraints(RequiresSlot):
+        if need.slot not in holders:
+            reason = f", because {need.reason}" if need.reason else ""
+            able = ", ".join(sorted(n for n in state.catalog.usable if need.slot in state.spec(n).slots))
+            text = f"{name} needs a feature for {need.slot}{reason}"
+            state.problem("MS205", text, (name,), f"add one of {able} to the features")
+
+
+def check_slots(state: State) -> None:
+    for slot, names in sorted(state.holders().items()):
+        if len(names) > 1:
+            state.problem("MS203", f"{_listing(names)} all hold the slot {slot}", tuple(names), _ways_out(state, names))
+
+
+def check_conflicts(state: State) -> None:
+    seen: set[frozenset[str]] = set()
+    holders = state.holders()
+    for name, constraint in state.constraints(Conflicts):
+        others = holders.get(constraint.name, []) if constraint.name in holders else [constraint.name]
+        for other in others:
+            pair = frozenset((name, other))
+            if other == name or other not in state.active or pair in seen:
+                continue
+            seen.add(pair)
+            because = f", because {constraint.reason}" if constraint.reason else ""
+            names = tuple(sorted(pair))
+            state.problem("MS202", f"{names[0]} and {names[1]} exclude each other{because}", names, _ways_out(state, names))
+
+
+def _ways_out(state: State, names: Sequence[str]) -> str:
+    """The smallest removals: for each side, the requested feature at the root of its chain."""
+    roots = dict.fromkeys(state.root(name) for name in names)
+    return " or ".join(f"take out {root}" for root in roots)
+
+
+def check_sizes(state: State) -> None:
+    world = state.world
+    product = world.tp * world.pp * world.cp
+    if world.knows("world_size") and world.world_size % product:
+        factors = f"tp x pp x cp = {world.tp} x {world.pp} x {world.cp} = {product}"
+        text = f"world size {world.world_size} is not a multiple of {factors}"
+        fix = f"--world-size {-(-world.world_size // product) * product}, or smaller parallel sizes"
+        state.problems.append(Problem("MS302", text, fix=fix))
+
+
+def check_platforms(state: State) -> None:
+    platform = str(state.world.platform)
+    for name in state.active:
+        spec = state.spec(name)
+        if spec.platforms and platform not in spec.platforms:
+            text = f"{name} does not run on {platform}, only on {', '.join(sorted(spec.platforms))}"
+            state.problem("MS208", text, (name,), f"take out {state.root(name)}")
+        if spec.megatron and state.world.knows("megatron") and not version_in(state.world.megatron, spec.megatron):
+            text = f"{name} needs megatron-core {spec.megatron}, this is {state.world.megatron}"
+            state.problem("MS208", text, (name,), f"install a megatron-core {spec.megatron}, or take out {state.root(name)}")
+
+
+def run_checks(state: State) -> None:
+    for name, check in state.constraints(Check):
+        args = state.args_of(name)
+        if args is None:
+            continue
+        try:
+            if check.test(args, state.world):
+                continue
+            message, fix = (text.format(args=args, world=state.world) for text in (check.message, check.fix))
+        except UnknownValue as unknown:
+            state.not_checked(name, unknown, check.message.format(args=args, world=Loose(state.world)))
+            continue
+        except Exception as error:  # a plugin's predicate may fail in any way; the message must name the plugin
+            state.failed_itself("a check", name, error)
+            continue
+        state.problem("MS304", f"{name}: {message}", (name,), fix)
+
+
+class Loose:
+    """A world for messages only: an unknown value reads as a question mark."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._world, name) if self._world.knows(name) else "?"
+
+
+def _listing(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,143 @@
+"""The state that the phases of one resolution share: what is active and why, arguments, problems found so far."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mindspeed.activation.arguments import Arguments, flag
+from mindspeed.activation.plan import Row
+from mindspeed.activation.settings import Merged
+from mindspeed.plugins.constraints import Constraint, Predicate
+from mindspeed.plugins.discovery import Catalog
+from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec
+from mindspeed.plugins.problems import Problem
+from mindspeed.plugins.world import UnknownValue
+
+HasVariant = Callable[[str, str], bool]
+"""``(op, platform) -> bool``: whether an operator has more than its reference there."""
+
+
+@dataclass(slots=True)
+class Active:
+    """Why a feature is active: ``parent`` names the feature that required it, "" is the request itself."""
+
+    reason: str
+    parent: str = ""
+
+
+class State:
+    """Made for one resolution and thrown away with it."""
+
+    def __init__(self, merged: Merged, catalog: Catalog, base: Sequence[type[Feature[Any]]], has_variant: HasVariant) -> None:
+        self.merged = merged
+        self.catalog = catalog
+        self.base = {feature.spec.name: feature for feature in base}
+        self.has_variant = has_variant
+        self.world = merged.as_world()
+        self.active: dict[str, Active] = {}
+        self.args: dict[str, FeatureArgs] = {}
+        self.rows: list[Row] = []
+        self.problems: list[Problem] = list(merged.problems)
+        self.arguments = Arguments(merged.settings)
+
+    def feature(self, name: str) -> type[Feature[Any]]:
+        return self.base[name] if name in self.base else self.catalog.feature(name)
+
+    def spec(self, name: str) -> FeatureSpec:
+        return self.feature(name).spec
+
+    def known(self, name: str, source: str) -> bool:
+        """Whether a feature can be used; reports why not. ``source`` says who named it."""
+        if name in self.catalog.usable:
+            return True
+        if name in self.catalog.broken:
+            problem = self.catalog.broken[name].problem
+            if problem is not None and problem not in self.problems:
+                self.problems.append(problem)
+            return False
+        near = self.catalog.near(name)
+        fix = f"did you mean {' or '.join(near)}?" if near else "mindspeed features list shows every name"
+        if not any(problem.code == "MS201" and problem.features == (name,) for problem in self.problems):
+            self.problems.append(Problem("MS201", f"there is no feature {name!r}", (name,), where=source, fix=fix))
+        return False
+
+    def args_of(self, name: str) -> FeatureArgs | None:
+        """The validated arguments of a feature, or None after their problems were reported."""
+        if name not in self.args:
+            args = self.arguments.validate(name, self.feature(name).Args)
+            if isinstance(args, FeatureArgs):
+                self.args[name] = args
+                return args
+            self.problems += [problem for problem in args if problem not in self.problems]
+            return None
+        return self.args[name]
+
+    def holders(self) -> dict[str, list[str]]:
+        """The active features of every held slot, in name order."""
+        holders: dict[str, list[str]] = defaultdict(list)
+        for name in sorted(self.active):
+            for slot in self.spec(name).slots:
+                holders[slot].append(name)
+        return holders
+
+    def constraints(self, kind: type[Any]) -> Iterator[tuple[str, Any]]:
+        """Constraints of one kind over the active features, whose ``when`` holds."""
+        for name in sorted(self.active):
+            for constraint in self.spec(name).constraints:
+                if isinstance(constraint, kind) and self.holds(name, constraint):
+                    yield name, constraint
+
+    def holds(self, name: str, constraint: Constraint) -> bool:
+        """Whether the ``when`` of a constraint holds; an unknown value is reported and counts as no."""
+        when: Predicate | None = constraint.when
+        if when is None:
+            return True
+        args = self.args_of(name)
+        if args is None:
+            return False
+        try:
+            return bool(when(args, self.world))
+        except UnknownValue as unknown:
+            target = getattr(constraint, "name", None) or getattr(constraint, "message", "")
+            self.not_checked(name, unknown, f"{type(constraint).__name__} {target}")
+            return False
+        except Exception as error:  # a plugin's predicate may fail in any way; the message must name the plugin
+            self.failed_itself("a condition", name, error)
+            return False
+
+    def failed_itself(self, what: str, name: str, error: Exception) -> None:
+        text = f"{what} of {name} failed itself: {type(error).__name__}: {error}"
+        self.problem("MS901", text, (name,), f"report it to the authors of {self.catalog.usable[name].distribution}")
+
+    def problem(self, code: str, message: str, names: tuple[str, ...], fix: str) -> None:
+        chain = tuple(line for name in names if name in self.active for line in self.why(name))
+        where = "; ".join(self.catalog.usable[name].where for name in names if name in self.catalog.usable)
+        problem = Problem(code, message, names, chain, where, fix)
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    def why(self, name: str) -> tuple[str, ...]:
+        """The chain of reasons from ``name`` back to the request."""
+        lines = []
+        while name:
+            lines.append(f"{name}: {self.active[name].reason}")
+            name = self.active[name].parent
+        return tuple(lines)
+
+    def not_checked(self, name: str, unknown: UnknownValue, what: str) -> None:
+        """A row, or under strict a problem, for a check that needs a value nobody gave."""
+        option = flag(unknown.field)
+        if self.merged.strict:
+            text = f"{name}: {unknown.field} is not known, so this is not checked: {what!r}"
+            self.problem("MS307", text, (name,), f"give {option}")
+        else:
+            self.rows.append(Row("not-checked", name, f"{what!r} depends on {unknown.field}; give {option}"))
+
+    def root(self, name: str) -> str:
+        """The feature of the request that brought ``name`` in."""
+        while self.active[name].parent:
+            name = self.active[name].parent
+        return name
