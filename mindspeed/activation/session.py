@@ -18,13 +18,14 @@ from mindspeed.plugins.problems import MindSpeedError, Problem
 class Session:
     """An active plan with its feature instances and applied patches.
 
-    ``taken`` records which Megatron object took an override: ``{argument: {"TransformerConfig", ...}}``.
+    ``taken`` records which Megatron object took an override, and the value that the script had there:
+    ``{"tensor_model_parallel_size": {"TransformerConfig": 1, "initialize_model_parallel": 1}}``.
     """
 
     plan: ActivationPlan
     manager: FeatureManager
     applied: AppliedPatches
-    taken: dict[str, set[str]] = field(default_factory=dict)
+    taken: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

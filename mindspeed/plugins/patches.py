@@ -126,12 +126,16 @@ class ArgOverride:
     The name is that of a field of TransformerConfig, DistributedDataParallelConfig or
     OptimizerConfig, or of a parameter of ``initialize_model_parallel``; every one of these
     that has the name receives the value. Two features that override one argument with unequal
-    values conflict when the plan is made.
+    values conflict when the plan is made. Megatron receives a tuple as a list.
     """
 
     argument: str
-    value: Scalar
+    value: Scalar | tuple[Scalar, ...]
     reason: str
+
+    def __post_init__(self) -> None:
+        if isinstance(self.value, list):  # as read back from JSON
+            object.__setattr__(self, "value", tuple(self.value))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,0 +1,85 @@
+"""Which megatron this process would import, found without importing it.
+
+`megatron` may be a namespace package with portions in several places, so its copies are found the way the
+import system would look for them; asking for ``megatron.core`` itself would import the parent packages, and torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from mindspeed.plugins.problems import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class MegatronCopy:
+    """One importable ``megatron/core`` folder; of several, the one that ``wins`` is imported."""
+
+    root: Path
+    version: str | None
+    wins: bool
+
+
+def megatron_portions() -> tuple[Path, ...]:
+    """Folders in which submodules of ``megatron`` are looked up, in order; empty when there is none."""
+    try:
+        spec = find_spec("megatron")
+    except (ImportError, ValueError):
+        return ()
+    return tuple(map(Path, spec.submodule_search_locations or ())) if spec is not None else ()
+
+
+def package_root(name: str) -> Path | None:
+    """The portion that provides the package ``megatron.<name>``, for example ``core`` or ``training``."""
+    return next((root for root in megatron_portions() if (root / name / "__init__.py").is_file()), None)
+
+
+def megatron_version() -> str | None:
+    """Version of the megatron-core that would be imported; None when there is none or it does not say."""
+    root = package_root("core")
+    return _version_of(root) if root is not None else None
+
+
+def megatron_copies() -> tuple[MegatronCopy, ...]:
+    """Every copy of megatron-core that ``sys.path`` reaches, the winner first."""
+    winner = package_root("core")
+    winner = winner.resolve() if winner is not None else None
+    roots = (*megatron_portions(), *(Path(entry or ".") / "megatron" for entry in sys.path))
+    found = {root.resolve(): root for root in roots if (root / "core" / "__init__.py").is_file()}
+    copies = [MegatronCopy(root, _version_of(root), key == winner) for key, root in found.items()]
+    return tuple(sorted(copies, key=lambda copy: not copy.wins))
+
+
+def mixed_roots() -> Problem | None:
+    """MS502 when ``megatron.core`` and ``megatron.training`` would come from different copies."""
+    core, training = package_root("core"), package_root("training")
+    if core is None or training is None or core.resolve() == training.resolve():
+        return None
+    return Problem(
+        "MS502",
+        f"megatron.core comes from {core / 'core'} and megatron.training from {training / 'training'}",
+        fix=f"put {training.parent} first on PYTHONPATH, or uninstall the other copy",
+    )
+
+
+def _version_of(root: Path) -> str | None:
+    """``MAJOR.MINOR.PATCH`` with pre-release of ``core/package_info.py``, which only assigns constants."""
+    try:
+        tree = ast.parse((root / "core" / "package_info.py").read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, UnicodeDecodeError):
+        return None
+    constants = {
+        target.id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    parts = [constants.get(name) for name in ("MAJOR", "MINOR", "PATCH")]
+    if None in parts:
+        return None
+    return ".".join(map(str, parts)) + str(constants.get("PRE_RELEASE") or "")
