@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from mindspeed.activation.plan import Value
 from mindspeed.activation.settings import Settings
 from mindspeed.plugins.feature import FeatureArgs
 from mindspeed.plugins.problems import Problem
@@ -18,6 +19,7 @@ class Arguments:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._defaults: dict[type[FeatureArgs], FeatureArgs] = {}
+        self._default_settings: dict[type[FeatureArgs], dict[str, Value]] = {}
 
     def validate(self, name: str, model: type[FeatureArgs]) -> FeatureArgs | list[Problem]:
         """The arguments of feature ``name``, or every problem with its settings (MS301)."""
@@ -31,6 +33,20 @@ class Arguments:
         if not given:
             self._defaults[model] = args
         return args
+
+    def settings_of(self, name: str, args: FeatureArgs) -> dict[str, Value]:
+        """Every setting of a feature with its source, defaults included."""
+        given = self._settings.get(name)
+        model = type(args)
+        if not given and model in self._default_settings:
+            return self._default_settings[model]
+        settings = {
+            key: Value(value, given[key].source, given[key].overrode) if given and key in given else Value(value, "default")
+            for key, value in args.model_dump(mode="json").items()
+        }
+        if not given:
+            self._default_settings[model] = settings
+        return settings
 
     def _explain(self, name: str, model: type[FeatureArgs], detail: Any) -> Problem:
         fields = model.model_fields

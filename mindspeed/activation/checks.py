@@ -12,31 +12,29 @@ from mindspeed.plugins.world import UnknownValue, World
 
 
 def check_choices(state: State) -> None:
-    holders = state.holders()
     for name, constraint in state.constraints(RequiresAny):
         if not any(choice in state.active for choice in constraint.names):
             reason = f", because {constraint.reason}" if constraint.reason else ""
             choices = ", ".join(constraint.names)
             state.problem("MS205", f"{name} needs one of {choices}{reason}", (name,), f"add one of {choices} to the features")
     for name, need in state.constraints(RequiresSlot):
-        if need.slot not in holders:
+        if need.slot not in state.holders:
             reason = f", because {need.reason}" if need.reason else ""
-            able = ", ".join(sorted(n for n in state.catalog.usable if need.slot in state.spec(n).slots))
+            able = ", ".join(sorted(n for n in state.catalog.usable if need.slot in state.specs[n].slots))
             text = f"{name} needs a feature for {need.slot}{reason}"
             state.problem("MS205", text, (name,), f"add one of {able} to the features")
 
 
 def check_slots(state: State) -> None:
-    for slot, names in sorted(state.holders().items()):
+    for slot, names in sorted(state.holders.items()):
         if len(names) > 1:
             state.problem("MS203", f"{_listing(names)} all hold the slot {slot}", tuple(names), _ways_out(state, names))
 
 
 def check_conflicts(state: State) -> None:
     seen: set[frozenset[str]] = set()
-    holders = state.holders()
     for name, constraint in state.constraints(Conflicts):
-        others = holders.get(constraint.name, []) if constraint.name in holders else [constraint.name]
+        others = state.holders.get(constraint.name, [constraint.name])
         for other in others:
             pair = frozenset((name, other))
             if other == name or other not in state.active or pair in seen:
@@ -66,7 +64,7 @@ def check_sizes(state: State) -> None:
 def check_platforms(state: State) -> None:
     platform = str(state.world.platform)
     for name in state.active:
-        spec = state.spec(name)
+        spec = state.specs[name]
         if spec.platforms and platform not in spec.platforms:
             text = f"{name} does not run on {platform}, only on {', '.join(sorted(spec.platforms))}"
             state.problem("MS208", text, (name,), f"take out {state.root(name)}")

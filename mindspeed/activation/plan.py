@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from mindspeed.plugins.patches import ArgOverride, Patch, patch_from_json
 from mindspeed.plugins.world import World
@@ -23,8 +23,7 @@ class Value:
     overrode: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedFeature:
+class PlannedFeature(NamedTuple):
     """One active feature: its settings, and the chain of reasons that brought it in."""
 
     name: str
@@ -39,6 +38,9 @@ class PlannedFeature:
     def args(self) -> dict[str, Any]:
         """The plain settings, as the argument model takes them."""
         return {name: value.value for name, value in self.settings.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        return self._asdict() | {"settings": {name: asdict(value) for name, value in self.settings.items()}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +121,8 @@ class ActivationPlan:
             "level": self.level,
             "world": self.world.known(),
             "environment": dict(self.environment),
-            "base": [asdict(f) for f in self.base],
-            "features": [asdict(f) for f in self.features],
+            "base": [f.to_json() for f in self.base],
+            "features": [f.to_json() for f in self.features],
             "overrides": [{"owners": list(o.owners), **o.override.to_json()} for o in self.overrides],
             "patches": [
                 {"owner": p.owner, "site": p.site, "ground": p.ground, "skipped": p.skipped, "patch": p.patch.to_json()}

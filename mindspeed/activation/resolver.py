@@ -7,8 +7,10 @@ and the world, which are fixed before propagation; one that reads an unknown val
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +19,7 @@ from mindspeed.activation import checks
 from mindspeed.activation.arguments import flag
 from mindspeed.activation.environment import Environment
 from mindspeed.activation.order import Edges
-from mindspeed.activation.plan import PlannedFeature, Row, Value
+from mindspeed.activation.plan import PlannedFeature, Row
 from mindspeed.activation.request import Layer
 from mindspeed.activation.settings import merge
 from mindspeed.activation.state import Active, HasVariant, State
@@ -58,10 +60,27 @@ def resolve(
 
     ``base`` are the plugins of level 0 that every plan has; only their settings are decided here.
     """
-    state = State(merge(layers, catalog, environment), catalog, base, has_variant)
+    with _collector_paused():
+        return _resolve(State(merge(layers, catalog, environment), catalog, base, has_variant), environment)
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Nothing here is cyclic, and one full collection in a large process costs more than a resolution."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _resolve(state: State, environment: Environment) -> Resolution:
     state.problems += environment.problems()
     checks.check_sizes(state)
     _propagate(state, _roots(state))
+    state.freeze()
     _report_idle_settings(state)
     checks.check_choices(state)
     checks.check_slots(state)
@@ -86,8 +105,8 @@ def _roots(state: State) -> Iterator[tuple[str, Active]]:
             text = f"{name} is requested ({source}) and taken out ({state.merged.without[name]})"
             state.problems.append(Problem("MS210", text, (name,), fix=f"drop {name} from one of the two"))
         elif state.known(name, source):
-            if state.spec(name).level > state.merged.level:
-                level = state.spec(name).level
+            if state.specs[name].level > state.merged.level:
+                level = state.specs[name].level
                 text = f"{name} has optimization level {level}, this job has {state.merged.level}"
                 state.problems.append(Problem("MS207", text, (name,), fix=f"--optimization-level {level}"))
             yield name, Active("you asked for it")
@@ -118,14 +137,13 @@ def _owners_of_sizes(state: State) -> Iterator[tuple[str, Active]]:
 
 
 def _level_one(state: State) -> Iterator[tuple[str, Active]]:
-    for name, row in state.catalog.usable.items():
-        spec = state.spec(name)
-        if spec.level != 1 or name in state.merged.requested:
+    for name in state.catalog.level_one:
+        if name in state.merged.requested:
             continue
-        if left_out := _left_out(state, name, spec):
+        if left_out := _left_out(state, name, state.specs[name]):
             state.rows.append(Row("left-out", name, left_out))
         else:
-            yield name, Active(f"optimization level 1 switches it on ({row.distribution})")
+            yield name, Active("optimization level 1 switches it on")
 
 
 def _left_out(state: State, name: str, spec: FeatureSpec) -> str:
@@ -156,8 +174,8 @@ def _propagate(state: State, roots: Iterator[tuple[str, Active]]) -> None:
             continue
         state.active[name] = why
         state.args_of(name)
-        for constraint in state.spec(name).constraints:
-            if isinstance(constraint, Requires) and constraint.name not in state.active and state.holds(name, constraint):
+        for constraint in state.catalog.requires[name]:
+            if constraint.name not in state.active and state.holds(name, constraint):
                 _require(state, name, constraint, queue)
 
 
@@ -190,12 +208,10 @@ def _report_idle_settings(state: State) -> None:
 
 def _order(state: State) -> list[str]:
     edges = Edges(state.active)
-    for name in state.active:
-        for constraint in state.spec(name).constraints:
-            if isinstance(constraint, After | Requires | Supersedes) and state.holds(name, constraint):
-                edges.add(constraint.name, name, declared_by=name)
-            elif isinstance(constraint, Before) and state.holds(name, constraint):
-                edges.add(name, constraint.name, declared_by=name)
+    for name, constraint in state.constraints(After, Requires, Supersedes):
+        edges.add(constraint.name, name, declared_by=name)
+    for name, constraint in state.constraints(Before):
+        edges.add(name, constraint.name, declared_by=name)
     order = edges.sorted()
     if len(order) < len(state.active):
         cycle, steps = edges.cycle(order)
@@ -205,12 +221,7 @@ def _order(state: State) -> list[str]:
 
 
 def _planned(state: State, name: str, why: tuple[str, ...]) -> PlannedFeature:
-    row = state.catalog.usable.get(name)
+    row, spec = state.catalog.usable.get(name), state.specs[name]
     distribution, version = (row.distribution, row.version) if row else (BUILT_IN, __version__)
-    spec = state.spec(name)
-    given = state.merged.settings.get(name, {})
-    settings = {
-        key: Value(value, given[key].source, given[key].overrode) if key in given else Value(value, "default")
-        for key, value in state.args[name].model_dump(mode="json").items()
-    }
+    settings = state.arguments.settings_of(name, state.args[name])
     return PlannedFeature(name, distribution, version, why, settings, spec.level, tuple(sorted(spec.slots)))

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mindspeed.activation.arguments import Arguments, flag
 from mindspeed.activation.plan import Row
 from mindspeed.activation.settings import Merged
 from mindspeed.plugins.constraints import Constraint, Predicate
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec
+from mindspeed.plugins.feature import Feature, FeatureArgs
 from mindspeed.plugins.problems import Problem
 from mindspeed.plugins.world import UnknownValue
 
@@ -20,8 +19,7 @@ HasVariant = Callable[[str, str], bool]
 """``(op, platform) -> bool``: whether an operator has more than its reference there."""
 
 
-@dataclass(slots=True)
-class Active:
+class Active(NamedTuple):
     """Why a feature is active: ``parent`` names the feature that required it, "" is the request itself."""
 
     reason: str
@@ -35,6 +33,8 @@ class State:
         self.merged = merged
         self.catalog = catalog
         self.base = {feature.spec.name: feature for feature in base}
+        self.models = {**catalog.models, **{name: feature.Args for name, feature in self.base.items()}}
+        self.specs = {**catalog.specs, **{name: feature.spec for name, feature in self.base.items()}}
         self.has_variant = has_variant
         self.world = merged.as_world()
         self.active: dict[str, Active] = {}
@@ -42,12 +42,8 @@ class State:
         self.rows: list[Row] = []
         self.problems: list[Problem] = list(merged.problems)
         self.arguments = Arguments(merged.settings)
-
-    def feature(self, name: str) -> type[Feature[Any]]:
-        return self.base[name] if name in self.base else self.catalog.feature(name)
-
-    def spec(self, name: str) -> FeatureSpec:
-        return self.feature(name).spec
+        self.holders: dict[str, list[str]] = {}
+        self._by_kind: dict[type[Any], list[tuple[str, Any]]] = defaultdict(list)
 
     def known(self, name: str, source: str) -> bool:
         """Whether a feature can be used; reports why not. ``source`` says who named it."""
@@ -67,7 +63,7 @@ class State:
     def args_of(self, name: str) -> FeatureArgs | None:
         """The validated arguments of a feature, or None after their problems were reported."""
         if name not in self.args:
-            args = self.arguments.validate(name, self.feature(name).Args)
+            args = self.arguments.validate(name, self.models[name])
             if isinstance(args, FeatureArgs):
                 self.args[name] = args
                 return args
@@ -75,19 +71,20 @@ class State:
             return None
         return self.args[name]
 
-    def holders(self) -> dict[str, list[str]]:
-        """The active features of every held slot, in name order."""
-        holders: dict[str, list[str]] = defaultdict(list)
+    def freeze(self) -> None:
+        """Index the active features by what they hold and declare; called once, after propagation."""
         for name in sorted(self.active):
-            for slot in self.spec(name).slots:
-                holders[slot].append(name)
-        return holders
+            spec = self.specs[name]
+            for slot in spec.slots:
+                self.holders.setdefault(slot, []).append(name)
+            for constraint in spec.constraints:
+                self._by_kind[type(constraint)].append((name, constraint))
 
-    def constraints(self, kind: type[Any]) -> Iterator[tuple[str, Any]]:
-        """Constraints of one kind over the active features, whose ``when`` holds."""
-        for name in sorted(self.active):
-            for constraint in self.spec(name).constraints:
-                if isinstance(constraint, kind) and self.holds(name, constraint):
+    def constraints(self, *kinds: type[Any]) -> Iterator[tuple[str, Any]]:
+        """Constraints of these kinds over the active features, in name order, whose ``when`` holds."""
+        for kind in kinds:
+            for name, constraint in self._by_kind[kind]:
+                if constraint.when is None or self.holds(name, constraint):
                     yield name, constraint
 
     def holds(self, name: str, constraint: Constraint) -> bool:

@@ -24,7 +24,7 @@ from mindspeed.plugins.constraints import (
     RequiresSlot,
     Supersedes,
 )
-from mindspeed.plugins.feature import Feature
+from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec
 from mindspeed.plugins.problems import Problem
 
 ENTRY_POINTS: Final = "mindspeed.features"
@@ -73,10 +73,14 @@ class Catalog:
         self.rows: tuple[Found, ...] = tuple(_validated(_without_clashes(rows)))
         self.usable: dict[str, Found] = {row.name: row for row in self.rows if row.feature is not None and row.problem is None}
         self.broken: dict[str, Found] = {row.name: row for row in self.rows if row.problem is not None}
+        self.specs: dict[str, FeatureSpec] = {name: self.feature(name).spec for name in self.usable}
+        self.models: dict[str, type[FeatureArgs]] = {name: self.feature(name).Args for name in self.usable}
+        self.requires: dict[str, tuple[Requires, ...]] = {
+            name: tuple(c for c in spec.constraints if isinstance(c, Requires)) for name, spec in self.specs.items()
+        }
+        self.level_one = tuple(name for name, spec in self.specs.items() if spec.level == 1)
         self.owners: dict[str, tuple[str, str | None]] = {
-            size: (name, argument)
-            for name, row in self.usable.items()
-            for size, argument in self.feature(name).spec.sizes.items()
+            size: (name, argument) for name, spec in self.specs.items() for size, argument in spec.sizes.items()
         }
 
     def feature(self, name: str) -> type[Feature[Any]]:

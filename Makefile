@@ -1,0 +1,35 @@
+# Two commands matter: `make train` and `make test`. Each makes .venv first, with pinned versions.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: train test test-long lint bench clean
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+train: $(VENV)/installed  ## train a small GPT on real text over two processes
+	$(BIN)/mindspeed pretrain -f examples/pretrain_gpt.yaml --nproc 2 --run runs/train
+
+test: $(VENV)/installed  ## every test that belongs in a default run
+	$(BIN)/python -m pytest -q -m "not long"
+
+test-long: $(VENV)/installed  ## the long matrices
+	$(BIN)/python -m pytest -q -m long
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/installed  ## every row of the speed table, measured here
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
