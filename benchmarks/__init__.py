@@ -1,0 +1,1 @@
+"""One file per question; each has ``rows() -> list[Row]`` and runs alone: ``python -m benchmarks.resolver``."""

@@ -1,0 +1,46 @@
+"""How long does a resolution take? Synthetic features: two requirements and one order edge each, half of them requested."""
+
+from __future__ import annotations
+
+import random
+
+from benchmarks.table import Row, main, medians
+from mindspeed.activation.environment import made_up
+from mindspeed.activation.request import Layer
+from mindspeed.activation.resolver import resolve
+from mindspeed.plugins import After, Category, Feature, FeatureSpec, Requires
+from mindspeed.plugins.discovery import Catalog, Found
+
+COMMAND = "python -m benchmarks.resolver"
+TARGETS = {60: 1.0, 1_000: 5.0, 10_000: 60.0}
+
+
+def system(count: int) -> tuple[Catalog, Layer]:
+    """A catalog of ``count`` features whose requirements point backwards, and a request for half of them."""
+    draw = random.Random(count)
+    found = []
+    for index in range(count):
+        earlier = [f"feature-{draw.randrange(index)}" for _ in range(3)] if index else []
+        constraints = (*(Requires(name) for name in earlier[:2]), *(After(name) for name in earlier[2:]))
+        spec = FeatureSpec(f"feature-{index}", "synthetic", Category.TOOL, constraints=constraints)
+        feature = type(f"Feature{index}", (Feature,), {"spec": spec})
+        found.append(Found(spec.name, "synthetic", "1", "synthetic:Feature", feature))
+    names = [row.name for row in found]
+    return Catalog(found), Layer("API", features=tuple(draw.sample(names, count // 2)))
+
+
+def rows() -> list[Row]:
+    measured = []
+    for count, target in TARGETS.items():
+        catalog, layer = system(count)
+        environment = made_up("cpu", "0.16.1")
+        resolution = resolve([layer], catalog, environment)
+        assert not resolution.problems
+        assert len(resolution.features) >= count // 2
+        (seconds,) = medians(lambda c=catalog, y=layer, e=environment: resolve([y], c, e))
+        measured.append(Row(f"resolve {count} features", target, seconds * 1e3, "ms", COMMAND))
+    return measured
+
+
+if __name__ == "__main__":
+    main(rows)
