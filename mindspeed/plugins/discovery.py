@@ -156,7 +156,7 @@ def _without_clashes(rows: Iterable[Found]) -> Iterator[Found]:
             continue
         built_in = [row for row in same if row.distribution == BUILT_IN]
         yield from built_in[:1]
-        providers = " and ".join(f"{row.distribution} {row.version}" for row in same)
+        providers = " and ".join(sorted(f"{row.distribution} {row.version}" for row in same))
         for row in same if not built_in else [row for row in same if row.distribution != BUILT_IN]:
             yield _broken(row, "MS102", f"the feature name {name} is provided by {providers}")
 

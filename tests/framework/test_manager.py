@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+
+from mindspeed.plugins import Category, Feature, FeatureSpec, World, hookimpl
+from mindspeed.plugins.feature import FeatureArgs
+from mindspeed.plugins.manager import FeatureManager
+from mindspeed.plugins.problems import MindSpeedError
+
+ARGS, WORLD = FeatureArgs(), World({})
+
+
+def feature(name, **hooks):
+    spec = FeatureSpec(name, "made up", Category.TOOL)
+    return type(name, (Feature,), {"spec": spec, **{key: hookimpl(hook) for key, hook in hooks.items()}})(ARGS, WORLD)
+
+
+def test_results_come_in_plan_order_with_their_feature():
+    manager = FeatureManager([feature("a", patches=lambda self: ["x"]), feature("b"), feature("c", patches=lambda self: ["y"])])
+    assert manager.call("patches") == [("a", ["x"]), ("c", ["y"])]
+    assert manager.implements("patches")
+    assert not manager.implements("verify")
+
+
+def test_a_folded_hook_chains_the_value_in_plan_order():
+    manager = FeatureManager(
+        [
+            feature("a", layer_spec=lambda self, spec, config: [*spec, "a"]),
+            feature("b", layer_spec=lambda self, spec: [*spec, "b"]),
+        ]
+    )
+    assert manager.fold("layer_spec", "spec", spec=["start"], config=None) == ["start", "a", "b"]
+
+
+def test_an_error_in_a_hook_names_the_feature():
+    def patches(self):
+        raise RuntimeError("no idea")
+
+    with pytest.raises(MindSpeedError) as caught:
+        FeatureManager([feature("a", patches=patches)]).call("patches")
+    assert str(caught.value) == "MS901 RuntimeError: no idea, raised by feature a in hook patches"
+
+
+def test_a_hook_that_does_not_exist_names_the_feature():
+    with pytest.raises(MindSpeedError, match="MS104 feature a has a hook that does not match its specification"):
+        FeatureManager([feature("a", pathces=lambda self: [])])
+
+
+def test_a_hook_with_a_foreign_argument_names_the_feature():
+    with pytest.raises(MindSpeedError, match="MS104 feature a has a hook that does not match"):
+        FeatureManager([feature("a", config_ready=lambda self, konfig: None)])
