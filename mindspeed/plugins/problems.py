@@ -105,6 +105,7 @@ CODES: Final[dict[str, str]] = {
     "MS502": "Megatron is missing, or has a version that is not supported.",
     "MS503": "The backend of this platform cannot do an operation that was asked for.",
     "MS504": "The output of an asynchronous collective was used before it was waited for.",
+    "MS505": "An operator was called with tensors of a shape or type that it cannot take.",
     "MS601": "A data file is missing, damaged, or of another format.",
     "MS602": "A checkpoint is missing, incomplete, or belongs to another model.",
     "MS603": "Saving failed, for example because the disk is full. The previous checkpoint is untouched.",

@@ -1,0 +1,1 @@
+"""Gradient reduction behind the backward pass."""

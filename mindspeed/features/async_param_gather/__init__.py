@@ -1,0 +1,1 @@
+"""Weight gathering behind the forward pass."""

@@ -1,0 +1,25 @@
+"""Weight gathering behind the forward pass."""
+
+from __future__ import annotations
+
+from mindspeed.plugins import ArgOverride, Category, Feature, FeatureArgs, FeatureSpec, Numerics, Requires, hookimpl
+
+
+class AsyncParamGather(Feature[FeatureArgs]):
+    """The weights of the next bucket are gathered while the forward pass computes with the current one."""
+
+    spec = FeatureSpec(
+        name="async-param-gather",
+        summary="Updated weights are gathered bucket by bucket while the forward pass goes on",
+        category=Category.MEGATRON,
+        level=0,
+        constraints=(
+            Requires("distributed-optimizer", reason="its sharded step leaves weights to gather"),
+            Requires("async-ddp", reason="both work on the same buckets, which exist only with overlapped reduction"),
+        ),
+        numerics=Numerics.reordered(reason="as distributed-optimizer"),
+    )
+
+    @hookimpl
+    def megatron_args(self) -> list[ArgOverride]:
+        return [ArgOverride("overlap_param_gather", True, "async-param-gather is active")]

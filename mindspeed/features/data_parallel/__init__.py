@@ -1,0 +1,1 @@
+"""Replicas of the model, one share of the batch each."""

@@ -1,0 +1,1 @@
+"""Optimizer state sharded over the replicas."""

@@ -1,0 +1,1 @@
+"""Consecutive layers on consecutive ranks."""

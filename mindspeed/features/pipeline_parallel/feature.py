@@ -1,0 +1,60 @@
+"""Stages of consecutive layers with the 1F1B schedule."""
+
+from __future__ import annotations
+
+from mindspeed.plugins import (
+    ArgOverride,
+    Category,
+    Check,
+    Feature,
+    FeatureArgs,
+    FeatureSpec,
+    Field,
+    Numerics,
+    Patch,
+    Wrap,
+    hookimpl,
+)
+
+
+class PipelineParallelArgs(FeatureArgs):
+    size: int = Field(1, ge=1, description="stages, each with an equal share of the layers")
+    free_outputs: bool = Field(False, description="free the storage of a stage's output once it was sent, as Megatron-LM does")
+
+
+class PipelineParallel(Feature[PipelineParallelArgs]):
+    """Each stage holds consecutive layers; micro-batches pass through with one forward, one backward in flight."""
+
+    spec = FeatureSpec(
+        name="pipeline-parallel",
+        summary="Consecutive layers on consecutive ranks, with the 1F1B schedule",
+        category=Category.MEGATRON,
+        level=0,
+        sizes={"pp": "size"},
+        constraints=(
+            Check(
+                lambda args, world: world.num_layers % args.size == 0,
+                "{world.num_layers} layers cannot be split evenly over {args.size} stages",
+                fix="use a --pp that divides {world.num_layers}",
+            ),
+        ),
+        numerics=Numerics.reordered(reason="the gradient of tied embeddings is summed over the first and the last stage"),
+    )
+
+    @hookimpl
+    def megatron_args(self) -> list[ArgOverride]:
+        overrides = [ArgOverride("pipeline_model_parallel_size", self.args.size, "pipeline-parallel.size")]
+        if self.args.free_outputs:
+            overrides.append(ArgOverride("deallocate_pipeline_outputs", True, "pipeline-parallel.free_outputs is set"))
+        return overrides
+
+    @hookimpl
+    def patches(self) -> list[Patch]:
+        return [
+            Wrap(
+                "megatron.core.model_parallel_config:ModelParallelConfig.__post_init__",
+                "mindspeed.features.pipeline_parallel.configuration:with_pipeline_dtype",
+                reason="Megatron refuses stages without pipeline_dtype, which follows from the precision of the model",
+                phase="build",
+            )
+        ]

@@ -1,0 +1,1 @@
+"""Activations recomputed in the backward pass."""

@@ -1,0 +1,135 @@
+"""Activations recomputed in the backward pass instead of kept."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from mindspeed.plugins import (
+    ArgOverride,
+    Category,
+    Check,
+    Conflicts,
+    Feature,
+    FeatureArgs,
+    FeatureSpec,
+    Field,
+    Numerics,
+    hookimpl,
+)
+
+Module = Literal["core_attn", "layernorm", "mlp", "moe", "shared_experts"]
+
+
+class RecomputeArgs(FeatureArgs):
+    granularity: Literal["selective", "full"] = Field("selective", description="chosen modules, or whole layers")
+    modules: tuple[Module, ...] | None = Field(
+        None, min_length=1, description="modules that selective recomputes; core_attn if not given"
+    )
+    method: Literal["uniform", "block"] | None = Field(
+        None, description="full: all layers in groups (uniform), or each of the first layers of a chunk (block)"
+    )
+    num_layers: int | None = Field(None, ge=1, description="layers per group (uniform), or recomputed layers per chunk (block)")
+    distribute: bool = Field(False, description="full: keep the saved inputs of layers split over the tensor-parallel ranks")
+
+
+def _full(args: RecomputeArgs, world: object) -> bool:
+    return args.granularity == "full"
+
+
+def _selective(args: RecomputeArgs, world: object) -> bool:
+    return args.granularity == "selective"
+
+
+class Recompute(Feature[RecomputeArgs]):
+    """Keep only the inputs of modules or layers, and run their forward again when backward needs the rest."""
+
+    spec = FeatureSpec(
+        name="recompute",
+        summary="Full, block-wise or selective recomputation of activations in the backward pass",
+        category=Category.MEGATRON,
+        level=0,
+        constraints=(
+            Check(
+                lambda args, world: args.method is not None,
+                "full recompute needs a method",
+                fix="--set recompute.method=uniform",
+                when=_full,
+            ),
+            Check(
+                lambda args, world: args.num_layers is not None,
+                "full recompute needs a number of layers",
+                fix="--set recompute.num_layers=1",
+                when=_full,
+            ),
+            Check(
+                lambda args, world: args.modules is None,
+                "modules are chosen for selective recompute only",
+                fix="drop recompute.modules, or --set recompute.granularity=selective",
+                when=_full,
+            ),
+            Check(
+                lambda args, world: args.method is None,
+                "the method {args.method} is for full recompute only",
+                fix="drop recompute.method, or --set recompute.granularity=full",
+                when=_selective,
+            ),
+            Check(
+                lambda args, world: args.num_layers is None,
+                "a number of layers is for full recompute only",
+                fix="drop recompute.num_layers, or --set recompute.granularity=full",
+                when=_selective,
+            ),
+            Check(
+                lambda args, world: not args.distribute,
+                "saved inputs are distributed by full recompute only",
+                fix="--set recompute.distribute=false, or --set recompute.granularity=full",
+                when=_selective,
+            ),
+            Check(
+                lambda args, world: world.num_layers // (world.pp * world.vpp) % args.num_layers == 0,
+                "groups of {args.num_layers} layers do not fill a model chunk, "
+                "which has {world.num_layers} layers / (pp x vpp = {world.pp} x {world.vpp})",
+                fix="--set recompute.num_layers=1, or another divisor of the layers of a chunk",
+                when=lambda args, world: _full(args, world) and args.method == "uniform" and args.num_layers is not None,
+            ),
+            Check(
+                lambda args, world: args.num_layers <= world.num_layers // (world.pp * world.vpp),
+                "{args.num_layers} layers are more than a model chunk has, "
+                "which is {world.num_layers} layers / (pp x vpp = {world.pp} x {world.vpp})",
+                fix="use a smaller recompute.num_layers",
+                when=lambda args, world: _full(args, world) and args.method == "block" and args.num_layers is not None,
+            ),
+            Check(
+                lambda args, world: world.tp > 1,
+                "saved inputs are distributed over tensor-parallel ranks, and there is {world.tp}",
+                fix="--set recompute.distribute=false, or --tp 2 or more",
+                when=lambda args, world: args.distribute and _full(args, world),
+            ),
+            Check(
+                lambda args, world: world.num_experts > 0,
+                "moe and shared_experts are modules of a MoE model, and this one is dense",
+                fix="take moe and shared_experts out of recompute.modules",
+                when=lambda args, world: not {"moe", "shared_experts"}.isdisjoint(args.modules or ()),
+            ),
+            Conflicts(
+                "sequence-parallel",
+                reason="the saved inputs are already a share of the sequence; set recompute.distribute=false",
+                when=lambda args, world: args.distribute,
+            ),
+        ),
+        numerics=Numerics.exact(),
+    )
+
+    @hookimpl
+    def megatron_args(self) -> list[ArgOverride]:
+        args = self.args
+        overrides = [ArgOverride("recompute_granularity", args.granularity, "recompute.granularity")]
+        if args.modules is not None:
+            overrides.append(ArgOverride("recompute_modules", args.modules, "recompute.modules"))
+        if args.method is not None:
+            overrides.append(ArgOverride("recompute_method", args.method, "recompute.method"))
+        if args.num_layers is not None:
+            overrides.append(ArgOverride("recompute_num_layers", args.num_layers, "recompute.num_layers"))
+        if args.distribute:
+            overrides.append(ArgOverride("distribute_saved_activations", True, "recompute.distribute is set"))
+        return overrides

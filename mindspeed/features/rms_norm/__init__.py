@@ -1,0 +1,1 @@
+"""RMSNorm through the operator mindspeed::rms_norm."""

@@ -1,0 +1,52 @@
+"""The norm module that layers are built with, and its place in Megatron's specs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mindspeed.megatron.specs import with_modules
+from mindspeed.ops.rms_norm import rms_norm
+from mindspeed.plugins.problems import MindSpeedError, Problem
+
+
+class RMSNorm(torch.nn.Module):
+    """RMSNorm over the last dimension; its one parameter is called ``weight``, as in the norms it stands for.
+
+    Built by a spec with ``config``, ``hidden_size`` and ``eps``. Under sequence parallelism each rank sees a share of
+    the tokens, and the mark on the weight makes Megatron sum its gradient over the tensor-parallel ranks.
+    """
+
+    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.zero_centered = bool(config.layernorm_zero_centered_gamma)
+        fill = torch.zeros if self.zero_centered else torch.ones
+        self.weight = torch.nn.Parameter(fill(hidden_size, dtype=config.params_dtype))
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` is [..., hidden_size]."""
+        gamma = self.weight + 1 if self.zero_centered else self.weight
+        return rms_norm(x, gamma, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.numel()}, eps={self.eps}"
+
+
+def with_operator_norms(spec: Any, config: Any) -> Any:
+    """The spec of a block with every norm of Megatron's exchanged for `RMSNorm`; raises MS304 for another normalization."""
+    if config.normalization != "RMSNorm":
+        text = f"the model that is being built normalizes with {config.normalization}, not RMSNorm"
+        raise MindSpeedError([Problem("MS304", f"rms-norm: {text}", ("rms-norm",), fix="take out rms-norm")])
+    return with_modules(spec, dict.fromkeys(_norms(), RMSNorm))
+
+
+def _norms() -> list[type]:
+    from megatron.core.fusions.fused_layer_norm import FusedLayerNorm
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+    from megatron.core.transformer.transformer_block import LayerNormImpl
+
+    return [FusedLayerNorm, WrappedTorchNorm, LayerNormImpl]

@@ -1,0 +1,1 @@
+"""Norms and dropout on a share of the sequence."""

@@ -1,0 +1,34 @@
+"""The parts between tensor-parallel regions on a share of the sequence."""
+
+from __future__ import annotations
+
+from mindspeed.plugins import ArgOverride, Category, Check, Feature, FeatureArgs, FeatureSpec, Numerics, Requires, hookimpl
+
+
+class SequenceParallel(Feature[FeatureArgs]):
+    """Norms, dropout and residuals work on 1 / tp of the tokens; the all-reduce becomes reduce-scatter and all-gather."""
+
+    spec = FeatureSpec(
+        name="sequence-parallel",
+        summary="Norms, dropout and residuals on each tensor-parallel rank's share of the sequence",
+        category=Category.MEGATRON,
+        level=0,
+        constraints=(
+            Requires("tensor-parallel", reason="the sequence is shared out among its ranks"),
+            Check(
+                lambda args, world: world.tp > 1,
+                "the sequence is shared out among tensor-parallel ranks, and there is {world.tp}",
+                fix="--tp 2 or more, or take out sequence-parallel",
+            ),
+            Check(
+                lambda args, world: world.seq_length % (world.tp * world.cp) == 0,
+                "sequence length {world.seq_length} is not a multiple of tp x cp = {world.tp} x {world.cp}",
+                fix="use a --seq-length that is a multiple of {world.tp} x {world.cp}",
+            ),
+        ),
+        numerics=Numerics.reordered(reason="gradients of norm weights are sums of shares of the sequence"),
+    )
+
+    @hookimpl
+    def megatron_args(self) -> list[ArgOverride]:
+        return [ArgOverride("sequence_parallel", True, "sequence-parallel is active")]

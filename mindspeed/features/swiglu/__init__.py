@@ -1,0 +1,1 @@
+"""SwiGLU through the operator mindspeed::swiglu."""

@@ -1,0 +1,68 @@
+"""SwiGLU as one operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspeed.plugins import (
+    ArgOverride,
+    Category,
+    Check,
+    Feature,
+    FeatureArgs,
+    FeatureSpec,
+    Numerics,
+    Patch,
+    Replace,
+    World,
+    hookimpl,
+)
+
+_FUSIONS = "megatron.core.fusions.fused_bias_swiglu"
+_LAYERS = "mindspeed.features.swiglu.layers"
+
+
+def _is_swiglu(args: FeatureArgs, world: World) -> bool:
+    return bool(world.gated_linear_unit) and world.activation == "silu"
+
+
+class Swiglu(Feature[FeatureArgs]):
+    """MLPs and experts call the operator ``mindspeed::swiglu`` where Megatron calls its fused activation."""
+
+    spec = FeatureSpec(
+        name="swiglu",
+        summary="SwiGLU as one operator that saves only its input",
+        category=Category.COMPUTE,
+        level=1,
+        ops=("swiglu",),
+        applies=_is_swiglu,
+        constraints=(
+            Check(
+                _is_swiglu,
+                "the MLP is not SwiGLU: activation {world.activation}, gated {world.gated_linear_unit}",
+                fix="--activation silu --gated-linear-unit, or take out swiglu",
+            ),
+        ),
+        numerics=Numerics.reordered(reason="the product is rounded once instead of twice"),
+    )
+
+    @hookimpl
+    def megatron_args(self) -> list[ArgOverride]:
+        return [ArgOverride("bias_activation_fusion", True, "Megatron then calls one function for the whole activation")]
+
+    @hookimpl
+    def config_ready(self, config: Any) -> None:
+        from mindspeed.features.swiglu.layers import check_config
+
+        check_config(config)
+
+    @hookimpl
+    def patches(self) -> list[Patch]:
+        return [
+            Replace(f"{_FUSIONS}:bias_swiglu_impl", f"{_LAYERS}:bias_swiglu", reason="the activation of an MLP"),
+            Replace(
+                f"{_FUSIONS}:weighted_bias_swiglu_impl",
+                f"{_LAYERS}:weighted_bias_swiglu",
+                reason="the activation of an expert, times the routing probability of each token",
+            ),
+        ]

@@ -1,0 +1,1 @@
+"""Weights of every layer split over ranks."""

@@ -1,0 +1,1 @@
+"""Several model chunks per pipeline stage."""

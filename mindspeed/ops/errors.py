@@ -1,0 +1,15 @@
+"""Errors of operator calls, in one form: the operator, what it needs, what it got."""
+
+from __future__ import annotations
+
+from mindspeed.plugins.problems import MindSpeedError, Problem
+
+
+class OperatorError(MindSpeedError, ValueError):
+    """An operator was called with tensors that it cannot take."""
+
+
+def require(condition: bool, op: str, sentence: str) -> None:
+    """Raise OperatorError (MS505) saying ``op: sentence`` unless ``condition`` holds."""
+    if not condition:
+        raise OperatorError([Problem("MS505", f"{op}: {sentence}")])
