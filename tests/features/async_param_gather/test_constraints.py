@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from tests.features.resolving import active, ask, overrides
+
+
+def test_it_brings_along_what_shards_and_buckets_the_weights():
+    names = active("async-param-gather", world_size=2)
+    assert names == ["data-parallel", "async-ddp", "distributed-optimizer", "async-param-gather"]
+
+
+def test_the_plan_says_why_each_requirement_is_there():
+    why = {feature.name: feature.why[0] for feature in ask("async-param-gather", world_size=1).features}
+    assert why["distributed-optimizer"] == (
+        "distributed-optimizer: required by async-param-gather, because its sharded step leaves weights to gather"
+    )
+    assert why["async-ddp"] == (
+        "async-ddp: required by async-param-gather, because both work on the same buckets, "
+        "which exist only with overlapped reduction"
+    )
+
+
+def test_it_switches_megatrons_flag_on():
+    assert overrides("async-param-gather") == {"overlap_param_gather": True}

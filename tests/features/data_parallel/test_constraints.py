@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from tests.features.resolving import active, not_checked, overrides, refusals
+
+
+def test_more_processes_than_the_other_sizes_need_add_the_feature():
+    assert active(world_size=8, tp=2, pp=2) == ["data-parallel", "pipeline-parallel", "tensor-parallel"]
+    assert active(world_size=4, tp=2, pp=2) == ["pipeline-parallel", "tensor-parallel"]
+
+
+def test_the_global_batch_is_a_multiple_of_what_all_replicas_take():
+    assert refusals(world_size=8, tp=2, micro_batch_size=2, global_batch_size=24) == []
+    assert refusals(world_size=8, tp=2, micro_batch_size=2, global_batch_size=20) == [
+        "MS304 data-parallel: global batch size 20 is not a multiple of micro batch size x dp = 2 x 4 "
+        "| use a --global-batch-size that is a multiple of 2 x 4"
+    ]
+
+
+def test_without_batch_sizes_the_batch_is_not_checked():
+    assert not_checked(world_size=2, num_experts=0) == [
+        "'global batch size ? is not a multiple of micro batch size x dp = ? x 2' depends on global_batch_size; "
+        "give --global-batch-size"
+    ]
+
+
+def test_gradients_are_reduced_in_fp32_on_request_only():
+    assert overrides("data-parallel") == {}
+    assert overrides("data-parallel", reduce_in_fp32=True) == {"grad_reduce_in_fp32": True}

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from tests.features.resolving import active, not_checked, overrides, refusals
+
+
+def test_a_size_above_one_adds_the_feature():
+    assert active(world_size=4, pp=4) == ["pipeline-parallel"]
+
+
+def test_layers_are_split_evenly():
+    assert refusals(world_size=4, pp=4, num_layers=12) == []
+    assert refusals(world_size=4, pp=4, num_layers=10) == [
+        "MS304 pipeline-parallel: 10 layers cannot be split evenly over 4 stages | use a --pp that divides 10"
+    ]
+
+
+def test_an_unknown_number_of_layers_is_not_checked():
+    assert not_checked(pp=2) == ["'? layers cannot be split evenly over 2 stages' depends on num_layers; give --num-layers"]
+
+
+def test_sent_outputs_are_freed_on_request_only():
+    assert overrides("pipeline-parallel", size=2) == {"pipeline_model_parallel_size": 2}
+    assert overrides("pipeline-parallel", size=2, free_outputs=True) == {
+        "pipeline_model_parallel_size": 2,
+        "deallocate_pipeline_outputs": True,
+    }

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.features.resolving import not_checked, overrides, refusals
+
+FULL = {"granularity": "full", "method": "uniform", "num_layers": 1}
+
+
+def refused(settings, **world):
+    return refusals("recompute", settings={"recompute": settings}, **world)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"modules": ["core_attn", "layernorm", "mlp"]},
+        FULL,
+        FULL | {"num_layers": 4},
+        FULL | {"method": "block", "num_layers": 5},
+    ],
+)
+def test_what_megatron_takes_is_accepted(settings):
+    assert refused(settings) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "refusal"),
+    [
+        ({"granularity": "full", "num_layers": 1}, "full recompute needs a method | --set recompute.method=uniform"),
+        (
+            {"granularity": "full", "method": "block"},
+            "full recompute needs a number of layers | --set recompute.num_layers=1",
+        ),
+        (
+            FULL | {"modules": ["mlp"]},
+            "modules are chosen for selective recompute only "
+            "| drop recompute.modules, or --set recompute.granularity=selective",
+        ),
+        (
+            {"method": "block"},
+            "the method block is for full recompute only | drop recompute.method, or --set recompute.granularity=full",
+        ),
+        (
+            {"num_layers": 1},
+            "a number of layers is for full recompute only | drop recompute.num_layers, or --set recompute.granularity=full",
+        ),
+        (
+            {"distribute": True},
+            "saved inputs are distributed by full recompute only "
+            "| --set recompute.distribute=false, or --set recompute.granularity=full",
+        ),
+        (
+            FULL | {"distribute": True},
+            "saved inputs are distributed over tensor-parallel ranks, and there is 1 "
+            "| --set recompute.distribute=false, or --tp 2 or more",
+        ),
+        (
+            FULL | {"num_layers": 3},
+            "groups of 3 layers do not fill a model chunk, which has 8 layers / (pp x vpp = 1 x 1) "
+            "| --set recompute.num_layers=1, or another divisor of the layers of a chunk",
+        ),
+        (
+            FULL | {"method": "block", "num_layers": 9},
+            "9 layers are more than a model chunk has, which is 8 layers / (pp x vpp = 1 x 1) "
+            "| use a smaller recompute.num_layers",
+        ),
+        (
+            {"modules": ["core_attn", "moe"]},
+            "moe and shared_experts are modules of a MoE model, and this one is dense "
+            "| take moe and shared_experts out of recompute.modules",
+        ),
+    ],
+)
+def test_a_setting_that_does_not_fit_is_refused(settings, refusal):
+    assert refused(settings) == [f"MS304 recompute: {refusal}"]
+
+
+def test_groups_fill_the_chunks_of_a_virtual_pipeline():
+    assert refused(FULL | {"num_layers": 2}, world_size=2, pp=2, vpp=2) == []
+    assert refused(FULL | {"num_layers": 4}, world_size=2, pp=2, vpp=2) == [
+        "MS304 recompute: groups of 4 layers do not fill a model chunk, which has 8 layers / (pp x vpp = 2 x 2) "
+        "| --set recompute.num_layers=1, or another divisor of the layers of a chunk"
+    ]
+
+
+def test_experts_can_be_recomputed_in_a_moe_model():
+    assert refused({"modules": ["moe"]}, num_experts=4) == []
+
+
+def test_saved_inputs_are_distributed_by_tensor_or_by_sequence_parallelism():
+    settings = {"recompute": FULL | {"distribute": True}}
+    assert refusals("recompute", settings=settings, tp=2) == []
+    assert refusals("recompute", "sequence-parallel", settings=settings, tp=2) == [
+        "MS202 recompute and sequence-parallel exclude each other, because the saved inputs are already a share of the "
+        "sequence; set recompute.distribute=false | take out recompute or take out sequence-parallel"
+    ]
+
+
+def test_an_unknown_model_is_not_checked():
+    assert not_checked("recompute", settings={"recompute": FULL}) == [
+        "'groups of 1 layers do not fill a model chunk, which has ? layers / (pp x vpp = 1 x 1)' "
+        "depends on num_layers; give --num-layers"
+    ]
+
+
+def test_settings_reach_megatron_only_when_given():
+    assert overrides("recompute") == {"recompute_granularity": "selective"}
+    assert overrides("recompute", modules=["core_attn", "mlp"]) == {
+        "recompute_granularity": "selective",
+        "recompute_modules": ("core_attn", "mlp"),
+    }
+    assert overrides("recompute", **FULL, distribute=True) == {
+        "recompute_granularity": "full",
+        "recompute_method": "uniform",
+        "recompute_num_layers": 1,
+        "distribute_saved_activations": True,
+    }

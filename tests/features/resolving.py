@@ -1,0 +1,69 @@
+"""Resolving built-in features for a small model whose every value is known, one value at a time made wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mindspeed.activation.environment import made_up
+from mindspeed.activation.request import Layer
+from mindspeed.activation.resolver import Resolution, resolve
+from mindspeed.ops.variants import has_variant
+from mindspeed.plugins import Feature
+from mindspeed.plugins.discovery import discover
+from mindspeed.plugins.world import World
+
+MODEL: dict[str, Any] = {
+    "world_size": 8,
+    "num_layers": 8,
+    "hidden_size": 64,
+    "ffn_hidden_size": 256,
+    "num_attention_heads": 8,
+    "num_query_groups": 4,
+    "num_experts": 0,
+    "vocab_size": 512,
+    "seq_length": 64,
+    "micro_batch_size": 1,
+    "global_batch_size": 16,
+    "normalization": "RMSNorm",
+    "gated_linear_unit": True,
+    "activation": "silu",
+}
+CATALOG = discover(import_third_parties=False)
+
+
+def ask(
+    *names: str,
+    settings: dict[str, dict[str, Any]] | None = None,
+    model: dict[str, Any] = MODEL,
+    has_variant: Callable[[str, str], bool] = has_variant,
+    **world: Any,
+) -> Resolution:
+    """Resolve a request on the command line for ``model``, of which ``world`` replaces values."""
+    layer = Layer("command line", features=names, settings=settings or {}, world=model | world)
+    return resolve([layer], CATALOG, made_up("cpu", "0.16.1"), has_variant=has_variant)
+
+
+def refusals(*names: str, settings: dict[str, dict[str, Any]] | None = None, **world: Any) -> list[str]:
+    """``"CODE message | fix"`` of every problem."""
+    found = ask(*names, settings=settings, **world).problems
+    return [f"{problem.code} {problem.message} | {problem.fix}" for problem in found]
+
+
+def active(*names: str, **request: Any) -> list[str]:
+    """Names of the active features of a request that must be fine."""
+    resolution = ask(*names, **request)
+    assert not resolution.problems, "\n".join(map(str, resolution.problems))
+    return [feature.name for feature in resolution.features]
+
+
+def not_checked(*names: str, settings: dict[str, dict[str, Any]] | None = None, **world: Any) -> list[str]:
+    """Rows of what cannot be decided for a model of which nothing but ``world`` is known."""
+    return [row.text for row in ask(*names, settings=settings, model={}, **world).rows if row.kind == "not-checked"]
+
+
+def overrides(name: str, **settings: Any) -> dict[str, Any]:
+    """What a feature with these settings sets in Megatron."""
+    feature: type[Feature[Any]] = CATALOG.feature(name)
+    instance: Any = feature(feature.Args(**settings), World({}))
+    return {override.argument: override.value for override in instance.megatron_args()}
