@@ -224,4 +224,4 @@ def _planned(state: State, name: str, why: tuple[str, ...]) -> PlannedFeature:
     row, spec = state.catalog.usable.get(name), state.specs[name]
     distribution, version = (row.distribution, row.version) if row else (BUILT_IN, __version__)
     settings = state.arguments.settings_of(name, state.args[name])
-    return PlannedFeature(name, distribution, version, why, settings, spec.level, tuple(sorted(spec.slots)))
+    return PlannedFeature(name, distribution, version, why, settings, spec.level, tuple(sorted(state.slots(name))))

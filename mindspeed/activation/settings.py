@@ -109,7 +109,7 @@ def _typed_world(layer: Layer, problems: list[Problem]) -> dict[str, Any]:
         if type(value) is not kind:
             text = f"{name} ({meaning}) is {value!r}, not {_KINDS[kind]}"
             problems.append(Problem("MS301", text, where=layer.source))
-        elif kind is int and value < smallest:
+        elif isinstance(value, int) and kind is not bool and value < smallest:
             text = f"{name} ({meaning}) is {value}, which is below {smallest}"
             problems.append(Problem("MS301", text, where=layer.source))
         else:

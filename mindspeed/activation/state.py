@@ -11,7 +11,7 @@ from mindspeed.activation.plan import Row
 from mindspeed.activation.settings import Merged
 from mindspeed.plugins.constraints import Constraint, Predicate
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.plugins.feature import Feature, FeatureArgs
+from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec
 from mindspeed.plugins.problems import Problem
 from mindspeed.plugins.world import UnknownValue
 
@@ -75,7 +75,7 @@ class State:
         """Index the active features by what they hold and declare; called once, after propagation."""
         for name in sorted(self.active):
             spec = self.specs[name]
-            for slot in spec.slots:
+            for slot in self.slots(name):
                 self.holders.setdefault(slot, []).append(name)
             for constraint in spec.constraints:
                 self._by_kind[type(constraint)].append((name, constraint))
@@ -89,17 +89,24 @@ class State:
 
     def holds(self, name: str, constraint: Constraint) -> bool:
         """Whether the ``when`` of a constraint holds; an unknown value is reported and counts as no."""
-        when: Predicate | None = constraint.when
-        if when is None:
-            return True
+        return constraint.when is None or self._decide(name, constraint.when, constraint)
+
+    def slots(self, name: str) -> frozenset[str] | set[str]:
+        """The slots that a feature holds with its arguments."""
+        spec = self.specs[name]
+        return spec.slots if spec.slots_when is None or self._decide(name, spec.slots_when, spec) else frozenset()
+
+    def _decide(self, name: str, when: Predicate, declared: Constraint | FeatureSpec) -> bool:
         args = self.args_of(name)
         if args is None:
             return False
         try:
             return bool(when(args, self.world))
         except UnknownValue as unknown:
-            target = getattr(constraint, "name", None) or getattr(constraint, "message", "")
-            self.not_checked(name, unknown, f"{type(constraint).__name__} {target}")
+            parts = (getattr(declared, field, "") for field in ("slots", "name", "names", "slot", "message"))
+            target = next(filter(None, parts))
+            what = target if isinstance(target, str) else ", ".join(target)
+            self.not_checked(name, unknown, f"{type(declared).__name__} {what}")
             return False
         except Exception as error:  # a plugin's predicate may fail in any way; the message must name the plugin
             self.failed_itself("a condition", name, error)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, Generic, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from mindspeed.plugins.constraints import Constraint
+from mindspeed.plugins.constraints import Constraint, Predicate
 from mindspeed.plugins.world import World
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -81,7 +81,8 @@ def _always(args: Any, world: World) -> bool:
 class FeatureSpec:
     """The declaration of a feature; name, summary and category are required.
 
-    ``level`` is the optimisation level that switches it on; ``slots`` the exclusive roles it holds;
+    ``level`` is the optimisation level that switches it on; ``slots`` the exclusive roles it holds,
+    always or only where ``slots_when`` says so;
     ``platforms`` and ``megatron`` where it runs (empty means everywhere, any supported version);
     ``sizes`` maps a parallel size of the world to the argument that is its other spelling
     (``{"tp": "size"}``; None for a size that is only derived), and a size above one adds the feature;
@@ -94,6 +95,7 @@ class FeatureSpec:
     category: Category
     level: int = 2
     slots: frozenset[str] | set[str] = frozenset()
+    slots_when: Predicate | None = None
     constraints: tuple[Constraint, ...] = ()
     platforms: frozenset[str] | set[str] = frozenset()
     megatron: str = ""

@@ -14,6 +14,7 @@ from mindspeed.plugins import (
     FeatureSpec,
     Field,
     Numerics,
+    Slot,
     hookimpl,
 )
 
@@ -48,6 +49,8 @@ class Recompute(Feature[RecomputeArgs]):
         summary="Full, block-wise or selective recomputation of activations in the backward pass",
         category=Category.MEGATRON,
         level=0,
+        slots={Slot.RECOMPUTE_POLICY},
+        slots_when=_full,
         constraints=(
             Check(
                 lambda args, world: args.method is not None,

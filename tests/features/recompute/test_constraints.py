@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.features.resolving import not_checked, overrides, refusals
+from tests.features.resolving import ask, not_checked, overrides, refusals
 
 FULL = {"granularity": "full", "method": "uniform", "num_layers": 1}
 
@@ -117,3 +117,9 @@ def test_settings_reach_megatron_only_when_given():
         "recompute_num_layers": 1,
         "distribute_saved_activations": True,
     }
+
+
+@pytest.mark.parametrize(("settings", "slots"), [(FULL, ("recompute-policy",)), ({}, ())])
+def test_only_full_recompute_is_the_policy_of_the_job(settings, slots):
+    resolution = ask("recompute", settings={"recompute": settings}, world_size=1)
+    assert {feature.name: feature.slots for feature in resolution.features}["recompute"] == slots

@@ -42,7 +42,7 @@ def test_a_moe_model_needs_sequence_parallelism_beside_tensor_parallelism():
 
 def test_a_model_of_unknown_shape_is_not_checked():
     assert not_checked(tp=2) == [
-        "'RequiresAny ' depends on num_experts; give --num-experts",
+        "'RequiresAny sequence-parallel' depends on num_experts; give --num-experts",
         "'? attention heads cannot be split over 2 ranks' depends on num_attention_heads; give --num-attention-heads",
         "'? query groups are neither a multiple nor a divisor of 2 ranks' depends on num_query_groups; give --num-query-groups",
         "'an MLP of ? hidden units cannot be split over 2 ranks' depends on ffn_hidden_size; give --ffn-hidden-size",
