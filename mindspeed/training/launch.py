@@ -1,0 +1,150 @@
+"""Starting the processes of a job, with torchrun underneath, or joining a job that already runs.
+
+Light until `launch` is called: deciding whether to start or to join imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from mindspeed.plugins.problems import MindSpeedError, Problem, RunError
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+INTERRUPTED: Final = 130
+"""Exit status of a job that Ctrl-C stopped."""
+SAVING_TIME: Final = "600"
+"""Seconds that processes have to save and end after Ctrl-C, unless TORCH_ELASTIC_SHUTDOWN_TIMEOUT says otherwise."""
+ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
+"""Environment variable in which torchrun names the file for a process's last words."""
+
+
+def launch(command: Sequence[str], nproc: int, env: Mapping[str, str], passthrough: Sequence[str] = ()) -> int:
+    """Run ``command`` in ``nproc`` processes of this node and wait for them.
+
+    ``env`` is added to their environment; ``passthrough`` holds torchrun's own options for several nodes
+    (``--nnodes 2 --node-rank 1 --master-addr ...``). Returns 0, or 130 after Ctrl-C, which the processes receive as
+    SIGINT. Raises RunError: the problems that a process left with `leave_problems`, or MS604 with the lost rank.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
+    where = list(passthrough) or ["--standalone", "--local-addr", "127.0.0.1"]
+    arguments = parse_args([*where, "--nproc-per-node", str(nproc), "--no-python", *command])
+    _silence_agent()
+    defaults = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // nproc)), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": SAVING_TIME}
+    with _environment({**defaults, **os.environ, **env}):
+        try:
+            run(arguments)
+        except ChildFailedError as error:
+            raise RunError(_problems(error)) from None
+        except SignalException as stop:
+            if stop.sigval == signal.SIGINT:
+                return INTERRUPTED
+            raise SystemExit(128 + stop.sigval) from None
+    return 0
+
+
+def joined(environ: Mapping[str, str]) -> dict[str, str] | None:
+    """The variables of a job that this process already belongs to, or None.
+
+    A job is one that torchrun started (RANK and WORLD_SIZE), or a Slurm step of more than one task.
+    """
+    if "RANK" in environ and "WORLD_SIZE" in environ:
+        return {"RANK": environ["RANK"], "WORLD_SIZE": environ["WORLD_SIZE"], "LOCAL_RANK": environ.get("LOCAL_RANK", "0")}
+    if "SLURM_PROCID" not in environ or int(environ.get("SLURM_NTASKS", "1")) < 2:
+        return None
+    return {
+        "RANK": environ["SLURM_PROCID"],
+        "WORLD_SIZE": environ["SLURM_NTASKS"],
+        "LOCAL_RANK": environ.get("SLURM_LOCALID", "0"),
+        "MASTER_ADDR": environ.get("MASTER_ADDR") or first_host(environ.get("SLURM_STEP_NODELIST", "localhost")),
+        "MASTER_PORT": environ.get("MASTER_PORT") or str(20000 + int(environ.get("SLURM_JOB_ID", "0")) % 20000),
+    }
+
+
+def first_host(nodes: str) -> str:
+    """The first host of a Slurm node list: ``"rack[03-07,9]-a,other"`` -> ``"rack03-a"``."""
+    name, bracket, rest = nodes.partition("[")
+    if not bracket or "," in name:
+        return nodes.partition(",")[0]
+    numbers, _, tail = rest.partition("]")
+    first = numbers.replace("-", ",").partition(",")[0]
+    return name + first + tail.partition(",")[0]
+
+
+def leave_problems(error: BaseException) -> None:
+    """Write why this process ends where its launcher looks; without a launcher do nothing."""
+    path = os.environ.get(ERROR_FILE)
+    if not path:
+        return
+    last_words = {
+        "message": {
+            "message": f"{type(error).__name__}: {error}",
+            "extraInfo": {"py_callstack": traceback.format_exc(), "timestamp": str(int(time.time()))},
+        },
+        "problems": [problem.to_json() for problem in error.problems] if isinstance(error, MindSpeedError) else [],
+    }
+    Path(path).write_text(json.dumps(last_words), encoding="utf-8")
+
+
+def _problems(error: ChildFailedError) -> list[Problem]:
+    """What ended the job: a process that was killed, then one that failed, and last those that torchrun stopped."""
+    rank, failure = min(error.failures.items(), key=lambda item: (_blame(item[1].exitcode), item[1].timestamp, item[0]))
+    data: dict[str, Any] = failure.error_file_data
+    if data.get("problems"):
+        return [Problem(**problem | {k: tuple(problem[k]) for k in ("features", "chain")}) for problem in data["problems"]]
+    return [_lost_rank(rank, failure, data)]
+
+
+def _blame(status: int) -> int:
+    """0 for a process that a signal killed, 1 for one that failed by itself, 2 for one that was asked to end."""
+    return 1 if status > 0 else 2 * (status == -signal.SIGTERM)
+
+
+def _lost_rank(rank: int, failure: ProcessFailure, data: Mapping[str, Any]) -> Problem:
+    how = f"was killed by {failure.signal_name()}" if failure.exitcode < 0 else f"ended with exit status {failure.exitcode}"
+    message, fix = data["message"], ""
+    chain: tuple[str, ...] = ()
+    if isinstance(message, dict):
+        how += f": {message['message']}"
+        chain = tuple(message["extraInfo"]["py_callstack"].rstrip().splitlines())
+    elif failure.exitcode == -signal.SIGKILL:
+        fix = "if nobody killed it, the machine may have run out of memory; its kernel log says so"
+    return Problem("MS604", f"rank {rank} {how}; the other ranks were stopped", chain=chain, fix=fix)
+
+
+def _silence_agent() -> None:
+    """torchrun's agent logs what `launch` says in its own words; each of its modules has a level of its own."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Let the processes that are started inside inherit ``values``."""
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def python(module: str) -> list[str]:
+    """The command that runs a module with this interpreter."""
+    return [sys.executable, "-m", module]
