@@ -1,0 +1,23 @@
+"""The command line: one file per verb, imported when it is used. torch is imported only where a job runs."""
+
+from __future__ import annotations
+
+import click
+
+from mindspeed import __version__
+from mindspeed.cli.lazy import Main
+
+main = Main(
+    "mindspeed",
+    verbs={
+        "features": "mindspeed.cli.features:features",
+        "pretrain": "mindspeed.cli.pretrain:pretrain",
+        "run": "mindspeed.cli.run:run",
+        "data": "mindspeed.cli.data:data",
+        "doctor": "mindspeed.cli.doctor:doctor",
+        "explain": "mindspeed.cli.explain:explain",
+    },
+    help="Acceleration features for training large models on Megatron, as plugins.",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+)
+click.version_option(__version__, prog_name="mindspeed")(main)

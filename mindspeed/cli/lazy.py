@@ -1,0 +1,41 @@
+"""A click group that imports a verb when it is used, and turns problems into text and exit codes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+import click
+
+
+class LazyGroup(click.Group):
+    """``verbs`` maps a verb to the ``"module:attribute"`` of its command."""
+
+    def __init__(self, name: str, verbs: Mapping[str, str], **options: Any) -> None:
+        super().__init__(name, **options)
+        self.verbs = verbs
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.verbs)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.verbs:
+            return None
+        module, _, attribute = self.verbs[cmd_name].partition(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
+
+
+class Main(LazyGroup):
+    """The root group: a `MindSpeedError` of any verb is printed problem by problem, never as a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        from mindspeed.cli.output import exit_code, print_problems
+        from mindspeed.plugins.problems import MindSpeedError
+
+        try:
+            return super().invoke(ctx)
+        except MindSpeedError as error:
+            print_problems(error.problems)
+            ctx.exit(exit_code(error.problems))

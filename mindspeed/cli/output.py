@@ -1,0 +1,80 @@
+"""What verbs print: JSON when it was asked for, problems on standard error, tables that suit the terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeVar
+
+import click
+
+from mindspeed.plugins.problems import Problem
+
+OK: Final = 0
+PROBLEMS: Final = 1
+USAGE: Final = 2
+ENVIRONMENT: Final = 3
+
+_JSON: Final = "mindspeed.json"
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def json_option(command: Command) -> Command:
+    """Add ``--json``; the verb asks `wants_json`, and problems of the verb are then printed as JSON too."""
+
+    def remember(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+        ctx.meta[_JSON] = value
+
+    return click.option(
+        "--json",
+        is_flag=True,
+        expose_value=False,
+        is_eager=True,
+        callback=remember,
+        help="print one JSON object and nothing else",
+    )(command)
+
+
+def wants_json() -> bool:
+    """Whether the running verb was given ``--json``."""
+    return bool(click.get_current_context().meta.get(_JSON))
+
+
+def print_json(data: dict[str, Any]) -> None:
+    click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def print_problems(problems: Sequence[Problem]) -> None:
+    """Problems as ``{"problems": [...], "plan": null}`` under ``--json``, else as text on standard error."""
+    if wants_json():
+        print_json({"problems": [problem.to_json() for problem in problems], "plan": None})
+        return
+    for problem in problems:
+        click.echo(str(problem), err=True)
+    if len(problems) > 1:
+        click.echo(f"{len(problems)} problems", err=True)
+
+
+def exit_code(problems: Iterable[Problem]) -> int:
+    """0 without problems, 3 when all of them are about the environment (MS5xx), else 1."""
+    codes = [problem.code for problem in problems]
+    if not codes:
+        return OK
+    return ENVIRONMENT if all(code.startswith("MS5") for code in codes) else PROBLEMS
+
+
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A rich table on a terminal, else aligned columns."""
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(*headers, box=None, header_style="bold", pad_edge=False)
+        for row in rows:
+            table.add_row(*row)
+        Console(markup=False).print(table)
+        return
+    widths = [max(len(row[column]) for row in (headers, *rows)) for column in range(len(headers))]
+    for row in (headers, *rows):
+        click.echo("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,137 @@
+"""The options that describe a job, the same for every verb, and the `Request` that they become."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from mindspeed.plugins.world import FIELDS, PLATFORMS
+
+if TYPE_CHECKING:
+    from mindspeed.activation.environment import Environment
+    from mindspeed.activation.plan import ActivationPlan
+    from mindspeed.activation.request import Layer
+
+COMMAND_LINE: Final = "command line"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one command line asks for.
+
+    ``layers`` go from low to high: job file, environment variables, command line. ``train`` is the job file's
+    section for the trainer. ``megatron`` is the version to plan for when it is not the installed one.
+    """
+
+    layers: tuple[Layer, ...]
+    train: dict[str, Any] = field(default_factory=dict)
+    megatron: str | None = None
+
+    def naming(self, names: tuple[str, ...]) -> Request:
+        """The same request with more features, named on the command line."""
+        *lower, command_line = self.layers
+        return replace(self, layers=(*lower, replace(command_line, features=(*command_line.features, *names))))
+
+    def environment(self, world_size: int | None = None) -> Environment:
+        """The environment to plan for: what is installed, except for what the command line made up."""
+        from mindspeed.activation.environment import probe
+
+        platform = next((layer.platform for layer in reversed(self.layers) if layer.platform), None)
+        environment = probe(platform)
+        if self.megatron is not None:
+            environment = replace(environment, megatron=self.megatron, source=COMMAND_LINE)
+        return environment if world_size is None else replace(environment, world_size=world_size)
+
+    def resolve(self, world_size: int | None = None, *more: Layer) -> ActivationPlan:
+        """The plan for this request. ``world_size`` is that of the job that will run it; ``more`` layers come lowest.
+
+        Raises ResolutionError with every problem.
+        """
+        from mindspeed import registry
+
+        return registry.resolve([*more, *self.layers], self.environment(world_size))
+
+
+def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add every option that describes a job; the command gets them as one argument ``request``."""
+
+    @functools.wraps(command)
+    def with_request(**options: Any) -> Any:
+        given = {name: options.pop(name) for name in _NAMES}
+        return command(request=request_from_options(given), **options)
+
+    decorated: Callable[..., Any] = with_request
+    for option in reversed(_OPTIONS):
+        decorated = option(decorated)
+    return decorated
+
+
+def request_from_options(options: Mapping[str, Any]) -> Request:
+    """Read the job file and the environment variables and put the command line above them.
+
+    Raises ResolutionError with every unreadable part of the three.
+    """
+    from mindspeed.activation.request import JobFile, layer_from_environment, load_job_file
+    from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
+
+    problems: list[Problem] = []
+
+    def read(source: Callable[[], Any]) -> Any:
+        try:
+            return source()
+        except MindSpeedError as error:
+            problems.extend(error.problems)
+
+    job: JobFile | None = read(lambda: load_job_file(options["file"])) if options["file"] else None
+    environment = read(lambda: layer_from_environment(os.environ))
+    command_line = read(lambda: _command_line(options))
+    if problems:
+        raise ResolutionError(problems)
+    lowest = (job.layer,) if job else ()
+    return Request((*lowest, environment, command_line), job.train if job else {}, options["megatron"])
+
+
+def _command_line(options: Mapping[str, Any]) -> Layer:
+    from mindspeed.activation.request import Layer, parse_assignments, split_names
+
+    return Layer(
+        source=COMMAND_LINE,
+        features=split_names(",".join(options["features"])),
+        settings=parse_assignments(options["assignments"], "--set"),
+        world={name: options[name] for name in _WORLD if options[name] is not None},
+        without=split_names(",".join(options["without"])),
+        level=options["level"],
+        strict=options["strict"] or None,
+        platform=options["platform"],
+    )
+
+
+_WORLD: Final = tuple(name for name in FIELDS if name not in ("platform", "megatron"))
+
+
+def _world_option(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    kind, meaning = FIELDS[name]
+    flag = "--" + name.replace("_", "-")
+    if name == "platform":
+        return click.option(flag, type=click.Choice(PLATFORMS), help="device to plan for  [default: what is here]")
+    if kind is bool:
+        return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=meaning)
+    metavar = {"megatron": "VERSION"}.get(name, "N" if kind is int else "WORD")
+    return click.option(flag, name, type=kind, metavar=metavar, help=meaning)
+
+
+_OPTIONS: Final = (
+    click.option("-f", "--file", metavar="JOB.yaml", help="job file with features, settings and world"),
+    click.option("--features", metavar="NAME,...", multiple=True, help="features to switch on; may be repeated"),
+    click.option("--without", metavar="NAME,...", multiple=True, help="features to leave out; may be repeated"),
+    click.option("--set", "assignments", metavar="FEATURE.FIELD=VALUE", multiple=True, help="a setting; may be repeated"),
+    click.option("--optimization-level", "level", type=click.IntRange(0, 2), help="0, 1 or 2  [default: 2]"),
+    click.option("--strict", is_flag=True, help="add no requirement silently; what cannot be checked is a problem"),
+    *(_world_option(name) for name in FIELDS),
+)
+_NAMES: Final = ("file", "features", "without", "assignments", "level", "strict", *FIELDS)
