@@ -38,7 +38,7 @@ def check_overrides(overrides: Sequence[PlannedOverride], version: str | None) -
         argument = planned.override.argument
         if argument not in names:
             near = get_close_matches(argument, sorted(names), n=3, cutoff=0.6)
-            text = f"{' and '.join(planned.owners)} sets {argument}, which is not an argument of megatron-core {version}"
+            text = f"{argument}, set by {' and '.join(planned.owners)}, is not an argument of megatron-core {version}"
             fix = f"did you mean {' or '.join(near)}?" if near else ""
             problems.append(Problem("MS401", text, planned.owners, fix=fix))
     return problems

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mindspeed.activation import session
+from mindspeed.activation.plan import ActivationPlan
+from mindspeed.megatron import wiring
+from mindspeed.megatron.arguments import PLACES
+from mindspeed.megatron.seams import SEAMS, MegatronSeams, seams_for
+from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, MindSpeedError, World, hookimpl
+from mindspeed.plugins.hookspecs import HOOK_CLASSES
+from mindspeed.plugins.manager import FeatureManager
+
+CALLED_BY_A_TRAINING_LOOP = {"around_train_step", "save_extra", "load_extra"}
+CALLED_BY_MINDSPEED = {"patches", "megatron_args", "verify"}
+
+
+@pytest.fixture
+def activate(monkeypatch):
+    """Make features with these hooks the active ones: ``activate(first={"schedule": function})``."""
+
+    def make(**features: dict[str, Any]) -> None:
+        instances = []
+        for name, hooks in features.items():
+            members: dict[str, Any] = {hook: hookimpl(function) for hook, function in hooks.items()}
+            members["spec"] = FeatureSpec(name, f"the feature {name}", Category.TOOL)
+            instances.append(type(name, (Feature,), members)(FeatureArgs(), World({})))
+        plan = ActivationPlan(features=(), world=World({}))
+        monkeypatch.setattr(session, "_session", session.Session(plan, FeatureManager(instances), applied=None))
+
+    return make
+
+
+def test_only_the_hooks_and_arguments_of_a_plan_are_wired():
+    assert seams_for([], []) == []
+    assert seams_for(["layer_spec", "patches"], []) == [SEAMS["layer_spec"]]
+    assert [patch.target for patch in seams_for([], ["overlap_param_gather"])] == [
+        "megatron.core.distributed.distributed_data_parallel_config:DistributedDataParallelConfig.__post_init__",
+        "megatron.core.optimizer.optimizer_config:OptimizerConfig.__post_init__",
+    ]
+    assert [patch.value for patch in seams_for([], ["tensor_model_parallel_size"])] == [
+        "mindspeed.megatron.bridge:override_fields",
+        "mindspeed.megatron.bridge:override_parameters",
+    ]
+
+
+def test_every_place_is_wrapped_when_megatron_is_not_here(monkeypatch):
+    monkeypatch.setattr("mindspeed.megatron.seams.package_root", lambda name: None)
+    assert [patch.target for patch in seams_for([], ["anything"])] == [place.target for place in PLACES]
+    assert seams_for([], []) == []
+
+
+def test_every_hook_has_a_seam_or_another_caller():
+    hooks = {name for group in HOOK_CLASSES for name in vars(group) if not name.startswith("_")}
+    assert hooks == SEAMS.keys() | CALLED_BY_A_TRAINING_LOOP | CALLED_BY_MINDSPEED
+
+
+def test_the_base_plan_shows_the_seams_as_a_feature():
+    assert (MegatronSeams.spec.name, MegatronSeams.spec.level) == ("megatron-seams", 0)
+
+
+@pytest.mark.parametrize("hook", sorted(SEAMS.keys() - {"schedule"}))
+def test_a_wrapper_that_outlives_its_plan_does_what_the_original_does(hook, monkeypatch):
+    monkeypatch.setattr(wiring, "group_sizes", dict)
+    calls = []
+
+    def original(*args: Any) -> str:
+        calls.append(args)
+        return "result"
+
+    getattr(wiring, SEAMS[hook].value.partition(":")[2])(original)("first", "second")
+    assert calls == [("first", "second")]
+
+
+def test_a_configuration_is_shown_after_megatron_accepted_it(activate):
+    order = []
+    activate(first={"config_ready": lambda self, config: order.append(("hook", config))})
+    wiring.with_config_ready(lambda config: order.append(("megatron", config)))("config")
+    assert order == [("megatron", "config"), ("hook", "config")]
+
+
+def test_groups_are_announced_after_they_exist_and_before_they_go(activate, monkeypatch):
+    order = []
+    monkeypatch.setattr(wiring, "group_sizes", lambda: {"tp": 2})
+    monkeypatch.setattr(wiring, "get_group", lambda name: f"group {name}")
+    activate(
+        first={
+            "groups_created": lambda self, sizes, get_group: order.append(("created", sizes, get_group("tp"))),
+            "groups_destroyed": lambda self: order.append("destroyed"),
+        }
+    )
+    wiring.with_groups_created(lambda size: order.append(size))(2)
+    wiring.with_groups_destroyed(lambda: order.append("megatron destroys"))()
+    assert order == [2, ("created", {"tp": 2}, "group tp"), "destroyed", "megatron destroys"]
+
+
+def test_options_of_a_group_come_from_the_feature_that_has_some(activate):
+    get_options = wiring.with_group_options(lambda name, configs: f"megatron's for {name}")
+    activate(
+        quiet={"group_options": lambda self, group: None},
+        loud={"group_options": lambda self, group: "ours" if group == "tp" else None},
+    )
+    assert [get_options(name, {}) for name in ("tp", "dp")] == ["ours", "megatron's for dp"]
+
+
+def test_layer_specs_are_chained_in_plan_order(activate):
+    activate(
+        first={"layer_spec": lambda self, spec, config: [*spec, f"first {config}"]},
+        second={"layer_spec": lambda self, spec, config: [*spec, "second"]},
+    )
+    get_submodules = wiring.with_layer_spec(lambda config, spec, vp_stage=None: [spec])
+    assert get_submodules("config", "given", vp_stage=0) == ["given", "first config", "second"]
+
+
+def test_the_model_is_announced_before_the_optimizer(activate):
+    order = []
+    activate(
+        first={
+            "model_built": lambda self, chunks: order.append(("model", chunks)),
+            "optimizer_built": lambda self, optimizer: order.append(("optimizer", optimizer)),
+        }
+    )
+
+    def get_megatron_optimizer(config: Any, model_chunks: Any, **kwargs: Any) -> str:
+        order.append("megatron")
+        return "adam"
+
+    wrapped = wiring.with_optimizer_built(wiring.with_model_built(get_megatron_optimizer))
+    assert wrapped("config", model_chunks=["chunk"], use_gloo_process_groups=True) == "adam"
+    assert order == [("model", ["chunk"]), "megatron", ("optimizer", "adam")]
+
+
+def test_a_schedule_is_chosen_when_the_model_is_known(activate, monkeypatch):
+    monkeypatch.setattr(wiring, "config_of", lambda model: model.config)
+    forward_backward = wiring.with_schedule(lambda: lambda **arguments: "megatron's")()
+    models = [SimpleNamespace(config="deep"), SimpleNamespace(config="flat")]
+    assert [forward_backward(model=model) for model in models] == ["megatron's", "megatron's"]
+    activate(first={"schedule": lambda self, config: (lambda **arguments: "ours") if config == "deep" else None})
+    assert [forward_backward(model=model) for model in models] == ["ours", "megatron's"]
+
+
+def test_two_features_that_answer_for_one_thing_are_named(activate):
+    both = {"group_options": lambda self, group: self.spec.name}
+    activate(first=both, second=both)
+    with pytest.raises(MindSpeedError) as error:
+        wiring.with_group_options(lambda name, configs: None)("tp", {})
+    assert str(error.value) == ("MS402 first and second both give options for the group tp\n  fix: take out one of them")

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import FunctionType
+
+import pytest
+
+import mindspeed.ops
+from mindspeed.ops import OPERATORS
+from mindspeed.ops.variants import has_variant, variants
+
+
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True).stdout.strip()
+
+
+def test_naming_the_package_and_its_variants_does_not_import_torch():
+    code = (
+        "import sys, mindspeed.ops, mindspeed.ops.variants as v; v.has_variant('swiglu', 'npu'); print('torch' in sys.modules)"
+    )
+    assert run(code) == "False"
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "from mindspeed.ops import swiglu",
+        "import mindspeed.ops.swiglu; from mindspeed.ops import swiglu",
+        "from mindspeed.ops.swiglu import swiglu; from mindspeed.ops import swiglu",
+    ],
+)
+def test_an_operator_is_its_function_whichever_import_came_first(imports):
+    assert run(f"{imports}; print(type(swiglu).__name__)") == "function"
+
+
+def test_every_operator_is_exported():
+    assert all(isinstance(getattr(mindspeed.ops, name), FunctionType) for name in OPERATORS)
+    assert set(OPERATORS) <= set(dir(mindspeed.ops))
+
+
+def test_another_name_is_an_attribute_error():
+    with pytest.raises(AttributeError) as error:
+        mindspeed.ops.layer_norm  # noqa: B018
+    assert str(error.value) == "module 'mindspeed.ops' has no attribute 'layer_norm'"
+
+
+def test_a_file_under_the_platform_is_a_variant(tmp_path, monkeypatch):
+    (tmp_path / "npu").mkdir()
+    for name in ("swiglu.py", "__init__.py"):
+        (tmp_path / "npu" / name).touch()
+    monkeypatch.setattr("mindspeed.ops.variants._OPS", tmp_path)
+    variants.cache_clear()
+    try:
+        assert variants("npu") == {"swiglu"}
+        assert has_variant("swiglu", "npu")
+        assert not has_variant("rms_norm", "npu")
+        assert not has_variant("swiglu", "cpu")
+    finally:
+        variants.cache_clear()

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mindspeed.ops import rms_norm
+from mindspeed.ops.errors import OperatorError
+
+TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+
+
+def tensors(*shape, norm, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(1)
+    x, gamma = (torch.randn(s, generator=generator, dtype=torch.float64).to(dtype) for s in (shape, norm))
+    return x.requires_grad_(), gamma.requires_grad_()
+
+
+def formula(x, gamma, epsilon):
+    """Written independently of the operator, in the type of its arguments."""
+    dims = list(range(x.dim() - gamma.dim(), x.dim()))
+    return x / (x.pow(2).mean(dims, keepdim=True) + epsilon).sqrt() * gamma
+
+
+@pytest.mark.parametrize(("shape", "norm"), [((3, 4, 8), (8,)), ((5, 2, 6), (2, 6)), ((7,), (7,)), ((0, 8), (8,))])
+def test_it_computes_the_formula_and_its_gradients(shape, norm):
+    x, gamma = tensors(*shape, norm=norm)
+    torch.testing.assert_close(rms_norm(x, gamma, 1e-5), formula(x, gamma, 1e-5))
+    assert torch.autograd.gradcheck(lambda x, gamma: rms_norm(x, gamma, 1e-5), (x, gamma))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_values_and_gradients_are_close_to_the_fp64_formula(dtype):
+    x, gamma = tensors(64, 96, norm=(96,), dtype=dtype)
+    exact_x, exact_gamma = (tensor.detach().double().requires_grad_() for tensor in (x, gamma))
+    y, exact = rms_norm(x, gamma), formula(exact_x, exact_gamma, 1e-6)
+    dy = torch.randn(64, 96, generator=torch.Generator().manual_seed(2)).to(dtype)
+    y.backward(dy)
+    exact.backward(dy.double())
+    assert y.dtype == x.grad.dtype == gamma.grad.dtype == dtype
+    for value, reference in ((y, exact), (x.grad, exact_x.grad), (gamma.grad, exact_gamma.grad)):
+        torch.testing.assert_close(value.double(), reference, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+def test_a_half_precision_result_is_rounded_once():
+    x, gamma = tensors(256, 64, norm=(64,), dtype=torch.bfloat16)
+    once = formula(x.float(), gamma.float(), 1e-6).to(torch.bfloat16)
+    assert (rms_norm(x, gamma) != once).float().mean() < 1e-3
+    twice = (formula(x.float(), torch.ones(64), 1e-6).to(torch.bfloat16) * gamma).to(torch.bfloat16)
+    assert (twice != once).float().mean() > 0.05
+
+
+def test_it_agrees_with_torch_in_fp32():
+    x, gamma = tensors(32, 48, norm=(48,), dtype=torch.float32)
+    torch.testing.assert_close(rms_norm(x, gamma, 1e-5), F.rms_norm(x, (48,), gamma, 1e-5), rtol=1e-6, atol=1e-6)
+
+
+def test_backward_keeps_the_input_and_one_number_per_row():
+    x, gamma = tensors(16, 32, norm=(32,), dtype=torch.bfloat16)
+    saved: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        rms_norm(x, gamma)
+    assert sorted((tuple(t.shape), t.dtype) for t in saved) == [
+        ((16, 1), torch.float32),
+        ((16, 32), torch.bfloat16),
+        ((32,), torch.bfloat16),
+    ]
+
+
+def test_the_operator_is_registered_as_pytorch_wants_it():
+    x, gamma = tensors(3, 8, norm=(8,), dtype=torch.float32)
+    torch.library.opcheck(torch.ops.mindspeed.rms_norm.default, (x, gamma, 1e-6))
+    rstd = torch.ones(3, 1)
+    inputs = (x.detach(), x.detach(), gamma.detach(), rstd)
+    torch.library.opcheck(torch.ops.mindspeed.rms_norm_backward.default, inputs)
+
+
+@pytest.mark.parametrize(
+    ("x", "gamma", "message"),
+    [
+        (torch.ones(2, 4), torch.ones(3), "gamma has shape (3,), which does not end x of shape (2, 4)"),
+        (torch.ones(4), torch.ones(2, 4), "gamma has shape (2, 4), which does not end x of shape (4,)"),
+        (torch.ones(2, 4), torch.tensor(1.0), "gamma has shape (), which does not end x of shape (2, 4)"),
+        (
+            torch.ones(2, 4),
+            torch.ones(4).half(),
+            "x is torch.float32 and gamma is torch.float16; they must have one type",
+        ),
+        (torch.ones(4).int(), torch.ones(4).int(), "x is torch.int32, not a floating-point type"),
+    ],
+)
+def test_wrong_tensors_are_refused(x, gamma, message):
+    with pytest.raises(OperatorError) as error:
+        rms_norm(x, gamma)
+    assert str(error.value) == f"MS505 rms_norm: {message}"
