@@ -7,6 +7,7 @@ import pytest
 
 from mindspeed.activation import session
 from mindspeed.activation.plan import ActivationPlan
+from mindspeed.activation.sites import find_site
 from mindspeed.megatron import wiring
 from mindspeed.megatron.arguments import PLACES
 from mindspeed.megatron.seams import SEAMS, MegatronSeams, seams_for
@@ -56,6 +57,11 @@ def test_every_place_is_wrapped_when_megatron_is_not_here(monkeypatch):
 def test_every_hook_has_a_seam_or_another_caller():
     hooks = {name for group in HOOK_CLASSES for name in vars(group) if not name.startswith("_")}
     assert hooks == SEAMS.keys() | CALLED_BY_A_TRAINING_LOOP | CALLED_BY_MINDSPEED
+
+
+def test_every_seam_and_every_place_of_arguments_exists_in_megatron():
+    targets = [seam.target for seam in SEAMS.values()] + [place.target for place in PLACES]
+    assert [target for target in targets if find_site(target) is None] == []
 
 
 def test_the_base_plan_shows_the_seams_as_a_feature():

@@ -1,0 +1,61 @@
+"""What the built-in features set in Megatron exists there: names, values and patch targets."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+from mindspeed.activation.plan import PlannedOverride
+from mindspeed.activation.sites import find_site
+from mindspeed.megatron.bridge import check_overrides
+from mindspeed.megatron.version import megatron_version
+from mindspeed.plugins import ArgOverride, World
+from tests.features.resolving import CATALOG, overrides
+
+EVERY_SETTING: dict[str, dict[str, Any]] = {
+    "async-ddp": {"bucket_size": 1},
+    "async-param-gather": {},
+    "data-parallel": {"reduce_in_fp32": True},
+    "distributed-optimizer": {},
+    "expert-parallel": {"size": 2, "dispatcher": "allgather", "expert_tensor_size": 1},
+    "pipeline-parallel": {"size": 2, "free_outputs": True},
+    "recompute": {
+        "granularity": "full",
+        "method": "block",
+        "num_layers": 1,
+        "modules": ["core_attn"],
+        "distribute": True,
+    },
+    "sequence-parallel": {},
+    "swiglu": {},
+    "tensor-parallel": {"size": 2},
+    "virtual-pipeline": {"size": 2, "overlap_p2p": True},
+}
+
+
+@pytest.mark.parametrize("name", EVERY_SETTING)
+def test_every_setting_exists_and_every_override_is_an_argument_of_megatron(name):
+    assert EVERY_SETTING[name].keys() == CATALOG.feature(name).Args.model_fields.keys()
+    wanted = [PlannedOverride((name,), ArgOverride(*item, "a test")) for item in overrides(name, **EVERY_SETTING[name]).items()]
+    assert wanted
+    assert check_overrides(wanted, megatron_version()) == []
+
+
+def test_every_setting_has_a_description():
+    for name, row in CATALOG.usable.items():
+        for field_name, field in row.feature.Args.model_fields.items():
+            assert field.description, f"{name}.{field_name}"
+
+
+def test_every_feature_file_fits_its_limit():
+    for row in CATALOG.usable.values():
+        assert len(inspect.getsource(inspect.getmodule(row.feature)).splitlines()) <= 150
+
+
+@pytest.mark.parametrize("name", sorted(CATALOG.usable))
+def test_every_patch_target_exists_in_megatron(name):
+    feature = CATALOG.feature(name)
+    patches = feature(feature.Args(), World({})).patches() if "patches" in vars(feature) else []
+    assert [patch.target for patch in patches if find_site(patch.target) is None] == []
