@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mindspeed.activation.request import Layer
 
 COMMAND_LINE: Final = "command line"
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ def _command_line(options: Mapping[str, Any]) -> Layer:
 _WORLD: Final = tuple(name for name in FIELDS if name not in ("platform", "megatron"))
 
 
-def _world_option(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _world_option(name: str) -> Decorator:
     kind, meaning = FIELDS[name]
     flag = "--" + name.replace("_", "-")
     if name == "platform":
@@ -125,7 +126,7 @@ def _world_option(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any
     return click.option(flag, name, type=kind, metavar=metavar, help=meaning)
 
 
-_OPTIONS: Final = (
+_OPTIONS: Final[tuple[Decorator, ...]] = (
     click.option("-f", "--file", metavar="JOB.yaml", help="job file with features, settings and world"),
     click.option("--features", metavar="NAME,...", multiple=True, help="features to switch on; may be repeated"),
     click.option("--without", metavar="NAME,...", multiple=True, help="features to leave out; may be repeated"),

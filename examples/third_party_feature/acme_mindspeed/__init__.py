@@ -1,0 +1,1 @@
+"""Acme's features for mindspeed."""

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from acme_mindspeed.loss import log_normalizer
+
+import mindspeed
+from mindspeed.plugins import MindSpeedError
+
+
+def logits(dtype=torch.float32):
+    torch.manual_seed(1)
+    return (10 * torch.randn(3, 2, 8, dtype=dtype)).requires_grad_()
+
+
+def test_the_normalizer_and_its_gradient_are_those_of_logsumexp():
+    ours, reference = logits(), logits()
+    log_normalizer(ours).square().sum().backward()
+    reference.logsumexp(-1).square().sum().backward()
+    torch.testing.assert_close(log_normalizer(ours), reference.logsumexp(-1))
+    torch.testing.assert_close(ours.grad, reference.grad)
+
+
+def split_vocabulary(rank, store):
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    whole = logits()
+    share = whole.detach().chunk(2, -1)[rank].clone().requires_grad_()
+    z = log_normalizer(share, dist.group.WORLD)
+    z.square().sum().backward()
+    whole.logsumexp(-1).square().sum().backward()
+    torch.testing.assert_close(z, whole.logsumexp(-1))
+    torch.testing.assert_close(share.grad, whole.grad.chunk(2, -1)[rank])
+    dist.destroy_process_group()
+
+
+def test_a_vocabulary_split_over_two_ranks_gives_the_same(tmp_path):
+    multiprocessing.spawn(split_vocabulary, (tmp_path / "store",), nprocs=2)
+
+
+def test_the_plan_has_one_patch_of_ours():
+    plan = mindspeed.plan(["acme-z-loss"], settings={"acme-z-loss": {"coefficient": 0.01}})
+    (patch,) = [planned.patch for planned in plan.patches if planned.owner == "acme-z-loss"]
+    assert patch.target.endswith(":LanguageModule.compute_language_model_loss")
+
+
+def test_a_coefficient_that_drowns_the_cross_entropy_is_refused():
+    with pytest.raises(MindSpeedError) as caught:
+        mindspeed.plan(["acme-z-loss"], settings={"acme-z-loss": {"coefficient": 1.0}}, world={"vocab_size": 256})
+    (problem,) = caught.value.problems
+    assert problem.code == "MS304"
+    assert problem.message == "acme-z-loss: a coefficient of 1.0 drowns the cross entropy of 256 words"
+    assert problem.fix == "--set acme-z-loss.coefficient=0.0001"

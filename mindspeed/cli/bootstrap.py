@@ -1,0 +1,62 @@
+"""One process of ``mindspeed run``: ``python -m mindspeed.cli.bootstrap SCRIPT ARGUMENT...``.
+
+Activates the plan that the environment names, then becomes the script: its own ``__main__``, ``sys.argv``,
+import path, traceback and exit status.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import NoReturn
+
+from mindspeed.plugins.problems import MindSpeedError
+
+
+def main() -> NoReturn:
+    script, *arguments = sys.argv[1:]
+    run_script(script, arguments)
+
+
+def run_script(script: str, arguments: Sequence[str]) -> NoReturn:
+    """Activate the plan of this process's environment and end as ``script`` ends."""
+    from mindspeed.cli.output import exit_code
+    from mindspeed.registry import activate_from_environment
+    from mindspeed.training.launch import leave_problems
+
+    try:
+        activate_from_environment()
+        _become(script, arguments)
+    except MindSpeedError as error:
+        leave_problems(error)
+        print(error, file=sys.stderr)
+        sys.exit(exit_code(error.problems))
+    sys.exit(0)
+
+
+def _become(script: str, arguments: Sequence[str]) -> None:
+    """Run a file as ``__main__``; the module stays, as threads, atexit handlers and pickle may still want it."""
+    module = ModuleType("__main__")
+    module.__file__ = script
+    module.__builtins__ = builtins  # type: ignore[attr-defined]
+    sys.modules["__main__"] = module
+    sys.argv[:] = [script, *arguments]
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.path.dirname(os.path.abspath(script))
+    with open(script, "rb") as file:
+        source = file.read()
+    try:
+        exec(compile(source, script, "exec"), module.__dict__)
+    except MindSpeedError:
+        raise
+    except (Exception, KeyboardInterrupt) as error:
+        frame = error.__traceback__.tb_next if error.__traceback__ is not None else None
+        sys.excepthook(type(error), error.with_traceback(frame), frame)
+        sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""``mindspeed data``: text files to the indexed format that Megatron trains on."""
+
+from __future__ import annotations
+
+import click
+
+from mindspeed.cli.output import json_option, print_json, wants_json
+
+
+@click.group()
+def data() -> None:
+    """Prepare text for training."""
+
+
+@data.command()
+@click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
+@click.option("-o", "--output", "prefix", metavar="PREFIX", required=True, help="writes PREFIX.bin, PREFIX.idx and PREFIX.json")
+@click.option(
+    "--tokenizer", metavar="TOKENIZER.json", default="bytes", help="a tokenizer.json  [default: every byte is a token]"
+)
+@json_option
+def prepare(inputs: tuple[str, ...], prefix: str, tokenizer: str) -> None:
+    """Turn text files, and the files in folders, into Megatron's indexed format; each file is one document."""
+    from mindspeed.training.corpus import prepare as prepare_text
+    from mindspeed.training.tokenizer import tokenizer_of
+
+    index = prepare_text(inputs, prefix, tokenizer)
+    vocabulary = tokenizer_of(prefix).vocab_size
+    if wants_json():
+        print_json({"prefix": prefix, "tokens": index.tokens, "sequences": len(index.lengths), "vocab_size": vocabulary})
+        return
+    click.echo(f"{prefix}: {index.tokens} tokens of a vocabulary of {vocabulary}")
+    click.echo(f"train on it with: mindspeed pretrain --data {prefix}")
