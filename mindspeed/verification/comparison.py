@@ -1,0 +1,119 @@
+"""Comparing two runs: every tensor of the feature's run, on every rank that has a part of it, with the baseline's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from mindspeed.plugins.feature import Numerics
+from mindspeed.verification.record import Piece, Record
+
+BF16_LOSS: Final = 2.5e-3
+BF16_GRADIENT: Final = 5e-2
+"""Bounds for bf16 where the claim is not exact: both runs carry its rounding, 2**-8 per operation, and differ by about that."""
+UPDATE_FACTOR: Final = 10.0
+"""What all steps together change of a weight may differ by this many times the tolerance of one gradient: it is rounded
+to the weight's own precision, and later gradients are taken at weights that already differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One comparison. ``largest_difference`` is None where there was nothing to compare: then it does not hold."""
+
+    what: str
+    largest_difference: float | None
+    tolerance: float
+
+    @property
+    def holds(self) -> bool:
+        return self.largest_difference is not None and self.largest_difference <= self.tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerances:
+    """Relative bounds for one dtype. Zero demands equal bits."""
+
+    loss: float
+    gradient: float
+
+    @property
+    def update(self) -> float:
+        return UPDATE_FACTOR * self.gradient
+
+    @classmethod
+    def of(cls, numerics: Numerics, dtype: str) -> Tolerances:
+        if dtype == "bf16" and numerics.claim != "exact":
+            return cls(max(numerics.loss, BF16_LOSS), max(numerics.gradient, BF16_GRADIENT))
+        return cls(numerics.loss, numerics.gradient)
+
+
+def compare(baseline: Sequence[Record], feature: Sequence[Record], tolerances: Tolerances) -> list[Check]:
+    """Losses, the input gradient, every parameter gradient of the first step, and what all steps changed of each weight."""
+    expected, found = _by_tensor(baseline), _by_tensor(feature)
+    bounds = {"input gradient": tolerances.gradient, "gradient": tolerances.gradient, "update": tolerances.update}
+    checks = [_compare_losses(baseline, feature, tolerances.loss)]
+    for kind, name in sorted(expected.keys() | found.keys(), key=lambda key: (list(bounds).index(key[0]), key[1])):
+        both = (kind, name) in expected and (kind, name) in found
+        difference = _difference(expected[kind, name], found[kind, name]) if both else None
+        checks.append(Check(f"{kind} of {name}", difference, bounds[kind]))
+    return checks
+
+
+def zero_or_not_finite(records: Sequence[Record]) -> list[Check]:
+    """A failing check for each gradient that is zero or not finite anywhere: a run that proves nothing."""
+    checks = []
+    for (kind, name), pieces in _by_tensor(records).items():
+        if kind == "update":
+            continue
+        if not all(np.isfinite(piece.values).all() for piece in pieces):
+            checks.append(Check(f"{kind} of {name} is not finite", None, 0.0))
+        elif not any(piece.values.any() for piece in pieces):
+            checks.append(Check(f"{kind} of {name} is zero", None, 0.0))
+    return checks
+
+
+def losses_by_step(records: Iterable[Record]) -> list[float]:
+    """Mean loss of each step over all micro-batches; the same micro-batch on several ranks counts once."""
+    merged: dict[tuple[int, int], float] = {}
+    for record in records:
+        merged.update(record.losses)
+    steps = sorted({step for step, _ in merged})
+    return [float(np.mean([loss for (of, _), loss in sorted(merged.items()) if of == step])) for step in steps]
+
+
+def _compare_losses(baseline: Sequence[Record], feature: Sequence[Record], tolerance: float) -> Check:
+    expected, found = losses_by_step(baseline), losses_by_step(feature)
+    what = f"loss over {len(expected)} steps"
+    if len(expected) != len(found) or not expected or not np.isfinite(found).all():
+        return Check(what, None, tolerance)
+    return Check(what, max(abs(a - b) / abs(a) for a, b in zip(expected, found, strict=True)), tolerance)
+
+
+def _by_tensor(records: Iterable[Record]) -> dict[tuple[str, str], list[Piece]]:
+    found: dict[tuple[str, str], list[Piece]] = {}
+    for record in records:
+        for piece in record.pieces:
+            found.setdefault((piece.kind, piece.name), []).append(piece)
+    return found
+
+
+def _difference(expected: Sequence[Piece], found: Sequence[Piece]) -> float | None:
+    """Norm of the difference over the norm of what was expected; of elements that several ranks have, the worst counts.
+
+    None when ``found`` leaves a part of the tensor out, has another shape, or is not finite.
+    """
+    full = np.full(expected[0].shape, np.nan)
+    for piece in reversed(expected):
+        full[piece.index] = piece.values
+    worst = np.full(full.shape, -1.0)
+    for piece in found:
+        if piece.shape != full.shape:
+            return None
+        worst[piece.index] = np.maximum(worst[piece.index], np.abs(piece.values - full[piece.index]))
+    norm = float(np.linalg.norm(full))
+    if not np.isfinite(worst).all() or worst.min() < 0 or not norm > 0:
+        return None
+    return float(np.linalg.norm(worst)) / norm

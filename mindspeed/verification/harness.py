@@ -1,0 +1,94 @@
+"""The proof: run baseline and feature, compare, and say whether the claim holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mindspeed.plugins.problems import Problem
+from mindspeed.verification.comparison import Check, Tolerances, compare, zero_or_not_finite
+from mindspeed.verification.effects import missing_effects
+from mindspeed.verification.pool import WorkerPool
+from mindspeed.verification.question import Question
+from mindspeed.verification.record import Record
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What stands behind a verdict: the world of the feature's run, the sites it reached, and the bytes it moved and kept.
+
+    ``sites_reached`` maps ``feature`` to ``{site or hook: calls}``; ``bytes`` has the bytes sent per kind of collective
+    and the activation bytes saved for backward, each as ``[baseline, feature]`` on the rank that has most.
+    """
+
+    world: dict[str, Any]
+    sites_reached: dict[str, dict[str, int]]
+    bytes: dict[str, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer to a question, with every comparison that led to it."""
+
+    feature: str
+    claim: str
+    checks: tuple[Check, ...]
+    proof: Proof
+
+    @property
+    def holds(self) -> bool:
+        return all(check.holds for check in self.checks)
+
+    @property
+    def problems(self) -> list[Problem]:
+        """One MS607 for each check that does not hold."""
+        return [_problem(self.feature, check) for check in self.checks if not check.holds]
+
+    def to_json(self) -> dict[str, Any]:
+        checks = [asdict(check) for check in self.checks]
+        return {
+            "feature": self.feature,
+            "claim": self.claim,
+            "holds": self.holds,
+            "checks": checks,
+            "proof": asdict(self.proof),
+        }
+
+
+def verify(question: Question, pool: WorkerPool) -> Verdict:
+    """Run both sides and compare. Raises RunError when a run fails or a worker is lost."""
+    baseline = pool.run_once(question.baseline, question.recipe, int(question.baseline.world.world_size))
+    feature = pool.run(question.plan, question.recipe, int(question.plan.world.world_size))
+    checks = [
+        *missing_effects(question, baseline, feature),
+        *zero_or_not_finite(feature),
+        *compare(baseline, feature, Tolerances.of(question.numerics, question.recipe.dtype)),
+    ]
+    return Verdict(", ".join(question.features), question.numerics.claim, tuple(checks), _proof(question, baseline, feature))
+
+
+def _proof(question: Question, baseline: Sequence[Record], feature: Sequence[Record]) -> Proof:
+    reached: dict[str, Counter[str]] = {}
+    for record in feature:
+        for counts in (record.sites, record.hooks):
+            for name, places in counts.items():
+                reached.setdefault(name, Counter()).update(places)
+    kinds = sorted({kind for record in (*baseline, *feature) for kind in record.traffic})
+    moved = {kind: (_most(baseline, kind), _most(feature, kind)) for kind in kinds}
+    kept = (max(r.activations for r in baseline), max(r.activations for r in feature))
+    world = {"world_size": question.plan.world.world_size, **feature[0].sizes}
+    return Proof(world, {name: dict(places) for name, places in sorted(reached.items())}, {**moved, "saved activations": kept})
+
+
+def _most(records: Sequence[Record], kind: str) -> int:
+    return max(record.traffic.get(kind, 0) for record in records)
+
+
+def _problem(feature: str, check: Check) -> Problem:
+    if check.largest_difference is None:
+        text = check.what if "effect of" in check.what or " is " in check.what else f"{check.what} could not be compared"
+    else:
+        text = f"{check.what} differs by {check.largest_difference:.3g}, and {check.tolerance:.3g} is allowed"
+    return Problem("MS607", text, tuple(feature.split(", ")))

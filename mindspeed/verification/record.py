@@ -1,0 +1,47 @@
+"""What one rank of one run leaves behind: losses, pieces of tensors at their place in the full model, and evidence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Part of a full tensor: ``full[index] == values`` where ``full`` has ``shape``.
+
+    ``kind`` is "input gradient", "gradient" or "update", the change of a weight over all steps; ``name`` the tensor's
+    name in the whole, unsharded model.
+    """
+
+    kind: str
+    name: str
+    shape: tuple[int, ...]
+    index: Any
+    values: Array
+
+
+@dataclass(slots=True)
+class Record:
+    """One rank's run.
+
+    ``losses`` maps (step, micro-batch of the global batch) to the loss; only ranks of the last stage have any.
+    ``settings`` are the Megatron configurations as the model got them, ``sizes`` the sizes of the groups that exist.
+    ``sites`` and ``hooks`` count, by feature, how often its patches and hooks were reached.
+    ``traffic`` is the number of bytes sent by each kind of collective, ``activations`` the bytes that the first
+    micro-batch saved for its backward pass.
+    """
+
+    losses: dict[tuple[int, int], float] = field(default_factory=dict)
+    pieces: list[Piece] = field(default_factory=list)
+    settings: dict[str, str] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    sites: dict[str, dict[str, int]] = field(default_factory=dict)
+    hooks: dict[str, dict[str, int]] = field(default_factory=dict)
+    traffic: dict[str, int] = field(default_factory=dict)
+    activations: int = 0

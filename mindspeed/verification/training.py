@@ -1,0 +1,172 @@
+"""One rank of one training run: the recipe's batches through Megatron's own schedule, recorded on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.utils import get_attr_wrapped_model, unwrap_model
+
+from mindspeed.megatron.wiring import group_sizes
+from mindspeed.verification.activations import SavedActivations
+from mindspeed.verification.model import build_chunks, build_optimizer
+from mindspeed.verification.placement import pieces_of, placed_parameters
+from mindspeed.verification.record import Piece, Record
+from mindspeed.verification.shape import Recipe
+
+
+@dataclass(slots=True)
+class Batch:
+    """One micro-batch: its number in the global batch, and what a GPT model takes. Tokens are [samples, sequence]."""
+
+    number: int
+    tokens: torch.Tensor
+    labels: torch.Tensor
+    positions: torch.Tensor
+    mask: torch.Tensor
+
+
+def train(recipe: Recipe, record: Record) -> None:
+    """Train on the groups that exist and fill ``record``: losses, gradients of step 1, updates of the weights."""
+    tensor_parallel.model_parallel_cuda_manual_seed(recipe.seed, force_reset_rng=True)
+    run = _Run(recipe, record)
+    for step in range(recipe.steps):
+        run.forward_backward(step)
+        if step == 0:
+            run.record_gradients()
+        run.optimizer.step()
+    run.record_updates()
+    record.activations = run.activations.bytes
+
+
+def micro_batches(recipe: Recipe, step: int, rank: int, size: int) -> Iterator[Batch]:
+    """The micro-batches of data-parallel ``rank`` of ``size``; every layout draws them from the same global batch."""
+    shape = recipe.shape
+    generator = torch.Generator("cpu").manual_seed(recipe.seed + step)
+    samples = torch.randint(shape.vocab_size, (recipe.global_batch_size, shape.seq_length + 1), generator=generator)
+    positions = torch.arange(shape.seq_length).expand(recipe.micro_batch_size, -1)
+    mask = torch.ones(1, 1, shape.seq_length, shape.seq_length, dtype=torch.bool).triu(1)
+    for number in range(rank, recipe.global_batch_size // recipe.micro_batch_size, size):
+        part = samples[number * recipe.micro_batch_size : (number + 1) * recipe.micro_batch_size]
+        yield Batch(number, *(x.cuda() for x in (part[:, :-1].contiguous(), part[:, 1:].contiguous(), positions, mask)))
+
+
+class _Run:
+    def __init__(self, recipe: Recipe, record: Record) -> None:
+        self.recipe = recipe
+        self.record = record
+        self.chunks = build_chunks(recipe)
+        self.optimizer = build_optimizer(self.chunks)
+        self.config = self.chunks[0].config
+        self.ddp_config = self.chunks[0].ddp_config
+        self.data_rank = parallel_state.get_data_parallel_rank()
+        self.data_size = parallel_state.get_data_parallel_world_size()
+        self.activations = SavedActivations(self.chunks)
+        self.initial = [placed.parameter.detach().clone() for placed in placed_parameters(self.chunks)]
+        record.sizes = group_sizes() | {"vpp": len(self.chunks)}
+        record.settings = _settings(self.config, self.ddp_config, self.optimizer.config)
+        self._connect()
+        self._watch_inputs()
+
+    def _connect(self) -> None:
+        """What Megatron's training loop writes into the configuration before the first step."""
+        self.config.finalize_model_grads_func = finalize_model_grads
+        if self.ddp_config.overlap_grad_reduce:
+            self.config.no_sync_func = _one_or_all([chunk.no_sync for chunk in self.chunks])
+            if self.ddp_config.align_param_gather:
+                self.config.grad_sync_func = _one_or_all([chunk.start_grad_sync for chunk in self.chunks])
+        if self.ddp_config.overlap_param_gather and self.ddp_config.align_param_gather:
+            self.config.param_sync_func = _one_or_all([chunk.start_param_sync for chunk in self.chunks])
+
+    def forward_backward(self, step: int) -> None:
+        for chunk in self.chunks:
+            chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        batches = [micro_batches(self.recipe, step, self.data_rank, self.data_size) for _ in self.chunks]
+        losses = get_forward_backward_func()(
+            forward_step_func=partial(self._forward, step),
+            data_iterator=batches,
+            model=self.chunks,
+            num_microbatches=self.recipe.global_batch_size // (self.recipe.micro_batch_size * self.data_size),
+            seq_length=self.recipe.shape.seq_length,
+            micro_batch_size=self.recipe.micro_batch_size,
+            forward_only=False,
+        )
+        for number, loss in losses:
+            self.record.losses[step, number] = float(loss)
+
+    def _forward(self, step: int, batches: Iterator[Batch], chunk: Any) -> tuple[torch.Tensor, Any]:
+        batch = next(batches)
+        self.batch, self.step = batch, step
+        with ExitStack() as stack:
+            if step == 0 and batch.number == self.data_rank:
+                stack.enter_context(self.activations)
+            output = chunk(batch.tokens, batch.positions, batch.mask, labels=batch.labels)
+        return output, partial(_mean_loss, batch.number)
+
+    def _watch_inputs(self) -> None:
+        """Keep the gradient of what the embedding gives the decoder, in the first step."""
+        for chunk in self.chunks:
+            if get_attr_wrapped_model(chunk, "pre_process"):
+                unwrap_model(chunk).embedding.register_forward_hook(self._embedded)
+
+    def _embedded(self, module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        if self.step == 0 and output.requires_grad:
+            output.register_hook(partial(self._record_input_gradient, self.batch))  # type: ignore[no-untyped-call]
+
+    def _record_input_gradient(self, batch: Batch, gradient_SBH: torch.Tensor) -> None:
+        shape = self.recipe.shape
+        length = gradient_SBH.shape[0]
+        parts = batch.positions.shape[1] // length
+        first = parallel_state.get_tensor_model_parallel_rank() * length if parts > 1 else 0
+        rows = batch.positions[0, first : first + length].tolist()
+        samples = slice(batch.number * self.recipe.micro_batch_size, (batch.number + 1) * self.recipe.micro_batch_size)
+        # Megatron averages over the replicas' own micro-batches when it reduces parameter gradients, which is later.
+        values = gradient_SBH.detach().to("cpu", torch.float32) / self.data_size
+        full = (shape.seq_length, self.recipe.global_batch_size, shape.hidden_size)
+        self.record.pieces.append(Piece("input gradient", "decoder input", full, (rows, samples), values.numpy()))
+
+    def record_gradients(self) -> None:
+        for chunk in self.chunks:
+            for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
+                if self.ddp_config.use_distributed_optimizer:
+                    _gather_buffer(buffer)
+        for placed in placed_parameters(self.chunks):
+            self.record.pieces += pieces_of("gradient", placed, placed.main_grad)
+
+    def record_updates(self) -> None:
+        if self.ddp_config.overlap_param_gather:
+            for chunk in self.chunks:
+                chunk.start_param_sync(force_sync=True)
+        for placed, initial in zip(placed_parameters(self.chunks), self.initial, strict=True):
+            self.record.pieces += pieces_of("update", placed, placed.parameter.float() - initial.float())
+
+
+def _mean_loss(number: int, losses_BS: torch.Tensor) -> tuple[torch.Tensor, tuple[int, torch.Tensor]]:
+    loss = losses_BS.float().mean()
+    return loss, (number, loss.detach().clone())
+
+
+def _settings(*configs: Any) -> dict[str, str]:
+    """``{"TransformerConfig.hidden_size": "32", ...}`` of every field; values as text, for they only are compared."""
+    return {f"{type(config).__name__}.{f.name}": str(getattr(config, f.name)) for config in configs for f in fields(config)}
+
+
+def _one_or_all(functions: list[Any]) -> Any:
+    return functions[0] if len(functions) == 1 else functions
+
+
+def _gather_buffer(buffer: Any) -> None:
+    """Collect the reduced shares of a gradient buffer of the distributed optimizer on every rank, in place."""
+    group = buffer.data_parallel_group
+    for bucket in buffer.buckets:
+        shares = list(bucket.grad_data.chunk(group.size()))
+        dist.all_gather(shares, shares[group.rank()].clone(), group=group)
