@@ -6,7 +6,6 @@ import path, traceback and exit status.
 
 from __future__ import annotations
 
-import builtins
 import os
 import sys
 from collections.abc import Sequence
@@ -41,7 +40,6 @@ def _become(script: str, arguments: Sequence[str]) -> None:
     """Run a file as ``__main__``; the module stays, as threads, atexit handlers and pickle may still want it."""
     module = ModuleType("__main__")
     module.__file__ = script
-    module.__builtins__ = builtins  # type: ignore[attr-defined]
     sys.modules["__main__"] = module
     sys.argv[:] = [script, *arguments]
     if not getattr(sys.flags, "safe_path", False):

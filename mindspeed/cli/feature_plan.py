@@ -55,7 +55,7 @@ def _pairs(values: Mapping[str, object], but: tuple[str, ...] = ()) -> str:
 def _feature(feature: PlannedFeature) -> list[str]:
     return [
         f"{feature.name}  ({feature.distribution} {feature.version}, level {feature.level})",
-        *(f"  because  {line}" for line in feature.why),
+        *(f"  because  {line.removeprefix(f'{feature.name}: ')}" for line in feature.why),
         *(f"  setting  {line}" for line in _settings(feature)),
     ]
 

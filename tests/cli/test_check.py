@@ -1,0 +1,169 @@
+"""Bad input, as the command line tells it: whole texts, exit status, everything at once."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.conftest import LAPTOP
+
+
+@pytest.fixture
+def check(mindspeed):
+    """What ``features check`` prints on standard error, after it failed with status 1 and printed nothing else."""
+
+    def run(*arguments, status=1):
+        done = mindspeed("features", "check", *LAPTOP, *arguments)
+        assert (done.exit_code, done.stdout) == (status, ""), done.output
+        return done.stderr
+
+    return run
+
+
+def test_a_valid_request_names_its_features_and_the_digest(mindspeed):
+    done = mindspeed("features", "check", *LAPTOP, "tensor-parallel", "--tp", 2, "--world-size", 2, "--optimization-level", 0)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1].startswith("no problems: tensor-parallel; plan ")
+
+
+def test_an_unknown_feature_gets_near_names(check):
+    assert check("swigl") == "MS201 there is no feature 'swigl'\n  where: command line\n  fix: did you mean swiglu?\n"
+
+
+def test_a_name_like_no_other_is_sent_to_the_list(check):
+    assert check("zzz") == (
+        "MS201 there is no feature 'zzz'\n  where: command line\n  fix: mindspeed features list shows every name\n"
+    )
+
+
+def test_an_unknown_setting_gets_near_names(check):
+    assert check("tensor-parallel", "--set", "tensor-parallel.sise=2") == (
+        "MS301 tensor-parallel has no setting 'sise'\n  where: command line\n  fix: did you mean tensor-parallel.size?\n"
+    )
+
+
+def test_an_ill_typed_setting_says_what_the_setting_is(check):
+    assert check("tensor-parallel", "--set", "tensor-parallel.size=many") == (
+        "MS301 tensor-parallel.size is 'many': input should be a valid integer, unable to parse string as an integer\n"
+        "  where: command line\n"
+        "  fix: size is: ranks over which the weights of a layer are split\n"
+    )
+
+
+def test_a_setting_without_a_field_is_a_problem(check):
+    assert check("--set", "size=2") == "MS301 'size=2' is not of the form feature.field=value\n  where: --set\n"
+
+
+def test_a_size_that_does_not_divide_the_heads_says_which(check):
+    text = check("--world-size", 3, "--tp", 3, "--num-attention-heads", 8, "--optimization-level", 0)
+    assert text == (
+        "MS304 tensor-parallel: 8 attention heads cannot be split over 3 ranks\n"
+        "  because: tensor-parallel: the tensor-parallel size is 3\n"
+        f"  where: {_where('tensor-parallel')}\n"
+        "  fix: use a --tp that divides 8\n"
+    )
+
+
+def test_a_world_that_is_no_multiple_of_the_sizes_is_a_problem(check):
+    assert check("--world-size", 4, "--tp", 3, "--optimization-level", 0) == (
+        "MS302 world size 4 is not a multiple of tp x pp x cp = 3 x 1 x 1 = 3\n"
+        "  fix: --world-size 6, or smaller parallel sizes\n"
+    )
+
+
+def test_strict_names_the_missing_requirement_instead_of_adding_it(check):
+    text = check(
+        "sequence-parallel", "--strict", "--tp", 2, "--world-size", 2, "--seq-length", 8, "--without", "rms-norm,swiglu"
+    )
+    assert text.startswith("MS204 ") or "MS307 " in text
+
+
+def test_two_features_in_one_slot_conflict_with_both_reasons(check, install):
+    install("acme", {"acme-clip": "", "acme-root": 'Requires("acme-clip", reason="it builds on it"),'}, slots="()")
+    install("bolt", {"bolt-clip": 'Conflicts("acme-clip", reason="both clip the gradient"),'})
+    assert check("acme-root", "bolt-clip", "--optimization-level", 2, "--without", "rms-norm,swiglu") == (
+        "MS202 acme-clip and bolt-clip exclude each other, because both clip the gradient\n"
+        "  because: acme-clip: required by acme-root, because it builds on it\n"
+        "  because: acme-root: you asked for it\n"
+        "  because: bolt-clip: you asked for it\n"
+        "  where: acme 1.0, acme_features.py:2; bolt 1.0, bolt_features.py:2\n"
+        "  fix: take out acme-root or take out bolt-clip\n"
+    )
+
+
+def test_a_broken_plugin_stands_in_the_way_only_of_those_who_ask_for_it(check, mindspeed, install, tmp_path):
+    install("acme", {"acme-clip": ""})
+    (tmp_path / "acme_features.py").write_text("import no_such_package")
+    assert check("acme-clip") == (
+        "MS101 feature acme-clip cannot be loaded: ModuleNotFoundError: No module named 'no_such_package'\n"
+        "  where: acme 1.0, acme_features:Made0\n"
+        "  fix: fix or uninstall acme\n"
+    )
+    assert mindspeed("features", "check", *LAPTOP, "recompute").exit_code == 0
+
+
+def test_an_unsupported_megatron_is_a_problem_of_the_environment(mindspeed):
+    done = mindspeed("features", "check", "--platform", "cpu", "--megatron", "0.12.1")
+    assert (done.exit_code, done.stdout) == (3, "")
+    assert done.stderr == (
+        "MS502 megatron-core 0.12.1 is not supported, which needs >=0.16.1,<0.17\n"
+        "  where: command line\n"
+        "  fix: pip install megatron-core==0.16.1\n"
+    )
+
+
+def test_both_spellings_of_a_size_must_agree(check):
+    assert check("--tp", 2, "--set", "tensor-parallel.size=4", "--optimization-level", 0) == (
+        "MS303 command line gives tensor-parallel size twice: tp = 2 and tensor-parallel.size = 4\n"
+        "  where: command line\n"
+        "  fix: keep one of the two, they are spellings of the same value (--tp)\n"
+    )
+
+
+def test_every_mistake_is_reported_at_once_and_counted(check):
+    text = check("swigl", "recompute", "--set", "recompute.colour=red", "--world-size", 4, "--tp", 3)
+    assert [line.split()[0] for line in text.splitlines() if line.startswith("MS")] == ["MS302", "MS201", "MS301"]
+    assert text.splitlines()[-1] == "3 problems"
+
+
+def test_a_job_file_and_a_setting_that_cannot_be_read_are_reported_together(check, tmp_path):
+    job = tmp_path / "job.yaml"
+    job.write_text("feature: [recompute]\n")
+    assert check("-f", job, "--set", "size") == (
+        f"MS305 unknown key 'feature' in the job file\n  where: {job}\n  fix: did you mean features?\n"
+        "MS301 'size' is not of the form feature.field=value\n  where: --set\n"
+        "2 problems\n"
+    )
+
+
+def test_json_holds_the_problems_and_nothing_else(mindspeed):
+    done = mindspeed("features", "check", *LAPTOP, "swigl", "--json")
+    assert (done.exit_code, done.stderr) == (1, "")
+    near = {"code": "MS201", "message": "there is no feature 'swigl'", "features": ["swigl"], "chain": []}
+    assert json.loads(done.stdout) == {
+        "problems": [near | {"where": "command line", "fix": "did you mean swiglu?"}],
+        "plan": None,
+    }
+
+
+def test_json_holds_the_plan_when_there_is_no_problem(mindspeed):
+    done = mindspeed("features", "check", *LAPTOP, "--tp", 2, "--world-size", 2, "--json")
+    data = json.loads(done.stdout)
+    assert (done.exit_code, done.stderr, data["problems"]) == (0, "", [])
+    assert data["plan"]["world"]["tp"] == 2
+
+
+def test_what_an_unknown_value_leaves_open_is_said_with_the_option_that_decides_it(mindspeed):
+    done = mindspeed("features", "check", *LAPTOP, "--tp", 2, "--world-size", 2, "--optimization-level", 0)
+    assert done.exit_code == 0
+    assert (
+        "not checked  tensor-parallel: '? attention heads cannot be split over 2 ranks' depends on num_attention_heads; "
+        "give --num-attention-heads\n"
+    ) in done.stdout
+
+
+def _where(name):
+    from mindspeed import registry
+
+    return registry.catalog().usable[name].where

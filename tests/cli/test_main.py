@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+BLOCKED = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "megatron", "torch_npu", "numpy"):
+            raise ImportError(f"{name} must not be imported here")
+sys.meta_path.insert(0, Block())
+from mindspeed.cli import main
+main()
+"""
+WORLD = ["--platform", "cpu", "--megatron", "0.16.1", "--world-size", "4", "--tp", "2"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["features", "--help"],
+        ["pretrain", "--help"],
+        ["run", "--help"],
+        ["data", "prepare", "--help"],
+        ["features", "list"],
+        ["features", "verify", "--help"],
+        ["features", "check", "sequence-parallel", *WORLD],
+        ["features", "plan", "sequence-parallel", *WORLD],
+        ["explain", "MS201"],
+    ],
+    ids=lambda arguments: " ".join(arguments[:2]),
+)
+def test_asking_imports_neither_torch_nor_megatron(arguments):
+    done = subprocess.run([sys.executable, "-c", BLOCKED, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_a_code_is_explained(mindspeed):
+    done = mindspeed("explain", "ms207")
+    assert (done.exit_code, done.stdout) == (0, "MS207: A requested feature is above the optimisation level of this job.\n")
+
+
+def test_an_unknown_code_is_a_usage_error(mindspeed):
+    done = mindspeed("explain", "MS999")
+    assert done.exit_code == 2
+    assert "Error: there is no code MS999; there are MS101, MS102" in done.stderr
+
+
+def test_an_unknown_option_is_a_usage_error(mindspeed):
+    done = mindspeed("features", "check", "--tpp", "2")
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert "No such option: --tpp" in done.stderr
+
+
+def test_a_size_that_is_no_number_is_a_usage_error(mindspeed):
+    done = mindspeed("features", "check", "--tp", "two")
+    assert done.exit_code == 2
+    assert "Invalid value for '--tp': 'two' is not a valid integer." in done.stderr

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mindspeed.activation.plan import plan_from_json
+from tests.cli.conftest import LAPTOP
+
+
+@pytest.fixture
+def sections(mindspeed):
+    """The printed plan: section titles with their lines."""
+
+    def run(*arguments):
+        done = mindspeed("features", "plan", *LAPTOP, *arguments)
+        assert (done.exit_code, done.stderr) == (0, "")
+        found: dict[str, list[str]] = {}
+        title = ""
+        for line in done.stdout.splitlines():
+            if line.startswith("  "):
+                found[title].append(line[2:])
+            else:
+                title = line
+                found[title] = []
+        return found
+
+    return run
+
+
+def test_every_feature_says_why_and_every_setting_where_from(sections, tmp_path):
+    job = tmp_path / "job.yaml"
+    job.write_text("features: [sequence-parallel]\nworld: {tp: 4}\n")
+    found = sections("-f", job, "--tp", 2, "--world-size", 2, "--optimization-level", 0)
+    assert found["features, in activation order"] == [
+        "tensor-parallel  (mindspeed 0.1.0, level 0)",
+        "  because  the tensor-parallel size is 2",
+        "  setting  tensor-parallel.size = 2  (command line, overrode job file: 4)",
+        "sequence-parallel  (mindspeed 0.1.0, level 0)",
+        "  because  you asked for it",
+    ]
+    assert found["for"][1] == "world_size 2, tp 2, pp 1, vpp 1, cp 1, ep 1"
+    assert "tensor_model_parallel_size = 2  tensor-parallel: tensor-parallel.size" in found["Megatron arguments"]
+    assert len(found["digest"][0]) == 32
+
+
+def test_a_patch_says_what_who_and_why(sections):
+    found = sections(
+        "swiglu", "--activation", "silu", "--gated-linear-unit", "--optimization-level", 2, "--without", "rms-norm"
+    )
+    assert found["patches"] == [
+        "replace megatron.core.fusions.fused_bias_swiglu:bias_swiglu_impl  swiglu: the activation of an MLP",
+        "replace megatron.core.fusions.fused_bias_swiglu:weighted_bias_swiglu_impl  "
+        "swiglu: the activation of an expert, times the routing probability of each token",
+    ]
+
+
+def test_what_level_one_leaves_out_has_its_reason(sections):
+    found = sections("--normalization", "LayerNorm", "--optimization-level", 1, "--without", "swiglu")
+    assert "swiglu: taken out by --without" in found["left out"]
+    assert any(line.startswith("rms-norm: ") for line in found["left out"])
+
+
+def test_the_json_plan_can_be_read_back(mindspeed):
+    done = mindspeed("features", "plan", *LAPTOP, "--tp", 2, "--world-size", 2, "--json")
+    data = json.loads(done.stdout)
+    assert plan_from_json(data["plan"]).digest == data["plan"]["digest"]
+
+
+def test_environment_variables_stand_between_job_file_and_command_line(sections, tmp_path, monkeypatch):
+    job = tmp_path / "job.yaml"
+    job.write_text("settings: {recompute: {granularity: full, method: uniform, num_layers: 1}}\n")
+    monkeypatch.setenv("MINDSPEED_FEATURES", "recompute")
+    monkeypatch.setenv("MINDSPEED_SET", "recompute.granularity=selective")
+    monkeypatch.setenv("MINDSPEED_SET", "recompute.num_layers=2")
+    found = sections("-f", job, "--set", "recompute.num_layers=4", "--optimization-level", 0)
+    assert (
+        "  setting  recompute.num_layers = 4  (command line, overrode job file: 1, overrode environment variable: 2)"
+        in found["features, in activation order"]
+    )

@@ -1,0 +1,105 @@
+"""``mindspeed run`` as a script sees it; the scripts here use neither torch nor Megatron."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+RUN = [sys.executable, "-c", "from mindspeed.cli import main; main()", "run", "--platform", "cpu"]
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Write a script and run it: ``run(source, options, arguments)``."""
+
+    def start(source, options=(), arguments=(), **environment):
+        script = tmp_path / "script.py"
+        script.write_text(textwrap.dedent(source))
+        command = [*RUN, *options, "--", str(script), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
+
+    return start
+
+
+def test_a_script_sees_its_own_arguments_name_and_folder(run, tmp_path):
+    (tmp_path / "beside.py").write_text("NAME = 'found'")
+    done = run(
+        """
+        import sys, beside, os
+        print(__name__, sys.argv[1:], beside.NAME, os.path.basename(__file__), os.environ["RANK"], os.environ["WORLD_SIZE"])
+        """,
+        arguments=["--lr", "0.1", "--json"],
+    )
+    assert (done.returncode, done.stdout) == (0, "__main__ ['--lr', '0.1', '--json'] found script.py 0 1\n"), done.stderr
+
+
+def test_the_plan_is_active_in_the_script(run):
+    done = run(
+        """
+        from mindspeed.activation import session
+        print(session.current().plan.names)
+        """,
+        options=["--features", "recompute", "--set", "recompute.granularity=selective", "--optimization-level", "0"],
+    )
+    assert (done.returncode, done.stdout) == (0, "('recompute',)\n"), done.stderr
+
+
+def test_exit_status_and_traceback_are_the_scripts(run):
+    assert run("import sys; sys.exit(7)").returncode == 7
+    done = run("def f():\n    raise ValueError('boom')\nf()\n")
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    start = lines.index("Traceback (most recent call last):")
+    assert [line for line in lines[start:] if line.startswith("  File")] == [
+        line for line in lines[start:] if line.startswith("  File") and "script.py" in line
+    ]
+    assert lines[-1] == "ValueError: boom"
+
+
+def test_problems_of_the_request_come_before_anything_starts(run):
+    done = run("print('started')", options=["--features", "swigl"])
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "MS201 there is no feature 'swigl'\n  where: command line\n  fix: did you mean swiglu?\n"
+
+
+def test_several_processes_get_ranks_and_the_plan(run):
+    done = run(
+        """
+        import os
+        from mindspeed.activation import session
+        print(f"{os.environ['RANK']} of {os.environ['WORLD_SIZE']}: {session.current().plan.world.tp}\\n", end="")
+        """,
+        options=["--nproc", "2", "--tp", "2"],
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["0 of 2: 2", "1 of 2: 2"]
+
+
+def test_the_rank_that_dies_is_named_and_its_status_passed_on(run):
+    done = run(
+        """
+        import os, sys, time
+        if os.environ["RANK"] == "1":
+            sys.exit(5)
+        time.sleep(60)
+        """,
+        options=["--nproc", "2"],
+    )
+    assert done.returncode == 5
+    assert "MS604 rank 1 ended with exit status 5; the other ranks were stopped" in done.stderr
+
+
+def test_inside_a_job_the_process_joins_it(run):
+    job = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    done = run("import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'])", options=["--tp", "4"], **job)
+    assert (done.returncode, done.stdout) == (0, "1 4\n"), done.stderr
+
+
+def test_a_script_that_does_not_exist_is_a_usage_error():
+    done = subprocess.run([*RUN, "--", "no_such_script.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "File 'no_such_script.py' does not exist" in done.stderr
