@@ -1,0 +1,95 @@
+"""Checks of a set of patches before anything is touched. Reads source text; imports nothing."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from mindspeed.activation.plan import PlannedPatch
+from mindspeed.activation.sites import find_site, near_names
+from mindspeed.plugins.patches import Mixin, Replace, Set, Wrap
+from mindspeed.plugins.problems import Problem
+
+
+def with_sites(patches: Sequence[PlannedPatch]) -> list[PlannedPatch]:
+    """The patches with their sites looked up; a target that does not exist keeps its own name."""
+    sites = {target: find_site(target) for target in dict.fromkeys(planned.patch.target for planned in patches)}
+    names = {target: site.name if site is not None else target for target, site in sites.items()}
+    return [replace(planned, site=names[planned.patch.target]) for planned in patches]
+
+
+def check_patches(patches: Sequence[PlannedPatch]) -> list[Problem]:
+    """Every problem of a set of patches: missing targets, unsuitable targets, patches that exclude each other.
+
+    The patches of the base plan and those of features are two layers: a feature may replace what the base left.
+    """
+    active = with_sites([planned for planned in patches if not planned.skipped])
+    problems = [problem for planned in active for problem in _check_target(planned)]
+    for ground in (True, False):
+        problems += _conflicts([planned for planned in active if planned.ground == ground])
+    return list(dict.fromkeys(problems))
+
+
+def missing_target(owner: str, target: str, where: str = "") -> Problem:
+    """MS401 for a target that does not exist, with near names."""
+    near = near_names(target)
+    text = f"{owner} patches {target}, which does not exist"
+    fix = f"did you mean {' or '.join(near)}?" if near else f"check which versions {owner} supports"
+    return Problem("MS401", text, (owner,), where=where, fix=fix)
+
+
+def unsuitable_target(owner: str, kind: str, target: str, why: str, fix: str, where: str = "") -> Problem:
+    """MS403: a patch of this kind cannot be applied to this target."""
+    return Problem("MS403", f"the {kind} of {target} by {owner} cannot be applied: {why}", (owner,), where=where, fix=fix)
+
+
+def _check_target(planned: PlannedPatch) -> Iterator[Problem]:
+    owner, patch = planned.owner, planned.patch
+    site = find_site(patch.target)
+    if site is None:
+        yield missing_target(owner, patch.target)
+        return
+    for name in patch.clears:
+        if find_site(name) is None:
+            yield missing_target(owner, name)
+    where = f"{site.file}:{site.line}" if site.line else site.file
+    if isinstance(patch, Replace | Mixin) and site.barrier:
+        fix = "patch a method of the class instead, or use an argument of your own for a configuration value"
+        yield unsuitable_target(owner, patch.kind, site.name, site.barrier, fix, where)
+    elif isinstance(patch, Wrap) and site.kind == "class":
+        yield unsuitable_target(owner, "wrap", site.name, "it is a class", "wrap one of its methods, or use Mixin", where)
+    elif isinstance(patch, Mixin) and site.kind in ("function", "method"):
+        yield unsuitable_target(owner, "mixin", site.name, "it is not a class", "use Wrap or Replace", where)
+
+
+def _conflicts(patches: Sequence[PlannedPatch]) -> Iterator[Problem]:
+    by_site: dict[str, list[PlannedPatch]] = defaultdict(list)
+    for planned in patches:
+        by_site[planned.site].append(planned)
+    for site, here in by_site.items():
+        replacing = [planned for planned in here if isinstance(planned.patch, Replace)]
+        if len(replacing) > 1:
+            yield _conflict(replacing, f"{_and(replacing)} replace {site}; only one can")
+        setting = [planned for planned in here if isinstance(planned.patch, Set)]
+        if len({repr(planned.patch.value) for planned in setting}) > 1:
+            values = " and ".join(sorted(f"{planned.owner} sets it to {planned.patch.value!r}" for planned in setting))
+            yield _conflict(setting, f"{site} cannot have two values: {values}")
+        owner = site
+        while "." in owner.partition(":")[2]:
+            owner = owner.rpartition(".")[0]
+            for planned in by_site.get(owner, ()):
+                if isinstance(planned.patch, Replace):
+                    member = site.rpartition(".")[2]
+                    text = f"{planned.owner} replaces the class {owner} and {_and(here)} patches its member {member}"
+                    yield _conflict([planned, *here], text)
+
+
+def _conflict(patches: Sequence[PlannedPatch], text: str) -> Problem:
+    owners = tuple(sorted({planned.owner for planned in patches}))
+    chain = tuple(sorted(f"{p.owner}: {p.patch.kind} of {p.patch.target}, {p.patch.reason}" for p in patches))
+    return Problem("MS402", text, owners, chain, fix=f"take out {' or '.join(owners)}, or let one declare Supersedes")
+
+
+def _and(patches: Iterable[PlannedPatch]) -> str:
+    return " and ".join(sorted({planned.owner for planned in patches}))

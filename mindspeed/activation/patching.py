@@ -1,0 +1,260 @@
+"""The patch engine: checks a set of patches, applies it all or not at all, reports it, and undoes it exactly."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import attrgetter
+from types import ModuleType
+from typing import Any
+
+from mindspeed.activation.audit import stale_holders
+from mindspeed.activation.binding import (
+    Bound,
+    SitePatches,
+    by_site,
+    chained,
+    follow_imports,
+    import_values,
+    loaded_object,
+    locate,
+)
+from mindspeed.activation.importing import PatchFinder
+from mindspeed.activation.patch_checks import check_patches, missing_target, with_sites
+from mindspeed.activation.plan import PlannedPatch
+from mindspeed.activation.rebinding import Journal, Rebinder, imported_since
+from mindspeed.activation.sites import find_site
+from mindspeed.activation.source import find_module
+from mindspeed.plugins.problems import PatchError, Problem
+
+__all__ = ["AppliedPatches", "SiteReport", "apply", "check_patches", "with_sites"]
+
+_lock = threading.RLock()
+
+
+@dataclass(frozen=True, slots=True)
+class SiteReport:
+    """One patched site: who patches it and how, how many other holders were rebound.
+
+    ``pending``: its module is not imported yet.
+    """
+
+    site: str
+    owners: tuple[str, ...]
+    kinds: tuple[str, ...]
+    aliases: int
+    pending: bool
+
+    @property
+    def file(self) -> str:
+        """Source file of the original, ``""`` when it has none."""
+        site = find_site(self.site)
+        return site.file if site is not None else ""
+
+    @property
+    def line(self) -> int:
+        """Line of the original definition, 0 when unknown."""
+        site = find_site(self.site)
+        return site.line if site is not None else 0
+
+
+def apply(patches: Sequence[PlannedPatch]) -> AppliedPatches:
+    """Apply a checked set of patches; skipped ones are ignored.
+
+    Loaded modules are patched now, others right after they execute. Raises PatchError with all problems, and then
+    nothing has changed.
+    """
+    applied = AppliedPatches(by_site(patches))
+    applied.start()
+    return applied
+
+
+class AppliedPatches:
+    """Patches that are in force: their report, and the way back."""
+
+    def __init__(self, groups: Sequence[SitePatches]) -> None:
+        self._groups = groups
+        self._by_module: dict[str, list[SitePatches]] = {}
+        for group in groups:
+            self._by_module.setdefault(group.module, []).append(group)
+        self._packages = frozenset(module.partition(".")[0] for module in self._by_module)
+        self._finder = PatchFinder(self._packages, self._executed, self._finished)
+        self._journal = Journal()
+        self._bound: list[Bound] = []
+        self._new: list[Bound] = []
+        self._postponed: list[str] = []
+        self._aliases: dict[str, int] = {}
+
+    def start(self) -> None:
+        """Install the finder and patch what is loaded. Raises PatchError after undoing everything."""
+        self._finder.install()  # first: importing a replacement may load further targets
+        try:
+            loaded = [group for group in self._groups if group.module in sys.modules]
+            _all(_check_importable, [group for group in self._groups if group.module not in sys.modules])
+            self._rebind(self._patch(loaded))
+        except BaseException:
+            self.undo()
+            raise
+
+    @property
+    def sites(self) -> tuple[SiteReport, ...]:
+        """Every site in plan order."""
+        done = {bound.group.site for bound in self._bound}
+        return tuple(
+            SiteReport(
+                group.site,
+                tuple(dict.fromkeys(planned.owner for planned in group.patches)),
+                tuple(planned.patch.kind for planned in group.patches),
+                self._aliases.get(group.site, 0),
+                group.site not in done,
+            )
+            for group in self._groups
+        )
+
+    def undo(self) -> None:
+        """Put every original back, also where a module imported since has taken a patched object."""
+        with _lock:
+            self._finder.remove()
+            self._journal.undo()
+            self._give_back(self._bound, Journal())
+            self._bound.clear()
+            self._new.clear()
+            _clear_caches(self._groups)
+
+    @contextmanager
+    def suspended(self, site: str) -> Iterator[None]:
+        """Put the original back at one site for the length of a with-block. Raises PatchError for an unknown site."""
+        found = find_site(site)
+        names = {site, found.name if found is not None else site}
+        if names.isdisjoint(group.site for group in self._groups):
+            raise PatchError([Problem("MS401", f"{site} is not patched by the active plan")])
+        journal = Journal()
+        with _lock:
+            suspended = [bound for bound in self._bound if bound.group.site in names]
+            for bound in reversed(suspended):
+                bound.restore(journal)
+            self._give_back(suspended, journal)
+        try:
+            yield
+        finally:
+            with _lock:
+                journal.undo()
+                self._rebind(suspended)
+
+    def audit(self) -> list[Problem]:
+        """MS404 for every closure, partial and live instance that still holds an original. Walks the heap."""
+        with _lock:
+            return stale_holders(self._bound)
+
+    def _patch(self, groups: Sequence[SitePatches]) -> list[Bound]:
+        """Bind the sites of loaded modules; all replacements are imported before anything is touched."""
+        values: dict[str, Any] = {}
+        _all(lambda group: values.update(import_values(group)), groups)
+        with _lock:
+            mark, bound = len(self._journal.changes), list[Bound]()
+            try:
+                _clear_caches(groups)
+                deepest_first = sorted(groups, key=lambda group: -len(group.path))
+                for layer in (attrgetter("ground"), attrgetter("own")):
+                    for group in deepest_first:
+                        if layer(group):
+                            bound.append(self._bind(group, layer(group), values, bound))
+            except BaseException:
+                self._journal.undo(mark)
+                raise
+            self._bound += bound
+            return bound
+
+    def _bind(
+        self, group: SitePatches, layer: Sequence[PlannedPatch], values: Mapping[str, Any], bound: Sequence[Bound]
+    ) -> Bound:
+        found = locate(group)
+        for other in (*self._bound, *bound):
+            if other.is_same(found) and other.group.site != group.site:
+                text = f"{group.site} and {other.group.site} are two names of one object"
+                owners = (other.group.owner, group.owner)
+                raise PatchError([Problem("MS402", text, owners, fix="patch the name in the module that defines it")])
+        found.apply(layer, values, self._journal)
+        return found
+
+    def _rebind(self, bound: Sequence[Bound], shallow: Sequence[str] | None = None) -> None:
+        """Give the patched object to the other holders: everywhere, or in the modules ``shallow``."""
+        with _lock:
+            for one in bound:
+                if one.shared:
+                    self._count(one, follow_imports(one, one.original, one.current, self._journal))
+            exchanges = chained([exchange for one in bound for exchange in one.exchanges()])
+            if exchanges:
+                rebinder = Rebinder(exchanges, self._journal)
+                rebinder.rebind(shallow, self._younger_modules() if shallow is None else shallow)
+                for one in bound:
+                    self._count(one, rebinder.counts.get(id(one.original), 0))
+
+    def _give_back(self, bound: Sequence[Bound], journal: Journal) -> None:
+        """Give the originals to every holder of a patched object."""
+        for one in bound:
+            if not one.fresh:
+                follow_imports(one, one.current, one.original, journal)
+        exchanges = chained([exchange for one in bound for exchange in one.returns()])
+        if exchanges:
+            Rebinder(exchanges, journal).rebind(None, self._younger_modules())
+
+    def _younger_modules(self) -> list[str]:
+        return imported_since(*self._packages)
+
+    def _count(self, bound: Bound, aliases: int) -> None:
+        self._aliases[bound.group.site] = self._aliases.get(bound.group.site, 0) + aliases
+
+    def _executed(self, module: ModuleType, nested: bool) -> None:
+        """Patch a module that has just run, or later when its imports cannot be completed yet."""
+        groups = self._by_module.get(module.__name__, [])
+        if not groups:
+            return
+        top = sys.modules.get(module.__name__.partition(".")[0])
+        if nested and getattr(getattr(top, "__spec__", None), "_initializing", False):
+            self._postponed.append(module.__name__)
+            return
+        try:
+            bound = self._patch(groups)
+        except PatchError:
+            if not nested:
+                raise
+            self._postponed.append(module.__name__)  # a replacement may need what is only half imported now
+            return
+        self._rebind(bound, [module.__name__])
+        self._new += bound
+
+    def _finished(self) -> None:
+        """An import has ended: patch what had to wait, and find holders that got an original through circular imports."""
+        postponed, self._postponed = self._postponed, []
+        self._new += self._patch([group for name in postponed if name in sys.modules for group in self._by_module[name]])
+        new, self._new = self._new, []
+        self._rebind(new)
+
+
+def _all(action: Callable[[SitePatches], None], groups: Sequence[SitePatches]) -> None:
+    """Do something for every group. Raises one PatchError with the problems of all."""
+    problems: list[Problem] = []
+    for group in groups:
+        try:
+            action(group)
+        except PatchError as error:
+            problems += error.problems
+    if problems:
+        raise PatchError(dict.fromkeys(problems))
+
+
+def _check_importable(group: SitePatches) -> None:
+    if find_module(group.module) is None:
+        raise PatchError([missing_target(planned.owner, planned.patch.target) for planned in group.patches])
+
+
+def _clear_caches(groups: Sequence[SitePatches]) -> None:
+    """Clear the ``lru_cache``s that the patches name, in modules that are loaded."""
+    for name in {name: None for group in groups for planned in group.patches for name in planned.patch.clears}:
+        cached = loaded_object(name)
+        if hasattr(cached, "cache_clear"):
+            cached.cache_clear()

@@ -1,0 +1,275 @@
+"""Finding every holder of an object and giving it another one, with a journal that puts each back exactly.
+
+Holders are the entries of module dictionaries, class dictionaries and containers, fields of dataclass instances such as
+Megatron's ``ModuleSpec``, defaults of functions, and the ``__bases__`` of subclasses. Dictionaries are read directly,
+so that no lazy ``__getattr__`` fires. Replaced values keep their key's place, so the order of a dictionary never changes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from operator import is_ as _is
+from types import FunctionType, ModuleType
+from typing import Any, Final, NamedTuple
+
+from mindspeed.plugins.problems import PatchError, Problem
+
+ABSENT: Final = type("ABSENT", (), {"__slots__": (), "__repr__": lambda self: "ABSENT"})()
+"""What a place holds before something was planted there."""
+
+
+class Place(NamedTuple):
+    """How one kind of holder is read and written."""
+
+    read: Callable[[Any, Any], Any]
+    write: Callable[[Any, Any, Any], None]
+
+
+def _write_attribute(holder: Any, name: str, value: Any) -> None:
+    if value is ABSENT:
+        type.__delattr__(holder, name)
+    else:
+        type.__setattr__(holder, name, value)
+
+
+def _rename_key(holder: dict[Any, Any], old: Any, new: Any) -> None:
+    entries = [(new if key is old else key, value) for key, value in holder.items()]
+    holder.clear()
+    holder.update(entries)
+
+
+def _rename_member(holder: set[Any], old: Any, new: Any) -> None:
+    holder.remove(old)
+    holder.add(new)
+
+
+ITEM: Final = Place(dict.get, dict.__setitem__)
+ELEMENT: Final = Place(lambda holder, i: holder[i] if i < len(holder) else ABSENT, list.__setitem__)
+ATTRIBUTE: Final = Place(lambda holder, name: vars(holder).get(name, ABSENT), _write_attribute)
+SLOT: Final = Place(getattr, setattr)
+KEY: Final = Place(lambda holder, key: next((k for k in holder if k is key), ABSENT), _rename_key)
+MEMBER: Final = Place(lambda holder, key: next((k for k in holder if k is key), ABSENT), _rename_member)
+
+
+class Change(NamedTuple):
+    """One value that was exchanged. Keys and set members are their own value: there ``key`` is what stands there now."""
+
+    place: Place
+    holder: Any
+    key: Any
+    old: Any
+    new: Any
+
+    def revert(self) -> None:
+        """Put the old value back, unless somebody has changed the place since."""
+        if self.place.read(self.holder, self.key) is self.new:
+            self.place.write(self.holder, self.key, self.old)
+
+
+class Journal:
+    """Every change in order; undone last first."""
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+
+    def write(self, place: Place, holder: Any, key: Any, old: Any, new: Any) -> None:
+        """Change a place and remember how to change it back."""
+        place.write(holder, key, new)
+        self.changes.append(Change(place, holder, new if place in (KEY, MEMBER) else key, old, new))
+
+    def undo(self, mark: int = 0) -> None:
+        """Revert everything that was written after the journal had ``mark`` changes."""
+        while len(self.changes) > mark:
+            self.changes.pop().revert()
+
+
+class Exchange(NamedTuple):
+    """An object to be exchanged for another one.
+
+    The modules ``keeping`` the old one are those that define the new one; ``layers`` are classes whose ancestors keep
+    it as base.
+    """
+
+    old: Any
+    new: Any
+    keeping: frozenset[str] = frozenset()
+    layers: tuple[type, ...] = ()
+
+
+_OWN: Final = __name__.rpartition(".")[0]
+
+
+def module_dictionaries(names: Iterable[str] | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """``(name, dictionary)`` of the imported modules, or of those named; this package's own records are left out."""
+    for name in list(sys.modules) if names is None else names:
+        module = sys.modules.get(name)
+        if isinstance(module, ModuleType) and not name.startswith(_OWN):
+            yield name, ModuleType.__getattribute__(module, "__dict__")
+
+
+def imported_since(*packages: str) -> list[str]:
+    """Names of the modules that came into ``sys.modules`` with or after the first of ``packages``.
+
+    An older module can hold an object of theirs only if it was registered there.
+    """
+    names = list(sys.modules)
+    first = min((names.index(package) for package in packages if package in sys.modules), default=0)
+    return [name for index, name in enumerate(names) if index >= first or name == "__main__"]
+
+
+class Rebinder:
+    """Exchanges objects in modules. ``counts`` says in how many places each was found, by the id of the old object."""
+
+    def __init__(self, exchanges: Collection[Exchange], journal: Journal) -> None:
+        self.journal = journal
+        self.counts: dict[int, int] = dict.fromkeys((id(exchange.old) for exchange in exchanges), 0)
+        self._exchanges = {id(exchange.old): exchange for exchange in exchanges}
+        self._new: dict[int, Any] = {}
+        self._ids: frozenset[int] = frozenset()
+        self._module = ""
+        self._seen: set[int] = set()
+        self._todo: list[Any] = []
+
+    def rebind(self, shallow: Iterable[str] | None = None, deep: Iterable[str] = ()) -> None:
+        """Exchange module entries in the modules ``shallow`` (None for all), and everything reachable from ``deep``."""
+        self._reparent()
+        for name, entries in module_dictionaries(shallow):
+            self._enter(name)
+            if not self._ids.isdisjoint(map(id, entries.values())):
+                for key, value in list(entries.items()):
+                    if id(value) in self._new:
+                        self._write(ITEM, entries, key, value)
+        for name, entries in module_dictionaries(deep):
+            self._enter(name)
+            self._look(ITEM, entries, entries)
+            while self._todo:
+                holder = self._todo.pop()
+                _visitors[type(holder)](self, holder)
+
+    def _enter(self, module: str) -> None:
+        """Select what may be exchanged in a module."""
+        self._module = module
+        kept = {key for key, exchange in self._exchanges.items() if module in exchange.keeping}
+        if kept or len(self._new) != len(self._exchanges):
+            self._new = {key: exchange.new for key, exchange in self._exchanges.items() if key not in kept}
+            self._ids = frozenset(self._new)
+
+    def _write(self, place: Place, holder: Any, key: Any, old: Any) -> None:
+        self.journal.write(place, holder, key, old, self._new[id(old)])
+        self.counts[id(old)] += 1
+
+    def _reparent(self) -> None:
+        """Give the subclasses of an exchanged class the new one as base."""
+        for old, new, _, layers in self._exchanges.values():
+            if isinstance(old, type) and isinstance(new, type):
+                kept = {ancestor for layer in (new, *layers) for ancestor in layer.__mro__}
+                subclasses: list[type] = type.__subclasses__(old)
+                for subclass in subclasses:
+                    if subclass in kept:
+                        continue
+                    bases = tuple(new if base is old else base for base in subclass.__bases__)
+                    try:
+                        self.journal.write(SLOT, subclass, "__bases__", subclass.__bases__, bases)
+                    except TypeError as error:
+                        text = f"{subclass.__module__}.{subclass.__qualname__} cannot follow its patched base class: {error}"
+                        raise PatchError([Problem("MS404", text)]) from error
+                    self.counts[id(old)] += 1
+
+    def _look(self, place: Place, holder: Any, entries: Mapping[Any, Any]) -> None:
+        """Exchange the values of a mapping that are known, renew immutable ones that contain such, queue other holders."""
+        values = entries.values()
+        if self._ids.isdisjoint(map(id, values)) and not any(map(_visitors.__getitem__, set(map(type, values)))):
+            return
+        for key, value in list(entries.items()):
+            if id(value) in self._new:
+                self._write(place, holder, key, value)
+            elif _visitors[type(value)] is not None:
+                self._renew(place, holder, key, value)
+
+    def _renew(self, place: Place, holder: Any, key: Any, value: Any) -> None:
+        renewed = self._renewed(value)
+        if renewed is not value:
+            self.journal.write(place, holder, key, value, renewed)
+
+    def _renewed(self, value: Any) -> Any:
+        """The value that stands for ``value``: itself unless it is immutable and contains something exchanged."""
+        kind = type(value)
+        if id(value) in self._new:
+            self.counts[id(value)] += 1
+            return self._new[id(value)]
+        if kind is tuple or kind is frozenset:
+            parts = [self._renewed(part) for part in value]
+            return value if all(map(_is, parts, value)) else kind(parts)
+        if kind is staticmethod or kind is classmethod:
+            function = self._renewed(value.__func__)
+            return value if function is value.__func__ else kind(function)
+        if _visitors[kind] is not None and id(value) not in self._seen and self._is_at_home(value):
+            self._seen.add(id(value))
+            self._todo.append(value)
+        return value
+
+    def _is_at_home(self, holder: Any) -> bool:
+        """Whether a function or class belongs to the module that is searched; elsewhere it is only a name."""
+        return not isinstance(holder, FunctionType | type) or holder.__module__ == self._module
+
+    def _visit_dict(self, entries: dict[Any, Any]) -> None:
+        self._look(ITEM, entries, entries)
+        if type(entries) is dict:
+            self._rename(KEY, entries)
+
+    def _visit_list(self, elements: list[Any]) -> None:
+        self._look(ELEMENT, elements, dict(enumerate(elements)))
+
+    def _visit_set(self, members: set[Any]) -> None:
+        self._rename(MEMBER, members)
+
+    def _visit_class(self, cls: type) -> None:
+        self._look(ATTRIBUTE, cls, vars(cls))
+
+    def _visit_function(self, function: FunctionType) -> None:
+        if function.__defaults__:
+            self._renew(SLOT, function, "__defaults__", function.__defaults__)
+        if function.__kwdefaults__:
+            self._look(ITEM, function.__kwdefaults__, function.__kwdefaults__)
+
+    def _visit_instance(self, instance: Any) -> None:
+        fields = getattr(instance, "__dict__", None)
+        if type(fields) is dict:
+            self._look(ITEM, fields, fields)
+
+    def _rename(self, place: Place, holder: Any) -> None:
+        if not self._ids.isdisjoint(map(id, holder)):
+            for key in [key for key in holder if id(key) in self._new]:
+                self._write(place, holder, key, key)
+
+
+class _Visitors(dict[type, Any]):
+    """What to do with a holder of a type; None for a type that holds nothing that is exchanged."""
+
+    def __missing__(self, kind: type) -> Any:
+        visitor: Callable[[Rebinder, Any], None] | None = None
+        if issubclass(kind, type):
+            visitor = Rebinder._visit_class
+        elif "__dataclass_fields__" in vars(kind):
+            visitor = Rebinder._visit_instance
+        self[kind] = visitor
+        return visitor
+
+
+def _renewed_in_place(rebinder: Rebinder, value: Any) -> None:
+    """Immutable holders never wait: they are renewed where they are found."""
+
+
+_visitors: Final = _Visitors(
+    {
+        dict: Rebinder._visit_dict,
+        OrderedDict: Rebinder._visit_dict,
+        defaultdict: Rebinder._visit_dict,
+        list: Rebinder._visit_list,
+        set: Rebinder._visit_set,
+        FunctionType: Rebinder._visit_function,
+        **dict.fromkeys((tuple, frozenset, staticmethod, classmethod), _renewed_in_place),
+    }
+)
