@@ -38,11 +38,12 @@ class WorkerPool:
     """Runs plans on as many processes as each needs, starting workers when they are first wanted.
 
     Results of baseline runs are kept: the same plan and recipe on the same number of processes run once.
-    A worker that dies or hangs ends the pool: every later call raises the same RunError.
+    A worker that dies or hangs ends the pool: every later call raises the same RunError. Workers look for modules in
+    ``search_path`` first, then where this process does.
     """
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        self._environment = dict(environment or {})
+    def __init__(self, search_path: Sequence[str] = ()) -> None:
+        self._search_path = (*search_path, *sys.path)
         self._folder = tempfile.TemporaryDirectory(prefix="mindspeed-pool-")
         self._workers: list[_Worker] = []
         self._runs = 0
@@ -89,7 +90,7 @@ class WorkerPool:
 
     def _start(self, count: int) -> None:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(_INHERITED)}
-        fixed = {"OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+        fixed = {"OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTHONPATH": os.pathsep.join(self._search_path)}
         while len(self._workers) < count:
             ours, theirs = Pipe()
             log = Path(self._folder.name) / f"worker-{len(self._workers)}.log"
@@ -97,7 +98,7 @@ class WorkerPool:
             with log.open("wb") as output:
                 process = subprocess.Popen(
                     command,
-                    env={**inherited, **fixed, **self._environment},
+                    env={**inherited, **fixed},
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=output,

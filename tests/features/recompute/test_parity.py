@@ -1,0 +1,32 @@
+"""Recomputation against the same layout without it, with dropout, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import Prove
+
+FULL = {"granularity": "full", "method": "uniform", "num_layers": 1}
+BLOCK = {"granularity": "full", "method": "block", "num_layers": 1}
+SELECTIVE = {"granularity": "selective"}
+BOTH = pytest.mark.parametrize("settings", [FULL, SELECTIVE], ids=["full", "selective"])
+
+
+@pytest.mark.parametrize("settings", [FULL, BLOCK, SELECTIVE], ids=["full", "block", "selective"])
+def test_recomputed_activations_are_bit_equal(prove: Prove, settings: dict[str, object]) -> None:
+    verdict = prove("recompute", settings={"recompute": settings})
+    assert verdict.problems == []
+    assert {check.largest_difference for check in verdict.checks} == {0.0}
+    without, recomputed = verdict.proof.bytes["saved activations"]
+    assert recomputed < without
+
+
+@BOTH
+@pytest.mark.parametrize("beside", [["sequence-parallel"], ["virtual-pipeline"]], ids=lambda names: names[0])
+def test_recomputed_activations_are_bit_equal_in_a_layout(prove: Prove, settings: dict[str, object], beside: list[str]) -> None:
+    assert prove("recompute", settings={"recompute": settings}, beside=beside).problems == []
+
+
+@BOTH
+def test_recomputed_activations_are_bit_equal_in_bf16(prove: Prove, settings: dict[str, object]) -> None:
+    assert prove("recompute", settings={"recompute": settings}, world={"dtype": "bf16"}).problems == []

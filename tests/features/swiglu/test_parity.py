@@ -1,0 +1,21 @@
+"""The SwiGLU operator against Megatron's activation."""
+
+from __future__ import annotations
+
+from tests.conftest import Prove
+
+
+def test_the_operator_trains_as_the_activation_of_megatron(prove: Prove) -> None:
+    assert prove("swiglu").problems == []
+
+
+def test_the_operator_trains_as_the_activation_of_megatron_in_bf16(prove: Prove) -> None:
+    assert prove("swiglu", world={"dtype": "bf16"}).problems == []
+
+
+def test_both_operators_compose_with_a_layout(prove: Prove) -> None:
+    assert prove("swiglu", "rms-norm", "tensor-parallel", "pipeline-parallel").problems == []
+
+
+def test_the_operator_is_the_activation_of_experts(prove: Prove) -> None:
+    assert prove("swiglu", "expert-parallel").problems == []

@@ -1,0 +1,91 @@
+"""Comparing records: what counts as a difference, and what cannot be compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mindspeed.plugins.feature import Numerics
+from mindspeed.verification.comparison import Check, Tolerances, compare, losses_by_step, zero_or_not_finite
+from mindspeed.verification.record import Piece, Record
+
+EXACT = Tolerances.of(Numerics.exact(), "fp32")
+REORDERED = Tolerances.of(Numerics.reordered(), "fp32")
+FULL = np.arange(1.0, 9.0, dtype=np.float32).reshape(4, 2)
+WHOLE = (slice(0, 4), slice(0, 2))
+TOP, BOTTOM = (slice(0, 2), slice(0, 2)), (slice(2, 4), slice(0, 2))
+
+
+def record(*pieces: tuple[Any, Any], kind: str = "gradient", loss: float = 2.0) -> Record:
+    return Record({(0, 0): loss}, [Piece(kind, "w", FULL.shape, index, np.asarray(values)) for index, values in pieces])
+
+
+BASELINE = [record((WHOLE, FULL))]
+
+
+def gradient_check(*feature: Record, tolerances: Tolerances = EXACT) -> Check:
+    return compare(BASELINE, feature, tolerances)[1]
+
+
+def test_shards_that_make_up_the_full_tensor_are_equal() -> None:
+    assert gradient_check(record((TOP, FULL[:2])), record((BOTTOM, FULL[2:]))) == Check("gradient of w", 0.0, 0.0)
+
+
+def test_the_difference_is_relative_to_the_norm_of_the_baseline() -> None:
+    check = gradient_check(record((WHOLE, FULL * np.float32(1.001))))
+    assert check.largest_difference == pytest.approx(1e-3, rel=1e-3)
+    assert not check.holds
+
+
+def test_the_worst_copy_of_an_element_counts() -> None:
+    wrong = FULL[:2] + 1
+    check = gradient_check(record((WHOLE, FULL)), record((TOP, wrong)), record((TOP, FULL[:2])))
+    assert check.largest_difference == pytest.approx(2.0 / np.linalg.norm(FULL))
+
+
+@pytest.mark.parametrize(
+    "feature",
+    [
+        [record((TOP, FULL[:2]))],
+        [record((WHOLE, FULL * np.nan))],
+        [Record({(0, 0): 2.0}, [Piece("gradient", "w", (8, 2), WHOLE, FULL)])],
+        [record((WHOLE, FULL), kind="update")],
+    ],
+    ids=["a part is missing", "not finite", "another shape", "not there"],
+)
+def test_what_cannot_be_compared_does_not_hold(feature: list[Record]) -> None:
+    check = gradient_check(*feature)
+    assert check.largest_difference is None
+    assert not check.holds
+
+
+def test_rows_of_a_tensor_may_come_in_any_order() -> None:
+    assert gradient_check(record((([3, 1], slice(0, 2)), FULL[[3, 1]])), record((([0, 2], slice(0, 2)), FULL[[0, 2]]))).holds
+
+
+def test_a_loss_is_the_mean_over_micro_batches_each_counted_once() -> None:
+    ranks = [Record({(0, 0): 1.0, (1, 0): 5.0}), Record({(0, 0): 1.0, (0, 1): 3.0, (1, 1): 7.0})]
+    assert losses_by_step(ranks) == [2.0, 6.0]
+
+
+def test_the_loss_is_compared_relative_to_the_baseline() -> None:
+    check = compare(BASELINE, [record((WHOLE, FULL), loss=2.0 + 4e-6)], REORDERED)[0]
+    assert check.what == "loss over 1 steps"
+    assert check.largest_difference == pytest.approx(2e-6)
+    assert not check.holds
+
+
+def test_zero_and_not_finite_gradients_are_named() -> None:
+    zero, nan = record((WHOLE, FULL * 0)), record((TOP, FULL[:2] * np.nan))
+    assert [check.what for check in zero_or_not_finite([zero])] == ["gradient of w is zero"]
+    assert [check.what for check in zero_or_not_finite([zero, nan])] == ["gradient of w is not finite"]
+    assert zero_or_not_finite([record((TOP, FULL[:2] * 0)), record((BOTTOM, FULL[2:]))]) == []
+
+
+def test_an_exact_claim_tolerates_nothing_in_any_dtype() -> None:
+    assert (EXACT.loss, EXACT.gradient, EXACT.update) == (0.0, 0.0, 0.0)
+    assert Tolerances.of(Numerics.exact(), "bf16") == EXACT
+    assert Tolerances(1e-6, 1e-5) == REORDERED
+    assert Tolerances.of(Numerics.reordered(), "bf16") == Tolerances(2.5e-3, 5e-2)

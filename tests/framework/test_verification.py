@@ -1,0 +1,182 @@
+"""The proof harness: it finds planted faults and features that do nothing, and it does not blame healthy ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from mindspeed.activation.patching import with_sites
+from mindspeed.activation.plan import PlannedPatch
+from mindspeed.activation.request import Layer
+from mindspeed.cli import main
+from mindspeed.plugins.patches import Wrap
+from mindspeed.plugins.problems import RunError
+from mindspeed.verification import harness, question
+from mindspeed.verification.harness import Verdict, verify
+from mindspeed.verification.pool import WorkerPool
+from mindspeed.verification.question import Question, ask
+from tests.framework import faults
+
+FINALIZE = "megatron.core.distributed.finalize_model_grads"
+MAPPINGS = "megatron.core.tensor_parallel.mappings"
+BUFFER = "megatron.core.distributed.param_and_grad_buffer"
+REDUCE_GRADIENTS = f"{BUFFER}:_ParamAndGradBucketGroup.start_grad_sync"
+RECEIVE = "megatron.core.pipeline_parallel.p2p_communication:P2PCommunicator.recv_forward"
+QKV = "decoder.layers.0.self_attention.linear_qkv.weight"
+EMBEDDING = "embedding.word_embeddings.weight"
+
+FEATURES = (
+    "async-ddp",
+    "async-param-gather",
+    "data-parallel",
+    "distributed-optimizer",
+    "expert-parallel",
+    "pipeline-parallel",
+    "recompute",
+    "rms-norm",
+    "sequence-parallel",
+    "swiglu",
+    "tensor-parallel",
+    "virtual-pipeline",
+)
+
+FAULTS = [
+    ("tensor-parallel", f"{MAPPINGS}:_reduce", "unreduced", f"gradient of {QKV}"),
+    (
+        "tensor-parallel",
+        "megatron.core.tensor_parallel.utils:VocabUtility.vocab_range_from_global_vocab_size",
+        "shifted_range",
+        f"gradient of {EMBEDDING}",
+    ),
+    (
+        "sequence-parallel",
+        f"{FINALIZE}:_allreduce_non_tensor_model_parallel_grads",
+        "skipped",
+        "gradient of decoder.layers.0.self_attention.linear_qkv.layer_norm_weight",
+    ),
+    ("sequence-parallel", f"{MAPPINGS}:_split_along_first_dim", "rolled", f"gradient of {QKV}"),
+    ("pipeline-parallel", f"{FINALIZE}:_allreduce_word_embedding_grads", "skipped", f"gradient of {EMBEDDING}"),
+    ("pipeline-parallel", RECEIVE, "rolled_in_place", f"gradient of {QKV}"),
+    ("virtual-pipeline", f"{FINALIZE}:_allreduce_word_embedding_grads", "skipped", f"gradient of {EMBEDDING}"),
+    ("virtual-pipeline", RECEIVE, "rolled_in_place", f"gradient of {QKV}"),
+    ("data-parallel", REDUCE_GRADIENTS, "skipped", f"gradient of {QKV}"),
+    ("distributed-optimizer", f"{BUFFER}:shard_buffer", "misplaced_shards", f"gradient of {QKV}"),
+    ("distributed-optimizer", f"{BUFFER}:_ParamAndGradBucketGroup.start_param_sync", "ungathered", f"update of {QKV}"),
+    ("async-ddp", f"{BUFFER}:_ParamAndGradBucketGroup.finish_grad_sync", "skipped", f"gradient of {QKV}"),
+    ("async-param-gather", f"{BUFFER}:_ParamAndGradBucketGroup.start_param_sync", "ungathered", f"update of {QKV}"),
+    ("expert-parallel", REDUCE_GRADIENTS, "skipped", f"gradient of {QKV}"),
+    ("expert-parallel", f"{MAPPINGS}:all_to_all", "rolled", f"gradient of {QKV}"),
+    ("recompute", "megatron.core.tensor_parallel.random:_set_all_rng_states", "skipped", f"gradient of {QKV}"),
+    ("rms-norm", "mindspeed.ops.rms_norm:rms_norm", "scaled_up", f"gradient of {QKV}"),
+    ("swiglu", "mindspeed.ops.swiglu:swiglu", "rolled", f"gradient of {QKV}"),
+]
+DROPOUT: dict[str, dict[str, Any]] = {"recompute": {"granularity": "full", "method": "uniform", "num_layers": 1}}
+
+
+def asked(feature: str, settings: Mapping[str, Mapping[str, Any]] = DROPOUT) -> Question:
+    given = {name: values for name, values in settings.items() if name == feature}
+    return ask([feature], [Layer("test", settings=given)])
+
+
+def planted(question: Question, target: str, fault: str) -> Question:
+    """The question with one more patch in the plan, as a careless feature would bring it."""
+    patch = Wrap(target, f"tests.framework.faults:{fault}", "a planted fault")
+    fault_alone = with_sites([PlannedPatch("fault", patch, target)])
+    return replace(question, plan=replace(question.plan, patches=(*question.plan.patches, *fault_alone)))
+
+
+def failing(verdict: Verdict) -> list[str]:
+    return [check.what for check in verdict.checks if not check.holds]
+
+
+@pytest.mark.parametrize(("feature", "target", "fault", "blamed"), FAULTS, ids=lambda value: str(value).rpartition(".")[2])
+def test_a_planted_fault_is_found_and_its_parameter_named(
+    pool: WorkerPool, feature: str, target: str, fault: str, blamed: str
+) -> None:
+    verdict = verify(planted(asked(feature), target, fault), pool)
+    assert not verdict.holds
+    assert blamed in failing(verdict)
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_one_gradient_times_1_001_is_found_and_only_it_is_named(pool: WorkerPool, feature: str) -> None:
+    verdict = verify(planted(asked(feature), f"{FINALIZE}:finalize_model_grads", "scaled_gradient"), pool)
+    gradients = [check for check in verdict.checks if not check.holds and check.what.startswith("gradient")]
+    assert [check.what for check in gradients] == [f"gradient of {faults.SCALED}"]
+    assert gradients[0].largest_difference == pytest.approx(1e-3, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [("zero_gradient", f"gradient of {QKV} is zero"), ("nan_gradient", f"gradient of {QKV} is not finite")],
+)
+def test_a_gradient_that_is_zero_or_not_finite_fails(pool: WorkerPool, fault: str, sentence: str) -> None:
+    verdict = verify(planted(asked("rms-norm"), f"{FINALIZE}:finalize_model_grads", fault), pool)
+    assert sentence in failing(verdict)
+
+
+@pytest.mark.parametrize("feature", ["distributed-optimizer", "sequence-parallel", "recompute"])
+def test_a_configuration_equal_to_the_baselines_fails(pool: WorkerPool, feature: str) -> None:
+    question = asked(feature, {})
+    without = tuple(planned for planned in question.plan.overrides if feature not in planned.owners)
+    verdict = verify(replace(question, plan=replace(question.plan, overrides=without)), pool)
+    assert failing(verdict) == [f"effect of {feature}: the configuration that reached the model equals the baseline's"]
+
+
+def test_a_feature_whose_patches_and_hooks_are_not_reached_fails(pool: WorkerPool) -> None:
+    question = asked("rms-norm")
+    without = tuple(planned for planned in question.plan.patches if "with_layer_spec" not in str(planned.patch.value))
+    verdict = verify(replace(question, plan=replace(question.plan, patches=without)), pool)
+    assert failing(verdict) == ["effect of rms-norm: no patch site and no hook was reached"]
+
+
+def test_a_group_of_one_rank_fails(pool: WorkerPool) -> None:
+    verdict = verify(ask(["data-parallel"], nproc=1), pool)
+    assert failing(verdict) == ["effect of data-parallel: the group of dp has one rank"]
+
+
+def test_the_command_exits_1_and_names_the_parameter(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = planted(asked("data-parallel"), REDUCE_GRADIENTS, "skipped")
+    monkeypatch.setattr(question, "ask", lambda *args: broken)
+    monkeypatch.setattr(WorkerPool, "__new__", lambda *args: pool)
+    monkeypatch.setattr(WorkerPool, "__init__", lambda *args: None)
+    monkeypatch.setattr(WorkerPool, "close", lambda *args: None)
+    result = CliRunner().invoke(main, ["features", "verify", "data-parallel", "--json"])
+    assert result.exit_code == 1
+    verdict = json.loads(result.stdout)
+    assert verdict.keys() == {"feature", "claim", "holds", "checks", "proof"}
+    assert verdict["proof"].keys() == {"world", "sites_reached", "bytes"}
+    assert not verdict["holds"]
+    assert f"gradient of {QKV}" in [
+        check["what"] for check in verdict["checks"] if check["largest_difference"] > check["tolerance"]
+    ]
+
+
+def test_a_rank_that_dies_ends_the_pool_and_is_named() -> None:
+    question = planted(asked("data-parallel"), f"{FINALIZE}:finalize_model_grads", "sudden_death")
+    with WorkerPool(search_path=["."]) as pool:
+        with pytest.raises(RunError, match="MS604 verification rank 1 ended with signal 9; the others were stopped"):
+            verify(question, pool)
+        with pytest.raises(RunError, match="MS604 verification rank 1 ended with signal 9"):
+            verify(question, pool)
+
+
+def test_a_rank_that_raises_is_named_with_its_error(pool: WorkerPool) -> None:
+    question = planted(asked("rms-norm"), f"{FINALIZE}:finalize_model_grads", "error")
+    with pytest.raises(RunError, match="MS607 verification rank 0 failed: RuntimeError: a planted error"):
+        verify(question, pool)
+    assert verify(asked("rms-norm"), pool).holds
+
+
+def test_an_equal_baseline_runs_once(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    harness.verify(asked("tensor-parallel"), pool)
+    runs: list[int] = []
+    monkeypatch.setattr(pool, "run", lambda plan, recipe, size: runs.append(size) or [])
+    question = asked("pipeline-parallel")
+    assert pool.run_once(question.baseline, question.recipe, 1)
+    assert runs == []
