@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from shutil import get_terminal_size
 from typing import Any, Final, TypeVar
 
 import click
@@ -65,16 +66,10 @@ def exit_code(problems: Iterable[Problem]) -> int:
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A rich table on a terminal, else aligned columns."""
-    if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table(*headers, box=None, header_style="bold", pad_edge=False)
-        for row in rows:
-            table.add_row(*row)
-        Console(markup=False).print(table)
-        return
+    """Aligned columns. On a terminal the head is bold and the last column cut to what fits."""
     widths = [max(len(row[column]) for row in (headers, *rows)) for column in range(len(headers))]
+    before_last = sum(width + 2 for width in widths[:-1])
+    limit = max(get_terminal_size().columns, before_last + 20) if sys.stdout.isatty() else None
     for row in (headers, *rows):
-        click.echo("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+        line = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        click.secho(line[:limit], bold=row is headers)
