@@ -72,4 +72,4 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     limit = max(get_terminal_size().columns, before_last + 20) if sys.stdout.isatty() else None
     for row in (headers, *rows):
         line = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        click.secho(line[:limit], bold=row is headers)
+        click.secho(line[:limit], bold=True if row is headers else None)
