@@ -42,12 +42,12 @@ def launch(command: Sequence[str], nproc: int, env: Mapping[str, str], passthrou
     from torch.distributed.run import parse_args, run
 
     where = list(passthrough) or ["--standalone", "--local-addr", "127.0.0.1"]
-    arguments = parse_args([*where, "--nproc-per-node", str(nproc), "--no-python", *command])
+    arguments = parse_args([*where, "--nproc-per-node", str(nproc), "--no-python", *command])  # type: ignore[no-untyped-call]
     _silence_agent()
     defaults = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // nproc)), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": SAVING_TIME}
     with _environment({**defaults, **os.environ, **env}):
         try:
-            run(arguments)
+            run(arguments)  # type: ignore[no-untyped-call]
         except ChildFailedError as error:
             raise RunError(_problems(error)) from None
         except SignalException as stop:

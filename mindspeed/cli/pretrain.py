@@ -1,0 +1,112 @@
+"""``mindspeed pretrain``: train a GPT on megatron-core, with features by name."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+
+from mindspeed.cli.launch_options import Processes, launch_options
+from mindspeed.cli.output import json_option, wants_json
+from mindspeed.cli.request_options import COMMAND_LINE, Request, request_options
+from mindspeed.training.config import JOB_FILE, TrainConfig, flag
+
+
+def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add one option per field of `TrainConfig`; the command gets those that were given as one argument ``train``."""
+
+    @functools.wraps(command)
+    def with_train(**options: Any) -> Any:
+        given = {name: options.pop(name) for name in TrainConfig.model_fields}
+        return command(train={name: value for name, value in given.items() if value is not None}, **options)
+
+    decorated: Callable[..., Any] = with_train
+    for name, field in reversed(TrainConfig.model_fields.items()):
+        text = str(field.description) + ("" if field.default is None else f"  [default: {field.default}]")
+        decorated = click.option(flag(name), name, type=_click_type(field.annotation), help=text)(decorated)
+    return decorated
+
+
+def _click_type(annotation: Any) -> Any:
+    """The click type of a field: a choice of words, or int, float or str; ``X | None`` is X."""
+    kinds = [kind for kind in get_args(annotation) if kind is not type(None)] or [annotation]
+    return click.Choice(kinds) if isinstance(kinds[0], str) else kinds[0]
+
+
+@click.command()
+@launch_options
+@click.option("--resume", metavar="RUN", help="folder of a run to continue, with its job file and its newest checkpoint")
+@train_options
+@request_options
+@json_option
+@click.pass_context
+def pretrain(ctx: click.Context, request: Request, processes: Processes, train: dict[str, Any], resume: str | None) -> None:
+    """Train a GPT model, Llama-like or GPT-2-like, dense or MoE.
+
+    mindspeed pretrain --nproc 2 --tp 2 --features sequence-parallel,distributed-optimizer
+
+    Starts its own processes, or joins the job of torchrun or Slurm that it is started in. Without --data it trains on
+    the sources of Python's standard library. Sizes and the model's shape are those of --help; a job file (-f) has
+    them under 'world', and the options of training under 'train'. Ctrl-C saves and ends.
+    """
+    from mindspeed.plugins.problems import MindSpeedError, Problem
+    from mindspeed.training.job import make_job, write_job
+    from mindspeed.training.launch import INTERRUPTED, joined, launch, python
+
+    rank = joined(os.environ)
+    environment = request.environment(int(rank["WORLD_SIZE"]) if rank else processes.world_size)
+    job, job_file = make_job(request.layers, {JOB_FILE: request.train, COMMAND_LINE: train}, environment, resume)
+    if rank is not None:
+        if job.config.run is None:
+            raise MindSpeedError([Problem("MS301", "ranks that join a job must agree on the folder", fix="--run FOLDER")])
+        _join(rank, job, job_file)
+        if rank["RANK"] != "0":
+            return
+    else:
+        (Path(job.run) / "result.json").unlink(missing_ok=True)
+        variables = write_job(job, job_file)
+        status = launch(python("mindspeed.training.worker"), processes.per_node, variables, processes.passthrough)
+        if status == INTERRUPTED and not (Path(job.run) / "result.json").exists():
+            ctx.exit(INTERRUPTED)
+    if (Path(job.run) / "result.json").exists():
+        _print_result(job.run, job.config.train_iters, processes)
+
+
+def _join(rank: dict[str, str], job: Any, job_file: str) -> None:
+    """Train in this process as one rank of the job that it belongs to."""
+    from mindspeed.training.job import write_job
+    from mindspeed.training.worker import work
+
+    os.environ.update(rank)
+    if rank["RANK"] == "0":
+        write_job(job, job_file)
+    work(job, os.environ)
+
+
+def _print_result(run: str, train_iters: int, processes: Processes) -> None:
+    result = json.loads((Path(run) / "result.json").read_text(encoding="utf-8"))
+    if wants_json():
+        keys = ("initial_loss", "heldout_loss", "unigram_entropy", "world_size", "digest", "run")
+        click.echo(json.dumps({key: result[key] for key in keys}))
+        return
+    if result["sample"]:
+        click.echo(f"sample:\n{result['sample']}\n")
+    if result["initial_loss"] is not None:
+        click.echo(f"initial loss     {result['initial_loss']:.4f}")
+    if result["heldout_loss"] is not None:
+        click.echo(f"held-out loss    {result['heldout_loss']:.4f}")
+    click.echo(f"unigram entropy  {result['unigram_entropy']:.4f} (of the held-out text)")
+    click.echo(f"run folder       {run}")
+    command = ["mindspeed", "pretrain", "--resume", run, "--nproc", str(processes.per_node), *processes.passthrough]
+    if result["interrupted"]:
+        click.echo(f"stopped after step {result['step']}; continue with:")
+    else:
+        click.echo("train on with:")
+        command += ["--train-iters", str(2 * train_iters)]
+    click.echo(f"  {shlex.join(command)}")

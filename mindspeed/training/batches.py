@@ -1,0 +1,84 @@
+"""Megatron's GPT datasets of one data source, and the micro-batches of a rank. The order of samples depends on no layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core import parallel_state
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+from megatron.core.utils import get_batch_on_this_cp_rank
+
+from mindspeed.training.job import DataSource
+from mindspeed.training.tokenizer import DatasetTokenizer
+
+
+@dataclass(slots=True)
+class Batch:
+    """One micro-batch, tensors of [samples, sequence]; all None for a stage that sees neither tokens nor labels."""
+
+    tokens: torch.Tensor | None = None
+    labels: torch.Tensor | None = None
+    positions: torch.Tensor | None = None
+
+
+def build_datasets(source: DataSource, seq_length: int, held_out: float, seed: int, cache: Path) -> tuple[Any, Any]:
+    """One epoch of training samples and one of held-out samples; collective, the first rank writes their index to ``cache``."""
+    config = GPTDatasetConfig(
+        random_seed=seed,
+        sequence_length=seq_length,
+        blend=([source.index.prefix], None),
+        split=f"{1 - held_out!r},{held_out!r},0",
+        path_to_cache=str(cache),
+        tokenizer=DatasetTokenizer(source.tokenizer),
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+        create_attention_mask=False,
+    )
+    train, valid, _ = BlendedMegatronDatasetBuilder(GPTDataset, [None, None, None], lambda: True, config).build()
+    return train, valid
+
+
+class Batches:
+    """The micro-batches of this data-parallel rank.
+
+    Sample ``n`` of a run is the same in every layout, and does not depend on how many steps are planned: the first
+    epoch has the dataset's order, each later one a permutation of it.
+    """
+
+    def __init__(self, dataset: Any, micro_batch_size: int, global_batch_size: int, seed: int) -> None:
+        self.dataset = dataset
+        self.micro_batch_size = micro_batch_size
+        self.rank = parallel_state.get_data_parallel_rank()
+        self.replicas = parallel_state.get_data_parallel_world_size()
+        self.count = global_batch_size // (micro_batch_size * self.replicas)
+        self._permutation = lru_cache(maxsize=2)(lambda epoch: np.random.default_rng([seed, epoch]).permutation(len(dataset)))
+
+    def of_step(self, first: int, chunks: list[Any]) -> list[Iterator[Batch]]:
+        """For each model chunk, the micro-batches of the step whose global batch begins with sample ``first``."""
+        return [self._micro_batches(first, chunk) for chunk in chunks]
+
+    def _micro_batches(self, first: int, chunk: Any) -> Iterator[Batch]:
+        stage = chunk.module.vp_stage
+        ends = (parallel_state.is_pipeline_first_stage, parallel_state.is_pipeline_last_stage)
+        needed = any(is_end(ignore_virtual=False, vp_stage=stage) for is_end in ends)
+        for number in range(self.count):
+            start = first + (number * self.replicas + self.rank) * self.micro_batch_size
+            yield self._batch(range(start, start + self.micro_batch_size)) if needed else Batch()
+
+    def _batch(self, samples: range) -> Batch:
+        items = [self.dataset[self._position(sample)] for sample in samples]
+        names = {"tokens": "tokens", "labels": "labels", "position_ids": "positions"}
+        tensors = {new: torch.stack([item[old] for item in items]).cuda(non_blocking=True) for old, new in names.items()}
+        return Batch(**get_batch_on_this_cp_rank(tensors))
+
+    def _position(self, sample: int) -> int:
+        epoch, position = divmod(sample, len(self.dataset))
+        return int(self._permutation(epoch)[position]) if epoch else position

@@ -1,0 +1,93 @@
+"""From text files to indexed data; without any, the text of Python's own standard library."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import random
+import sysconfig
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from filelock import FileLock
+
+from mindspeed.plugins.problems import Problem, RunError
+from mindspeed.training.indexed import Index, read_index, write_indexed
+from mindspeed.training.tokenizer import BYTES, Tokenizer, describe, load_tokenizer
+
+PIECE: Final = 4096
+"""Tokens in a sequence. Megatron splits training from held-out data between sequences, so a document has several."""
+_LEFT_OUT: Final = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "lib2to3", "__pycache__"}
+"""Folders of the standard library that hold tables and tests, much of them nearly equal text."""
+_ORDER: Final = 20240229
+
+
+def prepare(inputs: Sequence[str], prefix: str, tokenizer: str = BYTES) -> Index:
+    """Turn text files, and the text files in folders, into ``PREFIX.bin``, ``PREFIX.idx`` and ``PREFIX.json``.
+
+    Every file is one document. Raises RunError with MS601 for every input that cannot be read.
+    """
+    files, problems = [], []
+    for name in inputs:
+        path = Path(name)
+        found = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+        files += found
+        if not found:
+            problems.append(Problem("MS601", f"there is no text in {name}", where=name, fix="give a text file or a folder"))
+    problems += [
+        Problem("MS601", f"{file} cannot be read: permission denied", where=str(file))
+        for file in files
+        if not os.access(file, os.R_OK)
+    ]
+    if problems:
+        raise RunError(problems)
+    return _write(files, prefix, tokenizer)
+
+
+def standard_library() -> str:
+    """The prefix of the prepared text of this Python's standard library; prepared on the first call, once per machine."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = sorted(path for path in root.rglob("*.py") if _LEFT_OUT.isdisjoint(path.relative_to(root).parts))
+    if not files:
+        text = f"this Python has no sources of its standard library in {root}"
+        raise RunError([Problem("MS601", text, fix="--data PREFIX, which mindspeed data prepare makes from text")])
+    random.Random(_ORDER).shuffle(files)
+    listing = "".join(f"{path.relative_to(root).as_posix()} {path.stat().st_size}\n" for path in files)
+    digest = hashlib.blake2b(f"{PIECE} {listing}".encode(), digest_size=6).hexdigest()
+    prefix = cache_folder() / f"stdlib-{platform.python_version()}-{digest}"
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{prefix}.lock"):
+        try:
+            read_index(str(prefix))
+        except RunError:
+            _write(files, str(prefix), BYTES)
+    return str(prefix)
+
+
+def cache_folder() -> Path:
+    """Where prepared text is kept between runs: MINDSPEED_CACHE, or a folder of the user's cache."""
+    own = os.environ.get("MINDSPEED_CACHE")
+    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mindspeed"
+
+
+def _write(files: Sequence[Path], prefix: str, source: str) -> Index:
+    tokenizer = load_tokenizer(source)
+    documents = (_pieces(tokenizer, file.read_bytes()) for file in files)
+    try:
+        index = write_indexed(prefix, documents, tokenizer.vocab_size)
+        describe(prefix, source)
+    except OSError as error:
+        raise RunError([Problem("MS603", f"{prefix} cannot be written: {error.strerror}", where=prefix)]) from error
+    return index
+
+
+def _pieces(tokenizer: Tokenizer, text: bytes) -> Iterator[npt.NDArray[Any]]:
+    ids = tokenizer.encode(text)
+    if tokenizer.eod >= 0:
+        ids = np.append(ids, tokenizer.eod)
+    for start in range(0, len(ids), PIECE):
+        yield ids[start : start + PIECE]

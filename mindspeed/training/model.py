@@ -1,0 +1,140 @@
+"""The model and its optimizer in plain Megatron: shape from the plan's world, every size of a layout through the bridge."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from mindspeed.plugins.world import World
+from mindspeed.training.config import TrainConfig
+
+DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+INITIAL_LOSS_SCALE: Final = 2.0**16
+"""First loss scale of fp16; Megatron's own, 2**32, costs a small run its first sixteen steps."""
+
+
+def transformer_config(world: World, config: TrainConfig) -> TransformerConfig:
+    """The model's shape as Megatron's configuration."""
+    dtype = DTYPES[world.dtype]
+    experts: dict[str, Any] = {}
+    if world.num_experts:
+        experts = {
+            "num_moe_experts": world.num_experts,
+            "moe_ffn_hidden_size": world.ffn_hidden_size,
+            "moe_router_topk": config.router_topk,
+            "moe_router_load_balancing_type": "aux_loss",
+            "moe_aux_loss_coeff": config.aux_loss_coeff,
+        }
+    return TransformerConfig(
+        num_layers=world.num_layers,
+        hidden_size=world.hidden_size,
+        ffn_hidden_size=world.ffn_hidden_size,
+        num_attention_heads=world.num_attention_heads,
+        num_query_groups=world.num_query_groups,
+        normalization=world.normalization,
+        layernorm_epsilon=config.norm_epsilon,
+        gated_linear_unit=world.gated_linear_unit,
+        activation_func=getattr(F, world.activation),
+        add_bias_linear=config.style == "gpt2",
+        attention_dropout=config.dropout,
+        hidden_dropout=config.dropout,
+        init_method_std=config.init_std,
+        masked_softmax_fusion=False,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype is torch.bfloat16,
+        fp16=dtype is torch.float16,
+        **experts,
+    )
+
+
+def build_model(world: World, config: TrainConfig) -> list[DistributedDataParallel]:
+    """This rank's model chunks, wrapped for their precision and for data parallelism."""
+    shape = transformer_config(world, config)
+    spec = get_gpt_layer_local_spec(world.num_experts or None, normalization=world.normalization)
+    stages = parallel_state.get_virtual_pipeline_model_parallel_world_size()
+    chunks: list[Any] = []
+    for stage in range(stages or 1):
+        vp_stage = stage if stages else None
+        chunk = GPTModel(
+            shape,
+            spec,
+            vocab_size=world.vocab_size,
+            max_sequence_length=world.seq_length,
+            pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
+            post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
+            share_embeddings_and_output_weights=config.style == "gpt2",
+            position_embedding_type="learned_absolute" if config.style == "gpt2" else "rope",
+            rotary_base=config.rotary_base,
+            vp_stage=vp_stage,
+        ).cuda()
+        chunk = Float16Module(shape, chunk) if shape.bf16 or shape.fp16 else chunk
+        chunk.vp_stage = vp_stage
+        chunks.append(chunk)
+    ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=world.dtype != "fp32")
+    return [DistributedDataParallel(shape, ddp, chunk, disable_bucketing=index > 0) for index, chunk in enumerate(chunks)]
+
+
+def build_optimizer(chunks: list[DistributedDataParallel], config: TrainConfig) -> Any:
+    """Megatron's optimizer of these chunks, and what its schedules read from their configuration."""
+    shape = chunks[0].config
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer="adam",
+            lr=config.lr,
+            min_lr=config.min_lr,
+            weight_decay=config.weight_decay,
+            adam_beta1=config.adam_beta1,
+            adam_beta2=config.adam_beta2,
+            adam_eps=config.adam_eps,
+            clip_grad=config.clip_grad,
+            bf16=shape.bf16,
+            fp16=shape.fp16,
+            params_dtype=shape.params_dtype,
+            initial_loss_scale=INITIAL_LOSS_SCALE,
+        ),
+        chunks,
+    )
+    shape.grad_scale_func = optimizer.scale_loss
+    shape.finalize_model_grads_func = finalize_model_grads
+    if chunks[0].ddp_config.overlap_grad_reduce:
+        shape.no_sync_func = _one_or_all([chunk.no_sync for chunk in chunks])
+        if chunks[0].ddp_config.align_param_gather:
+            shape.grad_sync_func = _one_or_all([chunk.start_grad_sync for chunk in chunks])
+    if chunks[0].ddp_config.overlap_param_gather and chunks[0].ddp_config.align_param_gather:
+        shape.param_sync_func = _one_or_all([chunk.start_param_sync for chunk in chunks])
+    return optimizer
+
+
+def build_scheduler(optimizer: Any, config: TrainConfig) -> OptimizerParamScheduler:
+    """The learning rate over optimizer steps. A schedule given anew wins over that of a checkpoint."""
+    last = config.decay_iters or config.train_iters
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=config.lr,
+        min_lr=config.min_lr,
+        lr_warmup_steps=min(config.warmup_iters, last - 1),
+        lr_decay_steps=last,
+        lr_decay_style=config.decay,
+        start_wd=config.weight_decay,
+        end_wd=config.weight_decay,
+        wd_incr_steps=last,
+        wd_incr_style="constant",
+        use_checkpoint_opt_param_scheduler=False,
+        override_opt_param_scheduler=True,
+    )
+
+
+def _one_or_all(functions: list[Any]) -> Any:
+    return functions[0] if len(functions) == 1 else functions

@@ -1,0 +1,116 @@
+"""What a run shows and keeps: progress on the terminal, a log of steps, TensorBoard scalars, a picture of the loss."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+LOG = "log.jsonl"
+
+
+class Reporter:
+    """Reports one run; the first rank has one. ``tokens`` are those of a step."""
+
+    def __init__(self, run: Path, first: int, last: int, tokens: int, interval: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.run, self.last, self.tokens, self.interval = run, last, tokens, interval
+        self._log: TextIO = (run / LOG).open("a", encoding="utf-8")
+        self._scalars: Any = SummaryWriter(str(run / "tensorboard"))
+        self._bar = _Bar(first, last) if sys.stderr.isatty() else None
+        self._since, self._at = first, time.perf_counter()
+        self._losses: list[float] = []
+
+    def note(self, text: str) -> None:
+        """A line that stays on the terminal."""
+        if self._bar is not None:
+            self._bar.note(text)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def step(self, step: int, loss: float, learning_rate: float, gradient: float | None) -> None:
+        """Take down one step; every ``interval`` steps, and at the end, show how it goes."""
+        self._losses.append(loss)
+        row = {"step": step, "loss": loss, "learning_rate": learning_rate, "gradient_norm": gradient}
+        self._log.write(json.dumps(row) + "\n")
+        if step % self.interval and step != self.last:
+            return
+        now = time.perf_counter()
+        rate = (step - self._since) * self.tokens / (now - self._at)
+        left = (self.last - step) * self.tokens / rate
+        mean = sum(self._losses) / len(self._losses)
+        self._since, self._at, self._losses = step, now, []
+        self._log.flush()
+        values = {"loss": mean, "learning_rate": learning_rate, "tokens_per_second": rate, "gradient_norm": gradient}
+        for name, value in values.items():
+            if value is not None:
+                self._scalars.add_scalar(f"train/{name}", value, step)
+        if self._bar is not None:
+            self._bar.show(step, mean, rate)
+        else:
+            self.note(f"step {step}/{self.last}  loss {mean:.4f}  {rate:,.0f} tokens/s  {_clock(left)} left")
+
+    def held_out(self, step: int, loss: float) -> None:
+        """Take down an evaluation."""
+        self._log.write(json.dumps({"step": step, "heldout_loss": loss}) + "\n")
+        self._scalars.add_scalar("heldout/loss", loss, step)
+        self.note(f"step {step}/{self.last}  held-out loss {loss:.4f}")
+        self._at = time.perf_counter()
+
+    def close(self, result: Mapping[str, Any]) -> None:
+        """Draw the loss and store the result of the run."""
+        if self._bar is not None:
+            self._bar.close()
+        self._log.close()
+        self._scalars.close()
+        draw_losses(self.run)
+        (self.run / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def draw_losses(run: Path) -> None:
+    """Draw ``loss.png`` from the log of a run, the steps before a resume included."""
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = [json.loads(line) for line in (run / LOG).read_text(encoding="utf-8").splitlines()]
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot(xlabel="step", ylabel="loss (nats per token)")
+    for key, label, style in (("loss", "training", "-"), ("heldout_loss", "held out", "o")):
+        points = {row["step"]: row[key] for row in rows if math.isfinite(row.get(key, math.nan))}
+        axes.plot(sorted(points), [points[step] for step in sorted(points)], style, label=label)
+    axes.legend()
+    FigureCanvasAgg(figure).print_png(str(run / "loss.png"))
+
+
+class _Bar:
+    """A progress bar on standard error."""
+
+    def __init__(self, first: int, last: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = TextColumn("loss {task.fields[loss]}  {task.fields[rate]} tokens/s"), TimeRemainingColumn()
+        self._progress = Progress(BarColumn(), MofNCompleteColumn(), *columns, console=Console(stderr=True, markup=False))
+        self._task = self._progress.add_task("train", total=last, completed=first, loss="-", rate="-")
+        self._progress.start()
+
+    def note(self, text: str) -> None:
+        self._progress.console.print(text)
+
+    def show(self, step: int, loss: float, rate: float) -> None:
+        self._progress.update(self._task, completed=step, loss=f"{loss:.4f}", rate=f"{rate:,.0f}")
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}"

@@ -1,0 +1,177 @@
+"""Saving and loading the state of a run through Megatron's distributed checkpoints, which any layout can load."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
+from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.utils import unwrap_model
+from torch.distributed.checkpoint.api import CheckpointException
+
+from mindspeed import registry
+from mindspeed.activation import session
+from mindspeed.plugins.problems import Problem, RunError
+from mindspeed.training.checkpoints import Manifest, checkpoint_path, partial_path, read_manifest, remove_old, saved_steps
+from mindspeed.training.evaluation import gathered
+from mindspeed.training.job import Job
+
+
+@dataclass(slots=True)
+class TrainState:
+    """Everything that a run continues from; hooks of features get it as ``state``."""
+
+    chunks: list[Any]
+    optimizer: Any
+    scheduler: Any
+    step: int = 0
+    samples: int = 0
+
+
+def save(job: Job, state: TrainState, data: str) -> None:
+    """Write a checkpoint beside the others, and give it its name only when it is complete; collective.
+
+    ``data`` identifies the data that the samples were of. Raises RunError with MS603 when a rank cannot write; what was
+    saved before is then untouched. A rank whose error the others do not see ends, and takes the job with it.
+    """
+    path = checkpoint_path(job.run, state.step)
+    partial, first = partial_path(path), dist.get_rank() == 0
+    try:
+        if first:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+        dist.barrier()
+        with gathered(state.chunks):
+            dist_checkpointing.save(_state_dict(state), str(partial))
+        if first:
+            _manifest(job, state, data).write(partial)
+            registry.write_plan(job.plan, partial / "plan.json")
+            partial.rename(path)
+            remove_old(job.run, job.config.keep)
+        dist.barrier()
+    except CheckpointException as error:
+        raise _not_saved(job, state.step, _reason_of_first(error)) from error
+    except (OSError, RuntimeError) as error:
+        raise _not_saved(job, state.step, str(error)) from error
+
+
+def load(job: Job, state: TrainState, data: str) -> list[str]:
+    """Continue from the job's checkpoint; collective. Returns sentences about what could not be taken over."""
+    checkpoint = Path(job.checkpoint)
+    manifest = read_manifest(checkpoint)
+    same_layout = manifest.layout == _layout()
+    notes = []
+    try:
+        loaded = dist_checkpointing.load(_state_dict(state, is_loading=True, with_random=same_layout), str(checkpoint))
+    except (CheckpointException, OSError, EOFError, RuntimeError, ValueError, KeyError) as error:
+        text = f"{checkpoint} cannot be loaded: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        fix = "remove the folder, then the checkpoint before it is used"
+        raise RunError([Problem("MS602", text, where=str(checkpoint), fix=fix)]) from error
+    for key, chunk in _model_keys(state):
+        chunk.load_state_dict(loaded[key])
+    state.optimizer.load_state_dict(loaded["optimizer"])
+    for group in state.optimizer.param_groups:  # a rate that is given anew wins over the checkpoint's
+        group["max_lr"], group["min_lr"] = job.config.lr, job.config.min_lr
+    state.scheduler.load_state_dict(loaded["scheduler"])
+    state.step, state.samples = manifest.step, manifest.samples
+    if same_layout:
+        _set_random_state(loaded["random"])
+    else:
+        tensor_parallel.model_parallel_cuda_manual_seed(job.config.seed + manifest.step, force_reset_rng=True)
+        notes.append("the layout differs from the checkpoint's, so dropout draws other random numbers from here on")
+    if manifest.data != data:
+        state.samples = 0
+        notes.append("the data differs from the checkpoint's, so it is read from its beginning")
+    for feature, extra in loaded.get("extra", {}).items():
+        _load_extra(state, feature, extra)
+    return notes
+
+
+def _state_dict(state: TrainState, is_loading: bool = False, with_random: bool = True) -> dict[str, Any]:
+    metadata = {
+        "distrib_optim_sharding_type": "fully_reshardable",
+        "chained_optim_avoid_prefix": True,
+        "singleton_local_shards": False,
+        "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
+    }
+    content: dict[str, Any] = {key: chunk.sharded_state_dict(metadata=metadata) for key, chunk in _model_keys(state)}
+    content["optimizer"] = state.optimizer.sharded_state_dict(dict(content), is_loading=is_loading, metadata=metadata)
+    content["scheduler"] = state.scheduler.state_dict()
+    if with_random:
+        content["random"] = _random_state()
+    if extra := dict(session.call("save_extra", state=state)):
+        content["extra"] = extra
+    return content
+
+
+def _model_keys(state: TrainState) -> list[tuple[str, Any]]:
+    chunks = unwrap_model(state.chunks)
+    return [("model" if len(chunks) == 1 else f"model{index}", chunk) for index, chunk in enumerate(chunks)]
+
+
+def _layout() -> dict[str, int]:
+    return {
+        "world_size": dist.get_world_size(),
+        "tp": parallel_state.get_tensor_model_parallel_world_size(),
+        "pp": parallel_state.get_pipeline_model_parallel_world_size(),
+        "vpp": parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1,
+        "cp": parallel_state.get_context_parallel_world_size(),
+        "ep": parallel_state.get_expert_model_parallel_world_size(),
+    }
+
+
+def _manifest(job: Job, state: TrainState, data: str) -> Manifest:
+    return Manifest(state.step, state.samples, job.model, job.optimizer, data, _layout(), job.plan.digest)
+
+
+def _random_state() -> ShardedObject:
+    """This rank's generators; only the same rank of the same layout can go on with them."""
+    states = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+        "device": torch.cuda.get_rng_state(),
+        "tracker": tensor_parallel.get_cuda_rng_tracker().get_states(),
+    }
+    return ShardedObject("random", states, (dist.get_world_size(),), (dist.get_rank(),), replica_id=0)
+
+
+def _set_random_state(states: dict[str, Any]) -> None:
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.set_rng_state(states["torch"])
+    torch.cuda.set_rng_state(states["device"])
+    tensor_parallel.get_cuda_rng_tracker().set_states(states["tracker"])
+
+
+def _load_extra(state: TrainState, feature: str, extra: dict[str, Any]) -> None:
+    active = session.current()
+    plugin = active.manager.get_plugin(feature) if active is not None else None
+    if plugin is not None and hasattr(plugin, "load_extra"):
+        plugin.load_extra(state=state, data=extra)
+
+
+def _reason_of_first(error: CheckpointException) -> str:
+    """Why saving failed, as the first rank knows it; every rank has the exception, so this can be collective."""
+    failures = [str(failure[0]) for failure in error.failures.values()]
+    reason = [failures[0].removeprefix("Worker failure: ") if failures else str(error)]
+    dist.broadcast_object_list(reason, src=0)
+    return reason[0]
+
+
+def _not_saved(job: Job, step: int, reason: str) -> RunError:
+    """MS603, after what was written of the checkpoint is removed, which may be the space that others need."""
+    path = checkpoint_path(job.run, step)
+    shutil.rmtree(partial_path(path), ignore_errors=True)
+    steps = saved_steps(job.run)
+    before = f"the checkpoint of step {steps[-1]} is untouched" if steps else "there is no earlier checkpoint"
+    fix = f"free some space, then mindspeed pretrain --resume {job.run}" if steps else "free some space, then start again"
+    text = f"the checkpoint of step {step} cannot be saved: {reason.splitlines()[0] if reason else 'unknown'}; {before}"
+    return RunError([Problem("MS603", text, where=str(path), fix=fix)])

@@ -1,0 +1,79 @@
+"""The trainer's own choices for values of the world that nobody gave: the lowest layer of a request. Light."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from mindspeed.activation.request import Layer
+from mindspeed.plugins.problems import Problem
+from mindspeed.training.config import TrainConfig
+
+SIZES: Final = {
+    "num_layers": 4,
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "num_experts": 0,
+    "seq_length": 256,
+    "micro_batch_size": 2,
+    "global_batch_size": 8,
+}
+"""A model that learns something within minutes on two processor cores."""
+STYLES: Final[dict[str, dict[str, Any]]] = {
+    "llama": {"normalization": "RMSNorm", "gated_linear_unit": True, "activation": "silu"},
+    "gpt2": {"normalization": "LayerNorm", "gated_linear_unit": False, "activation": "gelu"},
+}
+NORMALIZATIONS: Final = ("LayerNorm", "RMSNorm")
+ACTIVATIONS: Final = ("gelu", "silu", "relu")
+PRECISIONS: Final = ("fp32", "bf16", "fp16")
+VOCABULARY_MULTIPLE: Final = 64
+"""The vocabulary is padded to a multiple of this, whatever the layout, so that every layout has the same model."""
+_FFN_MULTIPLE: Final = 32
+
+
+def trainer_layer(config: TrainConfig, layers: Sequence[Layer], platform: str, vocab_size: int) -> Layer:
+    """What the trainer adds below the request: sizes, the style's modules, and what follows from what was given.
+
+    ``vocab_size`` is the tokenizer's, 0 when it is not known.
+    """
+    style = STYLES[config.style]
+    given = given_world(layers)
+    world = {**SIZES, **style, "dtype": "fp32" if platform == "cpu" else "bf16"}
+    heads, hidden = (_positive(given.get(name), SIZES[name]) for name in ("num_attention_heads", "hidden_size"))
+    llama = config.style == "llama"
+    world["num_query_groups"] = heads // 2 if llama and heads % 2 == 0 else heads
+    world["ffn_hidden_size"] = -(-hidden * 8 // (3 * _FFN_MULTIPLE)) * _FFN_MULTIPLE if llama else 4 * hidden
+    if vocab_size:
+        world["vocab_size"] = -(-vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+    return Layer(f"trainer ({config.style})", world=world)
+
+
+def given_world(layers: Sequence[Layer]) -> dict[str, Any]:
+    """The values of the world that a request gives; later layers win."""
+    world: dict[str, Any] = {}
+    for layer in layers:
+        world |= {name: value for name, value in layer.world.items() if value is not None}
+    return world
+
+
+def check_world(world: Mapping[str, Any], vocab_size: int) -> list[Problem]:
+    """What the trainer cannot train, of the values that a request gives."""
+    problems = []
+    words = {"normalization": NORMALIZATIONS, "activation": ACTIVATIONS, "dtype": PRECISIONS}
+    for name, known in words.items():
+        if name in world and world[name] not in known:
+            text = f"{name} is {world[name]!r}, and the trainer knows {', '.join(known)}"
+            problems.append(Problem("MS301", text, fix=f"--{name} {known[0]}"))
+    rows = world.get("vocab_size")
+    if isinstance(rows, int) and rows < vocab_size:
+        text = f"vocab_size is {rows}, and the tokenizer of the data has {vocab_size} tokens"
+        problems.append(Problem("MS302", text, fix="leave vocab_size out, then it follows from the data"))
+    heads, hidden = world.get("num_attention_heads"), world.get("hidden_size")
+    if isinstance(heads, int) and isinstance(hidden, int) and heads > 0 and hidden % heads:
+        text = f"hidden size {hidden} is not a multiple of the {heads} attention heads"
+        problems.append(Problem("MS302", text, fix=f"--hidden-size {-(-hidden // heads) * heads}"))
+    return problems
+
+
+def _positive(value: Any, otherwise: int) -> int:
+    return value if isinstance(value, int) and value > 0 else otherwise

@@ -1,0 +1,163 @@
+"""The training loop: plain Megatron from groups to the last checkpoint. Features reach it through the active plan."""
+
+from __future__ import annotations
+
+import math
+import random
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
+
+from mindspeed.activation import session
+from mindspeed.plugins.problems import Problem, RunError
+from mindspeed.training import saving
+from mindspeed.training.batches import Batches, build_datasets
+from mindspeed.training.checkpoints import saved_steps
+from mindspeed.training.evaluation import generate, held_out_loss, unigram_entropy
+from mindspeed.training.job import DataSource, Job
+from mindspeed.training.model import build_model, build_optimizer, build_scheduler
+from mindspeed.training.reporting import Reporter
+from mindspeed.training.steps import over_ranks, run_schedule
+
+
+def train(job: Job) -> dict[str, Any]:
+    """Train as the job says, on the process group that exists. Returns the result of the run, equal on every rank."""
+    parallel_state.initialize_model_parallel()
+    _seed(job.config.seed)
+    trainer = Trainer(job, job.source())
+    try:
+        return trainer.run()
+    finally:
+        parallel_state.destroy_model_parallel()
+
+
+class Trainer:
+    """One run on this rank."""
+
+    def __init__(self, job: Job, source: DataSource) -> None:
+        self.job, self.config, self.source = job, job.config, source
+        world = job.plan.world
+        self.seq_length, self.samples_per_step = world.seq_length, world.global_batch_size
+        datasets = build_datasets(source, world.seq_length, self.config.held_out, self.config.seed, Path(job.run) / "index")
+        self.train_batches, self.held_out_batches = (
+            Batches(dataset, world.micro_batch_size, world.global_batch_size, self.config.seed) for dataset in datasets
+        )
+        chunks = build_model(world, self.config)
+        optimizer = build_optimizer(chunks, self.config)
+        self.state = saving.TrainState(chunks, optimizer, build_scheduler(optimizer, self.config))
+        notes = saving.load(job, self.state, source.identity) if job.checkpoint else []
+        self.saved = self.state.step
+        self.interrupted = False
+        self.initial_loss = math.nan
+        self.reporter: Reporter | None = None
+        if dist.get_rank() == 0:
+            tokens = self.samples_per_step * self.seq_length
+            self.reporter = Reporter(Path(job.run), self.state.step, self.config.train_iters, tokens, self.config.log_interval)
+            for note in notes:
+                self.reporter.note(note)
+
+    def run(self) -> dict[str, Any]:
+        """Train, save and evaluate; after Ctrl-C only save."""
+        before = signal.signal(signal.SIGINT, self._interrupt)
+        try:
+            while self.state.step < self.config.train_iters and not self.interrupted:
+                self._step()
+                self._after_step()
+        finally:
+            signal.signal(signal.SIGINT, before)
+        if self.state.step != self.saved:
+            self._save()
+        result = self._result()
+        if self.reporter is not None:
+            self.reporter.close(result)
+        return result
+
+    def _step(self) -> None:
+        state = self.state
+        with ExitStack() as stack:
+            for _, around in session.call("around_train_step", state=state):
+                stack.enter_context(around)
+            for chunk in state.chunks:
+                chunk.zero_grad_buffer()
+            state.optimizer.zero_grad()
+            local_loss = run_schedule(state.chunks, self.train_batches, state.samples)
+            updated, gradient, _ = state.optimizer.step()
+            if updated:
+                state.scheduler.step(increment=1)
+        state.step += 1
+        state.samples += self.samples_per_step
+        loss, self.interrupted = over_ranks(local_loss, self.interrupted)
+        if not math.isfinite(loss) or (updated and not math.isfinite(gradient)):
+            raise self._not_finite(loss)
+        if math.isnan(self.initial_loss):
+            self.initial_loss = loss
+        if self.reporter is not None:
+            self.reporter.step(state.step, loss, state.optimizer.param_groups[0]["lr"], gradient)
+
+    def _after_step(self) -> None:
+        step, config = self.state.step, self.config
+        if config.save_interval and step % config.save_interval == 0:
+            self._save()
+        if config.eval_interval and step % config.eval_interval == 0 and step < config.train_iters:
+            self._evaluate()
+
+    def _save(self) -> None:
+        saving.save(self.job, self.state, self.source.identity)
+        self.saved = self.state.step
+        if self.reporter is not None:
+            self.reporter.note(f"step {self.state.step}/{self.config.train_iters}  saved")
+
+    def _evaluate(self) -> float:
+        loss = held_out_loss(self.state.chunks, self.held_out_batches, self.config.eval_iters)
+        if self.reporter is not None:
+            self.reporter.held_out(self.state.step, loss)
+        return loss
+
+    def _result(self) -> dict[str, Any]:
+        loss = None if self.interrupted else self._evaluate()
+        return {
+            "initial_loss": None if math.isnan(self.initial_loss) else self.initial_loss,
+            "heldout_loss": loss,
+            "unigram_entropy": unigram_entropy(self.source, self.config.held_out),
+            "world_size": dist.get_world_size(),
+            "digest": self.job.plan.digest,
+            "run": self.job.run,
+            "step": self.state.step,
+            "interrupted": self.interrupted,
+            "sample": "" if self.interrupted or not self.config.sample_tokens else self._sample(),
+        }
+
+    def _sample(self) -> str:
+        tokenizer, config = self.source.tokenizer, self.config
+        prompt = tokenizer.encode(config.prompt.encode()).tolist() or [max(tokenizer.eod, 0)]
+        size = tokenizer.vocab_size
+        ids = generate(self.state.chunks, prompt, config.sample_tokens, self.seq_length, config.top_k, size)
+        return tokenizer.decode(prompt + ids)
+
+    def _interrupt(self, number: int, frame: Any) -> None:
+        """Stop after this step; a second Ctrl-C stops at once."""
+        if self.interrupted:
+            raise KeyboardInterrupt
+        self.interrupted = True
+
+    def _not_finite(self, loss: float) -> RunError:
+        steps = saved_steps(self.job.run)
+        what = f"the loss of step {self.state.step} is {loss}" if not math.isfinite(loss) else "a gradient is not finite"
+        text = f"{what} in step {self.state.step}" if math.isfinite(loss) else what
+        fix = f"--resume {self.job.run} goes back to step {steps[-1]}; try" if steps else "try"
+        return RunError([Problem("MS606", text, where=self.job.run, fix=f"{fix} a lower --lr or a longer --warmup-iters")])
+
+
+def _seed(seed: int) -> None:
+    """Seed every generator as Megatron's trainer does: stages differ, replicas agree."""
+    seed += 100 * parallel_state.get_pipeline_model_parallel_rank()
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(seed)

@@ -1,0 +1,49 @@
+"""One process of a run: activate the plan, form the process group, train.
+
+Run as ``python -m mindspeed.training.worker`` with MINDSPEED_PLAN and MINDSPEED_TRAIN; light until then.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from mindspeed import registry
+from mindspeed.training.job import Job, read_job
+from mindspeed.training.launch import leave_problems
+
+
+def main() -> None:
+    """Train the job that the environment names; what goes wrong is left to the launcher."""
+    try:
+        work(read_job(os.environ), os.environ)
+    except Exception as error:  # every rank reports, and the launcher prints the cause once
+        leave_problems(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)  # an orderly exit waits for peers that are gone
+
+
+def work(job: Job, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Train as the rank that ``environ`` says (RANK, WORLD_SIZE, LOCAL_RANK and the rendezvous). Returns the result."""
+    warnings.filterwarnings("ignore", module=r"megatron\.|torch\.")
+    registry.activate(job.plan)
+
+    import torch
+    import torch.distributed as dist
+
+    torch.cuda.set_device(int(environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    dist.init_process_group("nccl", rank=int(environ["RANK"]), world_size=int(environ["WORLD_SIZE"]))
+    try:
+        from mindspeed.training.trainer import train
+
+        return train(job)
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
