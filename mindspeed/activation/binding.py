@@ -7,6 +7,7 @@ import sys
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from importlib import import_module
 from types import FunctionType, ModuleType
 from typing import Any, Final
@@ -111,8 +112,9 @@ class Bound:
             self.fresh = self.current is not value and self.current is not before
             if isinstance(self.current, type):
                 self.layers = (*self.layers, self.current)
-            if not isinstance(planned.patch, Set):
-                self.keeping |= {planned.patch.value.partition(":")[0]}
+            reference = planned.patch.value.target if isinstance(planned.patch.value, Ref) else planned.patch.value
+            if value is not reference:
+                self.keeping |= {reference.partition(":")[0]}
         self.write(journal, self.current)
 
     def write(self, journal: Journal, value: Any) -> None:
@@ -214,7 +216,8 @@ def locate(group: SitePatches) -> Bound:
     if isinstance(original, type):
         _check_class(group, original)
     entries = holder if isinstance(holder, type) else ModuleType.__getattribute__(holder, "__dict__")
-    return Bound(group, entries, name, original, planted, _is_shared(group, original), current=original)
+    shared = not planted and _is_shared(group, holder, name, original)
+    return Bound(group, entries, name, original, planted, shared, current=original)
 
 
 _HEAP_TYPE: Final = 1 << 9
@@ -246,17 +249,26 @@ def _check_class(group: SitePatches, original: type) -> None:
         raise PatchError(problems)
 
 
-def _is_shared(group: SitePatches, original: Any) -> bool:
-    """Whether the object belongs to others too: a scalar, or in Megatron what a plain assignment took from elsewhere."""
-    if not callable(original) and not isinstance(original, (*_DESCRIPTORS, property)):
+def _is_shared(group: SitePatches, holder: Any, name: str, original: Any) -> bool:
+    """Whether the object belongs to others too, so that its other holders are none of this site's business.
+
+    That holds for plain values, for members that are defined elsewhere, and inside megatron for what an assignment took
+    from elsewhere. Names of other packages are taken as written: all their holders follow.
+    """
+    if isinstance(holder, type):
+        inner = original.__func__ if isinstance(original, _DESCRIPTORS) else original
+        return _home(inner) != (holder.__module__, f"{holder.__qualname__}.{name}")
+    if not callable(original) and (type(original).__module__ == "builtins" or isinstance(original, Enum)):
         return True
-    if len(group.path) > 1 or not inside_tree(group.module):
-        return False
-    module, qualname = getattr(original, "__module__", None), getattr(original, "__qualname__", None)
-    if (module, qualname) == (group.module, group.path[0]):
+    if not inside_tree(group.module) or _home(original) == (group.module, name):
         return False
     site = find_site(group.site)
     return site is None or site.kind not in ("function", "class")
+
+
+def _home(value: Any) -> tuple[Any, Any]:
+    """Module and qualified name that an object gives for itself."""
+    return getattr(value, "__module__", None), getattr(value, "__qualname__", None)
 
 
 def _compose(planned: PlannedPatch, current: Any, value: Any, bound: Bound) -> Any:
