@@ -20,6 +20,10 @@ ABSENT: Final = type("ABSENT", (), {"__slots__": (), "__repr__": lambda self: "A
 """What a place holds before something was planted there."""
 
 
+HEAP_TYPE: Final = 1 << 9
+"""``__flags__`` bit of a class whose attributes can be set; compiled classes lack it."""
+
+
 class Place(NamedTuple):
     """How one kind of holder is read and written."""
 
@@ -226,7 +230,8 @@ class Rebinder:
         self._rename(MEMBER, members)
 
     def _visit_class(self, cls: type) -> None:
-        self._look(ATTRIBUTE, cls, vars(cls))
+        if cls.__flags__ & HEAP_TYPE:
+            self._look(ATTRIBUTE, cls, vars(cls))
 
     def _visit_function(self, function: FunctionType) -> None:
         if function.__defaults__:
