@@ -16,6 +16,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_attr_wrapped_model, unwrap_model
 
 from mindspeed.megatron.wiring import group_sizes
+from mindspeed.platforms import runtime
 from mindspeed.verification.activations import SavedActivations
 from mindspeed.verification.model import build_chunks, build_optimizer
 from mindspeed.verification.placement import pieces_of, placed_parameters
@@ -39,12 +40,16 @@ def train(recipe: Recipe, record: Record) -> None:
     tensor_parallel.model_parallel_cuda_manual_seed(recipe.seed, force_reset_rng=True)
     run = _Run(recipe, record)
     for step in range(recipe.steps):
-        run.forward_backward(step)
+        with runtime.traffic() as moved:
+            run.forward_backward(step)
         if step == 0:
             run.record_gradients()
-        run.optimizer.step()
+            record.activations = run.activations.bytes
+        with runtime.traffic() as gathered:
+            run.optimizer.step()
+        for (kind, _), count in (*moved.items(), *gathered.items()):
+            record.traffic[kind] = record.traffic.get(kind, 0) + count.bytes
     run.record_updates()
-    record.activations = run.activations.bytes
 
 
 def micro_batches(recipe: Recipe, step: int, rank: int, size: int) -> Iterator[Batch]:
