@@ -1,0 +1,52 @@
+"""Platforms: the device layer that lets unmodified Megatron run on npu, cuda or cpu. One is active per process.
+
+Light: choosing a platform imports neither torch nor a vendor package.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from importlib import util
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from mindspeed.plugins.feature import Feature
+
+PLATFORMS: Final = ("npu", "cuda", "cpu")
+PLATFORM_VARIABLE: Final = "MINDSPEED_PLATFORM"
+"""Environment variable that decides before any detection."""
+
+_DEVICE_NODES: Final = {"npu": "/dev/davinci[0-9]*", "cuda": "/dev/nvidia[0-9]*"}
+
+
+def detect() -> str:
+    """The platform of this machine: ``MINDSPEED_PLATFORM``, else npu (torch_npu and a device node), else cuda, else cpu."""
+    if chosen := os.environ.get(PLATFORM_VARIABLE):
+        return chosen
+    if util.find_spec("torch_npu") is not None and glob.glob(_DEVICE_NODES["npu"]):
+        return "npu"
+    return "cuda" if glob.glob(_DEVICE_NODES["cuda"]) else "cpu"
+
+
+def base_features(platform: str) -> tuple[type[Feature[Any]], ...]:
+    """The level-0 features of a platform: the platform itself, then the Megatron compatibility fixes.
+
+    Raises PlatformError for a name that is none of `PLATFORMS`.
+    """
+    from mindspeed.megatron.compat.feature import MegatronCompat
+    from mindspeed.plugins.problems import PlatformError, Problem
+
+    if platform == "cpu":
+        from mindspeed.platforms.cpu import CpuPlatform
+
+        return CpuPlatform, MegatronCompat
+    if platform == "cuda":
+        from mindspeed.platforms.cuda import CudaPlatform
+
+        return CudaPlatform, MegatronCompat
+    if platform == "npu":
+        from mindspeed.platforms.npu import NpuPlatform
+
+        return NpuPlatform, MegatronCompat
+    raise PlatformError([Problem("MS501", f"unknown platform {platform!r}", fix=f"use one of {', '.join(PLATFORMS)}")])

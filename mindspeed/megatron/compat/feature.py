@@ -1,0 +1,91 @@
+"""megatron-compat: fixes where Megatron assumes Apex, Transformer Engine or a compiler, each a patch of its own."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Patch, When, Wrap, hookimpl
+
+_HERE: Final = "mindspeed.megatron.compat"
+_OPTIMIZER: Final = "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer"
+
+_UNCOMPILED: Final[tuple[tuple[str, str], ...]] = (
+    # (module under megatron.core, functions that it gives to torch.compile when it is imported)
+    ("activations", "squared_relu quick_gelu fast_gelu"),
+    ("transformer.utils", "gelu_impl erf_gelu"),
+    ("transformer.torch_norm", "L2Norm._norm"),
+    ("transformer.attention", "Attention._apply_output_gate"),
+    ("transformer.moe.router", "TopKRouter._apply_expert_bias"),
+    ("transformer.moe.token_dispatcher", "MoEFlexTokenDispatcher.dispatch_preprocess"),
+    ("fusions.fused_bias_gelu", "bias_gelu bias_gelu_back"),
+    ("fusions.fused_bias_swiglu", "swiglu bias_swiglu weighted_swiglu swiglu_back bias_swiglu_back weighted_swiglu_back"),
+    (
+        "fusions.fused_bias_geglu",
+        "geglu bias_geglu geglu_back bias_geglu_back quick_gelu quick_geglu weighted_quick_geglu quick_geglu_back "
+        "weighted_quick_geglu_back weighted_bias_quick_geglu weighted_bias_quick_geglu_back",
+    ),
+    (
+        "fusions.fused_cross_entropy",
+        "calculate_logits_max calculate_predicted_logits calculate_cross_entropy_loss calculate_gradients",
+    ),
+    ("fusions.fused_pad_routing_map", "fused_pad_routing_map"),
+    ("fusions.fused_weighted_squared_relu", "weighted_squared_relu _squared_relu_back weighted_squared_relu_back"),
+    ("fusions.fused_bias_dropout", "bias_dropout_add_fused_train bias_dropout_add_fused_inference"),
+)
+
+_FIXES: Final[tuple[tuple[str, str, str], ...]] = (
+    # (target, wrapper under mindspeed.megatron.compat, why)
+    (
+        "megatron.core.utils:is_te_min_version",
+        "versions:false_without_engine",
+        "without Transformer Engine its version is None, which cannot be compared",
+    ),
+    (
+        "megatron.core.transformer.torch_norm:WrappedTorchNorm.__new__",
+        "norm:allow_sequence_parallel",
+        "torch norms work under sequence parallelism once their parameters are marked for the gradient sum",
+    ),
+    (
+        "megatron.core.transformer.moe.moe_utils:router_gating_linear",
+        "moe:gate_without_engine",
+        "te_general_gemm is not defined without Transformer Engine",
+    ),
+    (f"{_OPTIMIZER}.state_dict", "optimizer:step_zero", "torch's Adam has no step before the first one, and one is asserted"),
+    (
+        f"{_OPTIMIZER}.sharded_state_dict",
+        "optimizer:reshardable",
+        "the deprecated default format cannot hold the step of torch's Adam",
+    ),
+)
+
+_ON_CPU: Final[tuple[tuple[str, str, str], ...]] = (
+    (
+        "megatron.core.transformer.moe.moe_utils:maybe_move_tensor_to_cpu",
+        "moe:move_to_host",
+        "it asks is_cuda, and the splits of an all-to-all must become Python numbers",
+    ),
+)
+
+
+class MegatronCompat(Feature[FeatureArgs]):
+    """Let Megatron run without Apex, Transformer Engine and, on the CPU, a compiler."""
+
+    spec = FeatureSpec(
+        name="megatron-compat",
+        summary="Let Megatron run without Apex, Transformer Engine and, on the CPU, a compiler",
+        category=Category.PLATFORM,
+        level=0,
+    )
+
+    @hookimpl
+    def patches(self) -> list[Patch]:
+        on_cpu = When(platform="cpu")
+        reason = "on the CPU torch.compile needs a C++ compiler and takes longer than the function saves"
+        patches: list[Patch] = [Wrap(target, f"{_HERE}.{wrapper}", why) for target, wrapper, why in _FIXES]
+        patches += [Wrap(target, f"{_HERE}.{wrapper}", why, when=on_cpu) for target, wrapper, why in _ON_CPU]
+        patches += [
+            Wrap(f"megatron.core.{module}:{name}", f"{_HERE}.compiled:uncompiled", reason, when=on_cpu)
+            for module, names in _UNCOMPILED
+            for name in names.split()
+        ]
+        return patches

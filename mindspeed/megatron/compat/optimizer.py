@@ -1,0 +1,49 @@
+"""Megatron's distributed optimizer around torch's own Adam."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from megatron.core.optimizer import distrib_optimizer
+
+_SHARDING = "distrib_optim_sharding_type"
+
+
+def step_zero(state_dict: Callable[..., Any]) -> Callable[..., Any]:
+    """``DistributedOptimizer.state_dict``: before the first step every parameter is at step 0."""
+
+    @wraps(state_dict)
+    def with_step(self: Any) -> Any:
+        state = self.optimizer.state
+        if distrib_optimizer.HAVE_APEX_OR_TE or any("step" in values for values in state.values()):
+            return state_dict(self)
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        added = [parameter for parameter in parameters if parameter not in state]
+        for parameter in parameters:
+            state[parameter]["step"] = torch.zeros(())
+        try:
+            return state_dict(self)
+        finally:
+            for parameter in parameters:
+                del state[parameter]["step"]
+            for parameter in added:
+                del state[parameter]
+
+    return with_step
+
+
+def reshardable(sharded_state_dict: Callable[..., Any]) -> Callable[..., Any]:
+    """``DistributedOptimizer.sharded_state_dict``: who names no format gets the one that loads on any layout."""
+
+    @wraps(sharded_state_dict)
+    def sharded(
+        self: Any, model_state: Any = None, is_loading: bool = False, sharding_type: Any = None, metadata: Any = None
+    ) -> Any:
+        if sharding_type is None and _SHARDING not in (metadata or {}):
+            metadata = {**(metadata or {}), _SHARDING: "fully_reshardable"}
+        return sharded_state_dict(self, model_state or {}, is_loading, sharding_type, metadata)
+
+    return sharded

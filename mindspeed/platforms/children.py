@@ -1,0 +1,46 @@
+"""Processes that are spawned, as Megatron's asynchronous checkpoint writers are, get the plan of their parent.
+
+multiprocessing sends every spawned child its preparation data first. An object in it makes the child
+activate the plan while the data is read, before anything of the parent's is imported there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+
+class Bringer:
+    """Activates a plan where it is unpickled."""
+
+    def __init__(self, plan: str) -> None:
+        self.plan = plan
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return activate_here, (self.plan,)
+
+
+def bring_plan(get_preparation_data: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """``multiprocessing.spawn.get_preparation_data``."""
+
+    @wraps(get_preparation_data)
+    def prepared(name: str) -> dict[str, Any]:
+        from mindspeed.activation import session
+
+        data = get_preparation_data(name)
+        active = session.current()
+        if active is not None:
+            data["mindspeed"] = Bringer(json.dumps(active.plan.to_json()))
+        return data
+
+    return prepared
+
+
+def activate_here(plan: str) -> None:
+    """Activate the plan in this child process."""
+    import mindspeed
+    from mindspeed.activation.plan import plan_from_json
+
+    mindspeed.activate(plan_from_json(json.loads(plan)))

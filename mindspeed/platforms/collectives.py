@@ -1,0 +1,134 @@
+"""Collectives seen from outside: which tensors go in and out, and how many bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from inspect import Signature, signature
+from typing import Any, Final
+
+import torch
+
+_GIVEN: Final = ("tensor", "input", "input_tensor", "input_list", "input_tensor_list", "scatter_list")
+_TAKEN: Final = ("output", "output_tensor", "output_tensor_list", "tensor_list", "gather_list")
+_TENSOR_IS_RESULT: Final = ("broadcast", "all_reduce", "reduce", "scatter", "recv", "irecv")
+_NAMES: Final = {
+    "_all_gather_base": "all_gather",
+    "all_gather_into_tensor": "all_gather",
+    "_reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
+    "isend": "send",
+    "irecv": "recv",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a collective: its kind, its arguments by name, the tensors that go in and those that come out."""
+
+    kind: str
+    arguments: dict[str, Any]
+    inputs: tuple[torch.Tensor, ...]
+    outputs: tuple[torch.Tensor, ...]
+
+    @property
+    def size(self) -> int:
+        """Payload in bytes: what this rank hands in or takes out, whichever is more."""
+        return max(sum(t.numel() * t.element_size() for t in side) for side in (self.inputs, self.outputs))
+
+    @property
+    def group(self) -> str:
+        """Description of the process group, as Megatron names it, else its own name."""
+        group = self.arguments.get("group")
+        if group is None:
+            return "default"
+        return getattr(group, "group_desc", "") or str(group.group_name)
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether a handle is returned before the tensors are ready."""
+        return bool(self.arguments.get("async_op")) or self.kind in ("isend", "irecv")
+
+
+class Reader:
+    """Turns the arguments of one collective function into a `Call`."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.kind = function.__name__
+        self.signature: Signature = signature(function)
+
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        arguments = self.signature.bind(*args, **kwargs).arguments
+        inputs = _tensors(arguments, _GIVEN)
+        outputs = _tensors(arguments, _TAKEN)
+        if self.kind in _TENSOR_IS_RESULT:
+            outputs = (arguments["tensor"],)
+        if self.kind in ("recv", "irecv", "scatter"):
+            inputs = _tensors(arguments, ("scatter_list",))
+        return Call(self.kind, arguments, inputs, outputs)
+
+
+def _tensors(arguments: dict[str, Any], names: tuple[str, ...]) -> tuple[torch.Tensor, ...]:
+    found: list[torch.Tensor] = []
+    for name in names:
+        value = arguments.get(name)
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif value is not None:
+            found.extend(value)
+    return tuple(found)
+
+
+@dataclass(slots=True)
+class Count:
+    """Number of calls and sum of their payloads in bytes (see `Call.size`)."""
+
+    calls: int = 0
+    bytes: int = 0
+
+
+class Traffic(dict[tuple[str, str], Count]):
+    """``{(kind, group): Count}``; kinds are those of torch.distributed without their spellings, as all_gather."""
+
+    def total(self, kind: str) -> Count:
+        """Calls and bytes of one kind over all groups."""
+        counts = [count for (name, _), count in self.items() if name == kind]
+        return Count(sum(c.calls for c in counts), sum(c.bytes for c in counts))
+
+    def add(self, call: Call) -> None:
+        count = self.setdefault((_NAMES.get(call.kind, call.kind), call.group), Count())
+        count.calls += 1
+        count.bytes += call.size
+
+
+_listeners: list[Traffic] = []
+
+
+@contextmanager
+def traffic() -> Iterator[Traffic]:
+    """Count the collectives of this process while the block runs. Needs an active cpu-platform plan."""
+    counted = Traffic()
+    _listeners.append(counted)
+    try:
+        yield counted
+    finally:
+        # by identity: equal counts of nested blocks are different listeners
+        _listeners[:] = [listener for listener in _listeners if listener is not counted]
+
+
+def counted(collective: Callable[..., Any]) -> Callable[..., Any]:
+    """A collective that tells every open `traffic` block what it moves."""
+    reader = Reader(collective)
+
+    @wraps(collective)
+    def count(*args: Any, **kwargs: Any) -> Any:
+        if _listeners:
+            call = reader.read(args, kwargs)
+            for listener in _listeners:
+                listener.add(call)
+        return collective(*args, **kwargs)
+
+    return count

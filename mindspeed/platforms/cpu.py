@@ -1,0 +1,211 @@
+"""cpu-platform: what ``torch.cuda`` and the nccl backend mean on a machine without an accelerator.
+
+The tables below are the whole list of what is patched; the modules ``cpu_*`` and ``collective_*`` beside
+this file hold what is put there. A device tensor is an ordinary CPU tensor, a stream runs in program
+order, the device random generator is torch's default generator, and nccl is gloo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Field, Patch, Ref, Replace, Set, Wrap, hookimpl
+
+_HERE: Final = "mindspeed.platforms"
+
+_REPLACED: Final[tuple[tuple[str, str, str, str], ...]] = (
+    # (module, glue module, why, names: replaced by the function of the same name)
+    (
+        "torch.cuda",
+        "cpu_device",
+        "the CPU is the device: one per process, always ready",
+        "is_available is_initialized init _lazy_init _lazy_call is_bf16_supported is_current_stream_capturing current_device "
+        "set_device device_count get_device_name get_device_capability get_device_properties can_device_access_peer "
+        "get_arch_list is_tf32_supported synchronize ipc_collect",
+    ),
+    (
+        "torch.cuda",
+        "cpu_streams",
+        "work runs in program order, so every stream is the current one",
+        "current_stream default_stream set_stream stream",
+    ),
+    (
+        "torch.cuda.nvtx",
+        "cpu_streams",
+        "there is no NVTX on the CPU",
+        "range_push range_pop range_start range_end mark range",
+    ),
+    (
+        "torch.cuda.memory",
+        "cpu_memory",
+        "device memory is the memory of this process",
+        "memory_allocated max_memory_allocated memory_reserved max_memory_reserved memory_stats reset_peak_memory_stats "
+        "reset_max_memory_allocated reset_accumulated_memory_stats empty_cache mem_get_info memory_summary "
+        "set_per_process_memory_fraction",
+    ),
+    (
+        "torch.cuda.random",
+        "cpu_random",
+        "the device generator is torch's default generator, from which every operator on a CPU tensor draws",
+        "get_rng_state set_rng_state get_rng_state_all set_rng_state_all manual_seed manual_seed_all seed seed_all initial_seed",
+    ),
+    (
+        "torch.utils.checkpoint",
+        "cpu_random",
+        "recomputed dropout must see the device generator's state",
+        "_infer_device_type get_device_states",
+    ),
+    (
+        "torch.distributed.distributed_c10d",
+        "cpu_backend",
+        "nccl is served by gloo",
+        "is_nccl_available",
+    ),
+    (
+        "torch.utils._device",
+        "cpu_tensors",
+        "a default device is recognised by the factory itself, which is wrapped here",
+        "_device_constructors",
+    ),
+)
+
+_SET: Final[tuple[tuple[str, str, str], ...]] = (
+    # (target, object under mindspeed.platforms, why)
+    ("torch.cuda:device", "cpu_device:device", "a device guard has nothing to switch"),
+    ("torch.cuda.streams:Stream", "cpu_streams:Stream", "work runs in program order"),
+    ("torch.cuda.streams:ExternalStream", "cpu_streams:Stream", "work runs in program order"),
+    ("torch.cuda.streams:Event", "cpu_streams:Event", "an event is the time at which it was recorded"),
+    ("torch.random:default_generator", "cpu_random:HOST", "host and device draw from two generators"),
+    ("torch.cuda:default_generators", "cpu_random:DEVICE_GENERATORS", "host and device draw from two generators"),
+    ("torch:Generator", "cpu_random:Generator", "a generator made for device cuda is a CPU generator"),
+    *(
+        (f"torch.cuda:{name}Tensor", f"cpu_tensors:{name}Tensor", "a device tensor is a CPU tensor")
+        for name in "Float Double Half BFloat16 Byte Char Short Int Long Bool".split()
+    ),
+)
+
+_WRAPPED: Final[tuple[tuple[str, str, str, str], ...]] = (
+    # (module or class prefix, wrapper under mindspeed.platforms, why, names)
+    (
+        "torch:",
+        "cpu_tensors:place",
+        "device cuda is the CPU, and no memory is pinned",
+        "arange as_tensor asarray empty empty_like empty_permuted empty_strided eye full full_like linspace logspace normal "
+        "ones ones_like rand_like randint_like randn_like range scalar_tensor sparse_coo_tensor sparse_csr_tensor tensor "
+        "tril_indices triu_indices zeros zeros_like hann_window hamming_window bartlett_window blackman_window kaiser_window",
+    ),
+    (
+        "torch:",
+        "cpu_random:place_random",
+        "device cuda is the CPU; on the host the host's generator is used",
+        "rand randint randn randperm",
+    ),
+    (
+        "torch:Tensor.",
+        "cpu_tensors:place",
+        "device cuda is the CPU, and no memory is pinned",
+        "new_empty new_empty_strided new_full new_ones new_tensor new_zeros",
+    ),
+    ("torch:Tensor.", "cpu_tensors:move_tensor", "device cuda is the CPU; a copy to the host stays a copy", "to"),
+    ("torch:Tensor.", "cpu_tensors:stay", "device cuda is the CPU", "cuda"),
+    ("torch:Tensor.", "cpu_tensors:copy_to_host", "a copy to the host stays a copy", "cpu"),
+    ("torch:Tensor.", "cpu_tensors:pin", "pinning makes a copy, and there is nothing to pin for", "pin_memory"),
+    ("torch:Tensor.", "cpu_tensors:record", "work runs in program order", "record_stream"),
+    ("torch:Tensor.", "cpu_tensors:type_name", "Megatron knows parameters by the name torch.cuda.FloatTensor", "type"),
+    ("torch.storage:_StorageBase.", "cpu_tensors:stay", "device cuda is the CPU", "cuda"),
+    ("torch.nn.modules.module:Module.", "cpu_tensors:move_module", "device cuda is the CPU", "to"),
+    ("torch.utils._device:DeviceContext.", "cpu_tensors:place_first", "device cuda is the CPU", "__init__"),
+    (
+        "torch.serialization:",
+        "cpu_tensors:restore",
+        "what was saved on a device is loaded to the CPU",
+        "default_restore_location",
+    ),
+    ("torch.jit._builtins:", "cpu_tensors:find_builtin", "scripted code knows factories by identity", "_find_builtin"),
+    ("torch.amp.autocast_mode:autocast.", "cpu_autocast:enter_on_cpu", "autocast for cuda is autocast for the CPU", "__init__"),
+    ("torch.amp.autocast_mode:", "cpu_autocast:on_cpu", "autocast for cuda is autocast for the CPU", "custom_fwd custom_bwd"),
+    (
+        "torch:",
+        "cpu_autocast:ask_cpu",
+        "autocast for cuda is autocast for the CPU",
+        "is_autocast_enabled set_autocast_enabled get_autocast_dtype set_autocast_dtype",
+    ),
+    ("torch.amp.grad_scaler:GradScaler.", "cpu_autocast:scale_on_cpu", "a scaler for cuda is one for the CPU", "__init__"),
+    (
+        "torch.distributed.distributed_c10d:",
+        "cpu_backend:use_gloo",
+        "nccl is served by gloo",
+        "init_process_group new_group",
+    ),
+    ("torch.distributed.device_mesh:", "cpu_backend:mesh_on_cpu", "device cuda is the CPU", "init_device_mesh"),
+    ("torch.distributed.device_mesh:DeviceMesh.", "cpu_backend:mesh_on_cpu", "device cuda is the CPU", "__init__"),
+    ("torch.distributed.distributed_c10d:", "cpu_backend:any_device", "gloo has no device ids", "barrier"),
+    (
+        "torch.distributed.distributed_c10d:",
+        "cpu_backend:keep_storage",
+        "Megatron frees an activation's storage while gloo still sends it; a detached tensor keeps it alive",
+        "isend",
+    ),
+    ("multiprocessing.spawn:", "children:bring_plan", "a spawned process gets the platform too", "get_preparation_data"),
+)
+
+COLLECTIVES: Final = (
+    "broadcast all_reduce reduce all_gather all_gather_into_tensor _all_gather_base gather scatter reduce_scatter "
+    "reduce_scatter_tensor _reduce_scatter_base all_to_all all_to_all_single send recv isend irecv"
+)
+"""The functions of torch.distributed that move tensors."""
+
+_C10D: Final = "torch.distributed.distributed_c10d:"
+
+
+class CpuPlatformArgs(FeatureArgs):
+    poison: bool = Field(
+        False, description="fill outputs of asynchronous collectives with NaN until they are waited for: finds missing waits"
+    )
+    collective_log: str = Field(
+        "", description="write launch, wait and first use of asynchronous collectives to this file, one per rank ({rank})"
+    )
+
+
+class CpuPlatform(Feature[CpuPlatformArgs]):
+    """Run code written for CUDA and NCCL on the CPU with gloo."""
+
+    spec = FeatureSpec(
+        name="cpu-platform",
+        summary="Run code written for CUDA and NCCL on the CPU with gloo",
+        category=Category.PLATFORM,
+        level=0,
+        platforms={"cpu"},
+    )
+
+    @hookimpl
+    def patches(self) -> list[Patch]:
+        patches: list[Patch] = [Set(f"{_HERE}.runtime:ACTIVE", "cpu", "one platform is active per process", phase="setup")]
+        for module, glue, reason, names in _REPLACED:
+            patches += (Replace(f"{module}:{name}", f"{_HERE}.{glue}:{name}", reason) for name in names.split())
+        patches.append(Set("torch.cuda:_initialized", True, "the CPU is always ready"))
+        patches += (Set(target, Ref(f"{_HERE}.{value}"), reason) for target, value, reason in _SET)
+        for prefix, wrapper, reason, names in _WRAPPED:
+            patches += _wraps(prefix, wrapper, reason, names.split())
+        return patches + self._observers()
+
+    def _observers(self) -> list[Patch]:
+        """Inside out: byte count, launch/wait log, poison."""
+        names = COLLECTIVES.split()
+        patches = _wraps(_C10D, "collectives:counted", "proofs count the bytes of every collective", names)
+        if self.args.collective_log:
+            reason = "launch, wait and use of asynchronous collectives are logged"
+            patches.append(Set(f"{_HERE}.collective_log:PATH", self.args.collective_log, reason))
+            patches += _wraps(_C10D, "collective_log:logged", reason, names)
+            patches += _wraps(_C10D, "collective_log:logged_group", reason, ["_coalescing_manager"])
+            patches += _wraps(_C10D, "collective_log:watching", reason, ["init_process_group"])
+        if self.args.poison:
+            reason = "the output of an asynchronous collective is poison until it is waited for"
+            patches += _wraps(_C10D, "poison:poisoned", reason, names)
+            patches += _wraps(_C10D, "poison:poisoned_group", reason, ["_coalescing_manager"])
+        return patches
+
+
+def _wraps(prefix: str, wrapper: str, reason: str, names: Iterable[str]) -> list[Patch]:
+    return [Wrap(f"{prefix}{name}", f"{_HERE}.{wrapper}", reason) for name in names]

@@ -1,0 +1,75 @@
+"""Process groups on the CPU: whoever asks for nccl gets gloo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
+from typing import Any
+
+from mindspeed.platforms.cpu_tensors import is_device
+
+
+def is_nccl_available() -> bool:
+    return True
+
+
+def use_gloo(create: Callable[..., Any]) -> Callable[..., Any]:
+    """``init_process_group`` and ``new_group``: options made for nccl and device ids are dropped with it."""
+    parameters = signature(create)
+
+    @wraps(create)
+    def created(*args: Any, **kwargs: Any) -> Any:
+        given = parameters.bind(*args, **kwargs).arguments
+        backend = given.get("backend")
+        if backend is not None and "nccl" in str(backend).lower():
+            given.pop("pg_options", None)
+        if backend is not None or create.__name__ == "init_process_group":
+            given["backend"] = _gloo(backend)
+        given.pop("device_id", None)
+        return create(**given)
+
+    return created
+
+
+def mesh_on_cpu(create: Callable[..., Any]) -> Callable[..., Any]:
+    """``init_device_mesh`` and ``DeviceMesh.__init__``."""
+    parameters = signature(create)
+
+    @wraps(create)
+    def created(*args: Any, **kwargs: Any) -> Any:
+        bound = parameters.bind(*args, **kwargs)
+        if is_device(bound.arguments["device_type"]):
+            bound.arguments["device_type"] = "cpu"
+            bound.arguments.pop("backend_override", None)
+        return create(*bound.args, **bound.kwargs)
+
+    return created
+
+
+def any_device(barrier: Callable[..., Any]) -> Callable[..., Any]:
+    """``barrier``, whose device ids gloo refuses."""
+
+    @wraps(barrier)
+    def waited(group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
+        return barrier(group, async_op)
+
+    return waited
+
+
+def keep_storage(isend: Callable[..., Any]) -> Callable[..., Any]:
+    """``isend`` of a detached tensor: its storage outlives ``tensor.data = ...`` while gloo still reads it."""
+
+    @wraps(isend)
+    def sent(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        return isend(tensor.detach(), *args, **kwargs)
+
+    return sent
+
+
+def _gloo(backend: Any) -> str:
+    """The same request with gloo for nccl: ``"cpu:gloo,cuda:nccl"`` and no request at all are plain gloo."""
+    name = str(backend).lower() if backend is not None else "nccl"
+    if ":" in name:
+        return "gloo" if "nccl" in name else name
+    return "gloo" if name in ("nccl", "undefined") else name

@@ -1,0 +1,137 @@
+"""``torch.cuda`` device functions on the CPU: every process has one device, whose number is its local rank.
+
+Each function stands for the one of the same name in torch and takes the same arguments.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from mindspeed.platforms import poison
+
+_CAPABILITY = (8, 0)
+"""What scripts ask before they choose bf16 (8 and above) or fp8 kernels (9 and above)."""
+
+_current = 0
+
+
+def is_available() -> bool:
+    return True
+
+
+def is_initialized() -> bool:
+    return True
+
+
+def init() -> None:
+    """The CPU needs no initialisation."""
+
+
+def _lazy_init() -> None:
+    """The CPU needs no initialisation."""
+
+
+def _lazy_call(callable: Callable[[], Any], **kwargs: Any) -> None:
+    callable()
+
+
+def is_bf16_supported(including_emulation: bool = True) -> bool:
+    return True
+
+
+def is_tf32_supported() -> bool:
+    return False
+
+
+def is_current_stream_capturing() -> bool:
+    return False
+
+
+def current_device() -> int:
+    return _current
+
+
+def set_device(device: Any) -> None:
+    global _current
+    index = _index(device)
+    if index >= 0:
+        _current = index
+
+
+def device_count() -> int:
+    """One device per process of this host: the launcher's LOCAL_WORLD_SIZE, and at least every device that was set."""
+    size = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or "1"
+    return max(int(size), _current + 1)
+
+
+def get_device_name(device: Any = None) -> str:
+    return f"CPU {platform.machine()}"
+
+
+def get_device_capability(device: Any = None) -> tuple[int, int]:
+    return _CAPABILITY
+
+
+@dataclass(frozen=True)
+class DeviceProperties:
+    """The fields of CUDA's device properties that scripts read; memory in bytes."""
+
+    name: str = field(default_factory=get_device_name)
+    major: int = _CAPABILITY[0]
+    minor: int = _CAPABILITY[1]
+    total_memory: int = field(default_factory=lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    multi_processor_count: int = field(default_factory=lambda: os.cpu_count() or 1)
+    warp_size: int = 1
+    gcnArchName: str = field(default_factory=platform.machine)  # noqa: N815 - torch's compiler keys its cache with it
+
+
+def get_device_properties(device: Any = None) -> DeviceProperties:
+    return DeviceProperties()
+
+
+def can_device_access_peer(device: Any, peer_device: Any) -> bool:
+    return True
+
+
+def get_arch_list() -> list[str]:
+    return []
+
+
+def synchronize(device: Any = None) -> None:
+    """Everything but a collective has already run; those in flight are waited for, as on a device."""
+    poison.wait_all()
+
+
+def ipc_collect() -> None:
+    """There is no device memory to collect."""
+
+
+class device:  # noqa: N801 - stands for torch.cuda.device
+    """Context manager that makes ``device`` the current one."""
+
+    def __init__(self, device: Any) -> None:
+        self.idx = _index(device)
+        self.prev_idx = -1
+
+    def __enter__(self) -> None:
+        self.prev_idx = current_device()
+        set_device(self.idx)
+
+    def __exit__(self, *error: object) -> None:
+        set_device(self.prev_idx)
+
+
+def _index(device: Any) -> int:
+    """Number of a device given as int, string, torch.device or None; -1 means the current one."""
+    if device is None:
+        return -1
+    if isinstance(device, int):
+        return device
+    index = torch.device(device).index
+    return -1 if index is None else index

@@ -1,0 +1,115 @@
+"""Two random generators on one device.
+
+Operators on CPU tensors draw from torch's default generator when none is named, and here CPU tensors are
+device tensors: so that generator is the *device's*. The host gets a generator of its own, which
+``torch.get_rng_state`` and its kin, and factories that create host tensors, use instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import wraps
+from typing import Any
+
+import torch
+
+from mindspeed.platforms.cpu_device import current_device, device_count
+from mindspeed.platforms.cpu_tensors import is_device, place
+
+_DEVICE = torch.default_generator
+_TorchGenerator = torch.Generator
+
+HOST = torch.Generator()
+HOST.set_state(_DEVICE.get_state())
+
+
+class DeviceGenerators(Sequence[torch.Generator]):
+    """``torch.cuda.default_generators``: one generator, under every device number of this host."""
+
+    def __len__(self) -> int:
+        return device_count()
+
+    def __getitem__(self, index: Any) -> Any:
+        return _DEVICE
+
+    def __iter__(self) -> Iterator[torch.Generator]:
+        return iter([_DEVICE] * len(self))
+
+
+DEVICE_GENERATORS = DeviceGenerators()
+
+
+class _AnyGenerator(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, _TorchGenerator)
+
+
+class Generator(metaclass=_AnyGenerator):
+    """Makes torch's own generators, on the CPU also when device cuda is asked for."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        return _TorchGenerator("cpu" if is_device(device) else device)
+
+
+def place_random(factory: Callable[..., Any]) -> Callable[..., Any]:
+    """A factory that draws: host tensors (no device, or the string ``"cpu"``) from the host's generator.
+
+    A ``torch.device`` may come from another tensor and then means "where that one is", which is the device.
+    """
+    placed = place(factory)
+
+    @wraps(factory)
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("device") in (None, "cpu") and kwargs.get("generator") is None and not _is_traced():
+            kwargs["generator"] = HOST
+        return placed(*args, **kwargs)
+
+    return draw
+
+
+def _is_traced() -> bool:
+    """Whether a graph is being recorded, which cannot hold a generator."""
+    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+
+
+def get_rng_state(device: Any = "cuda") -> torch.Tensor:
+    return _DEVICE.get_state()
+
+
+def set_rng_state(new_state: torch.Tensor, device: Any = "cuda") -> None:
+    _DEVICE.set_state(new_state)
+
+
+def get_rng_state_all() -> list[torch.Tensor]:
+    return [get_rng_state()] * device_count()
+
+
+def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
+    """Takes the state of this process's device."""
+    states = list(new_states)
+    set_rng_state(states[min(current_device(), len(states) - 1)])
+
+
+def manual_seed(seed: int) -> None:
+    _DEVICE.manual_seed(int(seed))
+
+
+def seed() -> None:
+    _DEVICE.seed()
+
+
+def initial_seed() -> int:
+    return _DEVICE.initial_seed()
+
+
+manual_seed_all = manual_seed
+seed_all = seed
+
+
+def _infer_device_type(*args: Any) -> str:
+    return "cuda"
+
+
+def get_device_states(*args: Any) -> tuple[list[int], list[torch.Tensor]]:
+    """Stands for the function of this name in ``torch.utils.checkpoint``: every argument lives on the device."""
+    return [current_device()], [get_rng_state()]

@@ -1,0 +1,121 @@
+"""CUDA streams and events on the CPU, where work runs in program order: waiting is done before it is asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+class Event:
+    """The time at which it was recorded."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **_: Any) -> None:
+        self._recorded: float | None = None
+
+    def record(self, stream: Stream | None = None) -> None:
+        self._recorded = time.perf_counter()
+
+    def wait(self, stream: Stream | None = None) -> None:
+        """Program order has waited already."""
+
+    def synchronize(self) -> None:
+        """Program order has waited already."""
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end_event: Event) -> float:
+        """Milliseconds from this event to ``end_event``. Raises RuntimeError unless both were recorded."""
+        if self._recorded is None or end_event._recorded is None:
+            raise RuntimeError("both events must be recorded before their elapsed time is asked for")
+        return (end_event._recorded - self._recorded) * 1e3
+
+
+class Stream:
+    """A name for a sequence of work; its work runs at once, in program order."""
+
+    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
+        self.priority = priority
+        self.device = torch.device("cpu")
+        self.device_index = 0
+        self.device_type = 0
+        self.stream_id = self.cuda_stream = 0
+
+    def wait_stream(self, stream: Stream) -> None:
+        """Program order has waited already."""
+
+    def wait_event(self, event: Event) -> None:
+        """Program order has waited already."""
+
+    def synchronize(self) -> None:
+        """Program order has waited already."""
+
+    def record_event(self, event: Event | None = None) -> Event:
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def query(self) -> bool:
+        return True
+
+    def __enter__(self) -> Stream:
+        _entered.append(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _entered.pop()
+
+
+_default = Stream()
+_entered = [_default]
+
+
+def default_stream(device: Any = None) -> Stream:
+    return _default
+
+
+def current_stream(device: Any = None) -> Stream:
+    return _entered[-1]
+
+
+def set_stream(stream: Stream | None) -> None:
+    if stream is not None:
+        _entered[-1] = stream
+
+
+@contextmanager
+def stream(stream: Stream | None) -> Iterator[None]:
+    if stream is None:
+        yield
+        return
+    with stream:
+        yield
+
+
+def range_push(msg: str) -> int:
+    return 0
+
+
+def range_pop() -> int:
+    return 0
+
+
+def range_start(msg: str) -> int:
+    return 0
+
+
+def range_end(range_id: int) -> None:
+    """No range was started."""
+
+
+def mark(msg: str) -> None:
+    """Nobody reads marks."""
+
+
+@contextmanager
+def range(msg: str, *args: Any, **kwargs: Any) -> Iterator[None]:
+    yield

@@ -1,0 +1,164 @@
+"""Poison: the output of an asynchronous collective is NaN, or the least integer, until it is waited for.
+
+The collective runs on shadow buffers that are copied to the real outputs at the wait, so code that reads
+too early computes with poison on every run, however fast the transport was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+from torch.distributed import distributed_c10d
+from torch.utils._python_dispatch import _disable_current_modes
+
+from mindspeed.platforms.collectives import Call, Reader
+
+_pending: dict[int, PoisonedWork] = {}
+_coalesced: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
+
+
+class PoisonedWork:
+    """Handle of a collective whose real outputs are poison until `wait`.
+
+    ``work`` is the backend's handle, or several; ``pairs`` holds (shadow, real output).
+    """
+
+    def __init__(self, work: Sequence[Any], pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self._work = work
+        self._pairs = pairs
+        _pending[id(self)] = self
+
+    def wait(self, *args: Any, **kwargs: Any) -> bool:
+        """Wait, then bring the outputs. Later calls change nothing."""
+        done = all([work.wait(*args, **kwargs) is not False for work in self._work])
+        with torch.no_grad(), _disable_current_modes():
+            for shadow, output in self._pairs:
+                output.data.copy_(shadow)
+        self._pairs = []
+        _pending.pop(id(self), None)
+        return done
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._work)
+
+    def get_future(self) -> Any:
+        """A future of the backend whose value appears after the outputs were brought."""
+
+        def bring(future: Any) -> Any:
+            self.wait()
+            return future.value()
+
+        return self._work[-1].get_future().then(bring)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work[-1], name)
+
+
+def wait_all() -> None:
+    """What a device-wide synchronisation does: every collective in flight has ended afterwards."""
+    for work in list(_pending.values()):
+        work.wait()
+
+
+def poisoned(collective: Callable[..., Any]) -> Callable[..., Any]:
+    """A collective whose asynchronous calls leave poison behind."""
+    reader = Reader(collective)
+
+    @wraps(collective)
+    def launch(*args: Any, **kwargs: Any) -> Any:
+        call = reader.read(args, kwargs)
+        coalescing = bool(_coalesced) and _group(call) in distributed_c10d._world.pg_coalesce_state
+        if not (call.outputs and (call.asynchronous or coalescing)):
+            return collective(*args, **kwargs)
+        shadows = {id(t): t.detach().clone(memory_format=torch.contiguous_format) for t in (*call.inputs, *call.outputs)}
+        work = collective(**{name: _shadowed(value, shadows) for name, value in call.arguments.items()})
+        pairs = [(shadows[id(output)], output) for output in call.outputs]
+        _spoil(call)
+        if coalescing:
+            _coalesced[-1].extend(pairs)
+            return work
+        if work is None:  # this rank is not in the group
+            return None
+        _watch(work, call.outputs)
+        return PoisonedWork([work], pairs)
+
+    return launch
+
+
+def poisoned_group(manager: Callable[..., Any]) -> Callable[..., Any]:
+    """``_coalescing_manager``: the handle of the whole group brings the outputs of every call in it."""
+
+    @wraps(manager)
+    @contextmanager
+    def grouped(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        with manager(*args, **kwargs) as group:
+            _coalesced.append(pairs)
+            try:
+                yield group
+            finally:
+                _coalesced.pop()
+        works = list(group.works)
+        if works:
+            _watch(works[-1], tuple(output for _, output in pairs))
+        handle = PoisonedWork(works, pairs)
+        if works:
+            group.works = [handle]
+        else:
+            handle.wait()
+
+    return grouped
+
+
+def fill(tensor: torch.Tensor) -> None:
+    """Fill with NaN, True, the least integer, or for unsigned integers the largest."""
+    with torch.no_grad():
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+            tensor.data.fill_(float("nan"))
+        elif tensor.dtype is torch.bool:
+            tensor.data.fill_(True)
+        else:
+            limits = torch.iinfo(tensor.dtype)
+            tensor.data.fill_(limits.min or limits.max)
+
+
+def _spoil(call: Call) -> None:
+    """Poison the outputs, but not what this rank may still read: the input of an all-gather or a broadcast's source."""
+    kept = []
+    if call.kind.lstrip("_").startswith("all_gather"):
+        kept = [(tensor, tensor.detach().clone()) for tensor in call.inputs]
+    if call.kind == "broadcast" and _is_source(call):
+        return
+    for output in call.outputs:
+        fill(output)
+    for tensor, value in kept:
+        tensor.data.copy_(value)
+
+
+def _is_source(call: Call) -> bool:
+    source = call.arguments.get("group_src")
+    if source is not None:
+        return bool(distributed_c10d.get_rank(_group(call)) == source)
+    return bool(distributed_c10d.get_rank() == call.arguments.get("src"))
+
+
+def _group(call: Call) -> Any:
+    return call.arguments.get("group") or distributed_c10d.GroupMember.WORLD
+
+
+def _shadowed(value: Any, shadows: dict[int, torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return shadows.get(id(value), value)
+    if isinstance(value, (list, tuple)):
+        return [shadows.get(id(item), item) for item in value]
+    return value
+
+
+def _watch(work: Any, outputs: tuple[torch.Tensor, ...]) -> None:
+    """Tell the log which tensors stand for the shadows it saw."""
+    if hasattr(work, "outputs"):
+        work.outputs = outputs
