@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Iterable, Sequence
-from types import CellType, FunctionType, MethodType
+from contextlib import suppress
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
-from mindspeed.activation.binding import Bound
+from mindspeed.activation.binding import HEAP_TYPE, Bound
 from mindspeed.plugins.problems import Problem
 
-_NO_INSTANCES: Final = (type, FunctionType, dict, list, tuple, set, frozenset, staticmethod, classmethod, Bound)
+_NO_HOLDERS: Final = (dict, list, tuple, set, frozenset, CellType)
+"""Containers are reached through what owns them; most of the heap is made of these."""
 
 
 def stale_holders(bound: Sequence[Bound]) -> list[Problem]:
@@ -21,24 +23,33 @@ def stale_holders(bound: Sequence[Bound]) -> list[Problem]:
     annotations and weak references, frames, and the records of this package are no holders. Walks the whole heap.
     """
     originals = {id(one.original): one for one in bound if one.exchanges()}
-    if not originals:
-        return []
     allowed = _reachable(one.current for one in bound)
-    texts: dict[str, Bound] = {}
-    for holder in gc.get_referrers(*(one.original for one in originals.values())):
-        if id(holder) not in allowed and not type(holder).__module__.startswith("mindspeed.activation"):
-            for one in {id(target): originals.get(id(target)) for target in gc.get_referents(holder)}.values():
-                if one is not None:
-                    texts |= dict.fromkeys(_descriptions(holder, one), one)
-    return [
-        Problem(
-            "MS404",
-            f"{text} still holds the original of {one.group.site}, which {one.group.owner} patches",
-            (one.group.owner,),
-            fix="activate before it is made",
-        )
-        for text, one in texts.items()
-    ]
+    found: dict[tuple[str, str], Bound] = {}
+    for holder in gc.get_objects() if originals else ():
+        kind = type(holder)
+        if kind in _NO_HOLDERS or id(holder) in allowed or kind.__module__ == Bound.__module__:
+            continue
+        if kind is FunctionType and holder.__closure__:
+            held, text = _closed_over(holder), f"the closure of {holder.__module__}.{holder.__qualname__}"
+        elif kind is functools.partial:
+            held, text = [holder.func, *holder.args, *holder.keywords.values()], "a partial"
+        elif kind is MethodType:
+            held, text = [holder.__func__], f"a bound method of {_name(type(holder.__self__))}"
+        elif kind.__flags__ & HEAP_TYPE and not issubclass(kind, type | ModuleType):
+            held, text = [kind, *_fields(holder)], f"an instance of {_name(kind)}"
+        else:
+            continue
+        for target in held:
+            one = originals.get(id(target))
+            if one is not None and getattr(holder, "__module__", None) not in one.keeping:
+                found[text, one.group.site] = one
+    return [_stale(text, one) for (text, _), one in sorted(found.items(), key=lambda item: item[0])]
+
+
+def _stale(text: str, one: Bound) -> Problem:
+    owner = one.group.owner
+    message = f"{text} still holds the original of {one.group.site}, which {owner} patches"
+    return Problem("MS404", message, (owner,), fix="activate the plan before it is made")
 
 
 def _reachable(patched: Iterable[Any]) -> set[int]:
@@ -51,52 +62,29 @@ def _reachable(patched: Iterable[Any]) -> set[int]:
             continue
         seen.add(id(part))
         if isinstance(part, FunctionType):
-            todo += part.__closure__ or ()
-        elif isinstance(part, CellType | functools.partial | MethodType | staticmethod | classmethod):
+            todo += _closed_over(part)
+        elif isinstance(part, functools.partial | MethodType | staticmethod | classmethod):
             todo += gc.get_referents(part)
-        elif not isinstance(part, type) and hasattr(part, "__dict__") and callable(part):
-            todo += vars(part).values()
+        elif callable(part) and not isinstance(part, type):
+            todo += _fields(part)
     return seen
 
 
-def _descriptions(holder: Any, one: Bound) -> list[str]:
-    """Names of a holder, one per function that closes over it; none for what is not a stale holder."""
-    if isinstance(holder, CellType):
-        return [
-            f"the closure of {function.__module__}.{function.__qualname__}"
-            for function in _closing_over(holder)
-            if function.__module__ not in one.keeping
-        ]
-    if isinstance(holder, functools.partial):
-        return [f"the partial {holder!r}"]
-    if isinstance(holder, MethodType):
-        return [f"the bound method {holder.__qualname__}"]
-    if type(holder) is one.original:
-        return [f"an instance of {_name(type(holder))}"]
-    if type(holder) is dict:
-        owners = gc.get_referrers(holder)
-        return [f"an instance of {_name(type(owner))}" for owner in owners if _is_instance_with(owner, holder)]
-    return [f"an instance of {_name(type(holder))}"] if _is_instance_with(holder, None) else []
+def _closed_over(function: FunctionType) -> list[Any]:
+    """Contents of the cells of a function, without ``__class__`` and empty ones."""
+    contents = []
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):
+            contents += [cell.cell_contents] if name != "__class__" else []
+    return contents
 
 
-def _closing_over(cell: CellType) -> list[FunctionType]:
-    """Functions with this cell under a name other than ``__class__``."""
-    return [
-        function
-        for closure in gc.get_referrers(cell)
-        if type(closure) is tuple
-        for function in gc.get_referrers(closure)
-        if isinstance(function, FunctionType) and function.__closure__ is closure
-        if function.__code__.co_freevars[closure.index(cell)] != "__class__"
-    ]
-
-
-def _is_instance_with(holder: Any, fields: dict[str, Any] | None) -> bool:
-    """Whether ``holder`` is an ordinary instance, and ``fields`` is its dictionary if given."""
-    if isinstance(holder, _NO_INSTANCES) or not type(holder).__flags__ & (1 << 9):
-        return False
-    own = getattr(holder, "__dict__", None)
-    return own is not None and (fields is None or own is fields)
+def _fields(instance: Any) -> list[Any]:
+    """Values of an instance's dictionary, read without its ``__getattr__``."""
+    try:
+        return list(object.__getattribute__(instance, "__dict__").values())
+    except AttributeError:
+        return []
 
 
 def _name(kind: type) -> str:

@@ -182,8 +182,11 @@ def follow_imports(bound: Bound, old: Any, new: Any, journal: Journal) -> int:
     for module, entries in module_dictionaries(imported_since(bound.group.module.partition(".")[0])):
         if module == bound.group.module or only.isdisjoint(map(id, entries.values())):
             continue
-        for key in [key for key, value in entries.items() if value is old]:
-            if mentions(module, bound.name) and follows_to(f"{module}:{key}", bound.group.site):
+        keys = [key for key, value in entries.items() if value is old]
+        if (not inside_tree(bound.group.module) and bound.name not in keys) or not mentions(module, bound.name):
+            continue  # plain values are common: look closer only where the name is used
+        for key in keys:
+            if follows_to(f"{module}:{key}", bound.group.site):
                 journal.write(ITEM, entries, key, old, new)
                 found += 1
     return found
@@ -206,7 +209,7 @@ def locate(group: SitePatches) -> Bound:
         holder = _entry(holder, part)
         if not isinstance(holder, type):
             raise _missing(group)
-    if owners and not holder.__flags__ & _HEAP_TYPE:
+    if owners and not holder.__flags__ & HEAP_TYPE:
         text, fix = f"{holder.__name__} is compiled and cannot change", "patch the name in a Python module that uses it"
         raise PatchError([unsuitable_target(p.owner, p.patch.kind, group.site, text, fix) for p in group.patches])
     original = _entry(holder, name)
@@ -220,7 +223,7 @@ def locate(group: SitePatches) -> Bound:
     return Bound(group, entries, name, original, planted, shared, current=original)
 
 
-_HEAP_TYPE: Final = 1 << 9
+HEAP_TYPE: Final = 1 << 9
 """Py_TPFLAGS_HEAPTYPE: only such a class takes new attributes."""
 
 

@@ -130,21 +130,22 @@ class Rebinder:
         self.journal = journal
         self.counts: dict[int, int] = dict.fromkeys((id(exchange.old) for exchange in exchanges), 0)
         self._exchanges = {id(exchange.old): exchange for exchange in exchanges}
-        self._new: dict[int, Any] = {}
-        self._ids: frozenset[int] = frozenset()
+        self._kept: dict[str, set[int]] = {}
+        for key, exchange in self._exchanges.items():
+            for module in exchange.keeping:
+                self._kept.setdefault(module, set()).add(key)
         self._module = ""
         self._seen: set[int] = set()
         self._todo: list[Any] = []
+        self._new: dict[int, Any] = {}
+        self._ids: frozenset[int] = frozenset()
 
     def rebind(self, shallow: Iterable[str] | None = None, deep: Iterable[str] = ()) -> None:
         """Exchange module entries in the modules ``shallow`` (None for all), and everything reachable from ``deep``."""
         self._reparent()
         for name, entries in module_dictionaries(shallow):
             self._enter(name)
-            if not self._ids.isdisjoint(map(id, entries.values())):
-                for key, value in list(entries.items()):
-                    if id(value) in self._new:
-                        self._write(ITEM, entries, key, value)
+            self._exchange(ITEM, entries, entries)
         for name, entries in module_dictionaries(deep):
             self._enter(name)
             self._look(ITEM, entries, entries)
@@ -155,8 +156,8 @@ class Rebinder:
     def _enter(self, module: str) -> None:
         """Select what may be exchanged in a module."""
         self._module = module
-        kept = {key for key, exchange in self._exchanges.items() if module in exchange.keeping}
-        if kept or len(self._new) != len(self._exchanges):
+        kept = self._kept.get(module, ())
+        if len(self._new) != len(self._exchanges) - len(kept) or kept:
             self._new = {key: exchange.new for key, exchange in self._exchanges.items() if key not in kept}
             self._ids = frozenset(self._new)
 
@@ -171,31 +172,37 @@ class Rebinder:
                 kept = {ancestor for layer in (new, *layers) for ancestor in layer.__mro__}
                 subclasses: list[type] = type.__subclasses__(old)
                 for subclass in subclasses:
-                    if subclass in kept:
-                        continue
-                    bases = tuple(new if base is old else base for base in subclass.__bases__)
-                    try:
-                        self.journal.write(SLOT, subclass, "__bases__", subclass.__bases__, bases)
-                    except TypeError as error:
-                        text = f"{subclass.__module__}.{subclass.__qualname__} cannot follow its patched base class: {error}"
-                        raise PatchError([Problem("MS404", text)]) from error
-                    self.counts[id(old)] += 1
+                    if subclass not in kept:
+                        self._change_base(subclass, old, new)
+
+    def _change_base(self, subclass: type, old: type, new: type) -> None:
+        bases = tuple(new if base is old else base for base in subclass.__bases__)
+        try:
+            self.journal.write(SLOT, subclass, "__bases__", subclass.__bases__, bases)
+        except TypeError as error:
+            text = f"{subclass.__module__}.{subclass.__qualname__} cannot follow its patched base class: {error}"
+            raise PatchError([Problem("MS404", text)]) from error
+        self.counts[id(old)] += 1
+
+    def _exchange(self, place: Place, holder: Any, entries: Mapping[Any, Any]) -> None:
+        """Exchange the values of a mapping."""
+        if not self._ids.isdisjoint(map(id, entries.values())):
+            for key, value in list(entries.items()):
+                if id(value) in self._new:
+                    self._write(place, holder, key, value)
 
     def _look(self, place: Place, holder: Any, entries: Mapping[Any, Any]) -> None:
-        """Exchange the values of a mapping that are known, renew immutable ones that contain such, queue other holders."""
-        values = entries.values()
-        if self._ids.isdisjoint(map(id, values)) and not any(map(_visitors.__getitem__, set(map(type, values)))):
-            return
-        for key, value in list(entries.items()):
-            if id(value) in self._new:
-                self._write(place, holder, key, value)
-            elif _visitors[type(value)] is not None:
-                self._renew(place, holder, key, value)
-
-    def _renew(self, place: Place, holder: Any, key: Any, value: Any) -> None:
-        renewed = self._renewed(value)
-        if renewed is not value:
-            self.journal.write(place, holder, key, value, renewed)
+        """Exchange the values of a mapping, renew immutable ones that contain something exchanged, queue other holders."""
+        self._exchange(place, holder, entries)
+        if any(map(_visitors.__getitem__, set(map(type, entries.values())))):
+            for key, value in list(entries.items()):
+                kind = type(value)
+                if kind is FunctionType:
+                    self._visit_function(value)
+                elif _visitors[kind] is not None:
+                    renewed = self._renewed(value)
+                    if renewed is not value:
+                        self.journal.write(place, holder, key, value, renewed)
 
     def _renewed(self, value: Any) -> Any:
         """The value that stands for ``value``: itself unless it is immutable and contains something exchanged."""
@@ -209,14 +216,26 @@ class Rebinder:
         if kind is staticmethod or kind is classmethod:
             function = self._renewed(value.__func__)
             return value if function is value.__func__ else kind(function)
-        if _visitors[kind] is not None and id(value) not in self._seen and self._is_at_home(value):
+        if kind is FunctionType:
+            self._visit_function(value)
+        elif _visitors[kind] is not None and id(value) not in self._seen:
             self._seen.add(id(value))
             self._todo.append(value)
         return value
 
-    def _is_at_home(self, holder: Any) -> bool:
-        """Whether a function or class belongs to the module that is searched; elsewhere it is only a name."""
-        return not isinstance(holder, FunctionType | type) or holder.__module__ == self._module
+    def _visit_function(self, function: FunctionType) -> None:
+        """Renew defaults, in the function's own module; elsewhere it is only a name."""
+        defaults, keywords = function.__defaults__, function.__kwdefaults__
+        if (defaults or keywords) and function.__module__ == self._module:
+            renewed = self._renewed(defaults)
+            if renewed is not defaults:
+                self.journal.write(SLOT, function, "__defaults__", defaults, renewed)
+            if keywords:
+                self._exchange(ITEM, keywords, keywords)
+
+    def _visit_class(self, cls: type) -> None:
+        if cls.__module__ == self._module and cls.__flags__ & HEAP_TYPE:
+            self._look(ATTRIBUTE, cls, vars(cls))
 
     def _visit_dict(self, entries: dict[Any, Any]) -> None:
         self._look(ITEM, entries, entries)
@@ -228,16 +247,6 @@ class Rebinder:
 
     def _visit_set(self, members: set[Any]) -> None:
         self._rename(MEMBER, members)
-
-    def _visit_class(self, cls: type) -> None:
-        if cls.__flags__ & HEAP_TYPE:
-            self._look(ATTRIBUTE, cls, vars(cls))
-
-    def _visit_function(self, function: FunctionType) -> None:
-        if function.__defaults__:
-            self._renew(SLOT, function, "__defaults__", function.__defaults__)
-        if function.__kwdefaults__:
-            self._look(ITEM, function.__kwdefaults__, function.__kwdefaults__)
 
     def _visit_instance(self, instance: Any) -> None:
         fields = getattr(instance, "__dict__", None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 import textwrap
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -83,9 +84,9 @@ def follows_to(target: str, site: str) -> bool:
 
 
 def mentions(module: str, name: str) -> bool:
-    """Whether a module's source has the text ``name``: a cheap test before its source is parsed."""
-    found = find_module(module)
-    return found is not None and found.file is not None and name.encode() in Path(found.file).read_bytes()
+    """Whether the source of a loaded module has the text ``name``: a cheap test before it is parsed."""
+    file = getattr(getattr(sys.modules.get(module), "__spec__", None), "origin", None) or ""
+    return file.endswith(".py") and name.encode() in Path(file).read_bytes()
 
 
 def _outside(module: str, qualname: str, top: str) -> Site | None:
