@@ -16,23 +16,26 @@ from mindspeed.plugins.problems import MindSpeedError
 
 
 def main() -> NoReturn:
+    from mindspeed.cli.output import exit_code
+    from mindspeed.training.launch import leave_problems
+
     script, *arguments = sys.argv[1:]
-    run_script(script, arguments)
+    try:
+        run_script(script, arguments)
+    except MindSpeedError as error:
+        leave_problems(error)  # the launcher prints them, once for all ranks
+        sys.exit(exit_code(error.problems))
 
 
 def run_script(script: str, arguments: Sequence[str]) -> NoReturn:
-    """Activate the plan of this process's environment and end as ``script`` ends."""
-    from mindspeed.cli.output import exit_code
-    from mindspeed.registry import activate_from_environment
-    from mindspeed.training.launch import leave_problems
+    """Activate the plan of this process's environment and end as ``script`` ends.
 
-    try:
-        activate_from_environment()
-        _become(script, arguments)
-    except MindSpeedError as error:
-        leave_problems(error)
-        print(error, file=sys.stderr)
-        sys.exit(exit_code(error.problems))
+    Raises MindSpeedError when the plan cannot be activated, or when the script meets a problem that mindspeed knows.
+    """
+    from mindspeed.registry import activate_from_environment
+
+    activate_from_environment()
+    _become(script, arguments)
     sys.exit(0)
 
 

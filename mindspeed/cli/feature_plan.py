@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -16,35 +16,38 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.option("--base", is_flag=True, help="show every target that the platform patches, not only why")
 @request_options
 @json_option
-def plan(request: Request, names: tuple[str, ...]) -> None:
+def plan(request: Request, names: tuple[str, ...], base: bool) -> None:
     """Print what would be active, in which order, why, and everything it changes in Megatron."""
     made = request.naming(names).resolve()
     if wants_json():
         print_json({"problems": [], "plan": made.to_json()})
         return
-    for title, lines in sections(made):
+    for title, lines in sections(made, base):
         if lines:
             click.secho(title, bold=True)
             click.echo("\n".join(f"  {line}" for line in lines))
 
 
-def sections(plan: ActivationPlan) -> Iterator[tuple[str, list[str]]]:
-    """The plan as text: titles with their lines; a section without lines does not apply."""
+def sections(plan: ActivationPlan, every_target: bool = False) -> Iterator[tuple[str, list[str]]]:
+    """The plan as text: titles with their lines; a section without lines does not apply.
+
+    Without ``every_target`` the targets of the base plan are only counted.
+    """
     yield "for", [_pairs(plan.environment), _pairs(plan.world.known(), but=("platform", "megatron"))]
-    yield "base plan", [line for feature in plan.base for line in _settings(feature)]
     yield "features, in activation order", [line for feature in plan.features for line in _feature(feature)]
     yield (
         "Megatron arguments",
         [f"{o.override.argument} = {o.override.value!r}  {', '.join(o.owners)}: {o.override.reason}" for o in plan.overrides],
     )
     applied = [planned for planned in plan.patches if not planned.skipped]
-    yield "patches of the base plan", [line for planned in applied if planned.ground for line in _patch(planned)]
-    yield "patches", [line for planned in applied if not planned.ground for line in _patch(planned)]
-    yield "left out", [f"{row.feature}: {row.text}" for row in plan.rows if row.kind == "left-out"]
-    yield "not checked", [f"{row.feature}: {row.text}" for row in plan.rows if row.kind == "not-checked"]
-    yield "notes", [f"{row.feature}: {row.text}" for row in plan.rows if row.kind == "note"]
+    yield "patches", _patches([planned for planned in applied if not planned.ground])
+    for kind, title in (("left-out", "left out"), ("not-checked", "not checked"), ("note", "notes")):
+        yield title, [f"{row.feature}: {row.text}" for row in plan.rows if row.kind == kind]
+    yield "base plan", [line for feature in plan.base for line in _settings(feature)]
+    yield "patches of the base plan", _patches([planned for planned in applied if planned.ground], every_target)
     yield "digest", [plan.digest]
 
 
@@ -67,7 +70,13 @@ def _settings(feature: PlannedFeature) -> list[str]:
     ]
 
 
-def _patch(planned: PlannedPatch) -> list[str]:
-    patch = planned.patch
-    moved = [f"  defined at {planned.site}"] if planned.site != patch.target else []
-    return [f"{patch.kind} {patch.target}  {planned.owner}: {patch.reason}", *moved]
+def _patches(patches: Sequence[PlannedPatch], every_target: bool = True) -> list[str]:
+    """Who patches what, grouped by reason, as one reason often holds for many targets."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for planned in patches:
+        moved = f"  defined at {planned.site}" if planned.site != planned.patch.target else ""
+        target = f"  {planned.patch.kind} {planned.patch.target}{moved}"
+        groups.setdefault((planned.owner, planned.patch.reason), []).append(target)
+    if every_target:
+        return [line for (owner, reason), targets in groups.items() for line in (f"{owner}: {reason}", *targets)]
+    return [f"{owner}: {reason}  ({len(targets)})" for (owner, reason), targets in groups.items()]

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from mindspeed.cli.launch_options import Processes, launch_options
+from mindspeed.cli.output import print_problems
 from mindspeed.cli.request_options import Request, request_options
 
 
@@ -30,7 +31,7 @@ def run(ctx: click.Context, request: Request, processes: Processes, script: str,
     from mindspeed.cli import bootstrap
     from mindspeed.plugins.problems import MindSpeedError
     from mindspeed.registry import PLAN_VARIABLE, write_plan
-    from mindspeed.training.launch import joined, launch, python
+    from mindspeed.training.launch import JobError, joined, launch, python
 
     if missing := doctor.problems():
         raise MindSpeedError(missing)
@@ -45,7 +46,12 @@ def run(ctx: click.Context, request: Request, processes: Processes, script: str,
             os.environ.update(job | {PLAN_VARIABLE: str(path)})
             bootstrap.run_script(script, arguments)
         command = [*python("mindspeed.cli.bootstrap"), script, *arguments]
-        ctx.exit(launch(command, processes.per_node, {PLAN_VARIABLE: str(path)}, processes.passthrough))
+        try:
+            status = launch(command, processes.per_node, {PLAN_VARIABLE: str(path)}, processes.passthrough)
+        except JobError as lost:
+            print_problems(lost.problems)
+            status = lost.status
+        ctx.exit(status)
 
 
 def _alone() -> dict[str, str]:

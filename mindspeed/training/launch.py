@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mindspeed.plugins.problems import MindSpeedError, Problem, RunError
 
 if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 INTERRUPTED: Final = 130
 """Exit status of a job that Ctrl-C stopped."""
@@ -28,6 +28,16 @@ SAVING_TIME: Final = "600"
 """Seconds that processes have to save and end after Ctrl-C, unless TORCH_ELASTIC_SHUTDOWN_TIMEOUT says otherwise."""
 ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
 """Environment variable in which torchrun names the file for a process's last words."""
+_HANDLED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""Signals whose handlers torchrun's agent replaces."""
+
+
+class JobError(RunError):
+    """A process of a job ended early. ``status`` is its exit status, 128 + the signal for one that was killed."""
+
+    def __init__(self, problems: Iterable[Problem], status: int = 1) -> None:
+        super().__init__(problems)
+        self.status = status
 
 
 def launch(command: Sequence[str], nproc: int, env: Mapping[str, str], passthrough: Sequence[str] = ()) -> int:
@@ -35,7 +45,7 @@ def launch(command: Sequence[str], nproc: int, env: Mapping[str, str], passthrou
 
     ``env`` is added to their environment; ``passthrough`` holds torchrun's own options for several nodes
     (``--nnodes 2 --node-rank 1 --master-addr ...``). Returns 0, or 130 after Ctrl-C, which the processes receive as
-    SIGINT. Raises RunError: the problems that a process left with `leave_problems`, or MS604 with the lost rank.
+    SIGINT. Raises JobError: the problems that a process left with `leave_problems`, or MS604 with the lost rank.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -45,11 +55,13 @@ def launch(command: Sequence[str], nproc: int, env: Mapping[str, str], passthrou
     arguments = parse_args([*where, "--nproc-per-node", str(nproc), "--no-python", *command])  # type: ignore[no-untyped-call]
     _silence_agent()
     defaults = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // nproc)), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": SAVING_TIME}
-    with _environment({**defaults, **os.environ, **env}):
+    with _restored({**defaults, **os.environ, **env}):
         try:
             run(arguments)  # type: ignore[no-untyped-call]
         except ChildFailedError as error:
-            raise RunError(_problems(error)) from None
+            rank, failure = min(error.failures.items(), key=_blame)
+            status = failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
+            raise JobError(_problems(rank, failure), status) from None
         except SignalException as stop:
             if stop.sigval == signal.SIGINT:
                 return INTERRUPTED
@@ -100,18 +112,19 @@ def leave_problems(error: BaseException) -> None:
     Path(path).write_text(json.dumps(last_words), encoding="utf-8")
 
 
-def _problems(error: ChildFailedError) -> list[Problem]:
-    """What ended the job: a process that was killed, then one that failed, and last those that torchrun stopped."""
-    rank, failure = min(error.failures.items(), key=lambda item: (_blame(item[1].exitcode), item[1].timestamp, item[0]))
+def _blame(item: tuple[int, ProcessFailure]) -> tuple[int, int, int]:
+    """Sorts what ended the job first: a process that was killed, then one that failed, last those that torchrun stopped."""
+    rank, failure = item
+    order = 1 if failure.exitcode > 0 else 2 * (failure.exitcode == -signal.SIGTERM)
+    return order, failure.timestamp, rank
+
+
+def _problems(rank: int, failure: ProcessFailure) -> list[Problem]:
+    """The problems that a process left, or that it was lost."""
     data: dict[str, Any] = failure.error_file_data
     if data.get("problems"):
         return [Problem(**problem | {k: tuple(problem[k]) for k in ("features", "chain")}) for problem in data["problems"]]
     return [_lost_rank(rank, failure, data)]
-
-
-def _blame(status: int) -> int:
-    """0 for a process that a signal killed, 1 for one that failed by itself, 2 for one that was asked to end."""
-    return 1 if status > 0 else 2 * (status == -signal.SIGTERM)
 
 
 def _lost_rank(rank: int, failure: ProcessFailure, data: Mapping[str, Any]) -> Problem:
@@ -134,15 +147,18 @@ def _silence_agent() -> None:
 
 
 @contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Let the processes that are started inside inherit ``values``."""
+def _restored(values: Mapping[str, str]) -> Iterator[None]:
+    """Let the processes that are started inside inherit ``values``; afterwards variables and signal handlers are as before."""
     before = dict(os.environ)
+    handlers = {number: signal.getsignal(number) for number in _HANDLED}
     os.environ.update(values)
     try:
         yield
     finally:
         os.environ.clear()
         os.environ.update(before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def python(module: str) -> list[str]:

@@ -56,7 +56,8 @@ def test_an_unknown_option_is_a_usage_error(mindspeed):
     done = mindspeed("features", "check", "--tpp", "2")
     assert done.exit_code == 2
     assert done.stdout == ""
-    assert "No such option: --tpp" in done.stderr
+    assert "No such option" in done.stderr
+    assert "--tpp" in done.stderr
 
 
 def test_a_size_that_is_no_number_is_a_usage_error(mindspeed):

@@ -103,3 +103,16 @@ def test_a_script_that_does_not_exist_is_a_usage_error():
     done = subprocess.run([*RUN, "--", "no_such_script.py"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "File 'no_such_script.py' does not exist" in done.stderr
+
+
+PROBLEM = """
+from mindspeed.plugins import MindSpeedError, Problem
+raise MindSpeedError([Problem("MS605", "the script and the plan differ", fix="make them agree")])
+"""
+
+
+@pytest.mark.parametrize("nproc", ["1", "2"])
+def test_a_known_problem_inside_the_script_is_printed_once_and_without_traceback(run, nproc):
+    done = run(PROBLEM, options=["--nproc", nproc])
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "MS605 the script and the plan differ\n  fix: make them agree\n"
