@@ -7,7 +7,8 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -56,12 +57,18 @@ class Reporter:
         else:
             self.note(f"step {step}/{self.last}  loss {mean:.4f}  {rate:,.0f} tokens/s  {_clock(left)} left")
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What happens inside is not counted as training time."""
+        start = time.perf_counter()
+        yield
+        self._at += time.perf_counter() - start
+
     def held_out(self, step: int, loss: float) -> None:
         """Take down an evaluation."""
         self._log.write(json.dumps({"step": step, "heldout_loss": loss}) + "\n")
         self._scalars.add_scalar("heldout/loss", loss, step)
         self.note(f"step {step}/{self.last}  held-out loss {loss:.4f}")
-        self._at = time.perf_counter()
 
     def close(self, result: Mapping[str, Any]) -> None:
         """Draw the loss and store the result of the run."""

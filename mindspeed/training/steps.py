@@ -47,4 +47,4 @@ def _forward(batches: Iterator[Batch], chunk: Any) -> tuple[torch.Tensor, Any]:
 
 def _mean_loss(losses_BS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     loss = losses_BS.float().mean()
-    return loss, loss.detach()
+    return loss, loss.detach().clone()  # Megatron divides the first in place by the number of micro-batches

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import signal
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -102,10 +102,11 @@ class Trainer:
 
     def _after_step(self) -> None:
         step, config = self.state.step, self.config
-        if config.save_interval and step % config.save_interval == 0:
-            self._save()
-        if config.eval_interval and step % config.eval_interval == 0 and step < config.train_iters:
-            self._evaluate()
+        with self.reporter.paused() if self.reporter is not None else nullcontext():
+            if config.save_interval and step % config.save_interval == 0:
+                self._save()
+            if config.eval_interval and step % config.eval_interval == 0 and step < config.train_iters:
+                self._evaluate()
 
     def _save(self) -> None:
         saving.save(self.job, self.state, self.source.identity)

@@ -1,0 +1,100 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from mindspeed.plugins.problems import RunError
+from mindspeed.training.checkpoints import (
+    MANIFEST,
+    Manifest,
+    check_manifest,
+    checkpoint_path,
+    newest_checkpoint,
+    partial_path,
+    read_manifest,
+    remove_old,
+    saved_steps,
+)
+
+MODEL = {"hidden_size": 64, "style": "llama"}
+SAVED = Manifest(5, 40, MODEL, "plain", "bytes", {"tp": 2}, "abc")
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run folder with the checkpoints of steps 5 and 10, and one that was interrupted."""
+    for step in (5, 10):
+        path = checkpoint_path(tmp_path, step)
+        path.mkdir(parents=True)
+        replace(SAVED, step=step).write(path)
+        for name in ("metadata.json", "common.pt", ".metadata"):
+            (path / name).touch()
+    partial_path(checkpoint_path(tmp_path, 15)).mkdir()
+    return tmp_path
+
+
+def test_only_complete_checkpoints_count(run):
+    assert saved_steps(run) == [5, 10]
+    assert newest_checkpoint(run).name == "step-00000010"
+
+
+def test_old_and_interrupted_checkpoints_are_removed(run):
+    remove_old(run, keep=1)
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000010"]
+
+
+def test_a_manifest_survives_the_folder(run):
+    assert read_manifest(checkpoint_path(run, 5)) == SAVED
+
+
+@pytest.mark.parametrize(("name", "what"), [("none", "does not exist"), (".", "has no complete checkpoint")])
+def test_a_run_without_a_checkpoint_cannot_be_continued(tmp_path, name, what):
+    run = tmp_path / name
+    with pytest.raises(RunError) as caught:
+        newest_checkpoint(run)
+    assert str(caught.value) == f"MS602 the run {run} {what}\n  where: {run}\n  fix: start it without --resume"
+
+
+def test_a_checkpoint_with_missing_files_is_named(run):
+    path = checkpoint_path(run, 10)
+    (path / "common.pt").unlink()
+    with pytest.raises(RunError) as caught:
+        read_manifest(path)
+    assert str(caught.value) == (
+        f"MS602 {path} is incomplete: common.pt is missing\n  where: {path}\n"
+        "  fix: remove the folder, then the checkpoint before it is used"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "it has no mindspeed.json"),
+        ("{", "mindspeed.json cannot be read: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+        (json.dumps({"format": 9}), "mindspeed.json cannot be read: it has a newer format"),
+    ],
+)
+def test_a_foreign_folder_is_not_a_checkpoint(run, content, why):
+    path = checkpoint_path(run, 5)
+    (path / MANIFEST).unlink()
+    if content is not None:
+        (path / MANIFEST).write_text(content)
+    with pytest.raises(RunError) as caught:
+        read_manifest(path)
+    assert str(caught.value) == f"MS602 {path} is not a checkpoint of mindspeed pretrain: {why}\n  where: {path}"
+
+
+def test_a_checkpoint_of_another_model_names_every_difference():
+    problems = check_manifest(SAVED, {"hidden_size": 128, "style": "llama", "num_layers": 2}, "distributed", "somewhere")
+    assert [str(problem) for problem in problems] == [
+        "MS602 the checkpoint is of another model\n"
+        "  because: hidden_size: 64 in the checkpoint, 128 in this job\n"
+        "  because: num_layers: None in the checkpoint, 2 in this job\n"
+        "  where: somewhere\n  fix: give this job the checkpoint's values, or start a new run",
+        "MS602 the checkpoint has the state of a plain optimizer, and this job's is distributed\n  where: somewhere\n"
+        "  fix: switch the feature that distributes the optimizer as it was when the checkpoint was saved",
+    ]
+
+
+def test_another_layout_is_no_difference():
+    assert check_manifest(replace(SAVED, layout={"pp": 2}), MODEL, "plain", "somewhere") == []

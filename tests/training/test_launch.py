@@ -1,0 +1,94 @@
+import json
+import signal
+import sys
+
+import pytest
+
+from mindspeed.plugins.problems import Problem, RunError
+from mindspeed.training.launch import first_host, joined, launch, leave_problems
+
+SLURM = {"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "70001"}
+
+
+def test_a_process_of_torchrun_joins():
+    variables = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+    assert joined({**variables, "HOME": "/"}) == variables
+
+
+def test_a_task_of_slurm_joins_and_meets_on_the_first_host():
+    assert joined({**SLURM, "SLURM_STEP_NODELIST": "rack[03-07,9]"}) == {
+        "RANK": "3",
+        "WORLD_SIZE": "8",
+        "LOCAL_RANK": "1",
+        "MASTER_ADDR": "rack03",
+        "MASTER_PORT": "30001",
+    }
+
+
+@pytest.mark.parametrize("environ", [{}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, {"RANK": "0"}])
+def test_a_process_alone_starts_its_own_job(environ):
+    assert joined(environ) is None
+
+
+@pytest.mark.parametrize(
+    ("nodes", "host"),
+    [
+        ("localhost", "localhost"),
+        ("a,b", "a"),
+        ("rack[03-07,9]-x,other", "rack03-x"),
+        ("n[1,5]", "n1"),
+        ("login,n[1-2]", "login"),
+    ],
+)
+def test_the_first_host_of_a_node_list(nodes, host):
+    assert first_host(nodes) == host
+
+
+def test_without_a_launcher_nothing_is_left(tmp_path, monkeypatch):
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    leave_problems(ValueError("x"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_problems_are_left_where_the_launcher_looks(tmp_path, monkeypatch):
+    path = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    leave_problems(RunError([Problem("MS606", "the loss is nan")]))
+    left = json.loads(path.read_text())
+    assert [(problem["code"], problem["message"]) for problem in left["problems"]] == [("MS606", "the loss is nan")]
+    assert left["message"]["message"] == "RunError: MS606 the loss is nan"
+
+
+KILLED = "import os, time\nif os.environ['RANK'] == '1':\n    os.kill(os.getpid(), 9)\ntime.sleep(60)"
+FAILED = """
+import time
+from mindspeed.plugins.problems import Problem, RunError
+from mindspeed.training.launch import leave_problems
+leave_problems(RunError([Problem("MS606", "the loss is nan")]))
+raise SystemExit(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "text"),
+    [
+        (
+            KILLED,
+            "MS604 rank 1 was killed by SIGKILL; the other ranks were stopped\n"
+            "  fix: if nobody killed it, the machine may have run out of memory; its kernel log says so",
+        ),
+        (FAILED, "MS606 the loss is nan"),
+    ],
+)
+def test_the_cause_of_an_end_is_told_once(program, text):
+    with pytest.raises(RunError) as caught:
+        launch([sys.executable, "-c", program], 2, {})
+    assert str(caught.value) == text
+
+
+def test_processes_get_their_rank_and_the_given_variables(tmp_path):
+    program = "import os; open(os.environ['OUT'] + os.environ['RANK'], 'w').write(os.environ['WORLD_SIZE'])"
+    assert launch([sys.executable, "-c", program], 2, {"OUT": str(tmp_path / "rank")}) == 0
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"rank0": "2", "rank1": "2"}
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
