@@ -87,6 +87,7 @@ class Trainer:
                 chunk.zero_grad_buffer()
             state.optimizer.zero_grad()
             local_loss = run_schedule(state.chunks, self.train_batches, state.samples)
+            rate = state.optimizer.param_groups[0]["lr"]
             updated, gradient, _ = state.optimizer.step()
             if updated:
                 state.scheduler.step(increment=1)
@@ -98,7 +99,7 @@ class Trainer:
         if math.isnan(self.initial_loss):
             self.initial_loss = loss
         if self.reporter is not None:
-            self.reporter.step(state.step, loss, state.optimizer.param_groups[0]["lr"], gradient)
+            self.reporter.step(state.step, loss, rate, gradient)
 
     def _after_step(self) -> None:
         step, config = self.state.step, self.config

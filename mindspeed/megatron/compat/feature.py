@@ -56,6 +56,16 @@ _FIXES: Final[tuple[tuple[str, str, str], ...]] = (
         "optimizer:reshardable",
         "the deprecated default format cannot hold the step of torch's Adam",
     ),
+    (
+        f"{_OPTIMIZER}.load_state_dict",
+        "optimizer:own_steps",
+        "all parameters get one step tensor, which torch's Adam adds to for each",
+    ),
+    (
+        f"{_OPTIMIZER}._set_main_param_and_optimizer_states",
+        "optimizer:keep_step",
+        "the step of torch's Adam is not among the states that are loaded for a parameter",
+    ),
 )
 
 _ON_CPU: Final[tuple[tuple[str, str, str], ...]] = (

@@ -47,3 +47,32 @@ def reshardable(sharded_state_dict: Callable[..., Any]) -> Callable[..., Any]:
         return sharded_state_dict(self, model_state or {}, is_loading, sharding_type, metadata)
 
     return sharded
+
+
+def own_steps(load_state_dict: Callable[..., Any]) -> Callable[..., Any]:
+    """``DistributedOptimizer.load_state_dict``: every parameter counts its own steps.
+
+    Megatron gives all of them one tensor, to which torch's Adam would add one for each parameter.
+    """
+
+    @wraps(load_state_dict)
+    def load(self: Any, state_dict: Any) -> None:
+        load_state_dict(self, state_dict)
+        for values in self.optimizer.state.values():
+            if isinstance(values.get("step"), torch.Tensor):
+                values["step"] = values["step"].clone()
+
+    return load
+
+
+def keep_step(set_states: Callable[..., Any]) -> Callable[..., Any]:
+    """``DistributedOptimizer._set_main_param_and_optimizer_states``: the step stays, as no parameter saves it."""
+
+    @wraps(set_states)
+    def set_all(self: Any, model_param: Any, tensors: dict[str, Any]) -> None:
+        group, order = self.model_param_group_index_map[model_param]
+        state = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
+        step = {"step": state["step"]} if "step" in state and not distrib_optimizer.HAVE_APEX_OR_TE else {}
+        set_states(self, model_param, {**step, **tensors})
+
+    return set_all
