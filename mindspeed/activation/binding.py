@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from mindspeed.activation.patch_checks import missing_target, unsuitable_target
 from mindspeed.activation.plan import PlannedPatch
-from mindspeed.activation.rebinding import ABSENT, ATTRIBUTE, ITEM, Exchange, Journal, imported_since, module_dictionaries
+from mindspeed.activation.rebinding import ABSENT, ATTRIBUTE, ITEM, MADE, Exchange, Journal, imported_since, module_dictionaries
 from mindspeed.activation.sites import find_site, follows_to, inside_tree, mentions
 from mindspeed.plugins.patches import Mixin, Ref, Replace, Set, Wrap
 from mindspeed.plugins.problems import PatchError, Problem
@@ -335,11 +335,13 @@ def _subclass(bases: tuple[type, ...], bound: Bound) -> type:
     module, qualname = _names(bound)
     entries = {"__module__": module, "__qualname__": qualname, "__doc__": bases[0].__doc__}
     try:
-        return types.new_class(qualname.rpartition(".")[2], bases, exec_body=lambda namespace: namespace.update(entries))
+        made = types.new_class(qualname.rpartition(".")[2], bases, exec_body=lambda namespace: namespace.update(entries))
     except TypeError as error:
         group, why = bound.group, f"{bases[0].__qualname__} cannot be subclassed: {error}"
         problems = [unsuitable_target(p.owner, p.patch.kind, group.site, why, "patch a method instead") for p in group.patches]
         raise PatchError(problems) from error
+    MADE.add(made)
+    return made
 
 
 def _names(bound: Bound) -> tuple[str, str]:

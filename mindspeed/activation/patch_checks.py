@@ -70,7 +70,9 @@ def _conflicts(patches: Sequence[PlannedPatch]) -> Iterator[Problem]:
     for site, here in by_site.items():
         replacing = [planned for planned in here if isinstance(planned.patch, Replace)]
         if len(replacing) > 1:
-            yield _conflict(replacing, f"{_and(replacing)} replace {site}; only one can")
+            owners = _and(replacing)
+            text = f"{owners} replace {site}; only one can" if " and " in owners else f"{owners} replaces {site} twice"
+            yield _conflict(replacing, text, ", or let one declare Supersedes")
         setting = [planned for planned in here if isinstance(planned.patch, Set)]
         if len({repr(planned.patch.value) for planned in setting}) > 1:
             values = " and ".join(sorted(f"{planned.owner} sets it to {planned.patch.value!r}" for planned in setting))
@@ -85,10 +87,10 @@ def _conflicts(patches: Sequence[PlannedPatch]) -> Iterator[Problem]:
                     yield _conflict([planned, *here], text)
 
 
-def _conflict(patches: Sequence[PlannedPatch], text: str) -> Problem:
+def _conflict(patches: Sequence[PlannedPatch], text: str, way_out: str = "") -> Problem:
     owners = tuple(sorted({planned.owner for planned in patches}))
     chain = tuple(sorted(f"{p.owner}: {p.patch.kind} of {p.patch.target}, {p.patch.reason}" for p in patches))
-    return Problem("MS402", text, owners, chain, fix=f"take out {' or '.join(owners)}, or let one declare Supersedes")
+    return Problem("MS402", text, owners, chain, fix=f"take out {' or '.join(owners)}{way_out}")
 
 
 def _and(patches: Iterable[PlannedPatch]) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from operator import is_ as _is
 from types import FunctionType, ModuleType
 from typing import Any, Final, NamedTuple
+from weakref import WeakSet
 
 from mindspeed.plugins.problems import PatchError, Problem
 
@@ -93,7 +94,7 @@ class Exchange(NamedTuple):
     """An object to be exchanged for another one.
 
     The modules ``keeping`` the old one are those that define the new one; ``layers`` are classes whose ancestors keep
-    it as base.
+    it as base, as does every class that was made by patching.
     """
 
     old: Any
@@ -101,6 +102,9 @@ class Exchange(NamedTuple):
     keeping: frozenset[str] = frozenset()
     layers: tuple[type, ...] = ()
 
+
+MADE: Final[WeakSet[type]] = WeakSet()
+"""Classes made by patching; those of an earlier plan may live on in models."""
 
 _OWN: Final = __name__.rpartition(".")[0]
 
@@ -172,7 +176,7 @@ class Rebinder:
                 kept = {ancestor for layer in (new, *layers) for ancestor in layer.__mro__}
                 subclasses: list[type] = type.__subclasses__(old)
                 for subclass in subclasses:
-                    if subclass not in kept:
+                    if subclass not in kept and subclass not in MADE:
                         self._change_base(subclass, old, new)
 
     def _change_base(self, subclass: type, old: type, new: type) -> None:

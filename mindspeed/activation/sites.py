@@ -84,9 +84,10 @@ def follows_to(target: str, site: str) -> bool:
 
 
 def mentions(module: str, name: str) -> bool:
-    """Whether the source of a loaded module has the text ``name``: a cheap test before it is parsed."""
+    """Whether the source of a loaded module may import ``name``: a cheap test before it is parsed."""
     file = getattr(getattr(sys.modules.get(module), "__spec__", None), "origin", None) or ""
-    return file.endswith(".py") and name.encode() in Path(file).read_bytes()
+    text = Path(file).read_bytes() if file.endswith(".py") else b""
+    return name.encode() in text or b"import *" in text
 
 
 def _outside(module: str, qualname: str, top: str) -> Site | None:
@@ -253,7 +254,7 @@ def near_names(target: str) -> list[str]:
         return (moved or [f"{name}:{qualname}" for name in near if find_site(f"{name}:{qualname}")] or near)[:3]
     owner, _, name = qualname.rpartition(".")
     prefix = f"{module}:{owner}." if owner else f"{module}:"
-    near = get_close_matches(name, sorted(_names_at(found, owner)), n=3, cutoff=0.6)
+    near = get_close_matches(name, sorted(_names_at(found, owner) - {name}), n=3, cutoff=0.6)
     return ([prefix + other for other in near] or _defined_elsewhere(module, qualname))[:3]
 
 

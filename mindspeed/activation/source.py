@@ -78,17 +78,19 @@ class Module:
 def find_module(name: str) -> Module | None:
     """The module that ``import name`` would run, or None. Imports nothing."""
     portions: tuple[str, ...] | None = None
-    found = ""
-    spec: ModuleSpec | None = None
+    found, file = "", None
     for part in name.split("."):
         if found and portions is None:
             return None
         found = f"{found}.{part}" if found else part
         spec = _ask_finders(found, portions)
-        if spec is None:
-            return None
-        portions = _portions(spec)
-    file = spec.origin if spec is not None and spec.has_location else None
+        if spec is not None:
+            portions, file = _portions(spec), spec.origin if spec.has_location else None
+        else:
+            # the finders know a namespace package inside a package only once that is imported
+            portions, file = tuple(p for p in (os.path.join(p, part) for p in portions or ()) if os.path.isdir(p)), None
+            if not portions:
+                return None
     return Module(name, file if file is not None and file.endswith(".py") else None, portions)
 
 

@@ -1,0 +1,67 @@
+"""What test patches name: replacements, wrappers and mixins that need nothing of megatron."""
+
+import functools
+
+
+def size_of_42():
+    return 42
+
+
+def size_of_7():
+    return 7
+
+
+def triple(value, factor=3, *, offset=1):
+    return value * factor + offset
+
+
+def marked(original):
+    @functools.wraps(original)
+    def call(*args, **kwargs):
+        return ("marked", original(*args, **kwargs))
+
+    return call
+
+
+def starred(original):
+    @functools.wraps(original)
+    def call(*args, **kwargs):
+        return ("starred", original(*args, **kwargs))
+
+    return call
+
+
+def broken(original):
+    raise ValueError("no")
+
+
+def returns_none(original):
+    return None
+
+
+class Loud:
+    def forward(self, x):
+        return ("loud", *super().forward(x))
+
+
+class Quiet:
+    def forward(self, x):
+        return ("quiet", *super().forward(x))
+
+
+class Alone:
+    """A replacement that is no subclass of what it replaces."""
+
+    def forward(self, x):
+        return ("alone", x)
+
+    @staticmethod
+    def shape(x):
+        return ("alone", x)
+
+
+def other_compiler(function=None):
+    return ("compiled", function)
+
+
+BIG = 99

@@ -1,0 +1,4 @@
+import megatron.core.state
+from megatron.core import state
+
+mpu = state

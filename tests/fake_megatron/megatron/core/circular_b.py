@@ -1,0 +1,1 @@
+from megatron.core.circular_a import early  # noqa: F401
