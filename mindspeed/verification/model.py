@@ -21,7 +21,7 @@ FLATNESS: Final = 1e6
 """Epsilon of Adam. It dwarfs every gradient, so that a step is the gradient times the learning rate to 1e-6: steepest
 descent through the only optimizer that Megatron's distributed optimizer accepts. Plain Adam would hide a gradient that
 is a constant factor wrong."""
-LEARNING_RATE: Final = 0.1
+LEARNING_RATE: Final = 0.25
 BUCKET_SIZE: Final = 8192
 """Elements in a bucket of gradients. In Megatron's own size the tiny model is one bucket, and nothing overlaps."""
 

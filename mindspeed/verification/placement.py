@@ -81,6 +81,6 @@ def _place(sharded: Any) -> tuple[str, tuple[int, ...], tuple[slice, ...]]:
     axes = sharded.prepend_axis_num
     name, shape = str(sharded.key), tuple(sharded.global_shape[axes:])
     for number in sharded.global_offset[:axes]:
-        marked = name.replace(".experts.", f".experts.{number}.", 1)
-        name = marked if marked != name else f"{name}[{number}]"
+        before, experts, after = name.rpartition(".experts.")
+        name = f"{before}{experts}{number}.{after}" if experts else f"{name}[{number}]"
     return name, shape, tuple(sharded.global_slice()[axes:])

@@ -15,8 +15,7 @@ Array = NDArray[np.floating[Any]]
 class Piece:
     """Part of a full tensor: ``full[index] == values`` where ``full`` has ``shape``.
 
-    ``kind`` is "input gradient", "gradient" or "update", the change of a weight over all steps; ``name`` the tensor's
-    name in the whole, unsharded model.
+    ``kind`` is "input gradient", "gradient" or "weight"; ``name`` the tensor's name in the whole, unsharded model.
     """
 
     kind: str

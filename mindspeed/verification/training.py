@@ -36,7 +36,7 @@ class Batch:
 
 
 def train(recipe: Recipe, record: Record) -> None:
-    """Train on the groups that exist and fill ``record``: losses, gradients of step 1, updates of the weights."""
+    """Train on the groups that exist and fill ``record``: losses, gradients of step 1, final weights."""
     tensor_parallel.model_parallel_cuda_manual_seed(recipe.seed, force_reset_rng=True)
     run = _Run(recipe, record)
     for step in range(recipe.steps):
@@ -49,7 +49,7 @@ def train(recipe: Recipe, record: Record) -> None:
             run.optimizer.step()
         for (kind, _), count in (*moved.items(), *gathered.items()):
             record.traffic[kind] = record.traffic.get(kind, 0) + count.bytes
-    run.record_updates()
+    run.record_weights()
 
 
 def micro_batches(recipe: Recipe, step: int, rank: int, size: int) -> Iterator[Batch]:
@@ -75,7 +75,6 @@ class _Run:
         self.data_rank = parallel_state.get_data_parallel_rank()
         self.data_size = parallel_state.get_data_parallel_world_size()
         self.activations = SavedActivations(self.chunks)
-        self.initial = [placed.parameter.detach().clone() for placed in placed_parameters(self.chunks)]
         record.sizes = group_sizes() | {"vpp": len(self.chunks)}
         record.settings = _settings(self.config, self.ddp_config, self.optimizer.config)
         self._connect()
@@ -147,12 +146,12 @@ class _Run:
         for placed in placed_parameters(self.chunks):
             self.record.pieces += pieces_of("gradient", placed, placed.main_grad)
 
-    def record_updates(self) -> None:
+    def record_weights(self) -> None:
         if self.ddp_config.overlap_param_gather:
             for chunk in self.chunks:
                 chunk.start_param_sync(force_sync=True)
-        for placed, initial in zip(placed_parameters(self.chunks), self.initial, strict=True):
-            self.record.pieces += pieces_of("update", placed, placed.parameter.float() - initial.float())
+        for placed in placed_parameters(self.chunks):
+            self.record.pieces += pieces_of("weight", placed, placed.parameter)
 
 
 def _mean_loss(number: int, losses_BS: torch.Tensor) -> tuple[torch.Tensor, tuple[int, torch.Tensor]]:
