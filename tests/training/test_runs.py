@@ -1,0 +1,149 @@
+"""Real runs of ``mindspeed pretrain``, and what becomes of them when something happens."""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import shlex
+import shutil
+import signal
+import time
+
+import psutil
+import pytest
+
+from mindspeed.training.checkpoints import checkpoint_path, partial_path, saved_steps
+from tests.training.conftest import TINY, Run, log, losses
+
+SPLIT = ("--nproc", 2, "--tp", 2, "--features", "sequence-parallel,distributed-optimizer")
+
+
+def test_a_run_at_tp2_goes_on_at_pp2_as_if_it_had_not_been_interrupted(tmp_path, text):
+    whole, rest = tmp_path / "whole", tmp_path / "rest"
+    steps = ("--train-iters", 10, "--save-interval", 5)
+    done = Run(*TINY, *SPLIT, *steps, "--data", text, "--run", whole, "--json").done()
+    (line,) = done.out.splitlines()
+    result = json.loads(line)
+    assert list(result) == ["initial_loss", "heldout_loss", "unigram_entropy", "world_size", "digest", "run"]
+    assert result["world_size"] == 2
+    assert result["digest"] == json.loads((whole / "plan.json").read_text())["digest"]
+    assert result["initial_loss"] == pytest.approx(math.log(320), abs=0.2)
+    assert result["heldout_loss"] < result["initial_loss"] - 0.5
+    assert (whole / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert list((whole / "tensorboard").iterdir())
+
+    shutil.rmtree(checkpoint_path(whole, 10))
+    other = ("--nproc", 2, "--tp", 1, "--pp", 2, "--without", "tensor-parallel,sequence-parallel")
+    done = Run("--resume", whole, "--run", rest, *other).done()
+    assert "the layout differs from the checkpoint's, so dropout draws other random numbers from here on" in done.err
+    assert sorted(losses(rest)) == [6, 7, 8, 9, 10]
+    for step, loss in losses(rest).items():
+        assert loss == pytest.approx(losses(whole)[step], rel=1e-5)
+
+
+def test_a_run_that_ctrl_c_stops_saves_and_says_how_to_go_on(run):
+    stopped = Run("--resume", run, "--train-iters", 1_000_000)
+    stopped.wait_for_step(run, 4)
+    stopped.process.send_signal(signal.SIGINT)
+    stopped.done()
+    step = saved_steps(run)[-1]
+    assert step == max(losses(run)) >= 4
+    assert f"stopped after step {step}; continue with:\n" in stopped.out
+    program, verb, *arguments = shlex.split(stopped.out.splitlines()[-1])
+    assert (program, verb) == ("mindspeed", "pretrain")
+    Run(*arguments, "--train-iters", step + 2).done()
+    assert max(losses(run)) == step + 2
+
+
+def test_a_rank_that_is_killed_ends_the_others_and_is_named(run):
+    lost = Run("--resume", run, "--nproc", 2, "--train-iters", 1_000_000)
+    lost.wait_for_step(run, 3)
+    ranks = [lost.rank(0), lost.rank(1)]
+    start = time.monotonic()
+    ranks[1].kill()
+    lost.done(status=1)
+    assert time.monotonic() - start < 30
+    assert lost.err.endswith(
+        "MS604 rank 1 was killed by SIGKILL; the other ranks were stopped\n"
+        "  fix: if nobody killed it, the machine may have run out of memory; its kernel log says so\n"
+    )
+    assert not any(psutil.pid_exists(rank.pid) and rank.is_running() for rank in ranks)
+    Run("--resume", run, "--train-iters", 3).done()
+    assert saved_steps(run) == [2, 3]
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(run):
+    limit = 100_000
+    full = Run(
+        "--resume", run, "--train-iters", 4, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    )
+    full.done(status=1)
+    path = checkpoint_path(run, 4)
+    assert full.err.endswith(
+        "MS603 the checkpoint of step 4 cannot be saved: [Errno 27] File too large; the checkpoint of step 2 is untouched\n"
+        f"  where: {path}\n  fix: free some space, then mindspeed pretrain --resume {run}\n"
+    )
+    assert saved_steps(run) == [2]
+    assert not partial_path(path).exists()
+    Run("--resume", run, "--train-iters", 4).done()
+    assert saved_steps(run) == [2, 4]
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(run):
+    wild = Run("--resume", run, "--train-iters", 20, "--lr", "1e30", "--warmup-iters", 0).done(status=1)
+    assert wild.err.splitlines()[-3].startswith("MS606 ")
+    assert wild.err.endswith(
+        f"  where: {run}\n  fix: --resume {run} goes back to step 2; try a lower --lr or a longer --warmup-iters\n"
+    )
+    assert saved_steps(run) == [2]
+    assert all(math.isfinite(loss) for loss in losses(run).values())
+
+
+def test_a_damaged_checkpoint_is_named(run):
+    path = checkpoint_path(run, 2)
+    for part in path.glob("*.distcp"):
+        part.write_bytes(part.read_bytes()[:1000])
+    damaged = Run("--resume", run, "--train-iters", 4).done(status=1)
+    assert f"MS602 {path} cannot be loaded: " in damaged.err
+    assert damaged.err.endswith("  fix: remove the folder, then the checkpoint before it is used\n")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "--style gpt2",
+        "--style gpt2 --pp 2 --nproc 2",
+        "--dtype bf16 --nproc 2",
+        "--dtype fp16 --tp 2 --nproc 2",
+        "--pp 2 --vpp 2 --nproc 2 --global-batch-size 8",
+        "--tp 2 --pp 2 --nproc 4 --features sequence-parallel",
+        "--num-experts 4 --ep 2 --nproc 2",
+        "--num-experts 4 --style gpt2",
+        "--nproc 2 --features distributed-optimizer,async-ddp,async-param-gather",
+        "--nproc 2 --tp 2 --features recompute --dropout 0.1",
+    ],
+)
+def test_every_layout_and_style_trains_and_goes_on(tmp_path, text, layout):
+    run = tmp_path / "run"
+    Run(*TINY, *layout.split(), "--data", text, "--run", run, "--train-iters", 6, "--save-interval", 3).done()
+    shutil.rmtree(checkpoint_path(run, 6))
+    before = losses(run)
+    nproc = layout.split("--nproc ")[1].split()[0] if "--nproc" in layout else "1"
+    Run("--resume", run, "--nproc", nproc).done()
+    after = [row["loss"] for row in log(run) if "loss" in row][6:]
+    assert after == pytest.approx([before[4], before[5], before[6]], rel=1e-5)
+    assert before[6] < before[1] - 0.3
+
+
+@pytest.mark.long
+def test_uniform_random_text_is_not_predicted(tmp_path):
+    import random
+
+    from mindspeed.training.corpus import prepare
+
+    (tmp_path / "noise").write_bytes(bytes(random.Random(0).choices(range(97, 123), k=500_000)))
+    prepare([str(tmp_path / "noise")], str(tmp_path / "data"))
+    done = Run(*TINY, "--data", tmp_path / "data", "--run", tmp_path / "run", "--train-iters", 300, "--json").done()
+    assert json.loads(done.out)["heldout_loss"] > math.log(26) - 0.05
