@@ -1,0 +1,289 @@
+"""A training script as third parties write them: megatron-core, torch.cuda and NCCL, nothing else.
+
+It prints ``{"losses": [...], "layout": {...}}`` on the last rank. Weights and data depend on neither the layout nor the number of
+processes, so every layout must print the same losses.
+
+    torchrun --nproc-per-node 2 plain_script.py --tp 2 --sequence-parallel
+"""
+
+import argparse
+import json
+import os
+import zlib
+
+import torch
+import torch.nn.functional as F
+from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.enums import ModelType
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.module import Float16Module
+from megatron.core.utils import get_model_config
+
+VOCABULARY = 128
+
+
+def parse(argv=None):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--pp", type=int, default=1)
+    parser.add_argument("--vpp", type=int)
+    parser.add_argument("--overlap-p2p", action="store_true")
+    parser.add_argument("--batched-p2p", action="store_true")
+    parser.add_argument("--sequence-parallel", action="store_true")
+    parser.add_argument("--ep", type=int, default=1)
+    parser.add_argument("--experts", type=int)
+    parser.add_argument("--dispatcher", choices=["allgather", "alltoall"], default="alltoall")
+    parser.add_argument("--distributed-optimizer", action="store_true")
+    parser.add_argument("--overlap-grad-reduce", action="store_true")
+    parser.add_argument("--overlap-param-gather", action="store_true")
+    parser.add_argument("--recompute", choices=["full", "selective"])
+    parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], default="fp32")
+    parser.add_argument("--llama", action="store_true", help="RMSNorm, SwiGLU, rotary positions, grouped queries")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--global-batch", type=int, default=8)
+    parser.add_argument("--sequence", type=int, default=32)
+    parser.add_argument("--save")
+    parser.add_argument("--load")
+    return parser.parse_args(argv)
+
+
+def make_config(args):
+    style = {"normalization": "RMSNorm", "gated_linear_unit": True, "activation_func": F.silu, "num_query_groups": 2}
+    experts = {
+        "num_moe_experts": args.experts,
+        "moe_router_topk": 2,
+        "moe_token_dispatcher_type": args.dispatcher,
+        "moe_router_load_balancing_type": "none",
+        "expert_model_parallel_size": args.ep,
+    }
+    full = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    recompute = {None: {}, "full": full, "selective": {"recompute_granularity": "selective"}}[args.recompute]
+    return TransformerConfig(
+        num_layers=args.layers,
+        hidden_size=32,
+        num_attention_heads=4,
+        ffn_hidden_size=64,
+        add_bias_linear=not args.llama and not args.experts,
+        tensor_model_parallel_size=args.tp,
+        pipeline_model_parallel_size=args.pp,
+        virtual_pipeline_model_parallel_size=args.vpp,
+        overlap_p2p_comm=args.overlap_p2p,
+        batch_p2p_comm=args.batched_p2p,
+        sequence_parallel=args.sequence_parallel,
+        pipeline_dtype={"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[args.dtype],
+        params_dtype={"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[args.dtype],
+        bf16=args.dtype == "bf16",
+        fp16=args.dtype == "fp16",
+        hidden_dropout=args.dropout,
+        attention_dropout=args.dropout,
+        gradient_accumulation_fusion=False,
+        **(style if args.llama else {}),
+        **(experts if args.experts else {}),
+        **recompute,
+    )
+
+
+def make_model(args, config):
+    ddp_config = DistributedDataParallelConfig(
+        use_distributed_optimizer=args.distributed_optimizer,
+        overlap_grad_reduce=args.overlap_grad_reduce,
+        overlap_param_gather=args.overlap_param_gather,
+        bucket_size=4096 if args.overlap_grad_reduce else None,
+    )
+    chunks = []
+    stages = parallel_state.get_virtual_pipeline_model_parallel_world_size()
+    for stage in range(stages or 1):
+        vp_stage = stage if stages else None
+        spec = get_gpt_layer_local_spec(num_experts=args.experts, normalization="RMSNorm" if args.llama else "LayerNorm")
+        chunk = GPTModel(
+            config=config,
+            transformer_layer_spec=spec,
+            vocab_size=VOCABULARY,
+            max_sequence_length=args.sequence,
+            position_embedding_type="rope" if args.llama else "learned_absolute",
+            pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
+            post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
+            vp_stage=vp_stage,
+        )
+        chunk.model_type = ModelType.encoder_or_decoder
+        chunk.cuda(torch.cuda.current_device())
+        fill_weights(chunk)
+        chunks.append(chunk)
+    if args.dtype != "fp32":
+        chunks = [Float16Module(config, chunk) for chunk in chunks]
+    return [DistributedDataParallel(config, ddp_config, chunk) for chunk in chunks]
+
+
+def fill_weights(chunk):
+    """Fill every weight from its global name and position, so that each layout gets its share of the same weights."""
+    state = chunk.sharded_state_dict()
+    apply_factories(state)
+    for tensor in _sharded_tensors(state):
+        if tensor.data is None or tensor.data.dim() < 2:
+            continue
+        generator = torch.Generator().manual_seed(zlib.crc32(tensor.key.encode()))
+        whole = torch.randn(tensor.global_shape, generator=generator) * 0.05
+        extent = [1] * tensor.prepend_axis_num + list(tensor.data.shape)
+        share = whole[tuple(slice(start, start + size) for start, size in zip(tensor.global_offset, extent, strict=True))]
+        with torch.no_grad():
+            tensor.data.copy_(share.reshape(tensor.data.shape).to(tensor.data.device))
+
+
+def _sharded_tensors(state):
+    if isinstance(state, ShardedTensor):
+        yield state
+    elif isinstance(state, dict):
+        for value in state.values():
+            yield from _sharded_tensors(value)
+    elif isinstance(state, list):
+        for value in state:
+            yield from _sharded_tensors(value)
+
+
+def make_optimizer(args, model):
+    config = OptimizerConfig(
+        optimizer="adam",
+        lr=1e-2,
+        weight_decay=0.01,
+        bf16=args.dtype == "bf16",
+        fp16=args.dtype == "fp16",
+        initial_loss_scale=2.0**10,
+        params_dtype=get_model_config(model[0]).params_dtype,
+        use_distributed_optimizer=args.distributed_optimizer,
+        overlap_param_gather=args.overlap_param_gather,
+        clip_grad=1.0,
+    )
+    return get_megatron_optimizer(config, model)
+
+
+def connect(args, model, optimizer):
+    config = get_model_config(model[0])
+    config.grad_scale_func = optimizer.scale_loss
+    config.finalize_model_grads_func = finalize_model_grads
+    if args.overlap_grad_reduce:
+        no_sync = [chunk.no_sync for chunk in model]
+        config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
+
+
+def micro_batches(args, step):
+    """Samples of this data-parallel rank for one step; every sample is known by its place in the global batch."""
+    rank, size = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
+    for sample in range(rank, args.global_batch, size):
+        generator = torch.Generator().manual_seed(step * args.global_batch + sample)
+        yield torch.randint(VOCABULARY, (1, args.sequence + 1), generator=generator)
+
+
+def forward_step(batches, model):
+    tokens = next(batches).cuda(non_blocking=True)
+    length = tokens.shape[1] - 1
+    positions = torch.arange(length, dtype=torch.long, device=torch.cuda.current_device()).unsqueeze(0)
+    mask = torch.tril(torch.ones((1, 1, length, length), device=torch.cuda.current_device())) < 0.5
+    output = model(tokens[:, :-1].contiguous(), positions, mask, labels=tokens[:, 1:].contiguous())
+
+    def loss_func(output):
+        loss = output.float().mean()
+        return loss, {"loss": loss.detach().clone()}
+
+    return output, loss_func
+
+
+def train_step(args, model, optimizer, step):
+    for chunk in model:
+        chunk.zero_grad_buffer()
+    optimizer.zero_grad()
+    count = args.global_batch // parallel_state.get_data_parallel_world_size()
+    reduced = get_forward_backward_func()(
+        forward_step_func=forward_step,
+        data_iterator=[micro_batches(args, step) for _ in model] if len(model) > 1 else micro_batches(args, step),
+        model=model if len(model) > 1 else model[0],
+        num_microbatches=count,
+        seq_length=args.sequence,
+        micro_batch_size=1,
+        forward_only=False,
+    )
+    updated, _, _ = optimizer.step()
+    assert updated, "the optimizer skipped a step"
+    loss = torch.zeros(1, device="cuda")
+    if reduced:
+        loss += torch.stack([row["loss"] for row in reduced]).mean()
+        torch.distributed.all_reduce(loss, group=parallel_state.get_data_parallel_group())
+        loss /= parallel_state.get_data_parallel_world_size()
+    return loss.item()
+
+
+def checkpoint_state(args, model, optimizer, is_loading=False):
+    state = {f"model{index}": chunk.sharded_state_dict() for index, chunk in enumerate(model)}
+    model_state = {key: value for part in state.values() for key, value in part.items()} if len(model) == 1 else state
+    state["optimizer"] = optimizer.sharded_state_dict(model_state, is_loading=is_loading)
+    return state
+
+
+def run(args):
+    """Train in the process group that is already there: the loss of every step, and the layout."""
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=args.tp,
+        pipeline_model_parallel_size=args.pp,
+        virtual_pipeline_model_parallel_size=args.vpp,
+        expert_model_parallel_size=args.ep,
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(1234)
+    model = make_model(args, make_config(args))
+    optimizer = make_optimizer(args, model)
+    connect(args, model, optimizer)
+    layout = describe(model)
+    first = 0
+    if args.load:
+        state = checkpoint_state(args, model, optimizer, is_loading=True)
+        loaded = dist_checkpointing.load({**state, "step": None}, args.load)
+        for index, chunk in enumerate(model):
+            chunk.load_state_dict(loaded[f"model{index}"])
+        optimizer.load_state_dict(loaded["optimizer"])
+        first = loaded["step"]
+    losses = [train_step(args, model, optimizer, step) for step in range(first, first + args.steps)]
+    if args.save:
+        if torch.distributed.get_rank() == 0:
+            os.makedirs(args.save)
+        torch.distributed.barrier()
+        dist_checkpointing.save({**checkpoint_state(args, model, optimizer), "step": first + args.steps}, args.save)
+    parallel_state.destroy_model_parallel()
+    return losses, layout
+
+
+def describe(model):
+    """What the model was really built as."""
+    config, ddp_config = get_model_config(model[0]), model[0].ddp_config
+    return {
+        "tp": parallel_state.get_tensor_model_parallel_world_size(),
+        "pp": parallel_state.get_pipeline_model_parallel_world_size(),
+        "dp": parallel_state.get_data_parallel_world_size(),
+        "ep": parallel_state.get_expert_model_parallel_world_size(),
+        "chunks": len(model),
+        "sequence_parallel": config.sequence_parallel,
+        "overlap_p2p": config.overlap_p2p_comm,
+        "recompute": config.recompute_granularity,
+        "dispatcher": config.moe_token_dispatcher_type if config.num_moe_experts else None,
+        "distributed_optimizer": ddp_config.use_distributed_optimizer,
+        "overlap_grad_reduce": ddp_config.overlap_grad_reduce,
+        "overlap_param_gather": ddp_config.overlap_param_gather,
+    }
+
+
+def main():
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.distributed.init_process_group("nccl")
+    losses, layout = run(parse())
+    if torch.distributed.get_rank() == torch.distributed.get_world_size() - 1:
+        print(json.dumps({"losses": losses, "layout": layout}), flush=True)
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""A script that knows nothing of mindspeed trains under ``mindspeed run``, and every layout gives the losses of one process.
+
+The layout comes from the script's own flags in one half of the cases, in the other from features alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("plain_script.py")
+EXPERTS = ("--experts", "4")
+
+
+def losses_and_layout(nproc: int, options: tuple[str, ...], flags: tuple[str, ...]) -> tuple[list[float], dict[str, Any]]:
+    """Run the script; ``options`` are those of ``mindspeed run``, ``flags`` the script's own."""
+    command = [sys.executable, "-m", "mindspeed", "run", "--platform", "cpu", "--nproc", str(nproc), *options]
+    done = subprocess.run(
+        [*command, "--", str(SCRIPT), *flags],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    return data["losses"], data["layout"]
+
+
+@lru_cache
+def one_process(flags: tuple[str, ...]) -> tuple[list[float], dict[str, Any]]:
+    return losses_and_layout(1, (), flags)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layout: ``differs`` is where it is not that of one process."""
+
+    nproc: int
+    differs: dict[str, Any]
+    options: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    model: tuple[str, ...] = ()
+
+
+RECOMPUTE = ("--set", "recompute.granularity=full", "--set", "recompute.method=uniform", "--set", "recompute.num_layers=1")
+OVERLAPS = {"dp": 2, "distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True}
+CHUNKS = {"pp": 2, "chunks": 2, "overlap_p2p": True}
+
+SHORT = {
+    "tp2, sequence parallel and full recompute by features": Case(
+        2,
+        {"tp": 2, "sequence_parallel": True, "recompute": "full"},
+        ("--tp", "2", "--features", "sequence-parallel,recompute", *RECOMPUTE),
+    ),
+    "pp2 x vpp2 with overlapped p2p by features": Case(2, CHUNKS, ("--pp", "2", "--vpp", "2")),
+    "dp2, distributed optimizer and both overlaps by features": Case(
+        2, OVERLAPS, ("--features", "distributed-optimizer,async-ddp,async-param-gather")
+    ),
+    "ep2 with all-to-all by features": Case(
+        2,
+        {"ep": 2, "dp": 2},
+        ("--ep", "2", "--num-experts", "4", "--set", "expert-parallel.dispatcher=alltoall"),
+        model=EXPERTS,
+    ),
+    "tp2 x pp2 by flags": Case(4, {"tp": 2, "pp": 2}, flags=("--tp", "2", "--pp", "2")),
+}
+LONG = {
+    "tp2 and sequence parallel by flags": Case(
+        2, {"tp": 2, "sequence_parallel": True}, flags=("--tp", "2", "--sequence-parallel")
+    ),
+    "tp2 and sequence parallel by features": Case(
+        2, {"tp": 2, "sequence_parallel": True}, ("--tp", "2", "--features", "sequence-parallel")
+    ),
+    "pp2 x vpp2 with overlapped p2p by flags": Case(2, CHUNKS, flags=("--pp", "2", "--vpp", "2", "--overlap-p2p")),
+    "tp2 x pp2 by features": Case(4, {"tp": 2, "pp": 2}, ("--tp", "2", "--pp", "2")),
+    "dp2, distributed optimizer and both overlaps by flags": Case(
+        2, OVERLAPS, flags=("--distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
+    ),
+    "ep2 with all-to-all by flags": Case(2, {"ep": 2, "dp": 2}, flags=("--ep", "2", "--dispatcher", "alltoall"), model=EXPERTS),
+    "ep2 with all-gather by flags": Case(
+        2, {"ep": 2, "dp": 2, "dispatcher": "allgather"}, flags=("--ep", "2", "--dispatcher", "allgather"), model=EXPERTS
+    ),
+    "ep2 with all-gather by features": Case(
+        2,
+        {"ep": 2, "dp": 2, "dispatcher": "allgather"},
+        ("--ep", "2", "--num-experts", "4", "--set", "expert-parallel.dispatcher=allgather"),
+        model=EXPERTS,
+    ),
+    "full recompute by flags": Case(1, {"recompute": "full"}, flags=("--recompute", "full")),
+    "full recompute by features": Case(1, {"recompute": "full"}, ("--features", "recompute", *RECOMPUTE)),
+    "selective recompute by flags": Case(1, {"recompute": "selective"}, flags=("--recompute", "selective")),
+    "selective recompute by features": Case(
+        1, {"recompute": "selective"}, ("--features", "recompute", "--set", "recompute.granularity=selective")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*SHORT, *(pytest.param(name, marks=pytest.mark.long) for name in LONG)])
+def test_the_script_gives_the_losses_of_one_process(name):
+    case = (SHORT | LONG)[name]
+    expected, alone = one_process(case.model)
+    losses, layout = losses_and_layout(case.nproc, case.options, (*case.flags, *case.model))
+    assert layout == alone | case.differs
+    assert losses == pytest.approx(expected, rel=1e-6, abs=0)
