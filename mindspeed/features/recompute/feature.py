@@ -18,7 +18,7 @@ from mindspeed.plugins import (
     hookimpl,
 )
 
-Module = Literal["core_attn", "layernorm", "mlp", "moe", "shared_experts"]
+Module = Literal["core_attn", "mlp", "moe", "shared_experts"]
 
 
 class RecomputeArgs(FeatureArgs):

@@ -15,7 +15,7 @@ def refused(settings, **world):
     "settings",
     [
         {},
-        {"modules": ["core_attn", "layernorm", "mlp"]},
+        {"modules": ["core_attn", "mlp"]},
         FULL,
         FULL | {"num_layers": 4},
         FULL | {"method": "block", "num_layers": 5},
