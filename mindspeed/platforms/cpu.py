@@ -48,7 +48,8 @@ _REPLACED: Final[tuple[tuple[str, str, str, str], ...]] = (
         "torch.cuda.random",
         "cpu_random",
         "the device generator is torch's default generator, from which every operator on a CPU tensor draws",
-        "get_rng_state set_rng_state get_rng_state_all set_rng_state_all manual_seed manual_seed_all seed seed_all initial_seed",
+        "get_rng_state set_rng_state get_rng_state_all set_rng_state_all manual_seed manual_seed_all seed seed_all "
+        "initial_seed",
     ),
     (
         "torch.utils.checkpoint",
@@ -81,7 +82,7 @@ _SET: Final[tuple[tuple[str, str, str], ...]] = (
     ("torch:Generator", "cpu_random:Generator", "a generator made for device cuda is a CPU generator"),
     *(
         (f"torch.cuda:{name}Tensor", f"cpu_tensors:{name}Tensor", "a device tensor is a CPU tensor")
-        for name in "Float Double Half BFloat16 Byte Char Short Int Long Bool".split()
+        for name in ("Float", "Double", "Half", "BFloat16", "Byte", "Char", "Short", "Int", "Long", "Bool")
     ),
 )
 
@@ -123,12 +124,12 @@ _WRAPPED: Final[tuple[tuple[str, str, str, str], ...]] = (
         "default_restore_location",
     ),
     ("torch.jit._builtins:", "cpu_tensors:find_builtin", "scripted code knows factories by identity", "_find_builtin"),
-    ("torch.amp.autocast_mode:autocast.", "cpu_autocast:enter_on_cpu", "autocast for cuda is autocast for the CPU", "__init__"),
-    ("torch.amp.autocast_mode:", "cpu_autocast:on_cpu", "autocast for cuda is autocast for the CPU", "custom_fwd custom_bwd"),
+    ("torch.amp.autocast_mode:autocast.", "cpu_autocast:enter_on_cpu", "autocast for cuda is that of the CPU", "__init__"),
+    ("torch.amp.autocast_mode:", "cpu_autocast:on_cpu", "autocast for cuda is that of the CPU", "custom_fwd custom_bwd"),
     (
         "torch:",
         "cpu_autocast:ask_cpu",
-        "autocast for cuda is autocast for the CPU",
+        "autocast for cuda is that of the CPU",
         "is_autocast_enabled set_autocast_enabled get_autocast_dtype set_autocast_dtype",
     ),
     ("torch.amp.grad_scaler:GradScaler.", "cpu_autocast:scale_on_cpu", "a scaler for cuda is one for the CPU", "__init__"),
@@ -146,6 +147,18 @@ _WRAPPED: Final[tuple[tuple[str, str, str, str], ...]] = (
         "cpu_backend:keep_storage",
         "Megatron frees an activation's storage while gloo still sends it; a detached tensor keeps it alive",
         "isend",
+    ),
+    (
+        "torch.distributed.distributed_c10d:",
+        "cpu_backend:gather_uneven",
+        "nccl gathers parts of different shapes, gloo does not",
+        "all_gather",
+    ),
+    (
+        "torch.distributed.distributed_c10d:",
+        "cpu_backend:scatter_uneven",
+        "nccl scatters parts of different shapes, gloo does not",
+        "reduce_scatter",
     ),
     ("multiprocessing.spawn:", "children:bring_plan", "a spawned process gets the platform too", "get_preparation_data"),
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from inspect import signature
 from typing import Any
+
+from torch.distributed.distributed_c10d import BroadcastOptions, GroupMember, ReduceOp, ReduceOptions
 
 from mindspeed.platforms.cpu_tensors import is_device
 
@@ -65,6 +67,71 @@ def keep_storage(isend: Callable[..., Any]) -> Callable[..., Any]:
         return isend(tensor.detach(), *args, **kwargs)
 
     return sent
+
+
+class Works:
+    """One handle of several collectives."""
+
+    def __init__(self, works: Sequence[Any]) -> None:
+        self._works = works
+
+    def wait(self, *args: Any, **kwargs: Any) -> bool:
+        for work in self._works:
+            work.wait(*args, **kwargs)
+        return True
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+
+def gather_uneven(all_gather: Callable[..., Any]) -> Callable[..., Any]:
+    """``all_gather`` of shapes that differ between ranks, which nccl takes and gloo does not: one broadcast per rank."""
+
+    @wraps(all_gather)
+    def gathered(tensor_list: Any, tensor: Any, group: Any = None, async_op: bool = False) -> Any:
+        if _even(tensor_list):
+            return all_gather(tensor_list, tensor, group, async_op)
+        group = group or GroupMember.WORLD
+        tensor_list[group.rank()].copy_(tensor)
+        works = []
+        for root, part in enumerate(tensor_list):
+            options = BroadcastOptions()
+            options.rootRank, options.rootTensor = root, 0
+            works.append(group.broadcast([part], options))
+        return _finish(works, async_op)
+
+    return gathered
+
+
+def scatter_uneven(reduce_scatter: Callable[..., Any]) -> Callable[..., Any]:
+    """``reduce_scatter`` of parts that differ in shape: one reduction to each rank."""
+
+    @wraps(reduce_scatter)
+    def scattered(output: Any, input_list: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
+        if _even(input_list):
+            return reduce_scatter(output, input_list, op, group, async_op)
+        group = group or GroupMember.WORLD
+        works = []
+        for root, part in enumerate(input_list):
+            options = ReduceOptions()
+            options.reduceOp, options.rootRank, options.rootTensor = op, root, 0
+            buffer = output.copy_(part) if root == group.rank() else part.clone()
+            works.append(group.reduce([buffer], options))
+        return _finish(works, async_op)
+
+    return scattered
+
+
+def _even(tensors: Sequence[Any]) -> bool:
+    return all(tensor.shape == tensors[0].shape for tensor in tensors)
+
+
+def _finish(works: Sequence[Any], async_op: bool) -> Works | None:
+    together = Works(works)
+    if async_op:
+        return together
+    together.wait()
+    return None
 
 
 def _gloo(backend: Any) -> str:

@@ -34,13 +34,13 @@ class PoisonedWork:
 
     def wait(self, *args: Any, **kwargs: Any) -> bool:
         """Wait, then bring the outputs. Later calls change nothing."""
-        done = all([work.wait(*args, **kwargs) is not False for work in self._work])
+        waited = [work.wait(*args, **kwargs) for work in self._work]  # all of them, whatever one returns
         with torch.no_grad(), _disable_current_modes():
             for shadow, output in self._pairs:
                 output.data.copy_(shadow)
         self._pairs = []
         _pending.pop(id(self), None)
-        return done
+        return all(result is not False for result in waited)
 
     def is_completed(self) -> bool:
         return all(work.is_completed() for work in self._work)

@@ -1,7 +1,7 @@
 """A training script as third parties write them: megatron-core, torch.cuda and NCCL, nothing else.
 
-It prints ``{"losses": [...], "layout": {...}}`` on the last rank. Weights and data depend on neither the layout nor the number of
-processes, so every layout must print the same losses.
+It prints ``{"losses": [...], "layout": {...}}`` on the last rank. Weights and data depend on neither the layout nor
+the number of processes, so every layout must print the same losses.
 
     torchrun --nproc-per-node 2 plain_script.py --tp 2 --sequence-parallel
 """
