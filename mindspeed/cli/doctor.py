@@ -11,7 +11,10 @@ from mindspeed.cli.output import exit_code, json_option, print_json, wants_json
 @json_option
 @click.pass_context
 def doctor(ctx: click.Context) -> None:
-    """Show versions, devices, compilers and every copy of Megatron; exit with 3 when something needed is missing."""
+    """Show what this machine has and lacks.
+
+    Versions, every copy of Megatron, devices, compilers. The exit status is 3 when something needed is missing.
+    """
     from mindspeed.doctor import examine
 
     findings = []

@@ -13,9 +13,10 @@ from mindspeed.cli.request_options import Request, request_options
 @request_options
 @json_option
 def check(request: Request, names: tuple[str, ...]) -> None:
-    """Check features, settings and sizes together, for this machine or for a made-up one.
+    """Find every problem of a request.
 
-    Problems are printed all at once, and the exit status is 1.
+    Features, settings and sizes are checked together, for this machine or for a made-up one. Problems are printed all at
+    once, and the exit status is then 1.
     """
     plan = request.naming(names).resolve()
     if wants_json():

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @click.option("--no-import", is_flag=True, help="read features of other packages from their metadata alone")
 @json_option
 def list_features(no_import: bool) -> None:
-    """List every installed feature with its package, state and error."""
+    """List every installed feature."""
     from mindspeed.plugins.discovery import discover
 
     rows = discover(import_third_parties=not no_import).rows

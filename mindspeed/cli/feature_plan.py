@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 @request_options
 @json_option
 def plan(request: Request, names: tuple[str, ...], base: bool) -> None:
-    """Print what would be active, in which order, why, and everything it changes in Megatron."""
+    """Print the activation plan of a request.
+
+    What would be active, in which order and why, where each setting comes from, and everything that changes in Megatron.
+    """
     made = request.naming(names).resolve()
     if wants_json():
         print_json({"problems": [], "plan": made.to_json()})

@@ -131,7 +131,13 @@ _OPTIONS: Final[tuple[Decorator, ...]] = (
     click.option("--features", metavar="NAME,...", multiple=True, help="features to switch on; may be repeated"),
     click.option("--without", metavar="NAME,...", multiple=True, help="features to leave out; may be repeated"),
     click.option("--set", "assignments", metavar="FEATURE.FIELD=VALUE", multiple=True, help="a setting; may be repeated"),
-    click.option("--optimization-level", "level", type=click.IntRange(0, 2), help="0, 1 or 2  [default: 2]"),
+    click.option(
+        "--optimization-level",
+        "level",
+        type=int,
+        metavar="N",
+        help="0: only what Megatron has; 1: and all that is safe here; 2: and what is asked for  [default: 2]",
+    ),
     click.option("--strict", is_flag=True, help="add no requirement silently; what cannot be checked is a problem"),
     *(_world_option(name) for name in FIELDS),
 )

@@ -21,11 +21,13 @@ from mindspeed.cli.request_options import Request, request_options
 @click.argument("arguments", metavar="[ARGUMENT]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def run(ctx: click.Context, request: Request, processes: Processes, script: str, arguments: tuple[str, ...]) -> None:
-    """Run a Python script on Megatron with features switched on; the script needs no change.
+    """Run a script with features switched on.
+
+    The script is plain Megatron code and needs no change:
 
     mindspeed run --nproc 2 --features sequence-parallel --tp 2 -- script.py --lr 0.1
 
-    Inside a job of torchrun or Slurm this process joins the job. The exit status is the script's.
+    Inside a job of torchrun or Slurm this process joins the job. The exit status is that of the script.
     """
     from mindspeed import doctor
     from mindspeed.cli import bootstrap

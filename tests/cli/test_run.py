@@ -9,6 +9,8 @@ import textwrap
 
 import pytest
 
+from mindspeed import doctor
+
 RUN = [sys.executable, "-c", "from mindspeed.cli import main; main()", "run", "--platform", "cpu"]
 
 
@@ -97,6 +99,13 @@ def test_inside_a_job_the_process_joins_it(run):
     job = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     done = run("import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'])", options=["--tp", "4"], **job)
     assert (done.returncode, done.stdout) == (0, "1 4\n"), done.stderr
+
+
+def test_without_megatron_nothing_is_started(mindspeed, monkeypatch):
+    monkeypatch.setattr(doctor, "megatron_copies", lambda: ())
+    done = mindspeed("run", "--", __file__)
+    assert (done.exit_code, done.stdout) == (3, "")
+    assert done.stderr == "MS502 megatron-core: not installed\n  fix: pip install 'mindspeed[train]'\n"
 
 
 def test_a_script_that_does_not_exist_is_a_usage_error():

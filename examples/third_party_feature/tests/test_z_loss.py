@@ -39,10 +39,39 @@ def test_a_vocabulary_split_over_two_ranks_gives_the_same(tmp_path):
     multiprocessing.spawn(split_vocabulary, (tmp_path / "store",), nprocs=2)
 
 
+SITE = "megatron.core.models.common.language_module.language_module:LanguageModule.compute_language_model_loss"
+
+
+def test_the_loss_of_a_megatron_model_has_the_term():
+    plan = mindspeed.plan(["acme-z-loss"], settings={"acme-z-loss": {"coefficient": 0.01}}, platform="cpu")
+    mindspeed.activate(plan)
+    from megatron.core import parallel_state, tensor_parallel
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer import TransformerConfig
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    parallel_state.initialize_model_parallel()
+    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    config = TransformerConfig(num_layers=1, hidden_size=16, num_attention_heads=2, gradient_accumulation_fusion=False)
+    model = GPTModel(config, get_gpt_layer_local_spec(), vocab_size=64, max_sequence_length=8).eval()
+    tokens, places = torch.arange(8)[None], torch.arange(8)[None]
+    mask = torch.ones(1, 1, 8, 8).triu(1).bool()
+    loss = model(tokens, places, mask, labels=tokens)
+    with mindspeed.suspended(SITE):
+        without = model(tokens, places, mask, labels=tokens)
+    term = 0.01 * model(tokens, places, mask).logsumexp(-1).square()
+    torch.testing.assert_close(loss, without + term)
+    assert term.min() > 0.1
+    parallel_state.destroy_model_parallel()
+    dist.destroy_process_group()
+    mindspeed.deactivate()
+
+
 def test_the_plan_has_one_patch_of_ours():
     plan = mindspeed.plan(["acme-z-loss"], settings={"acme-z-loss": {"coefficient": 0.01}})
     (patch,) = [planned.patch for planned in plan.patches if planned.owner == "acme-z-loss"]
-    assert patch.target.endswith(":LanguageModule.compute_language_model_loss")
+    assert patch.target == SITE
 
 
 def test_a_coefficient_that_drowns_the_cross_entropy_is_refused():
