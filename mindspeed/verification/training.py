@@ -39,17 +39,10 @@ def train(recipe: Recipe, record: Record) -> None:
     """Train on the groups that exist and fill ``record``: losses, gradients of step 1, final weights."""
     tensor_parallel.model_parallel_cuda_manual_seed(recipe.seed, force_reset_rng=True)
     run = _Run(recipe, record)
-    for step in range(recipe.steps):
-        with runtime.traffic() as moved:
-            run.forward_backward(step)
-        if step == 0:
-            run.record_gradients()
-            record.activations = run.activations.bytes
-        with runtime.traffic() as gathered:
-            run.optimizer.step()
-        for (kind, _), count in (*moved.items(), *gathered.items()):
-            record.traffic[kind] = record.traffic.get(kind, 0) + count.bytes
-    run.record_weights()
+    try:
+        run.train()
+    finally:
+        run.release()
 
 
 def micro_batches(recipe: Recipe, step: int, rank: int, size: int) -> Iterator[Batch]:
@@ -89,6 +82,26 @@ class _Run:
                 self.config.grad_sync_func = _one_or_all([chunk.start_grad_sync for chunk in self.chunks])
         if self.ddp_config.overlap_param_gather and self.ddp_config.align_param_gather:
             self.config.param_sync_func = _one_or_all([chunk.start_param_sync for chunk in self.chunks])
+
+    def train(self) -> None:
+        for step in range(self.recipe.steps):
+            with runtime.traffic() as moved:
+                self.forward_backward(step)
+            if step == 0:
+                self.record_gradients()
+                self.record.activations = self.activations.bytes
+            with runtime.traffic() as gathered:
+                self.optimizer.step()
+            for (kind, _), count in (*moved.items(), *gathered.items()):
+                self.record.traffic[kind] = self.record.traffic.get(kind, 0) + count.bytes
+        self.record_weights()
+
+    def release(self) -> None:
+        """Take the model apart: Megatron's objects refer to one another through autograd nodes, which Python's collector
+        cannot see, and a process group that is never freed keeps a thread that spins once its peers are gone."""
+        modules = [module for chunk in self.chunks for module in chunk.modules()]
+        for part in (*modules, *_optimizers(self.optimizer), self):
+            vars(part).clear()
 
     def forward_backward(self, step: int) -> None:
         for chunk in self.chunks:
@@ -174,3 +187,8 @@ def _gather_buffer(buffer: Any) -> None:
     for bucket in buffer.buckets:
         shares = list(bucket.grad_data.chunk(group.size()))
         dist.all_gather(shares, shares[group.rank()].clone(), group=group)
+
+
+def _optimizers(optimizer: Any) -> list[Any]:
+    """An optimizer and those it is a chain of."""
+    return [optimizer, *getattr(optimizer, "chained_optimizers", ())]
