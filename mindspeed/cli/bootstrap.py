@@ -41,16 +41,17 @@ def run_script(script: str, arguments: Sequence[str]) -> NoReturn:
 
 def _become(script: str, arguments: Sequence[str]) -> None:
     """Run a file as ``__main__``; the module stays, as threads, atexit handlers and pickle may still want it."""
+    path = os.path.abspath(script)
     module = ModuleType("__main__")
-    module.__file__ = script
+    module.__file__ = path
     sys.modules["__main__"] = module
     sys.argv[:] = [script, *arguments]
     if not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = os.path.dirname(os.path.abspath(script))
-    with open(script, "rb") as file:
+        sys.path[0] = os.path.dirname(path)
+    with open(path, "rb") as file:
         source = file.read()
     try:
-        exec(compile(source, script, "exec"), module.__dict__)
+        exec(compile(source, path, "exec"), module.__dict__)
     except MindSpeedError:
         raise
     except (Exception, KeyboardInterrupt) as error:

@@ -81,18 +81,25 @@ def test_several_processes_get_ranks_and_the_plan(run):
     assert sorted(done.stdout.splitlines()) == ["0 of 2: 2", "1 of 2: 2"]
 
 
-def test_the_rank_that_dies_is_named_and_its_status_passed_on(run):
+@pytest.mark.parametrize(
+    ("end", "status", "how"),
+    [
+        ("sys.exit(5)", 5, "ended with exit status 5"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "was killed by SIGKILL"),
+    ],
+)
+def test_the_rank_that_dies_is_named_and_its_status_passed_on(run, end, status, how):
     done = run(
-        """
-        import os, sys, time
+        f"""
+        import os, signal, sys, time
         if os.environ["RANK"] == "1":
-            sys.exit(5)
+            {end}
         time.sleep(60)
         """,
         options=["--nproc", "2"],
     )
-    assert done.returncode == 5
-    assert "MS604 rank 1 ended with exit status 5; the other ranks were stopped" in done.stderr
+    assert done.returncode == status
+    assert done.stderr.splitlines()[0] == f"MS604 rank 1 {how}; the other ranks were stopped"
 
 
 def test_inside_a_job_the_process_joins_it(run):
