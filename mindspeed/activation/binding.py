@@ -64,10 +64,9 @@ def by_site(patches: Sequence[PlannedPatch]) -> list[SitePatches]:
 
 def import_value(planned: PlannedPatch) -> Any:
     """The object that a patch names (a raw descriptor where it is a member), or its scalar. Raises PatchError MS406."""
-    value = planned.patch.value
-    reference = value.target if isinstance(value, Ref) else value
-    if isinstance(planned.patch, Set) and not isinstance(value, Ref):
-        return value
+    reference = _reference(planned)
+    if reference is None:
+        return planned.patch.value
     module, _, qualname = reference.partition(":")
     try:
         found = import_module(module)
@@ -82,6 +81,14 @@ def import_value(planned: PlannedPatch) -> Any:
         text = f"{planned.patch.kind} of {planned.patch.target} by {planned.owner}: {reference} cannot be imported"
         reason = f"{type(error).__name__}: {error}"
         raise PatchError([Problem("MS406", f"{text}: {reason}", (planned.owner,), where=reference)]) from error
+
+
+def _reference(planned: PlannedPatch) -> str | None:
+    """``"module:qualname"`` of what a patch names; None for a plain value."""
+    value: Any = planned.patch.value
+    if isinstance(value, Ref):
+        return value.target
+    return None if isinstance(planned.patch, Set) else value
 
 
 @dataclass(slots=True, eq=False)
@@ -107,13 +114,10 @@ class Bound:
     def apply(self, layer: Sequence[PlannedPatch], values: Mapping[str, Any], journal: Journal) -> None:
         """Compose the patches of a layer over the original and bind the result."""
         for planned in layer:
-            before, value = self.current, values[_key(planned)]
-            self.current = _compose(planned, before, value, self)
-            self.fresh = self.current is not value and self.current is not before
+            self.current, self.fresh = _compose(planned, values[_key(planned)], self)
             if isinstance(self.current, type):
                 self.layers = (*self.layers, self.current)
-            reference = planned.patch.value.target if isinstance(planned.patch.value, Ref) else planned.patch.value
-            if value is not reference:
+            if (reference := _reference(planned)) is not None:
                 self.keeping |= {reference.partition(":")[0]}
         self.write(journal, self.current)
 
@@ -274,31 +278,34 @@ def _home(value: Any) -> tuple[Any, Any]:
     return getattr(value, "__module__", None), getattr(value, "__qualname__", None)
 
 
-def _compose(planned: PlannedPatch, current: Any, value: Any, bound: Bound) -> Any:
-    """What stands at the site after one more patch."""
-    patch = planned.patch
+def _compose(planned: PlannedPatch, value: Any, bound: Bound) -> tuple[Any, bool]:
+    """What stands at the site after one more patch, and whether that was made here."""
+    patch, current = planned.patch, bound.current
     if isinstance(patch, Set):
-        return value
+        return value, False
     if isinstance(patch, Mixin):
         if not isinstance(current, type) or not isinstance(value, type):
-            what = bound.group.site if not isinstance(current, type) else patch.value
+            what = planned.site if not isinstance(current, type) else patch.value
             raise PatchError([_not_a_class(planned, what)])
-        return _subclass((value, current), bound)
+        return _subclass((value, current), bound), True
     inner = current.__func__ if isinstance(current, _DESCRIPTORS) else current
     if isinstance(patch, Wrap):
-        made = _call_factory(planned, value, inner)
+        made, fresh = _wrapped(planned, value, inner, bound)
     elif isinstance(current, type) and not isinstance(value, type):
         raise PatchError([_not_a_class(planned, patch.value)])
     else:
-        made = _copy(value.__func__ if isinstance(value, _DESCRIPTORS) else value, bound)
-    return type(current)(made) if isinstance(current, _DESCRIPTORS) and not isinstance(made, _DESCRIPTORS) else made
+        made, fresh = _copy(value.__func__ if isinstance(value, _DESCRIPTORS) else value, bound)
+    if isinstance(current, _DESCRIPTORS) and not isinstance(made, _DESCRIPTORS):
+        return type(current)(made), True
+    return made, fresh
 
 
 def _not_a_class(planned: PlannedPatch, what: str) -> Problem:
     return unsuitable_target(planned.owner, planned.patch.kind, planned.site, f"{what} is not a class", "use Wrap or Replace")
 
 
-def _call_factory(planned: PlannedPatch, factory: Any, original: Any) -> Any:
+def _wrapped(planned: PlannedPatch, factory: Any, original: Any, bound: Bound) -> tuple[Any, bool]:
+    """What a wrapper factory makes of the original; a copy of it where it hands out something that others hold."""
     try:
         made = factory(original)
     except Exception as error:  # a wrapper factory is foreign code
@@ -307,15 +314,29 @@ def _call_factory(planned: PlannedPatch, factory: Any, original: Any) -> Any:
     if not callable(made):
         text = f"the wrapper {planned.patch.value} of {planned.owner} returned {made!r}, which cannot be called"
         raise PatchError([Problem("MS406", text, (planned.owner,), where=planned.patch.value)])
-    return made
+    if made is original:
+        return made, bound.fresh
+    return (made, True) if sys.getrefcount(made) <= _ALONE else _copy(made, bound)
 
 
-def _copy(value: Any, bound: Bound) -> Any:
-    """A function or class of our own with the content of ``value``, so that its holders can be told apart at undo."""
+def _references_of_a_new_object() -> int:
+    made = object()
+    return sys.getrefcount(made)
+
+
+_ALONE: Final = _references_of_a_new_object()
+"""What ``sys.getrefcount`` says of an object that only one local variable holds."""
+
+
+def _copy(value: Any, bound: Bound) -> tuple[Any, bool]:
+    """A function or class of our own with the content of ``value``, so that its holders can be told apart at undo.
+
+    Other callables are bound as they are; the second value says so.
+    """
     if isinstance(value, type):
-        return _subclass((value,), bound)
+        return _subclass((value,), bound), True
     if not isinstance(value, FunctionType):
-        return value
+        return value, False
     copy = FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, value.__closure__)
     copy.__kwdefaults__ = dict(value.__kwdefaults__) if value.__kwdefaults__ else None
     copy.__dict__.update(value.__dict__)
@@ -327,7 +348,7 @@ def _copy(value: Any, bound: Bound) -> Any:
     copy.__doc__ = value.__doc__
     copy.__module__, copy.__qualname__ = _names(bound)
     copy.__name__ = copy.__qualname__.rpartition(".")[2]
-    return copy
+    return copy, True
 
 
 def _subclass(bases: tuple[type, ...], bound: Bound) -> type:

@@ -65,3 +65,14 @@ def other_compiler(function=None):
 
 
 BIG = 99
+
+
+_kept = []
+
+
+def handing_out_what_others_hold(original):
+    return _kept[0] if _kept else _kept.append(triple) or triple
+
+
+def unchanged(original):
+    return original

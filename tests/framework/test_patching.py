@@ -441,3 +441,21 @@ def test_a_wrapped_class_attribute_that_is_defined_elsewhere_is_patched_alone(la
     assert state.get_size() == layer.size_of() == 1
     patches.undo()
     assert layer.Layer.measure() == 1
+
+
+def test_a_wrapper_may_hand_out_a_function_that_others_hold(state: Any) -> None:
+    import glue
+
+    patches = applied(wrap(f"{STATE}:scale", "glue:handing_out_what_others_hold"))
+    assert state.scale(2) == 7
+    patches.undo()
+    assert state.scale(2) == 4
+    assert glue.triple(2) == glue._kept[0](2) == 7
+
+
+def test_a_wrapper_may_leave_the_original(state: Any) -> None:
+    original = state.scale
+    patches = applied(wrap(f"{STATE}:scale", "glue:unchanged"))
+    assert state.scale is original
+    patches.undo()
+    assert state.scale is original

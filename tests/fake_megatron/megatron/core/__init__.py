@@ -1,4 +1,4 @@
-import megatron.core.state
+import megatron.core.state  # noqa: F401
 from megatron.core import state
 
 mpu = state
