@@ -15,18 +15,18 @@ def missing_effects(question: Question, baseline: Sequence[Record], feature: Seq
     known = registry.catalog()
     before, after = baseline[0].settings, feature[0].settings
     for name in question.features:
-        owned = [size for owner in required_by([name], known) for size in known.feature(owner).spec.sizes]
-        idle = [size for size in sorted(owned) if feature[0].sizes.get(size, 1) == 1]
+        needed = [size for owner in required_by([name], known) for size in known.feature(owner).spec.sizes]
+        idle = [size for size in sorted(needed) if feature[0].sizes.get(size, 1) == 1]
         if idle:
             yield _failed(name, f"the group of {', '.join(idle)} has one rank")
         arguments = [planned.override.argument for planned in question.plan.overrides if name in planned.owners]
         if arguments and _values(arguments, before) != _values(arguments, after):
             continue
-        if any(record.sites.get(name) or record.hooks.get(name) for record in feature):
+        if any(count for record in feature for where in (record.sites, record.hooks) for count in where.get(name, {}).values()):
             continue
         if arguments:
             yield _failed(name, "the configuration that reached the model equals the baseline's")
-        elif not owned:
+        elif not known.feature(name).spec.sizes:
             yield _failed(name, "no patch site and no hook was reached")
 
 

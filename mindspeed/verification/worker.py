@@ -9,7 +9,7 @@ import gc
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Final
@@ -42,15 +42,17 @@ def _outcome(job: Job) -> Record | Failure:
 def run(job: Job) -> Record:
     """One job in this process, which afterwards is as it was before."""
     from mindspeed import registry
+    from mindspeed.activation import session
     from mindspeed.activation.plan import plan_from_json
-    from mindspeed.verification.evidence import Evidence
+    from mindspeed.verification.evidence import evidence
 
     record = Record()
     registry.activate(plan_from_json(job.plan))
     try:
-        with Evidence(record), _groups(job):
-            from mindspeed.verification.training import train
+        from mindspeed.verification.training import train  # with the platform in place, for it imports Megatron
 
+        active = session.current()
+        with evidence(active, record) if active else nullcontext(), _groups(job):
             train(job.recipe, record)
     finally:
         registry.deactivate()

@@ -29,6 +29,17 @@ def skipped(original: Function) -> Function:
     return nothing
 
 
+def skipped_at_first(original: Function) -> Function:
+    """Around ``finish_grad_sync``: the reduction of the first step is forgotten."""
+
+    @functools.wraps(original)
+    def finish_grad_sync(group: Any, *args: Any, **kwargs: Any) -> None:
+        if not group.is_first_batch:
+            original(group, *args, **kwargs)
+
+    return finish_grad_sync
+
+
 def unreduced(original: Function) -> Function:
     """Around ``_reduce(tensor, group)``: every rank keeps its own part of the sum."""
 
@@ -67,8 +78,9 @@ def rolled_in_place(original: Function) -> Function:
     @functools.wraps(original)
     def late(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        if result is not None:
-            result.data.copy_(result.data.roll(1, 0))
+        for tensor in result if isinstance(result, list) else [result]:
+            if tensor is not None:
+                tensor.data.copy_(tensor.data.roll(1, 0))
         return result
 
     return late
