@@ -38,7 +38,7 @@ def parse(argv=None):
     parser.add_argument("--sequence-parallel", action="store_true")
     parser.add_argument("--ep", type=int, default=1)
     parser.add_argument("--experts", type=int)
-    parser.add_argument("--dispatcher", choices=["allgather", "alltoall"], default="alltoall")
+    parser.add_argument("--dispatcher", choices=["allgather", "alltoall"], default="allgather")
     parser.add_argument("--distributed-optimizer", action="store_true")
     parser.add_argument("--overlap-grad-reduce", action="store_true")
     parser.add_argument("--overlap-param-gather", action="store_true")

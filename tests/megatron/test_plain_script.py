@@ -20,16 +20,15 @@ SCRIPT = Path(__file__).with_name("plain_script.py")
 EXPERTS = ("--experts", "4")
 
 
-def losses_and_layout(nproc: int, options: tuple[str, ...], flags: tuple[str, ...]) -> tuple[list[float], dict[str, Any]]:
+def run(nproc: int, options: tuple[str, ...], flags: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
     """Run the script; ``options`` are those of ``mindspeed run``, ``flags`` the script's own."""
     command = [sys.executable, "-m", "mindspeed", "run", "--platform", "cpu", "--nproc", str(nproc), *options]
-    done = subprocess.run(
-        [*command, "--", str(SCRIPT), *flags],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    return subprocess.run([*command, "--", str(SCRIPT), *flags], capture_output=True, text=True, check=False, env=environment)
+
+
+def losses_and_layout(nproc: int, options: tuple[str, ...], flags: tuple[str, ...]) -> tuple[list[float], dict[str, Any]]:
+    done = run(nproc, options, flags)
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
     return data["losses"], data["layout"]
@@ -53,6 +52,7 @@ class Case:
 
 RECOMPUTE = ("--set", "recompute.granularity=full", "--set", "recompute.method=uniform", "--set", "recompute.num_layers=1")
 OVERLAPS = {"dp": 2, "distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True}
+EXPERT_RANKS = {"ep": 2, "dp": 2}
 CHUNKS = {"pp": 2, "chunks": 2, "overlap_p2p": True}
 
 SHORT = {
@@ -67,7 +67,7 @@ SHORT = {
     ),
     "ep2 with all-to-all by features": Case(
         2,
-        {"ep": 2, "dp": 2},
+        EXPERT_RANKS | {"dispatcher": "alltoall"},
         ("--ep", "2", "--num-experts", "4", "--set", "expert-parallel.dispatcher=alltoall"),
         model=EXPERTS,
     ),
@@ -85,13 +85,13 @@ LONG = {
     "dp2, distributed optimizer and both overlaps by flags": Case(
         2, OVERLAPS, flags=("--distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
     ),
-    "ep2 with all-to-all by flags": Case(2, {"ep": 2, "dp": 2}, flags=("--ep", "2", "--dispatcher", "alltoall"), model=EXPERTS),
-    "ep2 with all-gather by flags": Case(
-        2, {"ep": 2, "dp": 2, "dispatcher": "allgather"}, flags=("--ep", "2", "--dispatcher", "allgather"), model=EXPERTS
+    "ep2 with all-to-all by flags": Case(
+        2, EXPERT_RANKS | {"dispatcher": "alltoall"}, flags=("--ep", "2", "--dispatcher", "alltoall"), model=EXPERTS
     ),
+    "ep2 with all-gather by flags": Case(2, EXPERT_RANKS, flags=("--ep", "2", "--dispatcher", "allgather"), model=EXPERTS),
     "ep2 with all-gather by features": Case(
         2,
-        {"ep": 2, "dp": 2, "dispatcher": "allgather"},
+        EXPERT_RANKS,
         ("--ep", "2", "--num-experts", "4", "--set", "expert-parallel.dispatcher=allgather"),
         model=EXPERTS,
     ),
@@ -111,3 +111,15 @@ def test_the_script_gives_the_losses_of_one_process(name):
     losses, layout = losses_and_layout(case.nproc, case.options, (*case.flags, *case.model))
     assert layout == alone | case.differs
     assert losses == pytest.approx(expected, rel=1e-6, abs=0)
+
+
+@pytest.mark.long
+def test_a_script_that_asks_for_something_else_than_the_plan_is_told_where():
+    done = run(1, ("--features", "recompute", *RECOMPUTE), ("--recompute", "selective"))
+    assert (done.returncode, done.stdout) == (1, "")
+    line = SCRIPT.read_text().split("return TransformerConfig(")[0].count("\n") + 1
+    assert done.stderr.endswith(
+        "MS605 the script sets recompute_granularity='selective', the plan sets 'full' (recompute)\n"
+        f"  where: TransformerConfig at {SCRIPT}:{line}\n"
+        "  fix: remove recompute_granularity from the script, or change the settings of recompute\n"
+    )
