@@ -90,7 +90,8 @@ class AppliedPatches:
 
     def start(self) -> None:
         """Install the finder and patch what is loaded. Raises PatchError after undoing everything."""
-        self._finder.install()  # first: importing a replacement may load further targets
+        if self._groups:
+            self._finder.install()  # first: importing a replacement may load further targets
         try:
             loaded = [group for group in self._groups if group.module in sys.modules]
             _all(_check_importable, [group for group in self._groups if group.module not in sys.modules])

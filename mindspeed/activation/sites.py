@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 import textwrap
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
-from mindspeed.activation.source import Binding, Module, Scope, dotted, find_module, read_scope
+from mindspeed.activation.source import Binding, Module, Scope, dotted, find_module, loaded_module, read_scope
 
 TREE: Final = "megatron"
 """The package inside which imports are followed."""
@@ -71,7 +70,7 @@ def follows_to(target: str, site: str) -> bool:
     while target != site and target not in seen:
         seen.add(target)
         module, _, name = target.partition(":")
-        found = find_module(module)
+        found = loaded_module(module)
         scope = read_scope(found) if found is not None else None
         if scope is None:
             return False
@@ -85,8 +84,8 @@ def follows_to(target: str, site: str) -> bool:
 
 def mentions(module: str, name: str) -> bool:
     """Whether the source of a loaded module may import ``name``: a cheap test before it is parsed."""
-    file = getattr(getattr(sys.modules.get(module), "__spec__", None), "origin", None) or ""
-    text = Path(file).read_bytes() if file.endswith(".py") else b""
+    found = loaded_module(module)
+    text = Path(found.file).read_bytes() if found is not None and found.file is not None else b""
     return name.encode() in text or b"import *" in text
 
 
@@ -255,7 +254,8 @@ def near_names(target: str) -> list[str]:
     owner, _, name = qualname.rpartition(".")
     prefix = f"{module}:{owner}." if owner else f"{module}:"
     near = get_close_matches(name, sorted(_names_at(found, owner) - {name}), n=3, cutoff=0.6)
-    return ([prefix + other for other in near] or _defined_elsewhere(module, qualname))[:3]
+    near = [prefix + other for other in near] or _defined_elsewhere(module, qualname)
+    return [other for other in near if other != target][:3]
 
 
 def _names_at(module: Module, owner: str) -> set[str]:

@@ -94,6 +94,15 @@ def find_module(name: str) -> Module | None:
     return Module(name, file if file is not None and file.endswith(".py") else None, portions)
 
 
+def loaded_module(name: str) -> Module | None:
+    """The source of a module that is imported, wherever it came from (``__main__`` too), or what `find_module` finds."""
+    entries = vars(sys.modules[name]) if name in sys.modules else {}
+    file = entries.get("__file__")
+    if not isinstance(file, str) or not file.endswith(".py"):
+        return find_module(name)
+    return Module(name, file, tuple(entries["__path__"]) if "__path__" in entries else None)
+
+
 def _ask_finders(name: str, portions: tuple[str, ...] | None) -> ModuleSpec | None:
     path = list(portions) if portions is not None else None
     for finder in list(sys.meta_path):

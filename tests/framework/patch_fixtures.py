@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 TREE = Path(__file__).resolve().parents[1] / "fake_megatron"
-_FAKES = ("megatron", "fakelib", "glue", "layers")
+_FAKES = ("megatron", "fakelib", "glue", "layers", "circular_glue")
 
 
 @pytest.fixture

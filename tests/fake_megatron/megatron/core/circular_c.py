@@ -1,0 +1,2 @@
+def third():
+    return "third"
