@@ -8,14 +8,17 @@ import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from mindspeed.cli.launch_options import Processes, launch_options
-from mindspeed.cli.output import json_option, wants_json
+from mindspeed.cli.output import OK, PROBLEMS, json_option, wants_json
 from mindspeed.cli.request_options import COMMAND_LINE, Request, request_options
 from mindspeed.training.config import JOB_FILE, TrainConfig, flag
+
+if TYPE_CHECKING:
+    from mindspeed.training.job import Job
 
 
 def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -55,42 +58,65 @@ def pretrain(ctx: click.Context, request: Request, processes: Processes, train: 
     the sources of Python's standard library. Sizes and the model's shape are those of --help; a job file (-f) has
     them under 'world', and the options of training under 'train'. Ctrl-C saves and ends.
     """
-    from mindspeed.plugins.problems import MindSpeedError, Problem
-    from mindspeed.training.job import make_job, write_job
-    from mindspeed.training.launch import INTERRUPTED, joined, launch, python
+    from mindspeed.plugins.problems import MindSpeedError
+    from mindspeed.training.job import make_job
+    from mindspeed.training.launch import joined, leave_problems
 
     rank = joined(os.environ)
     environment = request.environment(int(rank["WORLD_SIZE"]) if rank else processes.world_size)
-    job, job_file = make_job(request.layers, {JOB_FILE: request.train, COMMAND_LINE: train}, environment, resume)
-    if rank is not None:
-        if job.config.run is None:
-            raise MindSpeedError([Problem("MS301", "ranks that join a job must agree on the folder", fix="--run FOLDER")])
-        _join(rank, job, job_file)
-        if rank["RANK"] != "0":
-            return
-    else:
-        (Path(job.run) / "result.json").unlink(missing_ok=True)
-        variables = write_job(job, job_file)
-        status = launch(python("mindspeed.training.worker"), processes.per_node, variables, processes.passthrough)
-        if status == INTERRUPTED and not (Path(job.run) / "result.json").exists():
-            ctx.exit(INTERRUPTED)
-    if (Path(job.run) / "result.json").exists():
-        _print_result(job.run, job.config.train_iters, processes)
+    try:
+        job, job_file = make_job(request.layers, {JOB_FILE: request.train, COMMAND_LINE: train}, environment, resume)
+        if rank is None:
+            ctx.exit(_start(job, job_file, processes))
+        _join(job, job_file, rank)
+    except MindSpeedError as error:
+        if rank is None or rank["LOCAL_RANK"] == "0":  # the others of a node have the same to say
+            raise
+        leave_problems(error)
+        ctx.exit(PROBLEMS)
 
 
-def _join(rank: dict[str, str], job: Any, job_file: str) -> None:
+def _start(job: Job, job_file: str, processes: Processes) -> int:
+    """Train in processes of our own. Returns the exit status."""
+    from mindspeed.training.job import write_job
+    from mindspeed.training.launch import launch, python
+
+    if processes.nodes > 1:
+        _check_shared_folder(job)
+    result = Path(job.run) / "result.json"
+    result.unlink(missing_ok=True)
+    variables = write_job(job, job_file)
+    status = launch(python("mindspeed.training.worker"), processes.per_node, variables, processes.passthrough)
+    if result.exists():  # also after Ctrl-C, if there was time to save
+        _print_result(job, "--nproc", str(processes.per_node), *processes.passthrough)
+        return OK
+    return status
+
+
+def _join(job: Job, job_file: str, rank: dict[str, str]) -> None:
     """Train in this process as one rank of the job that it belongs to."""
     from mindspeed.training.job import write_job
     from mindspeed.training.worker import work
 
+    _check_shared_folder(job)
     os.environ.update(rank)
     if rank["RANK"] == "0":
         write_job(job, job_file)
     work(job, os.environ)
+    if rank["RANK"] == "0":
+        _print_result(job)
 
 
-def _print_result(run: str, train_iters: int, processes: Processes) -> None:
-    result = json.loads((Path(run) / "result.json").read_text(encoding="utf-8"))
+def _check_shared_folder(job: Job) -> None:
+    from mindspeed.plugins.problems import MindSpeedError, Problem
+
+    if job.config.run is None:
+        text = "processes that are started separately must agree on the folder of the run"
+        raise MindSpeedError([Problem("MS301", text, fix="--run FOLDER")])
+
+
+def _print_result(job: Job, *launching: str) -> None:
+    result = json.loads((Path(job.run) / "result.json").read_text(encoding="utf-8"))
     if wants_json():
         keys = ("initial_loss", "heldout_loss", "unigram_entropy", "world_size", "digest", "run")
         click.echo(json.dumps({key: result[key] for key in keys}))
@@ -102,11 +128,11 @@ def _print_result(run: str, train_iters: int, processes: Processes) -> None:
     if result["heldout_loss"] is not None:
         click.echo(f"held-out loss    {result['heldout_loss']:.4f}")
     click.echo(f"unigram entropy  {result['unigram_entropy']:.4f} (of the held-out text)")
-    click.echo(f"run folder       {run}")
-    command = ["mindspeed", "pretrain", "--resume", run, "--nproc", str(processes.per_node), *processes.passthrough]
+    click.echo(f"run folder       {job.run}")
+    command = ["mindspeed", "pretrain", "--resume", job.run, *launching]
     if result["interrupted"]:
         click.echo(f"stopped after step {result['step']}; continue with:")
     else:
         click.echo("train on with:")
-        command += ["--train-iters", str(2 * train_iters)]
+        command += ["--train-iters", str(2 * job.config.train_iters)]
     click.echo(f"  {shlex.join(command)}")

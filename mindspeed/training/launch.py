@@ -13,14 +13,14 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from mindspeed.plugins.problems import MindSpeedError, Problem, RunError
 
 if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 INTERRUPTED: Final = 130
 """Exit status of a job that Ctrl-C stopped."""
@@ -59,6 +59,7 @@ def launch(command: Sequence[str], nproc: int, env: Mapping[str, str], passthrou
         try:
             run(arguments)  # type: ignore[no-untyped-call]
         except ChildFailedError as error:
+            _end_orphans(error)
             rank, failure = min(error.failures.items(), key=_blame)
             status = failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
             raise JobError(_problems(rank, failure), status) from None
@@ -117,6 +118,13 @@ def _blame(item: tuple[int, ProcessFailure]) -> tuple[int, int, int]:
     rank, failure = item
     order = 1 if failure.exitcode > 0 else 2 * (failure.exitcode == -signal.SIGTERM)
     return order, failure.timestamp, rank
+
+
+def _end_orphans(error: ChildFailedError) -> None:
+    """End what a process that failed has started itself, such as the helpers of a save; each rank is a process group."""
+    for failure in error.failures.values():
+        with suppress(ProcessLookupError):
+            os.killpg(failure.pid, signal.SIGKILL)
 
 
 def _problems(rank: int, failure: ProcessFailure) -> list[Problem]:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -19,14 +20,14 @@ class Reporter:
     """Reports one run; the first rank has one. ``tokens`` are those of a step."""
 
     def __init__(self, run: Path, first: int, last: int, tokens: int, interval: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
         self.run, self.last, self.tokens, self.interval = run, last, tokens, interval
         self._log: TextIO = (run / LOG).open("a", encoding="utf-8")
-        self._scalars: Any = SummaryWriter(str(run / "tensorboard"))
+        self._scalars = _scalars(run / "tensorboard")
         self._bar = _Bar(first, last) if sys.stderr.isatty() else None
         self._since, self._at = first, time.perf_counter()
         self._losses: list[float] = []
+        if self._scalars is None:
+            self.note("tensorboard is not installed: the run keeps no scalars")
 
     def note(self, text: str) -> None:
         """A line that stays on the terminal."""
@@ -50,8 +51,7 @@ class Reporter:
         self._log.flush()
         values = {"loss": mean, "learning_rate": learning_rate, "tokens_per_second": rate, "gradient_norm": gradient}
         for name, value in values.items():
-            if value is not None:
-                self._scalars.add_scalar(f"train/{name}", value, step)
+            self._scalar(f"train/{name}", value, step)
         if self._bar is not None:
             self._bar.show(step, mean, rate)
         else:
@@ -67,7 +67,7 @@ class Reporter:
     def held_out(self, step: int, loss: float) -> None:
         """Take down an evaluation."""
         self._log.write(json.dumps({"step": step, "heldout_loss": loss}) + "\n")
-        self._scalars.add_scalar("heldout/loss", loss, step)
+        self._scalar("heldout/loss", loss, step)
         self.note(f"step {step}/{self.last}  held-out loss {loss:.4f}")
 
     def close(self, result: Mapping[str, Any]) -> None:
@@ -75,9 +75,17 @@ class Reporter:
         if self._bar is not None:
             self._bar.close()
         self._log.close()
-        self._scalars.close()
-        draw_losses(self.run)
+        if self._scalars is not None:
+            self._scalars.close()
+        if find_spec("matplotlib") is not None:
+            draw_losses(self.run)
+        else:
+            self.note("matplotlib is not installed: the run keeps no picture of its loss")
         (self.run / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+    def _scalar(self, name: str, value: float | None, step: int) -> None:
+        if self._scalars is not None and value is not None:
+            self._scalars.add_scalar(name, value, step)
 
 
 def draw_losses(run: Path) -> None:
@@ -116,6 +124,15 @@ class _Bar:
 
     def close(self) -> None:
         self._progress.stop()
+
+
+def _scalars(folder: Path) -> Any:
+    """A TensorBoard writer, or None where TensorBoard is not installed."""
+    if find_spec("tensorboard") is None:
+        return None
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder))
 
 
 def _clock(seconds: float) -> str:

@@ -173,5 +173,7 @@ def _not_saved(job: Job, step: int, reason: str) -> RunError:
     steps = saved_steps(job.run)
     before = f"the checkpoint of step {steps[-1]} is untouched" if steps else "there is no earlier checkpoint"
     fix = f"free some space, then mindspeed pretrain --resume {job.run}" if steps else "free some space, then start again"
-    text = f"the checkpoint of step {step} cannot be saved: {reason.splitlines()[0] if reason else 'unknown'}; {before}"
-    return RunError([Problem("MS603", text, where=str(path), fix=fix)])
+    free = shutil.disk_usage(job.run).free // 2**20
+    chain = (f"writing failed: {reason.splitlines()[0] if reason else 'unknown'}", f"the disk of {job.run} has {free} MiB left")
+    text = f"the checkpoint of step {step} cannot be saved; {before}"
+    return RunError([Problem("MS603", text, chain=chain, where=str(path), fix=fix)])

@@ -72,6 +72,10 @@ def check_world(world: Mapping[str, Any], vocab_size: int) -> list[Problem]:
     if isinstance(heads, int) and isinstance(hidden, int) and heads > 0 and hidden % heads:
         text = f"hidden size {hidden} is not a multiple of the {heads} attention heads"
         problems.append(Problem("MS302", text, fix=f"--hidden-size {-(-hidden // heads) * heads}"))
+    batch, part = world.get("global_batch_size"), world.get("micro_batch_size")
+    if isinstance(batch, int) and isinstance(part, int) and part > 0 and batch % part:
+        text = f"global batch size {batch} is not a multiple of micro batch size {part}"
+        problems.append(Problem("MS302", text, fix=f"--global-batch-size {-(-batch // part) * part}"))
     return problems
 
 

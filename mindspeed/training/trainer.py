@@ -30,11 +30,9 @@ def train(job: Job) -> dict[str, Any]:
     """Train as the job says, on the process group that exists. Returns the result of the run, equal on every rank."""
     parallel_state.initialize_model_parallel()
     _seed(job.config.seed)
-    trainer = Trainer(job, job.source())
-    try:
-        return trainer.run()
-    finally:
-        parallel_state.destroy_model_parallel()
+    result = Trainer(job, job.source()).run()
+    parallel_state.destroy_model_parallel()
+    return result
 
 
 class Trainer:

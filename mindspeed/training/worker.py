@@ -13,13 +13,15 @@ from typing import Any
 
 from mindspeed import registry
 from mindspeed.training.job import Job, read_job
-from mindspeed.training.launch import leave_problems
+from mindspeed.training.launch import INTERRUPTED, leave_problems
 
 
 def main() -> None:
     """Train the job that the environment names; what goes wrong is left to the launcher."""
     try:
         work(read_job(os.environ), os.environ)
+    except KeyboardInterrupt:
+        os._exit(INTERRUPTED)
     except Exception as error:  # every rank reports, and the launcher prints the cause once
         leave_problems(error)
         sys.stdout.flush()
@@ -37,12 +39,11 @@ def work(job: Job, environ: Mapping[str, str]) -> dict[str, Any]:
 
     torch.cuda.set_device(int(environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     dist.init_process_group("nccl", rank=int(environ["RANK"]), world_size=int(environ["WORLD_SIZE"]))
-    try:
-        from mindspeed.training.trainer import train
+    from mindspeed.training.trainer import train
 
-        return train(job)
-    finally:
-        dist.destroy_process_group()
+    result = train(job)
+    dist.destroy_process_group()
+    return result
 
 
 if __name__ == "__main__":

@@ -14,38 +14,13 @@ import pytest
 
 from mindspeed.training.corpus import prepare
 
-TINY = [
-    "--num-layers=4",
-    "--hidden-size=32",
-    "--num-attention-heads=4",
-    "--seq-length=32",
-    "--global-batch-size=4",
-    "--micro-batch-size=2",
-    "--eval-iters=2",
-    "--sample-tokens=2",
-    "--log-interval=1",
-    "--lr=0.01",
-    "--warmup-iters=1",
-]
+TINY = (
+    *("--num-layers=4", "--hidden-size=32", "--num-attention-heads=4", "--seq-length=32"),
+    *("--global-batch-size=4", "--micro-batch-size=2", "--lr=0.01", "--warmup-iters=1"),
+    *("--eval-iters=2", "--sample-tokens=2", "--log-interval=1"),
+)
 """A model whose step costs milliseconds."""
-WORDS = [
-    "the",
-    "a",
-    "model",
-    "trains",
-    "learns",
-    "weights",
-    "on",
-    "of",
-    "and",
-    "data",
-    "with",
-    "from",
-    "many",
-    "few",
-    "ranks",
-    "steps",
-]
+WORDS = ("many", "few", "ranks", "models", "train", "learn", "split", "weights", "steps", "of", "and", "from", "with", "data")
 
 
 class Run:

@@ -1,0 +1,119 @@
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from mindspeed import doctor
+from mindspeed.activation.request import Layer
+from mindspeed.cli import main
+from mindspeed.training.config import train_config
+from mindspeed.training.job import job_file
+from mindspeed.training.shape import trainer_layer
+
+
+@pytest.fixture
+def refuse(monkeypatch, tmp_path):
+    """Run ``mindspeed pretrain`` where it must refuse before it starts anything, and give its problems."""
+    for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "MINDSPEED_FEATURES", "MINDSPEED_SET"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+    def refuse(*arguments):
+        done = CliRunner().invoke(main, ["pretrain", *map(str, arguments), "--json"], catch_exceptions=False)
+        assert done.exit_code in (1, 3)
+        assert not (tmp_path / "runs").exists()
+        return {problem["message"]: problem for problem in json.loads(done.stdout)["problems"]}
+
+    return refuse
+
+
+def test_everything_that_is_wrong_is_reported_at_once(refuse, tmp_path):
+    (tmp_path / "job.yaml").write_text(
+        "world: {hidden_size: 30, micro_batch_size: 3}\ntrain: {train_iter: 3, lr: fast, data: none}\n"
+    )
+    problems = refuse("-f", "job.yaml", "--features", "tensor-paralel", "--dtype", "fp8", "--resume", "gone")
+    assert {(problem["code"], message) for message, problem in problems.items()} == {
+        ("MS305", "the job file cannot be read: [Errno 2] No such file or directory: 'gone/job.yaml'"),
+        ("MS305", "unknown key 'train_iter' in train"),
+        ("MS301", "train.lr is 'fast': input should be a valid number, unable to parse string as a number"),
+        ("MS601", "there is no none.idx and no none.bin"),
+        ("MS301", "dtype is 'fp8', and the trainer knows fp32, bf16, fp16"),
+        ("MS302", "hidden size 30 is not a multiple of the 4 attention heads"),
+        ("MS302", "global batch size 8 is not a multiple of micro batch size 3"),
+        ("MS201", "there is no feature 'tensor-paralel'"),
+        ("MS602", "the run gone does not exist"),
+    }
+
+
+def test_a_missing_megatron_says_how_to_get_it(refuse, monkeypatch, text):
+    monkeypatch.setattr(doctor, "megatron_copies", lambda: ())
+    (problem,) = refuse("--data", text).values()
+    assert problem["code"] == "MS502"
+    assert problem["message"] == "megatron-core: not installed"
+    assert problem["fix"] == "pip install 'mindspeed[train]'"
+
+
+def test_too_little_text_is_told_before_training(refuse, text):
+    problems = refuse("--data", text, "--seq-length", 8192)
+    (message,) = problems
+    assert message.startswith(f"the held-out part of {text} has ")
+    assert message.endswith(" tokens, and a sample needs 8193")
+
+
+def test_a_vocabulary_that_is_smaller_than_the_data_needs_is_refused(refuse, text):
+    assert "vocab_size is 128, and the tokenizer of the data has 257 tokens" in refuse("--data", text, "--vocab-size", 128)
+
+
+def test_a_folder_with_a_run_is_not_overwritten(refuse, run, text):
+    problem = refuse("--data", text, "--run", run)[f"the folder {run} already holds a run with checkpoints"]
+    assert problem["fix"] == f"--resume {run} continues it, and another --run starts a new one"
+
+
+def test_a_checkpoint_of_another_model_is_refused_with_every_difference(refuse, run):
+    problem = refuse("--resume", run, "--hidden-size", 64, "--dtype", "bf16")["the checkpoint is of another model"]
+    assert problem["code"] == "MS602"
+    assert problem["chain"] == [
+        "hidden_size: 32 in the checkpoint, 64 in this job",
+        "ffn_hidden_size: 96 in the checkpoint, 192 in this job",
+        "dtype: fp32 in the checkpoint, bf16 in this job",
+    ]
+
+
+def test_a_damaged_data_file_is_refused(refuse, text, tmp_path):
+    for suffix in (".idx", ".bin", ".json"):
+        content = Path(text + suffix).read_bytes()
+        (tmp_path / f"cut{suffix}").write_bytes(content[:-1] if suffix == ".idx" else content)
+    (message,) = refuse("--data", tmp_path / "cut")
+    assert message.startswith(f"{tmp_path / 'cut'}.idx cannot be read: it has ")
+
+
+def test_a_job_file_asks_for_what_its_layers_asked_together():
+    layers = [
+        Layer("job file", ("tensor-parallel",), {"tensor-parallel": {"size": 2}}, {"num_layers": 2, "world_size": 2}),
+        Layer("command line", ("sequence-parallel",), {}, {"num_layers": 4}, strict=True),
+    ]
+    train = {"job file": {"lr": 0.1, "run": "here"}, "command line": {"lr": 0.2}}
+    assert yaml.safe_load(job_file(layers, train)) == {
+        "features": ["tensor-parallel", "sequence-parallel"],
+        "settings": {"tensor-parallel": {"size": 2}},
+        "world": {"num_layers": 4},
+        "train": {"lr": 0.2},
+        "strict": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("style", "expected"),
+    [
+        ("llama", {"normalization": "RMSNorm", "gated_linear_unit": True, "num_query_groups": 4, "ffn_hidden_size": 192}),
+        ("gpt2", {"normalization": "LayerNorm", "gated_linear_unit": False, "num_query_groups": 8, "ffn_hidden_size": 256}),
+    ],
+)
+def test_the_trainer_chooses_what_nobody_gave_by_the_style(style, expected):
+    config, _ = train_config({"job file": {"style": style}})
+    given = Layer("job file", world={"hidden_size": 64, "num_attention_heads": 8})
+    world = trainer_layer(config, [given], "cpu", 257).world
+    assert expected.items() <= world.items()
+    assert (world["vocab_size"], world["dtype"]) == (320, "fp32")
