@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -168,6 +168,7 @@ def _left_out(state: State, name: str, spec: FeatureSpec) -> str:
 
 def _propagate(state: State, roots: Iterator[tuple[str, Active]]) -> None:
     queue = deque[tuple[str, Active]](roots)
+    asked = {name for name, _ in queue}
     while queue:
         name, why = queue.popleft()
         if name in state.active:
@@ -176,15 +177,15 @@ def _propagate(state: State, roots: Iterator[tuple[str, Active]]) -> None:
         state.args_of(name)
         for constraint in state.catalog.requires[name]:
             if constraint.name not in state.active and state.holds(name, constraint):
-                _require(state, name, constraint, queue)
+                _require(state, name, constraint, asked, queue)
 
 
-def _require(state: State, name: str, constraint: Requires, queue: deque[tuple[str, Active]]) -> None:
+def _require(state: State, name: str, constraint: Requires, asked: Collection[str], queue: deque[tuple[str, Active]]) -> None:
     needed, because = constraint.name, f", because {constraint.reason}" if constraint.reason else ""
     if needed in state.merged.without:
         text = f"{name} requires {needed}{because}, and {needed} is taken out"
         state.problem("MS210", text, (name, needed), f"drop --without {needed}, or take out {name}")
-    elif state.merged.strict and needed not in state.merged.requested:
+    elif state.merged.strict and needed not in asked:
         text = f"{name} requires {needed}{because}"
         state.problem("MS204", text, (name, needed), f"add {needed} to the features, or drop --strict")
     elif state.known(needed, f"required by {name}"):

@@ -132,7 +132,9 @@ def describe(value: Any) -> str:
     if isinstance(value, staticmethod | classmethod):
         return f"{type(value).__name__} {describe(value.__func__)}"
     if isinstance(value, tuple | list):
-        return f"{type(value).__name__} {[describe(part) for part in value]}"
+        parts = [describe(part) for part in value]
+        made_of_a_set = all(type(part) is str for part in value)
+        return f"{type(value).__name__} {sorted(parts) if made_of_a_set else parts}"
     if type(value) is int and value > 1 << 32:
         return "an address"
     if type(value) in (bool, int, float, str, type(None)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 def run(scenario: str, given: Any = None) -> Any:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.framework.snapshots", scenario],
-        env=os.environ | {"PYTHONHASHSEED": "0"},
         input=json.dumps(given),
         capture_output=True,
         text=True,

@@ -51,6 +51,11 @@ def test_strict_refuses_to_add_a_requirement():
     assert order(ask(known, "ring", "base", strict=True)) == ["base", "ring"]
 
 
+def test_strict_counts_a_size_as_asking_for_its_owner():
+    known = catalog(make("virtual", Requires("pipeline")), make("pipeline", args=SizeArgs, sizes={"pp": "size"}))
+    assert order(ask(known, "virtual", strict=True, world={"pp": 2})) == ["pipeline", "virtual"]
+
+
 def test_an_unknown_feature_suggests_near_names():
     (problem,) = ask(catalog(make("ring-attention"), make("swiglu")), "ring-atention").problems
     assert str(problem) == (
