@@ -23,7 +23,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
-from megatron.core.utils import get_model_config
+from megatron.core.utils import get_model_config, unwrap_model
 
 VOCABULARY = 128
 
@@ -219,10 +219,9 @@ def train_step(args, model, optimizer, step):
     return loss.item()
 
 
-def checkpoint_state(args, model, optimizer, is_loading=False):
-    state = {f"model{index}": chunk.sharded_state_dict() for index, chunk in enumerate(model)}
-    model_state = {key: value for part in state.values() for key, value in part.items()} if len(model) == 1 else state
-    state["optimizer"] = optimizer.sharded_state_dict(model_state, is_loading=is_loading)
+def checkpoint_state(model, optimizer, is_loading=False):
+    state = {f"model{index}": unwrap_model(chunk).sharded_state_dict() for index, chunk in enumerate(model)}
+    state["optimizer"] = optimizer.sharded_state_dict(dict(state), is_loading=is_loading)
     return state
 
 
@@ -241,10 +240,10 @@ def run(args):
     layout = describe(model)
     first = 0
     if args.load:
-        state = checkpoint_state(args, model, optimizer, is_loading=True)
+        state = checkpoint_state(model, optimizer, is_loading=True)
         loaded = dist_checkpointing.load({**state, "step": None}, args.load)
         for index, chunk in enumerate(model):
-            chunk.load_state_dict(loaded[f"model{index}"])
+            unwrap_model(chunk).load_state_dict(loaded[f"model{index}"])
         optimizer.load_state_dict(loaded["optimizer"])
         first = loaded["step"]
     losses = [train_step(args, model, optimizer, step) for step in range(first, first + args.steps)]
@@ -252,7 +251,7 @@ def run(args):
         if torch.distributed.get_rank() == 0:
             os.makedirs(args.save)
         torch.distributed.barrier()
-        dist_checkpointing.save({**checkpoint_state(args, model, optimizer), "step": first + args.steps}, args.save)
+        dist_checkpointing.save({**checkpoint_state(model, optimizer), "step": first + args.steps}, args.save)
     parallel_state.destroy_model_parallel()
     return losses, layout
 
