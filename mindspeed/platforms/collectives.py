@@ -36,7 +36,9 @@ class Call:
 
     @property
     def size(self) -> int:
-        """Payload in bytes: what this rank hands in or takes out, whichever is more."""
+        """Payload in bytes: what this rank hands in or takes out, whichever is more; 0 in a group of one rank."""
+        if torch.distributed.get_world_size(self.arguments.get("group")) == 1:
+            return 0
         return max(sum(t.numel() * t.element_size() for t in side) for side in (self.inputs, self.outputs))
 
     @property

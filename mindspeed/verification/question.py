@@ -99,8 +99,8 @@ class Asked:
         """The plan with everything. Raises ResolutionError."""
         names = (*self.beside, *self.features)
         sizes = {size: DEFAULT_SIZE for size in self.sizes_of(names) if size != "dp" and not self._given(size)}
-        low = Layer("verification", world={**recipe.world(), **sizes, "world_size": world_size})
-        high = Layer("verification", features=names, without=self.uninvited(names))
+        low = Layer("chosen by verify", world={**recipe.world(), **sizes, "world_size": world_size})
+        high = Layer("under test", features=names, without=self.uninvited(names))
         return registry.resolve([low, *self.layers, high], self.environment)
 
     def baseline(self, plan: ActivationPlan, recipe: Recipe) -> ActivationPlan:
@@ -111,7 +111,7 @@ class Asked:
         alone = not self.keeps_layout and not self.sizes_of(both)
         settings = {name: values for layer in self.layers for name, values in layer.settings.items() if name in both}
         layer = Layer(
-            "verification",
+            "chosen by verify",
             features=tuple(sorted(both)),
             settings=settings,
             world={**recipe.world(), **sizes, "world_size": 1 if alone else plan.world.world_size},
