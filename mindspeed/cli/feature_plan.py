@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -28,10 +28,20 @@ def plan(request: Request, names: tuple[str, ...], base: bool) -> None:
     if wants_json():
         print_json({"problems": [], "plan": made.to_json()})
         return
-    for title, lines in sections(made, base):
+    show(sections(made, base))
+
+
+def show(parts: Iterable[tuple[str, list[str]]]) -> None:
+    """Print the parts of a plan that have lines."""
+    for title, lines in parts:
         if lines:
             click.secho(title, bold=True)
             click.echo("\n".join(f"  {line}" for line in lines))
+
+
+def show_briefly(plan: ActivationPlan) -> None:
+    """Print what a plan makes active and why, and its digest, without its base plan."""
+    show(part for part in sections(plan) if "base plan" not in part[0] and part[0] != "left out")
 
 
 def sections(plan: ActivationPlan, every_target: bool = False) -> Iterator[tuple[str, list[str]]]:

@@ -78,6 +78,7 @@ def pretrain(ctx: click.Context, request: Request, processes: Processes, train: 
 
 def _start(job: Job, job_file: str, processes: Processes) -> int:
     """Train in processes of our own. Returns the exit status."""
+    from mindspeed.cli.feature_plan import show_briefly
     from mindspeed.training.job import write_job
     from mindspeed.training.launch import launch, python
 
@@ -86,6 +87,8 @@ def _start(job: Job, job_file: str, processes: Processes) -> int:
     result = Path(job.run) / "result.json"
     result.unlink(missing_ok=True)
     variables = write_job(job, job_file)
+    if not wants_json():
+        show_briefly(job.plan)
     status = launch(python("mindspeed.training.worker"), processes.per_node, variables, processes.passthrough)
     if result.exists():  # also after Ctrl-C, if there was time to save
         _print_result(job, "--nproc", str(processes.per_node), *processes.passthrough)
