@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import Prove
 
 CASES: dict[str, tuple[list[str], dict[str, dict[str, Any]], dict[str, Any]]] = {
-    "recompute of MLPs": (["recompute"], {"recompute": {"modules": ["mlp"]}}, {}),
+    "recompute of MLPs": (["recompute", "rms-norm"], {"recompute": {"modules": ["mlp"]}}, {}),
     "recompute of experts": (["recompute", "expert-parallel"], {"recompute": {"modules": ["moe"]}}, {}),
     "recompute of distributed inputs": (
         ["recompute", "tensor-parallel"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from mindspeed.plugins import (
     ArgOverride,
@@ -13,7 +13,9 @@ from mindspeed.plugins import (
     FeatureArgs,
     FeatureSpec,
     Field,
+    MindSpeedError,
     Numerics,
+    Problem,
     Slot,
     hookimpl,
 )
@@ -136,3 +138,10 @@ class Recompute(Feature[RecomputeArgs]):
         if args.distribute:
             overrides.append(ArgOverride("distribute_saved_activations", True, "recompute.distribute is set"))
         return overrides
+
+    @hookimpl
+    def config_ready(self, config: Any) -> None:
+        if "mlp" in (self.args.modules or ()) and config.add_bias_linear:
+            text = "recompute: Megatron cannot recompute an MLP with biases, its backward pass never ends"
+            fix = "take mlp out of recompute.modules, or build the model with add_bias_linear=False"
+            raise MindSpeedError([Problem("MS304", text, ("recompute",), fix=fix)])

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from tests.features.resolving import ask, not_checked, overrides, refusals
+from mindspeed.plugins import MindSpeedError, World
+from tests.features.resolving import CATALOG, ask, not_checked, overrides, refusals
 
 FULL = {"granularity": "full", "method": "uniform", "num_layers": 1}
 
@@ -123,3 +126,22 @@ def test_settings_reach_megatron_only_when_given():
 def test_only_full_recompute_is_the_policy_of_the_job(settings, slots):
     resolution = ask("recompute", settings={"recompute": settings}, world_size=1)
     assert {feature.name: feature.slots for feature in resolution.features}["recompute"] == slots
+
+
+def recompute(**settings):
+    feature = CATALOG.feature("recompute")
+    return feature(feature.Args(**settings), World({}))
+
+
+def test_an_mlp_with_biases_is_refused_when_the_model_is_built():
+    with pytest.raises(MindSpeedError) as error:
+        recompute(modules=["core_attn", "mlp"]).config_ready(SimpleNamespace(add_bias_linear=True))
+    assert str(error.value) == (
+        "MS304 recompute: Megatron cannot recompute an MLP with biases, its backward pass never ends\n"
+        "  fix: take mlp out of recompute.modules, or build the model with add_bias_linear=False"
+    )
+
+
+@pytest.mark.parametrize(("modules", "biases"), [(["mlp"], False), (["core_attn"], True), (None, True)])
+def test_other_models_are_accepted_when_they_are_built(modules, biases):
+    recompute(modules=modules).config_ready(SimpleNamespace(add_bias_linear=biases))
