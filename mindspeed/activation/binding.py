@@ -17,7 +17,7 @@ from mindspeed.activation.plan import PlannedPatch
 from mindspeed.activation.rebinding import ABSENT, ATTRIBUTE, ITEM, MADE, Exchange, Journal, imported_since, module_dictionaries
 from mindspeed.activation.sites import find_site, follows_to, inside_tree, mentions
 from mindspeed.plugins.patches import Mixin, Ref, Replace, Set, Wrap
-from mindspeed.plugins.problems import PatchError, Problem
+from mindspeed.plugins.problems import MindSpeedError, PatchError, Problem
 
 _RANK: Final = {Replace: 0, Mixin: 1, Wrap: 2, Set: 3}
 _DESCRIPTORS: Final = (staticmethod, classmethod)
@@ -75,7 +75,7 @@ def import_value(planned: PlannedPatch) -> Any:
             found = getattr(found, part)
         raw = vars(found).get(name, ABSENT)
         return getattr(found, name) if raw is ABSENT else raw
-    except PatchError:
+    except MindSpeedError:  # it says itself what is missing, for example the platform's package
         raise
     except Exception as error:  # importing foreign code may fail in any way
         text = f"{planned.patch.kind} of {planned.patch.target} by {planned.owner}: {reference} cannot be imported"

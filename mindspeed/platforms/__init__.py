@@ -17,6 +17,9 @@ PLATFORMS: Final = ("npu", "cuda", "cpu")
 PLATFORM_VARIABLE: Final = "MINDSPEED_PLATFORM"
 """Environment variable that decides before any detection."""
 
+ACTIVE: str | None = None
+"""The platform that the active plan installed; None without a plan. Here, because this module is loaded before any plan."""
+
 _DEVICE_NODES: Final = {"npu": "/dev/davinci[0-9]*", "cuda": "/dev/nvidia[0-9]*"}
 
 

@@ -194,7 +194,7 @@ class CpuPlatform(Feature[CpuPlatformArgs]):
 
     @hookimpl
     def patches(self) -> list[Patch]:
-        patches: list[Patch] = [Set(f"{_HERE}.runtime:ACTIVE", "cpu", "one platform is active per process", phase="setup")]
+        patches: list[Patch] = [Set(f"{_HERE}:ACTIVE", "cpu", "one platform is active per process", phase="setup")]
         for module, glue, reason, names in _REPLACED:
             patches += (Replace(f"{module}:{name}", f"{_HERE}.{glue}:{name}", reason) for name in names.split())
         patches.append(Set("torch.cuda:_initialized", True, "the CPU is always ready"))

@@ -20,6 +20,4 @@ class NpuPlatform(Feature[FeatureArgs]):
     @hookimpl
     def patches(self) -> list[Patch]:
         reason = "one platform is active per process; torch_npu maps torch.cuda and nccl when it is named"
-        return [
-            Set("mindspeed.platforms.runtime:ACTIVE", Ref("mindspeed.platforms.npu_transfer:ACTIVE"), reason, phase="setup")
-        ]
+        return [Set("mindspeed.platforms:ACTIVE", Ref("mindspeed.platforms.npu_transfer:ACTIVE"), reason, phase="setup")]

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from mindspeed import platforms
 from mindspeed.platforms.collectives import Count, Traffic, traffic
 
 __all__ = [
-    "ACTIVE",
     "Count",
     "Traffic",
     "backend",
@@ -33,19 +33,12 @@ __all__ = [
     "traffic",
 ]
 
-ACTIVE: str | None = None
-"""The platform that the active plan installed; None without a plan."""
-
 _BACKENDS = {"npu": "hccl", "cuda": "nccl", "cpu": "gloo"}
 
 
 def platform() -> str:
     """Name of the active platform; without a plan the one of this machine."""
-    if ACTIVE is not None:
-        return ACTIVE
-    from mindspeed.platforms import detect
-
-    return detect()
+    return platforms.ACTIVE or platforms.detect()
 
 
 def device_type() -> str:
@@ -114,7 +107,7 @@ def _module() -> Any:
     name = platform()
     if name == "npu":
         return torch.npu  # type: ignore[attr-defined]
-    if name == "cuda" or ACTIVE == "cpu":
+    if name == "cuda" or platforms.ACTIVE == "cpu":
         return torch.cuda
     from mindspeed.platforms import cpu_facade
 
