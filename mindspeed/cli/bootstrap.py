@@ -36,7 +36,18 @@ def run_script(script: str, arguments: Sequence[str]) -> NoReturn:
 
     activate_from_environment()
     _become(script, arguments)
+    if os.environ.get("RANK", "0") == "0":
+        report_untaken()
     sys.exit(0)
+
+
+def report_untaken() -> None:
+    """Say on stderr which arguments of the plan no configuration and no call of the script has taken."""
+    from mindspeed.megatron.bridge import untaken
+
+    for planned in untaken():
+        owners = ", ".join(planned.owners)
+        print(f"mindspeed: nothing in the script took {planned.override.argument} ({owners})", file=sys.stderr)
 
 
 def _become(script: str, arguments: Sequence[str]) -> None:

@@ -132,3 +132,9 @@ def test_a_known_problem_inside_the_script_is_printed_once_and_without_traceback
     done = run(PROBLEM, options=["--nproc", nproc])
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "MS605 the script and the plan differ\n  fix: make them agree\n"
+
+
+def test_arguments_that_the_script_never_gives_megatron_are_named(run):
+    done = run("print('trained')", options=["--features", "async-ddp"])
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+    assert "mindspeed: nothing in the script took overlap_grad_reduce (async-ddp)\n" in done.stderr
