@@ -33,23 +33,29 @@ def detect() -> str:
 
 
 def base_features(platform: str) -> tuple[type[Feature[Any]], ...]:
-    """The level-0 features of a platform: the platform itself, then the Megatron compatibility fixes.
+    """The level-0 features of a platform: the platform itself, the Megatron fixes, and the seams of hooks and arguments.
 
     Raises PlatformError for a name that is none of `PLATFORMS`.
     """
     from mindspeed.megatron.compat.feature import MegatronCompat
+    from mindspeed.megatron.seams import MegatronSeams
+
+    return _device_layer(platform), MegatronCompat, MegatronSeams
+
+
+def _device_layer(platform: str) -> type[Feature[Any]]:
     from mindspeed.plugins.problems import PlatformError, Problem
 
     if platform == "cpu":
         from mindspeed.platforms.cpu import CpuPlatform
 
-        return CpuPlatform, MegatronCompat
+        return CpuPlatform
     if platform == "cuda":
         from mindspeed.platforms.cuda import CudaPlatform
 
-        return CudaPlatform, MegatronCompat
+        return CudaPlatform
     if platform == "npu":
         from mindspeed.platforms.npu import NpuPlatform
 
-        return NpuPlatform, MegatronCompat
+        return NpuPlatform
     raise PlatformError([Problem("MS501", f"unknown platform {platform!r}", fix=f"use one of {', '.join(PLATFORMS)}")])

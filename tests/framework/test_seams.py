@@ -11,6 +11,7 @@ from mindspeed.activation.sites import find_site
 from mindspeed.megatron import wiring
 from mindspeed.megatron.arguments import PLACES
 from mindspeed.megatron.seams import SEAMS, MegatronSeams, seams_for
+from mindspeed.platforms import PLATFORMS, base_features
 from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, MindSpeedError, World, hookimpl
 from mindspeed.plugins.hookspecs import HOOK_CLASSES
 from mindspeed.plugins.manager import FeatureManager
@@ -64,8 +65,8 @@ def test_every_seam_and_every_place_of_arguments_exists_in_megatron():
     assert [target for target in targets if find_site(target) is None] == []
 
 
-def test_the_base_plan_shows_the_seams_as_a_feature():
-    assert (MegatronSeams.spec.name, MegatronSeams.spec.level) == ("megatron-seams", 0)
+def test_the_base_plan_of_every_platform_has_the_seams():
+    assert all(MegatronSeams in base_features(platform) for platform in PLATFORMS)
 
 
 @pytest.mark.parametrize("hook", sorted(SEAMS.keys() - {"schedule"}))
