@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 from mindspeed import registry
+from mindspeed.plugins.patches import Wrap
 from mindspeed.verification.comparison import Check
 from mindspeed.verification.question import Question, required_by
 from mindspeed.verification.record import Record
+
+_LOOKING: Final = frozenset({"config_ready", "verify"})
+"""Hooks that a feature uses to check, not to act."""
 
 
 def missing_effects(question: Question, baseline: Sequence[Record], feature: Sequence[Record]) -> Iterator[Check]:
@@ -19,10 +24,10 @@ def missing_effects(question: Question, baseline: Sequence[Record], feature: Seq
         idle = [size for size in sorted(needed) if feature[0].sizes.get(size, 1) == 1]
         if idle:
             yield _failed(name, f"the group of {', '.join(idle)} has one rank")
-        arguments = [planned.override.argument for planned in question.plan.overrides if name in planned.owners]
+        arguments = {planned.override.argument for planned in question.plan.overrides if name in planned.owners}
         if arguments and _values(arguments, before) != _values(arguments, after):
             continue
-        if any(count for record in feature for where in (record.sites, record.hooks) for count in where.get(name, {}).values()):
+        if _was_reached(name, question, feature, glue=bool(arguments)):
             continue
         if arguments:
             yield _failed(name, "the configuration that reached the model equals the baseline's")
@@ -30,8 +35,15 @@ def missing_effects(question: Question, baseline: Sequence[Record], feature: Seq
             yield _failed(name, "no patch site and no hook was reached")
 
 
+def _was_reached(name: str, question: Question, records: Iterable[Record], glue: bool) -> bool:
+    """Whether a patch or an acting hook of the feature was. With ``glue`` its wraps only help arguments to work."""
+    passive = {planned.site for planned in question.plan.patches if glue and isinstance(planned.patch, Wrap)} | _LOOKING
+    reached = [(place, count) for r in records for where in (r.sites, r.hooks) for place, count in where.get(name, {}).items()]
+    return any(count and place not in passive for place, count in reached)
+
+
 def _values(arguments: Iterable[str], settings: Mapping[str, str]) -> dict[str, str]:
-    return {place: value for place, value in settings.items() if place.partition(".")[2] in set(arguments)}
+    return {place: value for place, value in settings.items() if place.partition(".")[2] in arguments}
 
 
 def _failed(name: str, why: str) -> Check:

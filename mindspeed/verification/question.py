@@ -121,12 +121,14 @@ class Asked:
         return registry.resolve([layer], self.environment)
 
     def suits(self, plan: ActivationPlan) -> bool:
-        """Whether every feature under test applies to the plan's model and has ranks to work on."""
+        """Whether every feature applies to the plan's model and, unless the processes are given, has ranks to work on."""
         for planned in plan.features:
             feature = self.known.feature(planned.name)
             if not feature.spec.applies(feature.Args(**planned.args), plan.world):
                 return False
-        return len(self.processes) == 1 or all(getattr(plan.world, size) > 1 for spec in self.tested for size in spec.sizes)
+            if len(self.processes) > 1 and any(getattr(plan.world, size) == 1 for size in feature.spec.sizes):
+                return False
+        return True
 
     def _given(self, size: str) -> bool:
         owner, argument = self.known.owners[size]

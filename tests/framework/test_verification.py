@@ -122,7 +122,7 @@ def test_a_gradient_that_is_zero_or_not_finite_fails(pool: WorkerPool, fault: st
     assert sentence in failing(verdict)
 
 
-@pytest.mark.parametrize("feature", ["distributed-optimizer", "sequence-parallel", "recompute"])
+@pytest.mark.parametrize("feature", ["distributed-optimizer", "sequence-parallel", "recompute", "async-ddp"])
 def test_a_configuration_equal_to_the_baselines_fails(pool: WorkerPool, feature: str) -> None:
     question = asked(feature, {})
     idle = tuple(
