@@ -40,7 +40,7 @@ def bring_plan(get_preparation_data: Callable[..., dict[str, Any]]) -> Callable[
 
 def activate_here(plan: str) -> None:
     """Activate the plan in this child process."""
-    import mindspeed
+    from mindspeed import registry
     from mindspeed.activation.plan import plan_from_json
 
-    mindspeed.activate(plan_from_json(json.loads(plan)))
+    registry.activate(plan_from_json(json.loads(plan)))

@@ -76,7 +76,7 @@ class LoggedWork:
         return getattr(self._work, name)
 
 
-class UseMode(TorchDispatchMode):
+class UseMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every operator of its thread and reports the first that touches a watched output."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -89,7 +89,7 @@ class UseMode(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-_mode = UseMode()
+_mode = UseMode()  # type: ignore[no-untyped-call]
 
 
 def logged(collective: Callable[..., Any]) -> Callable[..., Any]:
@@ -145,7 +145,7 @@ def watching(init_process_group: Callable[..., None]) -> Callable[..., None]:
 def start_watching() -> None:
     """Watch the operators of this thread from now on."""
     if _mode not in _get_current_dispatch_mode_stack():
-        _mode.__enter__()
+        _mode.__enter__()  # type: ignore[no-untyped-call]
 
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:

@@ -39,7 +39,7 @@ def gate_without_engine(router_gating_linear: Callable[..., Any]) -> Callable[..
     def gated(inp: Any, weight: Any, bias: Any, router_dtype: torch.dtype) -> Any:
         if get_te_version() is not None:
             return router_gating_linear(inp, weight, bias, router_dtype)
-        return RouterGating.apply(inp, weight, bias, router_dtype)
+        return RouterGating.apply(inp, weight, bias, router_dtype)  # type: ignore[no-untyped-call]
 
     return gated
 
