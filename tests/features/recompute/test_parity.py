@@ -9,10 +9,11 @@ from tests.conftest import Prove
 FULL = {"granularity": "full", "method": "uniform", "num_layers": 1}
 BLOCK = {"granularity": "full", "method": "block", "num_layers": 1}
 SELECTIVE = {"granularity": "selective"}
+EXPERTS = {"granularity": "selective", "modules": ["moe"]}
 BOTH = pytest.mark.parametrize("settings", [FULL, SELECTIVE], ids=["full", "selective"])
 
 
-@pytest.mark.parametrize("settings", [FULL, BLOCK, SELECTIVE], ids=["full", "block", "selective"])
+@pytest.mark.parametrize("settings", [FULL, BLOCK, SELECTIVE, EXPERTS], ids=["full", "block", "selective", "moe"])
 def test_recomputed_activations_are_bit_equal(prove: Prove, settings: dict[str, object]) -> None:
     verdict = prove("recompute", settings={"recompute": settings})
     assert verdict.problems == []
