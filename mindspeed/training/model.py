@@ -45,7 +45,7 @@ def transformer_config(world: World, config: TrainConfig) -> TransformerConfig:
         layernorm_epsilon=config.norm_epsilon,
         gated_linear_unit=world.gated_linear_unit,
         activation_func=getattr(F, world.activation),
-        add_bias_linear=config.style == "gpt2",
+        add_bias_linear=config.style == "gpt2" and not world.num_experts,  # unless spread, experts fail with biases
         attention_dropout=config.dropout,
         hidden_dropout=config.dropout,
         init_method_std=config.init_std,
