@@ -103,8 +103,6 @@ CODES: Final[dict[str, str]] = {
     "MS406": "A replacement, wrapper or mixin named by a patch cannot be imported.",
     "MS501": "The platform is not usable here: a package or a device is missing.",
     "MS502": "Megatron is missing, or has a version that is not supported.",
-    "MS503": "The backend of this platform cannot do an operation that was asked for.",
-    "MS504": "The output of an asynchronous collective was used before it was waited for.",
     "MS505": "An operator was called with tensors of a shape or type that it cannot take.",
     "MS601": "A data file is missing, damaged, or of another format.",
     "MS602": "A checkpoint is missing, incomplete, or belongs to another model.",
