@@ -52,7 +52,8 @@ def launch(command: Sequence[str], nproc: int, env: Mapping[str, str], passthrou
     from torch.distributed.run import parse_args, run
 
     where = list(passthrough) or ["--standalone", "--local-addr", "127.0.0.1"]
-    arguments = parse_args([*where, "--nproc-per-node", str(nproc), "--no-python", *command])  # type: ignore[no-untyped-call]
+    arguments = parse_args([*where, "--nproc-per-node", str(nproc), "--no-python", "command"])  # type: ignore[no-untyped-call]
+    arguments.training_script, *arguments.training_script_args = command  # its own words are not for torchrun
     _silence_agent()
     defaults = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // nproc)), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": SAVING_TIME}
     with _restored({**defaults, **os.environ, **env}):

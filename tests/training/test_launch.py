@@ -87,8 +87,8 @@ def test_the_cause_of_an_end_is_told_once(program, text):
     assert str(caught.value) == text
 
 
-def test_processes_get_their_rank_and_the_given_variables(tmp_path):
-    program = "import os; open(os.environ['OUT'] + os.environ['RANK'], 'w').write(os.environ['WORLD_SIZE'])"
-    assert launch([sys.executable, "-c", program], 2, {"OUT": str(tmp_path / "rank")}) == 0
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"rank0": "2", "rank1": "2"}
+def test_processes_get_their_rank_their_arguments_and_the_given_variables(tmp_path):
+    program = "import os, sys; open(os.environ['OUT'] + os.environ['RANK'], 'w').write(os.environ['WORLD_SIZE'] + sys.argv[1])"
+    assert launch([sys.executable, "-c", program, "--run"], 2, {"OUT": str(tmp_path / "rank")}) == 0
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"rank0": "2--run", "rank1": "2--run"}
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

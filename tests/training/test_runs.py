@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import resource
 import shlex
 import shutil
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -136,6 +140,34 @@ def test_every_layout_and_style_trains_and_goes_on(tmp_path, text, layout):
     after = [row["loss"] for row in log(run) if "loss" in row][6:]
     assert after == pytest.approx([before[4], before[5], before[6]], rel=1e-5)
     assert before[6] < before[1] - 0.3
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("manager", ["torchrun", "slurm"])
+def test_a_process_of_a_job_joins_it(tmp_path, text, manager):
+    mindspeed = str(Path(sys.executable).with_name("mindspeed"))
+    command = [mindspeed, "pretrain", *TINY, "--data", text, "--run", str(tmp_path / "run"), "--train-iters", "4", "--json"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    environment |= {"OMP_NUM_THREADS": "1"}
+    if manager == "torchrun":
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python", "--"]
+        ranks = [subprocess.Popen([*torchrun, *command], env=environment, stdout=subprocess.PIPE, text=True)]
+    else:
+        environment |= {"SLURM_NTASKS": "2", "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_NODELIST": "localhost"}
+        ranks = [
+            subprocess.Popen(
+                command,
+                env={**environment, "SLURM_PROCID": rank, "SLURM_LOCALID": rank},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in "01"
+        ]
+    outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * len(ranks)
+    (line,) = "".join(outputs).splitlines()
+    assert json.loads(line)["world_size"] == 2
+    assert max(losses(tmp_path / "run")) == 4
 
 
 @pytest.mark.long
