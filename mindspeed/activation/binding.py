@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from mindspeed.activation.patch_checks import missing_target, unsuitable_target
 from mindspeed.activation.plan import PlannedPatch
-from mindspeed.activation.rebinding import ABSENT, ATTRIBUTE, ITEM, MADE, Exchange, Journal, imported_since, module_dictionaries
+from mindspeed.activation.rebinding import ABSENT, ATTRIBUTE, ITEM, MADE, Exchange, Journal, module_dictionaries
 from mindspeed.activation.sites import find_site, follows_to, inside_tree, mentions
 from mindspeed.plugins.patches import Mixin, Ref, Replace, Set, Wrap
 from mindspeed.plugins.problems import MindSpeedError, PatchError, Problem
@@ -130,12 +130,10 @@ class Bound:
         """Bind the original at the site itself."""
         self.write(journal, ABSENT if self.planted else self.original)
 
-    def is_same(self, other: Bound) -> bool:
-        """Whether both are one place, or two names of one object."""
-        if self.holder is other.holder and self.name == other.name:
-            return True
-        own = not (self.shared or self.planted or other.shared or other.planted)
-        return own and (other.original is self.original or other.original is self.current)
+    def names(self) -> list[tuple[Any, ...]]:
+        """What tells this place from others: the place itself, and the object unless it is shared."""
+        place = (id(self.holder), self.name)
+        return [place] if self.shared or self.planted else [place, (id(self.original),), (id(self.current),)]
 
     def exchanges(self) -> list[Exchange]:
         """What to exchange in all other holders; nothing for an original that is not this site's alone."""
@@ -163,37 +161,33 @@ def _pairs(old: Any, new: Any) -> list[tuple[Any, Any]]:
     return [(old, new), (old.__func__, new.__func__)] if inner else [(old, new)]
 
 
-def chained(exchanges: Sequence[Exchange]) -> list[Exchange]:
-    """Exchanges in one step where the new object of one is the old one of another."""
-    by_old = {id(exchange.old): exchange for exchange in exchanges}
-    result = []
-    for exchange in exchanges:
-        step, keeping, layers = exchange, exchange.keeping, exchange.layers
-        while (following := by_old.get(id(step.new))) is not None:
-            step, keeping, layers = following, keeping | following.keeping, layers + following.layers
-        result.append(Exchange(exchange.old, step.new, keeping, layers))
-    return result
+def follow_imports(bounds: Sequence[Bound], journal: Journal, back: bool = False) -> dict[str, int]:
+    """Exchange shared objects in the modules that import their names from the sites; ``back`` gives the originals back.
 
-
-def follow_imports(bound: Bound, old: Any, new: Any, journal: Journal) -> int:
-    """Exchange an object that is not the site's alone in the modules that import its name from the site.
-
-    Returns the number of names.
+    Returns how many names were found, by site.
     """
-    if len(bound.group.path) > 1:
-        return 0
-    found, only = 0, {id(old)}
-    for module, entries in module_dictionaries(imported_since(bound.group.module.partition(".")[0])):
-        if module == bound.group.module or only.isdisjoint(map(id, entries.values())):
+    counts: dict[str, int] = {}
+    wanted: dict[int, list[tuple[Bound, Any, Any]]] = {}
+    for bound in bounds:
+        if len(bound.group.path) == 1:
+            old, new = (bound.current, bound.original) if back else (bound.original, bound.current)
+            wanted.setdefault(id(old), []).append((bound, old, new))
+    for module, entries in module_dictionaries() if wanted else ():
+        if wanted.keys().isdisjoint(map(id, entries.values())):
             continue
-        keys = [key for key, value in entries.items() if value is old]
-        if (not inside_tree(bound.group.module) and bound.name not in keys) or not mentions(module, bound.name):
-            continue  # plain values are common: look closer only where the name is used
-        for key in keys:
-            if follows_to(f"{module}:{key}", bound.group.site):
-                journal.write(ITEM, entries, key, old, new)
-                found += 1
-    return found
+        for key, value in list(entries.items()):
+            for bound, old, new in wanted.get(id(value), ()):
+                if _imports_from(bound, module, key):
+                    journal.write(ITEM, entries, key, old, new)
+                    counts[bound.group.site] = counts.get(bound.group.site, 0) + 1
+    return counts
+
+
+def _imports_from(bound: Bound, module: str, key: str) -> bool:
+    """Whether a module has the site's object under ``key`` because it imports the name; cheap tests come first."""
+    if module == bound.group.module or (key != bound.name and not inside_tree(bound.group.module)):
+        return False
+    return mentions(module, bound.name) and follows_to(f"{module}:{key}", bound.group.site)
 
 
 def loaded_object(name: str) -> Any:

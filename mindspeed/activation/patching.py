@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ from mindspeed.activation.binding import (
     Bound,
     SitePatches,
     by_site,
-    chained,
     follow_imports,
     import_values,
     loaded_object,
@@ -25,7 +25,7 @@ from mindspeed.activation.binding import (
 from mindspeed.activation.importing import PatchFinder
 from mindspeed.activation.patch_checks import check_patches, missing_target, with_sites
 from mindspeed.activation.plan import PlannedPatch
-from mindspeed.activation.rebinding import Journal, Rebinder, imported_since
+from mindspeed.activation.rebinding import Journal, Rebinder
 from mindspeed.activation.sites import find_site
 from mindspeed.activation.source import find_module
 from mindspeed.plugins.problems import PatchError, Problem
@@ -86,7 +86,8 @@ class AppliedPatches:
         self._bound: list[Bound] = []
         self._new: list[Bound] = []
         self._postponed: list[str] = []
-        self._aliases: dict[str, int] = {}
+        self._by_name: dict[tuple[Any, ...], Bound] = {}
+        self._aliases: Counter[str] = Counter()
 
     def start(self) -> None:
         """Install the finder and patch what is loaded. Raises PatchError after undoing everything."""
@@ -109,7 +110,7 @@ class AppliedPatches:
                 group.site,
                 tuple(dict.fromkeys(planned.owner for planned in group.patches)),
                 tuple(planned.patch.kind for planned in group.patches),
-                self._aliases.get(group.site, 0),
+                self._aliases[group.site],
                 group.site not in done,
             )
             for group in self._groups
@@ -121,8 +122,8 @@ class AppliedPatches:
             self._finder.remove()
             self._journal.undo()
             self._give_back(self._bound, Journal())
-            self._bound.clear()
-            self._new.clear()
+            for records in (self._bound, self._by_name, self._new, self._postponed):
+                records.clear()
             _clear_caches(self._groups)
 
     @contextmanager
@@ -155,59 +156,54 @@ class AppliedPatches:
         values: dict[str, Any] = {}
         _all(lambda group: values.update(import_values(group)), groups)
         with _lock:
-            mark, bound = len(self._journal.changes), list[Bound]()
+            changes, bound = len(self._journal.changes), len(self._bound)
             try:
                 _clear_caches(groups)
                 deepest_first = sorted(groups, key=lambda group: -len(group.path))
                 for layer in (attrgetter("ground"), attrgetter("own")):
                     for group in deepest_first:
                         if layer(group):
-                            bound.append(self._bind(group, layer(group), values, bound))
+                            self._bind(group, layer(group), values)
             except BaseException:
-                self._journal.undo(mark)
+                self._journal.undo(changes)
+                del self._bound[bound:]
                 raise
-            self._bound += bound
-            return bound
+            return self._bound[bound:]
 
-    def _bind(
-        self, group: SitePatches, layer: Sequence[PlannedPatch], values: Mapping[str, Any], bound: Sequence[Bound]
-    ) -> Bound:
+    def _bind(self, group: SitePatches, layer: Sequence[PlannedPatch], values: Mapping[str, Any]) -> None:
+        """Apply one layer of a site; over the base plan's layer where that has been applied before."""
         found = locate(group)
-        for other in (*self._bound, *bound):
-            if other.is_same(found) and other.group.site != group.site:
+        for name in found.names():
+            other = self._by_name.get(name)
+            if other is not None and other.group.site != group.site:
                 text = f"{group.site} and {other.group.site} are two names of one object"
                 owners = (other.group.owner, group.owner)
                 raise PatchError([Problem("MS402", text, owners, fix="patch the name in the module that defines it")])
-        found.apply(layer, values, self._journal)
-        return found
+        below = self._by_name.get(found.names()[0])
+        bound = below if below is not None and below.current is found.original else found
+        bound.apply(layer, values, self._journal)
+        self._by_name |= dict.fromkeys(bound.names(), bound)
+        if bound is found:
+            self._bound.append(bound)
 
-    def _rebind(self, bound: Sequence[Bound], shallow: Sequence[str] | None = None) -> None:
-        """Give the patched object to the other holders: everywhere, or in the modules ``shallow``."""
+    def _rebind(self, bound: Sequence[Bound], modules: Sequence[str] | None = None) -> None:
+        """Give the patched object to the other holders: everywhere, or in the modules named."""
         with _lock:
-            for one in bound:
-                if one.shared:
-                    self._count(one, follow_imports(one, one.original, one.current, self._journal))
-            exchanges = chained([exchange for one in bound for exchange in one.exchanges()])
+            for site, count in follow_imports([one for one in bound if one.shared], self._journal).items():
+                self._aliases[site] += count
+            exchanges = [exchange for one in bound for exchange in one.exchanges()]
             if exchanges:
-                rebinder = Rebinder(exchanges, self._journal)
-                rebinder.rebind(shallow, self._younger_modules() if shallow is None else shallow)
+                rebinder = Rebinder(exchanges, self._packages, self._journal)
+                rebinder.rebind(modules)
                 for one in bound:
-                    self._count(one, rebinder.counts.get(id(one.original), 0))
+                    self._aliases[one.group.site] += rebinder.counts.get(id(one.original), 0)
 
     def _give_back(self, bound: Sequence[Bound], journal: Journal) -> None:
         """Give the originals to every holder of a patched object."""
-        for one in bound:
-            if not one.fresh:
-                follow_imports(one, one.current, one.original, journal)
-        exchanges = chained([exchange for one in bound for exchange in one.returns()])
+        follow_imports([one for one in bound if not one.fresh], journal, back=True)
+        exchanges = [exchange for one in bound for exchange in one.returns()]
         if exchanges:
-            Rebinder(exchanges, journal).rebind(None, self._younger_modules())
-
-    def _younger_modules(self) -> list[str]:
-        return imported_since(*self._packages)
-
-    def _count(self, bound: Bound, aliases: int) -> None:
-        self._aliases[bound.group.site] = self._aliases.get(bound.group.site, 0) + aliases
+            Rebinder(exchanges, self._packages, journal).rebind()
 
     def _executed(self, module: ModuleType, nested: bool) -> None:
         """Patch a module that has just run, or later when its imports cannot be completed yet."""

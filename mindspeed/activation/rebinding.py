@@ -7,6 +7,7 @@ so that no lazy ``__getattr__`` fires. Replaced values keep their key's place, s
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -85,9 +86,19 @@ class Journal:
         self.changes.append(Change(place, holder, new if place in (KEY, MEMBER) else key, old, new))
 
     def undo(self, mark: int = 0) -> None:
-        """Revert everything that was written after the journal had ``mark`` changes."""
+        """Revert everything that was written after the journal had ``mark`` changes.
+
+        Raises PatchError MS404, after reverting all else, for classes whose bases cannot go back.
+        """
+        problems = []
         while len(self.changes) > mark:
-            self.changes.pop().revert()
+            change = self.changes.pop()
+            try:
+                change.revert()
+            except TypeError as error:  # of bases: subclasses were made meanwhile whose order of bases would break
+                problems.append(Problem("MS404", f"{change.holder!r} cannot get its original base class back: {error}"))
+        if problems:
+            raise PatchError(problems)
 
 
 class Exchange(NamedTuple):
@@ -111,27 +122,34 @@ _OWN: Final = __name__.rpartition(".")[0]
 
 def module_dictionaries(names: Iterable[str] | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
     """``(name, dictionary)`` of the imported modules, or of those named; this package's own records are left out."""
-    for name in list(sys.modules) if names is None else names:
-        module = sys.modules.get(name)
+    modules = sys.modules.copy()
+    for name, module in modules.items() if names is None else [(name, modules.get(name)) for name in names]:
         if isinstance(module, ModuleType) and not name.startswith(_OWN):
             yield name, ModuleType.__getattribute__(module, "__dict__")
 
 
-def imported_since(*packages: str) -> list[str]:
-    """Names of the modules that came into ``sys.modules`` with or after the first of ``packages``.
-
-    An older module can hold an object of theirs only if it was registered there.
-    """
-    names = list(sys.modules)
-    first = min((names.index(package) for package in packages if package in sys.modules), default=0)
-    return [name for index, name in enumerate(names) if index >= first or name == "__main__"]
+def defined_in(packages: Collection[str]) -> frozenset[int]:
+    """Ids of the loaded modules of some top-level packages, and of the functions and classes that they define."""
+    found = []
+    for name, entries in module_dictionaries([name for name in sys.modules if name.partition(".")[0] in packages]):
+        found.append(id(sys.modules[name]))
+        found += [
+            id(value)
+            for value in entries.values()
+            if (type(value) is FunctionType or isinstance(value, type)) and value.__module__ == name
+        ]
+    return frozenset(found)
 
 
 class Rebinder:
-    """Exchanges objects in modules. ``counts`` says in how many places each was found, by the id of the old object."""
+    """Exchanges objects of some top-level packages wherever modules hold them.
 
-    def __init__(self, exchanges: Collection[Exchange], journal: Journal) -> None:
+    ``counts`` says in how many places each was found, by the id of the old object.
+    """
+
+    def __init__(self, exchanges: Collection[Exchange], packages: Collection[str], journal: Journal) -> None:
         self.journal = journal
+        self.packages = packages
         self.counts: dict[int, int] = dict.fromkeys((id(exchange.old) for exchange in exchanges), 0)
         self._exchanges = {id(exchange.old): exchange for exchange in exchanges}
         self._kept: dict[str, set[int]] = {}
@@ -144,13 +162,17 @@ class Rebinder:
         self._new: dict[int, Any] = {}
         self._ids: frozenset[int] = frozenset()
 
-    def rebind(self, shallow: Iterable[str] | None = None, deep: Iterable[str] = ()) -> None:
-        """Exchange module entries in the modules ``shallow`` (None for all), and everything reachable from ``deep``."""
+    def rebind(self, modules: Iterable[str] | None = None) -> None:
+        """Search the modules named, or all.
+
+        Only a module with something of the packages among its globals is looked into: it can hold their objects in its
+        containers, classes and defaults. The main program always is.
+        """
         self._reparent()
-        for name, entries in module_dictionaries(shallow):
-            self._enter(name)
-            self._exchange(ITEM, entries, entries)
-        for name, entries in module_dictionaries(deep):
+        worth_a_look = self.counts.keys() | defined_in(self.packages)
+        for name, entries in module_dictionaries(modules):
+            if worth_a_look.isdisjoint(map(id, entries.values())) and name != "__main__":
+                continue
             self._enter(name)
             self._look(ITEM, entries, entries)
             while self._todo:
@@ -182,7 +204,11 @@ class Rebinder:
     def _change_base(self, subclass: type, old: type, new: type) -> None:
         bases = tuple(new if base is old else base for base in subclass.__bases__)
         try:
-            self.journal.write(SLOT, subclass, "__bases__", subclass.__bases__, bases)
+            try:
+                self.journal.write(SLOT, subclass, "__bases__", subclass.__bases__, bases)
+            except TypeError:
+                gc.collect()  # dead classes of an earlier plan, whose order of bases would break, are still its subclasses
+                self.journal.write(SLOT, subclass, "__bases__", subclass.__bases__, bases)
         except TypeError as error:
             text = f"{subclass.__module__}.{subclass.__qualname__} cannot follow its patched base class: {error}"
             raise PatchError([Problem("MS404", text)]) from error
@@ -202,7 +228,8 @@ class Rebinder:
             for key, value in list(entries.items()):
                 kind = type(value)
                 if kind is FunctionType:
-                    self._visit_function(value)
+                    if value.__defaults__ or value.__kwdefaults__:
+                        self._visit_function(value)
                 elif _visitors[kind] is not None:
                     renewed = self._renewed(value)
                     if renewed is not value:
@@ -230,8 +257,8 @@ class Rebinder:
     def _visit_function(self, function: FunctionType) -> None:
         """Renew defaults, in the function's own module; elsewhere it is only a name."""
         defaults, keywords = function.__defaults__, function.__kwdefaults__
-        if (defaults or keywords) and function.__module__ == self._module:
-            renewed = self._renewed(defaults)
+        if function.__module__ == self._module:
+            renewed = self._renewed(defaults) if defaults else defaults
             if renewed is not defaults:
                 self.journal.write(SLOT, function, "__defaults__", defaults, renewed)
             if keywords:

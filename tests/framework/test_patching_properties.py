@@ -41,6 +41,7 @@ MAKERS: tuple[tuple[Any, ...], ...] = (
 )
 choices = st.lists(st.tuples(st.sampled_from(MAKERS), st.booleans()), max_size=7, unique_by=lambda choice: choice[0][1:])
 quickly = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+with_imports = settings(quickly, max_examples=25)
 
 
 @pytest.fixture
@@ -110,7 +111,7 @@ def test_conflicts_do_not_depend_on_who_comes_first(loaded: None, chosen: list[A
     assert set(check_patches(patches)) == set(check_patches(shuffled))
 
 
-@quickly
+@with_imports
 @given(chosen=choices)
 def test_patching_before_the_import_gives_what_patching_after_it_gives(fake_megatron: object, chosen: list[Any]) -> None:  # noqa: F811
     import sys

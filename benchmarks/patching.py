@@ -1,0 +1,137 @@
+"""What do patches cost? Applying them on a loaded Megatron, checking them before it is loaded, and each patched call."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import statistics
+import sys
+import time
+import timeit
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+from benchmarks.table import Row, main
+from mindspeed.activation import source
+from mindspeed.activation.patching import apply, check_patches, with_sites
+from mindspeed.activation.plan import PlannedPatch
+from mindspeed.plugins.patches import Mixin, Patch, Replace, Wrap
+
+COMMAND = "python -m benchmarks.patching"
+TREE = "megatron.core."
+LOADED = (
+    "megatron.core.models.gpt.gpt_model",
+    "megatron.core.models.gpt.gpt_layer_specs",
+    "megatron.core.optimizer",
+    "megatron.core.distributed",
+    "megatron.core.dist_checkpointing",
+    "megatron.core.pipeline_parallel.schedules",
+    "megatron.core.transformer.moe.moe_layer",
+)
+
+
+def divide(numerator: int, denominator: int) -> int:
+    """Stands for ``megatron.core.utils.divide``; called plainly, and as its replacement."""
+    return numerator // denominator
+
+
+def passed_on(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A wrapper that only calls the original."""
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs)
+
+    return call
+
+
+class Nothing:
+    """A mixin that changes nothing."""
+
+
+def planned(patch: Patch) -> PlannedPatch:
+    return PlannedPatch("benchmark", patch, patch.target)
+
+
+def real_targets(count: int) -> list[PlannedPatch]:
+    """Patches of functions, methods and classes of the loaded megatron.core: two thirds, a quarter, the rest."""
+    functions, methods, classes = [], [], []
+    for name in sorted(name for name in sys.modules if name.startswith(TREE)):
+        for key, value in vars(sys.modules[name]).items():
+            if getattr(value, "__module__", None) != name or getattr(value, "__qualname__", None) != key:
+                continue
+            if isinstance(value, FunctionType):
+                functions.append(planned(Wrap(f"{name}:{key}", "benchmarks.patching:passed_on", "measured")))
+            elif isinstance(value, type) and isinstance(vars(value).get("forward"), FunctionType):
+                methods.append(planned(Wrap(f"{name}:{key}.forward", "benchmarks.patching:passed_on", "measured")))
+                if not value.__subclasses__():  # one mixin cannot stand before a class and its subclass
+                    classes.append(planned(Mixin(f"{name}:{key}", "benchmarks.patching:Nothing", "measured")))
+    plain = [patch for patch in classes if not check_patches([patch])]
+    chosen = [*plain[: count // 12], *methods[: count // 4]]
+    return [*functions[: count - len(chosen)], *chosen]
+
+
+def milliseconds(action: Callable[[], Any], after: Callable[[Any], None] = lambda _: None, repeat: int = 9) -> float:
+    """Median time of an action, each time followed by ``after``, which is not measured."""
+    spent = []
+    for _ in range(repeat):
+        start = time.perf_counter()
+        result = action()
+        spent.append(time.perf_counter() - start)
+        after(result)
+    return statistics.median(spent) * 1e3
+
+
+def more_per_call(*patches: Patch) -> float:
+    """Nanoseconds that a patched ``megatron.core.utils.divide`` takes more than the plain function, measured in turns."""
+    plain, patched = importlib.import_module("benchmarks.patching"), importlib.import_module("megatron.core.utils")
+    active = apply([planned(patch) for patch in patches])
+    differences = []
+    for _ in range(101):
+        before, after = (timeit.timeit("m.divide(64, 8)", globals={"m": m}, number=20_000) for m in (plain, patched))
+        differences.append((after - before) / 20_000 * 1e9)
+    active.undo()
+    return statistics.median(differences)
+
+
+def rows() -> list[Row]:
+    import torch  # noqa: F401 - so that its import is in no measurement
+
+    for name in LOADED:
+        importlib.import_module(name)
+    patches = with_sites(real_targets(300))
+    assert len(patches) == 300
+    replaced = Replace("megatron.core.utils:divide", "benchmarks.patching:divide", "measured")
+    wrapped = Wrap("megatron.core.utils:divide", "benchmarks.patching:passed_on", "measured")
+    applied = milliseconds(lambda: apply(patches), lambda active: active.undo())
+    undone = milliseconds_of_undo(patches)
+    forget_sources()
+    checked = milliseconds(lambda: check_patches(patches), lambda _: forget_sources(), repeat=3)
+    return [
+        Row("apply 300 patches on loaded megatron", 30, applied, "ms", COMMAND),
+        Row("undo 300 patches", 60, undone, "ms", COMMAND),
+        Row("check 300 patches, sources not read before", 1000, checked, "ms", COMMAND),
+        Row("a replaced function, more per call", 1, more_per_call(replaced), "ns", COMMAND, "0 within the noise of 1 ns"),
+        Row("a wrapped function, more per call", 150, more_per_call(replaced, wrapped), "ns", COMMAND),
+    ]
+
+
+def milliseconds_of_undo(patches: list[PlannedPatch]) -> float:
+    active = [apply(patches)]
+
+    def again(_: Any) -> None:
+        active[0] = apply(patches)
+
+    result = milliseconds(lambda: active[0].undo(), again)
+    active[0].undo()
+    return result
+
+
+def forget_sources() -> None:
+    """Check as a new process does."""
+    source._tables.clear()
+
+
+if __name__ == "__main__":
+    main(rows)
