@@ -35,12 +35,15 @@ class PoisonedWork:
     def wait(self, *args: Any, **kwargs: Any) -> bool:
         """Wait, then bring the outputs. Later calls change nothing."""
         waited = [work.wait(*args, **kwargs) for work in self._work]  # all of them, whatever one returns
+        self._bring()
+        return all(result is not False for result in waited)
+
+    def _bring(self) -> None:
         with torch.no_grad(), _disable_current_modes():
             for shadow, output in self._pairs:
                 output.data.copy_(shadow)
         self._pairs = []
         _pending.pop(id(self), None)
-        return all(result is not False for result in waited)
 
     def is_completed(self) -> bool:
         return all(work.is_completed() for work in self._work)
@@ -49,7 +52,7 @@ class PoisonedWork:
         """A future of the backend whose value appears after the outputs were brought."""
 
         def bring(future: Any) -> Any:
-            self.wait()
+            self._bring()
             return future.value()
 
         return self._work[-1].get_future().then(bring)

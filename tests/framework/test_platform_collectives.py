@@ -1,0 +1,116 @@
+"""Collectives of the cpu platform on two ranks: one launch, with poison and log, whose results the tests read."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("collective_checks.py")
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    return tmp_path_factory.mktemp("log") / "collectives.{rank}"
+
+
+@pytest.fixture(scope="module")
+def results(log):
+    settings = ["--set", "cpu-platform.poison=true", "--set", f"cpu-platform.collective_log={log}"]
+    command = [sys.executable, "-m", "mindspeed", "run", "--platform", "cpu", "--nproc", "2", *settings, "--", str(SCRIPT)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def rows(results, log):
+    """What rank 0 logged."""
+    return [json.loads(line) for line in Path(str(log).format(rank=0)).read_text().splitlines()]
+
+
+def on_both(*values):
+    return list(values) if len(values) == 2 else [values[0], values[0]]
+
+
+def test_nccl_is_served_by_gloo(results):
+    assert results["backend_is_gloo"] == on_both(["gloo", "gloo"])
+
+
+def test_sums_are_poison_until_the_wait(results):
+    assert results["sums_are_poison_until_the_wait"] == on_both([True, True, [3, 3], [2, 2]])
+
+
+def test_a_gather_in_place_keeps_its_own_share(results):
+    whole = [1, 1, 2, 2]
+    assert results["a_gather_in_place_keeps_its_own_share"] == on_both([[1, 2], whole], [[2, 2], whole])
+
+
+def test_a_scatter_into_its_own_input_is_poison_until_the_wait(results):
+    assert results["a_scatter_into_its_own_input_is_poison_until_the_wait"] == on_both([True, [0, 2]], [True, [4, 6]])
+
+
+def test_a_broadcast_is_poison_where_it_arrives(results):
+    assert results["a_broadcast_is_poison_where_it_arrives"] == on_both([True, [1, 1]], [False, [1, 1]])
+
+
+def test_coalesced_gathers_are_poison_until_their_one_wait(results):
+    brought = [[True, True], [[1, 2], [2, 4]]]
+    assert results["coalesced_gathers_are_poison_until_their_one_wait"] == on_both(brought)
+
+
+def test_batched_messages_are_poison_until_the_wait(results):
+    assert results["batched_messages_are_poison_until_the_wait"] == on_both([True, [1, 1]], [True, [0, 0]])
+
+
+def test_synchronizing_the_device_waits_for_everything(results):
+    assert results["synchronizing_the_device_waits_for_everything"] == on_both([2, 2])
+
+
+def test_a_future_brings_the_output(results):
+    assert results["a_future_brings_the_output"] == on_both([2, 2])
+
+
+def test_a_missing_wait_poisons_the_loss(results):
+    assert results["a_missing_wait_poisons_the_loss"] == on_both(["finite", "poison"])
+
+
+def test_uneven_parts_are_gathered_and_scattered(results):
+    gathered = [[1], [2, 2, 2]]
+    assert results["uneven_parts_are_gathered_and_scattered"] == on_both(
+        [[gathered, [2]]] * 2,
+        [[gathered, [4, 4, 4]]] * 2,
+    )
+
+
+def test_a_message_outlives_the_storage_of_its_tensor(results):
+    assert results["a_message_outlives_the_storage_of_its_tensor"] == on_both(True)
+
+
+def test_traffic_is_counted_by_kind_and_group_in_nested_blocks(results):
+    group = "TENSOR_MODEL_PARALLEL_GROUP"
+    counts = {f"all_reduce {group}": [2, 32], f"all_gather {group}": [1, 32], "reduce_scatter default": [1, 16]}
+    assert results["traffic_is_counted"] == on_both([counts, 16])
+
+
+def test_a_spawned_process_gets_the_platform(results):
+    assert results["a_spawned_process_gets_the_platform"] == on_both([True, [1], "cpu"], None)
+
+
+def test_the_log_shows_which_use_came_before_its_wait(rows):
+    launches = [row for row in rows if row["event"] == "launch"][-2:]
+    assert [(row["kind"], row["group"], row["bytes"]) for row in launches] == [
+        ("all_reduce", "default", 12),
+        ("all_reduce", "default", 20),
+    ]
+    early, waited = ([row for row in rows if row["id"] == launch["id"]] for launch in launches)
+    assert [row["event"] for row in early] == ["launch", "use", "wait"]
+    assert (early[1]["op"], early[1]["waited"]) == ("aten.sum.default", False)
+    assert [row["event"] for row in waited] == ["launch", "wait", "use"]
+    assert (waited[2]["op"], waited[2]["waited"]) == ("aten.mul.Tensor", True)
+    assert waited[1]["blocked"] >= 0
