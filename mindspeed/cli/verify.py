@@ -10,6 +10,7 @@ from mindspeed.cli.output import PROBLEMS, json_option, print_json, print_proble
 from mindspeed.cli.request_options import Request, request_options
 
 if TYPE_CHECKING:
+    from mindspeed.verification.comparison import Check
     from mindspeed.verification.harness import Verdict
 
 
@@ -43,17 +44,22 @@ def verify(context: click.Context, request: Request, names: tuple[str, ...], npr
 
 def _print(verdict: Verdict) -> None:
     rows = []
-    for kind in dict.fromkeys(check.what.partition(" of ")[0] for check in verdict.checks):
-        checks = [check for check in verdict.checks if check.what.partition(" of ")[0] == kind]
+    for kind in dict.fromkeys(_kind(check) for check in verdict.checks):
+        checks = [check for check in verdict.checks if _kind(check) == kind]
         worst = max(checks, key=lambda check: (not check.holds, check.largest_difference or 0.0))
-        difference = "-" if worst.largest_difference is None else f"{worst.largest_difference:.2e}"
+        difference = "-" if worst.largest_difference is None else f"{worst.largest_difference:.1e}"
         rows.append((kind, str(len(checks)), difference, f"{worst.tolerance:.0e}", worst.what.partition(" of ")[2]))
     print_table(("compared", "checks", "largest difference", "allowed", "worst"), rows)
-    for name, value in verdict.proof.world.items():
-        click.echo(f"{name} {value}", nl=False)
-        click.echo("  ", nl=False)
-    click.echo()
-    for kind, (before, after) in verdict.proof.bytes.items():
+    proof = verdict.proof
+    click.echo("sizes: " + ", ".join(f"{name} {size}" for name, size in proof.world.items()))
+    for name, places in proof.sites_reached.items():
+        click.echo(f"{name} reached: " + ", ".join(f"{place} ({count}x)" for place, count in places.items()))
+    for kind, (before, after) in proof.bytes.items():
         click.echo(f"bytes of {kind}: {before} without, {after} with")
     print_problems(verdict.problems)
     click.echo(f"{verdict.feature}: {verdict.claim} {'holds' if verdict.holds else 'does not hold'}")
+
+
+def _kind(check: Check) -> str:
+    """``gradient`` of ``gradient of decoder.layers.0...``."""
+    return check.what.partition(" of ")[0]

@@ -5,7 +5,6 @@ Run as ``python -m mindspeed.verification.worker FD`` with the pool's end of a c
 
 from __future__ import annotations
 
-import gc
 import sys
 import traceback
 from collections.abc import Iterator
@@ -56,7 +55,6 @@ def run(job: Job) -> Record:
             train(job.recipe, record)
     finally:
         registry.deactivate()
-        gc.collect()
     return record
 
 
