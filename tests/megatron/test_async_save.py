@@ -1,0 +1,34 @@
+"""Megatron's asynchronous checkpoint writers, forked and spawned, on the cpu platform."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("async_save.py")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("writers", ["forked", "persistent"])
+def test_later_writes_to_a_weight_do_not_reach_the_file(writers, tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "mindspeed",
+        "run",
+        "--platform",
+        "cpu",
+        "--",
+        str(SCRIPT),
+        str(tmp_path / "save"),
+        writers,
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [1.0]

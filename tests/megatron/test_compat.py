@@ -1,0 +1,94 @@
+"""The Megatron fixes, one by one, in this process."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import mindspeed
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_cpu():
+    mindspeed.activate(mindspeed.plan(platform="cpu"))
+    yield
+    mindspeed.deactivate()
+
+
+def test_no_version_is_reached_without_transformer_engine():
+    from megatron.core.utils import is_te_min_version
+
+    assert is_te_min_version("0.1") is False
+    assert is_te_min_version("0.1", check_equality=False) is False
+
+
+def test_norms_under_sequence_parallelism_are_marked_and_the_config_stays():
+    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+
+    sizes = {"num_layers": 1, "hidden_size": 8, "num_attention_heads": 2, "tensor_model_parallel_size": 2}
+    config = TransformerConfig(**sizes, sequence_parallel=True, normalization="RMSNorm")
+    norm = WrappedTorchNorm(config, 8)
+    assert isinstance(norm, torch.nn.RMSNorm)
+    assert [parameter.sequence_parallel for parameter in norm.parameters()] == [True]
+    assert config.sequence_parallel
+    alone = WrappedTorchNorm(TransformerConfig(**sizes), 8)
+    assert [hasattr(parameter, "sequence_parallel") for parameter in alone.parameters()] == [False, False]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_router_is_a_linear_layer_in_its_own_dtype(dtype, bias):
+    from megatron.core.transformer.moe.moe_utils import router_gating_linear
+
+    torch.manual_seed(0)
+    router = torch.float64 if dtype is torch.float64 else torch.float32
+    parts = [torch.randn(3, 2, 8, dtype=dtype), torch.randn(4, 8, dtype=dtype), torch.randn(4, dtype=dtype) if bias else None]
+    ours = [part.clone().requires_grad_() if part is not None else None for part in parts]
+    plain = [part.clone().requires_grad_() if part is not None else None for part in parts]
+    weights = torch.randn(3, 2, 4, dtype=router)
+    output = router_gating_linear(*ours, router)
+    expected = torch.nn.functional.linear(*(part.to(router) if part is not None else None for part in plain))
+    (output * weights).sum().backward()
+    (expected * weights).sum().backward()
+    assert output.dtype is router
+    assert torch.equal(output, expected)
+    for mine, other in zip(ours, plain, strict=True):
+        if mine is not None:
+            torch.testing.assert_close(mine.grad, other.grad)
+
+
+def test_splits_of_an_all_to_all_become_numbers():
+    from megatron.core.transformer.moe.moe_utils import maybe_move_tensor_to_cpu
+
+    moved = maybe_move_tensor_to_cpu(torch.tensor([1, 2]), as_numpy=True)
+    assert (type(moved).__name__, moved.tolist()) == ("ndarray", [1, 2])
+    assert maybe_move_tensor_to_cpu(None, as_numpy=True) is None
+
+
+def test_every_function_that_megatron_compiles_is_plain():
+    import importlib
+
+    from mindspeed.megatron.compat.feature import _UNCOMPILED
+
+    compiled = []
+    for module, names in _UNCOMPILED:
+        for name in names.split():
+            found = importlib.import_module(f"megatron.core.{module}")
+            for part in name.split("."):
+                found = getattr(found, part)
+            if hasattr(found, "_torchdynamo_orig_callable"):
+                compiled.append(f"{module}:{name}")
+    assert compiled == []
+
+
+def test_a_fresh_distributed_optimizer_is_at_step_zero(monkeypatch):
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    parameter = torch.nn.Parameter(torch.ones(2))
+    inner = torch.optim.AdamW([parameter])
+    state = DistributedOptimizer.state_dict(SimpleNamespace(optimizer=inner, grad_scaler=None))
+    assert [group["step"] for group in state["optimizer"]["param_groups"]] == [0]
+    assert len(inner.state) == 0
