@@ -22,7 +22,7 @@ from mindspeed.verification.shape import Recipe
 
 TIME_LIMIT: Final = 300.0
 """Seconds after which a run counts as stuck; the first one imports torch and Megatron."""
-GRACE: Final = 5.0
+GRACE: Final = 15.0
 """Seconds that the other workers get to end their job after one has failed."""
 _INHERITED: Final = ("MINDSPEED_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_", "TORCHELASTIC_")
 

@@ -162,6 +162,16 @@ def test_the_command_exits_1_and_names_the_parameter(pool: WorkerPool, monkeypat
     ]
 
 
+def test_the_command_exits_0_and_prints_the_worst_of_each_kind(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "WorkerPool", lambda: nullcontext(pool))
+    result = CliRunner().invoke(main, ["features", "verify", "sequence-parallel", "--features", "tensor-parallel"])
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:5]] == ["loss", "input", "gradient", "weight"]
+    assert lines[5] == "sizes: world_size 2, tp 2, pp 1, cp 1, dp 1, ep 1, vpp 1"
+    assert lines[-1] == "sequence-parallel: reordered holds"
+
+
 def test_a_rank_that_dies_ends_the_pool_and_is_named() -> None:
     question = planted(asked("data-parallel"), f"{FINALIZE}:finalize_model_grads", "sudden_death")
     with WorkerPool(search_path=["."]) as pool:
