@@ -131,6 +131,7 @@ def milliseconds_of_undo(patches: list[PlannedPatch]) -> float:
 def forget_sources() -> None:
     """Check as a new process does."""
     source._tables.clear()
+    source._found.clear()
 
 
 if __name__ == "__main__":

@@ -7,16 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from mindspeed.activation.plan import PlannedPatch
-from mindspeed.activation.sites import find_site, near_names
+from mindspeed.activation.sites import Site, find_site, near_names
 from mindspeed.plugins.patches import Mixin, Replace, Set, Wrap
 from mindspeed.plugins.problems import Problem
 
 
 def with_sites(patches: Sequence[PlannedPatch]) -> list[PlannedPatch]:
     """The patches with their sites looked up; a target that does not exist keeps its own name."""
-    sites = {target: find_site(target) for target in dict.fromkeys(planned.patch.target for planned in patches)}
-    names = {target: site.name if site is not None else target for target, site in sites.items()}
-    return [replace(planned, site=names[planned.patch.target]) for planned in patches]
+    return _placed(patches, _sites(patches))
 
 
 def check_patches(patches: Sequence[PlannedPatch]) -> list[Problem]:
@@ -24,11 +22,22 @@ def check_patches(patches: Sequence[PlannedPatch]) -> list[Problem]:
 
     The patches of the base plan and those of features are two layers: a feature may replace what the base left.
     """
-    active = with_sites([planned for planned in patches if not planned.skipped])
-    problems = [problem for planned in active for problem in _check_target(planned)]
+    active = [planned for planned in patches if not planned.skipped]
+    sites = _sites(active)
+    problems = [problem for planned in active for problem in _check_target(planned, sites[planned.patch.target])]
+    active = _placed(active, sites)
     for ground in (True, False):
         problems += _conflicts([planned for planned in active if planned.ground == ground])
     return list(dict.fromkeys(problems))
+
+
+def _sites(patches: Sequence[PlannedPatch]) -> dict[str, Site | None]:
+    return {target: find_site(target) for target in dict.fromkeys(planned.patch.target for planned in patches)}
+
+
+def _placed(patches: Sequence[PlannedPatch], sites: dict[str, Site | None]) -> list[PlannedPatch]:
+    names = {target: site.name if site is not None else target for target, site in sites.items()}
+    return [replace(planned, site=names[planned.patch.target]) for planned in patches]
 
 
 def missing_target(owner: str, target: str, where: str = "") -> Problem:
@@ -44,9 +53,8 @@ def unsuitable_target(owner: str, kind: str, target: str, why: str, fix: str, wh
     return Problem("MS403", f"the {kind} of {target} by {owner} cannot be applied: {why}", (owner,), where=where, fix=fix)
 
 
-def _check_target(planned: PlannedPatch) -> Iterator[Problem]:
+def _check_target(planned: PlannedPatch, site: Site | None) -> Iterator[Problem]:
     owner, patch = planned.owner, planned.patch
-    site = find_site(patch.target)
     if site is None:
         yield missing_target(owner, patch.target)
         return

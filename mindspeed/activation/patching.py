@@ -80,8 +80,8 @@ class AppliedPatches:
         self._by_module: dict[str, list[SitePatches]] = {}
         for group in groups:
             self._by_module.setdefault(group.module, []).append(group)
-        self._packages = frozenset(module.partition(".")[0] for module in self._by_module)
-        self._finder = PatchFinder(self._packages, self._executed, self._finished)
+        packages = {module.partition(".")[0] for module in self._by_module}
+        self._finder = PatchFinder(packages, self._executed, self._finished)
         self._journal = Journal()
         self._bound: list[Bound] = []
         self._new: list[Bound] = []
@@ -193,7 +193,7 @@ class AppliedPatches:
                 self._aliases[site] += count
             exchanges = [exchange for one in bound for exchange in one.exchanges()]
             if exchanges:
-                rebinder = Rebinder(exchanges, self._packages, self._journal)
+                rebinder = Rebinder(exchanges, _packages(bound), self._journal)
                 rebinder.rebind(modules)
                 for one in bound:
                     self._aliases[one.group.site] += rebinder.counts.get(id(one.original), 0)
@@ -203,7 +203,7 @@ class AppliedPatches:
         follow_imports([one for one in bound if not one.fresh], journal, back=True)
         exchanges = [exchange for one in bound for exchange in one.returns()]
         if exchanges:
-            Rebinder(exchanges, self._packages, journal).rebind()
+            Rebinder(exchanges, _packages(bound), journal).rebind()
 
     def _executed(self, module: ModuleType, nested: bool) -> None:
         """Patch a module that has just run, or later when its imports cannot be completed yet."""
@@ -230,6 +230,11 @@ class AppliedPatches:
         self._new += self._patch([group for name in postponed if name in sys.modules for group in self._by_module[name]])
         new, self._new = self._new, []
         self._rebind(new)
+
+
+def _packages(bound: Sequence[Bound]) -> set[str]:
+    """Top-level packages of some sites."""
+    return {one.group.module.partition(".")[0] for one in bound}
 
 
 def _all(action: Callable[[SitePatches], None], groups: Sequence[SitePatches]) -> None:

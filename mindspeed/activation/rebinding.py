@@ -129,15 +129,14 @@ def module_dictionaries(names: Iterable[str] | None = None) -> Iterator[tuple[st
 
 
 def defined_in(packages: Collection[str]) -> frozenset[int]:
-    """Ids of the loaded modules of some top-level packages, and of the functions and classes that they define.
-
-    Asks for ``type(value)``, as `isinstance` reads ``__class__``, at which deprecated objects warn.
-    """
+    """Ids of the loaded modules of some top-level packages, and of the functions and classes that they define."""
     found = []
     for name, entries in module_dictionaries([name for name in sys.modules if name.partition(".")[0] in packages]):
         found.append(id(sys.modules[name]))
         found += [
-            id(value) for value in entries.values() if issubclass(type(value), FunctionType | type) and value.__module__ == name
+            id(value)
+            for value in entries.values()
+            if (type(value) is FunctionType or isinstance(value, type)) and value.__module__ == name
         ]
     return frozenset(found)
 
@@ -166,14 +165,14 @@ class Rebinder:
     def rebind(self, modules: Iterable[str] | None = None) -> None:
         """Search the modules named, or all.
 
-        Only a module with something of the packages among its globals is looked into: it can hold their objects in its
-        containers, classes and defaults. The main program always is.
+        Of all modules, only those with something of the packages among their globals are looked into: they can hold its
+        objects in their containers, classes and defaults. The main program always is.
         """
         self._reparent()
-        worth_a_look = self.counts.keys() | defined_in(self.packages)
+        if modules is None:
+            telling = self.counts.keys() | defined_in(self.packages)
+            modules = [n for n, d in module_dictionaries() if n == "__main__" or not telling.isdisjoint(map(id, d.values()))]
         for name, entries in module_dictionaries(modules):
-            if worth_a_look.isdisjoint(map(id, entries.values())) and name != "__main__":
-                continue
             self._enter(name)
             self._look(ITEM, entries, entries)
             while self._todo:

@@ -29,7 +29,6 @@ class Site:
 
     ``kind`` is function, class, method, assignment, branches (bound in several), outside (in another package, taken
     as written) or absent (its whole package is not installed here, so nothing is known). ``line`` is 0 when unknown.
-    ``barrier`` says why a class cannot be replaced or mixed into; empty when it can.
     """
 
     module: str
@@ -37,12 +36,17 @@ class Site:
     kind: str
     file: str = ""
     line: int = 0
-    barrier: str = ""
 
     @property
     def name(self) -> str:
         """``module:qualname``."""
         return f"{self.module}:{self.qualname}"
+
+    @property
+    def barrier(self) -> str:
+        """Why a class cannot be replaced or mixed into; empty when it can, and for anything else."""
+        found = _class_named(self.module, self.qualname.split(".")) if self.kind == "class" else None
+        return _barrier(found[0], self.qualname, found[1].scope) if found is not None and found[1].scope is not None else ""
 
 
 def find_site(target: str) -> Site | None:
@@ -118,8 +122,7 @@ def _resolve(module: str, parts: list[str], seen: set[tuple[str, str]]) -> Site 
     if binding.kind == "module":
         return _resolve(binding.source, rest, seen) if rest else None
     if not rest:
-        barrier = _barrier(found, name, binding.scope) if binding.scope is not None else ""
-        return Site(module, name, binding.kind, found.file or "", binding.line, barrier)
+        return Site(module, name, binding.kind, found.file or "", binding.line)
     if binding.kind == "assignment" and binding.name:
         return _resolve(module, [*binding.name.split("."), *rest], seen)
     if binding.kind == "class" and binding.scope is not None:

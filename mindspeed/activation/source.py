@@ -75,23 +75,31 @@ class Module:
         return self.name if self.portions is not None else self.name.rpartition(".")[0]
 
 
+_found: dict[tuple[str, tuple[str, ...]], Module] = {}
+
+
 def find_module(name: str) -> Module | None:
-    """The module that ``import name`` would run, or None. Imports nothing."""
-    portions: tuple[str, ...] | None = None
-    found, file = "", None
-    for part in name.split("."):
-        if found and portions is None:
-            return None
-        found = f"{found}.{part}" if found else part
-        spec = _ask_finders(found, portions)
-        if spec is not None:
-            portions, file = _portions(spec), spec.origin if spec.has_location else None
-        else:
-            # the finders know a namespace package inside a package only once that is imported
-            portions, file = tuple(p for p in (os.path.join(p, part) for p in portions or ()) if os.path.isdir(p)), None
-            if not portions:
-                return None
-    return Module(name, file if file is not None and file.endswith(".py") else None, portions)
+    """The module that ``import name`` would run, or None. Imports nothing; what was found once is not looked for again."""
+    key = (name, tuple(sys.path))
+    module = _found.get(key) or _look_for(name)
+    if module is not None:
+        _found[key] = module
+    return module
+
+
+def _look_for(name: str) -> Module | None:
+    parent, _, part = name.rpartition(".")
+    package = find_module(parent) if parent else None
+    if parent and (package is None or package.portions is None):
+        return None
+    above = package.portions if package is not None else None
+    spec = _ask_finders(name, above)
+    if spec is not None:
+        file = spec.origin if spec.has_location else None
+        return Module(name, file if file is not None and file.endswith(".py") else None, _portions(spec))
+    # the finders know a namespace package inside a package only once that is imported
+    portions = tuple(path for path in (os.path.join(portion, part) for portion in above or ()) if os.path.isdir(path))
+    return Module(name, None, portions) if portions else None
 
 
 def loaded_module(name: str) -> Module | None:
