@@ -105,27 +105,14 @@ def rows() -> list[Row]:
     replaced = Replace("megatron.core.utils:divide", "benchmarks.patching:divide", "measured")
     wrapped = Wrap("megatron.core.utils:divide", "benchmarks.patching:passed_on", "measured")
     applied = milliseconds(lambda: apply(patches), lambda active: active.undo())
-    undone = milliseconds_of_undo(patches)
     forget_sources()
     checked = milliseconds(lambda: check_patches(patches), lambda _: forget_sources(), repeat=3)
     return [
         Row("apply 300 patches on loaded megatron", 30, applied, "ms", COMMAND),
-        Row("undo 300 patches", 60, undone, "ms", COMMAND),
         Row("check 300 patches, sources not read before", 1000, checked, "ms", COMMAND),
         Row("a replaced function, more per call", 1, more_per_call(replaced), "ns", COMMAND, "0 within the noise of 1 ns"),
         Row("a wrapped function, more per call", 150, more_per_call(replaced, wrapped), "ns", COMMAND),
     ]
-
-
-def milliseconds_of_undo(patches: list[PlannedPatch]) -> float:
-    active = [apply(patches)]
-
-    def again(_: Any) -> None:
-        active[0] = apply(patches)
-
-    result = milliseconds(lambda: active[0].undo(), again)
-    active[0].undo()
-    return result
 
 
 def forget_sources() -> None:

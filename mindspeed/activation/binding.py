@@ -6,7 +6,7 @@ import dataclasses
 import sys
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from importlib import import_module
 from types import FunctionType, ModuleType
@@ -110,6 +110,7 @@ class Bound:
     fresh: bool = False
     keeping: frozenset[str] = frozenset()
     layers: tuple[type, ...] = ()
+    applied: list[Sequence[PlannedPatch]] = field(default_factory=list)
 
     def apply(self, layer: Sequence[PlannedPatch], values: Mapping[str, Any], journal: Journal) -> None:
         """Compose the patches of a layer over the original and bind the result."""
@@ -119,6 +120,7 @@ class Bound:
                 self.layers = (*self.layers, self.current)
             if (reference := _reference(planned)) is not None:
                 self.keeping |= {reference.partition(":")[0]}
+        self.applied.append(layer)
         self.write(journal, self.current)
 
     def write(self, journal: Journal, value: Any) -> None:

@@ -120,11 +120,13 @@ class AppliedPatches:
         """Put every original back, also where a module imported since has taken a patched object."""
         with _lock:
             self._finder.remove()
-            self._journal.undo()
-            self._give_back(self._bound, Journal())
-            for records in (self._bound, self._by_name, self._new, self._postponed):
-                records.clear()
-            _clear_caches(self._groups)
+            try:
+                self._journal.undo()
+            finally:
+                self._give_back(self._bound, Journal())
+                for records in (self._bound, self._by_name, self._new, self._postponed):
+                    records.clear()
+                _clear_caches(self._groups)
 
     @contextmanager
     def suspended(self, site: str) -> Iterator[None]:
@@ -181,6 +183,8 @@ class AppliedPatches:
                 raise PatchError([Problem("MS402", text, owners, fix="patch the name in the module that defines it")])
         below = self._by_name.get(found.names()[0])
         bound = below if below is not None and below.current is found.original else found
+        if any(layer is done for done in bound.applied):
+            return  # a reload has left this name as it was
         bound.apply(layer, values, self._journal)
         self._by_name |= dict.fromkeys(bound.names(), bound)
         if bound is found:
@@ -226,9 +230,15 @@ class AppliedPatches:
 
     def _finished(self) -> None:
         """An import has ended: patch what had to wait, and find holders that got an original through circular imports."""
-        postponed, self._postponed = self._postponed, []
-        self._new += self._patch([group for name in postponed if name in sys.modules for group in self._by_module[name]])
-        new, self._new = self._new, []
+        with _lock:
+            postponed, self._postponed = self._postponed, []
+        try:
+            bound = self._patch([group for name in postponed if name in sys.modules for group in self._by_module[name]])
+        except BaseException:
+            self._postponed += postponed  # the next import says so again
+            raise
+        with _lock:
+            new, self._new = self._new + bound, []
         self._rebind(new)
 
 

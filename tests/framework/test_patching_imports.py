@@ -13,6 +13,8 @@ from types import ModuleType
 
 import pytest
 
+from mindspeed.activation.plan import PlannedPatch
+from mindspeed.plugins.patches import Wrap
 from mindspeed.plugins.problems import PatchError
 from tests.framework.patch_cases import ATTENTION, STATE, applied, mixin, put, replace, wrap
 from tests.framework.patch_fixtures import fake_megatron  # noqa: F401
@@ -162,6 +164,26 @@ def test_a_module_that_is_reloaded_or_imported_again_is_patched_again() -> None:
     assert again.get_size() == ("marked", 1)
     patches.undo()
     assert (state.get_size(), again.get_size()) == (1, 1)
+
+
+def test_a_name_that_a_reload_leaves_is_not_patched_twice() -> None:
+    state = load(STATE)
+    state.extra = state.scale
+    target = PlannedPatch("alpha", Wrap(f"{STATE}:extra", "glue:marked", "a test"), f"{STATE}:extra")
+    patches = applied(target)
+    importlib.reload(state)
+    assert state.extra(1) == ("marked", 2)
+    patches.undo()
+    assert state.extra(1) == 2
+
+
+def test_glue_that_never_can_be_imported_fails_every_import_until_it_is_undone() -> None:
+    patches = applied(replace("megatron.core.circular_c:third", "glue:gone"))
+    for _ in range(2):
+        with pytest.raises(PatchError, match="glue:gone cannot be imported"):
+            load("megatron.core.circular_a")
+    patches.undo()
+    assert load("megatron.core.circular_a").third() == "third"
 
 
 def test_a_patch_that_fails_at_import_names_the_feature_and_fails_the_import() -> None:
