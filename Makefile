@@ -14,7 +14,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 train: $(VENV)/installed  ## train a small GPT on real text over two processes
-	$(BIN)/mindspeed pretrain -f examples/pretrain_gpt.yaml --nproc 2 --run runs/train
+	$(BIN)/mindspeed pretrain -f examples/pretrain_gpt.yaml --nproc 2
 
 test: $(VENV)/installed  ## every test that belongs in a default run
 	$(BIN)/python -m pytest -q -m "not long"
