@@ -137,9 +137,7 @@ def defined_in(packages: Collection[str]) -> frozenset[int]:
     for name, entries in module_dictionaries([name for name in sys.modules if name.partition(".")[0] in packages]):
         found.append(id(sys.modules[name]))
         found += [
-            id(value)
-            for value in entries.values()
-            if issubclass(type(value), FunctionType | type) and value.__module__ == name
+            id(value) for value in entries.values() if issubclass(type(value), FunctionType | type) and value.__module__ == name
         ]
     return frozenset(found)
 
