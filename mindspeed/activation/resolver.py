@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain, pairwise
 from typing import Any
 
 from mindspeed import __version__
@@ -169,27 +170,27 @@ def _left_out(state: State, name: str, spec: FeatureSpec) -> str:
 def _propagate(state: State, roots: Iterator[tuple[str, Active]]) -> None:
     queue = deque[tuple[str, Active]](roots)
     asked = {name for name, _ in queue}
+    active, without, strict = state.active, state.merged.without, state.merged.strict
+    requires, usable = state.catalog.requires, state.catalog.usable
     while queue:
         name, why = queue.popleft()
-        if name in state.active:
+        if name in active:
             continue
-        state.active[name] = why
+        active[name] = why
         state.args_of(name)
-        for constraint in state.catalog.requires[name]:
-            if constraint.name not in state.active and state.holds(name, constraint):
-                _require(state, name, constraint, asked, queue)
-
-
-def _require(state: State, name: str, constraint: Requires, asked: Collection[str], queue: deque[tuple[str, Active]]) -> None:
-    needed, because = constraint.name, f", because {constraint.reason}" if constraint.reason else ""
-    if needed in state.merged.without:
-        text = f"{name} requires {needed}{because}, and {needed} is taken out"
-        state.problem("MS210", text, (name, needed), f"drop --without {needed}, or take out {name}")
-    elif state.merged.strict and needed not in asked:
-        text = f"{name} requires {needed}{because}"
-        state.problem("MS204", text, (name, needed), f"add {needed} to the features, or drop --strict")
-    elif state.known(needed, f"required by {name}"):
-        queue.append((needed, Active(f"required by {name}{because}", name)))
+        for constraint in requires[name]:
+            needed = constraint.name
+            if needed in active or not (constraint.when is None or state.holds(name, constraint)):
+                continue
+            because = f", because {constraint.reason}" if constraint.reason else ""
+            if needed in without:
+                text = f"{name} requires {needed}{because}, and {needed} is taken out"
+                state.problem("MS210", text, (name, needed), f"drop --without {needed}, or take out {name}")
+            elif strict and needed not in asked:
+                text = f"{name} requires {needed}{because}"
+                state.problem("MS204", text, (name, needed), f"add {needed} to the features, or drop --strict")
+            elif needed in usable or state.known(needed, f"required by {name}"):
+                queue.append((needed, Active(f"required by {name}{because}", name)))
 
 
 def _report_idle_settings(state: State) -> None:
@@ -208,21 +209,26 @@ def _report_idle_settings(state: State) -> None:
 
 
 def _order(state: State) -> list[str]:
-    edges = Edges(state.active)
-    for name, constraint in state.constraints(After, Requires, Supersedes):
-        edges.add(constraint.name, name, declared_by=name)
-    for name, constraint in state.constraints(Before):
-        edges.add(name, constraint.name, declared_by=name)
+    behind = ((constraint.name, name) for name, constraint in state.constraints(After, Requires, Supersedes))
+    ahead = ((name, constraint.name) for name, constraint in state.constraints(Before))
+    edges = Edges(state.active, chain(behind, ahead))
     order = edges.sorted()
     if len(order) < len(state.active):
-        cycle, steps = edges.cycle(order)
+        cycle = edges.cycle(order)
+        steps = tuple(_step(state, first, second) for first, second in pairwise(cycle))
         text = f"the order has a cycle: {' -> '.join(cycle)}"
         state.problems.append(Problem("MS206", text, tuple(cycle[:-1]), steps, fix="take out one of them"))
     return order
+
+
+def _step(state: State, first: str, second: str) -> str:
+    behind = any(name == second and c.name == first for name, c in state.constraints(After, Requires, Supersedes))
+    return f"{first} comes before {second}, declared by {second if behind else first}"
 
 
 def _planned(state: State, name: str, why: tuple[str, ...]) -> PlannedFeature:
     row, spec = state.catalog.usable.get(name), state.specs[name]
     distribution, version = (row.distribution, row.version) if row else (BUILT_IN, __version__)
     settings = state.arguments.settings_of(name, state.args[name])
-    return PlannedFeature(name, distribution, version, why, settings, spec.level, tuple(sorted(state.slots(name))))
+    slots = tuple(sorted(state.slots(name))) if spec.slots else ()
+    return PlannedFeature(name, distribution, version, why, settings, spec.level, slots)

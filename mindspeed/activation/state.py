@@ -46,7 +46,7 @@ class State:
         self._by_kind: dict[type[Any], list[tuple[str, Any]]] = defaultdict(list)
 
     def known(self, name: str, source: str) -> bool:
-        """Whether a feature can be used; reports why not. ``source`` says who named it."""
+        """Whether a feature can be used; reports why not. ``source`` says who named it: a source, or a feature."""
         if name in self.catalog.usable:
             return True
         if name in self.catalog.broken:
@@ -62,14 +62,15 @@ class State:
 
     def args_of(self, name: str) -> FeatureArgs | None:
         """The validated arguments of a feature, or None after their problems were reported."""
-        if name not in self.args:
-            args = self.arguments.validate(name, self.models[name])
-            if isinstance(args, FeatureArgs):
-                self.args[name] = args
-                return args
-            self.problems += [problem for problem in args if problem not in self.problems]
-            return None
-        return self.args[name]
+        known = self.args.get(name)
+        if known is not None:
+            return known
+        args = self.arguments.validate(name, self.models[name])
+        if isinstance(args, FeatureArgs):
+            self.args[name] = args
+            return args
+        self.problems += [problem for problem in args if problem not in self.problems]
+        return None
 
     def freeze(self) -> None:
         """Index the active features by what they hold and declare; called once, after propagation."""
@@ -127,8 +128,9 @@ class State:
         """The chain of reasons from ``name`` back to the request."""
         lines = []
         while name:
-            lines.append(f"{name}: {self.active[name].reason}")
-            name = self.active[name].parent
+            reason, parent = self.active[name]
+            lines.append(f"{name}: {reason}")
+            name = parent
         return tuple(lines)
 
     def not_checked(self, name: str, unknown: UnknownValue, what: str) -> None:
