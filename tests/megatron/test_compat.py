@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import mindspeed
+from mindspeed.plugins.problems import PlatformError
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -92,3 +93,27 @@ def test_a_fresh_distributed_optimizer_is_at_step_zero(monkeypatch):
     state = DistributedOptimizer.state_dict(SimpleNamespace(optimizer=inner, grad_scaler=None))
     assert [group["step"] for group in state["optimizer"]["param_groups"]] == [0]
     assert len(inner.state) == 0
+
+
+def test_the_kernels_that_megatron_lm_imports_at_start_load_without_triton():
+    """Megatron-LM 0.16 imports this module in training/initialize.py; it imports triton unasked."""
+    from megatron.core.transformer.custom_layers import batch_invariant_kernels as kernels
+
+    assert kernels.is_batch_invariant_mode_enabled() is False
+    with pytest.raises(PlatformError) as refused:
+        kernels.matmul_persistent(torch.ones(2, 2), torch.ones(2, 2))
+    assert str(refused.value) == (
+        "MS501 megatron.core.transformer.custom_layers.batch_invariant_kernels.matmul_kernel_persistent is a Triton kernel, "
+        "and Triton is not installed here\n"
+        "  fix: pip install triton, or do without the Megatron option that calls it (batch_invariant_mode)"
+    )
+
+
+def test_nobody_else_is_told_that_triton_is_there():
+    import importlib.util
+    import sys
+
+    from megatron.core.transformer.custom_layers import batch_invariant_kernels  # noqa: F401
+
+    assert importlib.util.find_spec("triton") is None
+    assert not {"triton", "triton.language"} & sys.modules.keys()

@@ -36,6 +36,11 @@ _UNCOMPILED: Final[tuple[tuple[str, str], ...]] = (
 _FIXES: Final[tuple[tuple[str, str, str], ...]] = (
     # (target, wrapper under mindspeed.megatron.compat, why)
     (
+        "importlib.machinery:PathFinder.find_spec",
+        "kernels:import_without_triton",
+        "batch_invariant_kernels imports triton without asking whether it is there, and Megatron-LM imports that at start",
+    ),
+    (
         "megatron.core.utils:is_te_min_version",
         "versions:false_without_engine",
         "without Transformer Engine its version is None, which cannot be compared",
@@ -78,11 +83,11 @@ _ON_CPU: Final[tuple[tuple[str, str, str], ...]] = (
 
 
 class MegatronCompat(Feature[FeatureArgs]):
-    """Let Megatron run without Apex, Transformer Engine and, on the CPU, a compiler."""
+    """Let Megatron run without Apex, Transformer Engine, Triton and, on the CPU, a compiler."""
 
     spec = FeatureSpec(
         name="megatron-compat",
-        summary="Let Megatron run without Apex, Transformer Engine and, on the CPU, a compiler",
+        summary="Let Megatron run without Apex, Transformer Engine, Triton and, on the CPU, a compiler",
         category=Category.PLATFORM,
         level=0,
     )

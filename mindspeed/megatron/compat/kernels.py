@@ -1,0 +1,74 @@
+"""Megatron's kernel files where there is no Triton to write kernels in."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial, wraps
+from importlib import util
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, Final
+
+from mindspeed.plugins.problems import PlatformError, Problem
+
+UNGUARDED: Final = frozenset({"megatron.core.transformer.custom_layers.batch_invariant_kernels"})
+"""Modules that import triton without asking whether it is there; all others ask."""
+
+_TRITON: Final = "triton"
+
+
+def import_without_triton(find_spec: Callable[..., ModuleSpec | None]) -> Callable[..., ModuleSpec | None]:
+    """``PathFinder.find_spec``: where Triton is not installed, a module of `UNGUARDED` runs beside a stand-in for it.
+
+    The stand-in can be imported by that one module only, so everyone else still learns that there is no Triton.
+    """
+
+    @wraps(find_spec)
+    def found(cls: Any, fullname: str, *args: Any, **kwargs: Any) -> ModuleSpec | None:
+        spec = find_spec(cls, fullname, *args, **kwargs)
+        if fullname in UNGUARDED and spec is not None and spec.loader is not None and util.find_spec(_TRITON) is None:
+            run = spec.loader.exec_module
+            spec.loader.exec_module = partial(_run_beside_stand_in, run)  # type: ignore[method-assign]
+        return spec
+
+    return found
+
+
+def _run_beside_stand_in(run: Callable[[ModuleType], None], module: ModuleType) -> None:
+    with _stand_in():
+        run(module)
+
+
+@contextmanager
+def _stand_in() -> Iterator[None]:
+    """As much of triton as a module needs while it defines its kernels."""
+    language = ModuleType(f"{_TRITON}.language")
+    language.constexpr = object  # type: ignore[attr-defined]
+    triton = ModuleType(_TRITON)
+    triton.jit = jit  # type: ignore[attr-defined]
+    triton.language = language  # type: ignore[attr-defined]
+    modules = {module.__name__: module for module in (triton, language)}
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name in modules:
+            sys.modules.pop(name, None)
+
+
+class AbsentKernel:
+    """A kernel that was defined without Triton: launching it raises PlatformError (MS501)."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.name = f"{function.__module__}.{function.__qualname__}"
+
+    def __getitem__(self, grid: Any) -> Any:
+        fix = "pip install triton, or do without the Megatron option that calls it (batch_invariant_mode)"
+        raise PlatformError([Problem("MS501", f"{self.name} is a Triton kernel, and Triton is not installed here", fix=fix)])
+
+
+def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """``triton.jit``, with and without options."""
+    return partial(jit, **options) if function is None else AbsentKernel(function)
