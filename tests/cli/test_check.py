@@ -65,6 +65,7 @@ def test_a_size_that_does_not_divide_the_heads_says_which(check):
     )
 
 
+@pytest.mark.guards(24)
 def test_a_world_that_is_no_multiple_of_the_sizes_is_a_problem(check):
     assert check("--world-size", 4, "--tp", 3, "--optimization-level", 0) == (
         "MS302 world size 4 is not a multiple of tp x pp x cp = 3 x 1 x 1 = 3\n"
@@ -81,6 +82,7 @@ def test_strict_names_the_missing_requirement_instead_of_adding_it(check):
     )
 
 
+@pytest.mark.guards(22, 25)
 def test_features_that_exclude_each_other_are_told_with_the_chain_behind_each(check, install):
     install("acme", {"acme-clip": "", "acme-root": 'Requires("acme-clip", reason="it builds on it"),'}, slots="()")
     install("bolt", {"bolt-clip": 'Conflicts("acme-clip", reason="both clip the gradient"),'})
@@ -117,6 +119,7 @@ def test_a_broken_plugin_stands_in_the_way_only_of_those_who_ask_for_it(check, m
     assert mindspeed("features", "check", *LAPTOP, "recompute").exit_code == 0
 
 
+@pytest.mark.guards(5)
 def test_an_unsupported_megatron_is_a_problem_of_the_environment(mindspeed):
     done = mindspeed("features", "check", "--platform", "cpu", "--megatron", "0.12.1")
     assert (done.exit_code, done.stdout) == (3, "")
@@ -135,6 +138,7 @@ def test_both_spellings_of_a_size_must_agree(check):
     )
 
 
+@pytest.mark.guards(21, 23)
 def test_every_mistake_is_reported_at_once_and_counted(check):
     text = check("swigl", "recompute", "--set", "recompute.colour=red", "--world-size", 4, "--tp", 3)
     assert [line.split()[0] for line in text.splitlines() if line.startswith("MS")] == ["MS302", "MS201", "MS301"]
@@ -151,6 +155,7 @@ def test_a_job_file_and_a_setting_that_cannot_be_read_are_reported_together(chec
     )
 
 
+@pytest.mark.guards(23)
 def test_json_holds_the_problems_and_nothing_else(mindspeed):
     done = mindspeed("features", "check", *LAPTOP, "swigl", "--json")
     assert (done.exit_code, done.stderr) == (1, "")

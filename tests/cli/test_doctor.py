@@ -52,11 +52,13 @@ def test_a_torch_that_cannot_be_imported_is_a_finding_with_its_last_words(examin
     }
 
 
+@pytest.mark.guards(4, processes=True)
 def test_a_crash_of_the_probed_import_is_caught(monkeypatch):
     monkeypatch.setattr(doctor, "_PROBE", "import os; os.abort()")
     assert doctor.probe_torch() == {"error": "the import ended with status -6"}
 
 
+@pytest.mark.guards(1)
 def test_every_copy_of_megatron_is_shown_and_the_first_wins(examined, tmp_path, monkeypatch):
     roots = [fake_megatron(tmp_path / "first", "0.16.1"), fake_megatron(tmp_path / "second", "0.12.1")]
     for root in reversed(roots):

@@ -34,6 +34,7 @@ WORLD = ["--platform", "cpu", "--megatron", "0.16.1", "--world-size", "4", "--tp
     ],
     ids=lambda arguments: " ".join(arguments[:2]),
 )
+@pytest.mark.guards(22, 51, processes=True)
 def test_asking_imports_neither_torch_nor_megatron(arguments):
     done = subprocess.run([sys.executable, "-c", BLOCKED, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -28,6 +28,7 @@ def sections(mindspeed):
     return run
 
 
+@pytest.mark.guards(43)
 def test_every_feature_says_why_and_every_setting_where_from(sections, tmp_path):
     job = tmp_path / "job.yaml"
     job.write_text("features: [sequence-parallel]\nworld: {tp: 4}\n")

@@ -85,6 +85,7 @@ def test_a_tuple_becomes_a_list_and_survives_json(activate):
     )
 
 
+@pytest.mark.guards(18)
 def test_a_script_that_wants_something_else_is_told_where(activate):
     activate(planned("size", 2), planned("names", ("a",), "recompute", "other"))
     config = config_class([])
@@ -125,6 +126,7 @@ def test_a_function_gets_the_plans_values_however_it_is_called(activate):
     assert problem.where.startswith(f"initialize at {__file__}:")
 
 
+@pytest.mark.guards(18)
 def test_what_was_taken_is_recorded_with_what_the_script_had(activate):
     active = activate(planned("size", 2), planned("nowhere", 1, "acme"))
     config = config_class([])

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 
 def run(scenario: str, given: Any = None) -> Any:
     done = subprocess.run(
@@ -20,6 +22,7 @@ def run(scenario: str, given: Any = None) -> Any:
     return json.loads(done.stdout.partition("RESULT")[2])
 
 
+@pytest.mark.guards(30, processes=True)
 def test_activate_and_deactivate_leave_every_object_as_it_was_twice_in_a_row():
     assert run("twice") == []
 

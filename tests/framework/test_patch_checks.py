@@ -22,6 +22,7 @@ def texts(*patches: PlannedPatch) -> list[str]:
     return [str(problem) for problem in check_patches(patches)]
 
 
+@pytest.mark.guards(12)
 def test_a_missing_target_is_an_error_with_near_names() -> None:
     assert texts(replace(f"{STATE}:initialise", "glue:size_of_42")) == [
         "MS401 alpha patches megatron.core.state:initialise, which does not exist\n"
@@ -41,6 +42,7 @@ def test_a_cache_to_clear_must_exist() -> None:
     ]
 
 
+@pytest.mark.guards(25)
 def test_two_replaces_of_one_site_conflict_under_whatever_name() -> None:
     one, two = replace(f"{STATE}:get_size", "glue:size_of_42"), replace("megatron.core.mpu:get_size", "glue:size_of_7", "beta")
     assert texts(one, two) == [
@@ -116,6 +118,7 @@ def test_a_dataclass_takes_no_patch_as_a_class(patch: object, text: str, fake_me
     assert texts(patch(f"{ATTENTION}:Config", "glue:Loud")) == [text.format(file=file, line=line)]  # type: ignore[operator]
 
 
+@pytest.mark.guards(39)
 def test_a_class_that_names_itself_takes_no_replace(fake_megatron: Path) -> None:  # noqa: F811
     file = fake_megatron / "megatron/core/transformer/attention.py"
     lines = file.read_text().splitlines()

@@ -52,6 +52,7 @@ ALIASES: dict[str, Callable[[Any, Any], object]] = {
 
 
 @pytest.mark.parametrize("alias", ALIASES)
+@pytest.mark.guards(13)
 def test_every_holder_of_a_function_follows(alias: str, attention: Any, layer: Any, state: Any) -> None:
     original = state.scale
     patches = applied(replace(f"{STATE}:scale", "glue:triple"))
@@ -78,6 +79,7 @@ CLASS_ALIASES: dict[str, Callable[[Any, Any], object]] = {
 
 @pytest.mark.parametrize("alias", CLASS_ALIASES)
 @pytest.mark.parametrize("patch", [mixin, lambda target: replace(target, "glue:Alone")], ids=["mixin", "replace"])
+@pytest.mark.guards(13)
 def test_every_holder_of_a_class_follows(alias: str, patch: Any, attention: Any, layer: Any) -> None:
     original = attention.Attention
     patches = applied(patch(f"{ATTENTION}:Attention"))
@@ -129,6 +131,7 @@ def test_a_replaced_function_runs_the_replacement_s_code_under_the_original_s_na
     assert glue.triple.__module__ == "glue"
 
 
+@pytest.mark.guards(32)
 def test_wraps_nest_in_plan_order_around_a_replacement(state: Any) -> None:
     patches = applied(
         wrap(f"{STATE}:get_size", "glue:marked"),
@@ -166,6 +169,7 @@ def test_mixins_stand_before_the_class_and_its_subclasses_follow(attention: Any)
     assert attention.SelfAttention().forward(1) == ("self", "attention", "base", 1)
 
 
+@pytest.mark.guards(44)
 def test_a_patched_class_keeps_its_names_for_pickle(attention: Any) -> None:
     patches = applied(mixin(f"{ATTENTION}:Attention"))
     data = pickle.dumps(attention.Attention())
@@ -303,6 +307,7 @@ def test_the_report_names_site_owners_kinds_and_aliases(state: Any) -> None:
     patches.undo()
 
 
+@pytest.mark.guards(20)
 def test_a_suspended_site_has_its_original_for_a_while(attention: Any, layer: Any, state: Any) -> None:
     patches = applied(
         wrap(f"{STATE}:get_size"),
@@ -344,6 +349,7 @@ def failing(*patches: PlannedPatch) -> str:
     return str(caught.value)
 
 
+@pytest.mark.guards(19)
 def test_a_replacement_that_cannot_be_imported_stops_everything(state: Any) -> None:
     text = failing(replace(f"{STATE}:scale", "glue:gone"), wrap(f"{STATE}:fused", "no_such_module:f", "beta"))
     assert text == (
@@ -366,10 +372,12 @@ def test_a_replacement_that_cannot_be_imported_stops_everything(state: Any) -> N
         ),
     ],
 )
+@pytest.mark.guards(14)
 def test_a_wrapper_that_fails_stops_everything(wrapper: str, text: str, state: Any) -> None:
     assert failing(wrap(f"{STATE}:scale", wrapper)) == text
 
 
+@pytest.mark.guards(12)
 def test_a_name_that_is_missing_at_run_time_stops_everything(state: Any) -> None:
     assert failing(wrap(f"{STATE}:only_when_fast")) == (
         "MS401 alpha patches megatron.core.state:only_when_fast, which does not exist\n"

@@ -32,6 +32,7 @@ def test_a_fully_rebound_tree_has_no_stale_holders(state: Any) -> None:
     patches.undo()
 
 
+@pytest.mark.guards(13)
 def test_closures_partials_methods_and_instances_that_hold_an_original_are_named(state: Any) -> None:
     attention = sys.modules[ATTENTION]
     captured = state.scale

@@ -166,6 +166,7 @@ def test_a_module_that_is_reloaded_or_imported_again_is_patched_again() -> None:
     assert (state.get_size(), again.get_size()) == (1, 1)
 
 
+@pytest.mark.guards("20b")
 def test_a_name_that_a_reload_leaves_is_not_patched_twice() -> None:
     state = load(STATE)
     state.extra = state.scale
@@ -250,3 +251,23 @@ def test_the_state_after_undo_is_that_of_a_process_without_us() -> None:
     assert described("before") == without
     assert described("after") == without
     assert described("kept") != without
+
+
+def test_a_patch_of_megatron_lm_waits_until_a_checkout_is_on_the_path(tmp_path: Path) -> None:
+    patches = applied(wrap("megatron.training.loop:one_step"))
+    assert [(site.site, site.pending) for site in patches.sites] == [("megatron.training.loop:one_step", True)]
+    package = tmp_path / "training"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "loop.py").write_text("def one_step():\n    return 'stepped'\n")
+    load("megatron").__path__.append(str(tmp_path))
+    loop = load("megatron.training.loop")
+    assert loop.one_step() == ("marked", "stepped")
+    patches.undo()
+    assert loop.one_step() == "stepped"
+
+
+def test_a_misspelt_package_is_not_one_of_a_checkout() -> None:
+    with pytest.raises(PatchError) as missing:
+        applied(wrap("megatron.trainings.loop:one_step"))
+    assert [problem.code for problem in missing.value.problems] == ["MS401"]

@@ -76,6 +76,7 @@ def results() -> list[Any]:
 
 @quickly
 @given(chosen=choices)
+@pytest.mark.guards(30)
 def test_patches_applied_and_undone_leave_everything_as_it_was(loaded: None, chosen: list[Any]) -> None:
     patches = made(chosen)
     before = Snapshot(*PACKAGES)
@@ -113,6 +114,7 @@ def test_conflicts_do_not_depend_on_who_comes_first(loaded: None, chosen: list[A
 
 @with_imports
 @given(chosen=choices)
+@pytest.mark.guards(28)
 def test_patching_before_the_import_gives_what_patching_after_it_gives(fake_megatron: object, chosen: list[Any]) -> None:  # noqa: F811
     import sys
 

@@ -107,6 +107,7 @@ print(len(catalog.usable))
 """
 
 
+@pytest.mark.guards(22, processes=True)
 def test_declarations_import_neither_torch_nor_megatron():
     done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -142,6 +142,7 @@ def test_settings_are_checked_all_at_once_with_near_names():
     ]
 
 
+@pytest.mark.guards(33)
 def test_settings_of_an_inactive_feature_are_a_row():
     result = ask(catalog(make("a", args=SizeArgs), make("b")), "b", settings={"a": {"size": 2}})
     assert [row.text for row in result.rows] == ["settings are given (command line), but the feature is not active"]
@@ -230,6 +231,7 @@ def test_level_one_switches_on_what_applies_and_says_what_it_leaves_out():
     assert order(ask(known, level=0)) == []
 
 
+@pytest.mark.guards(5)
 def test_platform_and_megatron_range_are_checked():
     known = catalog(make("a", platforms={"npu"}), make("b", megatron=">=0.17"))
     assert messages(ask(known, "a", "b")) == [
@@ -243,6 +245,7 @@ def test_an_unsupported_megatron_is_a_problem_of_the_environment():
     assert (problem.code, problem.message) == ("MS502", "megatron-core 0.9.0 is not supported, which needs >=0.16.1,<0.17")
 
 
+@pytest.mark.guards(15)
 def test_a_constraint_on_a_name_nobody_has_is_the_declarers_mistake():
     known = catalog(make("a", Conflicts("nobody")), make("b"))
     assert messages(ask(known, "a", "b")) == ["feature a declares Conflicts on nobody, which no installed feature provides"]
@@ -274,6 +277,7 @@ def systems(draw):
 
 
 @given(systems(), st.sets(st.sampled_from(NAMES), min_size=1), st.randoms())
+@pytest.mark.guards(32)
 def test_the_result_does_not_depend_on_the_order_of_the_request(constraints, wanted, random):
     known = catalog(*(make(name, *constraints[name]) for name in NAMES))
     names = sorted(wanted)

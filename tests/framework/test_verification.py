@@ -123,6 +123,7 @@ def test_a_gradient_that_is_zero_or_not_finite_fails(pool: WorkerPool, fault: st
 
 
 @pytest.mark.parametrize("feature", ["distributed-optimizer", "sequence-parallel", "recompute", "async-ddp"])
+@pytest.mark.guards(16, processes=True)
 def test_a_configuration_equal_to_the_baselines_fails(pool: WorkerPool, feature: str) -> None:
     question = asked(feature, {})
     idle = tuple(
@@ -135,6 +136,7 @@ def test_a_configuration_equal_to_the_baselines_fails(pool: WorkerPool, feature:
     assert failing(verdict) == [f"effect of {feature}: the configuration that reached the model equals the baseline's"]
 
 
+@pytest.mark.guards(16, processes=True)
 def test_a_feature_whose_patches_and_hooks_are_not_reached_fails(pool: WorkerPool) -> None:
     question = asked("rms-norm")
     without = tuple(planned for planned in question.plan.patches if "with_layer_spec" not in str(planned.patch.value))

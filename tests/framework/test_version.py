@@ -31,6 +31,7 @@ def path(monkeypatch, tmp_path):
     return use
 
 
+@pytest.mark.guards(1, 3)
 def test_the_first_copy_on_the_path_wins_and_nothing_is_imported(tmp_path, path):
     first = copy_of_megatron(tmp_path / "a", "core", version=(0, 17, 0), pre_release="rc1")
     second = copy_of_megatron(tmp_path / "b", "core", "training")
@@ -56,6 +57,7 @@ def test_without_megatron_there_is_no_version(tmp_path, path):
     assert mixed_roots() is None
 
 
+@pytest.mark.guards(3)
 def test_a_copy_that_does_not_tell_its_version_has_none(tmp_path, path):
     root = copy_of_megatron(tmp_path / "a", "core")
     (root / "core" / "package_info.py").write_text("MAJOR = (\n")
@@ -63,6 +65,7 @@ def test_a_copy_that_does_not_tell_its_version_has_none(tmp_path, path):
     assert megatron_copies() == (MegatronCopy(root, None, True),)
 
 
+@pytest.mark.guards(2)
 def test_core_and_training_of_different_copies_are_a_problem(tmp_path, path):
     core = copy_of_megatron(tmp_path / "a", "core")
     training = copy_of_megatron(tmp_path / "b", "core", "training")

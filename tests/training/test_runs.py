@@ -23,6 +23,7 @@ from tests.training.conftest import TINY, Run, log, losses
 SPLIT = ("--nproc", 2, "--tp", 2, "--features", "sequence-parallel,distributed-optimizer")
 
 
+@pytest.mark.guards(42, processes=True)
 def test_a_run_at_tp2_goes_on_at_pp2_as_if_it_had_not_been_interrupted(tmp_path, text):
     whole, rest = tmp_path / "whole", tmp_path / "rest"
     steps = ("--train-iters", 10, "--save-interval", 5)

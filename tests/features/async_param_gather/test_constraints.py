@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import pytest
+
 from tests.features.resolving import active, ask, overrides
 
 
+@pytest.mark.guards(26)
 def test_it_brings_along_what_shards_and_buckets_the_weights():
     names = active("async-param-gather", world_size=2)
     assert names == ["data-parallel", "async-ddp", "distributed-optimizer", "async-param-gather"]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from tests.features.resolving import active, not_checked, overrides, refusals
 
 
@@ -8,6 +10,7 @@ def test_more_processes_than_the_other_sizes_need_add_the_feature():
     assert active(world_size=4, tp=2, pp=2) == ["pipeline-parallel", "tensor-parallel"]
 
 
+@pytest.mark.guards(24)
 def test_the_global_batch_is_a_multiple_of_what_all_replicas_take():
     assert refusals(world_size=8, tp=2, micro_batch_size=2, global_batch_size=24) == []
     assert refusals(world_size=8, tp=2, micro_batch_size=2, global_batch_size=20) == [
