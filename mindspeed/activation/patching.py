@@ -26,7 +26,7 @@ from mindspeed.activation.importing import PatchFinder
 from mindspeed.activation.patch_checks import check_patches, missing_target, with_sites
 from mindspeed.activation.plan import PlannedPatch
 from mindspeed.activation.rebinding import Journal, Rebinder
-from mindspeed.activation.sites import find_site
+from mindspeed.activation.sites import awaits_checkout, find_site
 from mindspeed.activation.source import find_module
 from mindspeed.plugins.problems import PatchError, Problem
 
@@ -260,7 +260,7 @@ def _all(action: Callable[[SitePatches], None], groups: Sequence[SitePatches]) -
 
 
 def _check_importable(group: SitePatches) -> None:
-    if find_module(group.module) is None:
+    if find_module(group.module) is None and not awaits_checkout(group.module):
         raise PatchError([missing_target(planned.owner, planned.patch.target) for planned in group.patches])
 
 

@@ -20,6 +20,9 @@ from mindspeed.activation.source import Binding, Module, Scope, dotted, find_mod
 TREE: Final = "megatron"
 """The package inside which imports are followed."""
 
+CHECKOUT: Final = frozenset(f"{TREE}.{name}" for name in ("training", "legacy", "post_training", "rl", "inference"))
+"""Packages that a Megatron-LM checkout has beside megatron.core, and the megatron-core distribution has not."""
+
 _DATACLASS: Final = ("dataclass", "dataclasses.dataclass")
 
 
@@ -28,7 +31,7 @@ class Site:
     """Where a target is bound.
 
     ``kind`` is function, class, method, assignment, branches (bound in several), outside (in another package, taken
-    as written) or absent (its whole package is not installed here, so nothing is known). ``line`` is 0 when unknown.
+    as written) or absent (its package is not installed here, so nothing is known). ``line`` is 0 when unknown.
     """
 
     module: str
@@ -58,9 +61,15 @@ def find_site(target: str) -> Site | None:
     top = module.partition(".")[0]
     if top != TREE:
         return _outside(module, qualname, top)
-    if find_module(top) is None:
+    if find_module(top) is None or awaits_checkout(module):
         return Site(module, qualname, "absent")
     return _resolve(module, qualname.split("."), set())
+
+
+def awaits_checkout(module: str) -> bool:
+    """Whether a module belongs to a package of `CHECKOUT` that is not on the path (yet)."""
+    package = ".".join(module.split(".")[:2])
+    return package in CHECKOUT and find_module(package) is None
 
 
 def inside_tree(module: str) -> bool:

@@ -117,3 +117,23 @@ def test_nobody_else_is_told_that_triton_is_there():
 
     assert importlib.util.find_spec("triton") is None
     assert not {"triton", "triton.language"} & sys.modules.keys()
+
+
+def test_the_kernels_of_megatron_lm_ask_for_no_compiler(tmp_path, monkeypatch):
+    """Every Megatron-LM runs this at start and builds nothing; without CUDA_HOME it would end there."""
+    import sys
+
+    import megatron
+
+    package = tmp_path / "legacy" / "fused_kernels"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    (package / "__init__.py").write_text("def load(args):\n    raise TypeError('CUDA_HOME is None')\n")
+    monkeypatch.setattr(megatron, "__path__", [*megatron.__path__, str(tmp_path)])
+    from megatron.legacy import fused_kernels
+
+    try:
+        assert fused_kernels.load(SimpleNamespace(rank=0)) is None
+    finally:
+        for name in ("megatron.legacy.fused_kernels", "megatron.legacy"):
+            del sys.modules[name]

@@ -41,6 +41,11 @@ _FIXES: Final[tuple[tuple[str, str, str], ...]] = (
         "batch_invariant_kernels imports triton without asking whether it is there, and Megatron-LM imports that at start",
     ),
     (
+        "megatron.legacy.fused_kernels:load",
+        "kernels:build_nothing",
+        "Megatron-LM asks a CUDA compiler for its version at start, though it has no fused kernel left to build",
+    ),
+    (
         "megatron.core.utils:is_te_min_version",
         "versions:false_without_engine",
         "without Transformer Engine its version is None, which cannot be compared",
