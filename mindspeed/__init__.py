@@ -1,7 +1,7 @@
 """mindspeed: acceleration features for training large models on Megatron, as plugins."""
 
 __version__ = "0.1.0"
-__all__ = ["activate", "deactivate", "plan", "suspended"]
+__all__ = ["activate", "deactivate", "defaults", "plan", "report", "suspended"]
 
 
 def __getattr__(name: str) -> object:

@@ -15,32 +15,61 @@ from pathlib import Path
 from typing import Any, Final
 
 from mindspeed.activation import compose, session
+from mindspeed.activation.disabled import disabled_layer, refuse_disabled
 from mindspeed.activation.environment import Environment, probe
 from mindspeed.activation.plan import ActivationPlan, plan_from_json
+from mindspeed.activation.proof import ProofReport
 from mindspeed.activation.request import Layer, layer_from_environment
 from mindspeed.activation.resolver import resolve as resolve_names
 from mindspeed.activation.session import ActivationReport, DeactivationReport, suspended
 from mindspeed.plugins.discovery import Catalog, discover
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
+from mindspeed.plugins.tracing import trace
 
-__all__ = ["activate", "activate_from_environment", "catalog", "deactivate", "plan", "resolve", "suspended"]
+__all__ = ["activate", "activate_from_environment", "catalog", "deactivate", "defaults", "plan", "resolve", "suspended"]
 
 PLAN_VARIABLE: Final = "MINDSPEED_PLAN"
 """Environment variable that names the plan file of a child process."""
 
 
-@lru_cache(maxsize=1)
-def catalog() -> Catalog:
-    """Every installed feature, discovered once per process; ``catalog.cache_clear()`` looks again."""
-    return discover()
+@lru_cache(maxsize=16)
+def catalog(only: frozenset[str] | None = None) -> Catalog:
+    """Every installed feature, discovered once per process; ``catalog.cache_clear()`` looks again.
+
+    With ``only``, features of other distributions are loaded only when they are named there, or required by one that is.
+    """
+    return discover(only=only)
+
+
+def catalog_for(names: Iterable[str]) -> Catalog:
+    """A catalog in which of other distributions nothing is loaded but these features and what they require."""
+    light = catalog(frozenset())
+    third_parties = frozenset(name for name in names if name in light.not_loaded)
+    return catalog(third_parties) if third_parties else light
+
+
+def defaults() -> dict[str, dict[str, Any]]:
+    """The default of every setting, ``{feature: {setting: value}}``; pure, and without torch and megatron.
+
+    A setting that has no default is left out.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name, model in catalog().models.items():
+        optional = {key: field for key, field in model.model_fields.items() if not field.is_required()}
+        found[name] = {key: field.get_default(call_default_factory=True) for key, field in optional.items()}
+    return found
 
 
 def resolve(layers: Sequence[Layer], environment: Environment | None = None, known: Catalog | None = None) -> ActivationPlan:
-    """Turn request layers (low to high) into a plan. Raises ResolutionError with every problem."""
+    """Turn request layers (low to high) into a plan. Raises ResolutionError with every problem.
+
+    Without ``known``, of other distributions only the named features are loaded, and what those require.
+    """
     from mindspeed.ops.variants import has_variant
     from mindspeed.platforms import base_features
 
-    known = known or catalog()
+    layers = [*layers, disabled_layer()]
+    known = known or catalog_for(_named(layers))
     platform = next((layer.platform for layer in reversed(layers) if layer.platform), None)
     environment = environment or probe(platform)
     if platform is not None and platform != environment.platform:
@@ -48,7 +77,15 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
     resolution = resolve_names(layers, known, environment, base_features(environment.platform), has_variant)
     if resolution.problems:
         raise ResolutionError(resolution.problems)
-    return compose.compose(resolution, known, environment)
+    made = compose.compose(resolution, known, environment)
+    trace("resolved", f"{', '.join(made.names) or 'no features'}; plan {made.digest}")
+    return made
+
+
+def _named(layers: Sequence[Layer]) -> set[str]:
+    """Features that the layers name and do not disable."""
+    named = {name for layer in layers for name in (*layer.features, *layer.settings)}
+    return named.difference(*(layer.disabled for layer in layers))
 
 
 def plan(
@@ -74,13 +111,19 @@ def plan(
 
 def activate(plan: ActivationPlan) -> ActivationReport:
     """Patch this process as the plan says. Idempotent for an equal plan, refuses a different one (MS405)."""
-    manager = compose.manager_of(plan, catalog())
+    refuse_disabled(plan)
+    manager = compose.manager_of(plan, catalog_for(plan.names))
     return session.start(plan, manager)
 
 
 def deactivate() -> DeactivationReport | None:
     """Undo the active plan; None when there is none."""
     return session.stop()
+
+
+def report() -> ProofReport | None:
+    """What the active plan has done in this process so far; None when there is none."""
+    return session.report()
 
 
 def activate_from_environment() -> ActivationReport | None:

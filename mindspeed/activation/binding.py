@@ -112,16 +112,26 @@ class Bound:
     layers: tuple[type, ...] = ()
     applied: list[Sequence[PlannedPatch]] = field(default_factory=list)
 
-    def apply(self, layer: Sequence[PlannedPatch], values: Mapping[str, Any], journal: Journal) -> None:
-        """Compose the patches of a layer over the original and bind the result."""
+    def apply(
+        self, layer: Sequence[PlannedPatch], values: Mapping[str, Any], journal: Journal
+    ) -> list[tuple[PlannedPatch, Any]]:
+        """Compose the patches of a layer over the original and bind the result. Returns what was made for each patch."""
+        parts = []
         for planned in layer:
             self.current, self.fresh = _compose(planned, values[_key(planned)], self)
+            parts.append((planned, self.current))
             if isinstance(self.current, type):
                 self.layers = (*self.layers, self.current)
             if (reference := _reference(planned)) is not None:
                 self.keeping |= {reference.partition(":")[0]}
         self.applied.append(layer)
         self.write(journal, self.current)
+        return parts
+
+    def holds(self) -> bool:
+        """Whether the site still holds what was bound there."""
+        place = ATTRIBUTE if isinstance(self.holder, type) else ITEM
+        return place.read(self.holder, self.name) is self.current
 
     def write(self, journal: Journal, value: Any) -> None:
         """Bind a value at the site itself."""

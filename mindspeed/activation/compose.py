@@ -21,6 +21,7 @@ from mindspeed.plugins.problems import Problem, ResolutionError
 def compose(resolution: Resolution, catalog: Catalog, environment: Environment) -> ActivationPlan:
     """Make the plan of a resolution without problems. Raises ResolutionError for conflicts between patches or overrides."""
     from mindspeed.megatron.bridge import check_overrides
+    from mindspeed.megatron.phases import PHASES
     from mindspeed.megatron.seams import seams_for
     from mindspeed.platforms import base_features
 
@@ -36,7 +37,9 @@ def compose(resolution: Resolution, catalog: Catalog, environment: Environment) 
     guard = _Guard(environment, slots)
     hooks = [name for group in HOOK_CLASSES for name in vars(group) if not name.startswith("_") and manager.implements(name)]
     seams = ("megatron-seams", seams_for(hooks, [o.override.argument for o in overrides]))
-    ground = [guard.planned(owner, patch, ground=True) for owner, given in (*base.call("patches"), seams) for patch in given]
+    phases = ("megatron-seams", PHASES if names else ())
+    given_below = (*base.call("patches"), seams, phases)
+    ground = [guard.planned(owner, patch, ground=True) for owner, given in given_below for patch in given]
     patches = ground + [guard.planned(owner, patch) for owner, given in manager.call("patches") for patch in given]
     patches = with_sites(patches)
     patches = _superseded(patches, resolution.supersedes)
@@ -52,6 +55,7 @@ def compose(resolution: Resolution, catalog: Catalog, environment: Environment) 
         patches=tuple(patches),
         rows=(*resolution.rows, *_skipped_rows(patches)),
         environment=environment.versions(),
+        strict=resolution.strict,
     )
 
 

@@ -61,13 +61,17 @@ class SiteReport:
         return site.line if site is not None else 0
 
 
-def apply(patches: Sequence[PlannedPatch]) -> AppliedPatches:
+Watch = Callable[[PlannedPatch, Any], None]
+"""``watch(patch, made)`` is called for every patch that was bound, with the function or class that was made for it."""
+
+
+def apply(patches: Sequence[PlannedPatch], watch: Watch | None = None) -> AppliedPatches:
     """Apply a checked set of patches; skipped ones are ignored.
 
     Loaded modules are patched now, others right after they execute. Raises PatchError with all problems, and then
     nothing has changed.
     """
-    applied = AppliedPatches(by_site(patches))
+    applied = AppliedPatches(by_site(patches), watch)
     applied.start()
     return applied
 
@@ -75,8 +79,9 @@ def apply(patches: Sequence[PlannedPatch]) -> AppliedPatches:
 class AppliedPatches:
     """Patches that are in force: their report, and the way back."""
 
-    def __init__(self, groups: Sequence[SitePatches]) -> None:
+    def __init__(self, groups: Sequence[SitePatches], watch: Watch | None = None) -> None:
         self._groups = groups
+        self._watch = watch
         self._by_module: dict[str, list[SitePatches]] = {}
         for group in groups:
             self._by_module.setdefault(group.module, []).append(group)
@@ -115,6 +120,11 @@ class AppliedPatches:
             )
             for group in self._groups
         )
+
+    def holds(self, site: str) -> bool | None:
+        """Whether a site still holds what was bound there; None while its module is not imported."""
+        bound = next((one for one in self._bound if one.group.site == site), None)
+        return bound.holds() if bound is not None else None
 
     def undo(self) -> None:
         """Put every original back, also where a module imported since has taken a patched object."""
@@ -185,7 +195,10 @@ class AppliedPatches:
         bound = below if below is not None and below.current is found.original else found
         if any(layer is done for done in bound.applied):
             return  # a reload has left this name as it was
-        bound.apply(layer, values, self._journal)
+        parts = bound.apply(layer, values, self._journal)
+        if self._watch is not None:
+            for planned, made in parts:
+                self._watch(planned, made)
         self._by_name |= dict.fromkeys(bound.names(), bound)
         if bound is found:
             self._bound.append(bound)

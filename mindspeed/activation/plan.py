@@ -82,6 +82,7 @@ class ActivationPlan:
 
     ``base`` are the platform and compatibility plugins of level 0, then come ``features``.
     ``world`` holds the known values, ``environment`` versions and platform of the process the plan is for.
+    Under ``strict`` what the proof warns of is an error.
     """
 
     features: tuple[PlannedFeature, ...]
@@ -92,6 +93,7 @@ class ActivationPlan:
     patches: tuple[PlannedPatch, ...] = ()
     rows: tuple[Row, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    strict: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -107,6 +109,7 @@ class ActivationPlan:
             "world": self.world.known(),
             "environment": dict(self.environment),
             "level": self.level,
+            "strict": self.strict,
             "overrides": [[o.override.argument, o.override.value] for o in self.overrides],
             "patches": [[p.owner, p.patch.to_json(), p.site, p.skipped] for p in self.patches],
         }
@@ -119,6 +122,7 @@ class ActivationPlan:
             "format": PLAN_FORMAT,
             "digest": self.digest,
             "level": self.level,
+            "strict": self.strict,
             "world": self.world.known(),
             "environment": dict(self.environment),
             "base": [f.to_json() for f in self.base],
@@ -163,6 +167,7 @@ def plan_from_json(data: Mapping[str, Any]) -> ActivationPlan:
         ),
         rows=tuple(Row(**row) for row in data["rows"]),
         environment=data["environment"],
+        strict=data["strict"],
     )
     if plan.digest != data["digest"]:
         raise ValueError(f"plan digest {data['digest']} does not match its content, which is {plan.digest}")

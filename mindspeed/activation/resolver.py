@@ -42,6 +42,7 @@ class Resolution:
 
     world: World
     level: int
+    strict: bool = False
     features: tuple[PlannedFeature, ...] = ()
     base: tuple[PlannedFeature, ...] = ()
     args: dict[str, FeatureArgs] = field(default_factory=dict)
@@ -91,7 +92,9 @@ def _resolve(state: State, environment: Environment) -> Resolution:
     order = _order(state)
     for name in state.base:
         state.args_of(name)
-    result = Resolution(state.world, state.merged.level, args=state.args, rows=state.rows, problems=state.problems)
+    result = Resolution(
+        state.world, state.merged.level, state.merged.strict, args=state.args, rows=state.rows, problems=state.problems
+    )
     if not state.problems:
         result.features = tuple(_planned(state, name, state.why(name)) for name in order)
         result.base = tuple(_planned(state, name, ("every plan has it",)) for name in state.base)
@@ -102,6 +105,8 @@ def _resolve(state: State, environment: Environment) -> Resolution:
 def _roots(state: State) -> Iterator[tuple[str, Active]]:
     """Every name that the request itself makes active, with its reason."""
     for name, source in state.merged.requested.items():
+        if name in state.merged.disabled:
+            continue
         if name in state.merged.without:
             text = f"{name} is requested ({source}) and taken out ({state.merged.without[name]})"
             state.problems.append(Problem("MS210", text, (name,), fix=f"drop {name} from one of the two"))
@@ -112,11 +117,23 @@ def _roots(state: State) -> Iterator[tuple[str, Active]]:
                 state.problems.append(Problem("MS207", text, (name,), fix=f"--optimization-level {level}"))
             yield name, Active("you asked for it")
     for name, source in state.merged.without.items():
-        if name not in state.merged.requested:
+        if name not in state.merged.requested and name not in state.catalog.not_loaded:
             state.known(name, source)
+    state.rows += _disabled(state)
     yield from _owners_of_sizes(state)
     if state.merged.level >= 1:
         yield from _level_one(state)
+
+
+def _disabled(state: State) -> Iterator[Row]:
+    """What an off-switch takes out, whether it was asked for or not; a name that means nothing is said to mean nothing."""
+    for name, source in state.merged.disabled.items():
+        if name in state.catalog.names:
+            asked = state.merged.requested.get(name)
+            yield Row("disabled", name, f"taken out by {source}{f', though requested ({asked})' if asked else ''}")
+        else:
+            near = state.catalog.near(name)
+            yield Row("disabled", name, f"{source} names no feature{f'; did you mean ' + ' or '.join(near) if near else ''}")
 
 
 def _owners_of_sizes(state: State) -> Iterator[tuple[str, Active]]:
@@ -127,7 +144,11 @@ def _owners_of_sizes(state: State) -> Iterator[tuple[str, Active]]:
         value = getattr(state.world, size)
         if size in state.catalog.owners:
             owner = state.catalog.owners[size][0]
-            if owner not in state.merged.without:
+            if owner in state.merged.disabled:
+                if size != "dp":
+                    text = f"the {meaning} is {value}, and {state.merged.disabled[owner]} takes {owner}, which provides it, out"
+                    state.problems.append(Problem("MS211", text, (owner,), fix=f"--{size} 1, or leave {owner} on"))
+            elif owner not in state.merged.without:
                 yield owner, Active(f"the {meaning} is {value}")
             elif size != "dp":
                 text = f"the {meaning} is {value}, and {owner}, which provides it, is taken out"
@@ -139,7 +160,7 @@ def _owners_of_sizes(state: State) -> Iterator[tuple[str, Active]]:
 
 def _level_one(state: State) -> Iterator[tuple[str, Active]]:
     for name in state.catalog.level_one:
-        if name in state.merged.requested:
+        if name in state.merged.requested or name in state.merged.disabled:
             continue
         if left_out := _left_out(state, name, state.specs[name]):
             state.rows.append(Row("left-out", name, left_out))
@@ -171,7 +192,7 @@ def _propagate(state: State, roots: Iterator[tuple[str, Active]]) -> None:
     queue = deque[tuple[str, Active]](roots)
     asked = {name for name, _ in queue}
     active, without, strict = state.active, state.merged.without, state.merged.strict
-    requires, usable = state.catalog.requires, state.catalog.usable
+    disabled, requires, usable = state.merged.disabled, state.catalog.requires, state.catalog.usable
     while queue:
         name, why = queue.popleft()
         if name in active:
@@ -183,7 +204,10 @@ def _propagate(state: State, roots: Iterator[tuple[str, Active]]) -> None:
             if needed in active or not (constraint.when is None or state.holds(name, constraint)):
                 continue
             because = f", because {constraint.reason}" if constraint.reason else ""
-            if needed in without:
+            if needed in disabled:
+                text = f"{name} requires {needed}{because}, and {disabled[needed]} takes {needed} out"
+                state.problem("MS211", text, (name, needed), f"disable {name} too, or leave {needed} on")
+            elif needed in without:
                 text = f"{name} requires {needed}{because}, and {needed} is taken out"
                 state.problem("MS210", text, (name, needed), f"drop --without {needed}, or take out {name}")
             elif strict and needed not in asked:
@@ -199,7 +223,8 @@ def _report_idle_settings(state: State) -> None:
         if name in state.base:
             continue
         if name not in state.catalog.usable:
-            state.known(name, sources)
+            if name not in state.merged.disabled:
+                state.known(name, sources)
             continue
         owned = {argument for owner, argument in state.catalog.owners.values() if owner == name}
         idle = [key for key, value in fields.items() if not (key in owned and value.value == 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,9 @@ from typing import Any
 
 from mindspeed.activation.patching import AppliedPatches, SiteReport, apply
 from mindspeed.activation.plan import ActivationPlan, Row
+from mindspeed.activation.proof import Proof, ProofReport
 from mindspeed.plugins.manager import FeatureManager
+from mindspeed.plugins.patches import Phase
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
 
@@ -25,6 +28,7 @@ class Session:
     plan: ActivationPlan
     manager: FeatureManager
     applied: AppliedPatches
+    proof: Proof
     taken: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -68,12 +72,21 @@ def start(plan: ActivationPlan, manager: FeatureManager) -> ActivationReport:
     global _session
     with _lock:
         if _session is None:
-            _session = Session(plan, manager, apply(plan.patches))
+            _session = _started(plan, manager)
+            atexit.register(_session.proof.finish)
         elif _session.plan.digest != plan.digest:
             active = f"plan {_session.plan.digest} ({_names(_session.plan)}) is active"
             text = f"{active}, and {plan.digest} ({_names(plan)}) is another one"
             raise MindSpeedError([Problem("MS405", text, plan.names, fix="call mindspeed.deactivate() first")])
         return ActivationReport(plan.digest, plan.names, _session.applied.sites, plan.rows)
+
+
+def _started(plan: ActivationPlan, manager: FeatureManager) -> Session:
+    taken: dict[str, dict[str, Any]] = {}
+    proof = Proof(plan, manager, taken)
+    applied = apply(plan.patches, proof.bound)
+    proof.applied = applied
+    return Session(plan, manager, applied, proof, taken)
 
 
 def stop() -> DeactivationReport | None:
@@ -83,6 +96,8 @@ def stop() -> DeactivationReport | None:
         if _session is None:
             return None
         session = _session
+        session.proof.finish()
+        atexit.unregister(session.proof.finish)
         session.applied.undo()
         _session = None
         return DeactivationReport(session.plan.digest, len(session.applied.sites))
@@ -96,6 +111,17 @@ def suspended(site: str) -> Iterator[None]:
         return
     with _session.applied.suspended(site):
         yield
+
+
+def enter(phase: Phase | None) -> None:
+    """Tell the proof of the active plan which phase of the run begins; None is the time between two."""
+    if _session is not None:
+        _session.proof.enter(phase)
+
+
+def report() -> ProofReport | None:
+    """What the active plan has done in this process so far; None without a plan."""
+    return _session.proof.report() if _session is not None else None
 
 
 def call(hook: str, **arguments: Any) -> list[tuple[str, Any]]:

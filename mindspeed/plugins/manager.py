@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ class FeatureManager(pluggy.PluginManager):
     """Holds the feature instances of one plan, in plan order.
 
     pluggy calls the last registered implementation first; features are therefore registered in reverse,
-    and `call` gives one result per feature that has the hook, in plan order.
+    and `call` gives one result per feature that has the hook, in plan order. ``calls`` counts them by (feature, hook).
     """
 
     def __init__(self, features: Sequence[Feature[Any]]) -> None:
@@ -24,6 +25,7 @@ class FeatureManager(pluggy.PluginManager):
         for hooks in HOOK_CLASSES:
             self.add_hookspecs(hooks)
         self.features = tuple(features)
+        self.calls: Counter[tuple[str, str]] = Counter()
         for feature in reversed(self.features):
             self._register(feature)
 
@@ -36,13 +38,18 @@ class FeatureManager(pluggy.PluginManager):
             problem = Problem("MS104", f"feature {name} has a hook that does not match its specification: {error}", (name,))
             raise MindSpeedError([problem]) from error
 
-    def implements(self, hook: str) -> bool:
-        """Whether any feature of the plan implements ``hook``."""
-        return bool(getattr(self.hook, hook).get_hookimpls())
+    def implements(self, hook: str, feature: str | None = None) -> bool:
+        """Whether a feature of the plan, or the named one, implements ``hook``."""
+        implementations = getattr(self.hook, hook).get_hookimpls()
+        return any(feature in (None, implementation.plugin_name) for implementation in implementations)
 
     def call(self, hook: str, **arguments: Any) -> list[tuple[str, Any]]:
         """Call ``hook`` on every feature that has it: ``[(feature, result)]`` in plan order."""
         return [(name, call(arguments)) for name, call in self._implementations(hook)]
+
+    def call_one(self, hook: str, feature: str, **arguments: Any) -> Any:
+        """Call ``hook`` on the named feature, which has it."""
+        return next(call(arguments) for name, call in self._implementations(hook) if name == feature)
 
     def fold(self, hook: str, value: str, **arguments: Any) -> Any:
         """Chain ``hook`` through the features: each gets what the one before returned under the name ``value``."""
@@ -54,6 +61,7 @@ class FeatureManager(pluggy.PluginManager):
         for impl in reversed(getattr(self.hook, hook).get_hookimpls()):
 
             def call(arguments: dict[str, Any], impl: pluggy.HookImpl = impl) -> Any:
+                self.calls[impl.plugin_name, hook] += 1
                 try:
                     return impl.function(*(arguments[name] for name in impl.argnames))
                 except MindSpeedError:

@@ -77,6 +77,8 @@ CODES: Final[dict[str, str]] = {
     "in the declaring feature, not in your request.",
     "MS104": "A feature's declaration contradicts itself, for example it holds a slot together with a feature that "
     "it requires, or its name is not lower-case words joined by dashes.",
+    "MS105": "A feature belongs to a distribution that MINDSPEED_PLUGINS leaves out, so none of its code is loaded. It is "
+    "listed with that as its state.",
     "MS201": "A requested name is not a known feature. Near names are suggested.",
     "MS202": "Two active features exclude each other. Both chains of reasons are printed, so that you see which of "
     "your requests brought each in.",
@@ -88,6 +90,8 @@ CODES: Final[dict[str, str]] = {
     "MS208": "A feature does not support this platform or this Megatron version.",
     "MS209": "A size above one was given, and no installed feature provides that parallelism.",
     "MS210": "A feature was requested and taken out at the same time, or one that was taken out is required.",
+    "MS211": "MINDSPEED_DISABLE takes a feature out that the rest of the job cannot do without: another feature requires it, "
+    "it provides a parallel size above one, or a plan that was made before has it.",
     "MS301": "A setting does not exist, or its value has the wrong type or range.",
     "MS302": "Sizes do not fit together, for example the world size is not a multiple of the product of the parallel sizes.",
     "MS303": "One source gives the same size twice with different values, as --tp and as tensor-parallel.size.",
@@ -101,6 +105,10 @@ CODES: Final[dict[str, str]] = {
     "MS404": "A holder of the original object could not be rebound.",
     "MS405": "A plan is already active in this process, and it is a different one.",
     "MS406": "A replacement, wrapper or mixin named by a patch cannot be imported.",
+    "MS410": "A feature is active, and the phase in which it acts ended without a single call at one of its sites. The "
+    "feature had no effect there: the model has no such part, or another code path ran. An error under --strict.",
+    "MS411": "A patched name holds something else than what the plan put there: somebody has assigned it since.",
+    "MS412": "A feature looked at its own effect and says that something is wrong with it.",
     "MS501": "The platform is not usable here: a package or a device is missing.",
     "MS502": "Megatron is missing, or has a version that is not supported.",
     "MS505": "An operator was called with tensors of a shape or type that it cannot take.",

@@ -7,7 +7,7 @@ import random
 import signal
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -24,6 +24,10 @@ from mindspeed.training.job import DataSource, Job
 from mindspeed.training.model import build_model, build_optimizer, build_scheduler
 from mindspeed.training.reporting import Reporter
 from mindspeed.training.steps import over_ranks, run_schedule
+
+
+REPORT: Final = "report.json"
+"""The proof of application in the run folder: what each feature reached."""
 
 
 def train(job: Job) -> dict[str, Any]:
@@ -59,6 +63,9 @@ class Trainer:
             self.reporter = Reporter(Path(job.run), self.state.step, self.config.train_iters, tokens, self.config.log_interval)
             for note in notes:
                 self.reporter.note(note)
+            if (active := session.current()) is not None:
+                active.proof.path = Path(job.run) / REPORT
+                active.proof.say = self.reporter.note
 
     def run(self) -> dict[str, Any]:
         """Train, save and evaluate; after Ctrl-C only save."""
@@ -72,6 +79,7 @@ class Trainer:
         if self.state.step != self.saved:
             self._save()
         result = self._result()
+        session.enter(None)
         if self.reporter is not None:
             self.reporter.close(result)
         return result

@@ -38,7 +38,7 @@ def missing_effects(question: Question, baseline: Sequence[Record], feature: Seq
 def _was_reached(name: str, question: Question, records: Iterable[Record], glue: bool) -> bool:
     """Whether a patch or an acting hook of the feature was. With ``glue`` its wraps only help arguments to work."""
     passive = {planned.site for planned in question.plan.patches if glue and isinstance(planned.patch, Wrap)} | _LOOKING
-    reached = [(place, count) for r in records for where in (r.sites, r.hooks) for place, count in where.get(name, {}).items()]
+    reached = [(place, count) for record in records for place, count in record.reached.get(name, {}).items()]
     return any(count and place not in passive for place, count in reached)
 
 

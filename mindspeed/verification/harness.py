@@ -72,9 +72,8 @@ def verify(question: Question, pool: WorkerPool) -> Verdict:
 def _proof(question: Question, baseline: Sequence[Record], feature: Sequence[Record]) -> Proof:
     reached: dict[str, Counter[str]] = {}
     for record in feature:
-        for counts in (record.sites, record.hooks):
-            for name, places in counts.items():
-                reached.setdefault(name, Counter()).update(places)
+        for name, places in record.reached.items():
+            reached.setdefault(name, Counter()).update(places)
     kinds = sorted({kind for record in (*baseline, *feature) for kind in record.traffic})
     moved = {kind: (_most(baseline, kind), _most(feature, kind)) for kind in kinds}
     kept = (max(r.activations for r in baseline), max(r.activations for r in feature))

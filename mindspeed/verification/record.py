@@ -31,7 +31,7 @@ class Record:
 
     ``losses`` maps (step, micro-batch of the global batch) to the loss; only ranks of the last stage have any.
     ``settings`` are the Megatron configurations as the model got them, ``sizes`` the sizes of the groups that exist.
-    ``sites`` and ``hooks`` count, by feature, how often its patches and hooks were reached.
+    ``reached`` counts, by feature, how often its patches, hooks and operators were reached in the first step.
     ``traffic`` is the number of bytes sent by each kind of collective, ``activations`` the bytes that the first
     micro-batch saved for its backward pass.
     """
@@ -40,7 +40,6 @@ class Record:
     pieces: list[Piece] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
-    sites: dict[str, dict[str, int]] = field(default_factory=dict)
-    hooks: dict[str, dict[str, int]] = field(default_factory=dict)
+    reached: dict[str, dict[str, int]] = field(default_factory=dict)
     traffic: dict[str, int] = field(default_factory=dict)
     activations: int = 0

@@ -27,7 +27,7 @@ def activate(monkeypatch):
 
     def make(*overrides: PlannedOverride) -> session.Session:
         plan = ActivationPlan(features=(), world=World({}), overrides=overrides)
-        active = session.Session(plan, FeatureManager([]), applied=None)
+        active = session.Session(plan, FeatureManager([]), applied=None, proof=None)
         monkeypatch.setattr(session, "_session", active)
         return active
 

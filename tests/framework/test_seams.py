@@ -31,7 +31,7 @@ def activate(monkeypatch):
             members["spec"] = FeatureSpec(name, f"the feature {name}", Category.TOOL)
             instances.append(type(name, (Feature,), members)(FeatureArgs(), World({})))
         plan = ActivationPlan(features=(), world=World({}))
-        monkeypatch.setattr(session, "_session", session.Session(plan, FeatureManager(instances), applied=None))
+        monkeypatch.setattr(session, "_session", session.Session(plan, FeatureManager(instances), applied=None, proof=None))
 
     return make
 
