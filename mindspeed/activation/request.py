@@ -17,7 +17,10 @@ JOB_KEYS: Final = ("features", "settings", "world", "level", "platform", "strict
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One source of a request. Later layers win; features of all layers add up."""
+    """One source of a request. Later layers win; features of all layers add up.
+
+    ``without`` contradicts a feature that is requested; ``disabled`` takes it out of a request that stays as it is.
+    """
 
     source: str
     features: tuple[str, ...] = ()
@@ -27,6 +30,7 @@ class Layer:
     level: int | None = None
     strict: bool | None = None
     platform: str | None = None
+    disabled: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

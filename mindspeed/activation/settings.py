@@ -28,6 +28,7 @@ class Merged:
     settings: Settings = field(default_factory=dict)
     world: dict[str, Value] = field(default_factory=dict)
     without: dict[str, str] = field(default_factory=dict)
+    disabled: dict[str, str] = field(default_factory=dict)
     level: int = 2
     strict: bool = False
     problems: list[Problem] = field(default_factory=list)
@@ -37,7 +38,7 @@ class Merged:
 
 
 def merge(layers: Sequence[Layer], catalog: Catalog, environment: Environment) -> Merged:
-    """Fold the layers, low to high. ``requested`` and ``without`` map names to their first source."""
+    """Fold the layers, low to high. ``requested``, ``without`` and ``disabled`` map names to their first source."""
     merged = Merged()
     merged.world["platform"] = Value(environment.platform, environment.source)
     if environment.megatron is not None:
@@ -49,6 +50,8 @@ def merge(layers: Sequence[Layer], catalog: Catalog, environment: Environment) -
             merged.requested.setdefault(name, layer.source)
         for name in layer.without:
             merged.without.setdefault(name, layer.source)
+        for name in layer.disabled:
+            merged.disabled.setdefault(name, layer.source)
         merged.level = layer.level if layer.level is not None else merged.level
         merged.strict = layer.strict if layer.strict is not None else merged.strict
         world, settings = _one_truth(layer, catalog, merged.problems)

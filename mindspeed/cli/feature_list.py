@@ -2,32 +2,50 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+from collections.abc import Sequence
+from typing import Any, Final
 
 import click
 
 from mindspeed.cli.output import json_option, print_json, print_table, wants_json
+from mindspeed.plugins.found import BUILT_IN, PLUGINS_VARIABLE, Found, installed
 
-if TYPE_CHECKING:
-    from mindspeed.plugins.discovery import Found
+MANY: Final = 200
+"""Above this number features of other distributions are not loaded to list them, and rows are not aligned."""
 
 
 @click.command("list")
-@click.option("--no-import", is_flag=True, help="read features of other packages from their metadata alone")
+@click.option("--no-import", is_flag=True, help="import no feature: say what folders and metadata alone tell")
 @json_option
 def list_features(no_import: bool) -> None:
-    """List every installed feature."""
-    from mindspeed.plugins.discovery import discover
+    """List every installed feature.
 
-    rows = discover(import_third_parties=not no_import).rows
+    Features of other distributions are imported to read their declarations, unless there are more than 200 of them.
+    """
+    rows: Sequence[Found] = installed()
+    if not no_import:
+        from mindspeed.plugins.discovery import discover
+
+        others = sum(row.distribution != BUILT_IN for row in rows)
+        rows = discover(import_third_parties=others <= MANY).rows
     if wants_json():
         print_json({"features": [_describe(row) for row in rows]})
         return
+    _print(rows)
+
+
+def _print(rows: Sequence[Found]) -> None:
     headers = ("NAME", "LEVEL", "STABILITY", "PLATFORMS", "SLOTS", "FROM", "STATE", "SUMMARY")
-    print_table(headers, [_cells(row) for row in rows])
+    if len(rows) <= MANY:
+        print_table(headers, [_cells(row) for row in rows])
+    else:
+        click.echo("\n".join("  ".join(cells) for cells in (headers, *map(_cells, rows))))
     for row in rows:
-        if row.problem is not None:
+        if row.problem is not None and row.state == "broken":
             click.echo(f"\n{row.problem}")
+    if left_out := sum(row.state == "left out" for row in rows):
+        click.echo(f"\n{left_out} left out, because {PLUGINS_VARIABLE} is {os.environ.get(PLUGINS_VARIABLE, '')!r}")
 
 
 def _describe(row: Found) -> dict[str, Any]:
@@ -50,7 +68,9 @@ def _describe(row: Found) -> dict[str, Any]:
 
 
 def _cells(row: Found) -> tuple[str, ...]:
-    known = {key: "-" if value is None else value for key, value in _describe(row).items()}
+    if row.feature is None:
+        return (row.name, "-", "-", "-", "-", f"{row.distribution} {row.version}", row.state, "-")
+    known = _describe(row)
     return (
         row.name,
         str(known["level"]),

@@ -57,7 +57,7 @@ def sections(plan: ActivationPlan, every_target: bool = False) -> Iterator[tuple
     )
     applied = [planned for planned in plan.patches if not planned.skipped]
     yield "patches", _patches([planned for planned in applied if not planned.ground])
-    for kind, title in (("left-out", "left out"), ("not-checked", "not checked"), ("note", "notes")):
+    for kind, title in (("disabled", "disabled"), ("left-out", "left out"), ("not-checked", "not checked"), ("note", "notes")):
         yield title, [f"{row.feature}: {row.text}" for row in plan.rows if row.kind == kind]
     yield "base plan", [line for feature in plan.base for line in _settings(feature)]
     yield "patches of the base plan", _patches([planned for planned in applied if planned.ground], every_target)

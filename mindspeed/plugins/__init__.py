@@ -1,54 +1,28 @@
-"""Everything that a feature author imports."""
+"""Everything that a feature author imports.
 
-from pydantic import Field
+The names are those of `mindspeed.plugins.api`, which is imported when the first of them is wanted: it needs pydantic, and
+the command line can answer many questions without.
+"""
 
-from mindspeed.plugins.constraints import (
-    After,
-    Before,
-    Check,
-    Conflicts,
-    Constraint,
-    Requires,
-    RequiresAny,
-    RequiresSlot,
-    Slot,
-    Supersedes,
-)
-from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec, Numerics, Stability
-from mindspeed.plugins.hookspecs import hookimpl
-from mindspeed.plugins.patches import ArgOverride, Mixin, Patch, Ref, Replace, Set, When, Wrap
-from mindspeed.plugins.problems import MindSpeedError, Problem
-from mindspeed.plugins.world import UnknownValue, World
+from __future__ import annotations
 
-__all__ = [
-    "After",
-    "ArgOverride",
-    "Before",
-    "Category",
-    "Check",
-    "Conflicts",
-    "Constraint",
-    "Feature",
-    "FeatureArgs",
-    "FeatureSpec",
-    "Field",
-    "MindSpeedError",
-    "Mixin",
-    "Numerics",
-    "Patch",
-    "Problem",
-    "Ref",
-    "Replace",
-    "Requires",
-    "RequiresAny",
-    "RequiresSlot",
-    "Set",
-    "Slot",
-    "Stability",
-    "Supersedes",
-    "UnknownValue",
-    "When",
-    "World",
-    "Wrap",
-    "hookimpl",
-]
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mindspeed.plugins.api import *  # noqa: F403
+
+
+def __getattr__(name: str) -> object:
+    if name.startswith("__") and name != "__all__":  # what Python itself asks of a module
+        raise AttributeError(f"module 'mindspeed.plugins' has no attribute {name!r}")
+    from importlib import import_module
+
+    value: object = getattr(import_module("mindspeed.plugins.api"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    from mindspeed.plugins.api import __all__
+
+    return sorted([*globals(), *__all__])

@@ -1,4 +1,4 @@
-"""Finding features: the built-in folder walk and the entry points of other distributions.
+"""Loading features: the built-in ones, and of other distributions those that are wanted.
 
 A plugin that cannot be imported or contradicts itself becomes a row with its problem, never a crash.
 """
@@ -6,14 +6,12 @@ A plugin that cannot be imported or contradicts itself becomes a row with its pr
 from __future__ import annotations
 
 import importlib
-import inspect
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from difflib import get_close_matches
-from importlib import metadata
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from mindspeed.plugins.constraints import (
     After,
@@ -25,54 +23,21 @@ from mindspeed.plugins.constraints import (
     Supersedes,
 )
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec
-from mindspeed.plugins.problems import Problem
+from mindspeed.plugins.found import BUILT_IN, ENTRY_POINTS, Found, declared_at, installed
+from mindspeed.plugins.tracing import trace
 
-ENTRY_POINTS: Final = "mindspeed.features"
-BUILT_IN: Final = "mindspeed"
-_FEATURES: Final = Path(__file__).resolve().parent.parent / "features"
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """One discovered feature: where it comes from, its class if it loaded, its problem if it did not."""
-
-    name: str
-    distribution: str
-    version: str
-    reference: str
-    feature: type[Feature[Any]] | None = None
-    problem: Problem | None = None
-
-    @property
-    def state(self) -> str:
-        """``ok``, ``broken``, or ``not imported``."""
-        if self.problem is not None:
-            return "broken"
-        return "ok" if self.feature is not None else "not imported"
-
-    @property
-    def where(self) -> str:
-        """Distribution, version and the line that declares the feature."""
-        place = declared_at(self.feature) if self.feature is not None else self.reference
-        return f"{self.distribution} {self.version}, {place}"
-
-
-def declared_at(feature: type[Feature[Any]]) -> str:
-    """``package/module.py:line`` of a feature class."""
-    module = feature.__module__.replace(".", "/") + ".py"
-    try:
-        return f"{module}:{inspect.getsourcelines(feature)[1]}"
-    except (OSError, TypeError):
-        return module
+__all__ = ["BUILT_IN", "ENTRY_POINTS", "Catalog", "Found", "declared_at", "discover"]
 
 
 class Catalog:
-    """Every discovered feature by name, in name order; ``rows`` also holds the broken ones."""
+    """Every discovered feature by name, in name order; ``rows`` also holds the broken ones and those not loaded."""
 
     def __init__(self, rows: Iterable[Found]) -> None:
-        self.rows: tuple[Found, ...] = tuple(_validated(_without_clashes(rows)))
+        self.rows: tuple[Found, ...] = tuple(_validated(sorted(rows, key=lambda row: row.name)))
+        self.names = frozenset(row.name for row in self.rows)
         self.usable: dict[str, Found] = {row.name: row for row in self.rows if row.feature is not None and row.problem is None}
         self.broken: dict[str, Found] = {row.name: row for row in self.rows if row.problem is not None}
+        self.not_loaded: dict[str, Found] = {row.name: row for row in self.rows if row.state == "not loaded"}
         self.specs: dict[str, FeatureSpec] = {name: self.feature(name).spec for name in self.usable}
         self.models: dict[str, type[FeatureArgs]] = {name: self.feature(name).Args for name in self.usable}
         self.requires: dict[str, tuple[Requires, ...]] = {
@@ -92,41 +57,61 @@ class Catalog:
 
     def near(self, name: str) -> list[str]:
         """Up to three names that look like ``name``."""
-        return get_close_matches(name.replace("_", "-").lower(), self.usable, n=3, cutoff=0.5)
+        return get_close_matches(name.replace("_", "-").lower(), [*self.usable, *self.not_loaded], n=3, cutoff=0.5)
 
 
-def discover(import_third_parties: bool = True) -> Catalog:
-    """Walk the built-in folder and the entry points. Imports light modules only, never torch or megatron."""
-    return Catalog([*_built_in(), *_third_parties(import_third_parties)])
+def discover(import_third_parties: bool = True, only: Iterable[str] | None = None) -> Catalog:
+    """Load the built-in features and those of other distributions. Imports light modules only, never torch or megatron.
+
+    With ``only``, of other distributions those with these names are loaded, and what they require; the rest are rows from
+    metadata alone. A feature that asks for a slot which nothing loaded has makes everything load: it cannot be judged
+    without.
+    """
+    rows = installed()
+    if import_third_parties and only is None:
+        return Catalog(_load(row) for row in rows)
+    loaded = {row.name: _load(row) for row in rows if row.distribution == BUILT_IN}
+    others = {row.name: row for row in rows if row.distribution != BUILT_IN and row.problem is None}
+    queue = deque((only or ()) if import_third_parties else ())
+    while queue:
+        name = queue.popleft()
+        if name in others and name not in loaded:
+            loaded[name] = _load(others[name])
+            queue += [c.name for c in _constraints(loaded[name]) if isinstance(c, Requires)]
+    if any(row.name not in loaded for row in others.values()) and _asks_for_more(loaded.values(), {row.name for row in rows}):
+        return Catalog(_load(row) for row in rows)
+    return Catalog(row if row.problem is not None else loaded.get(row.name, row) for row in rows)
 
 
-def _built_in() -> Iterator[Found]:
-    from mindspeed import __version__
-
-    for file in sorted(_FEATURES.glob("*/feature.py")):
-        module = f"mindspeed.features.{file.parent.name}.feature"
-        yield _load(Found(file.parent.name.replace("_", "-"), BUILT_IN, __version__, module))
+def _constraints(row: Found) -> tuple[Any, ...]:
+    return row.feature.spec.constraints if row.feature is not None else ()
 
 
-def _third_parties(import_them: bool) -> Iterator[Found]:
-    for entry in metadata.entry_points(group=ENTRY_POINTS):
-        distribution, version = (entry.dist.name, entry.dist.version) if entry.dist else ("unknown", "unknown")
-        found = Found(entry.name, distribution, version, entry.value)
-        yield _load(found) if import_them else found
+def _asks_for_more(loaded: Collection[Found], names: Collection[str]) -> bool:
+    """Whether a feature names a slot that no loaded feature holds and that is no feature either."""
+    slots = frozenset[str]().union(*(row.feature.spec.slots for row in loaded if row.feature is not None))
+    asked = [constraint for row in loaded for constraint in _constraints(row)]
+    if any(isinstance(constraint, RequiresSlot) and constraint.slot not in slots for constraint in asked):
+        return True
+    return any(isinstance(c, Conflicts) and c.name not in slots and c.name not in names for c in asked)
 
 
 def _load(found: Found) -> Found:
+    if found.problem is not None:
+        return found
     module_name, _, attribute = found.reference.partition(":")
+    start = time.perf_counter()
     try:
         module = importlib.import_module(module_name)
         feature = getattr(module, attribute) if attribute else _only_feature(module)
         if not (isinstance(feature, type) and issubclass(feature, Feature) and hasattr(feature, "spec")):
             raise TypeError(f"{found.reference} is not a Feature class with a spec")
-    except Exception as error:  # a plugin may fail in any way; it must not take the others with it
-        return _broken(found, "MS101", f"feature {found.name} cannot be loaded: {type(error).__name__}: {error}")
+    except (Exception, SystemExit) as error:  # a plugin may fail in any way; it must not take the others with it
+        return found.broken("MS101", f"feature {found.name} cannot be loaded: {type(error).__name__}: {error}")
     if feature.spec.name != found.name:
         text = f"feature {found.name} calls itself {feature.spec.name}; folder or entry point and spec.name must be equal"
-        return _broken(found, "MS104", text)
+        return found.broken("MS104", text)
+    trace("loaded", f"{found.name} of {found.distribution} {found.version} in {(time.perf_counter() - start) * 1e3:.1f} ms")
     return replace(found, feature=feature)
 
 
@@ -139,26 +124,6 @@ def _only_feature(module: Any) -> type[Feature[Any]]:
     if len(own) != 1:
         raise TypeError(f"{module.__name__} defines {len(own)} features, not one")
     return own[0]
-
-
-def _broken(found: Found, code: str, message: str) -> Found:
-    fix = f"fix or uninstall {found.distribution}" if found.distribution != BUILT_IN else "reinstall mindspeed"
-    return replace(found, problem=Problem(code, message, (found.name,), where=found.where, fix=fix))
-
-
-def _without_clashes(rows: Iterable[Found]) -> Iterator[Found]:
-    by_name: dict[str, list[Found]] = defaultdict(list)
-    for row in rows:
-        by_name[row.name].append(row)
-    for name, same in sorted(by_name.items()):
-        if len(same) == 1:
-            yield same[0]
-            continue
-        built_in = [row for row in same if row.distribution == BUILT_IN]
-        yield from built_in[:1]
-        providers = " and ".join(sorted(f"{row.distribution} {row.version}" for row in same))
-        for row in same if not built_in else [row for row in same if row.distribution != BUILT_IN]:
-            yield _broken(row, "MS102", f"the feature name {name} is provided by {providers}")
 
 
 def _validated(rows: Iterable[Found]) -> Iterator[Found]:
@@ -185,14 +150,14 @@ def _validated(rows: Iterable[Found]) -> Iterator[Found]:
             if unknown:
                 kind = type(constraint).__name__
                 message = f"feature {row.name} declares {kind} on {', '.join(unknown)}, which no installed feature provides"
-                yield _broken(row, "MS103", message)
+                yield row.broken("MS103", message)
                 break
             if isinstance(constraint, Requires) and constraint.name in specs:
                 shared = row.feature.spec.slots & specs[constraint.name].slots
                 if shared:
                     held = ", ".join(sorted(shared))
                     message = f"feature {row.name} requires {constraint.name} and holds the same slot {held}"
-                    yield _broken(row, "MS104", message)
+                    yield row.broken("MS104", message)
                     break
         else:
             yield row

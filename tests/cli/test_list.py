@@ -29,5 +29,5 @@ def test_no_import_reads_metadata_alone(mindspeed, install, tmp_path):
     data = json.loads(mindspeed("features", "list", "--json", "--no-import").stdout)
     (row,) = [row for row in data["features"] if row["name"] == "acme-clip"]
     unknown = dict.fromkeys(["summary", "stability", "level", "slots", "platforms", "error"])
-    assert row == {"name": "acme-clip", "distribution": "acme", "version": "1.0", "state": "not imported"} | unknown
+    assert row == {"name": "acme-clip", "distribution": "acme", "version": "1.0", "state": "not loaded"} | unknown
     assert "acme 1.0" in mindspeed("features", "list", "--no-import").stdout

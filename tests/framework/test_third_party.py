@@ -116,7 +116,7 @@ def test_the_example_is_installed_listed_activated_and_removed(environment, tmp_
         }
     ]
     (row,) = environment.features("--no-import")["acme-z-loss"]
-    assert (row["distribution"], row["version"], row["state"]) == ("acme-mindspeed", "0.3.0", "not imported")
+    assert (row["distribution"], row["version"], row["state"]) == ("acme-mindspeed", "0.3.0", "not loaded")
     done = environment.run("-c", ACTIVATE)
     assert done.returncode == 0, done.stderr
     own_tests = environment.run("-m", "pytest", "-q", "-p", "no:cacheprovider", str(copy / "tests"))

@@ -1,0 +1,54 @@
+"""Every name that a feature author imports; `mindspeed.plugins` hands them out."""
+
+from pydantic import Field
+
+from mindspeed.plugins.constraints import (
+    After,
+    Before,
+    Check,
+    Conflicts,
+    Constraint,
+    Requires,
+    RequiresAny,
+    RequiresSlot,
+    Slot,
+    Supersedes,
+)
+from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec, Numerics, Stability
+from mindspeed.plugins.hookspecs import hookimpl
+from mindspeed.plugins.patches import ArgOverride, Mixin, Patch, Ref, Replace, Set, When, Wrap
+from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.plugins.world import UnknownValue, World
+
+__all__ = [
+    "After",
+    "ArgOverride",
+    "Before",
+    "Category",
+    "Check",
+    "Conflicts",
+    "Constraint",
+    "Feature",
+    "FeatureArgs",
+    "FeatureSpec",
+    "Field",
+    "MindSpeedError",
+    "Mixin",
+    "Numerics",
+    "Patch",
+    "Problem",
+    "Ref",
+    "Replace",
+    "Requires",
+    "RequiresAny",
+    "RequiresSlot",
+    "Set",
+    "Slot",
+    "Stability",
+    "Supersedes",
+    "UnknownValue",
+    "When",
+    "World",
+    "Wrap",
+    "hookimpl",
+]

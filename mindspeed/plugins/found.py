@@ -1,0 +1,118 @@
+"""What is installed, known from folders and metadata alone: no feature is imported, nor what features are made of."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from mindspeed.plugins.entry_points import entry_points
+from mindspeed.plugins.problems import Problem
+
+if TYPE_CHECKING:
+    from mindspeed.plugins.feature import Feature
+
+ENTRY_POINTS: Final = "mindspeed.features"
+BUILT_IN: Final = "mindspeed"
+PLUGINS_VARIABLE: Final = "MINDSPEED_PLUGINS"
+"""Environment variable that says whose features may be loaded: ``all``, ``none``, or names of distributions."""
+LEFT_OUT: Final = "MS105"
+
+_FEATURES: Final = Path(__file__).resolve().parent.parent / "features"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One discovered feature: where it comes from, its class if it loaded, its problem if it did not or may not."""
+
+    name: str
+    distribution: str
+    version: str
+    reference: str
+    feature: type[Feature[Any]] | None = None
+    problem: Problem | None = None
+
+    @property
+    def state(self) -> str:
+        """``ok``, ``broken``, ``left out`` (by MINDSPEED_PLUGINS) or ``not loaded``."""
+        if self.problem is not None:
+            return "left out" if self.problem.code == LEFT_OUT else "broken"
+        return "ok" if self.feature is not None else "not loaded"
+
+    @property
+    def where(self) -> str:
+        """Distribution, version and the line that declares the feature."""
+        place = declared_at(self.feature) if self.feature is not None else self.reference
+        return f"{self.distribution} {self.version}, {place}"
+
+    def broken(self, code: str, message: str) -> Found:
+        """The same row with a problem, whose fix is to repair whoever provides it."""
+        fix = f"fix or uninstall {self.distribution}" if self.distribution != BUILT_IN else "reinstall mindspeed"
+        return replace(self, problem=Problem(code, message, (self.name,), where=self.where, fix=fix))
+
+
+def declared_at(feature: type[Feature[Any]]) -> str:
+    """``package/module.py:line`` of a feature class."""
+    import inspect
+
+    module = feature.__module__.replace(".", "/") + ".py"
+    try:
+        return f"{module}:{inspect.getsourcelines(feature)[1]}"
+    except (OSError, TypeError):
+        return module
+
+
+def installed() -> list[Found]:
+    """A row for each feature that is built in or that a distribution names in its metadata, by name; none is loaded.
+
+    A third party that takes the name of a built-in feature, and two that take one name, are broken before any code of
+    theirs runs. What MINDSPEED_PLUGINS leaves out is a row with that as its problem, and takes no name from anybody.
+    """
+    rows = [*_built_in(), *_third_parties()]
+    left_out = [row for row in rows if row.problem is not None]
+    return sorted([*_without_clashes(row for row in rows if row.problem is None), *left_out], key=lambda row: row.name)
+
+
+def _built_in() -> Iterator[Found]:
+    from mindspeed import __version__
+
+    for folder in sorted(os.listdir(_FEATURES)):
+        if (_FEATURES / folder / "feature.py").is_file():
+            yield Found(folder.replace("_", "-"), BUILT_IN, __version__, f"mindspeed.features.{folder}.feature")
+
+
+def _third_parties() -> Iterator[Found]:
+    wanted = os.environ.get(PLUGINS_VARIABLE, "").strip() or "all"
+    allowed = {_plain(name) for name in wanted.split(",")}
+    for entry in entry_points(ENTRY_POINTS):
+        row = Found(entry.name, entry.distribution, entry.version, entry.reference)
+        yield row if wanted == "all" or _plain(entry.distribution) in allowed else _left_out(row, wanted)
+
+
+def _left_out(row: Found, wanted: str) -> Found:
+    text = f"feature {row.name} is not loaded, because {PLUGINS_VARIABLE} is {wanted!r}"
+    allow = row.distribution if wanted == "none" else f"{wanted},{row.distribution}"
+    fix = f"{PLUGINS_VARIABLE}={allow}, if you trust {row.distribution}"
+    return replace(row, problem=Problem("MS105", text, (row.name,), where=row.where, fix=fix))
+
+
+def _plain(name: str) -> str:
+    return name.strip().replace("_", "-").lower()
+
+
+def _without_clashes(rows: Iterable[Found]) -> Iterator[Found]:
+    by_name: dict[str, list[Found]] = defaultdict(list)
+    for row in rows:
+        by_name[row.name].append(row)
+    for name, same in by_name.items():
+        if len(same) == 1:
+            yield same[0]
+            continue
+        built_in = [row for row in same if row.distribution == BUILT_IN]
+        yield from built_in[:1]
+        providers = " and ".join(sorted(f"{row.distribution} {row.version}" for row in same))
+        for row in same if not built_in else [row for row in same if row.distribution != BUILT_IN]:
+            yield row.broken("MS102", f"the feature name {name} is provided by {providers}")

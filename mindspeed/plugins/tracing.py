@@ -1,0 +1,21 @@
+"""``MINDSPEED_TRACE=1``: one line on standard error for each step of discovery, resolution, activation and each hook."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Final
+
+TRACE_VARIABLE: Final = "MINDSPEED_TRACE"
+
+
+def tracing() -> bool:
+    """Whether the environment asks for the trace."""
+    return os.environ.get(TRACE_VARIABLE, "").lower() in ("1", "true", "yes")
+
+
+def trace(step: str, text: str) -> None:
+    """Print ``mindspeed[RANK] STEP TEXT`` when the trace is on; the rank is left out in a process that has none."""
+    if tracing():
+        rank = os.environ.get("RANK")
+        print(f"mindspeed{f'[{rank}]' if rank else ''} {step:<9} {text}", file=sys.stderr, flush=True)
