@@ -218,9 +218,9 @@ class Proof:
         """Every point of every feature, equal on all ranks."""
         for feature in self._features():
             name = feature.spec.name
-            for planned in self.plan.patches:
-                if planned.owner == name and not planned.skipped:
-                    yield _Watched(name, "patch", planned.site, planned.patch.phase)
+            sites = {p.site: p.patch.phase for p in self.plan.patches if p.owner == name and not p.skipped}
+            for site, phase in sites.items():
+                yield _Watched(name, "patch", site, phase)
             for hook in _HOOKS:
                 if self._manager.implements(hook, name):
                     yield _Watched(name, "hook", hook, _HOOK_PHASES.get(hook, "step"))
