@@ -10,6 +10,7 @@ from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
 from mindspeed.activation.binding import HEAP_TYPE, Bound
+from mindspeed.activation.sites import inside_tree
 from mindspeed.plugins.problems import Problem
 
 _NO_HOLDERS: Final = (dict, list, tuple, set, frozenset, CellType)
@@ -20,9 +21,11 @@ def stale_holders(bound: Sequence[Bound]) -> list[Problem]:
     """MS404 for every closure, partial, bound method and instance that holds an original which has been replaced.
 
     The patched objects hold theirs, and modules that define a replacement may. A class's own ``__class__`` cells, mro,
-    annotations and weak references, frames, and the records of this package are no holders. Walks the whole heap.
+    annotations and weak references, frames, and the records of this package are no holders, nor are the operator tables of
+    torch, of functions that the base plan patches in torch itself. Walks the whole heap.
     """
     originals = {id(one.original): one for one in bound if one.exchanges()}
+    inner = {id(one.original) for one in bound if not one.group.own and not inside_tree(one.group.module)}
     allowed = _reachable(one.current for one in bound)
     found: dict[tuple[str, str], Bound] = {}
     for holder in gc.get_objects() if originals else ():
@@ -41,7 +44,9 @@ def stale_holders(bound: Sequence[Bound]) -> list[Problem]:
             continue
         for target in held:
             one = originals.get(id(target))
-            if one is not None and getattr(holder, "__module__", None) not in one.keeping:
+            if one is None or (id(one.original) in inner and _package(holder) == one.group.module.partition(".")[0]):
+                continue
+            if getattr(holder, "__module__", None) not in one.keeping:
                 found[text, one.group.site] = one
     return [_stale(text, one) for (text, _), one in sorted(found.items(), key=lambda item: item[0])]
 
@@ -85,6 +90,12 @@ def _fields(instance: Any) -> list[Any]:
         return list(object.__getattribute__(instance, "__dict__").values())
     except AttributeError:
         return []
+
+
+def _package(holder: Any) -> str:
+    """Top-level package of a function, or of an instance's class."""
+    module = holder.__module__ if isinstance(holder, FunctionType) else type(holder).__module__
+    return (module or "").partition(".")[0]
 
 
 def _name(kind: type) -> str:

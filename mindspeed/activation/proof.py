@@ -55,8 +55,9 @@ class Point:
     """One place where a feature acts, as it stands now.
 
     ``kind`` is patch, hook, argument or op; ``calls`` is None where calls cannot be counted (a plain value).
-    ``state`` is ``reached``, ``never reached``, ``not yet due``, ``not counted``, ``not effective``, ``reached on rank N``
-    for what only another rank has, or ``not known`` when that rank did not say.
+    ``state`` is ``reached``, ``never reached``, ``other path`` (optional, and another point was reached), ``not yet due``,
+    ``not counted``, ``not effective``, ``reached on rank N`` for what only another rank has, or ``not known`` when that
+    rank did not say.
     """
 
     kind: str
@@ -126,6 +127,7 @@ class _Watched:
     kind: str
     name: str
     phase: Phase
+    optional: bool = False
 
 
 class Proof:
@@ -218,9 +220,9 @@ class Proof:
         """Every point of every feature, equal on all ranks."""
         for feature in self._features():
             name = feature.spec.name
-            sites = {p.site: p.patch.phase for p in self.plan.patches if p.owner == name and not p.skipped}
-            for site, phase in sites.items():
-                yield _Watched(name, "patch", site, phase)
+            sites = {p.site: p.patch for p in self.plan.patches if p.owner == name and not p.skipped}
+            for site, patch in sites.items():
+                yield _Watched(name, "patch", site, patch.phase, patch.optional)
             for hook in _HOOKS:
                 if self._manager.implements(hook, name):
                     yield _Watched(name, "hook", hook, _HOOK_PHASES.get(hook, "step"))
@@ -253,6 +255,9 @@ class Proof:
     def _feature(self, feature: Feature[Any]) -> FeatureProof:
         name = feature.spec.name
         points = tuple(self._point(index, watched) for index, watched in enumerate(self._watched) if watched.feature == name)
+        if any(point.state.startswith("reached") and point.kind != "argument" for point in points):
+            optional = {watched.name for watched in self._watched if watched.feature == name and watched.optional}
+            points = tuple(_on_another_path(point) if point.name in optional else point for point in points)
         draft = FeatureProof(name, feature.spec.stability.value, points)
         if "step" not in self._ended or not self._manager.implements("verify", name):
             return draft
@@ -322,6 +327,10 @@ def _functions_of(planned: PlannedPatch, made: Any) -> list[FunctionType]:
     brought = inner.__bases__[0]
     methods = (getattr(value, "__func__", value) for value in vars(brought).values())
     return [method for method in methods if isinstance(method, FunctionType)]
+
+
+def _on_another_path(point: Point) -> Point:
+    return replace(point, state="other path") if point.state == "never reached" else point
 
 
 _KINDS: Final = {"patch": "the patched", "hook": "the hook", "argument": "Megatron's argument", "op": "the operator"}

@@ -48,6 +48,12 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class _Patch:
+    """What every kind of patch has.
+
+    ``phase`` is the part of a run in which the target is called; ``clears`` names ``lru_cache``s that hold its results.
+    ``optional``: not every model takes this path, so that it need not be reached while another point of the feature is.
+    """
+
     kind: ClassVar[str]
 
     target: str
@@ -56,6 +62,7 @@ class _Patch:
     when: When | None = None
     phase: Phase = "step"
     clears: tuple[str, ...] = ()
+    optional: bool = False
 
     def __post_init__(self) -> None:
         check_reference(self.target, "target")

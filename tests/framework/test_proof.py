@@ -101,6 +101,21 @@ def test_a_site_that_was_never_reached_is_a_warning_with_the_fix(start: Start, s
     ]
 
 
+def test_an_optional_site_need_not_be_reached_while_another_is(start: Start, said: Said) -> None:
+    state(), attention()
+    path = Wrap(f"{ATTENTION}:Attention.forward", "glue:marked", "a test", optional=True)
+    proof = start(SCALE, path)
+    one_step(proof, lambda: state().scale(1))
+    assert [point.state for point in proof.report().features[0].points] == ["reached", "other path"]
+    assert len(said) == 1
+
+
+def test_optional_sites_of_which_none_is_reached_are_named(start: Start, said: Said) -> None:
+    state()
+    one_step(start(Replace(f"{STATE}:scale", "glue:triple", "a test", optional=True)))
+    assert said[1].startswith("MS410 alpha has no effect at the patched megatron.core.state:scale")
+
+
 def test_under_strict_it_is_an_error(start: Start) -> None:
     state()
     proof = start(SCALE, strict=True)

@@ -59,10 +59,16 @@ class Swiglu(Feature[FeatureArgs]):
     @hookimpl
     def patches(self) -> list[Patch]:
         return [
-            Replace(f"{_FUSIONS}:bias_swiglu_impl", f"{_LAYERS}:bias_swiglu", reason="the activation of an MLP"),
+            Replace(
+                f"{_FUSIONS}:bias_swiglu_impl",
+                f"{_LAYERS}:bias_swiglu",
+                reason="the activation of an MLP",
+                optional=True,
+            ),
             Replace(
                 f"{_FUSIONS}:weighted_bias_swiglu_impl",
                 f"{_LAYERS}:weighted_bias_swiglu",
                 reason="the activation of an expert, times the routing probability of each token",
+                optional=True,
             ),
         ]
