@@ -29,18 +29,19 @@ def compose(resolution: Resolution, catalog: Catalog, environment: Environment) 
     names = [feature.name for feature in resolution.features]
     manager = FeatureManager([catalog.feature(name)(resolution.args[name], world) for name in names])
     problems: list[Problem] = []
-    overrides = _overrides(manager, problems)
+    base = FeatureManager([f(resolution.args[f.spec.name], world) for f in base_features(environment.platform)])
+    below = base.call("megatron_args") if environment.training else []
+    overrides = _overrides([*below, *manager.call("megatron_args")], problems)
     problems += check_overrides(overrides, environment.megatron)
 
-    base = FeatureManager([f(resolution.args[f.spec.name], world) for f in base_features(environment.platform)])
     slots = {slot for feature in resolution.features for slot in feature.slots}
     guard = _Guard(environment, slots)
     hooks = [name for group in HOOK_CLASSES for name in vars(group) if not name.startswith("_") and manager.implements(name)]
-    seams = ("megatron-seams", seams_for(hooks, [o.override.argument for o in overrides]))
+    seams = ("megatron-seams", seams_for(hooks, [o.override.argument for o in overrides], environment.training))
     phases = ("megatron-seams", PHASES if names else ())
-    given_below = (*base.call("patches"), seams, phases)
-    ground = [guard.planned(owner, patch, ground=True) for owner, given in given_below for patch in given]
-    patches = ground + [guard.planned(owner, patch) for owner, given in manager.call("patches") for patch in given]
+    above = (seams, phases, *manager.call("patches"))  # a seam stays around what a feature puts in place of the original
+    patches = [guard.planned(owner, patch, ground=True) for owner, given in base.call("patches") for patch in given]
+    patches += [guard.planned(owner, patch) for owner, given in above for patch in given]
     patches = with_sites(patches)
     patches = _superseded(patches, resolution.supersedes)
     problems += check_patches(patches)
@@ -79,9 +80,11 @@ def manager_of(plan: ActivationPlan, catalog: Catalog) -> FeatureManager:
     return FeatureManager(instances)
 
 
-def _overrides(manager: FeatureManager, problems: list[Problem]) -> tuple[PlannedOverride, ...]:
+def _overrides(answers: Iterable[tuple[str, list[ArgOverride]]], problems: list[Problem]) -> tuple[PlannedOverride, ...]:
+    """Merge what the features want, ``(feature, overrides)`` in plan order; those of the base plan, whose defaults
+    differ only in Megatron-LM, are asked only for its training loop."""
     by_argument: dict[str, list[tuple[str, ArgOverride]]] = {}
-    for owner, given in manager.call("megatron_args"):
+    for owner, given in answers:
         for override in given:
             by_argument.setdefault(override.argument, []).append((owner, override))
     for argument, wanted in by_argument.items():

@@ -20,13 +20,17 @@ SUPPORTED_MEGATRON: Final = ">=0.16.1,<0.17"
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Platform and versions. None is *unknown*; ``world_size`` is that of a job this process already belongs to."""
+    """Platform and versions. None is *unknown*; ``world_size`` is that of a job this process already belongs to.
+
+    ``training`` says that the process runs Megatron-LM's training loop, ``megatron.training``.
+    """
 
     platform: str
     megatron: str | None = None
     torch: str | None = None
     world_size: int | None = None
     source: str = "made up"
+    training: bool = False
 
     def versions(self) -> dict[str, str]:
         """The known versions that belong into a plan."""

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from mindspeed.activation.plan import PlannedOverride
 from mindspeed.megatron.arguments import known_arguments
+from mindspeed.megatron.training_flags import OF_TRAINING
 from mindspeed.megatron.version import megatron_version, package_root
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
@@ -32,7 +33,7 @@ def check_overrides(overrides: Sequence[PlannedOverride], version: str | None) -
     root = package_root("core")
     if not overrides or root is None or version is None or version != megatron_version():
         return []
-    names = frozenset[str]().union(*known_arguments(root).values())
+    names = frozenset(OF_TRAINING).union(*known_arguments(root).values())
     problems = []
     for planned in overrides:
         argument = planned.override.argument

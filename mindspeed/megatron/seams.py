@@ -1,8 +1,9 @@
 """The one wrap per upstream function and hook: where Megatron calls the hooks of features. Light, data only.
 
-This file and `mindspeed.megatron.wiring` are all there is to adapt for hooks when Megatron changes.
-The hooks ``around_train_step``, ``save_extra`` and ``load_extra`` have no seam: a training loop calls them through
-``mindspeed.activation.session.call``, since megatron-core has no function that is a whole step or a whole checkpoint.
+This file, `mindspeed.megatron.wiring` and `mindspeed.megatron.training_wiring` are all there is to adapt for hooks when
+Megatron changes. megatron-core has no function that is a whole step or a whole checkpoint, so ``around_train_step``,
+``save_extra`` and ``load_extra`` have their seams on Megatron-LM's training loop; another loop calls them through
+``mindspeed.activation.session.call``.
 """
 
 from __future__ import annotations
@@ -83,10 +84,57 @@ SEAMS: Final[dict[str, Wrap]] = {
 """The seam of every hook that megatron-core calls."""
 
 
-def seams_for(hooks: Collection[str], overrides: Collection[str]) -> list[Patch]:
+_TRAINING: Final = "megatron.training"
+_TRAINING_WIRING: Final = "mindspeed.megatron.training_wiring"
+_COMPARED: Final = "the plan's arguments come first, and what Megatron makes of all is compared with the plan"
+
+ARGUMENT_SEAMS: Final[tuple[Wrap, ...]] = (
+    Wrap(f"{_TRAINING}.arguments:validate_args", f"{_TRAINING_WIRING}:with_plan_arguments", _COMPARED, phase="setup"),
+    Wrap(f"{_TRAINING}.yaml_arguments:validate_yaml", f"{_TRAINING_WIRING}:with_plan_arguments", _COMPARED, phase="setup"),
+)
+"""Where Megatron-LM's parsed arguments become those of the run."""
+
+_TAKE_BACK: Final = "features take back what a checkpoint has of them"
+
+TRAINING_SEAMS: Final[dict[str, tuple[Wrap, ...]]] = {
+    "around_train_step": (
+        Wrap(
+            f"{_TRAINING}.training:train_step",
+            f"{_TRAINING_WIRING}:with_train_step",
+            "features stand around a whole step",
+        ),
+    ),
+    "save_extra": (
+        Wrap(
+            f"{_TRAINING}.checkpointing:generate_state_dict",
+            f"{_TRAINING_WIRING}:with_save_extra",
+            "features add what they keep to a checkpoint",
+            phase="checkpoint",
+        ),
+    ),
+    "load_extra": (
+        Wrap(
+            f"{_TRAINING}.checkpointing:_load_base_checkpoint",
+            f"{_TRAINING_WIRING}:with_load_extra",
+            _TAKE_BACK,
+            phase="checkpoint",
+        ),
+        Wrap(
+            f"{_TRAINING}.checkpointing:load_checkpoint",
+            f"{_TRAINING_WIRING}:with_loaded_checkpoint",
+            _TAKE_BACK,
+            phase="checkpoint",
+        ),
+    ),
+}
+"""The seams of every hook that only a training loop can call, on Megatron-LM's."""
+
+
+def seams_for(hooks: Collection[str], overrides: Collection[str], training: bool = False) -> list[Patch]:
     """The wraps that a plan needs: of the hooks its features implement, and of the places that have its overrides.
 
-    ``overrides`` are argument names. Where Megatron's source is not at hand, every place is wrapped.
+    ``overrides`` are argument names. Where Megatron's source is not at hand, every place is wrapped. With ``training`` those
+    on Megatron-LM's training loop belong to them.
     """
     bridge = [
         Wrap(
@@ -98,7 +146,9 @@ def seams_for(hooks: Collection[str], overrides: Collection[str]) -> list[Patch]
         for place in PLACES
         if _takes_any(place.name, overrides)
     ]
-    return [*bridge, *(seam for hook, seam in SEAMS.items() if hook in hooks)]
+    loop = [seam for hook, seams in TRAINING_SEAMS.items() if hook in hooks for seam in seams]
+    above = [*ARGUMENT_SEAMS, *loop] if training else []
+    return [*bridge, *(seam for hook, seam in SEAMS.items() if hook in hooks), *above]
 
 
 def _takes_any(place: str, overrides: Collection[str]) -> bool:

@@ -10,7 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Field, Patch, Ref, Replace, Set, Wrap, hookimpl
+from mindspeed.plugins import (
+    ArgOverride,
+    Category,
+    Feature,
+    FeatureArgs,
+    FeatureSpec,
+    Field,
+    Patch,
+    Ref,
+    Replace,
+    Set,
+    Wrap,
+    hookimpl,
+)
 
 _HERE: Final = "mindspeed.platforms"
 
@@ -163,6 +176,16 @@ _WRAPPED: Final[tuple[tuple[str, str, str, str], ...]] = (
     ("multiprocessing.spawn:", "children:bring_plan", "a spawned process gets the platform too", "get_preparation_data"),
 )
 
+_ARGUMENTS: Final[tuple[tuple[str, str | bool, str], ...]] = (
+    # (argument of Megatron-LM, value, why its own default cannot hold)
+    ("distributed_backend", "gloo", "nccl needs CUDA devices"),
+    ("transformer_impl", "local", "Transformer Engine needs CUDA"),
+    ("gradient_accumulation_fusion", False, "the fused kernel is Apex's and needs CUDA"),
+    ("masked_softmax_fusion", False, "the fused kernel needs CUDA"),
+    ("apply_rope_fusion", False, "the fused kernel is Transformer Engine's and needs CUDA"),
+    ("persist_layer_norm", False, "the persistent kernel is Apex's and needs CUDA"),
+)
+
 COLLECTIVES: Final = (
     "broadcast all_reduce reduce all_gather all_gather_into_tensor _all_gather_base gather scatter reduce_scatter "
     "reduce_scatter_tensor _reduce_scatter_base all_to_all all_to_all_single send recv isend irecv"
@@ -191,6 +214,10 @@ class CpuPlatform(Feature[CpuPlatformArgs]):
         level=0,
         platforms={"cpu"},
     )
+
+    @hookimpl
+    def megatron_args(self) -> list[ArgOverride]:
+        return [ArgOverride(argument, value, reason) for argument, value, reason in _ARGUMENTS]
 
     @hookimpl
     def patches(self) -> list[Patch]:

@@ -1,0 +1,169 @@
+"""Megatron-LM's arguments in the words of a plan: the world's sizes, features and their settings. Light, data only.
+
+Arguments are named by their *dest*, the attribute that Megatron-LM's parser gives them (``tensor_model_parallel_size``).
+The same tables serve what a command line announces and what Megatron-LM has made of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+Values = Mapping[str, Any]
+"""Values of arguments by dest; what is not known is missing or None."""
+
+WORLD: Final[dict[str, str]] = {
+    "tensor_model_parallel_size": "tp",
+    "pipeline_model_parallel_size": "pp",
+    "context_parallel_size": "cp",
+    "expert_model_parallel_size": "ep",
+    "num_layers": "num_layers",
+    "hidden_size": "hidden_size",
+    "ffn_hidden_size": "ffn_hidden_size",
+    "num_attention_heads": "num_attention_heads",
+    "padded_vocab_size": "vocab_size",
+    "seq_length": "seq_length",
+    "micro_batch_size": "micro_batch_size",
+    "global_batch_size": "global_batch_size",
+    "normalization": "normalization",
+}
+"""Arguments that are a value of the world as they stand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """A value of the world that follows from several arguments; ``names`` are their dests, the deciding one first."""
+
+    field: str
+    names: tuple[str, ...]
+    compute: Callable[[Values], Any]
+
+
+def _chunks(values: Values) -> int | None:
+    if known := values.get("virtual_pipeline_model_parallel_size") or values.get("num_virtual_stages_per_pipeline_rank"):
+        return int(known)
+    per_chunk, layers = values.get("num_layers_per_virtual_pipeline_stage"), values.get("num_layers")
+    if per_chunk is None:
+        return None if values.get("pipeline_model_parallel_layout") else 1
+    return layers // (values.get("pipeline_model_parallel_size") or 1) // per_chunk if layers and per_chunk else None
+
+
+def _query_groups(values: Values) -> int | None:
+    grouped = values.get("group_query_attention")
+    return values.get("num_query_groups") if grouped else values.get("num_attention_heads")
+
+
+def _mlp_size(values: Values) -> int | None:
+    hidden = values.get("hidden_size")
+    if values.get("ffn_hidden_size") is not None or hidden is None:
+        return None
+    return int(4 * hidden * 2 / 3 / 64) * 64 if values.get("swiglu") else 4 * int(hidden)
+
+
+def _activation(values: Values) -> str | None:
+    if values.get("swiglu"):
+        return "silu"
+    return "squared_relu" if values.get("squared_relu") else "quick_gelu" if values.get("quick_geglu") else "gelu"
+
+
+def _dtype(values: Values) -> str:
+    return "bf16" if values.get("bf16") else "fp16" if values.get("fp16") else "fp32"
+
+
+DERIVED: Final = (
+    Derived("vpp", ("num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage"), _chunks),
+    Derived("num_query_groups", ("num_query_groups", "group_query_attention"), _query_groups),
+    Derived("ffn_hidden_size", ("ffn_hidden_size", "hidden_size"), _mlp_size),
+    Derived("num_experts", ("num_experts",), lambda values: values.get("num_experts") or 0),
+    Derived(
+        "gated_linear_unit",
+        ("swiglu", "quick_geglu"),
+        lambda values: bool(values.get("swiglu") or values.get("quick_geglu")),
+    ),
+    Derived("activation", ("swiglu", "squared_relu", "quick_geglu"), _activation),
+    Derived("dtype", ("bf16", "fp16"), _dtype),
+)
+"""Values of the world that follow from several arguments."""
+
+
+def world_of(values: Values) -> dict[str, tuple[Any, tuple[str, ...]]]:
+    """``{field: (value, dests that decide it)}`` for every value of the world that these arguments give."""
+    world = {field: (values[dest], (dest,)) for dest, field in WORLD.items() if values.get(dest) is not None}
+    for derived in DERIVED:
+        value = derived.compute(values)
+        if value is not None:
+            world[derived.field] = (value, derived.names)
+    return world
+
+
+OWNERS: Final[dict[str, str]] = {
+    "tp": "tensor-parallel",
+    "pp": "pipeline-parallel",
+    "vpp": "virtual-pipeline",
+    "ep": "expert-parallel",
+    "dp": "data-parallel",
+}
+"""The feature that a size above one switches on."""
+
+FEATURES: Final[dict[str, str]] = {
+    "sequence_parallel": "sequence-parallel",
+    "use_distributed_optimizer": "distributed-optimizer",
+    "overlap_grad_reduce": "async-ddp",
+    "overlap_param_gather": "async-param-gather",
+    "recompute_granularity": "recompute",
+    "recompute_activations": "recompute",
+}
+"""Arguments that switch on a feature."""
+
+SETTINGS: Final[dict[str, tuple[str, str]]] = {
+    "expert_tensor_parallel_size": ("expert-parallel", "expert_tensor_size"),
+    "moe_token_dispatcher_type": ("expert-parallel", "dispatcher"),
+    "ddp_bucket_size": ("async-ddp", "bucket_size"),
+    "accumulate_allreduce_grads_in_fp32": ("data-parallel", "reduce_in_fp32"),
+    "overlap_p2p_comm": ("virtual-pipeline", "overlap_p2p"),
+    "recompute_granularity": ("recompute", "granularity"),
+    "recompute_method": ("recompute", "method"),
+    "recompute_num_layers": ("recompute", "num_layers"),
+    "recompute_modules": ("recompute", "modules"),
+    "distribute_saved_activations": ("recompute", "distribute"),
+}
+"""Arguments that are a setting of a feature, read where that feature is active."""
+
+DEFAULTS_THAT_DIFFER: Final = ("moe_token_dispatcher_type",)
+"""Settings whose default in Megatron-LM is not ours: without a word of the user, Megatron-LM's holds."""
+
+OPTIONS_OF_OTHERS: Final = {"recompute_modules": ("core_attn", "mlp", "moe", "shared_experts")}
+"""Values that our setting takes; others are left to Megatron-LM alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The argument of Megatron-LM that stands for an argument of a configuration, with ``negated`` meaning its opposite."""
+
+    dest: str
+    negated: bool = False
+
+    def as_argument(self, value: Any) -> Any:
+        """What Megatron-LM calls a value that a configuration calls ``value``."""
+        return not value if self.negated else list(value) if isinstance(value, tuple) else value
+
+
+RENAMED: Final[dict[str, Target]] = {
+    "grad_reduce_in_fp32": Target("accumulate_allreduce_grads_in_fp32"),
+    "bucket_size": Target("ddp_bucket_size"),
+    "num_moe_experts": Target("num_experts"),
+    "virtual_pipeline_model_parallel_size": Target("num_virtual_stages_per_pipeline_rank"),
+    "persist_layer_norm": Target("no_persist_layer_norm", negated=True),
+}
+"""Arguments of Megatron's configurations that Megatron-LM calls otherwise; all others have one name."""
+
+OF_TRAINING: Final = ("distributed_backend", "transformer_impl")
+"""Arguments that only Megatron-LM has, no configuration of megatron-core."""
+
+
+def target_of(argument: str, values: Values) -> Target:
+    """Where Megatron-LM takes an argument of a configuration; ``values`` are the arguments that it has."""
+    if argument == "bias_activation_fusion":
+        return Target("bias_swiglu_fusion" if values.get("swiglu") else "bias_gelu_fusion")
+    return RENAMED.get(argument, Target(argument))

@@ -1,0 +1,108 @@
+"""From a Megatron-LM command line to a plan: the layers in their order, and what both say. Light."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from mindspeed import registry
+from mindspeed.activation.environment import Environment
+from mindspeed.activation.plan import ActivationPlan, PlannedOverride, Row
+from mindspeed.activation.request import Layer
+from mindspeed.megatron import training_flags as flags
+from mindspeed.megatron.training_request import Given, ScriptRequest, read_command_line
+from mindspeed.megatron.version import mixed_roots, package_root
+from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
+
+SCRIPT_MODULES: Final = ("megatron.training", "mindspeed.megatron_adaptor")
+"""A script that imports one of these is a Megatron-LM script."""
+
+
+_SERVED: Final = {"distributed_backend": "nccl is served by gloo"}
+"""Arguments whose other value the platform can serve: the user's word stays, and is a row of the plan."""
+
+
+def plan_training(
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    environment: Environment,
+    below: Sequence[Layer] = (),
+    beside: Sequence[Layer] = (),
+) -> tuple[ScriptRequest, ActivationPlan]:
+    """Read a Megatron-LM command line and resolve it for an environment whose ``world_size`` is that of the job.
+
+    ``below`` and ``beside`` are layers that ``mindspeed run`` has read: a job file and environment variables, and options
+    that rank with the command line. Raises MindSpeedError with every problem of the request, MS502 for two Megatrons on the
+    path, and MS605 for arguments of Megatron that contradict the plan.
+    """
+    if mixed := mixed_roots():
+        raise MindSpeedError([mixed])
+    request = read_command_line(arguments, environ, environment.megatron, registry.catalog, beside, environment.world_size or 1)
+    layers = (*request.defaults, *below, *request.layers, *beside, request.command_line)
+    environment = replace(environment, training=package_root("training") is not None)
+    plan = registry.resolve(layers, environment)
+    plan = replace(plan, rows=(*plan.rows, *request.notes))
+    plan = _with_served(plan, request.given)
+    if problems := contradicted(request.given, plan.overrides):
+        raise ResolutionError(problems)
+    return request, plan
+
+
+def _with_served(plan: ActivationPlan, given: Mapping[str, Given]) -> ActivationPlan:
+    """Leave the user's word where the platform can serve it."""
+    base = {feature.name for feature in plan.base}
+    overrides, rows = [], list(plan.rows)
+    for planned in plan.overrides:
+        argument = planned.override.argument
+        word = given.get(argument)
+        if (
+            argument in _SERVED
+            and word is not None
+            and word.value != planned.override.value
+            and base.issuperset(planned.owners)
+        ):
+            rows.append(Row("note", planned.owners[0], f"{word.source} {word.value} stays: {_SERVED[argument]}"))
+        else:
+            overrides.append(planned)
+    return replace(plan, overrides=tuple(overrides), rows=tuple(rows))
+
+
+def contradicted(given: Mapping[str, Given], overrides: Sequence[PlannedOverride]) -> list[Problem]:
+    """MS605 for every argument that stands on the command line with another value than the plan sets."""
+    values = {dest: argument.value for dest, argument in given.items()}
+    problems = []
+    for planned in overrides:
+        target = flags.target_of(planned.override.argument, values)
+        wanted = target.as_argument(planned.override.value)
+        argument = given.get(target.dest)
+        if argument is not None and argument.value != wanted:
+            problems.append(contradiction(planned, argument.source, argument.value, wanted))
+    return problems
+
+
+def contradiction(planned: PlannedOverride, source: str, value: Any, wanted: Any) -> Problem:
+    """MS605 for one argument: ``source`` gives ``value``, the plan ``wanted``."""
+    owners = " and ".join(planned.owners)
+    text = f"{source} gives {value!r}, and {owners} needs {wanted!r}: {planned.override.reason}"
+    return Problem("MS605", text, planned.owners, where=source, fix=f"drop {source.removeprefix(_THEIR)}, or take out {owners}")
+
+
+def is_training_script(path: str | Path) -> bool:
+    """Whether a script drives Megatron-LM's training loop, by what it imports; the script is not run."""
+    try:
+        tree = ast.parse(Path(path).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return False
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.update({node.module, *(f"{node.module}.{alias.name}" for alias in node.names)})
+    return any(name == module or name.startswith(f"{module}.") for name in names for module in SCRIPT_MODULES)
+
+
+_THEIR: Final = "Megatron's "

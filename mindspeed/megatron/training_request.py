@@ -1,0 +1,351 @@
+"""What a Megatron-LM command line asks of mindspeed: our own flags, and what Megatron's flags say of features and sizes.
+
+Our flags are taken out of the command line, Megatron's stay in it, so that each is read by one parser. Light: Megatron's
+arguments are known from the recorded surface, nothing of Megatron is imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Final, NoReturn
+
+from mindspeed.activation.plan import Row
+from mindspeed.activation.request import JobFile, Layer, layer_from_environment, load_job_file, parse_assignments, split_names
+from mindspeed.megatron import training_flags as flags
+from mindspeed.megatron.surface import Surface, recorded_surfaces, surface
+from mindspeed.plugins.discovery import Catalog
+from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
+
+COMMAND_LINE: Final = "command line"
+OWN_FLAGS: Final = {
+    "--features": "names of features, separated by commas",
+    "--set": "a setting, as feature.field=value",
+    "--without": "names of features to leave out, separated by commas",
+    "--mindspeed-config": "a job file",
+    "--optimization-level": "0, 1 or 2",
+    "--strict": "",
+}
+"""Our flags on a Megatron-LM command line, with what must follow each; an empty text is a switch."""
+
+OLD_FLAGS: Final = "mindspeed.compat.flags"
+"""The module that knows flags of the old MindSpeed; looked for only where a command line has something that Megatron lacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One argument that stands on the command line: the option as it was written, and its value."""
+
+    option: str
+    value: Any
+
+    @property
+    def source(self) -> str:
+        return f"Megatron's {self.option}"
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptRequest:
+    """A Megatron-LM command line, read.
+
+    ``defaults`` are below every other layer, ``layers`` (job file, environment, Megatron's flags) go from low to high, and
+    ``command_line``, our flags, is above them. ``rest`` is the command line without our flags, ``given`` Megatron's
+    arguments that stand on it by dest, ``notes`` what the reader of the plan must know.
+    """
+
+    defaults: tuple[Layer, ...]
+    layers: tuple[Layer, ...]
+    command_line: Layer
+    rest: tuple[str, ...]
+    given: Mapping[str, Given] = field(default_factory=dict)
+    notes: tuple[Row, ...] = ()
+
+
+def read_command_line(
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    version: str | None,
+    catalog: Callable[[], Catalog],
+    beside: Sequence[Layer] = (),
+    world_size: int = 1,
+) -> ScriptRequest:
+    """Read the arguments of a Megatron-LM script, for the Megatron of this ``version``.
+
+    ``beside`` are layers of the same command line that were read elsewhere, as the options of ``mindspeed run``. Raises
+    ResolutionError with every problem: flags of ours that cannot be read, and values that ours and Megatron's give differently.
+    """
+    problems: list[Problem] = []
+    own, rest = split_own_flags(arguments, problems)
+    job = _job_file(own, problems)
+    environment = _environment(environ, problems)
+    command_line = _command_line(own, problems)
+    known = _surface(version)
+    old, rest, old_notes = _old_flags(rest, given_arguments(rest, known), known, catalog, problems)
+    given = given_arguments(rest, known)
+    ours = [*([old] if old is not None else []), *beside, command_line]
+    requested = {name for layer in (*ours, environment, *([job.layer] if job else [])) for name in layer.features}
+    theirs, defaults, notes = layers_of(given, known, requested, world_size)
+    problems += disagreements(theirs, ours)
+    if problems:
+        raise ResolutionError(problems)
+    if job is not None and job.train:
+        notes.append(Row("note", "job file", "its section train is for mindspeed pretrain, Megatron-LM has flags of its own"))
+    below = (defaults, *([old] if old is not None else []))
+    layers = (*([job.layer] if job is not None else []), environment, *theirs)
+    return ScriptRequest(below, layers, command_line, tuple(rest), given, (*notes, *old_notes))
+
+
+def split_own_flags(arguments: Sequence[str], problems: list[Problem]) -> tuple[dict[str, list[str]], list[str]]:
+    """Our flags with their values, and everything else in its order. Adds MS301 for a flag without its value."""
+    own: dict[str, list[str]] = {}
+    rest, words = [], iter(arguments)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name not in OWN_FLAGS:
+            rest.append(word)
+        elif not OWN_FLAGS[name]:
+            own.setdefault(name, []).append(value)
+        else:
+            following = value if equals else next(words, None)
+            if following is None or (not equals and following.startswith("--")):
+                problems.append(Problem("MS301", f"{name} needs {OWN_FLAGS[name]}", where=COMMAND_LINE))
+                rest += [following] if following is not None else []
+            else:
+                own.setdefault(name, []).append(following)
+    return own, rest
+
+
+def given_arguments(arguments: Sequence[str], known: Surface) -> dict[str, Given]:
+    """``{dest: Given}`` for Megatron's arguments on a command line; empty where Megatron's parser will refuse the line."""
+    try:
+        found, _ = _parser(known).parse_known_args(list(arguments))
+    except _UnreadableError:
+        return {}
+    return {dest: value for dest, value in vars(found).items() if isinstance(value, Given)}
+
+
+def unknown_options(arguments: Sequence[str], known: Surface) -> list[str]:
+    """Options on a command line that Megatron's parser does not have by itself."""
+    options = (word.partition("=")[0] for word in arguments if word.startswith("--") and len(word) > 2)
+    return [option for option in options if option not in known.by_option]
+
+
+def layers_of(
+    given: Mapping[str, Given], known: Surface, requested: set[str], world_size: int
+) -> tuple[list[Layer], Layer, list[Row]]:
+    """One layer per argument of Megatron that means something to us, one for what follows from defaults, and notes.
+
+    An argument that is a setting counts only where its feature is active: switched on by an argument, by a size, or in
+    ``requested``.
+    """
+    if "yaml_cfg" in given:
+        text = "Megatron takes its arguments from a file: sizes are compared with the plan once it has read it"
+        return [], Layer("Megatron's defaults"), [Row("note", "megatron-lm", text)]
+    complete = "use_checkpoint_args" not in given
+    defaults = {name: known.by_dest[name][0].default for name in known.by_dest} if complete else {}
+    values = {**defaults, **{dest: argument.value for dest, argument in given.items()}}
+    world = flags.world_of(values)
+    active = requested | {flags.FEATURES[dest] for dest in _switches(given, world)} | _owners(world, world_size)
+    layers: dict[str, Layer] = {}
+    fallback: dict[str, Any] = {}
+    for size, (value, names) in world.items():
+        decided = next((given[name] for name in names if name in given), None)
+        if decided is not None:
+            layer = layers.setdefault(decided.source, Layer(decided.source))
+            layers[decided.source] = replace(layer, world={**layer.world, size: value})
+        elif complete:
+            fallback[size] = value
+    for dest in _switches(given, world):
+        layer = layers.setdefault(given[dest].source, Layer(given[dest].source))
+        layers[layer.source] = replace(layer, features=(*layer.features, flags.FEATURES[dest]))
+    settings: dict[str, dict[str, Any]] = {}
+    notes: list[Row] = []
+    for dest, (feature, name) in flags.SETTINGS.items():
+        if feature not in active:
+            continue
+        if dest in given and not _left_to_megatron(dest, given[dest], feature, notes):
+            layer = layers.setdefault(given[dest].source, Layer(given[dest].source))
+            layers[layer.source] = replace(layer, settings={feature: {name: given[dest].value}})
+        elif dest in flags.DEFAULTS_THAT_DIFFER and dest in known.by_dest and complete:
+            settings.setdefault(feature, {})[name] = values[dest]
+    return list(layers.values()), Layer("Megatron's defaults", world=fallback, settings=settings), notes
+
+
+def _left_to_megatron(dest: str, argument: Given, feature: str, notes: list[Row]) -> bool:
+    ours = flags.OPTIONS_OF_OTHERS.get(dest)
+    others = [value for value in argument.value if value not in ours] if ours is not None else []
+    if others:
+        text = f"{argument.source} {' '.join(argument.value)} is left to Megatron, {feature} does not know {', '.join(others)}"
+        notes.append(Row("note", feature, text))
+    return bool(others)
+
+
+def _switches(given: Mapping[str, Given], world: Mapping[str, tuple[Any, tuple[str, ...]]]) -> list[str]:
+    """Given arguments that switch on a feature; Megatron drops sequence parallelism itself where there is one tensor rank."""
+    tensor_ranks = world.get("tp", (1, ()))[0]
+    return [dest for dest in flags.FEATURES if dest in given and (dest != "sequence_parallel" or tensor_ranks > 1)]
+
+
+def _owners(world: Mapping[str, tuple[Any, tuple[str, ...]]], world_size: int) -> set[str]:
+    sizes = {size: world.get(size, (1, ()))[0] for size in ("tp", "pp", "vpp", "cp", "ep")}
+    sizes["dp"] = world_size // max(1, sizes["tp"] * sizes["pp"] * sizes["cp"])
+    return {owner for size, owner in flags.OWNERS.items() if sizes[size] > 1}
+
+
+def disagreements(theirs: Sequence[Layer], ours: Sequence[Layer]) -> list[Problem]:
+    """MS303 for every setting or size that Megatron's flags and ours give differently on one command line."""
+    spelled = {dest: f"{flags.OWNERS[size]}.size" for dest, size in flags.WORLD.items() if size in flags.OWNERS}
+    owner_of = {size: name.partition(".")[0] for size, name in ((flags.WORLD[dest], text) for dest, text in spelled.items())}
+    owner_of["vpp"] = flags.OWNERS["vpp"]
+    said: dict[tuple[str, str], tuple[Any, str]] = {}
+    for layer in theirs:
+        for size, value in layer.world.items():
+            said["world", size] = (value, layer.source)
+            if size in owner_of:
+                said[owner_of[size], "size"] = (value, layer.source)
+        for feature, fields in layer.settings.items():
+            said.update({(feature, name): (value, layer.source) for name, value in fields.items()})
+    problems = []
+    for layer in ours:
+        mine = {("world", size): value for size, value in layer.world.items()}
+        mine |= {(feature, name): value for feature, fields in layer.settings.items() for name, value in fields.items()}
+        for key, value in mine.items():
+            if key in said and _plain(said[key][0]) != _plain(value):
+                theirs_value, source = said[key]
+                what = f"--{key[1].replace('_', '-')} {value}" if key[0] == "world" else f"--set {key[0]}.{key[1]}={value}"
+                text = f"{source} is {theirs_value}, and {what} says otherwise"
+                owners = (key[0],) if key[0] != "world" else ()
+                problems.append(
+                    Problem("MS303", text, owners, where=layer.source, fix="keep one of the two, they are one value")
+                )
+    return problems
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _job_file(own: Mapping[str, list[str]], problems: list[Problem]) -> JobFile | None:
+    files = own.get("--mindspeed-config", [])
+    if len(files) > 1:
+        text = f"--mindspeed-config is given {len(files)} times: {', '.join(files)}"
+        problems.append(Problem("MS301", text, where=COMMAND_LINE, fix="put everything into one file"))
+        return None
+    try:
+        return load_job_file(files[0]) if files else None
+    except MindSpeedError as error:
+        problems.extend(error.problems)
+        return None
+
+
+def _environment(environ: Mapping[str, str], problems: list[Problem]) -> Layer:
+    try:
+        return layer_from_environment(environ)
+    except MindSpeedError as error:
+        problems.extend(error.problems)
+        return Layer("environment variable")
+
+
+def _command_line(own: Mapping[str, list[str]], problems: list[Problem]) -> Layer:
+    settings: dict[str, dict[str, Any]] = {}
+    try:
+        settings = parse_assignments(own.get("--set", []), "--set")
+    except MindSpeedError as error:
+        problems.extend(error.problems)
+    level = None
+    for text in own.get("--optimization-level", []):
+        if text in ("0", "1", "2"):
+            level = int(text)
+        else:
+            problem = Problem("MS301", f"optimization level {text} is not 0, 1 or 2", where=COMMAND_LINE)
+            problems.append(replace(problem, fix="--optimization-level 2"))
+    return Layer(
+        COMMAND_LINE,
+        features=split_names(",".join(own.get("--features", []))),
+        settings=settings,
+        without=split_names(",".join(own.get("--without", []))),
+        level=level,
+        strict=True if "--strict" in own else None,
+    )
+
+
+def _old_flags(
+    arguments: list[str], given: Mapping[str, Given], known: Surface, catalog: Callable[[], Catalog], problems: list[Problem]
+) -> tuple[Layer | None, list[str], list[Row]]:
+    """Ask `mindspeed.compat.flags`, where it is installed, for what Megatron's parser does not take: layer, rest, notes."""
+    strange = any(_is_strange(known, dest, argument.value) for dest, argument in given.items())
+    if not (strange or unknown_options(arguments, known)) or not _is_there(OLD_FLAGS):
+        return None, arguments, []
+    old = import_module(OLD_FLAGS).read_old_flags(arguments, frozenset(known.by_option), catalog())
+    problems += old.problems
+    return old.layer, list(old.rest), [Row("note", "old flags", text) for text in old.notes]
+
+
+def _is_strange(known: Surface, dest: str, value: Any) -> bool:
+    choices = known.by_dest[dest][0].choices
+    return choices is not None and isinstance(value, str) and value not in choices
+
+
+def _is_there(module: str) -> bool:
+    package = module.rpartition(".")[0]
+    return find_spec(package) is not None and find_spec(module) is not None
+
+
+def _surface(version: str | None) -> Surface:
+    """The arguments of this Megatron, or of the recorded one that is nearest to it."""
+    known = surface(version) if version is not None else None
+    return known or _lowest()
+
+
+@lru_cache(maxsize=1)
+def _lowest() -> Surface:
+    found = surface(recorded_surfaces()[0])
+    if found is None:
+        raise LookupError("no arguments of Megatron-LM are recorded")
+    return found
+
+
+class _UnreadableError(Exception):
+    """Megatron's parser will refuse this command line and say why."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise _UnreadableError(message)
+
+
+class _Give(argparse.Action):
+    """Stores a `Given`; ``const`` is the value of an option that takes none."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        value = self.const if self.nargs == 0 else values
+        setattr(namespace, self.dest, Given(option_string or self.dest, value))
+
+
+@lru_cache(maxsize=4)
+def _parser_of(version: str) -> argparse.ArgumentParser:
+    known = _surface(version)
+    parser = _Parser(allow_abbrev=False, add_help=False, argument_default=argparse.SUPPRESS)
+    for argument in known.arguments:
+        if not argument.options:
+            continue
+        if argument.takes_value:
+            kind = {"int": int, "float": float}.get(argument.type or "", str)
+            parser.add_argument(*argument.options, dest=argument.dest, action=_Give, nargs=argument.nargs, type=kind)
+            continue
+        for option in argument.options:
+            const = argument.const if argument.action == "store_const" else _constant(argument.action, option)
+            parser.add_argument(option, dest=argument.dest, action=_Give, nargs=0, const=const)
+    return parser
+
+
+def _constant(action: str, option: str) -> bool:
+    return not option.startswith("--no-") if action == "boolean_optional" else action != "store_false"
+
+
+def _parser(known: Surface) -> argparse.ArgumentParser:
+    return _parser_of(known.version)
