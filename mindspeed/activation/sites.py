@@ -72,6 +72,41 @@ def awaits_checkout(module: str) -> bool:
     return package in CHECKOUT and find_module(package) is None
 
 
+def definitions(site: Site) -> tuple[Module, tuple[Binding, ...]] | None:
+    """The module and the statements that bind a site, several where it depends on the run; None when they cannot be read.
+
+    Of a member that is only inherited, those of the class that has it.
+    """
+    module = find_module(site.module)
+    scope = read_scope(module) if module is not None else None
+    *owners, name = site.qualname.split(".")
+    for owner in owners:
+        binding = scope.last(owner) if scope is not None else None
+        if binding is None or binding.scope is None:
+            return None
+        scope = binding.scope
+    if module is not None and scope is not None and owners and name not in scope.bindings:
+        module, scope = _inherited(module, scope, name, set()) or (None, None)
+    if module is None or scope is None or name not in scope.bindings:
+        return None
+    found = scope.bindings[name]
+    return module, tuple(found) if found[-1].branch else (found[-1],)
+
+
+def _inherited(module: Module, scope: Scope, name: str, seen: set[tuple[str, int]]) -> tuple[Module, Scope] | None:
+    """The module and body of the base class that has a member."""
+    for base in scope.bases:
+        where = _class_named(module.name, base.split("."))
+        if where is None or where[1].scope is None or (where[0].name, where[1].line) in seen:
+            continue
+        seen.add((where[0].name, where[1].line))
+        if name in where[1].scope.bindings:
+            return where[0], where[1].scope
+        if (found := _inherited(where[0], where[1].scope, name, seen)) is not None:
+            return found
+    return None
+
+
 def inside_tree(module: str) -> bool:
     """Whether imports of this module are followed."""
     return module == TREE or module.startswith(f"{TREE}.")

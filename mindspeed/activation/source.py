@@ -144,9 +144,47 @@ def read_scope(module: Module) -> Scope | None:
     known = _tables.get(module.file)
     if known is None or known[0] != key:
         with _collector_paused():
-            tree = ast.parse(Path(module.file).read_bytes(), module.file)
-            known = _tables[module.file] = (key, _Reader(module.package).read(tree.body))
+            known = _tables[module.file] = (key, _Reader(module.package).read(parse(module.file).body))
     return known[1]
+
+
+_trees: dict[str, ast.Module] | None = None
+
+
+def parse(file: str) -> ast.Module:
+    """The syntax tree of a file. Raises SyntaxError for a damaged one."""
+    if _trees is not None and file in _trees:
+        return _trees[file]
+    with _collector_paused():
+        tree = ast.parse(Path(file).read_bytes(), file)
+    if _trees is not None:
+        _trees[file] = tree
+    return tree
+
+
+@contextmanager
+def trees_kept() -> Iterator[None]:
+    """Parse no file twice within the block. The trees are dropped afterwards: they are large, and few need them."""
+    global _trees
+    outer = _trees
+    _trees = {} if outer is None else outer
+    try:
+        yield
+    finally:
+        _trees = outer
+
+
+@contextmanager
+def only_tree(root: Path, package: str) -> Iterator[None]:
+    """Look for ``package`` in the folder ``root`` alone, and for everything else there first, within the block."""
+    folder = root / package
+    init = folder / "__init__.py"
+    sys.path.insert(0, str(root))
+    try:
+        _found[(package, tuple(sys.path))] = Module(package, str(init) if init.is_file() else None, (str(folder),))
+        yield
+    finally:
+        sys.path.remove(str(root))
 
 
 @contextmanager

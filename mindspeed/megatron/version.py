@@ -41,7 +41,7 @@ def package_root(name: str) -> Path | None:
 def megatron_version() -> str | None:
     """Version of the megatron-core that would be imported; None when there is none or it does not say."""
     root = package_root("core")
-    return _version_of(root) if root is not None else None
+    return version_of(root) if root is not None else None
 
 
 def megatron_copies() -> tuple[MegatronCopy, ...]:
@@ -50,7 +50,7 @@ def megatron_copies() -> tuple[MegatronCopy, ...]:
     winner = winner.resolve() if winner is not None else None
     roots = (*megatron_portions(), *(Path(entry or ".") / "megatron" for entry in sys.path))
     found = {root.resolve(): root for root in roots if (root / "core" / "__init__.py").is_file()}
-    copies = [MegatronCopy(root, _version_of(root), key == winner) for key, root in found.items()]
+    copies = [MegatronCopy(root, version_of(root), key == winner) for key, root in found.items()]
     return tuple(sorted(copies, key=lambda copy: not copy.wins))
 
 
@@ -66,8 +66,8 @@ def mixed_roots() -> Problem | None:
     )
 
 
-def _version_of(root: Path) -> str | None:
-    """``MAJOR.MINOR.PATCH`` with pre-release of ``core/package_info.py``, which only assigns constants."""
+def version_of(root: Path) -> str | None:
+    """``MAJOR.MINOR.PATCH`` with pre-release of ``core/package_info.py``, which only assigns constants, below ``root``."""
     try:
         tree = ast.parse((root / "core" / "package_info.py").read_text(encoding="utf-8"))
     except (OSError, SyntaxError, UnicodeDecodeError):

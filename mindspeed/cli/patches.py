@@ -1,0 +1,100 @@
+"""``mindspeed patches``: how the targets of all patches differ between Megatron versions, and recording a new one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from mindspeed.cli.output import OK, PROBLEMS, json_option, print_json, print_table, wants_json
+
+if TYPE_CHECKING:
+    from mindspeed.activation.drift import DriftRow, Tree
+
+
+@click.group()
+def patches() -> None:
+    """Compare the targets of all patches between Megatron versions."""
+
+
+@patches.command()
+@click.option(
+    "--megatron", metavar="VERSION|PATH", help="a recorded version, a checkout or an unpacked wheel  [default: installed]"
+)
+@json_option
+@click.pass_context
+def drift(ctx: click.Context, megatron: str | None) -> None:
+    """Show how every patch target differs from the version that features are written for.
+
+    The verdict is same, appended (more parameters, all with defaults), body changed (equal parameters), changed, or gone,
+    with the names that took its place. The exit status is 1 when a target is changed or gone.
+    """
+    from mindspeed.activation.contracts import BASELINE
+    from mindspeed.activation.drift import FAILED, measure_drift
+    from mindspeed.activation.targets import megatron_targets
+    from mindspeed.plugins.discovery import discover
+
+    catalog = discover()
+    for found in catalog.broken.values():
+        click.echo(f"{found.problem}\n", err=True)
+    targets = megatron_targets(catalog)
+    with _tree(megatron) as tree:
+        rows = measure_drift(targets, tree)
+    if wants_json():
+        keys = ("feature", "target", "verdict", "near")
+        print_json({"megatron": tree.version, "targets": [{key: getattr(row, key) for key in keys} for row in rows]})
+    else:
+        where = f" in {tree.root}" if tree.root is not None else ""
+        click.echo(f"megatron-core {tree.version or 'of unknown version'}{where}, against {BASELINE}")
+        _print_rows(rows)
+    ctx.exit(PROBLEMS if any(row.verdict in FAILED for row in rows) else OK)
+
+
+@patches.command()
+@click.option("--megatron", metavar="PATH", help="a checkout or an unpacked wheel  [default: installed]")
+@click.option("--into", metavar="FOLDER", type=click.Path(path_type=Path), help="where the files go  [default: this package]")
+@json_option
+def record(megatron: str | None, into: Path | None) -> None:
+    """Record every patch target of a Megatron, for maintainers.
+
+    Writes mindspeed/activation/contracts/VERSION.json for megatron.core, and megatron-lm-VERSION.json for a checkout.
+    The same source gives the same files.
+    """
+    from mindspeed.activation.contracts import FOLDER
+    from mindspeed.activation.drift import installed_tree, source_tree
+    from mindspeed.activation.drift import record as write
+    from mindspeed.activation.targets import megatron_targets
+    from mindspeed.plugins.discovery import discover
+
+    targets = megatron_targets(discover(import_third_parties=False))
+    with installed_tree() if megatron is None else source_tree(Path(megatron)) as tree:
+        files = write(tree, targets, into or FOLDER)
+    if wants_json():
+        print_json({"megatron": tree.version, "files": list(map(str, files))})
+    else:
+        click.echo("\n".join(map(str, files)))
+
+
+def _tree(megatron: str | None) -> AbstractContextManager[Tree]:
+    from mindspeed.activation.drift import installed_tree, recorded_tree, source_tree
+
+    if megatron is None:
+        return installed_tree()
+    return source_tree(Path(megatron)) if Path(megatron).exists() else nullcontext(recorded_tree(megatron))
+
+
+def _print_rows(rows: Sequence[DriftRow]) -> None:
+    """The table, the rows that say more than their verdict below it, and the number of rows of each verdict."""
+    said = [row for row in rows if row.near or row.why]
+    print_table(("FEATURE", "VERDICT", "TARGET"), [(row.feature, row.verdict, row.target) for row in rows])
+    for row in said:
+        click.echo(f"\n{row.feature}: {row.verdict}: {row.target}")
+        for line in (row.why, f"now {' or '.join(row.near)}" if row.near else ""):
+            if line:
+                click.echo(f"  {line}")
+    counts = Counter(row.verdict for row in rows)
+    click.echo("\n" + ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items())))
