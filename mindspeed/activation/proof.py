@@ -146,6 +146,7 @@ class Proof:
         self.path: str | Path | None = os.environ.get(REPORT_VARIABLE)
         self.say: Callable[[str], None] | None = _to_stderr
         self._manager = manager
+        self._names = frozenset(plan.names)
         self._taken = taken
         self._running: Phase | None = "setup"
         self._ended: dict[Phase, None] = {}
@@ -157,7 +158,7 @@ class Proof:
 
     def bound(self, planned: PlannedPatch, made: Any) -> None:
         """A patch was bound: count the calls of what was made for it, unless its phase is over."""
-        if not planned.ground:
+        if planned.owner in self._names:
             self._count((planned.owner, planned.site), planned.patch.phase, _functions_of(planned, made))
 
     def enter(self, phase: Phase | None) -> None:
@@ -213,8 +214,7 @@ class Proof:
 
     def _features(self) -> list[Feature[Any]]:
         """The requested features in plan order, without the base plan's."""
-        names = set(self.plan.names)
-        return [feature for feature in self._manager.features if feature.spec.name in names]
+        return [feature for feature in self._manager.features if feature.spec.name in self._names]
 
     def _points(self) -> Iterator[_Watched]:
         """Every point of every feature, equal on all ranks."""

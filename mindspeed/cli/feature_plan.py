@@ -56,11 +56,13 @@ def sections(plan: ActivationPlan, every_target: bool = False) -> Iterator[tuple
         [f"{o.override.argument} = {o.override.value!r}  {', '.join(o.owners)}: {o.override.reason}" for o in plan.overrides],
     )
     applied = [planned for planned in plan.patches if not planned.skipped]
-    yield "patches", _patches([planned for planned in applied if not planned.ground])
+    own = [planned for planned in applied if planned.owner in plan.names]
+    below = [planned for planned in applied if planned.owner not in plan.names]
+    yield "patches", _patches(own)
     for kind, title in (("disabled", "disabled"), ("left-out", "left out"), ("not-checked", "not checked"), ("note", "notes")):
         yield title, [f"{row.feature}: {row.text}" for row in plan.rows if row.kind == kind]
     yield "base plan", [line for feature in plan.base for line in _settings(feature)]
-    yield "patches of the base plan", _patches([planned for planned in applied if planned.ground], every_target)
+    yield "patches of the base plan", _patches(below, every_target)
     yield "digest", [plan.digest]
 
 

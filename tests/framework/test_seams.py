@@ -5,14 +5,18 @@ from typing import Any
 
 import pytest
 
+from mindspeed import registry
 from mindspeed.activation import session
+from mindspeed.activation.environment import made_up
 from mindspeed.activation.plan import ActivationPlan
+from mindspeed.activation.request import Layer
 from mindspeed.activation.sites import find_site
 from mindspeed.megatron import wiring
 from mindspeed.megatron.arguments import PLACES
 from mindspeed.megatron.seams import SEAMS, MegatronSeams, seams_for
 from mindspeed.platforms import PLATFORMS, base_features
-from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, MindSpeedError, World, hookimpl
+from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, MindSpeedError, Patch, Replace, World, hookimpl
+from mindspeed.plugins.discovery import Catalog, Found
 from mindspeed.plugins.hookspecs import HOOK_CLASSES
 from mindspeed.plugins.manager import FeatureManager
 
@@ -157,3 +161,40 @@ def test_two_features_that_answer_for_one_thing_are_named(activate):
     with pytest.raises(MindSpeedError) as error:
         wiring.with_group_options(lambda name, configs: None)("tp", {})
     assert str(error.value) == ("MS402 first and second both give options for the group tp\n  fix: take out one of them")
+
+
+class _Replacing(Feature[FeatureArgs]):
+    """Puts a function of its own in place of one that has a seam, and wants the seam's hook."""
+
+    spec = FeatureSpec("replacing", "a test", Category.TOOL)
+
+    @hookimpl
+    def patches(self) -> list[Patch]:
+        return [Replace("megatron.core.parallel_state:initialize_model_parallel", f"{__name__}:own_groups", "a test")]
+
+    @hookimpl
+    def groups_created(self, sizes: dict[str, int], get_group: Any) -> None:
+        _called.append("hook")
+
+
+_called: list[str] = []
+
+
+def own_groups(*args: Any, **kwargs: Any) -> None:
+    _called.append("replacement")
+
+
+def test_a_seam_stays_around_what_a_feature_puts_in_place_of_the_original(monkeypatch):
+    known = Catalog([Found("replacing", "acme", "1", "acme:Replacing", _Replacing)])
+    plan = registry.resolve([Layer("test", features=("replacing",))], made_up("cpu", "0.16.1"), known)
+    monkeypatch.setattr(registry, "catalog_for", lambda names: known)
+    monkeypatch.setattr(wiring, "group_sizes", dict)
+    registry.activate(plan)
+    try:
+        from megatron.core import parallel_state
+
+        _called.clear()
+        parallel_state.initialize_model_parallel()
+    finally:
+        registry.deactivate()
+    assert _called == ["replacement", "hook"]
