@@ -75,7 +75,7 @@ def test_every_function_that_megatron_compiles_is_plain():
     from mindspeed.megatron.compat.feature import _UNCOMPILED
 
     compiled = []
-    for module, names in _UNCOMPILED:
+    for module, _, names in _UNCOMPILED:
         for name in names.split():
             found = importlib.import_module(f"megatron.core.{module}")
             for part in name.split("."):

@@ -16,7 +16,8 @@ def check_config(config: Any) -> None:
     wrong = {
         "activation_func is not silu": config.activation_func is not F.silu,
         "gated_linear_unit is off": not config.gated_linear_unit,
-        "activation_func_clamp_value is set": config.activation_func_clamp_value is not None,
+        # since Megatron 0.15
+        "activation_func_clamp_value is set": getattr(config, "activation_func_clamp_value", None) is not None,
         "activation_func_fp8_input_store is set": config.activation_func_fp8_input_store,
         "cpu_offloading is set": config.cpu_offloading,
     }

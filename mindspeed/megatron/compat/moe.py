@@ -44,6 +44,18 @@ def gate_without_engine(router_gating_linear: Callable[..., Any]) -> Callable[..
     return gated
 
 
+def gate_without_engine_or_bias(router_gating_linear: Callable[..., Any]) -> Callable[..., Any]:
+    """As `gate_without_engine`, for the ``router_gating_linear`` of a Megatron whose routers have no bias."""
+
+    @wraps(router_gating_linear)
+    def gated(inp: Any, weight: Any, router_dtype: torch.dtype) -> Any:
+        if get_te_version() is not None:
+            return router_gating_linear(inp, weight, router_dtype)
+        return RouterGating.apply(inp, weight, None, router_dtype)  # type: ignore[no-untyped-call]
+
+    return gated
+
+
 def move_to_host(maybe_move_tensor_to_cpu: Callable[..., Any]) -> Callable[..., Any]:
     """``maybe_move_tensor_to_cpu`` for tensors that are on the CPU already."""
 

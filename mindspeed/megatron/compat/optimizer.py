@@ -49,6 +49,17 @@ def reshardable(sharded_state_dict: Callable[..., Any]) -> Callable[..., Any]:
     return sharded
 
 
+def leave_step(get_states: Callable[..., Any]) -> Callable[..., Any]:
+    """``DistributedOptimizer._get_main_param_and_optimizer_states``: the step is saved once, with the parameter groups."""
+
+    @wraps(get_states)
+    def states(self: Any, model_param: Any) -> dict[str, Any]:
+        tensors = get_states(self, model_param)
+        return tensors if distrib_optimizer.HAVE_APEX_OR_TE else {k: v for k, v in tensors.items() if k != "step"}
+
+    return states
+
+
 def own_steps(load_state_dict: Callable[..., Any]) -> Callable[..., Any]:
     """``DistributedOptimizer.load_state_dict``: every parameter counts its own steps.
 

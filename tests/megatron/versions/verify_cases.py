@@ -1,0 +1,50 @@
+"""Proves cases in one pool with the Megatron that this process would import; prints a JSON object on the last line.
+
+Arguments: the names of cases, all when there are none. Printed: ``{"megatron": version, "file": of the megatron.core in
+use, "cases": {case: {"holds", "problems", "features", "largest": {what: difference}}}}``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from mindspeed.activation.request import Layer
+from mindspeed.megatron.version import megatron_version, package_root
+from mindspeed.plugins.problems import MindSpeedError
+from mindspeed.verification.harness import verify
+from mindspeed.verification.pool import WorkerPool
+from mindspeed.verification.question import ask
+from tests.megatron.versions.cases import CASES, Case
+
+
+def answer(case: Case, pool: WorkerPool) -> Mapping[str, Any]:
+    layer = Layer("test", settings=case.settings, world=case.world, platform="cpu")
+    try:
+        question = ask(case.features, [layer], case.beside, case.nproc)
+        verdict = verify(question, pool)
+    except MindSpeedError as error:
+        return {"holds": False, "problems": [str(problem) for problem in error.problems], "features": [], "largest": {}}
+    largest: dict[str, float] = {}
+    for check in verdict.checks:
+        kind = check.what.partition(" of ")[0]
+        largest[kind] = max(largest.get(kind, 0.0), check.largest_difference or 0.0)
+    return {
+        "holds": verdict.holds,
+        "problems": [str(problem) for problem in verdict.problems],
+        "features": [planned.name for planned in question.plan.features],
+        "largest": largest,
+    }
+
+
+def main() -> None:
+    names = sys.argv[1:] or list(CASES)
+    with WorkerPool() as pool:
+        answers = {name: answer(CASES[name], pool) for name in names}
+    print(json.dumps({"megatron": megatron_version(), "root": str(package_root("core")), "cases": answers}))
+
+
+if __name__ == "__main__":
+    main()
