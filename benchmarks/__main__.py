@@ -1,4 +1,7 @@
-"""``python -m benchmarks``: every benchmark file in its own process, one table, ``runs/benchmarks.json``."""
+"""``python -m benchmarks``: every benchmark file in its own process, one table, ``runs/benchmarks.json``.
+
+``--write`` also puts the table into ``benchmarks/README.md``.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.table import Row, report
+from benchmarks.table import Row, machine, report
 
+BEGIN, END = "<!-- table -->", "<!-- end -->"
 NOT_BENCHMARKS = {"__init__", "__main__", "table"}
 
 
@@ -30,9 +34,24 @@ def run() -> int:
             data = json.loads(output.read_text())
         rows += [Row(**{key: value for key, value in row.items() if key != "met"}) for row in data["rows"]]
     missed = report(rows, here.parent / "runs" / "benchmarks.json")
+    if "--write" in sys.argv:
+        write_readme(here / "README.md", rows)
     for name in failed:
         print(f"FAILED benchmarks/{name}.py gave no result")
     return missed + len(failed)
+
+
+def write_readme(path: Path, rows: list[Row]) -> None:
+    """Exchange the table between the marks of a page."""
+    lines = [f"Measured on {machine()}.", "", "| what | target | measured | | command |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {row.what} | {row.target:g} {row.unit} | {row.measured:.3g} {row.unit} | {'' if row.met else 'missed'} | `{row.command}` |"
+        for row in rows
+    ]
+    notes = [f"- {row.what}: {row.note}." for row in rows if row.note]
+    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+    after = rest.partition(END)[2]
+    path.write_text(f"{before}{BEGIN}\n" + "\n".join([*lines, "", *notes]) + f"\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":
