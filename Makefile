@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: train test test-long lint bench clean
+.PHONY: train test test-long lint bench docs clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -30,6 +30,11 @@ lint: $(VENV)/installed
 
 bench: $(VENV)/installed  ## every row of the speed table, measured here
 	$(BIN)/python -m benchmarks
+
+docs: $(VENV)/installed  ## the generated pages of docs/, from declarations, help texts and marks on tests
+	$(BIN)/mindspeed docs --built-in --write docs
+	$(BIN)/python -m tests.guards
+	$(BIN)/python -m tests.transcripts
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

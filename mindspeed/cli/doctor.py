@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import click
 
-from mindspeed.cli.output import exit_code, json_option, print_json, wants_json
+from mindspeed.cli.output import exit_code, json_option, print_json, print_table, wants_json
 
 
 @click.command()
+@click.option("--matrix", is_flag=True, help="print the support matrix: which versions and machines were tried")
 @json_option
 @click.pass_context
-def doctor(ctx: click.Context) -> None:
+def doctor(ctx: click.Context, matrix: bool) -> None:
     """Show what this machine has and lacks.
 
     Versions, every copy of Megatron, devices, compilers. The exit status is 3 when something needed is missing.
     """
+    if matrix:
+        _print_matrix()
+        return
     from mindspeed.doctor import examine
 
     findings = []
@@ -32,3 +36,20 @@ def doctor(ctx: click.Context) -> None:
     elif problems:
         click.echo(f"\n{len(problems)} missing: {', '.join(problem.message for problem in problems)}")
     ctx.exit(exit_code(problems))
+
+
+def _print_matrix() -> None:
+    from dataclasses import astuple
+
+    from mindspeed import support
+
+    if wants_json():
+        print_json(support.to_json())
+        return
+    print_table(("COMPONENT", "VERSION", "STATE", "NOTE"), [astuple(cell) for cell in support.CELLS])
+    click.echo()
+    headers = ("PLATFORM", "MEGATRON", "TORCH", "TORCH_NPU", "CANN", "PYTHON", "HARDWARE", "STATE")
+    print_table(headers, [astuple(row) for row in support.COMBINATIONS])
+    click.echo()
+    for state, meaning in support.MEANING.items():
+        click.echo(f"{state}: {meaning}")

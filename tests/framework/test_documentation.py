@@ -7,9 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed.plugins.discovery import BUILT_IN
+from mindspeed import support
+from mindspeed.activation.environment import SUPPORTED_MEGATRON, version_in
+from mindspeed.activation.request import JOB_KEYS
+from mindspeed.cli import main
+from mindspeed.documentation.pages import pages, write
+from mindspeed.documentation.predicates import condition
+from mindspeed.documentation.reference import JOB_FILE
+from mindspeed.documentation.variables import VARIABLES
+from mindspeed.plugins.discovery import BUILT_IN, discover
 from mindspeed.plugins.problems import CODES
 from mindspeed.registry import catalog
+from tests import transcripts
 
 ROOT = Path(__file__).resolve().parents[2]
 FEATURES = sorted(row.name for row in catalog().rows if row.distribution == BUILT_IN)
@@ -28,6 +37,12 @@ def test_the_transcripts_in_the_readme_are_filled():
     blocks = re.findall(r"<!-- transcript: .*? -->\n```\n(.*?)```", read("README.md"), re.DOTALL)
     assert len(blocks) == 2
     assert all(len(block.splitlines()) > 3 for block in blocks)
+
+
+@pytest.mark.parametrize("file", transcripts.documents(), ids=lambda file: file.name)
+def test_a_document_shows_what_commands_print_now(file):
+    text = file.read_text(encoding="utf-8")
+    assert text == transcripts.refreshed(text), "run: make docs"
 
 
 @pytest.mark.parametrize("name", FEATURES)
@@ -64,3 +79,106 @@ def test_framework_files_are_short():
         if (count := file.read_text(encoding="utf-8").count("\n")) > 400
     }
     assert long == {}
+
+
+GENERATED = pages(discover(import_third_parties=False), main)
+
+
+@pytest.mark.guards(27)
+@pytest.mark.parametrize("name", GENERATED)
+def test_a_generated_page_is_what_the_declarations_say_now(name):
+    assert read(f"docs/{name}") == GENERATED[name], "run: make docs"
+
+
+def test_no_page_is_left_of_a_feature_that_is_no_more(tmp_path):
+    (tmp_path / "features").mkdir()
+    (tmp_path / "features" / "gone.md").write_text("# gone\n")
+    write(tmp_path, GENERATED)
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.md")) == sorted(GENERATED)
+    committed = {path.name for path in (ROOT / "docs" / "features").glob("*.md")}
+    assert committed == {Path(name).name for name in GENERATED if name.startswith("features/")}
+
+
+def documents():
+    return sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "mindspeed").rglob("*.md")])
+
+
+@pytest.mark.parametrize("file", documents(), ids=lambda file: str(file.relative_to(ROOT)))
+def test_links_between_documents_lead_somewhere(file):
+    text = re.sub(r"```.*?```", "", file.read_text(encoding="utf-8"), flags=re.DOTALL)
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = link.partition("#")
+        if "://" in link:
+            continue
+        target = (file.parent / path).resolve() if path else file
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def anchors(file):
+    """The anchors of a page's headings, as forges make them."""
+    titles = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_page_can_be_reached_from_the_index():
+    seen, queue = set(), [ROOT / "docs" / "index.md"]
+    while queue:
+        page = queue.pop()
+        if page in seen:
+            continue
+        seen.add(page)
+        links = re.findall(r"\]\(([^)\s#]+)", page.read_text(encoding="utf-8"))
+        queue += [target for link in links if (target := (page.parent / link).resolve()).suffix == ".md" and target.exists()]
+    assert set((ROOT / "docs").rglob("*.md")) - seen == set()
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "docs").rglob("*.md")), ids=lambda file: file.name)
+def test_pages_are_in_english(file):
+    text = file.read_text(encoding="utf-8")
+    assert file.read_text(encoding="utf-8").startswith("# ")
+    assert [letter for letter in text if "\u2e80" <= letter <= "\uffef"] == []
+
+
+def test_every_environment_variable_is_on_the_page_of_settings():
+    read_somewhere = set()
+    for file in (ROOT / "mindspeed").rglob("*.py"):
+        if file.name != "variables.py":
+            read_somewhere |= set(re.findall(r"\"(MINDSPEED_[A-Z_]+)\"", file.read_text(encoding="utf-8")))
+    assert VARIABLES.keys() == read_somewhere
+    assert JOB_FILE.keys() == set(JOB_KEYS)
+
+
+def wide(args, world):
+    return args.width > 2
+
+
+def several(args, world):
+    least = 2
+    return args.width > least
+
+
+def test_conditions_are_read_from_the_source_of_their_functions():
+    pair = (lambda args, world: world.tp > 1, lambda args, world: world.pp > 1)
+    assert [condition(one) for one in pair] == ["world.tp > 1", "world.pp > 1"]
+    assert condition(wide) == "args.width > 2"
+    assert condition(several) == "several"
+    assert condition(lambda args, world: wide(args, world) and world.cp == 1) == "args.width > 2 and world.cp == 1"
+
+
+@pytest.mark.guards(7)
+def test_the_support_matrix_agrees_with_what_the_resolver_accepts():
+    ran = (support.TESTED, support.LONG)
+    for cell in support.CELLS:
+        if cell.component == "megatron-core":
+            assert version_in(cell.version, SUPPORTED_MEGATRON) == (cell.state in ran), cell
+    assert {row.megatron for row in support.COMBINATIONS if row.state in ran} == {
+        cell.version for cell in support.CELLS if cell.component == "megatron-core" and cell.state in ran
+    }
+    pinned = dict(line.split("==") for line in read("constraints.txt").splitlines() if "==" in line)
+    assert [cell.version for cell in support.CELLS if cell.component == "torch" and cell.state in ran] == [
+        pinned.get("torch", "2.13.0")
+    ]
+    assert {row.platform for row in support.COMBINATIONS if row.state in ran} == {"cpu"}

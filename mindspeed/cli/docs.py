@@ -1,0 +1,40 @@
+"""``mindspeed docs``: the reference pages, made from what is installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from mindspeed.cli.output import json_option, print_json, wants_json
+
+
+@click.command()
+@click.argument("names", metavar="[FEATURE]...", nargs=-1)
+@click.option("--write", "folder", type=click.Path(file_okay=False, path_type=Path), help="write every page into this folder")
+@click.option("--built-in", is_flag=True, help="leave out the features of other packages")
+@json_option
+def docs(names: tuple[str, ...], folder: Path | None, built_in: bool) -> None:
+    """Print the pages of features, or write the whole reference.
+
+    The pages are made from the declarations: settings, constraints, patches with their reasons, numerics, platforms.
+    Features of other packages have pages too.
+    """
+    from mindspeed.cli import main
+    from mindspeed.documentation.features import feature_page
+    from mindspeed.documentation.pages import pages, write
+    from mindspeed.plugins.discovery import discover
+
+    if bool(names) == (folder is not None):
+        raise click.UsageError("name features to print their pages, or give --write FOLDER for all pages")
+    catalog = discover(import_third_parties=not built_in)
+    if unknown := [name for name in names if name not in catalog.usable]:
+        raise click.UsageError(f"there is no feature {', '.join(unknown)}; see mindspeed features list")
+    if folder is not None:
+        write(folder, pages(catalog, main))
+        return
+    texts = {name: feature_page(catalog.usable[name]) for name in names}
+    if wants_json():
+        print_json({"pages": texts})
+    else:
+        click.echo("\n".join(texts.values()), nl=False)

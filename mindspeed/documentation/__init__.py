@@ -1,0 +1,1 @@
+"""Pages made from what the code declares: features, errors, hooks, settings, the command line, support."""

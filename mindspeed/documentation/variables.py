@@ -1,0 +1,23 @@
+"""Every environment variable that mindspeed reads. A test holds this table to the source."""
+
+from __future__ import annotations
+
+from typing import Final
+
+VARIABLES: Final[dict[str, str]] = {
+    "MINDSPEED_FEATURES": "features to switch on, as `--features`: `a,b`",
+    "MINDSPEED_SET": "settings, as `--set`, separated by semicolons: `a.size=2;b.mode=x`",
+    "MINDSPEED_WITHOUT": "features to leave out, as `--without`",
+    "MINDSPEED_STRICT": "`1` is `--strict`",
+    "MINDSPEED_PLATFORM": "npu, cuda or cpu, before any detection",
+    "MINDSPEED_CACHE": "folder for prepared data; `~/.cache/mindspeed` if not given",
+    "MINDSPEED_DISABLE": "features to switch off whatever a job asks for: `a,b`; said loudly, and a row of the plan",
+    "MINDSPEED_PLUGINS": "whose features may be loaded: `all`, `none`, or names of distributions: `acme,bolt`",
+    "MINDSPEED_TRACE": "`1` prints a line for each step of discovery, resolution, activation and each hook",
+    "MINDSPEED_REPORT": "file into which rank 0 writes the activation report; a run of ours sets it to its own folder",
+    "MINDSPEED_AGREEMENT_TIMEOUT": "seconds that ranks wait for the slowest one to name its plan; 600 if not given",
+    "MINDSPEED_LAUNCHED": "set by mindspeed itself: a launcher prints the last words of this process",
+    "MINDSPEED_JOINED": "set by mindspeed itself: this process helps a rank, and agrees with nobody",
+    "MINDSPEED_PLAN": "set by mindspeed itself for the processes that it starts: the file of their plan",
+    "MINDSPEED_TRAIN": "set by mindspeed itself for training processes: the file of their job",
+}
