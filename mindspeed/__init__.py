@@ -1,7 +1,24 @@
 """mindspeed: acceleration features for training large models on Megatron, as plugins."""
 
+import sys
+
 __version__ = "0.1.0"
 __all__ = ["activate", "deactivate", "defaults", "plan", "report", "suspended"]
+
+
+class _OldNames:
+    """Asked about modules of this package that nothing else has found: says what takes the place of MindSpeed's old ones."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        if name.startswith("mindspeed."):
+            from mindspeed.compat.imports import explain
+
+            if (error := explain(name)) is not None:
+                raise error
+
+
+sys.meta_path.append(_OldNames())
 
 
 def __getattr__(name: str) -> object:

@@ -1,0 +1,242 @@
+"""Planning and activating what came in under old names, beside what is active already."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import threading
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final, cast
+
+from pydantic import ValidationError
+
+from mindspeed import __version__, registry
+from mindspeed.activation import session
+from mindspeed.activation.plan import ActivationPlan, Row
+from mindspeed.activation.request import Layer
+from mindspeed.compat import arguments, flags, manager
+from mindspeed.compat.adapter import PREFIX, OldArgs, OldFeature, name_of, registrations_of
+from mindspeed.compat.feature import OwnFeature
+from mindspeed.compat.patches import DIRECT, MindSpeedPatchesManager
+from mindspeed.compat.registrations import Registration, forced_away, patches_of
+from mindspeed.plugins.discovery import BUILT_IN, Found
+from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec, Stability
+from mindspeed.plugins.hookspecs import hookimpl
+from mindspeed.plugins.patches import Patch
+from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
+from mindspeed.plugins.world import World
+
+SOURCE: Final = "old names"
+"""Source of values in a plan that came in through the old Python names."""
+
+_lock = threading.RLock()
+
+
+class DirectPatches(Feature[FeatureArgs]):
+    """Patches that were registered outside of any feature."""
+
+    spec = FeatureSpec(
+        name=DIRECT,
+        summary="Patches registered through MindSpeedPatchesManager outside of any feature",
+        category=Category.SCENARIO,
+        level=0,
+        stability=Stability.EXPERIMENTAL,
+    )
+
+    @hookimpl
+    def patches(self) -> list[Patch]:
+        patches, _, problems = patches_of([one for one in _direct() if one not in _state.forced_away])
+        if problems:
+            raise MindSpeedError(problems)
+        return patches
+
+
+@dataclasses.dataclass(slots=True)
+class _State:
+    """What the old names asked for so far in this process.
+
+    ``base`` is the plan that others had activated, ``digest`` that of the plan made here, ``args`` the arguments,
+    ``forced_away`` the replacements that give way to forced ones, ``said`` what was already printed.
+    """
+
+    base: ActivationPlan | None = None
+    digest: str = ""
+    args: Namespace | None = None
+    forced_away: frozenset[Registration] = frozenset()
+    said: set[str] = dataclasses.field(default_factory=set)
+
+
+_state = _State()
+
+
+@dataclasses.dataclass(slots=True)
+class _Asked:
+    """What arguments ask of the list: our features through old flags, old features, and what must be said."""
+
+    layer: Layer
+    rows: list[Row]
+    problems: list[Problem]
+
+
+def repatch(args: Mapping[str, Any] | Namespace) -> None:
+    """Take new arguments, by Megatron's or MindSpeed's names, and make, check and activate the plan they ask for.
+
+    What was active stays unless the arguments change it. Raises MindSpeedError with every problem; the plan that was
+    active before is then still active.
+    """
+    known = arguments.get_full_args()
+    for name, value in (args if isinstance(args, Mapping) else vars(args)).items():
+        setattr(known, name, value)
+    replan(known)
+
+
+def replan(args: Namespace | None = None) -> None:
+    """Activate the plan of the features that ``args`` switches on, of registered patches, and of what others activated.
+
+    Nothing happens when that plan is active already. Says new spellings and what must be known once, on stderr.
+    """
+    with _lock:
+        active = session.current()
+        before = active.plan if active is not None else None
+        if before is None or before.digest != _state.digest:
+            _state.base = before
+        _state.args = args if args is not None else _state.args
+        plan, rows = _plan()
+        if before is None or before.digest != plan.digest:
+            _exchange(before, plan)
+        _state.digest = plan.digest
+        _say(rows)
+
+
+def withdraw() -> None:
+    """Undo what the old names brought; the plan of others is active again."""
+    with _lock:
+        active = session.current()
+        if active is not None and active.plan.digest == _state.digest:
+            _exchange(active.plan, _state.base)
+            _state.digest = ""
+
+
+def refresh() -> None:
+    """Plan again if a plan of ours is active."""
+    active = session.current()
+    if active is not None and active.plan.digest == _state.digest:
+        replan()
+
+
+def _exchange(before: ActivationPlan | None, plan: ActivationPlan | None) -> None:
+    """Deactivate one plan and activate another; the first is active again when the second fails."""
+    if before is not None:
+        registry.deactivate()
+    for info in MindSpeedPatchesManager.patches_info.values():
+        info.forget_suspension()
+    try:
+        if plan is not None:
+            registry.activate(plan)
+    except MindSpeedError:
+        if before is not None:
+            registry.activate(before)
+        raise
+
+
+def _plan() -> tuple[ActivationPlan, list[Row]]:
+    """The plan of everything that is asked for now, and the rows that the old names add to it."""
+    common = _state.args
+    registry.provide(manager.found_rows(common))
+    asked = _asked(vars(common)) if common is not None else _Asked(Layer(SOURCE), [], [])
+    rows = asked.rows
+    calls = [*_calls_of(asked.layer, common), *_direct()]
+    kept, given_way = forced_away(calls)
+    _state.forced_away = frozenset(calls) - frozenset(kept)
+    rows += given_way
+    for owner in dict.fromkeys(one.owner for one in kept):
+        _, noted, wrong = patches_of([one for one in kept if one.owner == owner])
+        rows += noted
+        asked.problems += wrong
+    layers = [asked.layer]
+    provided = manager.found_rows(common, _state.forced_away)
+    if _direct():
+        provided.append(Found(DIRECT, BUILT_IN, __version__, "mindspeed.compat.activation:DirectPatches", DirectPatches))
+        layers.append(Layer(SOURCE, (DIRECT,)))
+    registry.provide(provided)
+    if _state.base is not None:
+        layers.insert(0, _layer_of(_state.base, asked.layer))
+    try:
+        plan = registry.resolve(layers)
+    except ResolutionError as error:
+        raise ResolutionError([*asked.problems, *(one for one in error.problems if one not in asked.problems)]) from None
+    if asked.problems:
+        raise ResolutionError(asked.problems)
+    return dataclasses.replace(plan, rows=(*plan.rows, *rows)), rows
+
+
+def _asked(given: Mapping[str, Any]) -> _Asked:
+    listed = manager.MindSpeedFeaturesManager.FEATURES_LIST
+    own = {feature.name for feature in listed if isinstance(feature, OwnFeature)}
+    heard = {dest: value for dest, value in given.items() if dest in flags.BY_DEST}
+    for old in flags.OLD_FLAGS:
+        if own.isdisjoint(old.features):
+            heard.pop(old.dest, None)
+    layer, notes, problems = flags.request_of({**given, **dict.fromkeys(flags.BY_DEST), **heard}, registry.catalog())
+    features, settings = list(layer.features), {name: dict(fields) for name, fields in layer.settings.items()}
+    rows = [Row("note", "compat", note) for note in notes]
+    world = arguments.world_of(given)
+    complete = arguments.namespace_of(World(world), given)
+    for feature in manager.old_features():
+        name, own_settings = name_of(feature), manager.given_arguments(feature, given)
+        if feature.is_need_apply(complete):
+            features.append(name)
+            settings[name] = own_settings
+        elif reason := manager.never_on(feature):
+            if own_settings:
+                text = f"{', '.join(manager.options_of(feature, own_settings))} is given to {name}, and {reason}"
+                fix = f"mindspeed features: {name} switches it on by name, or register --{name.removeprefix(PREFIX)}"
+                problems.append(Problem("MS110", text, (name,), where=manager.where_of(feature), fix=fix))
+            rows.append(Row("note", name, reason))
+    level = given.get("optimization_level", 2)
+    layer = Layer(SOURCE, tuple(features), settings, world, level=level if level in (0, 1) else None)
+    return _Asked(layer, rows, problems)
+
+
+def _calls_of(layer: Layer, common: Namespace | None) -> list[Registration]:
+    """What the old features of a request register, in the order of the list."""
+    calls: list[Registration] = []
+    known = registry.catalog()
+    world = World(dict(layer.world))
+    for feature in manager.old_features():
+        name = name_of(feature)
+        if name in layer.features and name in known.usable:
+            adapter = cast("type[OldFeature]", known.feature(name))
+            with suppress(ValidationError):  # the resolver says what is wrong with a setting
+                calls += registrations_of(adapter(cast("OldArgs", adapter.Args(**layer.settings[name])), world))
+    return calls
+
+
+def _direct() -> list[Registration]:
+    return [one for one in MindSpeedPatchesManager.registrations if one.owner == DIRECT]
+
+
+def _layer_of(plan: ActivationPlan, above: Layer) -> Layer:
+    """A plan as a request below ``above``: what it set, without the sizes that are asked for anew."""
+    owners = {owner: size for size, (owner, _) in registry.catalog().owners.items()}
+    features = tuple(one.name for one in plan.features if owners.get(one.name) not in above.world)
+    settings = {
+        one.name: {key: value.value for key, value in one.settings.items() if value.source != "default"}
+        for one in (*plan.base, *plan.features)
+        if one.name in features or one in plan.base
+    }
+    world = {name: value for name, value in plan.world.known().items() if name not in ("platform", "megatron")}
+    return Layer("active plan", features, settings, world, level=plan.level, strict=plan.strict, platform=plan.world.platform)
+
+
+def _say(rows: Sequence[Row]) -> None:
+    """Print rows that were not printed before, on rank 0."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    for text in dict.fromkeys(f"mindspeed: {row.feature}: {row.text}" for row in rows):
+        if text not in _state.said:
+            _state.said.add(text)
+            print(text, file=sys.stderr)

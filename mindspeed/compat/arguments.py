@@ -1,0 +1,138 @@
+"""Arguments in MindSpeed's form: one namespace with what old features register, what the command line gives, and Megatron's."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import yaml
+
+from mindspeed.compat.feature import MindSpeedFeature
+from mindspeed.plugins.world import World
+
+MEGATRON_SIZES: Final = {
+    "tensor_model_parallel_size": "tp",
+    "pipeline_model_parallel_size": "pp",
+    "virtual_pipeline_model_parallel_size": "vpp",
+    "context_parallel_size": "cp",
+    "expert_model_parallel_size": "ep",
+    "world_size": "world_size",
+    "num_layers": "num_layers",
+    "hidden_size": "hidden_size",
+    "ffn_hidden_size": "ffn_hidden_size",
+    "num_attention_heads": "num_attention_heads",
+    "num_query_groups": "num_query_groups",
+    "num_experts": "num_experts",
+    "padded_vocab_size": "vocab_size",
+    "seq_length": "seq_length",
+    "micro_batch_size": "micro_batch_size",
+    "global_batch_size": "global_batch_size",
+    "normalization": "normalization",
+    "swiglu": "gated_linear_unit",
+}
+"""Megatron's arguments that are values of a world, by name."""
+
+
+def process_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add the arguments of every feature in the list, and ``--optimization-level``; returns the parser."""
+    from mindspeed.compat.manager import MindSpeedFeaturesManager
+
+    if "--optimization-level" not in parser._option_string_actions:
+        levels = "0 for Megatron as it is, 1 for fused operators, 2 for everything that is asked for"
+        parser.add_argument("--optimization-level", type=int, choices=(0, 1, 2), default=2, help=levels)
+    for feature in MindSpeedFeaturesManager.FEATURES_LIST:
+        register(feature, parser)
+    return parser
+
+
+def register(feature: MindSpeedFeature, parser: argparse.ArgumentParser) -> None:
+    """Let a feature add its arguments, unless the parser has them all."""
+    scratch = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    feature.register_args(scratch)
+    options = {option for action in scratch._actions for option in action.option_strings}
+    if not options or not options <= parser._option_string_actions.keys():
+        feature.register_args(parser)
+    else:  # what it does besides, as adding a choice to an argument of Megatron
+        for action in scratch._actions:
+            for choice in action.choices or ():
+                feature.add_parser_argument_choices_value(parser, action.option_strings[0], choice)
+
+
+def get_mindspeed_args(get_defaults: bool = False) -> Namespace:
+    """The command line as MindSpeed reads it: arguments of features by their parsers, all others by their look.
+
+    ``--name value`` of another parser becomes the attribute ``name``, with numbers as numbers; without a value it is
+    True. ``get_defaults`` gives the defaults alone and remembers nothing.
+    """
+    from mindspeed import args_utils
+
+    if get_defaults:
+        return _parse(())
+    if args_utils._MINDSPEED_ARGS is None:
+        args_utils._MINDSPEED_ARGS = _parse(sys.argv[1:])
+    return args_utils._MINDSPEED_ARGS
+
+
+def get_full_args() -> Namespace:
+    """Megatron's own arguments once it has them, before that `get_mindspeed_args`."""
+    variables = sys.modules.get("megatron.training.global_vars")
+    found = getattr(variables, "_GLOBAL_ARGS", None)
+    return found if found is not None else get_mindspeed_args()
+
+
+def _parse(argv: Sequence[str]) -> Namespace:
+    parser = process_args(argparse.ArgumentParser(allow_abbrev=False, add_help=False))
+    args, others = parser.parse_known_args(argv)
+    for name, value in _by_look(others).items():
+        if not hasattr(args, name):
+            setattr(args, name, value)
+    return args
+
+
+def _by_look(tokens: Sequence[str]) -> dict[str, Any]:
+    """Arguments that no parser here knows: ``--a 1 --b --c=x y`` -> ``{"a": 1, "b": True, "c": ["x", "y"]}``."""
+    found: dict[str, list[Any]] = {}
+    values: list[Any] | None = None
+    for token in tokens:
+        if token.startswith("--") and len(token) > 2:
+            name, equals, value = token[2:].partition("=")
+            values = found[name.replace("-", "_")] = [_scalar(value)] if equals else []
+        elif values is not None:
+            values.append(_scalar(token))
+    return {name: True if not given else given[0] if len(given) == 1 else given for name, given in found.items()}
+
+
+def _scalar(text: str) -> Any:
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    return value if isinstance(value, int | float | str) else text
+
+
+def namespace_of(world: World, given: Mapping[str, Any]) -> Namespace:
+    """The arguments of a plan in MindSpeed's form: Megatron's defaults, the world's sizes, then ``given``."""
+    from mindspeed.megatron.surface import surface
+
+    recorded = surface(world.megatron) if world.knows("megatron") else None
+    values = {argument.dest: argument.default for argument in (recorded.arguments if recorded is not None else ())}
+    values |= vars(get_mindspeed_args(get_defaults=True))
+    values |= {name: getattr(world, field) for name, field in MEGATRON_SIZES.items() if world.knows(field)}
+    if world.knows("dtype"):
+        values |= {"bf16": world.dtype == "bf16", "fp16": world.dtype == "fp16"}
+    return Namespace(**values | dict(given))
+
+
+def world_of(args: Mapping[str, Any]) -> dict[str, Any]:
+    """The world's values among arguments in Megatron's names; what has another type is left out."""
+    from mindspeed.plugins.world import FIELDS
+
+    world = {field: args[name] for name, field in MEGATRON_SIZES.items() if type(args.get(name)) is FIELDS[field][0]}
+    if args.get("bf16") is True or args.get("fp16") is True:
+        world["dtype"] = "bf16" if args.get("bf16") is True else "fp16"
+    if not args.get("group_query_attention"):
+        world.pop("num_query_groups", None)  # Megatron's default of 1 means nothing then
+    return world

@@ -1,0 +1,126 @@
+"""Import names of MindSpeed that do not exist here: what takes the place of each.
+
+A last-resort finder (installed by ``import mindspeed``, asked only about modules that nobody else finds) raises the error.
+"""
+
+from __future__ import annotations
+
+import sys
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from mindspeed.plugins.problems import MindSpeedError, Problem
+
+
+class OldNameError(MindSpeedError, ModuleNotFoundError):
+    """MS112. An ImportError too, so that consumers that try an import go on as before."""
+
+
+class Place(NamedTuple):
+    """What takes the place of an old module and all below it: features of the framework, or a sentence."""
+
+    features: tuple[str, ...] = ()
+    instead: str = ""
+
+
+def _features(*names: str) -> Place:
+    return Place(names)
+
+
+OLD_MODULES: Final[dict[str, Place]] = {
+    "mindspeed.auto_settings": _features("auto-tuning"),
+    "mindspeed.core": Place(instead="the features of mindspeed take its place; 'mindspeed features list' shows them"),
+    "mindspeed.core.auto_parallel": _features("auto-tuning"),
+    "mindspeed.core.context_parallel": _features("context-parallel"),
+    "mindspeed.core.context_parallel.adaptive_context_parallel": _features("adaptive-cp"),
+    "mindspeed.core.context_parallel.adaptor": _features("context-parallel", "flash-attention"),
+    "mindspeed.core.context_parallel.get_batch_utils": _features("context-parallel", "eod-reset"),
+    "mindspeed.core.context_parallel.model_parallel_utils": _features("context-parallel", "ring-attention", "hybrid-attention"),
+    "mindspeed.core.context_parallel.ring_context_parallel": _features("ring-attention"),
+    "mindspeed.core.context_parallel.ulysses_context_parallel": _features("ulysses-attention"),
+    "mindspeed.core.distributed": _features("async-ddp", "distributed-optimizer"),
+    "mindspeed.core.fusions": Place(instead="the operators of mindspeed.ops take its place"),
+    "mindspeed.core.fusions.fused_bias_swiglu": _features("swiglu"),
+    "mindspeed.core.fusions.fused_rms_norm": _features("rms-norm"),
+    "mindspeed.core.fusions.fused_rope": _features("rotary-embedding"),
+    "mindspeed.core.fusions.grouped_matmul": _features("moe-grouped-gemm"),
+    "mindspeed.core.fusions.ring_attn_update": _features("ring-attention-update"),
+    "mindspeed.core.fusions.rms_norm": _features("rms-norm"),
+    "mindspeed.core.megatron_basic": Place(instead="the platform layer does this for every plan"),
+    "mindspeed.core.memory": _features("recompute", "adaptive-recompute", "swap-attention"),
+    "mindspeed.core.optimizer": _features("distributed-optimizer", "reuse-fp32-param", "swap-optimizer"),
+    "mindspeed.core.parallel_state": Place(instead="the hook groups_created of a feature makes groups beside Megatron's"),
+    "mindspeed.core.pipeline_parallel": _features("pipeline-parallel", "virtual-pipeline", "nano-pipe"),
+    "mindspeed.core.pipeline_parallel.noop_layers": _features("noop-layers"),
+    "mindspeed.core.qat": Place(),
+    "mindspeed.core.ssm": Place(),
+    "mindspeed.core.tensor_parallel": _features("tensor-parallel", "sequence-parallel"),
+    "mindspeed.core.tensor_parallel.ascend_turbo": _features("mc2"),
+    "mindspeed.core.tensor_parallel.lcal_coc": _features("coc"),
+    "mindspeed.core.tensor_parallel.random": _features("activation-recompute", "norm-recompute"),
+    "mindspeed.core.tensor_parallel.tp_2d": _features("tensor-parallel-2d"),
+    "mindspeed.core.tensor_parallel_y_union_cp": _features("tensor-parallel-2d"),
+    "mindspeed.core.transformer.moe": _features("expert-parallel", "moe-alltoall-overlap", "moe-allgather-overlap"),
+    "mindspeed.fsdp": Place(),
+    "mindspeed.lite": Place(instead="operators are in mindspeed.ops, also without Megatron"),
+    "mindspeed.mindspore": Place(),
+    "mindspeed.model": _features("shared-attention-mask", "eod-reset"),
+    "mindspeed.moe": _features("deepspeed-moe"),
+    "mindspeed.ops.fusion_attention_v2": _features("flash-attention"),
+    "mindspeed.ops.gmm": _features("moe-grouped-gemm"),
+    "mindspeed.ops.npu_fused_moe_token_permute": _features("moe-token-permute"),
+    "mindspeed.ops.npu_fused_moe_token_unpermute": _features("moe-token-permute"),
+    "mindspeed.ops.npu_moe_token_permute": _features("moe-token-permute"),
+    "mindspeed.ops.npu_moe_token_unpermute": _features("moe-token-permute"),
+    "mindspeed.ops.npu_groupmatmul_add": _features("grouped-matmul-add"),
+    "mindspeed.ops.npu_matmul_add": _features("matmul-add"),
+    "mindspeed.ops.npu_ring_attention_update": _features("ring-attention-update"),
+    "mindspeed.ops.npu_rotary_position_embedding": _features("rotary-embedding"),
+    "mindspeed.te": Place(instead="Megatron's local layers are used, and features act on them"),
+    "mindspeed.te.pytorch.attention": _features("context-parallel", "flash-attention"),
+    "mindspeed.utils": _features("context-parallel", "eod-reset"),
+}
+"""Old modules by prefix; the longest that matches speaks."""
+
+_PACKAGE: Final = Path(__file__).resolve().parents[1]
+
+
+def explain(missing: str) -> OldNameError | None:
+    """The error for an import name that nobody found; None for a name that was never MindSpeed's."""
+    prefix = name = _wanted(missing)
+    while prefix not in OLD_MODULES and "." in prefix:
+        prefix = prefix.rpartition(".")[0]
+    if prefix not in OLD_MODULES and not name.startswith("mindspeed.ops."):
+        return None
+    fix = _fix(OLD_MODULES[prefix]) if prefix in OLD_MODULES else _near_operator(name)
+    error = OldNameError([Problem("MS112", f"{name} is an import name of MindSpeed that does not exist here", fix=fix)])
+    error.name = name
+    return error
+
+
+def _wanted(name: str) -> str:
+    """The module whose import asked for ``name``, which may be only a package above it."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        asked = frame.f_locals.get("name") if frame.f_code.co_filename.startswith("<frozen importlib") else None
+        if isinstance(asked, str) and asked.startswith(f"{name}."):
+            name = asked
+    return name
+
+
+def _fix(place: Place) -> str:
+    if not place.features:
+        return place.instead or "nothing takes its place yet"
+    there = [name for name in place.features if (_PACKAGE / "features" / name.replace("-", "_")).is_dir()]
+    later = [name for name in place.features if name not in there]
+    parts = [f"--features {','.join(there)} takes its place" if there else ""]
+    parts.append(f"{' and '.join(later)} will, and {'are' if len(later) > 1 else 'is'} not there yet" if later else "")
+    return "; ".join(filter(None, parts))
+
+
+def _near_operator(name: str) -> str:
+    operators = sorted(f"mindspeed.ops.{file.stem}" for file in (_PACKAGE / "ops").glob("*.py") if file.stem[0] != "_")
+    near = get_close_matches(name, operators, n=3, cutoff=0.7)
+    return f"did you mean {' or '.join(near)}?" if near else "mindspeed.ops has no such operator yet"

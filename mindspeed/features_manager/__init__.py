@@ -1,0 +1,8 @@
+"""Old import name; see `mindspeed.compat.manager`."""
+
+from mindspeed.compat.feature import create_features_list as create_features_list
+from mindspeed.compat.manager import MindSpeedFeaturesManager as MindSpeedFeaturesManager
+
+__all__ = ["FEATURES_LIST", "MindSpeedFeaturesManager", "create_features_list"]
+
+FEATURES_LIST = MindSpeedFeaturesManager.FEATURES_LIST
