@@ -22,7 +22,7 @@ from mindspeed.activation.proof import ProofReport
 from mindspeed.activation.request import Layer, layer_from_environment
 from mindspeed.activation.resolver import resolve as resolve_names
 from mindspeed.activation.session import ActivationReport, DeactivationReport, suspended
-from mindspeed.plugins.discovery import Catalog, discover
+from mindspeed.plugins.discovery import Catalog, Found, discover
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
 from mindspeed.plugins.tracing import trace
 
@@ -31,6 +31,8 @@ __all__ = ["activate", "activate_from_environment", "catalog", "deactivate", "de
 PLAN_VARIABLE: Final = "MINDSPEED_PLAN"
 """Environment variable that names the plan file of a child process."""
 
+_provided: tuple[Found, ...] = ()
+
 
 @lru_cache(maxsize=16)
 def catalog(only: frozenset[str] | None = None) -> Catalog:
@@ -38,7 +40,16 @@ def catalog(only: frozenset[str] | None = None) -> Catalog:
 
     With ``only``, features of other distributions are loaded only when they are named there, or required by one that is.
     """
-    return discover(only=only)
+    found = discover(only=only)
+    names = {row.name for row in _provided}
+    return Catalog([*(row for row in found.rows if row.name not in names), *_provided]) if _provided else found
+
+
+def provide(rows: Iterable[Found]) -> None:
+    """Add features that this process made itself to the catalog, in place of those it added before."""
+    global _provided
+    _provided = tuple(rows)
+    catalog.cache_clear()
 
 
 def catalog_for(names: Iterable[str]) -> Catalog:

@@ -104,6 +104,7 @@ def _load(found: Found) -> Found:
     try:
         module = importlib.import_module(module_name)
         feature = getattr(module, attribute) if attribute else _only_feature(module)
+        feature = getattr(feature, "as_mindspeed_feature", lambda: feature)()
         if not (isinstance(feature, type) and issubclass(feature, Feature) and hasattr(feature, "spec")):
             raise TypeError(f"{found.reference} is not a Feature class with a spec")
     except (Exception, SystemExit) as error:  # a plugin may fail in any way; it must not take the others with it

@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict
 from mindspeed.plugins.constraints import Constraint, Predicate
 from mindspeed.plugins.world import World
 
-_NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_NAME: Final = re.compile(r"(?:compat:)?[a-z][a-z0-9]*(-[a-z0-9]+)*")
+"""Lower-case words joined by dashes; features in MindSpeed's old form stand in a name space of their own."""
 
 
 class FeatureArgs(BaseModel):

@@ -79,6 +79,11 @@ CODES: Final[dict[str, str]] = {
     "it requires, or its name is not lower-case words joined by dashes.",
     "MS105": "A feature belongs to a distribution that MINDSPEED_PLUGINS leaves out, so none of its code is loaded. It is "
     "listed with that as its state.",
+    "MS110": "A feature in MindSpeed's old form can never do what it says: it checks against a name that is neither a feature nor "
+    "an argument, or its arguments are given and none of them can switch it on.",
+    "MS111": "An old MindSpeed flag stands for a feature that this version does not have yet. The flag would do nothing, so the "
+    "job is refused; docs/moving-from-mindspeed.md lists what is there.",
+    "MS112": "An import name of MindSpeed that does not exist here. The message names the feature or module that takes its place.",
     "MS201": "A requested name is not a known feature. Near names are suggested.",
     "MS202": "Two active features exclude each other. Both chains of reasons are printed, so that you see which of "
     "your requests brought each in.",
@@ -105,6 +110,8 @@ CODES: Final[dict[str, str]] = {
     "MS404": "A holder of the original object could not be rebound.",
     "MS405": "A plan is already active in this process, and it is a different one.",
     "MS406": "A replacement, wrapper or mixin named by a patch cannot be imported.",
+    "MS409": "A patch registered through MindSpeed's old names cannot be taken: it asks for a dummy, gives no new object, or is a "
+    "wrapper by its content and not by its name.",
     "MS410": "A feature is active, and the phase in which it acts ended without a single call at one of its sites. The "
     "feature had no effect there: the model has no such part, or another code path ran. An error under --strict.",
     "MS411": "A patched name holds something else than what the plan put there: somebody has assigned it since.",
