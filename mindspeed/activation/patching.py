@@ -29,6 +29,7 @@ from mindspeed.activation.rebinding import Journal, Rebinder
 from mindspeed.activation.sites import awaits_checkout, find_site
 from mindspeed.activation.source import find_module
 from mindspeed.plugins.problems import PatchError, Problem
+from mindspeed.plugins.tracing import trace
 
 __all__ = ["AppliedPatches", "SiteReport", "apply", "check_patches", "with_sites"]
 
@@ -137,6 +138,7 @@ class AppliedPatches:
                 for records in (self._bound, self._by_name, self._new, self._postponed):
                     records.clear()
                 _clear_caches(self._groups)
+            trace("undone", f"{len(self._groups)} sites")
 
     @contextmanager
     def suspended(self, site: str) -> Iterator[None]:
@@ -196,6 +198,8 @@ class AppliedPatches:
         if any(layer is done for done in bound.applied):
             return  # a reload has left this name as it was
         parts = bound.apply(layer, values, self._journal)
+        for planned in layer:
+            trace("patched", f"{group.site}: {planned.patch.kind} of {planned.owner}")
         if self._watch is not None:
             for planned, made in parts:
                 self._watch(planned, made)

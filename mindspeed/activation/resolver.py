@@ -132,8 +132,8 @@ def _disabled(state: State) -> Iterator[Row]:
             asked = state.merged.requested.get(name)
             yield Row("disabled", name, f"taken out by {source}{f', though requested ({asked})' if asked else ''}")
         else:
-            near = state.catalog.near(name)
-            yield Row("disabled", name, f"{source} names no feature{f'; did you mean ' + ' or '.join(near) if near else ''}")
+            near = " or ".join(state.catalog.near(name))
+            yield Row("disabled", name, f"{source} names no feature{f'; did you mean {near}?' if near else ''}")
 
 
 def _owners_of_sizes(state: State) -> Iterator[tuple[str, Active]]:

@@ -14,6 +14,11 @@ from mindspeed.cli.output import json_option, print_json, wants_json
 @json_option
 def explain(code: str) -> None:
     """Explain an error code, for example MS201."""
+    show_code(code)
+
+
+def show_code(code: str) -> None:
+    """Print the paragraph of a code. Raises UsageError for one that does not exist."""
     from mindspeed.plugins.problems import CODES
 
     code = code.upper()

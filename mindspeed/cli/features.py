@@ -1,4 +1,4 @@
-"""``mindspeed features``: list, check, plan and verify features."""
+"""``mindspeed features``: what there is, what a job would do, whether it is right, and how to make more."""
 
 from __future__ import annotations
 
@@ -10,7 +10,20 @@ features = LazyGroup(
         "list": "mindspeed.cli.feature_list:list_features",
         "check": "mindspeed.cli.feature_check:check",
         "plan": "mindspeed.cli.feature_plan:plan",
+        "explain": "mindspeed.cli.feature_explain:explain",
+        "graph": "mindspeed.cli.feature_graph:graph",
+        "schema": "mindspeed.cli.feature_schema:schema",
         "verify": "mindspeed.cli.verify:verify",
     },
-    help="List, check, plan and verify features.",
+    help="List, check, plan, explain, make, test and verify features.",
+    epilog="""\b
+Environment variables:
+  MINDSPEED_FEATURES=a,b         features to switch on, above the job file and below the command line
+  MINDSPEED_SET='a.x=1;b.y=2'    settings, likewise
+  MINDSPEED_WITHOUT=a,b          features to leave out; contradicts a request for them
+  MINDSPEED_DISABLE=a,b          features taken out of every plan, whatever asks for them
+  MINDSPEED_PLUGINS=none|all|D,D whose features may be loaded: distributions by name  [default: all]
+  MINDSPEED_PLATFORM, MINDSPEED_STRICT=1   as --platform and --strict
+  MINDSPEED_TRACE=1              a line on standard error for each step, patch and hook
+  MINDSPEED_CACHE=FOLDER         where the index of installed packages is kept  [default: the user's cache folder]""",
 )

@@ -11,6 +11,7 @@ import pluggy
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.hookspecs import HOOK_CLASSES, PROJECT
 from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.plugins.tracing import trace
 
 
 class FeatureManager(pluggy.PluginManager):
@@ -62,6 +63,7 @@ class FeatureManager(pluggy.PluginManager):
 
             def call(arguments: dict[str, Any], impl: pluggy.HookImpl = impl) -> Any:
                 self.calls[impl.plugin_name, hook] += 1
+                trace("hook", f"{hook} of {impl.plugin_name}")
                 try:
                     return impl.function(*(arguments[name] for name in impl.argnames))
                 except MindSpeedError:

@@ -1,0 +1,206 @@
+"""``mindspeed features explain``: why a feature is on, or why it is not, and everything that it does in a job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from mindspeed.cli.explain import show_code
+from mindspeed.cli.feature_plan import show
+from mindspeed.cli.output import json_option, print_json, wants_json
+from mindspeed.cli.request_options import Request, request_options
+
+if TYPE_CHECKING:
+    from mindspeed.activation.explanation import Explanation, Features
+    from mindspeed.activation.plan import ActivationPlan
+    from mindspeed.plugins.discovery import Catalog, Found
+    from mindspeed.plugins.feature import FeatureSpec
+
+_CODE: Final = re.compile(r"MS\d{3}", re.IGNORECASE)
+Sections = Iterator[tuple[str, list[str]]]
+
+
+@click.command()
+@click.argument("name", metavar="NAME|CODE")
+@request_options
+@json_option
+def explain(request: Request, name: str) -> None:
+    """Explain a feature in a job, or an error code.
+
+    Of a feature that is on: why, its place in the order and who declared that, where every setting comes from, its
+    patches with the place of target and replacement and all that stands at that site. Of one that is off: why not, and
+    what would switch it on.
+    """
+    if _CODE.fullmatch(name):
+        show_code(name)
+        return
+    from mindspeed.registry import catalog_for
+
+    plan = request.resolve()
+    known = catalog_for([*plan.names, name])
+    features = _classes(plan, known)
+    if name in features and name in {feature.name for feature in (*plan.base, *plan.features)}:
+        _explain_active(plan, features, name)
+    else:
+        _explain_inactive(request, plan, known, name)
+
+
+def _classes(plan: ActivationPlan, known: Catalog) -> Features:
+    from mindspeed.platforms import base_features
+
+    base = {feature.spec.name: feature for feature in base_features(plan.environment["platform"])}
+    return base | {name: known.feature(name) for name in plan.names}
+
+
+def _explain_active(plan: ActivationPlan, features: Features, name: str) -> None:
+    from mindspeed.activation.explanation import explain as explain_feature
+
+    found = explain_feature(plan, features, name)
+    spec = features[name].spec
+    if wants_json():
+        print_json(_active_json(found, features[name], plan))
+        return
+    click.echo(f"{name} is on: {spec.summary}")
+    show(_active(found, features[name], plan))
+
+
+def _active(found: Explanation, feature: Any, plan: ActivationPlan) -> Sections:
+    from mindspeed.plugins.discovery import declared_at
+
+    planned, name = found.feature, found.feature.name
+    yield "from", [f"{planned.distribution} {planned.version}, {declared_at(feature)}", *_traits(feature.spec)]
+    yield "why", [line.removeprefix(f"{name}: ") for line in planned.why]
+    free = "no order is declared with another active feature; ties go by name"
+    count = len(plan.base) + len(plan.features)
+    yield f"position {found.number} of {count}", [str(edge) for edge in found.edges] or [free]
+    yield "settings", [line for key in planned.settings for line in _setting(found, feature, key)]
+    yield "slots", list(planned.slots)
+    yield (
+        "Megatron arguments",
+        [f"{o.override.argument} = {o.override.value!r}  {o.override.reason}" for o in found.overrides],
+    )
+    yield "patches", [line for patch in found.patches for line in _patch(patch)]
+    yield "notes", [row.text for row in found.rows if row.kind != "left-out"]
+
+
+def _traits(spec: FeatureSpec) -> list[str]:
+    numerics = spec.numerics
+    claim = numerics.claim if numerics.claim == "exact" else f"{numerics.claim} (loss {numerics.loss:g}, {numerics.reason})"
+    return [f"category {spec.category.value}, level {spec.level}, {spec.stability.value}; numerics {claim}"]
+
+
+def _setting(found: Explanation, feature: Any, key: str) -> list[str]:
+    value = found.feature.settings[key]
+    source = ", ".join((value.source, *(f"overrode {old}" for old in value.overrode)))
+    return [f"{found.feature.name}.{key} = {value.value}  ({source})", f"  {feature.Args.model_fields[key].description}"]
+
+
+def _patch(explained: Any) -> list[str]:
+    patch = explained.patch.patch
+    lines = [f"{patch.kind} {patch.target}", f"  because  {patch.reason}", f"  target   {explained.target}"]
+    if explained.code is not None:
+        lines.append(f"  code     {explained.code}")
+    if explained.patch.skipped:
+        return [*lines, f"  left out: {explained.patch.skipped}"]
+    return [*lines, f"  at site  {' <- '.join(explained.chain)}"]
+
+
+def _active_json(found: Explanation, feature: Any, plan: ActivationPlan) -> dict[str, Any]:
+    from mindspeed.plugins.discovery import declared_at
+
+    planned, spec = found.feature, feature.spec
+    fields = feature.Args.model_fields
+    return {
+        "feature": planned.name,
+        "active": True,
+        "summary": spec.summary,
+        "distribution": planned.distribution,
+        "version": planned.version,
+        "where": declared_at(feature),
+        "category": spec.category.value,
+        "level": spec.level,
+        "stability": spec.stability.value,
+        "numerics": asdict(spec.numerics),
+        "why": list(planned.why),
+        "position": {
+            "number": found.number,
+            "of": len(plan.base) + len(plan.features),
+            "edges": [edge._asdict() for edge in found.edges],
+        },
+        "settings": {key: asdict(value) | {"description": fields[key].description} for key, value in planned.settings.items()},
+        "slots": list(planned.slots),
+        "overrides": [{"owners": list(o.owners), **o.override.to_json()} for o in found.overrides],
+        "patches": [
+            {
+                "patch": one.patch.patch.to_json(),
+                "skipped": one.patch.skipped,
+                "target": asdict(one.target),
+                "code": asdict(one.code) if one.code is not None else None,
+                "chain": list(one.chain),
+            }
+            for one in found.patches
+        ],
+        "rows": [asdict(row) for row in found.rows],
+    }
+
+
+def _explain_inactive(request: Request, plan: ActivationPlan, known: Catalog, name: str) -> None:
+    from mindspeed.plugins.problems import Problem, ResolutionError
+
+    row = next((row for row in known.rows if row.name == name), None)
+    if row is None:
+        near = known.near(name)
+        fix = f"did you mean {' or '.join(near)}?" if near else "mindspeed features list shows every name"
+        raise ResolutionError([Problem("MS201", f"there is no feature {name!r}", (name,), where="command line", fix=fix)])
+    because, brings, problems = _why_not(plan, known, row), list[str](), list[Problem]()
+    if name not in {disabled.feature for disabled in plan.rows if disabled.kind == "disabled"}:
+        try:
+            with_it = request.naming((name,)).resolve()
+            brings = [other for other in with_it.names if other not in plan.names and other != name]
+        except ResolutionError as error:
+            problems = list(error.problems)
+    spec = row.feature.spec if row.feature is not None else None
+    ways = _ways(row, spec)
+    if wants_json():
+        off = {"because": because, "switched_on_by": ways, "brings": brings, "problems": [p.to_json() for p in problems]}
+        names = ("name", "distribution", "version", "where")
+        about = {"feature" if key == "name" else key: getattr(row, key) for key in names}
+        print_json({**about, "active": False, "summary": spec.summary if spec else None, "off": off})
+        return
+    click.echo(f"{name} is off{f': {spec.summary}' if spec else ''}")
+    show(
+        [
+            ("from", [row.where, *(_traits(spec) if spec else [])]),
+            ("why not", because),
+            ("switched on by", ways),
+            ("it would bring", brings),
+            ("asking for it now gives", [line for problem in problems for line in str(problem).splitlines()]),
+        ]
+    )
+
+
+def _why_not(plan: ActivationPlan, known: Catalog, row: Found) -> list[str]:
+    lines = [planned.text for planned in plan.rows if planned.feature == row.name and planned.kind != "not-checked"]
+    if row.problem is not None:
+        lines.append(row.problem.message)
+    if row.name in known.specs:
+        spec, platform = known.specs[row.name], plan.environment["platform"]
+        if spec.platforms and platform not in spec.platforms:
+            lines.append(f"it runs on {', '.join(sorted(spec.platforms))} only, and this plan is for {platform}")
+        if spec.level > plan.level:
+            lines.append(f"its optimization level is {spec.level}, and this job has {plan.level}")
+        for size in spec.sizes:
+            if plan.world.knows(size) and getattr(plan.world, size) == 1:
+                lines.append(f"the {size} size is 1")
+    return lines or ["nothing asked for it, and no active feature requires it"]
+
+
+def _ways(row: Found, spec: FeatureSpec | None) -> list[str]:
+    if row.problem is not None:
+        return [row.problem.fix]
+    sizes = [f"--{size} N, N above 1" for size in (spec.sizes if spec else ()) if size != "dp"]
+    return [*sizes, f"--features {row.name}"]
