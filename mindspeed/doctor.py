@@ -12,14 +12,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from mindspeed import __version__
+from mindspeed import __version__, ascend
 from mindspeed.activation.environment import SUPPORTED_MEGATRON, version_in
+from mindspeed.finding import Finding
 from mindspeed.megatron.version import megatron_copies, mixed_roots
 from mindspeed.plugins.discovery import BUILT_IN, discover
 from mindspeed.plugins.problems import Problem
@@ -36,33 +36,14 @@ USEFUL: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the report. ``state`` is ok, missing (training needs it), optional, or warning."""
-
-    subject: str
-    value: str
-    state: str = "ok"
-    fix: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def problem(self) -> Problem | None:
-        """The problem of a finding without which nothing trains."""
-        if self.state != "missing":
-            return None
-        code = "MS502" if self.subject.startswith("megatron") else "MS501"
-        return Problem(code, f"{self.subject}: {self.value}", fix=self.fix)
-
-
 def examine() -> Iterator[Finding]:
     """Every finding, in the order of the report. Takes as long as torch takes to import."""
     yield Finding("python", f"{platform.python_version()} ({sys.executable})")
     yield Finding("mindspeed", f"{__version__} ({Path(__file__).parent})")
     torch = probe_torch()
     yield from _torch(torch)
-    yield from _npu()
+    yield from ascend.findings()
+    yield from _npu(torch)
     yield from megatron()
     yield from packages()
     yield from _devices(torch)
@@ -123,18 +104,28 @@ def _torch(found: dict[str, Any]) -> Iterator[Finding]:
             yield Finding("gloo", "not in this torch build", "missing", "install a torch build with gloo, as on PyPI")
 
 
-def _npu() -> Iterator[Finding]:
+def _npu(torch: dict[str, Any]) -> Iterator[Finding]:
     if find_spec("torch_npu") is None:
-        yield Finding(
-            "torch_npu", "not installed", "optional", "pip install torch_npu of torch's version, on a machine with CANN"
-        )
+        fix = "pip install 'mindspeed[npu]' on a machine with CANN, see docs/ascend.md"
+        yield Finding("torch_npu", "not installed", "optional", fix)
         return
     found = _probe("import json, torch, torch_npu; print(json.dumps({'version': torch_npu.__version__}))")
     if "error" in found:
         fix = "install the torch_npu of this torch version, and source CANN's set_env.sh"
         yield Finding("torch_npu", f"cannot be imported: {found['error']}", "warning", fix)
+    elif "version" in torch and _series(found["version"]) != _series(torch["version"]):
+        text = f"{found['version']} was made for another torch than {torch['version']}"
+        yield Finding("torch_npu", text, "warning", f"pip install torch_npu=={_series(torch['version'])}.*")
     else:
         yield Finding("torch_npu", found["version"])
+    if find_spec("transformer_engine") is not None and find_spec("transformer_engine_torch") is not None:
+        text = "its build for CUDA is installed beside torch_npu; Megatron imports it, and that ends in a search for cuDNN"
+        yield Finding("transformer_engine", text, "warning", "pip uninstall transformer_engine transformer_engine_torch")
+
+
+def _series(version: str) -> str:
+    """``2.9.0.post2`` -> ``2.9``."""
+    return ".".join(version.split(".")[:2])
 
 
 def megatron() -> Iterator[Finding]:

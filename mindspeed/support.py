@@ -52,7 +52,7 @@ CELLS: Final = (
     Support("megatron-core", "0.12.1", STATIC, "`mindspeed patches drift` alone; no feature runs on it"),
     Support("torch", "2.13.0", TESTED, "the CPU build"),
     Support("torch", "2.6 to 2.12", UNTESTED, "the declared minimum is 2.6"),
-    Support("torch_npu", "2.6.0 to 2.10.0", UNTESTED, "its absence and a build that cannot be imported are tested"),
+    Support("torch_npu", "2.6 or newer", UNTESTED, "its absence and a build that cannot be imported are tested; it pins its torch"),
     Support("CANN", "8.3.RC1, 8.5.0, 9.0.0", UNTESTED, "`mindspeed doctor` reads its version files, tested with made-up ones"),
     Support("Python", "3.11", TESTED),
     Support("Python", "3.10", STATIC, "type-checked for it"),

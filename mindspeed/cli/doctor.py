@@ -26,9 +26,9 @@ def doctor(ctx: click.Context, matrix: bool) -> None:
         findings.append(finding)
         if not wants_json():
             mark = "" if finding.state == "ok" else f"  [{finding.state}]"
-            click.echo(f"{finding.subject:<14} {finding.value}{mark}")
+            click.echo(f"{finding.subject:<20} {finding.value}{mark}")
             if finding.fix:
-                click.echo(f"{'':<14}   fix: {finding.fix}")
+                click.echo(f"{'':<20}   fix: {finding.fix}")
     problems = [problem for finding in findings if (problem := finding.problem()) is not None]
     if wants_json():
         rows = [finding.to_json() for finding in findings]

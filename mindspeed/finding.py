@@ -1,0 +1,28 @@
+"""One line of what ``mindspeed doctor`` reports."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mindspeed.plugins.problems import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report. ``state`` is ok, missing (training needs it), optional, or warning."""
+
+    subject: str
+    value: str
+    state: str = "ok"
+    fix: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def problem(self) -> Problem | None:
+        """The problem of a finding without which nothing trains."""
+        if self.state != "missing":
+            return None
+        code = "MS502" if self.subject.startswith("megatron") else "MS501"
+        return Problem(code, f"{self.subject}: {self.value}", fix=self.fix)
