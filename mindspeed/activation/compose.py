@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from mindspeed.activation.environment import Environment, version_in
-from mindspeed.activation.patching import check_patches, with_sites
+from mindspeed.activation.patch_checks import check_patches, notes_on, with_sites
+from mindspeed.activation.places import is_installed
 from mindspeed.activation.plan import ActivationPlan, PlannedOverride, PlannedPatch, Row
 from mindspeed.activation.resolver import Resolution
 from mindspeed.plugins.discovery import Catalog
@@ -23,6 +24,7 @@ def compose(resolution: Resolution, catalog: Catalog, environment: Environment) 
     from mindspeed.megatron.bridge import check_overrides
     from mindspeed.megatron.phases import PHASES
     from mindspeed.megatron.seams import seams_for
+    from mindspeed.megatron.version import mixed_roots
     from mindspeed.platforms import base_features
 
     world = resolution.world
@@ -42,9 +44,11 @@ def compose(resolution: Resolution, catalog: Catalog, environment: Environment) 
     above = (seams, phases, *manager.call("patches"))  # a seam stays around what a feature puts in place of the original
     patches = [guard.planned(owner, patch, ground=True) for owner, given in base.call("patches") for patch in given]
     patches += [guard.planned(owner, patch) for owner, given in above for patch in given]
-    patches = with_sites(patches)
+    patches = with_sites(patches, environment.megatron)
     patches = _superseded(patches, resolution.supersedes)
-    problems += check_patches(patches)
+    problems += check_patches(patches, environment.megatron)
+    if is_installed(environment.megatron) and (mixed := mixed_roots()) is not None:
+        problems.append(mixed)
     if problems:
         raise ResolutionError(problems)
     return ActivationPlan(
@@ -54,7 +58,7 @@ def compose(resolution: Resolution, catalog: Catalog, environment: Environment) 
         base=resolution.base,
         overrides=overrides,
         patches=tuple(patches),
-        rows=(*resolution.rows, *_skipped_rows(patches)),
+        rows=(*resolution.rows, *_skipped_rows(patches), *notes_on(patches, environment.megatron)),
         environment=environment.versions(),
         strict=resolution.strict,
     )

@@ -3,41 +3,56 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from mindspeed.activation.plan import PlannedPatch
-from mindspeed.activation.sites import Site, find_site, near_names
+from mindspeed.activation.contract_checks import broken_contract, contract_rows, vanished
+from mindspeed.activation.places import Place, find_places
+from mindspeed.activation.plan import PlannedPatch, Row
+from mindspeed.activation.sites import near_names
 from mindspeed.plugins.patches import Mixin, Replace, Set, Wrap
 from mindspeed.plugins.problems import Problem
 
 
-def with_sites(patches: Sequence[PlannedPatch]) -> list[PlannedPatch]:
-    """The patches with their sites looked up; a target that does not exist keeps its own name."""
-    return _placed(patches, _sites(patches))
+def with_sites(patches: Sequence[PlannedPatch], version: str | None = None) -> list[PlannedPatch]:
+    """The patches with their sites looked up; a target that does not exist keeps its own name.
+
+    ``version`` is the megatron-core that the patches are for; without one it is what is installed here.
+    """
+    return _placed(patches, _places(patches, version))
 
 
-def check_patches(patches: Sequence[PlannedPatch]) -> list[Problem]:
-    """Every problem of a set of patches: missing targets, unsuitable targets, patches that exclude each other.
+def check_patches(patches: Sequence[PlannedPatch], version: str | None = None) -> list[Problem]:
+    """Every problem of a set of patches: missing, unsuitable or changed targets, patches that exclude each other.
 
     The patches of the base plan and those of features are two layers: a feature may replace what the base left.
     """
     active = [planned for planned in patches if not planned.skipped]
-    sites = _sites(active)
-    problems = [problem for planned in active for problem in _check_target(planned, sites[planned.patch.target])]
-    active = _placed(active, sites)
+    places = _places(active, version)
+    problems = [problem for planned in active for problem in _check_target(planned, places, version)]
+    active = _placed(active, places)
     for ground in (True, False):
         problems += _conflicts([planned for planned in active if planned.ground == ground])
     return list(dict.fromkeys(problems))
 
 
-def _sites(patches: Sequence[PlannedPatch]) -> dict[str, Site | None]:
-    return {target: find_site(target) for target in dict.fromkeys(planned.patch.target for planned in patches)}
+def notes_on(patches: Sequence[PlannedPatch], version: str | None) -> list[Row]:
+    """A row for every target that is no problem, and yet not what was recorded."""
+    active = [planned for planned in patches if not planned.skipped]
+    return list(dict.fromkeys(contract_rows(active, _places(active, version), version)))
 
 
-def _placed(patches: Sequence[PlannedPatch], sites: dict[str, Site | None]) -> list[PlannedPatch]:
-    names = {target: site.name if site is not None else target for target, site in sites.items()}
-    return [replace(planned, site=names[planned.patch.target]) for planned in patches]
+def _places(patches: Sequence[PlannedPatch], version: str | None) -> dict[str, Place]:
+    return find_places((name for planned in patches for name in (planned.patch.target, *planned.patch.clears)), version)
+
+
+def _placed(patches: Sequence[PlannedPatch], places: Mapping[str, Place]) -> list[PlannedPatch]:
+    return [replace(planned, site=_site_name(planned.patch.target, places)) for planned in patches]
+
+
+def _site_name(target: str, places: Mapping[str, Place]) -> str:
+    site = places[target].site
+    return site.name if site is not None else target
 
 
 def missing_target(owner: str, target: str, where: str = "") -> Problem:
@@ -53,18 +68,21 @@ def unsuitable_target(owner: str, kind: str, target: str, why: str, fix: str, wh
     return Problem("MS403", f"the {kind} of {target} by {owner} cannot be applied: {why}", (owner,), where=where, fix=fix)
 
 
-def _check_target(planned: PlannedPatch, site: Site | None) -> Iterator[Problem]:
+def _check_target(planned: PlannedPatch, places: Mapping[str, Place], version: str | None) -> Iterator[Problem]:
     owner, patch = planned.owner, planned.patch
-    if site is None:
-        yield missing_target(owner, patch.target)
+    for name in (patch.target, *patch.clears):
+        if places[name].site is None:
+            gone = vanished(planned, name, places[name], version) if version is not None else None
+            yield gone or missing_target(owner, name)
+    place = places[patch.target]
+    if place.site is None:
         return
-    for name in patch.clears:
-        if find_site(name) is None:
-            yield missing_target(owner, name)
-    where = f"{site.file}:{site.line}" if site.line else site.file
-    if isinstance(patch, Replace | Mixin) and site.barrier:
+    site, where = place.site, f"{place.site.file}:{place.site.line}" if place.site.line else place.site.file
+    if version is not None and (changed := broken_contract(planned, place, version)) is not None:
+        yield changed
+    if isinstance(patch, Replace | Mixin) and place.barrier:
         fix = "patch a method of the class instead, or use an argument of your own for a configuration value"
-        yield unsuitable_target(owner, patch.kind, site.name, site.barrier, fix, where)
+        yield unsuitable_target(owner, patch.kind, site.name, place.barrier, fix, where)
     elif isinstance(patch, Wrap) and site.kind == "class":
         yield unsuitable_target(owner, "wrap", site.name, "it is a class", "wrap one of its methods, or use Mixin", where)
     elif isinstance(patch, Mixin) and site.kind in ("function", "method"):

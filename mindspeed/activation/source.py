@@ -139,13 +139,34 @@ def read_scope(module: Module) -> Scope | None:
     """The names that a module binds; None without Python source. Raises SyntaxError for a damaged file."""
     if module.file is None:
         return Scope() if module.portions is not None else None
-    state = os.stat(module.file)
-    key = (state.st_size, state.st_mtime_ns)
+    key = state_of(module.file)
+    if _consulted is not None:
+        _consulted.add(module.file)
     known = _tables.get(module.file)
     if known is None or known[0] != key:
         with _collector_paused():
             known = _tables[module.file] = (key, _Reader(module.package).read(parse(module.file).body))
     return known[1]
+
+
+def state_of(file: str) -> tuple[int, int]:
+    """Size and modification time, by which it is known whether a file has changed. Raises OSError when it is gone."""
+    state = os.stat(file)
+    return state.st_size, state.st_mtime_ns
+
+
+_consulted: set[str] | None = None
+
+
+@contextmanager
+def files_consulted() -> Iterator[set[str]]:
+    """The source files that are looked into within the block."""
+    global _consulted
+    outer, _consulted = _consulted, set()
+    try:
+        yield _consulted
+    finally:
+        _consulted = outer
 
 
 _trees: dict[str, ast.Module] | None = None

@@ -55,12 +55,12 @@ def megatron_copies() -> tuple[MegatronCopy, ...]:
 
 
 def mixed_roots() -> Problem | None:
-    """MS502 when ``megatron.core`` and ``megatron.training`` would come from different copies."""
+    """MS408 when ``megatron.core`` and ``megatron.training`` would come from different copies."""
     core, training = package_root("core"), package_root("training")
     if core is None or training is None or core.resolve() == training.resolve():
         return None
     return Problem(
-        "MS502",
+        "MS408",
         f"megatron.core comes from {core / 'core'} and megatron.training from {training / 'training'}",
         fix=f"put {training.parent} first on PYTHONPATH, or uninstall the other copy",
     )

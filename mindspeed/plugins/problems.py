@@ -112,6 +112,10 @@ CODES: Final[dict[str, str]] = {
     "MS406": "A replacement, wrapper or mixin named by a patch cannot be imported.",
     "MS409": "A patch registered through MindSpeed's old names cannot be taken: it asks for a dummy, gives no new object, or is a "
     "wrapper by its content and not by its name.",
+    "MS407": "The target of a patch has other parameters, or is another kind of thing, than in the Megatron release that it "
+    "calls itself: somebody has edited it, or it is a newer one than those recorded. Nothing is patched blindly.",
+    "MS408": "megatron.core and megatron.training come from different copies of Megatron, so that two versions would be "
+    "mixed in one process. Both folders are named.",
     "MS410": "A feature is active, and the phase in which it acts ended without a single call at one of its sites. The "
     "feature had no effect there: the model has no such part, or another code path ran. An error under --strict.",
     "MS411": "A patched name holds something else than what the plan put there: somebody has assigned it since.",
@@ -126,6 +130,10 @@ CODES: Final[dict[str, str]] = {
     "MS605": "The script passed a value for an argument that the plan also sets, and they differ.",
     "MS606": "Training produced a value that is not finite.",
     "MS607": "A feature verification failed: a difference above its claim, or the feature had no effect.",
+    "MS610": "The ranks of a job do not have the same plan: other features, settings, versions, files or environment "
+    "variables. All of them stop before the first collective; the message names the ranks that are odd.",
+    "MS611": "A rank of the job did not activate a plan in time, or its store could not be reached.",
+    "MS612": "Another rank failed while the job was set up; this one stops because of it.",
     "MS901": "An internal error: a bug in mindspeed or in a plugin's hook. The message names the plugin and the hook.",
 }
 """Every code with the paragraph that ``mindspeed explain CODE`` prints: 1xx discovery, 2xx resolution,

@@ -73,6 +73,6 @@ def test_core_and_training_of_different_copies_are_a_problem(tmp_path, path):
     assert mixed_roots() is None
     path("a", "b")
     assert str(mixed_roots()) == (
-        f"MS502 megatron.core comes from {core / 'core'} and megatron.training from {training / 'training'}\n"
+        f"MS408 megatron.core comes from {core / 'core'} and megatron.training from {training / 'training'}\n"
         f"  fix: put {tmp_path / 'b'} first on PYTHONPATH, or uninstall the other copy"
     )
