@@ -110,6 +110,14 @@ _FIXES: Final[tuple[tuple[str, str | None, str, str], ...]] = (
     ),
 )
 
+_CHECKPOINTS: Final = "megatron.core.dist_checkpointing"
+_PRODUCT: Final[tuple[tuple[str, str], ...]] = (
+    # (target under megatron.core.dist_checkpointing, wrapper under mindspeed.megatron.compat.numpy2)
+    ("mapping:ShardedTensor.local_coordinates", "local_coordinates"),
+    ("exchange_utils:_shard_size", "shard_size"),
+    ("validation:_validate_sharding_for_key_flattened", "check_coverage"),
+)
+
 _ON_CPU: Final[tuple[tuple[str, str, str], ...]] = (
     (
         "megatron.core.transformer.moe.moe_utils:maybe_move_tensor_to_cpu",
@@ -135,6 +143,11 @@ class MegatronCompat(Feature[FeatureArgs]):
         patches: list[Patch] = [
             Wrap(target, f"{_HERE}.{wrapper}", why, when=When(versions) if versions else None)
             for target, versions, wrapper, why in _FIXES
+        ]
+        without = "numpy 2 has no product"
+        patches += [
+            Wrap(f"{_CHECKPOINTS}.{target}", f"{_HERE}.numpy2:{name}", without, when=When("<0.16"), phase="checkpoint")
+            for target, name in _PRODUCT
         ]
         patches += [Wrap(target, f"{_HERE}.{wrapper}", why, when=When(platform="cpu")) for target, wrapper, why in _ON_CPU]
         patches += [
