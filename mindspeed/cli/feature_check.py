@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from mindspeed.cli.output import json_option, print_json, wants_json
 from mindspeed.cli.request_options import Request, request_options
+
+if TYPE_CHECKING:
+    from mindspeed.activation.plan import ActivationPlan
 
 
 @click.command()
@@ -18,11 +25,28 @@ def check(request: Request, names: tuple[str, ...]) -> None:
     Features, settings and sizes are checked together, for this machine or for a made-up one. Problems are printed all at
     once, and the exit status is then 1.
     """
-    plan = request.naming(names).resolve()
+    plan = _with_padding(request.naming(names).resolve(), request.train)
     if wants_json():
         print_json({"problems": [], "plan": plan.to_json()})
         return
     for row in plan.rows:
         if row.kind == "not-checked":
             click.echo(f"not checked  {row.feature}: {row.text}")
+        elif row.kind == "warning":
+            click.echo(f"warning      {row.feature}: {row.text}")
     click.echo(f"no problems: {', '.join(plan.names) or 'no features'}; plan {plan.digest}")
+
+
+def _with_padding(plan: ActivationPlan, train: dict[str, Any]) -> ActivationPlan:
+    """The plan with a warning row when Megatron-LM would go wrong on the job's data and tokenizer; our trainer does not."""
+    from mindspeed.activation.plan import Row
+    from mindspeed.megatron.padding import warning
+
+    tokenizer, data = train.get("tokenizer"), train.get("data")
+    if not isinstance(tokenizer, str) or not Path(tokenizer).exists():
+        return plan
+    text = warning(tokenizer, [str(data)] if data else [], plan.environment.get("megatron"))
+    if text is None:
+        return plan
+    row = Row("warning", "Megatron-LM", f"{text} (mindspeed pretrain pads with an id of its own)")
+    return replace(plan, rows=(*plan.rows, row))

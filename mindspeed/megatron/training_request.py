@@ -17,6 +17,7 @@ from typing import Any, Final, NoReturn
 from mindspeed.activation.plan import Row
 from mindspeed.activation.request import JobFile, Layer, layer_from_environment, load_job_file, parse_assignments, split_names
 from mindspeed.megatron import training_flags as flags
+from mindspeed.megatron.padding import warning_of_arguments
 from mindspeed.megatron.surface import Surface, recorded_surfaces, surface
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
@@ -94,6 +95,8 @@ def read_command_line(
         raise ResolutionError(problems)
     if job is not None and job.train:
         notes.append(Row("note", "job file", "its section train is for mindspeed pretrain, Megatron-LM has flags of its own"))
+    if text := warning_of_arguments({dest: argument.value for dest, argument in given.items()}, version):
+        notes.append(Row("note", "megatron-lm", text))
     below = (defaults, *([old] if old is not None else []))
     layers = (*([job.layer] if job is not None else []), environment, *theirs)
     return ScriptRequest(below, layers, command_line, tuple(rest), given, (*notes, *old_notes))
