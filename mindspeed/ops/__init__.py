@@ -11,13 +11,18 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from mindspeed.ops.npu_rotary_position_embedding import npu_rotary_position_embedding as npu_rotary_position_embedding
     from mindspeed.ops.rms_norm import rms_norm as rms_norm
     from mindspeed.ops.swiglu import swiglu as swiglu
 
-OPERATORS: Final = ("rms_norm", "swiglu")
+OPERATORS: Final = (
+    "npu_rotary_position_embedding",
+    "rms_norm",
+    "swiglu",
+)
 """Public operators; each is a function in the module of the same name."""
 
-__all__ = ["rms_norm", "swiglu"]
+__all__ = ["npu_rotary_position_embedding", "rms_norm", "swiglu"]
 
 
 class _Operators(ModuleType):

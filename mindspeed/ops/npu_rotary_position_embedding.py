@@ -1,0 +1,111 @@
+"""Rotary position embedding: ``y = x cos + rot(x) sin`` with ``rot`` a quarter turn of pairs of the last dimension.
+
+Mode 0 pairs element i with element i + D/2 (``rot(x) = [-x2 | x1]`` of the halves), mode 1 neighbours
+(``(x0, x1) -> (-x1, x0)``). Computed in fp32 (fp64 for fp64 input) and rounded once. Saved for backward: ``cos`` and
+``sin``; ``x`` only if they need gradients.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mindspeed.ops.errors import require
+from mindspeed.ops.library import define
+from mindspeed.ops.numerics import wide
+
+HALF, INTERLEAVED = 0, 1
+
+
+def npu_rotary_position_embedding(x: Tensor, cos: Tensor, sin: Tensor, mode: int = HALF) -> Tensor:
+    """Rotate pairs of the last dimension of ``x`` by the angles whose cosines and sines are given.
+
+    ``x`` is [..., D] with D even (BNSD, BSND, SBND or another layout); ``cos`` and ``sin`` have one shape, of as many
+    dimensions, each 1 or that of ``x``, the last one D. The result is like ``x``. Raises OperatorError for other shapes,
+    types or modes.
+    """
+    op = "npu_rotary_position_embedding"
+    require(x.is_floating_point(), op, f"x is {x.dtype}, not a floating-point type")
+    same = cos.dtype == sin.dtype and cos.is_floating_point()
+    require(same, op, f"cos is {cos.dtype} and sin is {sin.dtype}; they must have one floating-point type")
+    require(mode in (HALF, INTERLEAVED), op, f"mode is {mode}; it is 0 (halves) or 1 (neighbours)")
+    require(x.dim() > 0 and x.shape[-1] % 2 == 0, op, f"x of shape {tuple(x.shape)} has no even last dimension")
+    require(cos.shape == sin.shape, op, f"cos has shape {tuple(cos.shape)} and sin {tuple(sin.shape)}; they must be equal")
+    fits = cos.dim() == x.dim() and cos.shape[-1] == x.shape[-1]
+    fits = fits and all(table in (1, size) for table, size in zip(cos.shape, x.shape, strict=True))
+    require(fits, op, f"cos of shape {tuple(cos.shape)} does not broadcast to x of shape {tuple(x.shape)}")
+    y: Tensor = torch.ops.mindspeed.npu_rotary_position_embedding(x, cos, sin, mode)
+    return y
+
+
+def _quarter_turn(x: Tensor, mode: int) -> Tensor:
+    if mode == HALF:
+        first, second = x.chunk(2, -1)
+        return torch.cat((-second, first), -1)
+    even, odd = x[..., ::2], x[..., 1::2]
+    return torch.stack((-odd, even), -1).flatten(-2)
+
+
+def _forward(x: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:
+    x_wide = wide(x)
+    return (x_wide * wide(cos) + _quarter_turn(x_wide, mode) * wide(sin)).to(x.dtype)
+
+
+def _backward(dy: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:
+    """Reference: ``dx = dy cos - rot(dy sin)``, the transpose of a quarter turn being its opposite."""
+    dy_wide = wide(dy)
+    return (dy_wide * wide(cos) - _quarter_turn(dy_wide * wide(sin), mode)).to(dy.dtype)
+
+
+def _tables_backward(dy: Tensor, x: Tensor, cos: Tensor, mode: int) -> tuple[Tensor, Tensor]:
+    """Reference: ``dcos = sum(dy x)`` and ``dsin = sum(dy rot(x))`` over the dimensions that ``cos`` is broadcast along."""
+    dy_wide, x_wide = wide(dy), wide(x)
+    dcos = (dy_wide * x_wide).sum_to_size(cos.shape)
+    dsin = (dy_wide * _quarter_turn(x_wide, mode)).sum_to_size(cos.shape)
+    return dcos.to(cos.dtype), dsin.to(cos.dtype)
+
+
+def _forward_shape(x: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _backward_shape(dy: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:
+    return dy.new_empty(dy.shape)
+
+
+def _tables_backward_shapes(dy: Tensor, x: Tensor, cos: Tensor, mode: int) -> tuple[Tensor, Tensor]:
+    return cos.new_empty(cos.shape), cos.new_empty(cos.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, int], output: Tensor) -> None:
+    x, cos, sin, ctx.mode = inputs
+    ctx.of_tables = any(ctx.needs_input_grad[1:3])
+    ctx.save_for_backward(cos, sin, *([x] if ctx.of_tables else []))
+
+
+def _gradient(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
+    cos, sin, *x = ctx.saved_tensors
+    dx = torch.ops.mindspeed.npu_rotary_position_embedding_backward(dy, cos, sin, ctx.mode)
+    dcos = dsin = None
+    if ctx.of_tables:
+        dcos, dsin = torch.ops.mindspeed.npu_rotary_position_embedding_tables_backward(dy, *x, cos, ctx.mode)
+    return dx, dcos, dsin, None
+
+
+define(
+    "npu_rotary_position_embedding(Tensor x, Tensor cos, Tensor sin, int mode) -> Tensor",
+    _forward,
+    _forward_shape,
+    _save,
+    _gradient,
+)
+define(
+    "npu_rotary_position_embedding_backward(Tensor dy, Tensor cos, Tensor sin, int mode) -> Tensor", _backward, _backward_shape
+)
+define(
+    "npu_rotary_position_embedding_tables_backward(Tensor dy, Tensor x, Tensor cos, int mode) -> (Tensor, Tensor)",
+    _tables_backward,
+    _tables_backward_shapes,
+)

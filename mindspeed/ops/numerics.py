@@ -1,0 +1,16 @@
+"""The arithmetic that every reference keeps: computed wide, rounded once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def wide_type(dtype: torch.dtype) -> torch.dtype:
+    """The type sums are taken in: fp64 for fp64, fp32 for every other floating-point type."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def wide(x: Tensor) -> Tensor:
+    """``x`` in the type that sums are taken in."""
+    return x.to(wide_type(x.dtype))
