@@ -1,7 +1,8 @@
-"""``mindspeed explain CODE``: what an error code means."""
+"""``mindspeed explain``: what an error code means, and why others print a text."""
 
 from __future__ import annotations
 
+import re
 import textwrap
 
 import click
@@ -10,11 +11,31 @@ from mindspeed.cli.output import json_option, print_json, wants_json
 
 
 @click.command()
-@click.argument("code")
+@click.argument("code", metavar="CODE|TEXT")
 @json_option
 def explain(code: str) -> None:
-    """Explain an error code, for example MS201."""
-    show_code(code)
+    """Explain an error code, for example MS201, or a known error text of Megatron, torch or the system.
+
+    mindspeed explain "'Parameter' object has no attribute 'main_grad'"
+    """
+    if re.fullmatch(r"[A-Za-z]{2}-?\d+", code):
+        show_code(code)
+    else:
+        _show_symptoms(code)
+
+
+def _show_symptoms(text: str) -> None:
+    from mindspeed.symptoms import symptoms_in
+
+    found = symptoms_in(text)
+    if wants_json():
+        print_json({"symptoms": [symptom.to_json() for symptom in found]})
+    elif not found:
+        raise click.UsageError("no known symptom is like this text, and it is no code; see docs/troubleshooting.md")
+    else:
+        for symptom in found:
+            click.echo(textwrap.fill(symptom.cause, width=100))
+            click.echo(textwrap.fill(symptom.fix, width=100, initial_indent="  fix: ", subsequent_indent="       "))
 
 
 def show_code(code: str) -> None:
