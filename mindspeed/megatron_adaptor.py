@@ -11,20 +11,14 @@ import os
 import sys
 from collections.abc import MutableSequence
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
-from typing import Final
 
 from mindspeed import registry
-from mindspeed.activation import session
+from mindspeed.activation import joining, session
 from mindspeed.activation.environment import probe
-from mindspeed.activation.proof import REPORT_VARIABLE
 from mindspeed.activation.session import ActivationReport
-from mindspeed.megatron.training_plan import plan_training
-from mindspeed.megatron.training_request import ScriptRequest
+from mindspeed.megatron.training_plan import plan_training, report_beside
 from mindspeed.plugins.problems import MindSpeedError
-
-REPORT_NAME: Final = "mindspeed-report.json"
 
 
 def adapt(argv: MutableSequence[str]) -> ActivationReport | None:
@@ -36,19 +30,17 @@ def adapt(argv: MutableSequence[str]) -> ActivationReport | None:
         return None
     environment = probe()
     environment = replace(environment, world_size=environment.world_size or 1)
-    request, plan = plan_training(argv[1:], os.environ, environment)
+    try:
+        request, plan = plan_training(argv[1:], os.environ, environment)
+    except MindSpeedError as error:
+        joining.tell(error)
+        raise
     argv[1:] = request.rest
-    os.environ.setdefault(REPORT_VARIABLE, str(report_path(request)))
+    report_beside(request, os.environ)
     report = registry.activate(plan)
     if os.environ.get("RANK", "0") == "0":
         print(report.summary(), *(f"mindspeed: {row.text}" for row in request.notes), sep="\n", file=sys.stderr)
     return report
-
-
-def report_path(request: ScriptRequest) -> Path:
-    """Where the report of a run lies: in the folder of its checkpoints, else of its TensorBoard files, else here."""
-    folders = (request.given[dest].value for dest in ("save", "tensorboard_dir") if dest in request.given)
-    return Path(next(folders, ".")) / REPORT_NAME
 
 
 def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -34,11 +34,18 @@ def run_script(script: str, arguments: Sequence[str]) -> NoReturn:
     """
     from mindspeed.registry import activate_from_environment
 
+    look_beside(script)
     activate_from_environment()
     _become(script, arguments)
     if os.environ.get("RANK", "0") == "0":
         report_untaken()
     sys.exit(0)
+
+
+def look_beside(script: str) -> None:
+    """Let imports look first in the script's folder, as they do when Python runs it; a Megatron beside it is the one meant."""
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.path.dirname(os.path.abspath(script))
 
 
 def report_untaken() -> None:
@@ -57,8 +64,7 @@ def _become(script: str, arguments: Sequence[str]) -> None:
     module.__file__ = path
     sys.modules["__main__"] = module
     sys.argv[:] = [script, *arguments]
-    if not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = os.path.dirname(path)
+    look_beside(script)
     with open(path, "rb") as file:
         source = file.read()
     try:

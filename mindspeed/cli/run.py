@@ -6,12 +6,16 @@ import os
 import socket
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from mindspeed.cli.launch_options import Processes, launch_options
 from mindspeed.cli.output import print_problems
 from mindspeed.cli.request_options import Request, request_options
+
+if TYPE_CHECKING:
+    from mindspeed.activation.plan import ActivationPlan
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -27,6 +31,11 @@ def run(ctx: click.Context, request: Request, processes: Processes, script: str,
 
     mindspeed run --nproc 2 --features sequence-parallel --tp 2 -- script.py --lr 0.1
 
+    A script of Megatron-LM, such as pretrain_gpt.py, says the rest itself: its flags switch on features and give the sizes,
+    and it may have flags of ours:
+
+    mindspeed run --nproc 2 -- pretrain_gpt.py --tensor-model-parallel-size 2 --sequence-parallel --features swiglu ...
+
     Inside a job of torchrun or Slurm this process joins the job. The exit status is that of the script.
     """
     from mindspeed import doctor
@@ -40,7 +49,9 @@ def run(ctx: click.Context, request: Request, processes: Processes, script: str,
     job = joined(os.environ)
     if job is None and processes.world_size == 1:
         job = _alone()
-    plan = request.resolve(int(job["WORLD_SIZE"]) if job else processes.world_size)
+    bootstrap.look_beside(script)
+    world_size = int(job["WORLD_SIZE"]) if job else processes.world_size
+    plan, arguments = _resolve(request, script, arguments, world_size)
     with tempfile.TemporaryDirectory(prefix="mindspeed-run-") as folder:
         path = Path(folder) / "plan.json"
         write_plan(plan, path)
@@ -54,6 +65,23 @@ def run(ctx: click.Context, request: Request, processes: Processes, script: str,
             print_problems(lost.problems)
             status = lost.status
         ctx.exit(status)
+
+
+def _resolve(
+    request: Request, script: str, arguments: tuple[str, ...], world_size: int
+) -> tuple[ActivationPlan, tuple[str, ...]]:
+    """The plan, and the arguments that the script gets: those of Megatron-LM say more of the plan and lose our flags."""
+    from mindspeed.megatron.training_plan import is_training_script, plan_training, report_beside
+
+    if not is_training_script(script):
+        return request.resolve(world_size), arguments
+    *below, command_line = request.layers
+    environment = request.environment(world_size)
+    read, plan = plan_training(arguments, {}, environment, below, [command_line])
+    for note in read.notes:
+        click.echo(f"mindspeed: {note.text}", err=True)
+    report_beside(read, os.environ)
+    return plan, read.rest
 
 
 def _alone() -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +11,7 @@ from typing import Any, Final
 from mindspeed import registry
 from mindspeed.activation.environment import Environment
 from mindspeed.activation.plan import ActivationPlan, PlannedOverride, Row
+from mindspeed.activation.proof import REPORT_VARIABLE
 from mindspeed.activation.request import Layer
 from mindspeed.megatron import training_flags as flags
 from mindspeed.megatron.training_request import Given, ScriptRequest, read_command_line
@@ -20,6 +21,8 @@ from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
 SCRIPT_MODULES: Final = ("megatron.training", "mindspeed.megatron_adaptor")
 """A script that imports one of these is a Megatron-LM script."""
 
+
+REPORT_NAME: Final = "mindspeed-report.json"
 
 _SERVED: Final = {"distributed_backend": "nccl is served by gloo"}
 """Arguments whose other value the platform can serve: the user's word stays, and is a row of the plan."""
@@ -49,6 +52,16 @@ def plan_training(
     if problems := contradicted(request.given, plan.overrides):
         raise ResolutionError(problems)
     return request, plan
+
+
+def report_beside(request: ScriptRequest, environ: MutableMapping[str, str]) -> None:
+    """Let the report lie beside the run, unless ``environ`` names a file for it: in the folder of its checkpoints, else of
+    its TensorBoard files, else here."""
+    folders = (request.given[dest].value for dest in ("save", "tensorboard_dir") if dest in request.given)
+    folder = Path(next(folders, ".")).absolute()
+    if REPORT_VARIABLE not in environ:
+        folder.mkdir(parents=True, exist_ok=True)
+        environ[REPORT_VARIABLE] = str(folder / REPORT_NAME)
 
 
 def _with_served(plan: ActivationPlan, given: Mapping[str, Given]) -> ActivationPlan:
