@@ -20,6 +20,7 @@ from mindspeed.activation.request import Layer
 from mindspeed.compat import arguments, flags, manager
 from mindspeed.compat.adapter import PREFIX, OldArgs, OldFeature, name_of, registrations_of
 from mindspeed.compat.feature import OwnFeature
+from mindspeed.compat.megatron_lm import MegatronArguments, wires_arguments
 from mindspeed.compat.patches import DIRECT, MindSpeedPatchesManager
 from mindspeed.compat.registrations import Registration, forced_away, patches_of
 from mindspeed.plugins.discovery import BUILT_IN, Found
@@ -59,13 +60,15 @@ class _State:
     """What the old names asked for so far in this process.
 
     ``base`` is the plan that others had activated, ``digest`` that of the plan made here, ``args`` the arguments,
-    ``forced_away`` the replacements that give way to forced ones, ``said`` what was already printed.
+    ``forced_away`` the replacements that give way to forced ones, ``taken_out`` the features whose old flag `repatch` set
+    to a false value, ``said`` what was already printed.
     """
 
     base: ActivationPlan | None = None
     digest: str = ""
     args: Namespace | None = None
     forced_away: frozenset[Registration] = frozenset()
+    taken_out: frozenset[str] = frozenset()
     said: set[str] = dataclasses.field(default_factory=set)
 
 
@@ -90,6 +93,10 @@ def repatch(args: Mapping[str, Any] | Namespace) -> None:
     known = arguments.get_full_args()
     for name, value in (args if isinstance(args, Mapping) else vars(args)).items():
         setattr(known, name, value)
+        old = flags.BY_DEST.get(name)
+        if old is not None and old.switch:
+            change = _state.taken_out.difference if value else _state.taken_out.union
+            _state.taken_out = change(old.features)
     replan(known)
 
 
@@ -158,9 +165,11 @@ def _plan() -> tuple[ActivationPlan, list[Row]]:
         asked.problems += wrong
     layers = [asked.layer]
     provided = manager.found_rows(common, _state.forced_away)
-    if _direct():
-        provided.append(Found(DIRECT, BUILT_IN, __version__, "mindspeed.compat.activation:DirectPatches", DirectPatches))
-        layers.append(Layer(SOURCE, (DIRECT,)))
+    ours = [kind for kind, wanted in ((DirectPatches, _direct()), (MegatronArguments, wires_arguments())) if wanted]
+    for kind in ours:
+        reference = f"{kind.__module__}:{kind.__qualname__}"
+        provided.append(Found(kind.spec.name, BUILT_IN, __version__, reference, kind))
+    layers.append(Layer(SOURCE, tuple(kind.spec.name for kind in ours)))
     registry.provide(provided)
     if _state.base is not None:
         layers.insert(0, _layer_of(_state.base, asked.layer))
@@ -222,7 +231,8 @@ def _direct() -> list[Registration]:
 def _layer_of(plan: ActivationPlan, above: Layer) -> Layer:
     """A plan as a request below ``above``: what it set, without the sizes that are asked for anew."""
     owners = {owner: size for size, (owner, _) in registry.catalog().owners.items()}
-    features = tuple(one.name for one in plan.features if owners.get(one.name) not in above.world)
+    gone = _state.taken_out | {name for name, size in owners.items() if size in above.world}
+    features = tuple(one.name for one in plan.features if one.name not in gone)
     settings = {
         one.name: {key: value.value for key, value in one.settings.items() if value.source != "default"}
         for one in (*plan.base, *plan.features)

@@ -20,7 +20,7 @@ from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpe
 from mindspeed.plugins.hookspecs import hookimpl
 from mindspeed.plugins.patches import Patch
 from mindspeed.plugins.problems import MindSpeedError, Problem
-from mindspeed.plugins.world import World
+from mindspeed.plugins.world import UnknownValue, World
 
 PREFIX: Final = "compat:"
 """Every feature in MindSpeed's form has it before its name, so that it never shadows one of ours."""
@@ -121,21 +121,37 @@ def registrations_of(adapter: OldFeature) -> list[Registration]:
     return registered
 
 
-def arguments_for(feature: MindSpeedFeature, args: FeatureArgs, world: World, common: Namespace | None = None) -> Namespace:
+def arguments_for(
+    feature: MindSpeedFeature,
+    args: FeatureArgs,
+    world: World,
+    common: Namespace | None = None,
+    unknown_is_absent: bool = False,
+) -> Namespace:
     """The namespace that a feature reads when it is on: Megatron's names, the common arguments, its settings, its switch."""
     settings = {name: list(value) if isinstance(value, tuple) else value for name, value in args}
     given = (vars(common) if common is not None else {}) | settings
     if not given.get(feature.feature_name):
         given[feature.feature_name] = True
-    return namespace_of(world, given)
+    return namespace_of(world, given, unknown_is_absent)
 
 
 def _accepts(feature: MindSpeedFeature, common: Callable[[], Namespace | None]) -> Callable[[Any, World], bool]:
+    """The feature's three validations as one test. Where Megatron-LM's parser will ask them, they are not asked here."""
+
     def accepts(args: Any, world: World) -> bool:
+        from mindspeed.compat.megatron_lm import wires_arguments
+
+        if common() is not None and wires_arguments():
+            return True
         try:
-            given = arguments_for(feature, args, world, common())
+            given = arguments_for(feature, args, world, common(), unknown_is_absent=True)
             for validate in (feature.pre_validate_args, feature.validate_args, feature.post_validate_args):
                 validate(given)
+        except AttributeError as error:
+            if error.obj is not given:
+                raise
+            raise UnknownValue(str(error.name)) from error
         except Exception as error:  # MindSpeed's features refuse arguments with whatever error they like
             args._refusal = refusal_of(error)
             return False

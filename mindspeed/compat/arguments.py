@@ -10,7 +10,9 @@ from typing import Any, Final
 
 import yaml
 
+from mindspeed.activation import session
 from mindspeed.compat.feature import MindSpeedFeature
+from mindspeed.compat.flags import OLD_FLAGS
 from mindspeed.plugins.world import World
 
 MEGATRON_SIZES: Final = {
@@ -72,7 +74,7 @@ def get_mindspeed_args(get_defaults: bool = False) -> Namespace:
     if get_defaults:
         return _parse(())
     if args_utils._MINDSPEED_ARGS is None:
-        args_utils._MINDSPEED_ARGS = _parse(sys.argv[1:])
+        args_utils._MINDSPEED_ARGS = _as_active(_parse(sys.argv[1:]))
     return args_utils._MINDSPEED_ARGS
 
 
@@ -81,6 +83,24 @@ def get_full_args() -> Namespace:
     variables = sys.modules.get("megatron.training.global_vars")
     found = getattr(variables, "_GLOBAL_ARGS", None)
     return found if found is not None else get_mindspeed_args()
+
+
+def _as_active(args: Namespace) -> Namespace:
+    """Add what the active plan knows: its flags may have been taken out of the command line when it was made."""
+    active = session.current()
+    if active is None:
+        return args
+    features = {feature.name: feature.args for feature in active.plan.features}
+    for old in OLD_FLAGS:
+        value: Any = next((value for value, feature in old.choices.items() if feature in features), None)
+        if old.feature in features:
+            value = features[old.feature].get(old.setting) if old.setting else True
+        if value is not None and not getattr(args, old.dest, None):
+            setattr(args, old.dest, value)
+    for name, value in vars(namespace_of(active.plan.world, {})).items():
+        if name in MEGATRON_SIZES and not hasattr(args, name):
+            setattr(args, name, value)
+    return args
 
 
 def _parse(argv: Sequence[str]) -> Namespace:
@@ -113,14 +133,21 @@ def _scalar(text: str) -> Any:
     return value if isinstance(value, int | float | str) else text
 
 
-def namespace_of(world: World, given: Mapping[str, Any]) -> Namespace:
-    """The arguments of a plan in MindSpeed's form: Megatron's defaults, the world's sizes, then ``given``."""
+def namespace_of(world: World, given: Mapping[str, Any], unknown_is_absent: bool = False) -> Namespace:
+    """The arguments of a plan in MindSpeed's form: Megatron's defaults, the world's sizes, then ``given``.
+
+    Sizes that nobody gave are None, or absent.
+    """
     from mindspeed.megatron.surface import surface
 
     recorded = surface(world.megatron) if world.knows("megatron") else None
     values = {argument.dest: argument.default for argument in (recorded.arguments if recorded is not None else ())}
     values |= vars(get_mindspeed_args(get_defaults=True))
     values |= {name: getattr(world, field) for name, field in MEGATRON_SIZES.items() if world.knows(field)}
+    if unknown_is_absent:
+        for name, field in MEGATRON_SIZES.items():
+            if not world.knows(field):
+                values.pop(name, None)
     if world.knows("dtype"):
         values |= {"bf16": world.dtype == "bf16", "fp16": world.dtype == "fp16"}
     return Namespace(**values | dict(given))
