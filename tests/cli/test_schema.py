@@ -43,6 +43,7 @@ def test_the_example_is_valid(errors):
     assert errors(yaml.safe_load(EXAMPLE.read_text())) == []
 
 
+@pytest.mark.guards(22)
 def test_every_mistake_of_a_wrong_file_is_found(errors):
     job = {
         "features": ["tensor-paralel"],
@@ -69,6 +70,7 @@ def test_every_mistake_of_a_wrong_file_is_found(errors):
     assert found[5] == "settings.tensor-parallel: Additional properties are not allowed ('colour' was unexpected)"
 
 
+@pytest.mark.guards(33)
 def test_every_feature_and_setting_has_a_description_and_a_default(schema):
     assert len(schema["$defs"]["feature"]["enum"]) == len(schema["$defs"]["feature"]["enumDescriptions"]) >= 12
     for name, model in schema["properties"]["settings"]["properties"].items():

@@ -92,6 +92,7 @@ def test_sites_that_were_called_are_reached(start: Start, said: Said) -> None:
     assert report.problems == ()
 
 
+@pytest.mark.guards(16)
 def test_a_site_that_was_never_reached_is_a_warning_with_the_fix(start: Start, said: Said) -> None:
     state()
     one_step(start(SCALE))
@@ -116,6 +117,7 @@ def test_optional_sites_of_which_none_is_reached_are_named(start: Start, said: S
     assert said[1].startswith("MS410 alpha has no effect at the patched megatron.core.state:scale")
 
 
+@pytest.mark.guards(16)
 def test_under_strict_it_is_an_error(start: Start) -> None:
     state()
     proof = start(SCALE, strict=True)
@@ -199,6 +201,7 @@ def test_hooks_and_arguments_and_operators_are_points(start: Start) -> None:
     }
 
 
+@pytest.mark.guards(18)
 def test_what_nothing_took_or_called_is_named(start: Start, said: Said) -> None:
     one_step(start(argument="hidden_size", optimizer_built=lambda self, optimizer: None))
     assert [line.partition("\n")[0] for line in said[1:]] == [
@@ -207,11 +210,13 @@ def test_what_nothing_took_or_called_is_named(start: Start, said: Said) -> None:
     ]
 
 
+@pytest.mark.guards(17)
 def test_a_feature_may_complain_itself(start: Start, said: Said) -> None:
     one_step(start(verify=lambda self, report: [f"{report.name} sees nothing"]))
     assert said[1:] == ["MS412 alpha: alpha sees nothing"]
 
 
+@pytest.mark.guards(13)
 def test_a_stale_reference_is_counted_and_named(start: Start, said: Said) -> None:
     original = state().scale
     holder = lambda value: original(value)  # noqa: E731

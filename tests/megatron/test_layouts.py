@@ -69,6 +69,7 @@ def together(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.guards(48, processes=True)
 def test_a_layout_gives_the_losses_of_one_process(name, alone, together):
     model = LAYOUTS[name][0]
     tolerance = {"bf16": 1e-3, "fp16": 1e-4}.get(model, 1e-6)

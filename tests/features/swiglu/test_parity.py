@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.conftest import Prove
 
 
@@ -13,6 +15,7 @@ def test_the_operator_trains_as_the_activation_of_megatron_in_bf16(prove: Prove)
     assert prove("swiglu", world={"dtype": "bf16"}).problems == []
 
 
+@pytest.mark.guards(48, processes=True)
 def test_both_operators_compose_with_a_layout(prove: Prove) -> None:
     assert prove("swiglu", "rms-norm", "tensor-parallel", "pipeline-parallel").problems == []
 

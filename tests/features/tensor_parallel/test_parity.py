@@ -22,6 +22,7 @@ def test_split_weights_train_as_whole_ones_in_bf16(prove: Prove) -> None:
     assert prove("tensor-parallel", world={"dtype": "bf16"}).problems == []
 
 
+@pytest.mark.guards(48, processes=True)
 def test_tensor_and_pipeline_parallel_compose(prove: Prove) -> None:
     verdict = prove("tensor-parallel", "pipeline-parallel")
     assert verdict.problems == []
