@@ -14,7 +14,9 @@ from mindspeed.cli.output import json_option, print_json, wants_json
 @click.argument("code", metavar="CODE|TEXT")
 @json_option
 def explain(code: str) -> None:
-    """Explain an error code, for example MS201, or a known error text of Megatron, torch or the system.
+    """Explain an error code, or an error text of others.
+
+    mindspeed explain MS201
 
     mindspeed explain "'Parameter' object has no attribute 'main_grad'"
     """

@@ -109,15 +109,16 @@ def settings_page(catalog: Catalog) -> str:
 
 def command_line_page(main: click.Group) -> str:
     """The help of every verb."""
-    parts = [[f"## {name}", "", f"```\n{text}\n```"] for name, text in _helps(main, click.Context(main, info_name="mindspeed"))]
+    parts = [[f"## {name}", "", f"```\n{text}\n```"] for name, text in _helps(main, "mindspeed", None)]
     return page("Command line", "the help of the verbs", *parts)
 
 
-def _helps(command: click.Command, context: click.Context) -> Iterator[tuple[str, str]]:
-    context.terminal_width = context.max_content_width = 100
+def _helps(command: click.Command, name: str, parent: click.Context | None) -> Iterator[tuple[str, str]]:
+    # as a call makes it: a bare Context knows nothing of the command's own settings, such as -h
+    context = command.make_context(name, [], parent, resilient_parsing=True, terminal_width=100, max_content_width=100)
     yield context.command_path, "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
     if isinstance(command, click.Group):
-        for name in command.list_commands(context):
-            verb = command.get_command(context, name)
-            if verb is not None and not verb.hidden:
-                yield from _helps(verb, click.Context(verb, info_name=name, parent=context))
+        for verb in command.list_commands(context):
+            below = command.get_command(context, verb)
+            if below is not None and not below.hidden:
+                yield from _helps(below, verb, context)
