@@ -96,7 +96,6 @@ def load(job: Job, state: TrainState, data: str) -> list[str]:
 
 def _state_dict(state: TrainState, is_loading: bool = False, with_random: bool = True) -> dict[str, Any]:
     metadata = {
-        "distrib_optim_sharding_type": "fully_reshardable",
         "chained_optim_avoid_prefix": True,
         "singleton_local_shards": False,
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
