@@ -75,7 +75,7 @@ def index_page(catalog: Catalog) -> str:
 
 def _text(feature: type[Feature[Any]]) -> list[str]:
     text = inspect.cleandoc(feature.__doc__ or "").replace("``", "`")
-    return [text] if text.rstrip(".") != feature.spec.summary else []
+    return [text] if text and text.rstrip(".") != feature.spec.summary else []
 
 
 def _declaration(found: Found, feature: type[Feature[Any]]) -> list[str]:

@@ -15,7 +15,7 @@ from mindspeed.documentation.variables import VARIABLES
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.hookspecs import HOOK_CLASSES
 from mindspeed.plugins.problems import CODES
-from mindspeed.plugins.world import FIELDS
+from mindspeed.plugins.world import FIELDS, PLATFORMS
 
 GROUPS: Final = {
     "1": "Discovery",
@@ -75,6 +75,7 @@ def _prose(function: Any) -> str:
 
 def settings_page(catalog: Catalog) -> str:
     """Everything that can be set, and where."""
+    from mindspeed.platforms import base_features
     from mindspeed.training.config import TrainConfig
 
     order = (
@@ -102,6 +103,11 @@ def settings_page(catalog: Catalog) -> str:
     for name, model in catalog.models.items():
         if lines := settings_table(name, model):
             parts.append([f"### {name}", "", *lines])
+    parts.append(["## Platforms", "", "The plan has the platform of its machine by itself; `--set cpu-platform.poison=true`."])
+    for platform in PLATFORMS:
+        layer = base_features(platform)[0]
+        if lines := settings_table(layer.spec.name, layer.Args):
+            parts.append([f"### {layer.spec.name}", "", *lines])
     trainer = "The section `train` of a job file; on the command line of `mindspeed pretrain` with dashes: `--train-iters 300`."
     parts.append(["## Trainer", "", trainer, "", *table(("key", "type", "default", "meaning"), train)])
     return page("Settings", "the models of the features, the world and the trainer", *parts)

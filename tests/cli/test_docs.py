@@ -1,0 +1,79 @@
+"""``mindspeed docs`` and ``mindspeed doctor --matrix``."""
+
+from __future__ import annotations
+
+import json
+
+from mindspeed import __version__
+
+
+def test_a_feature_of_another_package_has_a_page(mindspeed, install):
+    install("acme", {"acme-clip": 'Requires("recompute", reason="it clips what is recomputed"),'}, slots='("clipping",)')
+    done = mindspeed("docs", "acme-clip")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout == (
+        "# acme-clip\n\n"
+        "<!-- made by `make docs` from the declaration in acme_features; do not edit -->\n\n"
+        "made up.\n\n"
+        "|  |  |\n|---|---|\n"
+        "| category | tool |\n"
+        "| level | 2: on request |\n"
+        "| stability | prototype |\n"
+        "| numerics | exact: bit for bit the results of the baseline |\n"
+        "| platforms | npu, cuda, cpu |\n"
+        "| megatron-core | `>=0.14,<0.17`, all that mindspeed supports |\n"
+        "| slots | clipping |\n"
+        "| provided by | acme, since 0.1 |\n\n"
+        "## Settings\n\nNone.\n\n"
+        "## Constraints\n\n- Requires recompute, because it clips what is recomputed.\n\n"
+        "## What it changes in Megatron\n\nNo patch and no argument of its own.\n"
+    )
+
+
+def test_json_holds_the_pages_by_name(mindspeed):
+    pages = json.loads(mindspeed("docs", "rms-norm", "swiglu", "--json").stdout)["pages"]
+    assert list(pages) == ["rms-norm", "swiglu"]
+    assert pages["swiglu"].startswith("# swiglu\n")
+
+
+def test_the_whole_reference_is_written_with_or_without_third_parties(mindspeed, install, tmp_path):
+    install("acme", {"acme-clip": ""})
+    for options, expected in (((), True), (("--built-in",), False)):
+        done = mindspeed("docs", "--write", tmp_path / "docs", *options)
+        assert (done.exit_code, done.output) == (0, "")
+        assert (tmp_path / "docs" / "features" / "acme-clip.md").exists() == expected
+        assert (tmp_path / "docs" / "errors.md").exists()
+
+
+def test_a_name_that_is_no_feature_and_no_name_at_all_are_usage_errors(mindspeed):
+    done = mindspeed("docs", "acme-clip")
+    assert done.exit_code == 2
+    assert "Error: there is no feature acme-clip; see mindspeed features list" in done.stderr
+    done = mindspeed("docs")
+    assert done.exit_code == 2
+    assert "Error: name features to print their pages, or give --write FOLDER for all pages" in done.stderr
+
+
+def test_the_support_matrix_is_printed_and_says_what_nobody_ran(mindspeed):
+    done = mindspeed("doctor", "--matrix")
+    assert done.exit_code == 0
+    rows = {tuple(line.split()[:2]): line for line in done.stdout.splitlines()}
+    assert rows["mindspeed", __version__].split()[2] == "tested"
+    assert "not tested" in rows["hardware", "Ascend"]
+    assert done.stdout.endswith("not tested: nobody has run it; it is meant to work, or is listed because users ask\n")
+
+
+def test_the_support_matrix_is_there_for_programs(mindspeed):
+    matrix = json.loads(mindspeed("doctor", "--matrix", "--json").stdout)
+    assert matrix.keys() == {"cells", "combinations", "states"}
+    assert {cell["component"] for cell in matrix["cells"]} == {
+        "mindspeed",
+        "megatron-core",
+        "torch",
+        "torch_npu",
+        "CANN",
+        "Python",
+        "hardware",
+    }
+    assert {row["state"] for row in [*matrix["cells"], *matrix["combinations"]]} <= matrix["states"].keys()
+    assert all(row["state"] == "not tested" for row in matrix["combinations"] if row["platform"] in ("npu", "cuda"))
