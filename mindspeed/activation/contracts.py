@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from mindspeed.megatron.nearest import at_or_below
+from mindspeed.megatron.nearest import nearest
 
 FOLDER: Final = Path(__file__).with_name("contracts")
 BASELINE: Final = "0.16.1"
@@ -82,9 +82,10 @@ def recorded_versions(part: Part = CORE) -> tuple[str, ...]:
     return tuple(sorted((name.removeprefix(prefix) for name in names), key=lambda name: tuple(map(int, name.split(".")))))
 
 
+@lru_cache(maxsize=16)
 def contracts(version: str, part: Part = CORE) -> Contracts | None:
-    """The contracts of a release, or of the nearest recorded one below it; None when every recorded one is above."""
-    known = at_or_below(version, recorded_versions(part))
+    """The contracts of a release, or of the recorded one most like it; None when every recorded one is above."""
+    known = nearest(version, recorded_versions(part))
     return read_contracts(file_of(part, known)) if known is not None else None
 
 

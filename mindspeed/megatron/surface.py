@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from mindspeed.megatron.nearest import at_or_below
+from mindspeed.megatron.nearest import nearest
 
 FOLDER: Final = Path(__file__).with_name("surface")
 
@@ -66,8 +66,8 @@ def recorded_surfaces() -> tuple[str, ...]:
 
 
 def surface(version: str) -> Surface | None:
-    """The arguments of Megatron-LM ``version``, or of the nearest recorded one below it; None when all are above."""
-    known = at_or_below(version, recorded_surfaces())
+    """The arguments of Megatron-LM ``version``, or of the recorded one most like it; None when all are above."""
+    known = nearest(version, recorded_surfaces())
     return _read(known) if known is not None else None
 
 

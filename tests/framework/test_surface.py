@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed.megatron.nearest import at_or_below
+from mindspeed.megatron.nearest import nearest
 from mindspeed.megatron.surface import FOLDER, Argument, recorded_surfaces, surface
 
 CHECKOUT = os.environ.get("MEGATRON_LM_PATH", "")
@@ -45,7 +45,20 @@ def test_a_version_between_recorded_ones_is_read_as_the_nearest_below() -> None:
     assert found is not None
     assert found.version == "0.16.1"
     assert surface("0.13.0") is None
-    assert at_or_below("not a version", ["0.14.0"]) is None
+    assert nearest("not a version", ["0.14.0"]) is None
+
+
+def test_patch_releases_of_one_minor_release_speak_for_one_another() -> None:
+    recorded = ["0.14.0", "0.15.3", "0.16.1"]
+    read_as = {version: nearest(version, recorded) for version in ("0.14.2", "0.15.0", "0.15.4", "0.16.0", "0.16.1", "0.17.0")}
+    assert read_as == {
+        "0.14.2": "0.14.0",
+        "0.15.0": "0.15.3",
+        "0.15.4": "0.15.3",
+        "0.16.0": "0.16.1",
+        "0.16.1": "0.16.1",
+        "0.17.0": "0.16.1",
+    }
 
 
 def test_no_option_is_recorded_twice() -> None:
