@@ -24,6 +24,8 @@ from mindspeed.megatron.version import megatron_copies, mixed_roots
 from mindspeed.plugins.discovery import BUILT_IN, discover
 from mindspeed.plugins.problems import Problem
 
+__all__ = ["Finding", "examine", "megatron", "packages", "probe_torch", "problems"]
+
 INSTALL: Final = "pip install 'mindspeed[train]'"
 PROBE_SECONDS: Final = 120
 

@@ -149,7 +149,7 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True)
-    return "" if value is None else code(value)
+    return "" if value in (None, "") else code(value)
 
 
 def _settings(feature: type[Feature[Any]]) -> list[str]:

@@ -8,14 +8,17 @@ from pathlib import Path
 import pytest
 
 from mindspeed import support
-from mindspeed.activation.environment import SUPPORTED_MEGATRON, version_in
-from mindspeed.activation.request import JOB_KEYS
+from mindspeed.activation.environment import SUPPORTED_MEGATRON, made_up, version_in
+from mindspeed.activation.request import JOB_KEYS, Layer
+from mindspeed.activation.resolver import resolve
+from mindspeed.activation.sites import find_site
 from mindspeed.cli import main
 from mindspeed.documentation.pages import pages, write
 from mindspeed.documentation.predicates import condition
 from mindspeed.documentation.reference import JOB_FILE
 from mindspeed.documentation.variables import VARIABLES
-from mindspeed.plugins.discovery import BUILT_IN, discover
+from mindspeed.plugins import World
+from mindspeed.plugins.discovery import BUILT_IN, Catalog, Found, discover
 from mindspeed.plugins.problems import CODES
 from mindspeed.registry import catalog
 from tests import transcripts
@@ -31,6 +34,19 @@ def read(path: str) -> str:
 def test_the_feature_in_the_readme_is_the_example_package():
     (shown,) = re.findall(r"```python\n(class ZLossArgs.*?)```", read("README.md"), re.DOTALL)
     assert shown.strip() in read("examples/third_party_feature/acme_mindspeed/feature.py")
+
+
+def test_the_feature_in_the_guide_is_one_that_resolves():
+    source, *_ = re.findall(r"```python\n(.*?)```", read("docs/writing-a-feature.md"), re.DOTALL)
+    made = {"__name__": "acme_mindspeed.feature"}
+    exec(source, made)
+    feature = made["Clip"]
+    (patch,) = feature(feature.Args(), World({})).patches()
+    assert find_site(patch.target) is not None
+    known = Catalog([Found("acme-clip", "acme", "1.0", "acme_mindspeed.feature:Clip", feature)])
+    asked = Layer("test", ("acme-clip",), {"acme-clip": {"limit": 9}}, {"vocab_size": 8})
+    (problem,) = resolve([asked], known, made_up("cpu", "0.16.1")).problems
+    assert (problem.message, problem.fix) == ("acme-clip: a limit of 9.0 never clips 8 words", "--set acme-clip.limit=30")
 
 
 def test_the_transcripts_in_the_readme_are_filled():
