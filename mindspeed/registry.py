@@ -14,7 +14,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from mindspeed.activation import compose, session
+from mindspeed.activation import compose, joining, session
+from mindspeed.activation.content import content_of
 from mindspeed.activation.disabled import disabled_layer, refuse_disabled
 from mindspeed.activation.environment import Environment, probe
 from mindspeed.activation.plan import ActivationPlan, plan_from_json
@@ -121,14 +122,29 @@ def plan(
 
 
 def activate(plan: ActivationPlan) -> ActivationReport:
-    """Patch this process as the plan says. Idempotent for an equal plan, refuses a different one (MS405)."""
-    refuse_disabled(plan)
-    manager = compose.manager_of(plan, catalog_for(plan.names))
-    return session.start(plan, manager)
+    """Patch this process as the plan says. Idempotent for an equal plan, refuses a different one (MS405).
+
+    In a job of several ranks nothing stays patched unless all of them activate equal plans: at once where the launcher
+    keeps a store, as torchrun does, else in ``init_process_group`` (MS610 to MS612).
+    """
+    was_active = session.current() is not None
+    try:
+        refuse_disabled(plan)
+        manager = compose.manager_of(plan, catalog_for(plan.names))
+        report = session.start(plan, manager)
+        if not was_active:
+            joining.begin(lambda: content_of(plan, catalog_for(plan.names)))
+    except Exception as error:
+        joining.tell(error)
+        if not was_active:
+            deactivate()
+        raise
+    return report
 
 
 def deactivate() -> DeactivationReport | None:
     """Undo the active plan; None when there is none."""
+    joining.end()
     return session.stop()
 
 

@@ -33,14 +33,16 @@ def detect() -> str:
 
 
 def base_features(platform: str) -> tuple[type[Feature[Any]], ...]:
-    """The level-0 features of a platform: the platform itself, the Megatron fixes, and the seams of hooks and arguments.
+    """The level-0 features of a platform: the platform itself, the Megatron fixes, the seams of hooks and arguments,
+    and the agreement of ranks.
 
     Raises PlatformError for a name that is none of `PLATFORMS`.
     """
     from mindspeed.megatron.compat.feature import MegatronCompat
     from mindspeed.megatron.seams import MegatronSeams
+    from mindspeed.platforms.same_plan import SamePlan
 
-    return _device_layer(platform), MegatronCompat, MegatronSeams
+    return _device_layer(platform), MegatronCompat, MegatronSeams, SamePlan
 
 
 def _device_layer(platform: str) -> type[Feature[Any]]:

@@ -5,19 +5,16 @@ Light until `launch` is called: deciding whether to start or to join imports no 
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
 import sys
-import time
-import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from mindspeed.plugins.problems import MindSpeedError, Problem, RunError
+from mindspeed.activation import joining, last_words
+from mindspeed.plugins.problems import Problem, RunError
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -26,8 +23,6 @@ INTERRUPTED: Final = 130
 """Exit status of a job that Ctrl-C stopped."""
 SAVING_TIME: Final = "600"
 """Seconds that processes have to save and end after Ctrl-C, unless TORCH_ELASTIC_SHUTDOWN_TIMEOUT says otherwise."""
-ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
-"""Environment variable in which torchrun names the file for a process's last words."""
 _HANDLED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals whose handlers torchrun's agent replaces."""
 
@@ -56,7 +51,7 @@ def launch(command: Sequence[str], nproc: int, env: Mapping[str, str], passthrou
     arguments.training_script, *arguments.training_script_args = command  # its own words are not for torchrun
     _silence_agent()
     defaults = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // nproc)), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": SAVING_TIME}
-    with _restored({**defaults, **os.environ, **env}):
+    with _restored({**defaults, **os.environ, **env, last_words.LAUNCHED: "1"}):
         try:
             run(arguments)  # type: ignore[no-untyped-call]
         except ChildFailedError as error:
@@ -100,24 +95,20 @@ def first_host(nodes: str) -> str:
 
 
 def leave_problems(error: BaseException) -> None:
-    """Write why this process ends where its launcher looks; without a launcher do nothing."""
-    path = os.environ.get(ERROR_FILE)
-    if not path:
-        return
-    last_words = {
-        "message": {
-            "message": f"{type(error).__name__}: {error}",
-            "extraInfo": {"py_callstack": traceback.format_exc(), "timestamp": str(int(time.time()))},
-        },
-        "problems": [problem.to_json() for problem in error.problems] if isinstance(error, MindSpeedError) else [],
-    }
-    Path(path).write_text(json.dumps(last_words), encoding="utf-8")
+    """Tell the other ranks and the launcher why this process ends; without a launcher do nothing."""
+    last_words.leave_problems(error)
+    joining.tell(error)
 
 
 def _blame(item: tuple[int, ProcessFailure]) -> tuple[int, int, int]:
-    """Sorts what ended the job first: a process that was killed, then one that failed, last those that torchrun stopped."""
+    """Sorts what ended the job first.
+
+    A process that was killed, then one that failed, then those that only repeat why another one did, last those that
+    torchrun stopped.
+    """
     rank, failure = item
-    order = 1 if failure.exitcode > 0 else 2 * (failure.exitcode == -signal.SIGTERM)
+    repeats = any(problem["code"] == "MS612" for problem in failure.error_file_data.get("problems", ()))
+    order = 1 + repeats if failure.exitcode > 0 else 3 * (failure.exitcode == -signal.SIGTERM)
     return order, failure.timestamp, rank
 
 

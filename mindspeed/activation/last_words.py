@@ -1,0 +1,35 @@
+"""Why a process ends, written where its launcher looks."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import traceback
+from pathlib import Path
+from typing import Final
+
+from mindspeed.plugins.problems import MindSpeedError
+
+ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
+"""Environment variable in which torchrun names the file for a process's last words."""
+LAUNCHED: Final = "MINDSPEED_LAUNCHED"
+"""Environment variable of processes whose launcher prints their last words itself."""
+
+
+def leave_problems(error: BaseException) -> None:
+    """Write why this process ends where its launcher looks; without a launcher do nothing."""
+    path = os.environ.get(ERROR_FILE)
+    if not path:
+        return
+    last_words = {
+        "message": {
+            "message": f"{type(error).__name__}: {error}",
+            "extraInfo": {
+                "py_callstack": "".join(traceback.format_exception(error)),
+                "timestamp": str(int(time.time())),
+            },
+        },
+        "problems": [problem.to_json() for problem in error.problems] if isinstance(error, MindSpeedError) else [],
+    }
+    Path(path).write_text(json.dumps(last_words), encoding="utf-8")

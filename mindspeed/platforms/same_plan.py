@@ -1,0 +1,45 @@
+"""same-plan: the ranks of a job agree on their plan before they have a process group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
+from typing import Any
+
+from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Patch, Wrap, hookimpl
+
+
+class SamePlan(Feature[FeatureArgs]):
+    """Stop a job whose ranks have different plans, and tell all ranks why one of them has failed."""
+
+    spec = FeatureSpec(
+        name="same-plan",
+        summary="Ranks with different plans stop before their first collective, and say what differs",
+        category=Category.PLATFORM,
+        level=0,
+    )
+
+    @hookimpl
+    def patches(self) -> list[Patch]:
+        return [
+            Wrap(
+                "torch.distributed.distributed_c10d:init_process_group",
+                f"{__name__}:agree_first",
+                reason="the last moment at which ranks can compare their plans without a collective",
+                phase="setup",
+            )
+        ]
+
+
+def agree_first(init_process_group: Callable[..., Any]) -> Callable[..., Any]:
+    """``init_process_group``."""
+    parameters = signature(init_process_group)
+
+    @wraps(init_process_group)
+    def agreed(*args: Any, **kwargs: Any) -> Any:
+        from mindspeed.activation import joining
+
+        return joining.around_init(init_process_group, parameters.bind(*args, **kwargs).arguments)
+
+    return agreed

@@ -1,0 +1,34 @@
+"""One rank of a tiny job: activates a plan and makes a gloo group. ``python agreement_job.py JSON``; prints what it meets."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+import torch.distributed as dist
+
+import mindspeed
+from mindspeed.plugins.problems import MindSpeedError
+
+
+def main() -> None:
+    request = {"features": [], "settings": {}, "fail": "", "group": True} | json.loads(sys.argv[1])
+    plan = mindspeed.plan(request["features"], settings=request["settings"], platform="cuda", level=None)
+    print(f"activating at {time.time()}", flush=True)
+    try:
+        mindspeed.activate(plan)
+        if request["fail"]:
+            raise OSError(request["fail"])
+        if request["group"]:
+            dist.init_process_group("gloo")
+            dist.barrier()
+    except MindSpeedError as error:
+        print(error)
+        sys.exit(1)
+    print(f"rank {os.environ['RANK']} is ready")
+
+
+if __name__ == "__main__":
+    main()
