@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mindspeed.activation.environment import version_in
+from mindspeed.activation.plan import Row
 from mindspeed.activation.state import State
 from mindspeed.plugins.constraints import Check, Conflicts, RequiresAny, RequiresSlot
 from mindspeed.plugins.problems import Problem
-from mindspeed.plugins.world import UnknownValue, World
+from mindspeed.plugins.world import FIELDS, UnknownValue, World
 
 
 def check_choices(state: State) -> None:
@@ -59,6 +60,15 @@ def check_sizes(state: State) -> None:
         text = f"world size {world.world_size} is not a multiple of {factors}"
         fix = f"--world-size {-(-world.world_size // product) * product}, or smaller parallel sizes"
         state.problems.append(Problem("MS302", text, fix=fix))
+
+
+def note_idle_owners(state: State) -> None:
+    """A row for every active feature whose parallel size is 1: it is there and changes nothing."""
+    for name in sorted(state.active):
+        for size in state.specs[name].sizes:
+            if state.world.knows(size) and getattr(state.world, size) == 1:
+                meaning = "data-parallel size" if size == "dp" else FIELDS[size][1]
+                state.rows.append(Row("note", name, f"the {meaning} is 1, so {name} changes nothing"))
 
 
 def check_platforms(state: State) -> None:

@@ -89,6 +89,7 @@ def _resolve(state: State, environment: Environment) -> Resolution:
     checks.check_conflicts(state)
     checks.check_platforms(state)
     checks.run_checks(state)
+    checks.note_idle_owners(state)
     order = _order(state)
     for name in state.base:
         state.args_of(name)
@@ -115,7 +116,7 @@ def _roots(state: State) -> Iterator[tuple[str, Active]]:
                 level = state.specs[name].level
                 text = f"{name} has optimization level {level}, this job has {state.merged.level}"
                 state.problems.append(Problem("MS207", text, (name,), fix=f"--optimization-level {level}"))
-            yield name, Active("you asked for it")
+            yield name, Active(f"{source} asks for it" if source.startswith("Megatron's ") else "you asked for it")
     for name, source in state.merged.without.items():
         if name not in state.merged.requested and name not in state.catalog.not_loaded:
             state.known(name, source)

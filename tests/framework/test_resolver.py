@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mindspeed import registry
 from mindspeed.activation.environment import made_up
 from mindspeed.activation.request import Layer
 from mindspeed.activation.resolver import resolve
@@ -315,3 +316,12 @@ def test_conflicts_are_symmetric(declarer):
     other = {"a": "b", "b": "a"}[declarer]
     known = catalog(make(declarer, Conflicts(other)), make(other))
     assert messages(ask(known, "a", "b")) == messages(ask(known, "b", "a")) == ["a and b exclude each other"]
+
+
+def test_a_feature_whose_size_is_one_says_that_it_changes_nothing():
+    plan = registry.plan(features=["tensor-parallel"], world={"world_size": 1}, environment=made_up("cpu", "0.16.1"))
+    assert ("note", "tensor-parallel", "the tensor-parallel size is 1, so tensor-parallel changes nothing") in [
+        (row.kind, row.feature, row.text) for row in plan.rows
+    ]
+    plan = registry.plan(features=["tensor-parallel"], world={"tp": 2}, environment=made_up("cpu", "0.16.1"))
+    assert not [row for row in plan.rows if "changes nothing" in row.text]
