@@ -33,10 +33,8 @@ def broken_contract(planned: PlannedPatch, place: Place, version: str) -> Proble
     release, recorded = known
     if compare(recorded, place.contract) != "changed":
         return None
-    owner, kind = planned.owner, planned.patch.kind
-    text = (
-        f"the {kind} of {planned.patch.target} by {owner} was written for another one: {difference(recorded, place.contract)}"
-    )
+    owner, target, changed = planned.owner, planned.patch.target, difference(recorded, place.contract)
+    text = f"{target}, which {owner} patches, is not the one of megatron-core {release}: {changed}"
     chain = (
         f"megatron-core {release} has {_described(recorded)}",
         f"megatron-core {version} here has {_described(place.contract)}",
@@ -50,6 +48,7 @@ def contract_rows(patches: Iterable[PlannedPatch], places: Mapping[str, Place], 
     """What the reader must know of targets that are no problem: other code than recorded, or nothing to compare with."""
     if version is None:
         return
+    here = is_installed(version)
     for planned in patches:
         target = planned.patch.target
         if planned.skipped or part_of(target) is None:
@@ -57,11 +56,7 @@ def contract_rows(patches: Iterable[PlannedPatch], places: Mapping[str, Place], 
         known, found = contract_for(target, version), places[target].contract
         if known is None:
             yield Row("note", planned.owner, f"{target} has no recorded contract, so nobody has compared it with a release")
-        elif (
-            is_installed(version)
-            and found is not None
-            and (verdict := compare(known[1], found)) in ("appended", "body changed")
-        ):
+        elif here and found is not None and (verdict := compare(known[1], found)) in ("appended", "body changed"):
             what = "more parameters" if verdict == "appended" else "other code"
             yield Row("note", planned.owner, f"{target} has {what} here than in megatron-core {known[0]}")
 

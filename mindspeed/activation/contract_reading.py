@@ -149,6 +149,8 @@ def _feed(value: Any, words: list[str], member: bool = False) -> None:
             words.append(name)
             if name == "body" and isinstance(value, _Definition):
                 inner = _without_docstring(inner)
+            elif isinstance(value, ast.JoinedStr):  # Python 3.12 puts empty texts between the parts
+                inner = [part for part in inner if not (isinstance(part, ast.Constant) and part.value == "")]
             _feed(inner, words, member=True)
         words.append(")")
     elif isinstance(value, list):

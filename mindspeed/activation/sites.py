@@ -23,6 +23,9 @@ TREE: Final = "megatron"
 CHECKOUT: Final = frozenset(f"{TREE}.{name}" for name in ("training", "legacy", "post_training", "rl", "inference"))
 """Packages that a Megatron-LM checkout has beside megatron.core, and the megatron-core distribution has not."""
 
+_MEMBERLESS: Final = ("object", "ABC", "abc.ABC", "Protocol", "typing.Protocol")
+"""Bases that give a class no member of its own, though their source does not say so."""
+
 _DATACLASS: Final = ("dataclass", "dataclasses.dataclass")
 
 
@@ -234,6 +237,8 @@ def _lookup(module: Module, binding: Binding, name: str, seen: set[tuple[str, in
         return own
     unknown = name in vars(object)
     for base in scope.bases:
+        if base in _MEMBERLESS:
+            continue
         where = _class_named(module.name, base.split("."))
         found = _lookup(*where, name, seen) if where is not None else Binding("unknown", 0)
         if found is not None and found.kind != "unknown":
