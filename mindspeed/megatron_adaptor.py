@@ -53,6 +53,19 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
     print("\n".join(f"{name}{problem}" for problem in error.problems), file=sys.stderr)
 
 
+def __getattr__(name: str) -> object:
+    """MindSpeed's other names of this module."""
+    if name == "repatch":
+        from mindspeed.compat.activation import repatch
+
+        return repatch
+    if name == "get_mindspeed_args":
+        from mindspeed.compat.arguments import get_mindspeed_args
+
+        return get_mindspeed_args
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 _before = sys.excepthook
 sys.excepthook = _show
 adapt(sys.argv)

@@ -194,8 +194,11 @@ def _asked(given: Mapping[str, Any]) -> _Asked:
     rows = [Row("note", "compat", note) for note in notes]
     world = arguments.world_of(given)
     complete = arguments.namespace_of(World(world), given)
+    broken = registry.catalog().broken
     for feature in manager.old_features():
         name, own_settings = name_of(feature), manager.given_arguments(feature, given)
+        if name in broken and (problem := broken[name].problem) is not None:
+            rows.append(Row("note", name, problem.message))
         if feature.is_need_apply(complete):
             features.append(name)
             settings[name] = own_settings

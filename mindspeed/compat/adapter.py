@@ -30,7 +30,7 @@ class OldArgs(FeatureArgs):
     """Base of the argument model of an old feature; ``refusal`` is what its checks said last."""
 
     model_config = ConfigDict(protected_namespaces=())
-    _refusal: str = PrivateAttr("")
+    _refusal: str = PrivateAttr("its own validation of the arguments")
 
     @property
     def refusal(self) -> str:
@@ -100,7 +100,14 @@ def adapt(
 
 
 def own_arguments(feature: MindSpeedFeature) -> list[argparse.Action]:
-    """The arguments that a feature registers."""
+    """The arguments that a feature registers; none for one that fails to, which is a broken row of the catalog."""
+    try:
+        return _registered(feature)
+    except Exception:  # foreign code may fail in any way
+        return []
+
+
+def _registered(feature: MindSpeedFeature) -> list[argparse.Action]:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     feature.register_args(parser)
     return [action for action in parser._actions if action.option_strings]
@@ -171,7 +178,7 @@ def refusal_of(error: Exception) -> str:
 def _model(feature: MindSpeedFeature) -> type[OldArgs]:
     """The argument model of a feature; its own switch is no setting, unless it takes a value."""
     fields: dict[str, Any] = {}
-    for action in own_arguments(feature):
+    for action in _registered(feature):
         if is_switch(feature, action):
             continue
         default = action.default if action.default is not argparse.SUPPRESS else None

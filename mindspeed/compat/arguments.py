@@ -6,6 +6,7 @@ import argparse
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import yaml
@@ -51,16 +52,16 @@ def process_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def register(feature: MindSpeedFeature, parser: argparse.ArgumentParser) -> None:
-    """Let a feature add its arguments, unless the parser has them all."""
-    scratch = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    feature.register_args(scratch)
-    options = {option for action in scratch._actions for option in action.option_strings}
-    if not options or not options <= parser._option_string_actions.keys():
+    """Let a feature add its arguments, unless the parser has them all. One that fails to is a broken row of the catalog."""
+    from mindspeed.compat.adapter import own_arguments
+
+    actions = own_arguments(feature)
+    options = {option for action in actions for option in action.option_strings}
+    if not options <= parser._option_string_actions.keys():
         feature.register_args(parser)
-    else:  # what it does besides, as adding a choice to an argument of Megatron
-        for action in scratch._actions:
-            for choice in action.choices or ():
-                feature.add_parser_argument_choices_value(parser, action.option_strings[0], choice)
+    elif not options:  # it may add a choice to an argument of another
+        with suppress(Exception):
+            feature.register_args(parser)
 
 
 def get_mindspeed_args(get_defaults: bool = False) -> Namespace:

@@ -93,7 +93,7 @@ def explain(missing: str) -> OldNameError | None:
         prefix = prefix.rpartition(".")[0]
     if prefix not in OLD_MODULES and not name.startswith("mindspeed.ops."):
         return None
-    fix = _fix(OLD_MODULES[prefix]) if prefix in OLD_MODULES else _near_operator(name)
+    fix = replacement(prefix) if prefix in OLD_MODULES else _near_operator(name)
     error = OldNameError([Problem("MS112", f"{name} is an import name of MindSpeed that does not exist here", fix=fix)])
     error.name = name
     return error
@@ -110,7 +110,9 @@ def _wanted(name: str) -> str:
     return name
 
 
-def _fix(place: Place) -> str:
+def replacement(prefix: str) -> str:
+    """What takes the place of an old module of the table."""
+    place = OLD_MODULES[prefix]
     if not place.features:
         return place.instead or "nothing takes its place yet"
     there = [name for name in place.features if (_PACKAGE / "features" / name.replace("-", "_")).is_dir()]
@@ -121,6 +123,11 @@ def _fix(place: Place) -> str:
 
 
 def _near_operator(name: str) -> str:
-    operators = sorted(f"mindspeed.ops.{file.stem}" for file in (_PACKAGE / "ops").glob("*.py") if file.stem[0] != "_")
-    near = get_close_matches(name, operators, n=3, cutoff=0.7)
-    return f"did you mean {' or '.join(near)}?" if near else "mindspeed.ops has no such operator yet"
+    from mindspeed.ops import OPERATORS
+
+    near = get_close_matches(name.rpartition(".")[2], OPERATORS, n=3, cutoff=0.6)
+    return (
+        f"did you mean {' or '.join(f'mindspeed.ops.{one}' for one in near)}?"
+        if near
+        else "mindspeed.ops has no such operator yet"
+    )

@@ -20,6 +20,7 @@ def old_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert session.current() is None
     monkeypatch.setattr(sys, "argv", ["train.py"])
     monkeypatch.setenv("MINDSPEED_PLATFORM", "cpu")
+    monkeypatch.setenv("MINDSPEED_REPORT", "")
     monkeypatch.setattr(args_utils, "_MINDSPEED_ARGS", None)
     monkeypatch.setattr(activation, "_state", activation._State())
     yield
