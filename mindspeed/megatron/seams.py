@@ -147,8 +147,15 @@ def seams_for(hooks: Collection[str], overrides: Collection[str], training: bool
         if _takes_any(place.name, overrides)
     ]
     loop = [seam for hook, seams in TRAINING_SEAMS.items() if hook in hooks for seam in seams]
-    above = [*ARGUMENT_SEAMS, *loop] if training else []
+    above = [*filter(_is_there, ARGUMENT_SEAMS), *loop] if training else []
     return [*bridge, *(seam for hook, seam in SEAMS.items() if hook in hooks), *above]
+
+
+def _is_there(seam: Wrap) -> bool:
+    """Whether this Megatron-LM has the module of a seam; without its source at hand it is taken for granted."""
+    root = package_root("training")
+    module = seam.target.partition(":")[0].removeprefix("megatron.")
+    return root is None or root.joinpath(*module.split(".")).with_suffix(".py").is_file()
 
 
 def _takes_any(place: str, overrides: Collection[str]) -> bool:

@@ -100,7 +100,8 @@ def contradiction(planned: PlannedOverride, source: str, value: Any, wanted: Any
     """MS605 for one argument: ``source`` gives ``value``, the plan ``wanted``."""
     owners = " and ".join(planned.owners)
     text = f"{source} gives {value!r}, and {owners} needs {wanted!r}: {planned.override.reason}"
-    return Problem("MS605", text, planned.owners, where=source, fix=f"drop {source.removeprefix(_THEIR)}, or take out {owners}")
+    word = f"drop {source.removeprefix(_THEIR)}" if "--" in source else "change it where Megatron reads it"
+    return Problem("MS605", text, planned.owners, where=source, fix=f"{word}, or take out {owners}")
 
 
 def is_training_script(path: str | Path) -> bool:

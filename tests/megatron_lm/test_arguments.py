@@ -1,0 +1,166 @@
+"""The plan's arguments in Megatron-LM's parsed ones: what a stub of its parser and `put_arguments` make of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from types import SimpleNamespace
+
+import pytest
+
+from mindspeed.activation.plan import ActivationPlan, PlannedOverride
+from mindspeed.megatron.surface import surface
+from mindspeed.megatron.training_flags import world_of
+from mindspeed.megatron.training_wiring import differences, put_arguments
+from mindspeed.plugins import ArgOverride, MindSpeedError, World
+from tests.megatron_lm import stub
+from tests.megatron_lm.checkout import ROOT
+
+SHAPE = "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 16 --micro-batch-size 1 --global-batch-size 4"
+
+
+def active(world=None, **overrides):
+    planned = [
+        PlannedOverride(("some-feature",), ArgOverride(name, value, "it needs that")) for name, value in overrides.items()
+    ]
+    plan = ActivationPlan((), World(world or {}), overrides=tuple(planned), environment={"megatron": "0.16.1"})
+    return SimpleNamespace(plan=plan, taken={})
+
+
+def parsed(**values):
+    """Arguments as the parser leaves them: every default, and these values."""
+    return Namespace(**{name: rows[0].default for name, rows in surface("0.16.1").by_dest.items()} | values)
+
+
+def test_the_plans_values_go_where_megatron_lm_takes_them_under_its_own_names():
+    args = parsed(swiglu=True, num_layers=4)
+    session = active(
+        sequence_parallel=True,
+        persist_layer_norm=False,
+        bias_activation_fusion=True,
+        grad_reduce_in_fp32=True,
+        virtual_pipeline_model_parallel_size=2,
+        recompute_modules=("mlp",),
+        batch_p2p_comm=False,
+    )
+    put_arguments(session, args)
+    assert (args.sequence_parallel, args.no_persist_layer_norm, args.accumulate_allreduce_grads_in_fp32) == (True, True, True)
+    assert (args.bias_swiglu_fusion, args.num_virtual_stages_per_pipeline_rank, args.recompute_modules) == (True, 2, ["mlp"])
+    assert "batch_p2p_comm" not in session.taken
+    assert session.taken["sequence_parallel"] == {"Megatron-LM": False}
+
+
+def test_chunks_that_are_given_by_their_layers_stay_so():
+    args = parsed(num_layers_per_virtual_pipeline_stage=1)
+    put_arguments(active(virtual_pipeline_model_parallel_size=2), args)
+    assert args.num_virtual_stages_per_pipeline_rank is None
+
+
+def test_an_argument_that_a_file_set_otherwise_is_a_problem():
+    args = parsed(recompute_granularity="full", distributed_backend="nccl")
+    with pytest.raises(MindSpeedError) as caught:
+        put_arguments(active(recompute_granularity="selective", distributed_backend="gloo"), args)
+    assert str(caught.value) == (
+        "MS605 Megatron's argument recompute_granularity gives 'full', and some-feature needs 'selective': it needs that\n"
+        "  where: Megatron's argument recompute_granularity\n  fix: change it where Megatron reads it, or take out some-feature"
+    )
+    assert args.distributed_backend == "gloo"
+
+
+def test_a_size_that_megatron_makes_another_one_is_a_problem():
+    args = parsed(num_layers=8, hidden_size=64, num_attention_heads=4, tensor_model_parallel_size=2, bf16=True)
+    assert differences(active({"num_layers": 8, "tp": 2, "dtype": "bf16", "num_query_groups": 4}), args) == []
+    found = differences(active({"num_layers": 4, "tp": 2, "dtype": "fp32", "vpp": 2}), args)
+    assert [problem.message for problem in found] == [
+        "the plan was made for num_layers 4, and Megatron's num_layers makes it 8",
+        "the plan was made for vpp 2, and Megatron's num_virtual_stages_per_pipeline_rank makes it 1",
+        "the plan was made for dtype fp32, and Megatron's bf16 makes it bf16",
+    ]
+    assert found[0].fix == (
+        "give --num-layers on the command line, where mindspeed reads it too, or change the plan's num_layers"
+    )
+
+
+def test_sizes_that_follow_from_others_follow_as_in_megatron():
+    llama = world_of({"hidden_size": 1024, "swiglu": True, "num_attention_heads": 8, "num_query_groups": 1})
+    assert (llama["ffn_hidden_size"][0], llama["num_query_groups"][0]) == (2688, 8)
+    assert world_of({"pipeline_model_parallel_layout": "Et|L"}).get("vpp") is None
+    assert (
+        world_of({"num_layers": 8, "pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_stage": 2})["vpp"][0]
+        == 2
+    )
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run the script of the stub: ``run(flags)`` with the line in it, ``run(flags, under=[...])`` under a launcher."""
+    root = stub.build(tmp_path)
+    names = ["tensor_model_parallel_size", "sequence_parallel", "recompute_granularity", "transformer_impl", "my_own_flag"]
+
+    def start(flags, line="first", under=None, **environment):
+        path = stub.script(root, names, line)
+        command = [sys.executable, *(["-m", "mindspeed", "run", *under, "--"] if under is not None else []), str(path)]
+        search = {"PYTHONPATH": str(ROOT), "MINDSPEED_PLATFORM": "cpu", "OMP_NUM_THREADS": "1"}
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("MINDSPEED_", "MEGATRON_"))}
+        done = subprocess.run(
+            [*command, *SHAPE.split(), *flags.split()],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+            env={**inherited, **search, **environment},
+        )
+        printed = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("ARGS ", "ARGV ")))
+        return done, {name: json.loads(text) for name, text in printed.items()}
+
+    return start
+
+
+@pytest.mark.parametrize("line", ["first", "last"])
+def test_the_one_line_works_before_and_after_megatrons_imports(run, line, tmp_path):
+    flags = "--features recompute --recompute-granularity selective --my-own-flag mine --save checkpoints"
+    done, printed = run(flags, line)
+    assert done.returncode == 0, done.stderr
+    assert printed["ARGS"] == {
+        "my_own_flag": "mine",
+        "recompute_granularity": "selective",
+        "sequence_parallel": False,
+        "tensor_model_parallel_size": 1,
+        "transformer_impl": "local",
+    }
+    assert "--features" not in printed["ARGV"]
+    assert len([text for text in done.stderr.splitlines() if text.startswith("mindspeed: recompute; ")]) == 1
+    report = json.loads((tmp_path / "checkpoints" / "mindspeed-report.json").read_text())
+    assert [feature["name"] for feature in report["features"]] == ["recompute"]
+
+
+def test_a_feature_that_only_mindspeed_was_told_reaches_megatrons_arguments(run):
+    done, printed = run("--set recompute.granularity=selective", under=["--features", "recompute"], line="")
+    assert done.returncode == 0, done.stderr
+    assert printed["ARGS"]["recompute_granularity"] == "selective"
+    assert printed["ARGV"] == SHAPE.split()
+
+
+def test_under_mindspeed_run_the_line_does_nothing_again(run):
+    done, printed = run("--recompute-activations", under=["--features", "recompute"])
+    assert done.returncode == 0, done.stderr
+    assert printed["ARGV"] == [*SHAPE.split(), "--recompute-activations"]
+    assert "sites patched" not in done.stderr
+
+
+def test_problems_are_shown_as_problems_and_not_as_a_traceback(run):
+    done, printed = run("--features swigl --tensor-model-parallel-size 2 --set tensor-parallel.size=4")
+    assert (done.returncode, printed) == (1, {})
+    assert done.stderr == (
+        "MS303 Megatron's --tensor-model-parallel-size is 2, and --set tensor-parallel.size=4 says otherwise\n"
+        "  where: command line\n  fix: keep one of the two, they are one value\n"
+    )
+
+
+def test_megatrons_parser_reports_what_neither_side_knows(run):
+    done, _ = run("--feature swiglu")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == "pretrain: error: unrecognized arguments: --feature swiglu"

@@ -1,0 +1,279 @@
+"""What a Megatron-LM command line asks for, read against the recorded arguments of Megatron-LM; nothing is imported."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from shlex import split
+
+import pytest
+
+from mindspeed import registry
+from mindspeed.activation.environment import made_up
+from mindspeed.activation.request import Layer
+from mindspeed.megatron.surface import recorded_surfaces, surface
+from mindspeed.megatron.training_plan import is_training_script, plan_training
+from mindspeed.megatron.training_request import OWN_FLAGS, given_arguments, read_command_line
+from mindspeed.plugins.problems import ResolutionError
+from tests.megatron_lm import stub
+
+SHAPE = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 1 --global-batch-size 8"
+
+
+def read(line, environ=None, beside=(), world_size=1):
+    return read_command_line(split(line), environ or {}, "0.16.1", registry.catalog, beside, world_size)
+
+
+@pytest.fixture
+def plan(tmp_path, monkeypatch):
+    """Plan a command line of Megatron-LM for the CPU: ``plan("--features swiglu ...", world_size=2)``."""
+    monkeypatch.syspath_prepend(str(stub.build(tmp_path)))
+    monkeypatch.delenv("MINDSPEED_DISABLE", raising=False)
+
+    def make(line, world_size=1, environ=None):
+        environment = replace(made_up("cpu", "0.16.1"), world_size=world_size)
+        return plan_training(split(line), environ or {}, environment)[1]
+
+    return make
+
+
+def problems_of(call, *arguments, **options):
+    with pytest.raises(ResolutionError) as caught:
+        call(*arguments, **options)
+    return caught.value.problems
+
+
+def notes_of(plan):
+    """The notes of a plan but those on the contracts of Megatron's functions, which the stub does not keep."""
+    return [row.text for row in plan.rows if row.kind == "note" and row.feature != "megatron-seams"]
+
+
+def sources(plan, feature):
+    planned = next(one for one in plan.features if one.name == feature)
+    return {name: (value.value, value.source) for name, value in planned.settings.items() if value.source != "default"}
+
+
+@pytest.mark.parametrize("version", recorded_surfaces())
+def test_no_flag_of_ours_is_one_of_megatrons(version):
+    assert surface(version).by_option.keys().isdisjoint(OWN_FLAGS)
+
+
+def test_our_flags_are_taken_out_and_all_others_stay_in_their_order():
+    line = (
+        "--lr 1e-3 --features a,b --set a.x=--1 --bf16 --set=b.y=2 --features=c --recompute-modules mlp moe --strict x --save p"
+    )
+    request = read(line + " --without d --optimization-level 1")
+    assert request.rest == tuple(split("--lr 1e-3 --bf16 --recompute-modules mlp moe x --save p"))
+    ours = request.command_line
+    assert (ours.features, ours.without, ours.level, ours.strict) == (("a", "b", "c"), ("d",), 1, True)
+    assert ours.settings == {"a": {"x": "--1"}, "b": {"y": 2}}
+
+
+def test_an_unknown_flag_that_is_near_one_of_ours_is_left_for_megatron_to_report():
+    line = "--feature rms-norm --optimisation-level 1"
+    assert read(line).rest == tuple(split(line))
+
+
+def test_every_value_of_megatrons_flags_is_read_as_its_parser_reads_it():
+    line = "--no-bias-swiglu-fusion --recompute-modules core_attn mlp --lr 1e-3 --num-layers=8 --swiglu --my-own 3"
+    given = given_arguments(split(line), surface("0.16.1"))
+    assert {dest: (one.option, one.value) for dest, one in given.items()} == {
+        "bias_swiglu_fusion": ("--no-bias-swiglu-fusion", False),
+        "recompute_modules": ("--recompute-modules", ["core_attn", "mlp"]),
+        "lr": ("--lr", 1e-3),
+        "num_layers": ("--num-layers", 8),
+        "swiglu": ("--swiglu", True),
+    }
+
+
+def test_a_line_that_megatron_will_refuse_is_left_to_it():
+    assert given_arguments(["--num-layers", "four", "--swiglu"], surface("0.16.1")) == {}
+
+
+def test_every_mistake_of_our_flags_is_reported_at_once():
+    found = problems_of(read, "--set swiglu --features --bf16 --optimization-level 3 --mindspeed-config none.yaml --without")
+    assert [problem.code for problem in found] == ["MS301", "MS301", "MS305", "MS301", "MS301"]
+    assert found[0].message == "--features needs names of features, separated by commas"
+    assert found[1].message == "--without needs names of features to leave out, separated by commas"
+    assert found[3].message == "'swiglu' is not of the form feature.field=value"
+    assert str(found[4]) == (
+        "MS301 optimization level 3 is not 0, 1 or 2\n  where: command line\n  fix: --optimization-level 2"
+    )
+
+
+def test_sizes_and_switches_of_megatron_are_the_features_of_the_plan(plan):
+    layout = "--tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2"
+    chunks = "--num-layers-per-virtual-pipeline-stage 1"
+    made = plan(f"{SHAPE} {layout} {chunks} --use-distributed-optimizer --overlap-grad-reduce --ddp-bucket-size 100", 8)
+    assert set(made.names) == {
+        "tensor-parallel",
+        "sequence-parallel",
+        "pipeline-parallel",
+        "virtual-pipeline",
+        "data-parallel",
+        "distributed-optimizer",
+        "async-ddp",
+    }
+    assert sources(made, "tensor-parallel") == {"size": (2, "Megatron's --tensor-model-parallel-size")}
+    assert sources(made, "virtual-pipeline") == {"size": (2, "Megatron's --num-layers-per-virtual-pipeline-stage")}
+    assert sources(made, "async-ddp") == {"bucket_size": (100, "Megatron's --ddp-bucket-size")}
+    why = {feature.name: feature.why[0] for feature in made.features}
+    assert why["sequence-parallel"] == "sequence-parallel: Megatron's --sequence-parallel asks for it"
+    assert made.world.known() == {
+        "world_size": 8,
+        "tp": 2,
+        "pp": 2,
+        "vpp": 2,
+        "cp": 1,
+        "ep": 1,
+        "num_layers": 4,
+        "hidden_size": 64,
+        "ffn_hidden_size": 256,
+        "num_attention_heads": 4,
+        "num_query_groups": 4,
+        "num_experts": 0,
+        "seq_length": 32,
+        "micro_batch_size": 1,
+        "global_batch_size": 8,
+        "normalization": "LayerNorm",
+        "gated_linear_unit": False,
+        "activation": "gelu",
+        "dtype": "fp32",
+        "platform": "cpu",
+        "megatron": "0.16.1",
+    }
+
+
+def test_a_llama_is_known_by_its_flags(plan):
+    flags = "--swiglu --normalization RMSNorm --group-query-attention --num-query-groups 2 --bf16 --ffn-hidden-size 96"
+    world = plan(f"{SHAPE} {flags} --features swiglu,rms-norm").world
+    shape = (world.normalization, world.activation, world.gated_linear_unit, world.num_query_groups, world.dtype)
+    assert shape == ("RMSNorm", "silu", True, 2, "bf16")
+    assert world.ffn_hidden_size == 96
+
+
+def test_recompute_flags_are_the_settings_of_recompute(plan):
+    made = plan(f"{SHAPE} --recompute-granularity full --recompute-method uniform --recompute-num-layers 2")
+    assert sources(made, "recompute") == {
+        "granularity": ("full", "Megatron's --recompute-granularity"),
+        "method": ("uniform", "Megatron's --recompute-method"),
+        "num_layers": (2, "Megatron's --recompute-num-layers"),
+    }
+    left = plan(f"{SHAPE} --recompute-activations --recompute-modules core_attn layernorm")
+    assert notes_of(left) == [
+        "Megatron's --recompute-modules core_attn layernorm is left to Megatron, recompute does not know layernorm"
+    ]
+
+
+def test_without_a_word_of_the_user_megatrons_default_dispatcher_holds(plan):
+    experts = f"{SHAPE} --num-experts 4 --expert-model-parallel-size 2"
+    assert sources(plan(experts, 2), "expert-parallel")["dispatcher"] == ("allgather", "Megatron's defaults")
+    told = sources(plan(f"{experts} --set expert-parallel.dispatcher=alltoall", 2), "expert-parallel")
+    assert told["dispatcher"] == ("alltoall", "command line")
+
+
+def test_sequence_parallelism_on_one_tensor_rank_is_left_to_megatron_which_drops_it(plan):
+    assert plan(f"{SHAPE} --sequence-parallel").names == ()
+
+
+def test_the_two_command_lines_of_one_value_must_agree(plan):
+    line = f"{SHAPE} --tensor-model-parallel-size 4 --set tensor-parallel.size=2 --recompute-granularity full"
+    found = problems_of(plan, f"{line} --set recompute.granularity=selective", 4)
+    assert [str(problem) for problem in found] == [
+        "MS303 Megatron's --tensor-model-parallel-size is 4, and --set tensor-parallel.size=2 says otherwise\n"
+        "  where: command line\n  fix: keep one of the two, they are one value",
+        "MS303 Megatron's --recompute-granularity is full, and --set recompute.granularity=selective says otherwise\n"
+        "  where: command line\n  fix: keep one of the two, they are one value",
+    ]
+    assert plan(f"{SHAPE} --tensor-model-parallel-size 4 --set tensor-parallel.size=4", 4).world.tp == 4
+
+
+def test_options_of_mindspeed_run_must_agree_with_megatrons_flags():
+    beside = [Layer("command line", world={"tp": 2})]
+    (problem,) = problems_of(read, "--tensor-model-parallel-size 4", beside=beside, world_size=4)
+    assert problem.message == "Megatron's --tensor-model-parallel-size is 4, and --tp 2 says otherwise"
+
+
+def test_megatrons_flags_win_over_a_job_file_and_the_plan_shows_what_they_overrode(plan, tmp_path):
+    (tmp_path / "job.yaml").write_text(
+        "features: [recompute]\nworld: {num_layers: 2, tp: 4}\nlevel: 0\nsettings: {recompute: {granularity: full}}\n"
+    )
+    line = f"{SHAPE} --tensor-model-parallel-size 2 --recompute-granularity selective"
+    made = plan(f"{line} --mindspeed-config {tmp_path}/job.yaml", 2)
+    assert (made.level, made.world.tp, made.world.num_layers) == (0, 2, 4)
+    granularity = next(one for one in made.features if one.name == "recompute").settings["granularity"]
+    assert (granularity.value, granularity.overrode) == ("selective", ("job file: full",))
+    two = problems_of(plan, f"{SHAPE} --mindspeed-config a.yaml --mindspeed-config b.yaml")
+    assert two[0].message == "--mindspeed-config is given 2 times: a.yaml, b.yaml"
+
+
+def test_environment_variables_and_the_level_count(plan):
+    line = f"{SHAPE} --swiglu --normalization RMSNorm"
+    assert set(plan(line, environ={"MINDSPEED_FEATURES": "rms-norm,swiglu"}).names) == {"rms-norm", "swiglu"}
+    (problem,) = problems_of(plan, f"{line} --features swiglu --optimization-level 0")
+    assert (problem.code, problem.fix) == ("MS207", "--optimization-level 1")
+
+
+def test_the_cpu_sets_what_it_needs_and_each_is_a_row_of_the_plan(plan):
+    overrides = {one.override.argument: (one.override.value, one.owners) for one in plan(SHAPE).overrides}
+    platform = ("cpu-platform",)
+    assert overrides == {
+        "distributed_backend": ("gloo", platform),
+        "transformer_impl": ("local", platform),
+        "gradient_accumulation_fusion": (False, platform),
+        "masked_softmax_fusion": (False, platform),
+        "apply_rope_fusion": (False, platform),
+        "persist_layer_norm": (False, platform),
+    }
+
+
+def test_a_flag_that_contradicts_the_plan_is_a_problem_and_not_overridden(plan):
+    found = problems_of(
+        plan, f"{SHAPE} --swiglu --features swiglu --no-bias-swiglu-fusion --transformer-impl transformer_engine"
+    )
+    assert [str(problem) for problem in found] == [
+        "MS605 Megatron's --transformer-impl gives 'transformer_engine', and cpu-platform needs 'local': Transformer Engine "
+        "needs CUDA\n  where: Megatron's --transformer-impl\n  fix: drop --transformer-impl, or take out cpu-platform",
+        "MS605 Megatron's --no-bias-swiglu-fusion gives False, and swiglu needs True: Megatron then calls one function for the "
+        "whole activation\n  where: Megatron's --no-bias-swiglu-fusion\n"
+        "  fix: drop --no-bias-swiglu-fusion, or take out swiglu",
+    ]
+
+
+def test_a_backend_that_the_platform_can_serve_stays_and_is_said(plan):
+    made = plan(f"{SHAPE} --distributed-backend nccl")
+    assert "distributed_backend" not in {one.override.argument for one in made.overrides}
+    assert notes_of(made) == ["Megatron's --distributed-backend nccl stays: nccl is served by gloo"]
+
+
+def test_with_arguments_from_elsewhere_nothing_is_assumed(plan):
+    from_file = plan("--yaml-cfg run.yaml --num-layers 8")
+    assert not from_file.world.knows("num_layers")
+    assert not from_file.world.knows("normalization")
+    from_checkpoint = plan("--use-checkpoint-args --num-layers 8")
+    assert from_checkpoint.world.num_layers == 8
+    assert not from_checkpoint.world.knows("hidden_size")
+
+
+def test_old_flags_are_asked_for_only_where_megatron_lacks_something(plan):
+    made = plan(f"{SHAPE} --swiglu --normalization RMSNorm --use-fused-rmsnorm")
+    assert made.names == ("rms-norm",)
+    notes = notes_of(made)
+    assert notes == ["--use-fused-rmsnorm switches on rms-norm; the new spelling is --features rms-norm"]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("from megatron.training import pretrain", True),
+        ("def main():\n    import megatron.training.arguments", True),
+        ("import mindspeed.megatron_adaptor", True),
+        ("from mindspeed import megatron_adaptor", True),
+        ("from megatron.core import parallel_state", False),
+        ("import megatron.training_of_mine", False),
+        ("not python", False),
+    ],
+)
+def test_a_megatron_lm_script_is_known_by_its_imports(tmp_path, source, expected):
+    path = tmp_path / "script.py"
+    path.write_text(source)
+    assert is_training_script(path) is expected
