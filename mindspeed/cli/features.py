@@ -13,6 +13,7 @@ features = LazyGroup(
         "explain": "mindspeed.cli.feature_explain:explain",
         "graph": "mindspeed.cli.feature_graph:graph",
         "schema": "mindspeed.cli.feature_schema:schema",
+        "test": "mindspeed.cli.feature_test:test",
         "verify": "mindspeed.cli.verify:verify",
     },
     help="List, check, plan, explain, make, test and verify features.",

@@ -1,4 +1,4 @@
-"""The work of one rank for one run, as it travels to a worker of the pool."""
+"""The work of one rank, a training run or a function to call, as it travels to a worker of the pool."""
 
 from __future__ import annotations
 
@@ -17,6 +17,22 @@ class Job:
     rank: int
     world_size: int
     store: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Call the function ``name`` of a source file as one rank of a gloo job; the plan, when there is one, is active then.
+
+    Arguments and result travel as pickles of their own: pickled by the connection, tensors would be shared memory.
+    """
+
+    file: str
+    name: str
+    arguments: bytes
+    rank: int
+    world_size: int
+    store: str
+    plan: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

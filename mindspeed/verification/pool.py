@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 from mindspeed.activation.plan import ActivationPlan
 from mindspeed.plugins.problems import Problem, RunError
-from mindspeed.verification.job import Failure, Job
+from mindspeed.verification.job import Call, Failure, Job
 from mindspeed.verification.record import Record
 from mindspeed.verification.shape import Recipe
 
@@ -30,7 +32,7 @@ _INHERITED: Final = ("MINDSPEED_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WO
 @dataclass(slots=True)
 class _Worker:
     process: subprocess.Popen[bytes]
-    connection: Connection[Job, Record | Failure]
+    connection: Connection[Job | Call, Any]
     log: Path
 
 
@@ -52,16 +54,33 @@ class WorkerPool:
 
     def run(self, plan: ActivationPlan, recipe: Recipe, world_size: int) -> list[Record]:
         """The record of every rank. Raises RunError when a worker fails, dies or hangs."""
+        data = plan.to_json()
+        records: list[Record] = self._work(world_size, lambda rank, store: Job(data, recipe, rank, world_size, store))
+        return records
+
+    def call(
+        self, function: Callable[..., Any], world_size: int, *arguments: Any, plan: ActivationPlan | None = None
+    ) -> list[Any]:
+        """The results of a top-level function on every rank of a gloo job, by rank. Raises RunError as `run` does.
+
+        Under ``plan`` the platform's layer and Megatron's groups are there as well.
+        """
+        file, name, data = inspect.getfile(function), function.__qualname__, plan.to_json() if plan is not None else None
+        sent = pickle.dumps(arguments)
+        results = self._work(world_size, lambda rank, store: Call(file, name, sent, rank, world_size, store, data))
+        return [pickle.loads(result) for result in results]
+
+    def _work(self, world_size: int, job: Callable[[int, str], Job | Call]) -> list[Any]:
+        """Send ``job(rank, store)`` to as many workers and wait for all results."""
         if self.ended is not None:
             raise self.ended
         self._start(world_size)
         self._runs += 1
         store = str(Path(self._folder.name) / f"store-{self._runs}")
         team = self._workers[:world_size]
-        data = plan.to_json()
         for rank, worker in enumerate(team):
             try:
-                worker.connection.send(Job(data, recipe, rank, world_size, store))
+                worker.connection.send(job(rank, store))
             except OSError:
                 raise self._end(self._death(rank)) from None
         return self._collect(team)
@@ -107,8 +126,8 @@ class WorkerPool:
             theirs.close()
             self._workers.append(_Worker(process, ours, log))
 
-    def _collect(self, team: Sequence[_Worker]) -> list[Record]:
-        results: dict[int, Record | Failure] = {}
+    def _collect(self, team: Sequence[_Worker]) -> list[Any]:
+        results: dict[int, Any] = {}
         end = time.monotonic() + TIME_LIMIT
         waiting: dict[object, int] = {worker.connection: rank for rank, worker in enumerate(team)}
         while waiting:
@@ -126,9 +145,9 @@ class WorkerPool:
         failures = {rank: result for rank, result in results.items() if isinstance(result, Failure)}
         if failures:
             raise RunError([_problem(rank, failure) for rank, failure in sorted(failures.items())[:1]])
-        return [result for _, result in sorted(results.items()) if isinstance(result, Record)]
+        return [result for _, result in sorted(results.items())]
 
-    def _stuck(self, results: Mapping[int, Record | Failure], waiting: Sequence[int]) -> Problem:
+    def _stuck(self, results: Mapping[int, Any], waiting: Sequence[int]) -> Problem:
         for rank, result in sorted(results.items()):
             if isinstance(result, Failure):
                 return _problem(rank, result)

@@ -5,15 +5,18 @@ Run as ``python -m mindspeed.verification.worker FD`` with the pool's end of a c
 
 from __future__ import annotations
 
+import pickle
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
+from importlib.util import module_from_spec, spec_from_file_location
 from multiprocessing.connection import Connection
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
-from mindspeed.verification.job import Failure, Job
+from mindspeed.verification.job import Call, Failure, Job
 from mindspeed.verification.record import Record
 
 PATIENCE: Final = timedelta(seconds=60)
@@ -22,7 +25,7 @@ PATIENCE: Final = timedelta(seconds=60)
 
 def main() -> None:
     """Serve jobs until the pool closes the connection."""
-    connection: Connection[Record | Failure, Job] = Connection(int(sys.argv[1]))
+    connection: Connection[Any, Job | Call] = Connection(int(sys.argv[1]))
     while True:
         try:
             job = connection.recv()
@@ -31,9 +34,9 @@ def main() -> None:
         connection.send(_outcome(job))
 
 
-def _outcome(job: Job) -> Record | Failure:
+def _outcome(job: Job | Call) -> Any:
     try:
-        return run(job)
+        return call(job) if isinstance(job, Call) else run(job)
     except Exception as error:  # whatever a feature raises belongs to the caller
         return Failure(f"{type(error).__name__}: {error}", traceback.format_exc())
 
@@ -51,22 +54,57 @@ def run(job: Job) -> Record:
         from mindspeed.verification.training import train  # with the platform in place, for it imports Megatron
 
         active = session.current()
-        with evidence(active, record) if active else nullcontext(), _groups(job):
+        with evidence(active, record) if active else nullcontext(), _groups(job, job.recipe.seed):
             train(job.recipe, record)
     finally:
         registry.deactivate()
     return record
 
 
+def call(job: Call) -> bytes:
+    """Call a function in a gloo group of its own, under its plan with Megatron's groups, and undo the plan."""
+    from mindspeed import registry
+    from mindspeed.activation.plan import plan_from_json
+
+    function, arguments = _function(job.file, job.name), pickle.loads(job.arguments)
+    if job.plan is None:
+        import torch.distributed as dist
+        from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+        store = FileStore(job.store, job.world_size)
+        dist.init_process_group("gloo", store=store, rank=job.rank, world_size=job.world_size, timeout=PATIENCE)
+        try:
+            return pickle.dumps(function(*arguments))
+        finally:
+            dist.destroy_process_group()
+    registry.activate(plan_from_json(job.plan))
+    try:
+        with _groups(job, seed=0):
+            return pickle.dumps(function(*arguments))
+    finally:
+        registry.deactivate()
+
+
+def _function(file: str, name: str) -> Callable[..., Any]:
+    """A top-level function of a file, which is run anew: as a test file has no name to import it by, and may change."""
+    spec = spec_from_file_location(f"_called_{Path(file).stem}", file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} is no Python file")
+    module = sys.modules[spec.name] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    function: Callable[..., Any] = getattr(module, name)
+    return function
+
+
 @contextmanager
-def _groups(job: Job) -> Iterator[None]:
+def _groups(job: Job | Call, seed: int) -> Iterator[None]:
     import torch
     import torch.distributed as dist
     from megatron.core import parallel_state
     from torch.distributed import FileStore  # type: ignore[attr-defined]
 
     torch.set_num_threads(1)
-    torch.manual_seed(job.recipe.seed)
+    torch.manual_seed(seed)
     torch.cuda.set_device(job.rank % torch.cuda.device_count())
     store = FileStore(job.store, job.world_size)
     dist.init_process_group("nccl", store=store, rank=job.rank, world_size=job.world_size, timeout=PATIENCE)

@@ -3,11 +3,16 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
-from acme_mindspeed.loss import log_normalizer
+from acme_mindspeed.feature import ZLoss
+from acme_mindspeed.loss import log_normalizer, with_z_loss
 
 import mindspeed
 from mindspeed.plugins import MindSpeedError
+from mindspeed.plugins.testing import conformance
+
+SITE = "megatron.core.models.common.language_module.language_module:LanguageModule.compute_language_model_loss"
+
+test_conformance = conformance("acme-mindspeed")
 
 
 def logits(dtype=torch.float32):
@@ -23,23 +28,31 @@ def test_the_normalizer_and_its_gradient_are_those_of_logsumexp():
     torch.testing.assert_close(ours.grad, reference.grad)
 
 
-def split_vocabulary(rank, store):
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+def split_vocabulary():
+    """On each of two ranks: normalizer and gradient of its share of the vocabulary, and those of the whole."""
+    rank = dist.get_rank()
     whole = logits()
     share = whole.detach().chunk(2, -1)[rank].clone().requires_grad_()
     z = log_normalizer(share, dist.group.WORLD)
     z.square().sum().backward()
     whole.logsumexp(-1).square().sum().backward()
-    torch.testing.assert_close(z, whole.logsumexp(-1))
-    torch.testing.assert_close(share.grad, whole.grad.chunk(2, -1)[rank])
-    dist.destroy_process_group()
+    return [tensor.detach() for tensor in (z, share.grad, whole.logsumexp(-1), whole.grad.chunk(2, -1)[rank])]
 
 
-def test_a_vocabulary_split_over_two_ranks_gives_the_same(tmp_path):
-    multiprocessing.spawn(split_vocabulary, (tmp_path / "store",), nprocs=2)
+def test_a_vocabulary_split_over_two_ranks_gives_the_same(on_ranks):
+    for z, gradient, expected_z, expected_gradient in on_ranks(2, split_vocabulary):
+        torch.testing.assert_close(z, expected_z)
+        torch.testing.assert_close(gradient, expected_gradient)
 
 
-SITE = "megatron.core.models.common.language_module.language_module:LanguageModule.compute_language_model_loss"
+def test_the_patch_goes_on_and_comes_off_without_megatron(fake_megatron):
+    made_up = fake_megatron(SITE)
+    model = made_up.module(SITE.partition(":")[0]).LanguageModule
+    original = vars(model)["compute_language_model_loss"]
+    with made_up.patched(ZLoss, {"coefficient": 0.01}):
+        assert vars(model)["compute_language_model_loss"].__wrapped__ is original
+    assert vars(model)["compute_language_model_loss"] is original
+    assert with_z_loss(original).__name__ == "compute_language_model_loss"
 
 
 def test_the_loss_of_a_megatron_model_has_the_term():

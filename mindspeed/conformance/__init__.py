@@ -1,0 +1,1 @@
+"""What every feature must be, checked: for authors, by `mindspeed.plugins.testing` and ``mindspeed features test``."""

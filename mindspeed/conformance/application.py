@@ -1,0 +1,119 @@
+"""Applying a feature's plan and undoing it, in a process of its own: ``python -m mindspeed.conformance.application NAME...``.
+
+Prints one JSON array of outcomes. Compares object identities of every entry of the patched packages' modules and classes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from types import FunctionType, ModuleType
+from typing import Any
+
+from mindspeed.activation.plan import PlannedPatch
+from mindspeed.conformance.outcome import Outcome, judged
+from mindspeed.conformance.subjects import Subject, subjects
+
+CHECKS = ("reversible", "idempotent")
+
+
+def application(tested: Sequence[Subject]) -> list[Outcome]:
+    """``reversible`` and ``idempotent`` of each feature."""
+    missing = [name for name in ("torch", "megatron") if find_spec(name) is None]
+    able = [subject.name for subject in tested if subject.plan is not None]
+    why = f"{' and '.join(missing)} not installed" if missing else "no job suits the feature"
+    skipped = [s.name for s in tested if missing or s.plan is None]
+    outcomes = [Outcome(name, check, "not run", why) for name in skipped for check in CHECKS]
+    return outcomes + (_in_a_process(able) if able and not missing else [])
+
+
+def _in_a_process(names: Sequence[str]) -> list[Outcome]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-m", "mindspeed.conformance.application", *names]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode != 0:
+        tail = tuple(done.stderr.strip().splitlines()[-4:])
+        text = f"the process ended with status {done.returncode}"
+        return [Outcome(name, check, "failed", text, tail) for name in names for check in CHECKS]
+    return [Outcome(**row | {"details": tuple(row["details"])}) for row in json.loads(done.stdout.splitlines()[-1])]
+
+
+def main() -> None:
+    outcomes = [outcome for name in sys.argv[1:] for subject in subjects(name) for outcome in _apply(subject)]
+    print(json.dumps([outcome.to_json() for outcome in outcomes]))
+
+
+def _apply(subject: Subject) -> Iterator[Outcome]:
+    from mindspeed import registry
+
+    if subject.plan is None:
+        raise RuntimeError(f"no plan for {subject.name}")
+    sites = [planned for planned in subject.plan.patches if not planned.skipped]
+    own = [planned for planned in sites if planned.owner == subject.name or planned.site.startswith("megatron.")]
+    targets = [planned.site.partition(":")[0] for planned in own]
+    registry.activate(subject.plan)  # once before the first look: the platform is in place while Megatron is imported
+    for name in targets:
+        with suppress(ImportError):  # a part of Megatron that cannot be imported here is not patched either
+            importlib.import_module(name)
+    registry.deactivate()
+    packages = {"megatron", *(name.partition(".")[0] for name in targets)}
+    before = _identities(packages)
+    registry.activate(subject.plan)
+    active = _identities(packages)
+    registry.activate(subject.plan)
+    again = _identities(packages)
+    registry.deactivate()
+    after = _identities(packages)
+    changed = set(_differences(before, active))
+    wrong = [f"not as before: {name}" for name in _differences(before, after)]
+    wrong += [f"applying {p.patch.target} changed nothing" for p in own if p.owner == subject.name and not _names(p) & changed]
+    fine = f"applied and undone, {len(after)} modules, classes and functions are identical"
+    yield judged(subject.name, "reversible", wrong, fine)
+    doubled = [f"changed by activating twice: {name}" for name in _differences(active, again)]
+    yield judged(subject.name, "idempotent", doubled, "activating twice is activating once")
+
+
+def _names(planned: PlannedPatch) -> set[str]:
+    """The holders that a patch of a site changes: its module, and the class that a member belongs to."""
+    module, _, path = planned.site.partition(":")
+    return {module, f"{module}:{path.partition('.')[0]}"}
+
+
+Identities = dict[str, tuple[Any, list[tuple[str, Any]]]]
+
+
+def _identities(packages: set[str]) -> Identities:
+    """Every module, class and function of the packages by name, with its entries, which are kept alive."""
+    found: Identities = {}
+    for name, module in list(sys.modules.items()):
+        if not isinstance(module, ModuleType) or name.partition(".")[0] not in packages:
+            continue
+        entries = [(key, value) for key, value in vars(module).items() if not isinstance(value, ModuleType)]
+        found[name] = (module, entries)
+        for key, value in entries:
+            if isinstance(value, type) and value.__module__ == name:
+                members = [(k, v) for k, v in vars(value).items() if k not in ("__abstractmethods__", "_abc_impl", "__doc__")]
+                found[f"{name}:{key}"] = (value, [*members, *((f"base {i}", base) for i, base in enumerate(value.__bases__))])
+            elif isinstance(value, FunctionType) and value.__module__ == name:
+                found[f"{name}:{key}"] = (value, [("__code__", value.__code__), *vars(value).items()])
+    return found
+
+
+def _differences(before: Identities, after: Identities) -> list[str]:
+    """Names whose object or entries differ; modules imported in between are not looked at."""
+    changed = []
+    for name, (holder, entries) in before.items():
+        other, now = after.get(name, (None, []))
+        if other is not holder or [(key, id(value)) for key, value in entries] != [(key, id(value)) for key, value in now]:
+            changed.append(name)
+    return changed
+
+
+if __name__ == "__main__":
+    main()

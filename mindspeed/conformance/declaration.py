@@ -1,0 +1,179 @@
+"""Checks of what a feature declares: settings, constraints, references, targets, order. No torch, no megatron."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from mindspeed import registry
+from mindspeed.activation.checks import Loose
+from mindspeed.activation.contracts import ABSENT, contract_for, recorded_versions
+from mindspeed.activation.explanation import code_place
+from mindspeed.activation.request import Layer, parse_assignments
+from mindspeed.activation.sites import find_site, near_names
+from mindspeed.activation.source import find_module, read_scope
+from mindspeed.conformance.outcome import Outcome, judged
+from mindspeed.conformance.subjects import Subject
+from mindspeed.plugins.constraints import Check
+from mindspeed.plugins.feature import FeatureArgs
+from mindspeed.plugins.manager import FeatureManager
+from mindspeed.plugins.patches import Ref, Set
+from mindspeed.plugins.problems import MindSpeedError
+from mindspeed.plugins.world import World
+
+LONGEST_SUMMARY = 100
+
+
+def schema(subject: Subject) -> Outcome:
+    """Every setting is described, defaults are valid, and values survive YAML, JSON and the command line."""
+    model: type[FeatureArgs] = subject.feature.Args
+    wrong = [f"the setting {key} has no description" for key, field in model.model_fields.items() if not field.description]
+    count = len(model.model_fields)
+    try:
+        args = model(**(subject.plan.features[_index(subject)].args if subject.plan is not None else {}))
+        wrong += _round_trips(subject.name, args)
+        model.model_json_schema()
+    except ValidationError as error:
+        wrong += [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+    settings = f"{count} setting{'s' if count != 1 else ''}"
+    text = f"{settings}, all described, defaults valid, round trips by --set, YAML and JSON" if count else "no settings"
+    return judged(subject.name, "schema", wrong, text)
+
+
+def _index(subject: Subject) -> int:
+    return subject.plan.names.index(subject.name) if subject.plan is not None else 0
+
+
+def _round_trips(name: str, args: FeatureArgs) -> Iterator[str]:
+    plain = args.model_dump(mode="json")
+    assignments = [f"{name}.{key}={json.dumps(value)}" for key, value in plain.items()]
+    ways: dict[str, Any] = {
+        "YAML": yaml.safe_load(yaml.safe_dump(plain)),
+        "JSON": json.loads(args.model_dump_json()),
+        "--set": parse_assignments(assignments, "--set").get(name, {}),
+    }
+    for way, values in ways.items():
+        back = type(args)(**values)
+        for key in type(args).model_fields:
+            if getattr(back, key) != getattr(args, key):
+                yield f"the setting {key} does not survive {way}: {getattr(args, key)!r} becomes {getattr(back, key)!r}"
+
+
+def metadata(subject: Subject) -> Outcome:
+    """The declaration is complete: it resolves, its hooks match, its messages can be formatted, its claim has a reason."""
+    name, spec = subject.name, subject.feature.spec
+    wrong = [line for problem in subject.problems for line in str(problem).splitlines()[:1]]
+    if not spec.summary or len(spec.summary) > LONGEST_SUMMARY:
+        wrong.append(f"the summary is {len(spec.summary)} characters long, not 1 to {LONGEST_SUMMARY}")
+    if spec.numerics.claim != "exact" and not spec.numerics.reason:
+        wrong.append(f"the numerics are {spec.numerics.claim}, and nothing says why")
+    if not (subject.feature.__doc__ or "").strip():
+        wrong.append("the class has no docstring")
+    wrong += [f"the {type(c).__name__} has no reason" for c in spec.constraints if getattr(c, "reason", "-") == ""]
+    if subject.plan is not None:
+        args = subject.feature.Args(**subject.plan.features[_index(subject)].args)
+        wrong += _unreadable_messages(spec.constraints, args)
+        try:
+            FeatureManager([subject.feature(args, subject.plan.world)])
+        except MindSpeedError as error:
+            wrong.append(error.problems[0].message)
+    count = len(spec.constraints)
+    return judged(name, "metadata", wrong, f"{count} constraint{'s' if count != 1 else ''}, all on known names; hooks match")
+
+
+def _unreadable_messages(constraints: Any, args: FeatureArgs) -> Iterator[str]:
+    world = Loose(World({}))
+    for constraint in constraints:
+        if isinstance(constraint, Check):
+            for text in (constraint.message, constraint.fix):
+                try:
+                    text.format(args=args, world=world)
+                except (AttributeError, KeyError, IndexError, ValueError) as error:
+                    yield f"the text of a check cannot be formatted: {text!r}: {type(error).__name__}: {error}"
+
+
+def references(subject: Subject) -> Outcome:
+    """Every string that names code of the feature names something."""
+    named = []
+    for planned in subject.patches:
+        value = planned.patch.value
+        if isinstance(value, Ref):
+            named.append(value.target)
+        elif not isinstance(planned.patch, Set):
+            named.append(value)
+    wrong = [text for reference in dict.fromkeys(named) if (text := _unresolved(reference))]
+    count = len(set(named))
+    return judged(subject.name, "references", wrong, f"{count} of {count} resolve" if count else "none")
+
+
+def _unresolved(reference: str) -> str:
+    module, _, path = reference.partition(":")
+    found = find_module(module)
+    if found is None:
+        return f"{reference}: there is no module {module}"
+    scope = read_scope(found) if found.file is not None else None
+    if scope is None or scope.stars or code_place(reference).line:
+        return ""  # compiled, or bound by a star import: known at run time only
+    return f"{reference}: {module} has no {path}"
+
+
+def targets(subject: Subject) -> Outcome:
+    """Every patched name exists in the Megatron that is installed; which recorded releases have it is said."""
+    wrong, absent = [], False
+    names = list(dict.fromkeys(name for p in subject.patches for name in (p.patch.target, *p.patch.clears)))
+    for name in names:
+        site = find_site(name)
+        if site is None:
+            near = " or ".join(near_names(name))
+            wrong.append(f"{name} does not exist{f'; did you mean {near}?' if near else ''}")
+        elif site.kind == "absent":
+            absent = True
+    if absent and not wrong:
+        return Outcome(subject.name, "targets", "not run", "megatron-core is not installed")
+    return judged(subject.name, "targets", wrong, _known_releases(names, subject.plan.world if subject.plan else None))
+
+
+def _known_releases(names: list[str], world: World | None) -> str:
+    if not names:
+        return "no patches"
+    here = f" in megatron-core {world.megatron}" if world is not None and world.knows("megatron") else ""
+    text = f"{len(names)} of {len(names)} exist{here}"
+    recorded = {name: [v for v in recorded_versions() if _recorded(name, v)] for name in names}
+    common = [v for v in recorded_versions() if all(v in versions for versions in recorded.values())]
+    return f"{text}; recorded in {', '.join(common)}" if common else f"{text}; no release has all of them recorded"
+
+
+def _recorded(name: str, version: str) -> bool:
+    known = contract_for(name, version)
+    return known is not None and known[0] == version and known[1].kind != ABSENT
+
+
+def order(subject: Subject) -> Outcome:
+    """Beside every other feature: the plan does not depend on which of the two was named first."""
+    if subject.plan is None:
+        return Outcome(subject.name, "order", "not run", "no job suits the feature")
+    wrong, beside, apart = [], 0, 0
+    world = subject.plan.world.known()
+    platform = str(world.pop("platform"))
+    world.pop("megatron", None)
+    for other in subject.known.usable:
+        if other == subject.name:
+            continue
+        one, two = (_answer(names, world, platform) for names in ((subject.name, other), (other, subject.name)))
+        if one != two:
+            wrong.append(f"beside {other} the plan depends on which of the two is named first")
+        beside, apart = beside + one[0], apart + (not one[0])
+    text = f"{beside} of {beside + apart} other features go with it here; no plan depends on the order of names"
+    return judged(subject.name, "order", wrong, text)
+
+
+def _answer(names: tuple[str, ...], world: dict[str, Any], platform: str) -> tuple[bool, Any]:
+    """Whether the names resolve, and the digest or the problems."""
+    try:
+        return True, registry.resolve([Layer("conformance", names, world=world, platform=platform)]).digest
+    except MindSpeedError as error:
+        return False, sorted(problem.message for problem in error.problems)

@@ -1,0 +1,32 @@
+"""The answer of one check."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+State = Literal["ok", "failed", "not run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """``check`` of ``feature``: its state, one line of text, and a line for each thing that is wrong."""
+
+    feature: str
+    check: str
+    state: State
+    text: str
+    details: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.feature}: {self.check} {self.state}: {self.text}", *(f"  {line}" for line in self.details)])
+
+
+def judged(feature: str, check: str, wrong: list[str], fine: str) -> Outcome:
+    """``ok`` with the text ``fine``, or ``failed`` with what is wrong."""
+    if not wrong:
+        return Outcome(feature, check, "ok", fine)
+    return Outcome(feature, check, "failed", wrong[0], tuple(wrong[1:]))

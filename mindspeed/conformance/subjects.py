@@ -1,0 +1,70 @@
+"""What is under test: the features of a distribution, or one feature, each with a plan in which it acts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from mindspeed.activation.plan import ActivationPlan, PlannedPatch
+from mindspeed.plugins.discovery import Catalog, Found
+from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
+from mindspeed.registry import catalog
+from mindspeed.verification.question import ask
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One feature under test; ``plan`` is the smallest job that suits it, None with ``problems`` when there is none."""
+
+    row: Found
+    known: Catalog
+    plan: ActivationPlan | None
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.row.name
+
+    @property
+    def feature(self) -> Any:
+        """The feature's class. Only of a row that has loaded."""
+        return self.known.feature(self.name)
+
+    @property
+    def patches(self) -> list[PlannedPatch]:
+        """The feature's own patches, those that a guard leaves out here as well."""
+        return [planned for planned in self.plan.patches if planned.owner == self.name] if self.plan is not None else []
+
+
+def subjects(name: str) -> list[Subject]:
+    """What `rows_of` finds, each with a plan in which it acts."""
+    known = catalog()
+    return [_subject(row, known) for row in rows_of(name)]
+
+
+def rows_of(name: str) -> list[Found]:
+    """The features of the distribution ``name``, else the feature of that name.
+
+    Raises ResolutionError (MS201) when nothing is called so.
+    """
+    known = catalog()
+    plain = name.replace("_", "-").lower()
+    rows = [row for row in known.rows if row.distribution.replace("_", "-").lower() == plain]
+    rows = rows or [row for row in known.rows if row.name == name]
+    if not rows:
+        names = {row.distribution for row in known.rows} | {row.name for row in known.rows}
+        near = get_close_matches(name, sorted(names), n=3, cutoff=0.5)
+        fix = f"did you mean {' or '.join(near)}?" if near else "install it first: pip install -e ."
+        text = f"there is neither a distribution with features nor a feature called {name!r}"
+        raise ResolutionError([Problem("MS201", text, (name,), fix=fix)])
+    return rows
+
+
+def _subject(row: Found, known: Catalog) -> Subject:
+    if row.problem is not None:
+        return Subject(row, known, None, (row.problem,))
+    try:
+        return Subject(row, known, ask([row.name]).plan)
+    except MindSpeedError as error:
+        return Subject(row, known, None, error.problems)
