@@ -16,6 +16,8 @@ main = Main(
         "patches": "mindspeed.cli.patches:patches",
         "data": "mindspeed.cli.data:data",
         "doctor": "mindspeed.cli.doctor:doctor",
+        "lock": "mindspeed.cli.lock:lock",
+        "preflight": "mindspeed.cli.preflight:preflight",
         "explain": "mindspeed.cli.explain:explain",
         "docs": "mindspeed.cli.docs:docs",
     },

@@ -79,6 +79,8 @@ CODES: Final[dict[str, str]] = {
     "it requires, or its name is not lower-case words joined by dashes.",
     "MS105": "A feature belongs to a distribution that MINDSPEED_PLUGINS leaves out, so none of its code is loaded. It is "
     "listed with that as its state.",
+    "MS106": "A new feature cannot be written: its name is malformed or taken, its folder is in use, or the place is no "
+    "checkout of mindspeed.",
     "MS110": "A feature in MindSpeed's old form can never do what it says: it checks against a name that is neither a feature nor "
     "an argument, or its arguments are given and none of them can switch it on.",
     "MS111": "An old MindSpeed flag stands for a feature that this version does not have yet. The flag would do nothing, so the "
@@ -122,7 +124,14 @@ CODES: Final[dict[str, str]] = {
     "MS412": "A feature looked at its own effect and says that something is wrong with it.",
     "MS501": "The platform is not usable here: a package or a device is missing.",
     "MS502": "Megatron is missing, or has a version that is not supported.",
+    "MS503": "Too little space on a disk or in shared memory for the run.",
+    "MS504": "A lock of an extension build that no process of this host holds: whoever needs the extension waits for it "
+    "without end. Remove it, unless another host builds in the same folder.",
     "MS505": "An operator was called with tensors of a shape or type that it cannot take.",
+    "MS506": "Several importable copies of Megatron have different versions, or their parts would be mixed.",
+    "MS507": "Megatron's compiled data helpers do not load and cannot be compiled here.",
+    "MS508": "The run has more tokens than these data helpers can count.",
+    "MS509": "A lock file is missing, damaged, or of another format.",
     "MS601": "A data file is missing, damaged, or of another format.",
     "MS602": "A checkpoint is missing, incomplete, or belongs to another model.",
     "MS603": "Saving failed, for example because the disk is full. The previous checkpoint is untouched.",
@@ -134,6 +143,7 @@ CODES: Final[dict[str, str]] = {
     "variables. All of them stop before the first collective; the message names the ranks that are odd.",
     "MS611": "A rank of the job did not activate a plan in time, or its store could not be reached.",
     "MS612": "Another rank failed while the job was set up; this one stops because of it.",
+    "MS618": "This node has something else than the lock file of the job: a version, a file of a patch, or another plan.",
     "MS901": "An internal error: a bug in mindspeed or in a plugin's hook. The message names the plugin and the hook.",
 }
 """Every code with the paragraph that ``mindspeed explain CODE`` prints: 1xx discovery, 2xx resolution,

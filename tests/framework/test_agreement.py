@@ -130,6 +130,7 @@ def pair(difference, folder):
     return *(({}, [tree], {}) for tree in trees), "rank 1 has megatron 0.16.3, rank 0 0.16.2"
 
 
+@pytest.mark.guards(52, processes=True)
 @pytest.mark.parametrize(
     "difference",
     ["setting", "version of a feature's package", "content of a patch's file", "environment variable", "megatron"],
@@ -159,6 +160,7 @@ def test_without_a_launcher_they_stop_when_they_make_their_process_group(job):
         )
 
 
+@pytest.mark.guards(38, processes=True)
 @pytest.mark.parametrize("fails", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_failure_before_the_process_group_reaches_the_other_rank_as_text(job, fails):
     ranks = [(request(fail="no compiler" if rank == fails else ""), [], {}) for rank in range(2)]

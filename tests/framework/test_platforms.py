@@ -55,7 +55,7 @@ def test_the_environment_variable_decides_before_the_devices(machine, monkeypatc
 
 def test_every_platform_has_a_feature_of_its_own_and_what_megatron_needs_everywhere():
     names = {name: [feature.spec.name for feature in platforms.base_features(name)] for name in platforms.PLATFORMS}
-    assert names == {name: [f"{name}-platform", "megatron-compat", "megatron-seams"] for name in ("npu", "cuda", "cpu")}
+    assert names == {name: [f"{name}-platform", "megatron-compat", "megatron-seams", "same-plan"] for name in ("npu", "cuda", "cpu")}
 
 
 def test_an_unknown_platform_is_refused():

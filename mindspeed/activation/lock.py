@@ -1,0 +1,63 @@
+"""The lock file of a job: its request, the plan that it became, and what that is made of. Nodes are checked against it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from mindspeed.activation.content import content_of
+from mindspeed.activation.plan import ActivationPlan, plan_from_json
+from mindspeed.plugins.discovery import Catalog
+from mindspeed.plugins.problems import MindSpeedError, Problem
+
+FORMAT: Final = 1
+DEFAULT_NAME: Final = "mindspeed.lock"
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """``job`` is the request as the mapping of a job file; ``content`` the facts of `content_of` without variables."""
+
+    job: Mapping[str, Any]
+    plan: ActivationPlan
+    content: Mapping[str, str]
+
+    def write(self, path: str | Path) -> None:
+        """Write the lock file."""
+        data = {"format": FORMAT, "job": self.job, "content": self.content, "plan": self.plan.to_json()}
+        try:
+            Path(path).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            text = f"the lock file cannot be written: {error.strerror}"
+            raise MindSpeedError([Problem("MS509", text, where=str(path))]) from error
+
+    def versions(self) -> dict[str, str]:
+        """Locked versions by name."""
+        return facts_of(self.content, "version")
+
+
+def lock_of(job: Mapping[str, Any], plan: ActivationPlan, catalog: Catalog) -> Lock:
+    """The lock of a plan that was made here. Variables belong to the machines of the job, so none is locked."""
+    return Lock(job, plan, content_of(plan, catalog, {}))
+
+
+def read_lock(path: str | Path) -> Lock:
+    """Read a lock file. Raises MindSpeedError with MS509 when it is missing or damaged."""
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        if data["format"] != FORMAT:
+            raise ValueError(f"format {data['format']} is not {FORMAT}")
+        return Lock(data["job"], plan_from_json(data["plan"]), dict(data["content"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        text = f"the lock file cannot be read: {type(error).__name__}: {error}"
+        raise MindSpeedError(
+            [Problem("MS509", text, where=str(path), fix="write it again with mindspeed lock -f JOB.yaml")]
+        ) from error
+
+
+def facts_of(content: Mapping[str, str], kind: str) -> dict[str, str]:
+    """The facts of one kind by name."""
+    return {key.partition(" ")[2]: value for key, value in content.items() if key.startswith(f"{kind} ")}

@@ -1,0 +1,43 @@
+"""``mindspeed lock``: the resolved plan of a job, with versions and the content of every patch, in a file."""
+
+from __future__ import annotations
+
+import click
+
+from mindspeed.cli.output import json_option, print_json, wants_json
+from mindspeed.cli.request_options import Request, request_options
+
+
+@click.command()
+@click.option("-o", "--output", default="mindspeed.lock", show_default=True, metavar="FILE", help="where to write it")
+@request_options
+@json_option
+def lock(request: Request, output: str) -> None:
+    """Write the lock file of a job.
+
+    mindspeed lock -f job.yaml -o mindspeed.lock
+
+    It holds the resolved plan, the versions of features, mindspeed, Megatron and torch, and the content of the files
+    that patches come from and go to. Write it where the job's image is installed; mindspeed preflight checks nodes
+    against it.
+    """
+    import yaml
+
+    from mindspeed import registry
+    from mindspeed.activation.lock import facts_of, lock_of
+    from mindspeed.training.job import job_file
+
+    plan = request.resolve()
+    job = yaml.safe_load(job_file(request.layers, {"job file": request.train})) or {}
+    sizes = plan.world.known()
+    if "world_size" in sizes:
+        job.setdefault("world", {})["world_size"] = sizes["world_size"]
+    job["platform"] = plan.environment["platform"]
+    made = lock_of(job, plan, registry.catalog_for(plan.names))
+    made.write(output)
+    contents = facts_of(made.content, "source") | facts_of(made.content, "target")
+    if wants_json():
+        print_json({"lock": output, "digest": plan.digest, "versions": made.versions(), "files": len(contents)})
+        return
+    versions = ", ".join(f"{name} {version}" for name, version in made.versions().items())
+    click.echo(f"{output}: {', '.join(plan.names) or 'no features'}; {versions}; {len(contents)} files; plan {plan.digest}")

@@ -1,0 +1,37 @@
+"""``mindspeed preflight``: whether one node can run a locked job."""
+
+from __future__ import annotations
+
+import click
+
+from mindspeed.cli.output import exit_code, json_option, print_json, wants_json
+
+
+@click.command()
+@click.option("--lock", "path", default="mindspeed.lock", show_default=True, metavar="FILE", help="lock file of the job")
+@click.option("--run", metavar="FOLDER", help="folder of the run, whose disk is checked  [default: that of the job, or .]")
+@click.option("--free-disk", default=10.0, show_default=True, metavar="GIB", help="space that the run needs")
+@click.option("--free-shm", default=1.0, show_default=True, metavar="GIB", help="space in /dev/shm that data loading needs")
+@json_option
+@click.pass_context
+def preflight(ctx: click.Context, path: str, run: str | None, free_disk: float, free_shm: float) -> None:
+    """Check one node against a lock file.
+
+    Nothing is exchanged with other nodes, and torch is not imported. The exit status is 0 when every check has passed,
+    1 when the node has something else than the lock, 3 when only the machine itself lacks something.
+    """
+    from mindspeed.activation.lock import read_lock
+    from mindspeed.preflight import Needs, checks
+
+    made = read_lock(path)
+    results = list(checks(made, Needs(run or made.job.get("train", {}).get("run") or ".", free_disk, free_shm)))
+    if wants_json():
+        rows = [result.to_json() for result in results]
+        print_json({"passed": all(result.passed for result in results), "checks": rows})
+    else:
+        for result in results:
+            click.echo(f"{'pass' if result.passed else 'FAIL'}  {result.name:<22} {result.found}")
+            if not result.passed:
+                click.echo(f"      {'':<22}   wanted: {result.wanted}")
+                click.echo(f"      {'':<22}   fix: {result.fix}")
+    ctx.exit(exit_code([problem for result in results if (problem := result.problem()) is not None]))

@@ -1,0 +1,168 @@
+"""``mindspeed preflight``: a healthy node passes, and each fault of one is a check that fails and says what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mindspeed import build_locks, preflight
+from tests.cli.test_doctor import fake_megatron
+
+JOB = """
+features: [swiglu]
+world: {seq_length: 64, global_batch_size: 8, activation: silu, gated_linear_unit: true}
+train: {train_iters: 100}
+"""
+
+
+@pytest.fixture
+def locked(mindspeed, tmp_path, monkeypatch):
+    """The path of a lock that was made here, in a machine without locked builds."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
+    (tmp_path / "job.yaml").write_text(JOB)
+    path = tmp_path / "mindspeed.lock"
+    done = mindspeed("lock", "-f", tmp_path / "job.yaml", "-o", path, "--platform", "cpu")
+    assert done.exit_code == 0, done.output
+    return path
+
+
+@pytest.fixture
+def node(mindspeed, locked):
+    """Checks of this node by name: ``node(status, *options)``."""
+
+    def check(status, *options, edit=None):
+        if edit is not None:
+            data = json.loads(locked.read_text())
+            edit(data)
+            locked.write_text(json.dumps(data))
+        done = mindspeed("preflight", "--lock", locked, "--free-disk", "0.001", "--free-shm", "0.001", *options, "--json")
+        assert (done.exit_code, done.stderr) == (status, "")
+        result = json.loads(done.stdout)
+        assert result["passed"] == (status == 0)
+        assert all(list(row) == ["name", "passed", "found", "wanted", "fix"] for row in result["checks"])
+        assert {row["name"] for row in result["checks"] if not row["passed"]} == set() or status != 0
+        return {row["name"]: row for row in result["checks"]}
+
+    return check
+
+
+def failed(rows):
+    return sorted(name for name, row in rows.items() if not row["passed"])
+
+
+def test_the_node_on_which_the_job_was_locked_passes(node):
+    rows = node(0)
+    assert list(rows) == [
+        *("megatron-copies", "version-mindspeed", "version-python", "version-megatron", "version-torch"),
+        *("patch-contents", "megatron-contents", "plan", "operators", "data-helpers", "token-numbers", "build-locks"),
+        *("disk", "shared-memory"),
+    ]
+    assert rows["operators"]["found"] == "swiglu reference"
+    assert rows["data-helpers"]["found"].endswith(" loads")
+    assert rows["token-numbers"]["found"] == "100 x 8 x 64 = 51200 tokens"
+
+
+def test_torch_is_not_imported(locked):
+    code = (
+        "import sys; from mindspeed.cli import main; main.main(standalone_mode=False)\n"
+        "assert not {'torch', 'megatron.core'} & set(sys.modules), 'imported'"
+    )
+    command = [sys.executable, "-c", code, "preflight", "--lock", str(locked), "--free-disk", "0.001", "--free-shm", "0.001"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "AssertionError" not in done.stderr
+    assert done.stdout.startswith("pass  megatron-copies ")
+
+
+def test_another_version_than_the_lock_says_which_is_wanted(node):
+    rows = node(1, edit=lambda data: data["content"].update({"version torch": "2.6.0"}))
+    assert failed(rows) == ["version-torch"]
+    assert (rows["version-torch"]["wanted"], rows["version-torch"]["fix"]) == ("2.6.0", "pip install torch==2.6.0")
+
+
+def test_a_patch_file_with_another_content_is_named(node):
+    name = "mindspeed.features.swiglu.layers"
+    rows = node(1, edit=lambda data: data["content"].update({f"source {name}": "0123456789abcdef"}))
+    assert failed(rows) == ["patch-contents"]
+    assert rows["patch-contents"]["found"].startswith("1 of ")
+    assert rows["patch-contents"]["found"].endswith(f" files differ: {name}")
+
+
+def test_a_request_that_becomes_another_plan_here_says_what_differs(node):
+    rows = node(1, edit=lambda data: data["job"]["world"].update(seq_length=128))
+    assert (rows["plan"]["found"], rows["plan"]["wanted"]) == ("seq_length=128", "seq_length=64")
+    rows = node(1, edit=lambda data: data["job"].update(features=["swigl"]))
+    assert rows["plan"]["found"] == "MS201 there is no feature 'swigl'"
+    assert rows["plan"]["fix"] == "did you mean swiglu?"
+
+
+@pytest.mark.guards(1)
+def test_two_copies_of_megatron_are_a_fault_of_the_node(node, tmp_path, monkeypatch):
+    root = fake_megatron(tmp_path / "other", "0.12.1")
+    monkeypatch.syspath_prepend(str(root.parent))
+    monkeypatch.setattr(sys, "path", [*sys.path[1:], str(root.parent)])  # it does not win
+    rows = node(3)
+    assert failed(rows) == ["megatron-copies"]
+    assert f"0.12.1 in {root}" in rows["megatron-copies"]["found"]
+    assert rows["megatron-copies"]["fix"] == "uninstall the copies that are not wanted, or take them from PYTHONPATH"
+
+
+def test_too_little_space_is_a_fault_of_the_node(node, tmp_path):
+    rows = node(3, "--free-disk", "10000000", "--free-shm", "10000000", "--run", tmp_path / "later" / "run")
+    assert failed(rows) == ["disk", "shared-memory"]
+    assert rows["disk"]["found"].endswith(f" GiB free in {tmp_path}")
+    assert rows["disk"]["wanted"] == "1e+07 GiB"
+
+
+@pytest.fixture
+def left(tmp_path):
+    """A build lock that is an hour old and that nobody holds."""
+    path = tmp_path / "extensions" / "py311_cpu" / "fused" / "lock"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    os.utime(path, (time.time() - 3600, time.time() - 3600))
+    return path
+
+
+@pytest.mark.guards(49)
+def test_a_build_lock_that_nobody_holds_is_named_with_its_age_and_left_alone(node, left):
+    rows = node(3)
+    assert failed(rows) == ["build-locks"]
+    assert rows["build-locks"]["found"] == f"{left} held by no process on this host, 1 h old"
+    assert rows["build-locks"]["fix"] == f"rm {left}, unless another host builds in that folder"
+    assert left.exists()
+
+
+def test_a_build_lock_that_a_process_holds_is_no_fault(node, left):
+    with left.open():
+        rows = node(0)
+    assert rows["build-locks"]["found"] == f"{left} held by process {os.getpid()} on {os.uname().nodename}, 1 h old"
+    assert build_locks.build_locks()[0].stale
+
+
+@pytest.mark.guards(50)
+def test_data_helpers_that_do_not_load_are_found_before_rank_0_meets_them(node, tmp_path, monkeypatch):
+    folder = tmp_path / "megatron" / "core" / "datasets"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(preflight, "package_root", lambda name: tmp_path / "megatron")
+    monkeypatch.setattr(preflight.shutil, "which", lambda name: None)
+    row = node(3)["data-helpers"]
+    assert row["found"] == "not compiled, and there is no g++ and no make"
+    (folder / f"helpers_cpp{preflight.EXTENSION_SUFFIXES[0]}").write_bytes(b"no library")
+    row = node(3)["data-helpers"]
+    assert row["found"].startswith("ImportError: ")
+    assert row["fix"].startswith(f"remove {folder}")
+
+
+def test_token_numbers_beyond_32_bits_need_helpers_that_count_further(node, tmp_path, monkeypatch):
+    more = {"train_iters": 10**9}
+    assert node(0, edit=lambda data: data["job"]["train"].update(more))["token-numbers"]["found"] == (
+        "1000000000 x 8 x 64 = 512000000000 tokens"
+    )
+    monkeypatch.setattr(preflight, "_counts_in_64_bits", lambda: False)
+    rows = node(3)
+    assert (failed(rows), rows["token-numbers"]["fix"]) == (["token-numbers"], "use Megatron 0.8 or newer")
