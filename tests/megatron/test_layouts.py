@@ -34,10 +34,13 @@ LAYOUTS = {
 DROPOUT = (*SEQUENCE, "--dropout", "0.1")
 
 
-def losses_of(nproc: int, cases: dict[str, tuple[str, ...]]) -> dict[str, list[float]]:
+def losses_of(nproc: int, cases: dict[str, tuple[str, ...]], search_path: str = "") -> dict[str, list[float]]:
+    """Losses by case; ``search_path`` comes before the places where this process finds Megatron."""
     command = [sys.executable, "-m", "mindspeed", "run", "--platform", "cpu", "--nproc", str(nproc)]
     command += ["--set", "cpu-platform.poison=true", "--", str(SCRIPT), json.dumps(cases)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    if search_path:
+        environment["PYTHONPATH"] = os.pathsep.join([search_path, *filter(None, [environment.get("PYTHONPATH")])])
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -45,12 +48,20 @@ def losses_of(nproc: int, cases: dict[str, tuple[str, ...]]) -> dict[str, list[f
 
 @pytest.fixture(scope="module")
 def alone():
-    return losses_of(1, {**MODELS, "six steps": ("--steps", "6")})
+    return losses_of(1, alone_cases())
 
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("checkpoints")
+    return losses_of(4, together_cases(tmp_path_factory.mktemp("checkpoints")))
+
+
+def alone_cases() -> dict[str, tuple[str, ...]]:
+    return {**MODELS, "six steps": ("--steps", "6")}
+
+
+def together_cases(folder: Path) -> dict[str, tuple[str, ...]]:
+    """Every layout, and checkpoints between them in ``folder``."""
     sharded, whole = str(folder / "sharded"), str(folder / "whole")
     layouts = {name: (*MODELS[model], *flags) for name, (model, flags) in LAYOUTS.items()}
     recompute = {
@@ -65,7 +76,7 @@ def together(tmp_path_factory):
         "save whole pp2": ("--pp", "2", "--save", whole),
         "load whole tp2": ("--tp", "2", "--load", whole),
     }
-    return losses_of(4, {**layouts, **recompute, **checkpoints})
+    return {**layouts, **recompute, **checkpoints}
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -1,7 +1,8 @@
 """Proves cases in one pool with the Megatron that this process would import; prints a JSON object on the last line.
 
-Arguments: the names of cases, all when there are none. Printed: ``{"megatron": version, "file": of the megatron.core in
-use, "cases": {case: {"holds", "problems", "features", "largest": {what: difference}}}}``.
+Arguments: the names of cases, all when there are none. Printed: ``{"megatron": version, "root": the megatron folder that
+plans are made for, "imported": file of the megatron.core that is imported here, "cases": {case: {"holds", "problems",
+"features", "largest": {what: difference}}}}``.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ def main() -> None:
     names = sys.argv[1:] or list(CASES)
     with WorkerPool() as pool:
         answers = {name: answer(CASES[name], pool) for name in names}
-    print(json.dumps({"megatron": megatron_version(), "root": str(package_root("core")), "cases": answers}))
+    import megatron.core
+
+    found = {"megatron": megatron_version(), "root": str(package_root("core")), "imported": megatron.core.__file__}
+    print(json.dumps({**found, "cases": answers}))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,61 @@
+"""The Megatron versions to test: subfolders of the folder that the variable MINDSPEED_MEGATRONS names."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+ROOT: Final = Path(__file__).resolve().parents[3]
+VARIABLE: Final = "MINDSPEED_MEGATRONS"
+MISSING: Final = f"{VARIABLE} names no folder of unpacked Megatron versions; `make test-versions` makes one and sets it"
+
+
+@dataclass(frozen=True, slots=True)
+class Megatron:
+    """An unpacked megatron-core: what ``pip install --target FOLDER`` leaves."""
+
+    version: str
+    folder: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of a process that imports this Megatron, and mindspeed from this checkout."""
+        path = os.pathsep.join([str(ROOT), str(self.folder)])
+        return {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+
+    def run(self, *command: str) -> str:
+        """The output of a Python process beside this Megatron; fails with its errors."""
+        arguments = [sys.executable, *command]
+        done = subprocess.run(arguments, capture_output=True, text=True, check=False, env=self.environment, cwd=ROOT)
+        assert done.returncode == 0, f"megatron-core {self.version}: {done.stderr[-6000:] or done.stdout[-6000:]}"
+        return done.stdout
+
+
+def unpacked() -> list[Megatron]:
+    """The versions at hand, lowest first."""
+    folder = os.environ.get(VARIABLE)
+    found = sorted(Path(folder).iterdir()) if folder else []
+    return [Megatron(one.name, one.resolve()) for one in found if (one / "megatron" / "core" / "__init__.py").is_file()]
+
+
+@pytest.fixture(scope="session", params=unpacked() or [None], ids=lambda one: one.version if one is not None else "none")
+def megatron(request: pytest.FixtureRequest) -> Megatron:
+    """Every version in turn; skips, with the reason, when there is none."""
+    if request.param is None:
+        pytest.skip(MISSING)
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def answers(megatron: Megatron) -> Mapping[str, Any]:
+    """What `verify_cases` prints beside this Megatron: all cases in one pool of processes."""
+    printed = megatron.run(str(Path(__file__).with_name("verify_cases.py")))
+    return json.loads(printed.splitlines()[-1])

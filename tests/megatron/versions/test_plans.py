@@ -1,0 +1,133 @@
+"""Which patches a plan has for which Megatron version: needs none of the old versions, so that a lost guard is noticed."""
+
+from __future__ import annotations
+
+import pytest
+
+import mindspeed
+from mindspeed.activation.environment import SUPPORTED_MEGATRON, made_up, version_in
+from mindspeed.activation.plan import ActivationPlan
+from mindspeed.plugins.problems import ResolutionError
+from tests.megatron.versions.cases import FEATURES
+
+VERSIONS = ("0.14.0", "0.15.3", "0.16.1")
+WORLD = {
+    "world_size": 16,
+    "tp": 2,
+    "pp": 2,
+    "vpp": 2,
+    "ep": 2,
+    "num_layers": 8,
+    "hidden_size": 32,
+    "ffn_hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_query_groups": 4,
+    "num_experts": 4,
+    "vocab_size": 64,
+    "seq_length": 16,
+    "micro_batch_size": 1,
+    "global_batch_size": 16,
+    "normalization": "RMSNorm",
+    "gated_linear_unit": True,
+    "activation": "silu",
+}
+MOE = "megatron.core.transformer.moe"
+GEGLU = "megatron.core.fusions.fused_bias_geglu"
+OPTIMIZER = "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer"
+CHECKPOINTS = "megatron.core.dist_checkpointing"
+UNCOMPILED = "mindspeed.megatron.compat.compiled:uncompiled"
+
+NUMPY = {
+    (f"{CHECKPOINTS}.mapping:ShardedTensor.local_coordinates", "mindspeed.megatron.compat.numpy2:local_coordinates"),
+    (f"{CHECKPOINTS}.exchange_utils:_shard_size", "mindspeed.megatron.compat.numpy2:shard_size"),
+    (f"{CHECKPOINTS}.validation:_validate_sharding_for_key_flattened", "mindspeed.megatron.compat.numpy2:check_coverage"),
+}
+QUICK_GEGLU = {
+    (f"{GEGLU}:{name}", UNCOMPILED)
+    for name in (
+        "quick_gelu",
+        "quick_geglu",
+        "quick_geglu_back",
+        "weighted_quick_geglu",
+        "weighted_quick_geglu_back",
+        "weighted_bias_quick_geglu",
+        "weighted_bias_quick_geglu_back",
+    )
+}
+BIASED_ROUTER = {(f"{MOE}.moe_utils:router_gating_linear", "mindspeed.megatron.compat.moe:gate_without_engine")}
+RESHARDABLE = {(f"{OPTIMIZER}.sharded_state_dict", "mindspeed.megatron.compat.optimizer:reshardable")}
+ONLY_SINCE_0_16 = {
+    ("importlib.machinery:PathFinder.find_spec", "mindspeed.megatron.compat.kernels:import_without_triton"),
+    ("megatron.core.transformer.attention:Attention._apply_output_gate", UNCOMPILED),
+    (f"{MOE}.router:TopKRouter._apply_expert_bias", UNCOMPILED),
+    (f"{MOE}.token_dispatcher:MoEFlexTokenDispatcher.dispatch_preprocess", UNCOMPILED),
+    ("megatron.core.fusions.fused_pad_routing_map:fused_pad_routing_map", UNCOMPILED),
+}
+ONLY_IN_0_14 = {
+    (f"{MOE}.moe_utils:router_gating_linear", "mindspeed.megatron.compat.moe:gate_without_engine_or_bias"),
+    (f"{OPTIMIZER}._get_main_param_and_optimizer_states", "mindspeed.megatron.compat.optimizer:leave_step"),
+}
+GUARDED = {
+    "0.14.0": NUMPY | ONLY_IN_0_14,
+    "0.15.3": NUMPY | QUICK_GEGLU | BIASED_ROUTER | RESHARDABLE,
+    "0.16.1": QUICK_GEGLU | BIASED_ROUTER | RESHARDABLE | ONLY_SINCE_0_16,
+}
+"""The patches ``(target, value)`` that some versions have and others have not."""
+
+
+def plan_for(version: str, platform: str = "cpu") -> ActivationPlan:
+    return mindspeed.plan(FEATURES, world=WORLD, environment=made_up(platform, version))
+
+
+def applied(plan: ActivationPlan) -> set[tuple[str, object]]:
+    return {(planned.patch.target, planned.patch.value) for planned in plan.patches if not planned.skipped}
+
+
+@pytest.fixture(scope="module")
+def plans() -> dict[str, ActivationPlan]:
+    return {version: plan_for(version) for version in VERSIONS}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_version_has_the_patches_that_it_needs_and_no_others(plans: dict[str, ActivationPlan], version: str) -> None:
+    sets = {name: applied(plan) for name, plan in plans.items()}
+    everywhere = set.intersection(*sets.values())
+    assert sets[version] - everywhere == GUARDED[version]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_all_twelve_features_are_planned_for_every_version(plans: dict[str, ActivationPlan], version: str) -> None:
+    assert set(plans[version].names) == set(FEATURES)
+    assert plans[version].environment["megatron"] == version
+
+
+def test_two_patches_of_one_site_never_meet(plans: dict[str, ActivationPlan]) -> None:
+    for plan in plans.values():
+        wrapped = [planned.site for planned in plan.patches if planned.owner == "megatron-compat" and not planned.skipped]
+        assert len(wrapped) == len(set(wrapped))
+
+
+def test_a_patch_for_other_versions_says_which(plans: dict[str, ActivationPlan]) -> None:
+    skipped = {planned.patch.target: planned.skipped for planned in plans["0.14.0"].patches if planned.skipped}
+    assert skipped[f"{GEGLU}:quick_geglu"] == "only for megatron-core >=0.15"
+    assert skipped["importlib.machinery:PathFinder.find_spec"] == "only for megatron-core >=0.16"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("platform", ["cuda", "npu"])
+def test_the_guards_hold_on_accelerators_too(version: str, platform: str) -> None:
+    expected = {(target, value) for target, value in GUARDED[version] if value != UNCOMPILED}
+    assert expected <= applied(plan_for(version, platform))
+
+
+def test_versions_outside_the_range_are_refused() -> None:
+    assert [version_in(version, SUPPORTED_MEGATRON) for version in ("0.14.0", "0.15.0", "0.15.3", "0.16.0", "0.16.1")] == [
+        True
+    ] * 5
+    for version in ("0.12.1", "0.13.1", "0.17.0"):
+        with pytest.raises(ResolutionError) as refused:
+            plan_for(version)
+        assert [str(problem) for problem in refused.value.problems if problem.code == "MS502"] == [
+            f"MS502 megatron-core {version} is not supported, which needs >=0.14,<0.17\n"
+            "  where: made up\n  fix: pip install megatron-core==0.16.1"
+        ]

@@ -1,0 +1,35 @@
+"""The trainer, with a checkpoint of a sharded optimizer, on every Megatron version that is at hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.megatron.versions.conftest import Megatron
+
+pytestmark = pytest.mark.long
+JOB = """\
+features: [tensor-parallel, sequence-parallel, distributed-optimizer, async-param-gather, rms-norm, swiglu]
+settings: {tensor-parallel: {size: 2}}
+platform: cpu
+world: {num_layers: 2, hidden_size: 32, num_attention_heads: 4, num_query_groups: 2, seq_length: 32,
+        micro_batch_size: 2, global_batch_size: 8}
+train: {style: llama, train_iters: 4, lr: 1.0e-3, warmup_iters: 0}
+"""
+
+
+def pretrain(megatron: Megatron, *arguments: str) -> dict[str, Any]:
+    return json.loads(megatron.run("-m", "mindspeed", "pretrain", *arguments, "--json").splitlines()[-1])
+
+
+def test_a_model_trains_and_goes_on_from_its_checkpoint(megatron: Megatron, tmp_path: Path) -> None:
+    job, run = tmp_path / "job.yaml", tmp_path / "run"
+    job.write_text(JOB)
+    first = pretrain(megatron, "-f", str(job), "--nproc", "4", "--run", str(run))
+    assert first["world_size"] == 4
+    assert first["heldout_loss"] < first["initial_loss"]
+    more = pretrain(megatron, "--resume", str(run), "--nproc", "4", "--train-iters", "8")
+    assert more["heldout_loss"] < first["heldout_loss"]
