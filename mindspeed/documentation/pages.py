@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from mindspeed import support
+from mindspeed.documentation.drift import drift_page
 from mindspeed.documentation.features import feature_page, index_page
 from mindspeed.documentation.markdown import page, table
 from mindspeed.documentation.reference import command_line_page, errors_page, hooks_page, settings_page
@@ -24,6 +25,7 @@ def pages(catalog: Catalog, main: click.Group) -> dict[str, str]:
         "settings.md": settings_page(catalog),
         "cli.md": command_line_page(main),
         "support.md": support_page(),
+        "drift.md": drift_page(catalog),
     }
 
 

@@ -26,8 +26,10 @@ from mindspeed.activation.contracts import (
 )
 from mindspeed.activation.drift import installed_tree, record
 from mindspeed.activation.targets import megatron_targets
+from mindspeed.documentation.drift import drift_page
 from mindspeed.plugins.discovery import discover
 
+ROOT = Path(__file__).parents[2]
 RELEASES = ("0.12.1", "0.14.0", "0.15.3", "0.16.1")
 
 
@@ -238,3 +240,12 @@ def test_recording_the_installed_megatron_gives_the_committed_file(tmp_path: Pat
         record(here, megatron_targets(discover(import_third_parties=False)), tmp_path)
     written = file_of(CORE, BASELINE, tmp_path)
     assert written.read_text() == file_of(CORE, BASELINE, FOLDER).read_text(), f"not as recorded{AGAIN}"
+
+
+def test_the_page_of_drift_is_up_to_date_and_has_a_row_for_every_target() -> None:
+    catalog = discover(import_third_parties=False)
+    text = drift_page(catalog)
+    assert (ROOT / "docs" / "drift.md").read_text(encoding="utf-8") == text, f"run make docs{AGAIN}"
+    for target in megatron_targets(catalog):
+        assert f"| {target.feature} | `{target.target}` |" in text
+    assert "| feature | target | 0.12.1 | 0.14.0 | 0.15.3 | 0.16.1 |" in text

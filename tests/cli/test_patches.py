@@ -1,0 +1,151 @@
+"""``mindspeed patches drift`` and ``record``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mindspeed.activation.contracts import BASELINE, CORE, file_of, recorded_versions
+from tests.framework.megatron_copies import copy_megatron, edit
+
+STATE = "megatron.core.parallel_state"
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A source tree of megatron-core to edit, which is on no path."""
+    copy_megatron(tmp_path)
+    return tmp_path
+
+
+def drifted(result):
+    """``{(feature, target): (verdict, near)}`` of what is not the same."""
+    rows = json.loads(result.stdout)["targets"]
+    return {(row["feature"], row["target"]): (row["verdict"], row["near"]) for row in rows if row["verdict"] != "same"}
+
+
+def test_a_renamed_symbol_of_a_checkout_is_gone_and_its_new_name_is_told(mindspeed, checkout):
+    edit(checkout / "megatron/core/parallel_state.py", "def get_nccl_options(", "def nccl_options_of(")
+    result = mindspeed("patches", "drift", "--megatron", checkout, "--json")
+    assert result.exit_code == 1
+    found = drifted(result)
+    gone = {key: value for key, value in found.items() if value[0] == "gone"}
+    assert gone == {("megatron-seams", f"{STATE}:get_nccl_options"): ("gone", [f"{STATE}:nccl_options_of"])}
+    assert {verdict for verdict, _ in found.values()} <= {"gone", "not applied", "unrecorded"}
+    assert mindspeed("patches", "drift", "--megatron", checkout / "megatron", "--json").stdout == result.stdout
+
+
+def test_every_verdict_is_told_apart(mindspeed, checkout):
+    core = checkout / "megatron/core"
+    edit(
+        core / "parallel_state.py",
+        "def get_nccl_options(pg_name, nccl_comm_cfgs",
+        "def get_nccl_options(pg_name, nccl_comm_cfgs, a=1",
+    )
+    edit(core / "parallel_state.py", "def destroy_model_parallel():", "def destroy_model_parallel(now):")
+    edit(core / "activations.py", "torch.pow(F.relu(x), 2)", "F.relu(x) ** 2")
+    found = drifted(mindspeed("patches", "drift", "--megatron", checkout, "--json"))
+    assert found["megatron-seams", f"{STATE}:get_nccl_options"] == ("appended", [])
+    assert found["megatron-seams", f"{STATE}:destroy_model_parallel"] == ("changed", [])
+    assert found["megatron-compat", "megatron.core.activations:squared_relu"] == ("body changed", [])
+
+
+def test_the_text_names_versions_verdicts_changes_and_new_names(mindspeed, checkout):
+    edit(checkout / "megatron/core/parallel_state.py", "def get_nccl_options(", "def nccl_options_of(")
+    edit(checkout / "megatron/core/utils.py", "def is_te_min_version(version,", "def is_te_min_version(version, *,")
+    text = mindspeed("patches", "drift", "--megatron", checkout).stdout
+    assert text.startswith(f"megatron-core 0.16.1 in {checkout}, against 0.16.1\nFEATURE ")
+    assert f"\nmegatron-seams: gone: {STATE}:get_nccl_options\n  now {STATE}:nccl_options_of\n" in text
+    changed = "\nmegatron-compat: changed: megatron.core.utils:is_te_min_version\n"
+    assert f"{changed}  parameters: in another order\n" in text
+    assert text.rstrip().splitlines()[-1].startswith("1 changed, 1 gone, ")
+
+
+def test_an_unchanged_checkout_has_nothing_to_report(mindspeed, checkout):
+    result = mindspeed("patches", "drift", "--megatron", checkout, "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["megatron"] == BASELINE
+    assert {verdict for verdict, _ in drifted(result).values()} <= {"not applied", "unrecorded"}
+
+
+@pytest.mark.parametrize(("version", "code"), [("0.12.1", 1), ("0.14.0", 1), ("0.15.3", 1), ("0.16.1", 0)])
+def test_every_recorded_version_is_compared_from_its_record_alone(mindspeed, monkeypatch, version, code):
+    monkeypatch.setattr("mindspeed.activation.drift.read_contract", None)
+    result = mindspeed("patches", "drift", "--megatron", version, "--json")
+    assert result.exit_code == code
+    data = json.loads(result.stdout)
+    assert list(data) == ["megatron", "targets"]
+    assert data["megatron"] == version
+    assert all(list(row) == ["feature", "target", "verdict", "near"] for row in data["targets"])
+    assert not [row for row in data["targets"] if row["verdict"] == "unrecorded"]
+
+
+def test_a_guarded_patch_of_another_version_is_a_row_and_no_failure(mindspeed):
+    rows = json.loads(mindspeed("patches", "drift", "--megatron", "0.14.0", "--json").stdout)["targets"]
+    target = "megatron.core.transformer.attention:Attention._apply_output_gate"
+    assert [row for row in rows if row["target"] == target] == [
+        {"feature": "megatron-compat", "target": target, "verdict": "not applied", "near": []}
+    ]
+    text = mindspeed("patches", "drift", "--megatron", "0.14.0").stdout
+    assert f"\nmegatron-compat: not applied: {target}\n  only for megatron-core >=0.16\n" in text
+
+
+def test_an_unknown_version_lists_the_recorded_ones(mindspeed):
+    result = mindspeed("patches", "drift", "--megatron", "0.17.0")
+    assert result.exit_code == 3
+    known = ", ".join(recorded_versions(CORE))
+    assert result.stderr == (
+        f"MS502 no contracts are recorded for megatron-core 0.17.0, only for {known}\n"
+        "  fix: give the path of a source tree or an unpacked wheel: mindspeed patches drift --megatron PATH\n"
+    )
+
+
+def test_a_folder_without_megatron_is_refused(mindspeed, tmp_path):
+    result = mindspeed("patches", "drift", "--megatron", tmp_path)
+    assert result.exit_code == 3
+    assert result.stderr == (
+        f"MS502 {tmp_path} holds no megatron/core\n  fix: give the folder that holds megatron/, or a recorded version\n"
+    )
+
+
+def test_features_of_other_packages_are_compared_too(mindspeed, install, checkout, tmp_path, monkeypatch):
+    install("acme", {"acme-feature": ""})
+    file = tmp_path / "acme_features.py"
+    patch = f'Wrap("{STATE}:destroy_model_parallel", "acme:wrap", "a test"), Wrap("{STATE}:initialize", "acme:wrap", "a test")'
+    file.write_text(f"{file.read_text()}\n    @hookimpl\n    def patches(self):\n        return [{patch}]\n")
+    found = json.loads(mindspeed("patches", "drift", "--megatron", checkout, "--json").stdout)["targets"]
+    own = {row["target"]: (row["verdict"], row["near"]) for row in found if row["feature"] == "acme-feature"}
+    assert own == {
+        f"{STATE}:destroy_model_parallel": ("same", []),
+        f"{STATE}:initialize": ("gone", [f"{STATE}:is_unitialized", f"{STATE}:is_initialized"]),
+    }
+
+
+def test_recording_writes_the_same_file_again(mindspeed, checkout, tmp_path):
+    folder = tmp_path / "recorded"
+    result = mindspeed("patches", "record", "--megatron", checkout, "--into", folder, "--json")
+    written = file_of(CORE, BASELINE, folder)
+    assert json.loads(result.stdout) == {"megatron": BASELINE, "files": [str(written)]}
+    assert written.read_text() == file_of(CORE, BASELINE).read_text()
+
+
+def test_a_tree_that_does_not_say_its_version_is_not_recorded(mindspeed, checkout, tmp_path):
+    (checkout / "megatron/core/package_info.py").unlink()
+    result = mindspeed("patches", "record", "--megatron", checkout, "--into", tmp_path / "recorded")
+    assert result.stderr == f"MS502 {checkout} does not say its version\n  fix: look at megatron/core/package_info.py\n"
+    assert not (tmp_path / "recorded").exists()
+
+
+def test_drift_imports_neither_torch_nor_megatron(tmp_path):
+    program = (
+        "import sys; from mindspeed.cli import main; main(['patches', 'drift', '--json'], standalone_mode=False); "
+        "print({'torch', 'megatron', 'numpy'} & set(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
+    )
+    assert done.stderr == "set()\n"
