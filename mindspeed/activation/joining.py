@@ -128,8 +128,7 @@ class Setup:
             atexit.unregister(self.end)
         self._watch = self._store = None
         if self._hook is not None and sys.excepthook == self._uncaught:
-            sys.excepthook = self._hook
-        self._hook = None
+            sys.excepthook = self._hook  # else somebody's hook, such as torch's, calls ours, which goes on to the one before
 
     def _connect(self, place: Place, timeout: timedelta) -> Store:
         from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
