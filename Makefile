@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: train test test-long lint bench docs clean
+.PHONY: train test test-long test-versions lint bench docs clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -21,6 +21,15 @@ test: $(VENV)/installed  ## every test that belongs in a default run
 
 test-long: $(VENV)/installed  ## the long matrices
 	$(BIN)/python -m pytest -q -m long
+
+MEGATRONS := 0.14.0 0.15.0 0.15.3 0.16.0
+
+build/megatron/%/installed: | $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D) megatron-core==$*
+	touch $@
+
+test-versions: $(VENV)/installed $(MEGATRONS:%=build/megatron/%/installed)  ## the features on the other Megatron versions
+	MINDSPEED_MEGATRONS=build/megatron $(BIN)/python -m pytest -q -m long tests/megatron/versions
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
