@@ -11,18 +11,39 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from mindspeed.ops.npu_dropout_add_layer_norm import npu_dropout_add_layer_norm as npu_dropout_add_layer_norm
+    from mindspeed.ops.npu_fused_moe_token_permute import npu_fused_moe_token_permute as npu_fused_moe_token_permute
+    from mindspeed.ops.npu_fused_moe_token_unpermute import npu_fused_moe_token_unpermute as npu_fused_moe_token_unpermute
+    from mindspeed.ops.npu_ring_attention_update import npu_ring_attention_update as npu_ring_attention_update
     from mindspeed.ops.npu_rotary_position_embedding import npu_rotary_position_embedding as npu_rotary_position_embedding
     from mindspeed.ops.rms_norm import rms_norm as rms_norm
     from mindspeed.ops.swiglu import swiglu as swiglu
 
 OPERATORS: Final = (
+    "npu_dropout_add_layer_norm",
+    "npu_fused_moe_token_permute",
+    "npu_fused_moe_token_unpermute",
+    "npu_ring_attention_update",
     "npu_rotary_position_embedding",
     "rms_norm",
     "swiglu",
 )
 """Public operators; each is a function in the module of the same name."""
 
-__all__ = ["npu_rotary_position_embedding", "rms_norm", "swiglu"]
+FURTHER: Final = {
+    "npu_dropout_add_rms_norm": "npu_dropout_add_layer_norm",
+}
+"""Further public functions, and the modules that they are in."""
+
+__all__ = [
+    "npu_dropout_add_layer_norm",
+    "npu_fused_moe_token_permute",
+    "npu_fused_moe_token_unpermute",
+    "npu_ring_attention_update",
+    "npu_rotary_position_embedding",
+    "rms_norm",
+    "swiglu",
+]
 
 
 class _Operators(ModuleType):
@@ -38,10 +59,10 @@ sys.modules[__name__].__class__ = _Operators
 
 
 def __getattr__(name: str) -> Any:
-    if name not in OPERATORS:
+    if name not in OPERATORS and name not in FURTHER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{name}"), name)
+    return getattr(import_module(f"{__name__}.{FURTHER.get(name, name)}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *OPERATORS})
+    return sorted({*globals(), *OPERATORS, *FURTHER})

@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import torch
 
+from mindspeed.ops.errors import require
+
 _LIBRARY: Final = torch.library.Library("mindspeed", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
@@ -28,3 +30,12 @@ def define(
     torch.library.register_fake(name, shapes, lib=_LIBRARY)
     if gradient is not None:
         torch.library.register_autograd(name, gradient, setup_context=save, lib=_LIBRARY)
+
+
+def no_gradient(op: str) -> Callable[..., Any]:
+    """The gradient of an operator that has none: backward through it raises OperatorError instead of giving zeros."""
+
+    def gradient(ctx: Any, *grads: Any) -> None:
+        require(False, op, "it has no gradient; call it on tensors that need none, or under torch.no_grad()")
+
+    return gradient

@@ -1,0 +1,234 @@
+"""Dropout, residual and normalization in one: ``z = drop(x0 rowscale layerscale) + residual`` and a norm of z.
+
+The norm is LayerNorm (biased variance, epsilon inside the root, weight, bias) or RMSNorm (weight only). Everything between
+the inputs and the two results is computed in fp32 (fp64 for fp64 input); each result is rounded once.
+Saved for backward: z as it was returned, the mask of one byte per element, two numbers per row, the small inputs,
+and ``x0`` only if a scale needs a gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mindspeed.ops.errors import require
+from mindspeed.ops.library import define
+from mindspeed.ops.numerics import wide, wide_type
+
+
+def npu_dropout_add_layer_norm(
+    x0: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    dropout_p: float,
+    epsilon: float,
+    rowscale: Tensor | None = None,
+    layerscale: Tensor | None = None,
+    prenorm: bool = False,
+    residual_in_fp32: bool = False,
+    return_dropout_mask: bool = False,
+) -> Tensor | tuple[Tensor, ...]:
+    """LayerNorm of ``drop(x0 rowscale layerscale) + residual``.
+
+    ``x0`` and ``residual`` are [..., H], ``weight``, ``bias`` and ``layerscale`` [H], ``rowscale`` [...]. Gives the result
+    in the type of ``x0``; with ``prenorm`` also z, in the type of the residual (without one: fp32 if ``residual_in_fp32``,
+    else that of ``x0``); with ``return_dropout_mask`` also the mask, uint8, 1 where an element was kept.
+    The mask is drawn from torch's generator of the device. Raises OperatorError for other shapes or types.
+    """
+    tensors = (x0, residual, weight, bias, rowscale, layerscale)
+    results = _checked("npu_dropout_add_layer_norm", *tensors, dropout_p, epsilon, residual_in_fp32, False)
+    return _selected(results, x0, prenorm, return_dropout_mask)
+
+
+def npu_dropout_add_rms_norm(
+    x0: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    dropout_p: float,
+    epsilon: float,
+    rowscale: Tensor | None = None,
+    layerscale: Tensor | None = None,
+    prenorm: bool = False,
+    residual_in_fp32: bool = False,
+    return_dropout_mask: bool = False,
+) -> Tensor | tuple[Tensor, ...]:
+    """RMSNorm in place of LayerNorm, without mean and bias; else as `npu_dropout_add_layer_norm`."""
+    require(bias is None, "npu_dropout_add_rms_norm", "there is a bias, and RMSNorm has none")
+    tensors = (x0, residual, weight, None, rowscale, layerscale)
+    results = _checked("npu_dropout_add_rms_norm", *tensors, dropout_p, epsilon, residual_in_fp32, True)
+    return _selected(results, x0, prenorm, return_dropout_mask)
+
+
+def _checked(
+    op: str,
+    x0: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    rowscale: Tensor | None,
+    layerscale: Tensor | None,
+    p: float,
+    epsilon: float,
+    residual_in_fp32: bool,
+    rms: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Refuse what does not fit, draw the mask, and give ``(out, z, mask)``."""
+    require(x0.is_floating_point() and x0.dim() > 0, op, f"x0 is {x0.dtype} of shape {tuple(x0.shape)}, not rows of numbers")
+    require(0 <= p <= 1, op, f"dropout_p is {p}; it lies between 0 and 1")
+    rows, norm = x0.shape[:-1], x0.shape[-1:]
+    shapes = {"residual": (residual, x0.shape), "weight": (weight, norm), "bias": (bias, norm)}
+    shapes |= {"rowscale": (rowscale, rows), "layerscale": (layerscale, norm)}
+    for name, (tensor, shape) in shapes.items():
+        fits = tensor is None or (tensor.shape == shape and tensor.is_floating_point())
+        require(fits, op, f"{name} is not of a floating-point type and shape {tuple(shape)}, which x0 asks for")
+    mixed = {x0.dtype, weight.dtype} == {torch.bfloat16, torch.float16}
+    require(not mixed, op, f"x0 is {x0.dtype} and weight is {weight.dtype}, two 16-bit types")
+    dtype = residual.dtype if residual is not None else wide_type(x0.dtype) if residual_in_fp32 else x0.dtype
+    mask = (torch.rand(x0.shape, device=x0.device) >= p).to(torch.uint8) if p > 0 else None
+    tensors = (x0, residual, weight, bias, rowscale, layerscale, mask)
+    out, z, *_ = torch.ops.mindspeed.npu_dropout_add_layer_norm(*tensors, p, epsilon, dtype, rms)
+    return out, z, mask
+
+
+def _selected(results: tuple[Tensor, Tensor, Tensor | None], x0: Tensor, prenorm: bool, with_mask: bool) -> Any:
+    out, z, mask = results
+    selected = (out,)
+    if prenorm:
+        selected += (z,)
+    if with_mask:
+        selected += (torch.ones_like(x0, dtype=torch.uint8) if mask is None else mask,)
+    return selected if len(selected) > 1 else out
+
+
+def _kept(p: float) -> float:
+    return 1 / (1 - p) if p < 1 else 0.0
+
+
+def _product(x: Tensor, *factors: Tensor | None) -> Tensor:
+    for factor in factors:
+        x = x if factor is None else x * factor
+    return x
+
+
+def _scales(
+    rowscale: Tensor | None, layerscale: Tensor | None, mask: Tensor | None, p: float
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The three factors of ``x0`` in a wide type, each broadcasting over it."""
+    return (
+        None if rowscale is None else wide(rowscale)[..., None],
+        None if layerscale is None else wide(layerscale),
+        None if mask is None else mask * _kept(p),
+    )
+
+
+def _forward(
+    x0: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    rowscale: Tensor | None,
+    layerscale: Tensor | None,
+    mask: Tensor | None,
+    p: float,
+    epsilon: float,
+    residual_dtype: torch.dtype,
+    rms: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Reference: ``(out, z, mean, rstd)``, the last two with 1 in the place of H."""
+    z = _product(wide(x0), *_scales(rowscale, layerscale, mask, p))
+    if residual is not None:
+        z = z + wide(residual)
+    mean = torch.zeros_like(z[..., :1]) if rms else z.mean(-1, keepdim=True)
+    rstd = torch.rsqrt((z - mean).square().mean(-1, keepdim=True) + epsilon)
+    out = (z - mean) * rstd * wide(weight)
+    if bias is not None:
+        out = out + wide(bias)
+    z = z.to(residual_dtype, copy=True)
+    return out.to(x0.dtype), z, mean, rstd
+
+
+def _backward(
+    dout: Tensor,
+    dz: Tensor,
+    z: Tensor,
+    weight: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    x0: Tensor | None,
+    rowscale: Tensor | None,
+    layerscale: Tensor | None,
+    mask: Tensor | None,
+    p: float,
+    rms: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Reference: gradients of x0, residual, weight, bias, rowscale, layerscale; those of scales are empty without ``x0``."""
+    normalized, dout_wide = (wide(z) - mean) * rstd, wide(dout)
+    g = dout_wide * wide(weight)
+    centred = g if rms else g - g.mean(-1, keepdim=True)
+    dz_wide = wide(dz) + rstd * (centred - normalized * (g * normalized).mean(-1, keepdim=True))
+    rows, layers, kept = _scales(rowscale, layerscale, mask, p)
+    drow, dlayer = dout.new_empty(0), dout.new_empty(0)
+    if x0 is not None:
+        plain = _product(wide(x0) * dz_wide, kept)
+        drow = drow if rowscale is None else _product(plain, layers).sum(-1).to(rowscale.dtype)
+        dlayer = dlayer if layerscale is None else _product(plain, rows).sum_to_size(layerscale.shape).to(layerscale.dtype)
+    dweight = (dout_wide * normalized).sum_to_size(weight.shape).to(weight.dtype)
+    dbias = dout_wide.sum_to_size(weight.shape).to(weight.dtype)
+    # a result may not be an input: a copy where nothing changes the value
+    dx0 = _product(dz_wide, rows, layers, kept).to(dout.dtype, copy=True)
+    return dx0, dz_wide.to(z.dtype, copy=True), dweight, dbias, drow, dlayer
+
+
+def _forward_shapes(x0: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    row = x0.new_empty((*x0.shape[:-1], 1), dtype=wide_type(x0.dtype))
+    return x0.new_empty(x0.shape), x0.new_empty(x0.shape, dtype=rest[8]), row, row.new_empty(row.shape)
+
+
+def _backward_shapes(
+    dout: Tensor, dz: Tensor, z: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor, x0: Tensor | None, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    rowscale, layerscale = (scale if x0 is not None and scale is not None else dout.new_empty(0) for scale in rest[:2])
+    like = (dout, z, weight, weight, rowscale, layerscale)
+    dx0, dresidual, dweight, dbias, drow, dlayer = (tensor.new_empty(tensor.shape) for tensor in like)
+    return dx0, dresidual, dweight, dbias, drow, dlayer
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+    x0, residual, weight, bias, rowscale, layerscale, mask, ctx.p, _, _, ctx.rms = inputs
+    _, z, mean, rstd = output
+    ctx.mark_non_differentiable(mean, rstd)
+    ctx.present = (True, residual is not None, True, bias is not None, rowscale is not None, layerscale is not None)
+    ctx.bias_dtype = None if bias is None else bias.dtype
+    of_scales = any(ctx.needs_input_grad[4:6])
+    ctx.save_for_backward(z, weight, mean, rstd, x0 if of_scales else None, rowscale, layerscale, mask)
+    ctx.of = (True, True, True, True, of_scales, of_scales)
+
+
+def _gradient(ctx: Any, dout: Tensor, dz: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    grads = torch.ops.mindspeed.npu_dropout_add_layer_norm_backward(dout, dz, *ctx.saved_tensors, ctx.p, ctx.rms)
+    wanted = [grad if a and b else None for grad, a, b in zip(grads, ctx.present, ctx.of, strict=True)]
+    if wanted[3] is not None:
+        wanted[3] = wanted[3].to(ctx.bias_dtype)
+    return (*wanted, None, None, None, None, None)
+
+
+define(
+    "npu_dropout_add_layer_norm(Tensor x0, Tensor? residual, Tensor weight, Tensor? bias, Tensor? rowscale, "
+    "Tensor? layerscale, Tensor? mask, float p, float epsilon, ScalarType residual_dtype, bool rms) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+    _forward,
+    _forward_shapes,
+    _save,
+    _gradient,
+)
+define(
+    "npu_dropout_add_layer_norm_backward(Tensor dout, Tensor dz, Tensor z, Tensor weight, Tensor mean, Tensor rstd, "
+    "Tensor? x0, Tensor? rowscale, Tensor? layerscale, Tensor? mask, float p, bool rms) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _backward,
+    _backward_shapes,
+)
