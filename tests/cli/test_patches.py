@@ -28,6 +28,7 @@ def drifted(result):
     return {(row["feature"], row["target"]): (row["verdict"], row["near"]) for row in rows if row["verdict"] != "same"}
 
 
+@pytest.mark.guards(10)
 def test_a_renamed_symbol_of_a_checkout_is_gone_and_its_new_name_is_told(mindspeed, checkout):
     edit(checkout / "megatron/core/parallel_state.py", "def get_nccl_options(", "def nccl_options_of(")
     result = mindspeed("patches", "drift", "--megatron", checkout, "--json")

@@ -158,6 +158,7 @@ def test_data_helpers_that_do_not_load_are_found_before_rank_0_meets_them(node, 
     assert row["fix"].startswith(f"remove {folder}")
 
 
+@pytest.mark.guards(50)
 def test_token_numbers_beyond_32_bits_need_helpers_that_count_further(node, tmp_path, monkeypatch):
     more = {"train_iters": 10**9}
     assert node(0, edit=lambda data: data["job"]["train"].update(more))["token-numbers"]["found"] == (

@@ -64,6 +64,7 @@ def test_a_feature_is_switched_on_by_name_and_is_a_row_of_the_list_with_its_sett
     assert targets.double(1) == 14
 
 
+@pytest.mark.guards(39)
 def test_what_its_validation_refuses_is_a_problem_that_names_feature_and_place():
     (problem,) = problems_of(apply, features.ScaleMlpFeature(), argv=["--scale-mlp", "--scale-mlp-factor", "-1"])
     assert problem.code == "MS304"
@@ -82,12 +83,14 @@ def test_a_level_0_feature_is_always_on_and_later_features_of_the_list_wrap_outs
     assert session.current().plan.names == ("compat:always",)
 
 
+@pytest.mark.guards(11)
 def test_a_feature_that_no_argument_can_switch_on_is_said():
     apply(features.SchemeFeature())
     reason = "no argument switches it on: --quant-engine does not exist, it registers --quant-scheme"
     assert ("compat:quant-engine", reason) in rows()
 
 
+@pytest.mark.guards(11)
 def test_an_argument_of_a_feature_that_it_cannot_switch_on_is_an_error():
     (problem,) = problems_of(apply, features.SchemeFeature(), argv=["--quant-scheme", "w4a4"])
     assert problem.code == "MS110"
@@ -98,6 +101,7 @@ def test_an_argument_of_a_feature_that_it_cannot_switch_on_is_an_error():
     assert problem.where == place(features.SchemeFeature)
 
 
+@pytest.mark.guards(15)
 def test_a_check_against_a_name_that_nobody_has_is_an_error_of_the_feature():
     (problem,) = problems_of(apply, features.DeadCheckFeature(), argv=["--dead-check"])
     assert problem.code == "MS110"
@@ -187,6 +191,7 @@ def test_features_of_ours_are_switched_on_by_their_old_flags_and_only_while_they
     assert session.current().plan.names == ("compat:always",)
 
 
+@pytest.mark.guards(29)
 def test_repatch_takes_a_dictionary_of_arguments_and_plans_again():
     apply(features.ScaleMlpFeature())
     repatch({"scale_mlp": True, "scale_mlp_factor": 4, "tensor_model_parallel_size": 2, "world_size": 2})

@@ -58,6 +58,7 @@ def test_methods_and_closures_can_be_patched():
     assert owners(f"{HERE}:Shape.area") == ("compat:patches",)
 
 
+@pytest.mark.guards(14)
 def test_a_wrapper_without_the_suffix_is_refused_before_it_fails_in_a_call():
     Manager.register_patch(f"{HERE}.double", targets.forgotten_suffix)
     (problem,) = problems_of(Manager.apply_patches)
@@ -67,6 +68,7 @@ def test_a_wrapper_without_the_suffix_is_refused_before_it_fails_in_a_call():
     assert targets.double(1) == 2
 
 
+@pytest.mark.guards(12)
 def test_a_missing_target_is_an_error_with_near_names_and_nothing_is_planted():
     import megatron.core.transformer.mlp as mlp
 
@@ -130,6 +132,7 @@ def test_two_replacements_are_a_conflict_and_by_force_the_last_wins_with_a_row(c
     assert row in capsys.readouterr().err
 
 
+@pytest.mark.guards("20b")
 def test_applying_twice_changes_nothing():
     Manager.register_patch(f"{HERE}.double", targets.bracket_wrapper)
     Manager.register_patch(f"{HERE}.double", targets.bracket_wrapper)
@@ -140,6 +143,7 @@ def test_applying_twice_changes_nothing():
     assert targets.double(1) == ("bracket", 2)
 
 
+@pytest.mark.guards(20, 30)
 def test_apply_remove_apply_restores_the_replacement_too():
     original = targets.double
     Manager.register_patch(f"{HERE}.double", targets.triple)
@@ -153,6 +157,7 @@ def test_apply_remove_apply_restores_the_replacement_too():
     assert targets.double(1) == ("bracket", 3)
 
 
+@pytest.mark.guards(20)
 def test_one_patch_can_be_suspended_and_is_applied_is_a_truth_value_and_can_be_called():
     original = targets.double
     Manager.register_patch(f"{HERE}.double", targets.triple)
@@ -200,6 +205,7 @@ def test_a_plan_of_others_stays_active_beside_old_patches_and_after_them():
     assert targets.double(1) == 2
 
 
+@pytest.mark.guards(25, 39)
 def test_an_old_patch_and_a_feature_of_ours_on_one_site_are_a_conflict_and_the_plan_before_stays():
     import mindspeed
 

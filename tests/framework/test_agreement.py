@@ -172,6 +172,7 @@ def test_a_failure_before_the_process_group_reaches_the_other_rank_as_text(job, 
     )
 
 
+@pytest.mark.guards(38, processes=True)
 def test_a_failure_reaches_ranks_that_wait_for_the_process_group(job, launcher_store):
     store, variables = launcher_store
     healthy, failing = job((request(), [], variables), (request(fail="no compiler"), [], variables), port=store.port)
@@ -225,6 +226,7 @@ def test_the_minority_is_odd_and_each_group_is_told_once(store, monkeypatch):
     )
 
 
+@pytest.mark.guards(52)
 def test_a_thousand_ranks_agree_in_a_second(store):
     facts = {f"source module{number}": "0123456789abcdef" for number in range(100)}
     for rank in range(1, 1000):

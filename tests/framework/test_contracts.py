@@ -226,6 +226,7 @@ AGAIN = "; record the releases again, see 'A new Megatron release' in CONTRIBUTI
 
 
 @pytest.mark.parametrize("version", RELEASES)
+@pytest.mark.guards(10)
 def test_every_target_of_every_built_in_feature_platform_and_seam_is_recorded(version: str) -> None:
     recorded = {target for part in (CORE, CHECKOUT) for target in read_contracts(file_of(part, version)).targets}
     wanted = {target.target for target in megatron_targets(discover(import_third_parties=False))}

@@ -46,6 +46,7 @@ def test_a_megatron_as_it_was_released_has_no_problem(core: Path) -> None:
     assert notes_on(patches, "0.16.1") == []
 
 
+@pytest.mark.guards(10)
 def test_changed_parameters_are_an_error_that_names_feature_target_version_and_change(core: Path) -> None:
     edit(core / "parallel_state.py", f"{OPTIONS}):", "def get_nccl_options(pg_name, *, extra):")
     assert problems("0.16.1", f"{STATE}:get_nccl_options") == [

@@ -120,6 +120,7 @@ def run(tmp_path):
 
 
 @pytest.mark.parametrize("line", ["first", "last"])
+@pytest.mark.guards(28, processes=True)
 def test_the_one_line_works_before_and_after_megatrons_imports(run, line, tmp_path):
     flags = "--features recompute --recompute-granularity selective --my-own-flag mine --save checkpoints"
     done, printed = run(flags, line)
@@ -137,6 +138,7 @@ def test_the_one_line_works_before_and_after_megatrons_imports(run, line, tmp_pa
     assert [feature["name"] for feature in report["features"]] == ["recompute"]
 
 
+@pytest.mark.guards(8, processes=True)
 def test_a_feature_that_only_mindspeed_was_told_reaches_megatrons_arguments(run):
     done, printed = run("--set recompute.granularity=selective", under=["--features", "recompute"], line="")
     assert done.returncode == 0, done.stderr

@@ -53,6 +53,7 @@ def sources(plan, feature):
 
 
 @pytest.mark.parametrize("version", recorded_surfaces())
+@pytest.mark.guards(8)
 def test_no_flag_of_ours_is_one_of_megatrons(version):
     assert surface(version).by_option.keys().isdisjoint(OWN_FLAGS)
 
