@@ -89,7 +89,9 @@ DERIVED: Final = (
 
 def world_of(values: Values) -> dict[str, tuple[Any, tuple[str, ...]]]:
     """``{field: (value, dests that decide it)}`` for every value of the world that these arguments give."""
-    world = {field: (values[dest], (dest,)) for dest, field in WORLD.items() if values.get(dest) is not None}
+    world: dict[str, tuple[Any, tuple[str, ...]]] = {
+        field: (values[dest], (dest,)) for dest, field in WORLD.items() if values.get(dest) is not None
+    }
     for derived in DERIVED:
         value = derived.compute(values)
         if value is not None:

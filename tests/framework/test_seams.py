@@ -13,14 +13,14 @@ from mindspeed.activation.request import Layer
 from mindspeed.activation.sites import find_site
 from mindspeed.megatron import wiring
 from mindspeed.megatron.arguments import PLACES
-from mindspeed.megatron.seams import SEAMS, MegatronSeams, seams_for
+from mindspeed.megatron.seams import SEAMS, TRAINING_SEAMS, MegatronSeams, seams_for
 from mindspeed.platforms import PLATFORMS, base_features
 from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, MindSpeedError, Patch, Replace, World, hookimpl
 from mindspeed.plugins.discovery import Catalog, Found
 from mindspeed.plugins.hookspecs import HOOK_CLASSES
 from mindspeed.plugins.manager import FeatureManager
 
-CALLED_BY_A_TRAINING_LOOP = {"around_train_step", "save_extra", "load_extra"}
+CALLED_BY_A_TRAINING_LOOP = set(TRAINING_SEAMS)
 CALLED_BY_MINDSPEED = {"patches", "megatron_args", "verify"}
 
 

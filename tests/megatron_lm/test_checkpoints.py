@@ -1,0 +1,43 @@
+"""Saving and resuming Megatron-LM's runs: asynchronous writers, spawned or forked, and another layout."""
+
+from __future__ import annotations
+
+from shlex import split
+
+import pytest
+
+from tests.megatron_lm.checkout import LLAMA
+
+FEATURES = split("--features rms-norm,swiglu")
+DP = split("--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather")
+TP = split("--tensor-model-parallel-size 2 --sequence-parallel")
+
+
+def resume_at(folder, iteration):
+    (folder / "latest_checkpointed_iteration.txt").write_text(str(iteration))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("layout", "saving", "nproc", "resumed"),
+    [
+        pytest.param(DP, [], 2, DP, id="dp2"),
+        pytest.param(DP, ["--async-save"], 2, DP, id="dp2-async"),
+        pytest.param(TP, split("--async-save --use-persistent-ckpt-worker"), 1, [], id="tp2-spawned-writer-to-1"),
+    ],
+)
+def test_a_resumed_run_goes_on_where_the_saved_one_was(checkout, layout, saving, nproc, resumed):
+    folder = checkout.folder / "checkpoints"
+    flags = [*LLAMA, "--train-iters", "4", *FEATURES]
+    whole = checkout.adapted(2, *flags, *layout, "--save", str(folder), "--save-interval", "2", *saving).ended_well()
+    assert whole.log.count("successfully saved checkpoint from iteration") == 2
+    resume_at(folder, 2)
+    rest = checkout.adapted(nproc, *flags, *resumed, "--load", str(folder)).ended_well()
+    assert list(rest.steps) == [3, 4]
+    if nproc == 2:
+        assert rest.steps[3] == whole.steps[3]
+    else:
+        assert float(rest.steps[3][0]) == pytest.approx(float(whole.steps[3][0]), rel=1e-5)
+    # Megatron prints the mean of the first two losses after a start as the second one, but not so for the norm
+    assert float(rest.steps[4][1]) == pytest.approx(float(whole.steps[4][1]), abs=1.1e-3)
+    assert rest.report["problems"] == []

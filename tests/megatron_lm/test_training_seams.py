@@ -1,0 +1,97 @@
+"""The seams on Megatron-LM's training loop, with functions that stand for Megatron-LM's."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mindspeed.activation import session
+from mindspeed.activation.plan import ActivationPlan
+from mindspeed.megatron import training_wiring as wiring
+from mindspeed.megatron.seams import ARGUMENT_SEAMS, SEAMS, TRAINING_SEAMS, seams_for
+from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, World, hookimpl
+from mindspeed.plugins.manager import FeatureManager
+from tests.megatron_lm import stub
+
+
+@pytest.fixture
+def activate(monkeypatch):
+    """Make features with these hooks the active ones: ``activate(first={"save_extra": function})``."""
+
+    def make(**features: dict[str, Any]) -> None:
+        instances = []
+        for name, hooks in features.items():
+            members: dict[str, Any] = {hook: hookimpl(function) for hook, function in hooks.items()}
+            members["spec"] = FeatureSpec(name, f"the feature {name}", Category.TOOL)
+            instances.append(type(name, (Feature,), members)(FeatureArgs(), World({})))
+        plan = ActivationPlan(features=(), world=World({}))
+        monkeypatch.setattr(session, "_session", session.Session(plan, FeatureManager(instances), applied=None, proof=None))
+
+    return make
+
+
+def test_only_a_plan_for_the_training_loop_has_its_seams(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(stub.build(tmp_path)))
+    hooks = ["around_train_step", "save_extra", "load_extra", "optimizer_built"]
+    assert seams_for(hooks, []) == [SEAMS["optimizer_built"]]
+    assert seams_for([], [], training=True) == [ARGUMENT_SEAMS[0]], "the stub reads no YAML"
+    loop = [seam for seams in TRAINING_SEAMS.values() for seam in seams]
+    assert seams_for(hooks, [], training=True) == [SEAMS["optimizer_built"], ARGUMENT_SEAMS[0], *loop]
+
+
+def test_a_step_runs_inside_what_features_put_around_it(activate, monkeypatch):
+    monkeypatch.setattr(wiring, "_steps_done", lambda: 7)
+    order = []
+
+    @contextmanager
+    def around(self, state):
+        order.append((self.spec.name, state.step, state.chunks, state.optimizer, state.scheduler))
+        yield
+        order.append(f"{self.spec.name} after")
+
+    activate(first={"around_train_step": around}, second={"around_train_step": around})
+    step = wiring.with_train_step(lambda *args, **kwargs: order.append((args, kwargs)) or "losses")
+    assert step("forward", "data", ["chunk"], "adam", "cosine", "config", iteration=3) == "losses"
+    assert order == [
+        ("first", 7, ["chunk"], "adam", "cosine"),
+        ("second", 7, ["chunk"], "adam", "cosine"),
+        (("forward", "data", ["chunk"], "adam", "cosine", "config"), {"iteration": 3}),
+        "second after",
+        "first after",
+    ]
+
+
+def test_what_features_add_to_a_checkpoint_comes_back_to_them(activate):
+    back = []
+    activate(
+        first={
+            "save_extra": lambda self, state: {"calls": state.step},
+            "load_extra": lambda self, state, data: back.append((state.step, state.optimizer, data)),
+        },
+        second={"load_extra": lambda self, state, data: back.append("nothing was saved")},
+    )
+    generate = wiring.with_save_extra(lambda args, model, optimizer, scheduler, rng: {"model": "weights"})
+    saved = generate(SimpleNamespace(iteration=5), ["chunk"], "adam", "cosine", None)
+    assert saved == {"model": "weights", "mindspeed": {"first": {"calls": 5}}}
+    read = wiring.with_load_extra(lambda folder: (saved, folder, False))
+    load = wiring.with_loaded_checkpoint(lambda model, optimizer, scheduler, load_arg="load": (read("ckpt"), (5, 0))[1])
+    assert load(["chunk"], "adam", "cosine") == (5, 0)
+    assert back == [(5, "adam", {"calls": 5})]
+
+
+def test_a_checkpoint_of_a_feature_that_is_gone_loads_without_it(activate):
+    activate()
+    read = wiring.with_load_extra(lambda folder: ({"mindspeed": {"gone": {"calls": 5}}}, folder))
+    load = wiring.with_loaded_checkpoint(lambda model, optimizer, scheduler: (read("ckpt"), (5, 0))[1])
+    assert load(["chunk"], "adam", "cosine") == (5, 0)
+
+
+def test_wrappers_that_outlive_their_plan_do_what_the_originals_do(monkeypatch):
+    monkeypatch.setattr(wiring, "_steps_done", lambda: 0)
+    assert wiring.with_plan_arguments(lambda args, defaults: (args, defaults))("args", {}) == ("args", {})
+    assert wiring.with_train_step(lambda *args: args)(1, 2, [3], 4, 5) == (1, 2, [3], 4, 5)
+    assert wiring.with_save_extra(lambda *args: {"model": args[1]})("args", [1], 2, 3, 4) == {"model": [1]}
+    assert wiring.with_loaded_checkpoint(lambda *args: args)([1], 2, 3) == ([1], 2, 3)
