@@ -1,0 +1,1 @@
+"""A model repository on top of Megatron, in MindSpeed's style."""
