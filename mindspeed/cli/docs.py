@@ -23,7 +23,8 @@ def docs(names: tuple[str, ...], folder: Path | None, built_in: bool) -> None:
     from mindspeed.cli import main
     from mindspeed.documentation.features import feature_page
     from mindspeed.documentation.pages import pages, write
-    from mindspeed.plugins.discovery import discover
+    from mindspeed.plugins.discovery import BUILT_IN, discover
+    from mindspeed.plugins.problems import MindSpeedError
 
     if bool(names) == (folder is not None):
         raise click.UsageError("name features to print their pages, or give --write FOLDER for all pages")
@@ -31,6 +32,9 @@ def docs(names: tuple[str, ...], folder: Path | None, built_in: bool) -> None:
     if unknown := [name for name in names if name not in catalog.usable]:
         raise click.UsageError(f"there is no feature {', '.join(unknown)}; see mindspeed features list")
     if folder is not None:
+        # pages of features that do not load at the moment would be taken for those of features that are no more
+        if broken := [row.problem for row in catalog.broken.values() if row.distribution == BUILT_IN and row.problem]:
+            raise MindSpeedError(broken)
         write(folder, pages(catalog, main))
         return
     texts = {name: feature_page(catalog.usable[name]) for name in names}

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import click
 
+from mindspeed.activation.content import VARIABLES as EQUAL
 from mindspeed.documentation.features import settings_table, type_text
 from mindspeed.documentation.markdown import code, page, table
 from mindspeed.documentation.variables import VARIABLES
@@ -87,6 +88,8 @@ def settings_page(catalog: Catalog) -> str:
         (code(name), code(type_text(field)), "" if field.default is None else code(field.default), field.description or "")
         for name, field in TrainConfig.model_fields.items()
     ]
+    equal = "On all ranks of a job; ranks that differ stop before their first collective. `*` stands for any ending."
+    variables = [(code(name), meaning) for name, meaning in EQUAL.items()]
     parts = [
         [order],
         ["## Job file", "", *table(("key", "meaning"), [(code(key), meaning) for key, meaning in JOB_FILE.items()])],
@@ -98,6 +101,7 @@ def settings_page(catalog: Catalog) -> str:
             *table(("field", "type", "meaning"), world),
         ],
         ["## Environment variables", "", *table(("variable", "meaning"), [(code(k), v) for k, v in VARIABLES.items()])],
+        ["## Environment variables that must be equal", "", equal, "", *table(("variable", "what it decides"), variables)],
         ["## Features", "", "On the command line `--set feature.setting=value`."],
     ]
     for name, model in catalog.models.items():

@@ -45,6 +45,18 @@ def test_the_whole_reference_is_written_with_or_without_third_parties(mindspeed,
         assert (tmp_path / "docs" / "errors.md").exists()
 
 
+def test_nothing_is_written_while_a_built_in_feature_does_not_load(mindspeed, monkeypatch, tmp_path):
+    from mindspeed.features.swiglu import feature
+
+    monkeypatch.delattr(feature, "Swiglu")
+    done = mindspeed("docs", "--write", tmp_path / "docs")
+    assert done.exit_code == 1
+    assert done.stderr.startswith(
+        "MS101 feature swiglu cannot be loaded: TypeError: mindspeed.features.swiglu.feature defines 0"
+    )
+    assert not (tmp_path / "docs").exists()
+
+
 def test_a_name_that_is_no_feature_and_no_name_at_all_are_usage_errors(mindspeed):
     done = mindspeed("docs", "acme-clip")
     assert done.exit_code == 2
