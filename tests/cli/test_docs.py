@@ -23,6 +23,7 @@ def test_a_feature_of_another_package_has_a_page(mindspeed, install):
         "| platforms | npu, cuda, cpu |\n"
         "| megatron-core | `>=0.14,<0.17`, all that mindspeed supports |\n"
         "| slots | clipping |\n"
+        "| in checkpoints | adds nothing |\n"
         "| provided by | acme, since 0.1 |\n\n"
         "## Settings\n\nNone.\n\n"
         "## Constraints\n\n- Requires recompute, because it clips what is recomputed.\n\n"

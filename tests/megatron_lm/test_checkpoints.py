@@ -26,6 +26,7 @@ def resume_at(folder, iteration):
         pytest.param(TP, split("--async-save --use-persistent-ckpt-worker"), 1, [], id="tp2-spawned-writer-to-1"),
     ],
 )
+@pytest.mark.guards(42, processes=True)
 def test_a_resumed_run_goes_on_where_the_saved_one_was(checkout, layout, saving, nproc, resumed):
     folder = checkout.folder / "checkpoints"
     flags = [*LLAMA, "--train-iters", "4", *FEATURES]

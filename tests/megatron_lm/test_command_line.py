@@ -194,6 +194,7 @@ def test_options_of_mindspeed_run_must_agree_with_megatrons_flags():
     assert problem.message == "Megatron's --tensor-model-parallel-size is 4, and --tp 2 says otherwise"
 
 
+@pytest.mark.guards(43)
 def test_megatrons_flags_win_over_a_job_file_and_the_plan_shows_what_they_overrode(plan, tmp_path):
     (tmp_path / "job.yaml").write_text(
         "features: [recompute]\nworld: {num_layers: 2, tp: 4}\nlevel: 0\nsettings: {recompute: {granularity: full}}\n"
@@ -227,6 +228,7 @@ def test_the_cpu_sets_what_it_needs_and_each_is_a_row_of_the_plan(plan):
     }
 
 
+@pytest.mark.guards(18)
 def test_a_flag_that_contradicts_the_plan_is_a_problem_and_not_overridden(plan):
     found = problems_of(
         plan, f"{SHAPE} --swiglu --features swiglu --no-bias-swiglu-fusion --transformer-impl transformer_engine"

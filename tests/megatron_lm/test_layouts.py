@@ -25,6 +25,7 @@ LAYOUTS = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.guards(16, 48, processes=True)
 def test_a_layout_trains_as_one_stock_process_does_and_every_feature_is_reached(checkout, initial, stock, layout):
     model, nproc, flags, features = LAYOUTS[layout]
     run = checkout.adapted(nproc, *initial(model), *flags, "--train-iters", "4", "--features", "rms-norm,swiglu").ended_well()

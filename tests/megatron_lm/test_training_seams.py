@@ -42,6 +42,7 @@ def test_only_a_plan_for_the_training_loop_has_its_seams(tmp_path, monkeypatch):
     assert seams_for(hooks, [], training=True) == [SEAMS["optimizer_built"], ARGUMENT_SEAMS[0], *loop]
 
 
+@pytest.mark.guards(31)
 def test_a_step_runs_inside_what_features_put_around_it(activate, monkeypatch):
     monkeypatch.setattr(wiring, "_steps_done", lambda: 7)
     order = []
