@@ -16,6 +16,7 @@ main = Main(
         "patches": "mindspeed.cli.patches:patches",
         "data": "mindspeed.cli.data:data",
         "doctor": "mindspeed.cli.doctor:doctor",
+        "checkpoint": "mindspeed.cli.checkpoint:checkpoint",
         "lock": "mindspeed.cli.lock:lock",
         "preflight": "mindspeed.cli.preflight:preflight",
         "explain": "mindspeed.cli.explain:explain",

@@ -89,6 +89,7 @@ def _start(job: Job, job_file: str, processes: Processes) -> int:
     variables = write_job(job, job_file)
     if not wants_json():
         show_briefly(job.plan)
+        _show_changes(job)
     status = launch(python("mindspeed.training.worker"), processes.per_node, variables, processes.passthrough)
     if result.exists():  # also after Ctrl-C, if there was time to save
         _print_result(job, "--nproc", str(processes.per_node), *processes.passthrough)
@@ -105,9 +106,19 @@ def _join(job: Job, job_file: str, rank: dict[str, str]) -> None:
     os.environ.update(rank)
     if rank["RANK"] == "0":
         write_job(job, job_file)
+        if not wants_json():
+            _show_changes(job)
     work(job, os.environ)
     if rank["RANK"] == "0":
         _print_result(job)
+
+
+def _show_changes(job: Job) -> None:
+    """Say what becomes of the checkpoint where features differ from those that it was saved with."""
+    changes = job.changes()
+    if changes:
+        click.secho(f"changed since {job.checkpoint}", bold=True)
+        click.echo("\n".join(f"  {change}" for change in changes))
 
 
 def _check_shared_folder(job: Job) -> None:

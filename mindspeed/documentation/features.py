@@ -91,7 +91,7 @@ def _declaration(found: Found, feature: type[Feature[Any]]) -> list[str]:
         ("slots", slots + (f", when {code(condition(spec.slots_when))}" if spec.slots_when else "") if slots else ""),
         ("sizes", ", ".join(_size(size, spec, argument) for size, argument in spec.sizes.items())),
         ("operators", ", ".join(code(f"mindspeed::{name}") for name in spec.ops)),
-        ("in checkpoints", _state(spec.state)),
+        ("in checkpoints", str(spec.state)),
         ("provided by", f"{found.distribution}, since {spec.since}"),
     ]
     return table(("", ""), [row for row in rows if row[1]])
@@ -100,11 +100,6 @@ def _declaration(found: Found, feature: type[Feature[Any]]) -> list[str]:
 def _size(size: str, spec: FeatureSpec, argument: str | None) -> str:
     given = f"`--{size}`"
     return f"{given} is `{spec.name}.{argument}`" if argument else f"follows from {given}"
-
-
-def _state(state: Any) -> str:
-    """What a feature declares of its state, in words."""
-    return state if isinstance(state, str) else "; ".join(map(str, state)) if isinstance(state, tuple) else str(state)
 
 
 def _numerics(numerics: Numerics) -> str:

@@ -14,7 +14,7 @@ from mindspeed.plugins.constraints import (
     Slot,
     Supersedes,
 )
-from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec, Numerics, Stability
+from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec, Numerics, Stability, State
 from mindspeed.plugins.hookspecs import hookimpl
 from mindspeed.plugins.patches import ArgOverride, Mixin, Patch, Ref, Replace, Set, When, Wrap
 from mindspeed.plugins.problems import MindSpeedError, Problem
@@ -45,6 +45,7 @@ __all__ = [
     "Set",
     "Slot",
     "Stability",
+    "State",
     "Supersedes",
     "UnknownValue",
     "When",

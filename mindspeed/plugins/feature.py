@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, ClassVar, Final, Generic, TypeVar, get_args
+from typing import Any, ClassVar, Final, Generic, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict
 
@@ -74,6 +74,45 @@ class Numerics:
         return cls("approximate", loss, gradient, reason)
 
 
+Verdict = Literal["safe", "convertible", "refused"]
+_VERDICTS: Final[dict[str, tuple[Verdict, Verdict, Verdict, Verdict]]] = {
+    # kind: verdict when the feature was added, was removed, has another setting, has another version
+    "none": ("safe", "safe", "safe", "safe"),
+    "resharded": ("convertible", "convertible", "convertible", "safe"),
+    "own": ("refused", "refused", "refused", "convertible"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a feature adds to checkpoints, and what becomes of one when the job that resumes it differs.
+
+    ``kind`` is none (checkpoints are the same with and without the feature), resharded (the feature decides how
+    Megatron's distributed checkpoint is cut, which any other cut can load) or own (``save_extra`` adds data that only
+    this feature can load). The kind gives a verdict for a feature that was ``added`` or ``removed``, has a ``changed``
+    setting, or was ``upgraded`` to another version: safe, convertible or refused. Each can be given instead, and
+    ``settings`` has those of single settings. ``reason`` is one clause for the reader of the message.
+    """
+
+    kind: Literal["none", "resharded", "own"] = "none"
+    reason: str = ""
+    added: Verdict | None = None
+    removed: Verdict | None = None
+    changed: Verdict | None = None
+    upgraded: Verdict | None = None
+    settings: Mapping[str, Verdict] = field(default_factory=dict)
+
+    def verdict(self, what: Literal["added", "removed", "changed", "upgraded"], setting: str = "") -> Verdict:
+        """What becomes of a checkpoint after this difference."""
+        of_kind = _VERDICTS[self.kind][("added", "removed", "changed", "upgraded").index(what)]
+        given: Verdict | None = getattr(self, what)
+        return self.settings.get(setting) or given or of_kind
+
+    def __str__(self) -> str:
+        words = {"none": "adds nothing", "resharded": "is loaded by any other layout", "own": "data of its own"}[self.kind]
+        return f"{words}: {self.reason}" if self.reason else words
+
+
 def _always(args: Any, world: World) -> bool:
     return True
 
@@ -88,7 +127,7 @@ class FeatureSpec:
     ``sizes`` maps a parallel size of the world to the argument that is its other spelling
     (``{"tp": "size"}``; None for a size that is only derived), and a size above one adds the feature;
     ``ops`` the operators it switches to; ``applies`` whether level 1 has anything to do here;
-    ``state`` what it adds to checkpoints, in words.
+    ``state`` what it adds to checkpoints.
     """
 
     name: str
@@ -105,7 +144,7 @@ class FeatureSpec:
     sizes: Mapping[str, str | None] = field(default_factory=dict)
     ops: tuple[str, ...] = ()
     applies: Callable[[Any, World], bool] = _always
-    state: str = ""
+    state: State = field(default_factory=State)
     since: str = "0.1"
 
     def __post_init__(self) -> None:

@@ -14,6 +14,8 @@ from typing import Any, Final, TypeVar
 import yaml
 
 from mindspeed import doctor, registry
+from mindspeed.activation import checkpoint_state
+from mindspeed.activation.checkpoint_state import Change
 from mindspeed.activation.environment import Environment
 from mindspeed.activation.plan import ActivationPlan
 from mindspeed.activation.request import Layer, load_job_file
@@ -61,6 +63,13 @@ class Job:
     def source(self) -> DataSource:
         """The data, checked again by the process that opens it."""
         return open_data(self.data, self.config.tokenizer)
+
+    def changes(self) -> list[Change]:
+        """How the features of this job differ from those of the checkpoint that it continues from."""
+        record = checkpoint_state.read_record(Path(self.checkpoint)) if self.checkpoint else None
+        if record is None:
+            return []
+        return checkpoint_state.changes(record, self.plan, registry.catalog_for(self.plan.names))
 
     @property
     def optimizer(self) -> str:
@@ -112,7 +121,9 @@ def make_job(
         job = Job(plan, config, run, data.index.prefix, str(checkpoint or ""))
         problems.found += _enough_data(data, config.held_out, plan.world.seq_length)
         if checkpoint and (manifest := problems.collect(lambda: checkpoints.read_manifest(checkpoint))):
-            problems.found += checkpoints.check_manifest(manifest, job.model, job.optimizer, str(checkpoint))
+            refused = checkpoint_state.refusals(problems.collect(job.changes) or [], str(checkpoint))
+            optimizer = manifest.optimizer if refused else job.optimizer  # which a feature has already been refused for
+            problems.found += [*refused, *checkpoints.check_manifest(manifest, job.model, optimizer, str(checkpoint))]
     if problems.found or not (plan and data):
         raise ResolutionError(problems.found)
     return job, job_file(layers, train)

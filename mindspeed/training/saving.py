@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from mindspeed import registry
 from mindspeed.activation import session
+from mindspeed.activation.checkpoint_state import Record, read_record, record_of
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.training.checkpoints import Manifest, checkpoint_path, partial_path, read_manifest, remove_old, saved_steps
 from mindspeed.training.evaluation import gathered
@@ -53,6 +55,7 @@ def save(job: Job, state: TrainState, data: str) -> None:
         if first:
             _manifest(job, state, data).write(partial)
             registry.write_plan(job.plan, partial / "plan.json")
+            record_of(job.plan, registry.catalog_for(job.plan.names)).write(partial)
             partial.rename(path)
             remove_old(job.run, job.config.keep)
         dist.barrier()
@@ -66,10 +69,12 @@ def load(job: Job, state: TrainState, data: str) -> list[str]:
     """Continue from the job's checkpoint; collective. Returns sentences about what could not be taken over."""
     checkpoint = Path(job.checkpoint)
     manifest = read_manifest(checkpoint)
+    record = read_record(checkpoint)
     same_layout = manifest.layout == _layout()
     notes = []
     try:
-        loaded = dist_checkpointing.load(_state_dict(state, is_loading=True, with_random=same_layout), str(checkpoint))
+        wanted = _state_dict(state, is_loading=True, with_random=same_layout, without_data=_new_features(job, record))
+        loaded = dist_checkpointing.load(wanted, str(checkpoint))
     except (CheckpointException, OSError, EOFError, RuntimeError, ValueError, KeyError) as error:
         text = f"{checkpoint} cannot be loaded: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         fix = "remove the folder, then the checkpoint before it is used"
@@ -94,7 +99,15 @@ def load(job: Job, state: TrainState, data: str) -> list[str]:
     return notes
 
 
-def _state_dict(state: TrainState, is_loading: bool = False, with_random: bool = True) -> dict[str, Any]:
+def _new_features(job: Job, record: Record | None) -> tuple[str, ...]:
+    """Features of the job of which the checkpoint has no data, since they were not active then."""
+    saved = {feature.name for feature in record.features} if record is not None else set(job.plan.names)
+    return tuple(name for name in job.plan.names if name not in saved)
+
+
+def _state_dict(
+    state: TrainState, is_loading: bool = False, with_random: bool = True, without_data: Collection[str] = ()
+) -> dict[str, Any]:
     metadata = {
         "chained_optim_avoid_prefix": True,
         "singleton_local_shards": False,
@@ -105,7 +118,7 @@ def _state_dict(state: TrainState, is_loading: bool = False, with_random: bool =
     content["scheduler"] = state.scheduler.state_dict()
     if with_random:
         content["random"] = _random_state()
-    if extra := dict(session.call("save_extra", state=state)):
+    if extra := {name: data for name, data in session.call("save_extra", state=state) if name not in without_data}:
         content["extra"] = extra
     return content
 

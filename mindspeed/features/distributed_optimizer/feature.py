@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mindspeed.plugins import ArgOverride, Category, Feature, FeatureArgs, FeatureSpec, Numerics, Requires, hookimpl
+from mindspeed.plugins import ArgOverride, Category, Feature, FeatureArgs, FeatureSpec, Numerics, Requires, State, hookimpl
 
 
 class DistributedOptimizer(Feature[FeatureArgs]):
@@ -15,7 +15,12 @@ class DistributedOptimizer(Feature[FeatureArgs]):
         level=0,
         constraints=(Requires("data-parallel", reason="it shards the optimizer over the replicas"),),
         numerics=Numerics.reordered(reason="gradients are reduced by another collective"),
-        state="optimizer state in shards, saved so that another layout can load it",
+        state=State(
+            "resharded",
+            "Megatron saves a sharded and a replicated optimizer in formats that do not load each other",
+            added="refused",
+            removed="refused",
+        ),
     )
 
     @hookimpl

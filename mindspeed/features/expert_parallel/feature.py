@@ -14,6 +14,7 @@ from mindspeed.plugins import (
     Field,
     Numerics,
     Requires,
+    State,
     hookimpl,
 )
 
@@ -66,6 +67,7 @@ class ExpertParallel(Feature[ExpertParallelArgs]):
             ),
         ),
         numerics=Numerics.reordered(reason="gradients of an expert are sums over the tokens of several ranks"),
+        state=State("resharded", "experts are saved under their number in the whole layer", settings={"dispatcher": "safe"}),
     )
 
     @hookimpl

@@ -12,6 +12,7 @@ from mindspeed.plugins import (
     Field,
     Numerics,
     Patch,
+    State,
     Wrap,
     hookimpl,
 )
@@ -39,6 +40,7 @@ class PipelineParallel(Feature[PipelineParallelArgs]):
             ),
         ),
         numerics=Numerics.reordered(reason="the gradient of tied embeddings is summed over the first and the last stage"),
+        state=State("resharded", "layers are saved under their number in the whole model"),
     )
 
     @hookimpl

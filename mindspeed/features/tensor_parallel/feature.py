@@ -12,6 +12,7 @@ from mindspeed.plugins import (
     Field,
     Numerics,
     RequiresAny,
+    State,
     hookimpl,
 )
 
@@ -57,6 +58,7 @@ class TensorParallel(Feature[TensorParallelArgs]):
             ),
         ),
         numerics=Numerics.reordered(reason="sums over the hidden dimension are split over ranks"),
+        state=State("resharded", "weights are saved whole, as slices that any other split can load"),
     )
 
     @hookimpl

@@ -12,6 +12,7 @@ from mindspeed.plugins import (
     Field,
     Numerics,
     Requires,
+    State,
     hookimpl,
 )
 
@@ -61,6 +62,7 @@ class VirtualPipeline(Feature[VirtualPipelineArgs]):
             ),
         ),
         numerics=Numerics.reordered(reason="as pipeline-parallel"),
+        state=State("resharded", "layers are saved under their number in the whole model", settings={"overlap_p2p": "safe"}),
     )
 
     @hookimpl

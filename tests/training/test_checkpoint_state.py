@@ -1,0 +1,279 @@
+"""A checkpoint knows its features: what becomes of it in a job that has others, and what features declare about that."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from mindspeed.activation import checkpoint_state as states
+from mindspeed.activation.plan import ActivationPlan, PlannedFeature, Value
+from mindspeed.cli import main
+from mindspeed.plugins import Category, Feature, FeatureSpec, State, hookimpl
+from mindspeed.plugins.discovery import Catalog, Found
+from mindspeed.plugins.problems import RunError
+from mindspeed.plugins.world import World
+from mindspeed.training.checkpoints import checkpoint_path, newest_checkpoint
+from tests.training.conftest import TINY, Run, losses
+
+
+def made_up(name, **state):
+    class MadeUp(Feature):
+        spec = FeatureSpec(name, "made up", Category.TOOL, state=State(**state))
+
+    return Found(name, "acme", "1.0", "acme:MadeUp", MadeUp)
+
+
+class Secret(Feature):
+    """Saves data and does not say so."""
+
+    spec = FeatureSpec("secret", "made up", Category.TOOL)
+
+    @hookimpl
+    def save_extra(self, state):
+        return {}
+
+
+CATALOG = Catalog(
+    [
+        made_up("plain"),
+        made_up("cut", kind="resharded", settings={"words": "safe"}),
+        made_up("averages", kind="own", reason="it keeps averages of the weights", added="safe"),
+        made_up("strict", added="refused", removed="refused", reason="its weights have other names"),
+        Found("secret", "acme", "1.0", "acme:Secret", Secret),
+    ]
+)
+
+
+def plan(*features, version="1.0", **settings):
+    """A plan of features; ``cut={"size": 2}`` are the settings of one."""
+    planned = (
+        PlannedFeature(name, "acme", version, (), {k: Value(v, "test") for k, v in settings.get(name, {}).items()})
+        for name in features
+    )
+    return ActivationPlan(tuple(planned), World({}), environment={"platform": "cpu"})
+
+
+def told(saved, now):
+    """What is said of a checkpoint of one plan that a job with another plan resumes."""
+    found = states.changes(states.record_of(saved, CATALOG), now, CATALOG)
+    return [str(change) for change in found]
+
+
+def test_an_equal_plan_has_nothing_to_tell():
+    assert told(plan("plain", "averages"), plan("plain", "averages")) == []
+
+
+@pytest.mark.parametrize(
+    ("saved", "now", "verdict"),
+    [
+        (plan("plain"), plan(), "safe         plain was removed: it adds nothing to checkpoints"),
+        (plan(), plan("plain"), "safe         plain was added: it adds nothing to checkpoints"),
+        (plan("cut"), plan(), "convertible  cut was removed: Megatron's distributed checkpoints can be cut anew"),
+        (plan(), plan("averages"), "safe         averages was added: it keeps averages of the weights"),
+        (plan("averages"), plan(), "refused      averages was removed: it keeps averages of the weights"),
+        (plan(), plan("strict"), "refused      strict was added: its weights have other names"),
+        (plan("secret"), plan(), "refused      secret was removed: it saves data of its own"),
+        (
+            plan("cut", cut={"size": 2}),
+            plan("cut", cut={"size": 4}),
+            "convertible  cut.size was 2 and is 4: Megatron's distributed checkpoints can be cut anew",
+        ),
+        (
+            plan("cut", cut={"words": "a"}),
+            plan("cut", cut={"words": "b"}),
+            "safe         cut.words was a and is b: Megatron's distributed checkpoints can be cut anew",
+        ),
+        (
+            plan("averages", version="1.0"),
+            plan("averages", version="1.1"),
+            "convertible  averages was that of acme 1.0 and is that of acme 1.1: it keeps averages of the weights",
+        ),
+    ],
+)
+@pytest.mark.guards(41)
+def test_each_difference_is_safe_convertible_or_refused_by_what_the_feature_declares(saved, now, verdict):
+    assert told(saved, now) == [verdict]
+
+
+def test_refused_differences_come_first_and_say_how_to_go_back():
+    saved, now = plan("averages", "cut", averages={"decay": 0.9}, cut={"size": 2}), plan("cut", cut={"size": 4})
+    found = states.changes(states.record_of(saved, CATALOG), now, CATALOG)
+    assert [change.verdict for change in found] == ["refused", "convertible"]
+    assert [str(problem) for problem in states.refusals(found, "run/checkpoints/step-2")] == [
+        "MS613 averages was removed: it keeps averages of the weights\n  where: run/checkpoints/step-2\n"
+        "  fix: --features averages --set averages.decay=0.9"
+    ]
+
+
+@pytest.mark.guards(40)
+def test_a_feature_that_is_gone_is_judged_by_what_it_declared_when_it_was_saved(tmp_path):
+    states.record_of(plan("averages"), CATALOG).write(tmp_path)
+    record = states.read_record(tmp_path)
+    assert record.with_data == ("averages",)
+    (change,) = states.changes(record, plan(), Catalog([]))
+    assert (change.feature, change.verdict) == ("averages", "refused")
+
+
+def test_versions_and_files_of_the_software_are_told_and_safe():
+    record = states.record_of(plan("plain"), CATALOG)
+    older = replace(record, content={**record.content, "version megatron": "0.15.3"})
+    (change,) = states.changes(older, plan("plain"), CATALOG)
+    assert (change.verdict, change.what) == ("safe", f"megatron was 0.15.3 and is {record.content['version megatron']}")
+
+
+def test_a_checkpoint_without_a_record_and_a_damaged_one_differ(tmp_path):
+    assert states.read_record(tmp_path) is None
+    (tmp_path / states.FILE).write_text("{}")
+    with pytest.raises(RunError) as caught:
+        states.read_record(tmp_path)
+    path = tmp_path / states.FILE
+    assert str(caught.value) == f"MS602 the features of the checkpoint cannot be read: KeyError: 'format'\n  where: {path}"
+
+
+def diff(*arguments):
+    return CliRunner().invoke(main, ["checkpoint", "diff", *map(str, arguments)], catch_exceptions=False)
+
+
+def test_a_checkpoint_is_compared_before_anything_is_launched(run):
+    tiny = ("--platform", "cpu", "--world-size", 2)
+    done = diff(run, *tiny, "--features", "distributed-optimizer")
+    assert done.exit_code == 1
+    reason = "Megatron saves a sharded and a replicated optimizer in formats that do not load each other"
+    assert done.stdout.splitlines()[:2] == [
+        f"refused      distributed-optimizer was added: {reason}",
+        "               fix: --without distributed-optimizer",
+    ]
+    done = diff(run, *tiny, "--tp", 2, "--json")
+    data = json.loads(done.stdout)
+    assert (done.exit_code, data["checkpoint"]) == (0, str(newest_checkpoint(run)))
+    (change,) = [change for change in data["changes"] if change["feature"] == "tensor-parallel"]
+    assert change == {
+        "feature": "tensor-parallel",
+        "what": "tensor-parallel was added",
+        "verdict": "convertible",
+        "reason": "weights are saved whole, as slices that any other split can load",
+        "saved": "",
+        "now": change["now"],
+        "fix": "--without tensor-parallel",
+    }
+
+
+def test_resuming_with_an_optimizer_of_another_format_is_refused_before_a_process_starts(run):
+    done = Run("--resume", run, "--nproc", 2, "--features", "distributed-optimizer", "--train-iters", 4).done(status=1)
+    reason = "Megatron saves a sharded and a replicated optimizer in formats that do not load each other"
+    assert done.out == ""
+    assert done.err == (
+        f"MS613 distributed-optimizer was added: {reason}\n  where: {newest_checkpoint(run)}\n"
+        "  fix: --without distributed-optimizer\n"
+    )
+
+
+ACME = '''
+from mindspeed.plugins import *
+
+
+class Acme(Feature):
+    """Counts the steps of all runs."""
+
+    spec = FeatureSpec("acme", "made up", Category.TOOL, state=State("own", "it counts steps"{more}))
+    count = 0
+
+    @hookimpl
+    def around_train_step(self, state):
+        from contextlib import nullcontext
+        self.count += 1
+        return nullcontext()
+
+    @hookimpl
+    def save_extra(self, state):
+        return {{"count": self.count}}
+
+    @hookimpl
+    def load_extra(self, state, data):
+        self.count = data["count"]
+'''
+
+
+@pytest.fixture
+def acme(tmp_path):
+    """Environment of a process that has the package; ``acme(more)`` writes it with more of a declaration."""
+
+    def write(more=""):
+        folder = tmp_path / "packages"
+        (folder / "acme-1.0.dist-info").mkdir(parents=True, exist_ok=True)
+        (folder / "acme-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+        (folder / "acme-1.0.dist-info" / "entry_points.txt").write_text("[mindspeed.features]\nacme = acme_feature:Acme\n")
+        (folder / "acme_feature.py").write_text(ACME.format(more=more))
+        launcher = ("MINDSPEED_", "SLURM_")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(launcher)}
+        return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)}
+
+    return write
+
+
+@pytest.mark.guards(41, processes=True)
+def test_data_of_a_feature_comes_back_and_is_never_dropped_silently(tmp_path, text, acme):
+    run = tmp_path / "run"
+    steps = ("--data", text, "--run", run, "--train-iters", 2)
+    Run(*TINY, *steps, "--features", "acme", env=acme()).done()
+    done = Run("--resume", run, "--train-iters", 4, "--without", "acme", env=acme()).done(status=1)
+    assert done.err == (f"MS613 acme was removed: it counts steps\n  where: {newest_checkpoint(run)}\n  fix: --features acme\n")
+    Run("--resume", run, "--train-iters", 4, env=acme()).done()
+    import torch
+
+    common = torch.load(checkpoint_path(run, 4) / "common.pt", weights_only=False)
+    assert common["extra"] == {"acme": {"count": 4}}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("before", "after", "converted"),
+    [
+        ("--pp 2", "--pp 2 --vpp 2 --global-batch-size 8", "virtual-pipeline was added"),
+        ("--pp 2 --vpp 2 --global-batch-size 8", "--pp 2 --vpp 1 --without virtual-pipeline", "virtual-pipeline was removed"),
+        ("--tp 2", "--tp 1 --without tensor-parallel", "tensor-parallel was removed"),
+        ("--num-experts 4 --ep 2", "--ep 1 --without expert-parallel", "expert-parallel was removed"),
+    ],
+)
+def test_what_is_declared_convertible_is_converted(tmp_path, text, before, after, converted):
+    run, rest = tmp_path / "run", tmp_path / "rest"
+    train = ("--train-iters", 6, "--save-interval", 3, "--keep", 2)
+    Run(*TINY, "--nproc", 2, *before.split(), *train, "--data", text, "--run", run).done()
+    import shutil
+
+    shutil.rmtree(checkpoint_path(run, 6))
+    done = Run("--resume", run, "--run", rest, "--nproc", 2, *after.split()).done()
+    assert f"  convertible  {converted}: " in done.out
+    whole, resumed = losses(run), losses(rest)
+    if "batch" not in after:  # the same samples
+        assert [resumed[step] for step in (4, 5, 6)] == pytest.approx([whole[step] for step in (4, 5, 6)], rel=1e-4)
+    assert resumed[4] < whole[1] - 0.2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", ["distributed", "plain"])
+def test_what_is_declared_refused_is_what_megatron_cannot_load(tmp_path, text, first):
+    """The refusal is taken out of the checkpoint, and Megatron then fails by itself."""
+    run = tmp_path / "run"
+    features = {"distributed": ("--features", "distributed-optimizer"), "plain": ("--without", "distributed-optimizer")}
+    second = "plain" if first == "distributed" else "distributed"
+    Run(*TINY, "--nproc", 2, *features[first], "--train-iters", 2, "--data", text, "--run", run).done()
+    checkpoint = newest_checkpoint(run)
+    (checkpoint / states.FILE).unlink()
+    manifest = json.loads((checkpoint / "mindspeed.json").read_text())
+    (checkpoint / "mindspeed.json").write_text(json.dumps({**manifest, "optimizer": second}))
+    Run("--resume", run, "--nproc", 2, *features[second], "--train-iters", 4).done(status=1)
+
+
+def test_every_built_in_feature_that_cuts_the_checkpoint_says_so():
+    from mindspeed import registry
+
+    kinds = {name: spec.state.kind for name, spec in registry.catalog().specs.items()}
+    cutting = {name for name, kind in kinds.items() if kind == "resharded"}
+    sizes = {name for name, spec in registry.catalog().specs.items() if set(spec.sizes) & {"tp", "pp", "vpp", "ep"}}
+    assert cutting == {*sizes, "distributed-optimizer"}
+    assert not [name for name, kind in kinds.items() if kind == "own"]
