@@ -5,6 +5,7 @@ Run as ``python -m mindspeed.verification.worker FD`` with the pool's end of a c
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 import traceback
@@ -36,9 +37,21 @@ def main() -> None:
 
 def _outcome(job: Job | Call) -> Any:
     try:
-        return call(job) if isinstance(job, Call) else run(job)
+        with _variables_kept():
+            return call(job) if isinstance(job, Call) else run(job)
     except Exception as error:  # whatever a feature raises belongs to the caller
         return Failure(f"{type(error).__name__}: {error}", traceback.format_exc())
+
+
+@contextmanager
+def _variables_kept() -> Iterator[None]:
+    """Megatron sets variables, by which ranks that have had different jobs would differ in the next one."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def run(job: Job) -> Record:
