@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from mindspeed.ops.npu_dropout_add_layer_norm import npu_dropout_add_layer_norm as npu_dropout_add_layer_norm
     from mindspeed.ops.npu_fused_moe_token_permute import npu_fused_moe_token_permute as npu_fused_moe_token_permute
     from mindspeed.ops.npu_fused_moe_token_unpermute import npu_fused_moe_token_unpermute as npu_fused_moe_token_unpermute
+    from mindspeed.ops.npu_gmm import npu_gmm as npu_gmm
+    from mindspeed.ops.npu_groupmatmul_add_fp32 import npu_groupmatmul_add_fp32 as npu_groupmatmul_add_fp32
+    from mindspeed.ops.npu_matmul_add_fp32 import npu_matmul_add_fp32 as npu_matmul_add_fp32
     from mindspeed.ops.npu_ring_attention_update import npu_ring_attention_update as npu_ring_attention_update
     from mindspeed.ops.npu_rotary_position_embedding import npu_rotary_position_embedding as npu_rotary_position_embedding
     from mindspeed.ops.rms_norm import rms_norm as rms_norm
@@ -23,6 +26,9 @@ OPERATORS: Final = (
     "npu_dropout_add_layer_norm",
     "npu_fused_moe_token_permute",
     "npu_fused_moe_token_unpermute",
+    "npu_gmm",
+    "npu_groupmatmul_add_fp32",
+    "npu_matmul_add_fp32",
     "npu_ring_attention_update",
     "npu_rotary_position_embedding",
     "rms_norm",
@@ -32,6 +38,7 @@ OPERATORS: Final = (
 
 FURTHER: Final = {
     "npu_dropout_add_rms_norm": "npu_dropout_add_layer_norm",
+    "npu_gmm_v2": "npu_gmm",
 }
 """Further public functions, and the modules that they are in."""
 
@@ -39,6 +46,9 @@ __all__ = [
     "npu_dropout_add_layer_norm",
     "npu_fused_moe_token_permute",
     "npu_fused_moe_token_unpermute",
+    "npu_gmm",
+    "npu_groupmatmul_add_fp32",
+    "npu_matmul_add_fp32",
     "npu_ring_attention_update",
     "npu_rotary_position_embedding",
     "rms_norm",

@@ -1,0 +1,193 @@
+"""Grouped matrix product: each group of consecutive rows times its own matrix, empty groups included.
+
+Products are accumulated in fp32 (fp64 for fp64) and rounded once. Saved for backward: ``x`` and ``weight``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import mindspeed.ops.npu_groupmatmul_add_fp32  # noqa: F401  it registers the operator that gemm_fusion ends in
+from mindspeed.ops.errors import require
+from mindspeed.ops.group_list import group_ranges, group_tensor
+from mindspeed.ops.library import define, no_gradient
+from mindspeed.ops.numerics import wide, wide_type
+
+GROUPED_ROWS, GROUPED_SUM = 0, 2
+
+
+def npu_gmm(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    bias: Tensor | None = None,
+    group_list: Tensor | Sequence[int],
+    group_type: int = GROUPED_ROWS,
+    gemm_fusion: bool = False,
+    original_weight: Tensor | None = None,
+) -> Tensor:
+    """Grouped product with ``group_list`` the cumulative ends of the groups, the last being the number of rows.
+
+    ``group_type`` 0: ``x`` [M, K], ``weight`` [E, K, N], ``bias`` [E, N] give [M, N].
+    ``group_type`` 2: ``x`` [K, M], ``weight`` [M, N] give [E, K, N], one product per group of the M they share.
+    With ``gemm_fusion`` the gradient of the weight is added to ``original_weight.main_grad`` (fp32, E K N numbers) by the
+    product itself; ``original_weight.grad_added_to_main_grad`` is set and the gradient that autograd gets is a dummy.
+    Raises OperatorError for other shapes, types or group lists.
+    """
+    return _checked("npu_gmm", x, weight, bias, group_list, group_type, True, original_weight if gemm_fusion else None)
+
+
+def npu_gmm_v2(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    bias: Tensor | None = None,
+    group_list: Tensor | Sequence[int],
+    group_type: int = GROUPED_ROWS,
+    gemm_fusion: bool = False,
+    original_weight: Tensor | None = None,
+) -> Tensor:
+    """Grouped product with ``group_list`` the size of each group; else as `npu_gmm`."""
+    return _checked("npu_gmm_v2", x, weight, bias, group_list, group_type, False, original_weight if gemm_fusion else None)
+
+
+def _checked(
+    op: str,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    group_list: Tensor | Sequence[int],
+    group_type: int,
+    cumulative: bool,
+    original: Tensor | None,
+) -> Tensor:
+    groups = group_tensor(op, group_list)
+    require(x.is_floating_point() and x.dtype == weight.dtype, op, f"x is {x.dtype} and weight is {weight.dtype}")
+    require(group_type in (GROUPED_ROWS, GROUPED_SUM), op, f"group_type is {group_type}; it is 0 or 2")
+    wanted = 3 if group_type == GROUPED_ROWS else 2
+    fits = x.dim() == 2 and weight.dim() == wanted and x.shape[1] == weight.shape[-2]
+    require(fits, op, f"x of shape {tuple(x.shape)} and weight of shape {tuple(weight.shape)} have no product")
+    y: Tensor
+    if group_type == GROUPED_SUM:
+        require(bias is None and original is None, op, "group_type 2 takes neither bias nor gemm_fusion")
+        y = torch.ops.mindspeed.npu_gmm_sum(x.t(), weight, groups, cumulative)
+        return y
+    experts = groups.shape[0]
+    require(weight.shape[0] == experts, op, f"weight has {weight.shape[0]} matrices and group_list {experts} groups")
+    right = bias is None or (tuple(bias.shape) == (experts, weight.shape[2]) and bias.is_floating_point())
+    require(right, op, f"bias is not of a floating-point type and shape {(experts, weight.shape[2])}")
+    if original is None:
+        y = torch.ops.mindspeed.npu_gmm(x, weight, bias, groups, cumulative)
+        return y
+    require(bias is None, op, "gemm_fusion takes no bias")
+    grad = getattr(original, "main_grad", None)
+    ready = grad is not None and grad.numel() == weight.numel() and grad.dtype == wide_type(x.dtype) and grad.is_contiguous()
+    require(ready, op, "gemm_fusion needs original_weight.main_grad, contiguous, fp32, with the numbers of weight")
+    y = _AccumulatingWeight.apply(x, weight, groups if cumulative else groups.cumsum(0), original)
+    return y
+
+
+class _AccumulatingWeight(torch.autograd.Function):
+    """The product whose weight gradient goes into ``main_grad``, as Megatron's gradient accumulation fusion wants it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, ends: Tensor, original: Tensor) -> Tensor:
+        ctx.original = original
+        ctx.save_for_backward(x, weight, ends)
+        y: Tensor = torch.ops.mindspeed.npu_gmm(x, weight, None, ends, True)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        (dy,) = grads
+        x, weight, ends = ctx.saved_tensors
+        dx = torch.ops.mindspeed.npu_gmm(dy, weight.transpose(1, 2), None, ends, True)
+        torch.ops.mindspeed.npu_groupmatmul_add_fp32(x, dy, ends, ctx.original.main_grad)
+        ctx.original.grad_added_to_main_grad = True
+        zero = getattr(ctx.original, "zero_out_wgrad", False)
+        dummy = torch.zeros_like(weight) if zero else torch.empty_like(weight)
+        return dx, dummy, None, None
+
+
+def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, groups: Tensor, cumulative: bool) -> Tensor:
+    y = x.new_empty((x.shape[0], weight.shape[2]))
+    for e, (start, end) in enumerate(group_ranges("npu_gmm", groups, x.shape[0], cumulative)):
+        product = wide(x[start:end]) @ wide(weight[e])
+        y[start:end] = product if bias is None else product + wide(bias[e])
+    return y
+
+
+def _sum(x: Tensor, dy: Tensor, groups: Tensor, cumulative: bool) -> Tensor:
+    """Reference of ``x_e^T dy_e`` for each group e: [M, K] and [M, N] to [E, K, N]."""
+    out = x.new_empty((groups.shape[0], x.shape[1], dy.shape[1]))
+    for e, (start, end) in enumerate(group_ranges("npu_gmm", groups, x.shape[0], cumulative)):
+        out[e] = wide(x[start:end]).t() @ wide(dy[start:end])
+    return out
+
+
+def _bias_sum(dy: Tensor, groups: Tensor, cumulative: bool) -> Tensor:
+    """Reference of the sum of each group's rows, in a wide type: [M, N] to [E, N]."""
+    ranges = group_ranges("npu_gmm", groups, dy.shape[0], cumulative)
+    return torch.stack([wide(dy[start:end]).sum(0) for start, end in ranges])
+
+
+def _forward_shape(x: Tensor, weight: Tensor, bias: Tensor | None, groups: Tensor, cumulative: bool) -> Tensor:
+    return x.new_empty((x.shape[0], weight.shape[2]))
+
+
+def _sum_shape(x: Tensor, dy: Tensor, groups: Tensor, cumulative: bool) -> Tensor:
+    return x.new_empty((groups.shape[0], x.shape[1], dy.shape[1]))
+
+
+def _bias_sum_shape(dy: Tensor, groups: Tensor, cumulative: bool) -> Tensor:
+    return dy.new_empty((groups.shape[0], dy.shape[1]), dtype=wide_type(dy.dtype))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, weight, bias, groups, ctx.cumulative = inputs
+    ctx.bias_dtype = None if bias is None else bias.dtype
+    ctx.save_for_backward(x, weight, groups)
+
+
+def _gradient(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight, groups = ctx.saved_tensors
+    ops = torch.ops.mindspeed
+    dx = dweight = dbias = None
+    if ctx.needs_input_grad[0]:
+        dx = ops.npu_gmm(dy, weight.transpose(1, 2), None, groups, ctx.cumulative)
+    if ctx.needs_input_grad[1]:
+        dweight = ops.npu_gmm_sum(x, dy, groups, ctx.cumulative)
+    if ctx.needs_input_grad[2]:
+        dbias = ops.npu_gmm_bias(dy, groups, ctx.cumulative).to(ctx.bias_dtype)
+    return dx, dweight, dbias, None, None
+
+
+def _sum_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, dy, groups, ctx.cumulative = inputs
+    ctx.save_for_backward(x, dy, groups)
+
+
+def _sum_gradient(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    x, dy, groups = ctx.saved_tensors
+    dx = torch.ops.mindspeed.npu_gmm(dy, dout.transpose(1, 2), None, groups, ctx.cumulative)
+    return dx, torch.ops.mindspeed.npu_gmm(x, dout, None, groups, ctx.cumulative), None, None
+
+
+define(
+    "npu_gmm(Tensor x, Tensor weight, Tensor? bias, Tensor groups, bool cumulative) -> Tensor",
+    _forward,
+    _forward_shape,
+    _save,
+    _gradient,
+)
+define("npu_gmm_sum(Tensor x, Tensor dy, Tensor groups, bool cumulative) -> Tensor", _sum, _sum_shape, _sum_save, _sum_gradient)
+define(
+    "npu_gmm_bias(Tensor dy, Tensor groups, bool cumulative) -> Tensor",
+    _bias_sum,
+    _bias_sum_shape,
+    gradient=no_gradient("npu_gmm"),
+)

@@ -1,0 +1,39 @@
+"""Weight gradient added in place: ``grad += grad_output^T total_input``, the product never being rounded to their type."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mindspeed.ops.errors import require
+from mindspeed.ops.library import define
+from mindspeed.ops.numerics import wide, wide_type
+
+
+def npu_matmul_add_fp32(total_input: Tensor, grad_output: Tensor, grad: Tensor) -> None:
+    """Add the weight gradient of a linear layer to ``grad``.
+
+    ``total_input`` is [T, I] and ``grad_output`` [T, O] of one floating-point type, ``grad`` [O, I] fp32 (fp64 for fp64
+    input). Without tokens nothing changes. Raises OperatorError for other shapes or types.
+    """
+    op = "npu_matmul_add_fp32"
+    one_type = total_input.is_floating_point() and total_input.dtype == grad_output.dtype
+    require(one_type, op, f"total_input is {total_input.dtype} and grad_output is {grad_output.dtype}")
+    fits = total_input.dim() == grad_output.dim() == 2 and total_input.shape[0] == grad_output.shape[0]
+    shapes = f"total_input of shape {tuple(total_input.shape)} and grad_output of shape {tuple(grad_output.shape)}"
+    require(fits, op, f"{shapes} are not rows of the same tokens")
+    shape = (grad_output.shape[1], total_input.shape[1])
+    ready = grad.dtype == wide_type(total_input.dtype) and tuple(grad.shape) == shape and not grad.requires_grad
+    require(ready, op, f"grad is not a {wide_type(total_input.dtype)} buffer without gradient of shape {shape}")
+    torch.ops.mindspeed.npu_matmul_add_fp32(total_input.detach(), grad_output.detach(), grad)
+
+
+def _add(total_input: Tensor, grad_output: Tensor, grad: Tensor) -> None:
+    grad.addmm_(wide(grad_output).t(), wide(total_input))
+
+
+def _no_shape(total_input: Tensor, grad_output: Tensor, grad: Tensor) -> None:
+    return None
+
+
+define("npu_matmul_add_fp32(Tensor total_input, Tensor grad_output, Tensor(a!) grad) -> ()", _add, _no_shape)
