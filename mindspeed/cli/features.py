@@ -13,6 +13,7 @@ features = LazyGroup(
         "explain": "mindspeed.cli.feature_explain:explain",
         "graph": "mindspeed.cli.feature_graph:graph",
         "schema": "mindspeed.cli.feature_schema:schema",
+        "new": "mindspeed.cli.feature_new:new",
         "test": "mindspeed.cli.feature_test:test",
         "verify": "mindspeed.cli.verify:verify",
     },

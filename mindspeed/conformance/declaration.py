@@ -34,7 +34,8 @@ def schema(subject: Subject) -> Outcome:
     wrong = [f"the setting {key} has no description" for key, field in model.model_fields.items() if not field.description]
     count = len(model.model_fields)
     try:
-        args = model(**(subject.plan.features[_index(subject)].args if subject.plan is not None else {}))
+        needs = any(field.is_required() for field in model.model_fields.values())
+        args = model(**(_planned_args(subject) if needs else {}))
         wrong += _round_trips(subject.name, args)
         model.model_json_schema()
     except ValidationError as error:
@@ -44,8 +45,10 @@ def schema(subject: Subject) -> Outcome:
     return judged(subject.name, "schema", wrong, text)
 
 
-def _index(subject: Subject) -> int:
-    return subject.plan.names.index(subject.name) if subject.plan is not None else 0
+def _planned_args(subject: Subject) -> dict[str, Any]:
+    """The settings of the feature in the job that suits it."""
+    plan = subject.plan
+    return next((feature.args for feature in plan.features if feature.name == subject.name), {}) if plan is not None else {}
 
 
 def _round_trips(name: str, args: FeatureArgs) -> Iterator[str]:
@@ -75,7 +78,7 @@ def metadata(subject: Subject) -> Outcome:
         wrong.append("the class has no docstring")
     wrong += [f"the {type(c).__name__} has no reason" for c in spec.constraints if getattr(c, "reason", "-") == ""]
     if subject.plan is not None:
-        args = subject.feature.Args(**subject.plan.features[_index(subject)].args)
+        args = subject.feature.Args(**_planned_args(subject))
         wrong += _unreadable_messages(spec.constraints, args)
         try:
             FeatureManager([subject.feature(args, subject.plan.world)])

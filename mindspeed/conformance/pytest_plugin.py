@@ -15,7 +15,7 @@ import pytest
 
 if TYPE_CHECKING:
     from mindspeed.conformance.fake_megatron import FakeMegatron
-    from mindspeed.conformance.outcome import Outcome
+    from mindspeed.conformance.suite import Suite
 
 _PARITY = "--mindspeed-parity"
 
@@ -64,15 +64,16 @@ def cases(name: str) -> list[tuple[str, str]]:
 
 
 @lru_cache(maxsize=8)
-def _examined(name: str, parity: bool) -> dict[tuple[str, str], Outcome]:
-    from mindspeed.conformance.suite import examine
+def _suite(name: str, parity: bool) -> Suite:
+    from mindspeed.conformance.suite import Suite
 
-    return {(outcome.feature, outcome.check): outcome for outcome in examine(name, parity)}
+    return Suite(name, parity)
 
 
 def judge(name: str, feature: str, check: str, parity: bool) -> None:
     """Pass, skip or fail the running test by the outcome of one check."""
-    outcome = _examined(name, parity).get((feature, check))
+    suite = _suite(name, parity)
+    outcome = next(suite.outcome(subject, check) for subject in suite.tested if subject.name == feature)
     if outcome is None:
         pytest.skip("the feature cannot be loaded; see its metadata")
     if outcome.state == "not run":
