@@ -8,7 +8,6 @@ import sys
 import threading
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Final, cast
 
 from pydantic import ValidationError
@@ -18,9 +17,10 @@ from mindspeed.activation import session
 from mindspeed.activation.plan import ActivationPlan, Row
 from mindspeed.activation.request import Layer
 from mindspeed.compat import arguments, flags, manager
-from mindspeed.compat.adapter import PREFIX, OldArgs, OldFeature, name_of, registrations_of
+from mindspeed.compat.adapter import PREFIX, OldArgs, OldFeature, name_of, refusal_of, registrations_of
 from mindspeed.compat.feature import OwnFeature
 from mindspeed.compat.megatron_lm import MegatronArguments, wires_arguments
+from mindspeed.compat.names_known import known_names
 from mindspeed.compat.patches import DIRECT, MindSpeedPatchesManager
 from mindspeed.compat.registrations import Registration, forced_away, patches_of
 from mindspeed.plugins.discovery import BUILT_IN, Found
@@ -61,7 +61,7 @@ class _State:
 
     ``base`` is the plan that others had activated, ``digest`` that of the plan made here, ``args`` the arguments,
     ``forced_away`` the replacements that give way to forced ones, ``taken_out`` the features whose old flag `repatch` set
-    to a false value, ``said`` what was already printed.
+    to a false value, ``strange`` notes on arguments that nobody knows, ``said`` what was already printed.
     """
 
     base: ActivationPlan | None = None
@@ -69,6 +69,7 @@ class _State:
     args: Namespace | None = None
     forced_away: frozenset[Registration] = frozenset()
     taken_out: frozenset[str] = frozenset()
+    strange: tuple[str, ...] = ()
     said: set[str] = dataclasses.field(default_factory=set)
 
 
@@ -91,7 +92,10 @@ def repatch(args: Mapping[str, Any] | Namespace) -> None:
     active before is then still active.
     """
     known = arguments.get_full_args()
-    for name, value in (args if isinstance(args, Mapping) else vars(args)).items():
+    given = args if isinstance(args, Mapping) else vars(args)
+    has = known_names() | vars(known).keys()
+    _state.strange = tuple(f"no feature reads {name}, and Megatron has no such argument" for name in given if name not in has)
+    for name, value in given.items():
         setattr(known, name, value)
         old = flags.BY_DEST.get(name)
         if old is not None and old.switch:
@@ -155,7 +159,7 @@ def _plan() -> tuple[ActivationPlan, list[Row]]:
     registry.provide(manager.found_rows(common))
     asked = _asked(vars(common)) if common is not None else _Asked(Layer(SOURCE), [], [])
     rows = asked.rows
-    calls = [*_calls_of(asked.layer, common), *_direct()]
+    calls = [*_calls_of(asked), *_direct()]
     kept, given_way = forced_away(calls)
     _state.forced_away = frozenset(calls) - frozenset(kept)
     rows += given_way
@@ -176,7 +180,9 @@ def _plan() -> tuple[ActivationPlan, list[Row]]:
     try:
         plan = registry.resolve(layers)
     except ResolutionError as error:
-        raise ResolutionError([*asked.problems, *(one for one in error.problems if one not in asked.problems)]) from None
+        raise ResolutionError(dict.fromkeys([*asked.problems, *error.problems])) from None
+    except MindSpeedError as error:
+        raise type(error)(dict.fromkeys([*asked.problems, *error.problems])) from None
     if asked.problems:
         raise ResolutionError(asked.problems)
     return dataclasses.replace(plan, rows=(*plan.rows, *rows)), rows
@@ -191,7 +197,11 @@ def _asked(given: Mapping[str, Any]) -> _Asked:
             heard.pop(old.dest, None)
     layer, notes, problems = flags.request_of({**given, **dict.fromkeys(flags.BY_DEST), **heard}, registry.catalog())
     features, settings = list(layer.features), {name: dict(fields) for name, fields in layer.settings.items()}
-    rows = [Row("note", "compat", note) for note in notes]
+    rows = [Row("note", "compat", note) for note in (*notes, *_state.strange)]
+    for name, fields in arguments.megatron_features(given).items():
+        if name in registry.catalog().usable:
+            features.append(name)
+            settings[name] = fields | settings.get(name, {})
     world = arguments.world_of(given)
     complete = arguments.namespace_of(World(world), given)
     broken = registry.catalog().broken
@@ -199,7 +209,13 @@ def _asked(given: Mapping[str, Any]) -> _Asked:
         name, own_settings = name_of(feature), manager.given_arguments(feature, given)
         if name in broken and (problem := broken[name].problem) is not None:
             rows.append(Row("note", name, problem.message))
-        if feature.is_need_apply(complete):
+        try:
+            needed = feature.is_need_apply(complete)
+        except Exception as error:  # foreign code may fail in any way
+            text = f"{name} failed when it was asked whether it is on: {refusal_of(error)}"
+            problems.append(Problem("MS901", text, (name,), where=manager.where_of(feature)))
+            continue
+        if needed:
             features.append(name)
             settings[name] = own_settings
         elif reason := manager.never_on(feature):
@@ -213,17 +229,22 @@ def _asked(given: Mapping[str, Any]) -> _Asked:
     return _Asked(layer, rows, problems)
 
 
-def _calls_of(layer: Layer, common: Namespace | None) -> list[Registration]:
-    """What the old features of a request register, in the order of the list."""
+def _calls_of(asked: _Asked) -> list[Registration]:
+    """What the old features of a request register, in the order of the list; what goes wrong is a problem of the request."""
     calls: list[Registration] = []
-    known = registry.catalog()
+    layer, known = asked.layer, registry.catalog()
     world = World(dict(layer.world))
     for feature in manager.old_features():
         name = name_of(feature)
-        if name in layer.features and name in known.usable:
-            adapter = cast("type[OldFeature]", known.feature(name))
-            with suppress(ValidationError):  # the resolver says what is wrong with a setting
-                calls += registrations_of(adapter(cast("OldArgs", adapter.Args(**layer.settings[name])), world))
+        if name not in layer.features or name not in known.usable:
+            continue
+        adapter = cast("type[OldFeature]", known.feature(name))
+        try:
+            calls += registrations_of(adapter(cast("OldArgs", adapter.Args(**layer.settings[name])), world))
+        except ValidationError:
+            continue  # the resolver says what is wrong with a setting
+        except MindSpeedError as error:
+            asked.problems += error.problems
     return calls
 
 

@@ -121,10 +121,15 @@ def registrations_of(adapter: OldFeature) -> list[Registration]:
         try:
             feature.pre_register_patches(MindSpeedPatchesManager, given)
             feature.register_patches(MindSpeedPatchesManager, given)
+        except MindSpeedError:
+            raise
         except ImportError as error:
             text = f"{adapter.spec.name} imports what is not installed here when it registers its patches: {error}"
             problem = Problem("MS406", text, (adapter.spec.name,), fix="plan it where torch and megatron are installed")
             raise MindSpeedError([problem]) from error
+        except Exception as error:  # foreign code may fail in any way
+            text = f"{adapter.spec.name} failed when it registered its patches: {refusal_of(error)}"
+            raise MindSpeedError([Problem("MS901", text, (adapter.spec.name,))]) from error
     return registered
 
 

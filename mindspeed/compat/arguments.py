@@ -14,26 +14,14 @@ import yaml
 from mindspeed.activation import session
 from mindspeed.compat.feature import MindSpeedFeature
 from mindspeed.compat.flags import OLD_FLAGS
+from mindspeed.megatron.training_flags import FEATURES, SETTINGS, WORLD
 from mindspeed.plugins.world import World
 
-MEGATRON_SIZES: Final = {
-    "tensor_model_parallel_size": "tp",
-    "pipeline_model_parallel_size": "pp",
+MEGATRON_SIZES: Final = WORLD | {
     "virtual_pipeline_model_parallel_size": "vpp",
-    "context_parallel_size": "cp",
-    "expert_model_parallel_size": "ep",
     "world_size": "world_size",
-    "num_layers": "num_layers",
-    "hidden_size": "hidden_size",
-    "ffn_hidden_size": "ffn_hidden_size",
-    "num_attention_heads": "num_attention_heads",
     "num_query_groups": "num_query_groups",
     "num_experts": "num_experts",
-    "padded_vocab_size": "vocab_size",
-    "seq_length": "seq_length",
-    "micro_batch_size": "micro_batch_size",
-    "global_batch_size": "global_batch_size",
-    "normalization": "normalization",
     "swiglu": "gated_linear_unit",
 }
 """Megatron's arguments that are values of a world, by name."""
@@ -161,6 +149,18 @@ def world_of(args: Mapping[str, Any]) -> dict[str, Any]:
     world = {field: args[name] for name, field in MEGATRON_SIZES.items() if type(args.get(name)) is FIELDS[field][0]}
     if args.get("bf16") is True or args.get("fp16") is True:
         world["dtype"] = "bf16" if args.get("bf16") is True else "fp16"
+    if args.get("swiglu") is True:
+        world["activation"] = "silu"
     if not args.get("group_query_attention"):
         world.pop("num_query_groups", None)  # Megatron's default of 1 means nothing then
     return world
+
+
+def megatron_features(args: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Features that Megatron's own arguments switch on, with the settings that stand among them."""
+    names = dict.fromkeys(feature for argument, feature in FEATURES.items() if args.get(argument))
+    settings: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for argument, (feature, setting) in SETTINGS.items():
+        if feature in settings and args.get(argument) is not None:
+            settings[feature][setting] = args[argument]
+    return settings

@@ -13,6 +13,7 @@ from mindspeed.activation import session
 from mindspeed.args_utils import get_mindspeed_args
 from mindspeed.compat.activation import repatch
 from mindspeed.features_manager import FEATURES_LIST, create_features_list
+from mindspeed.features_manager.feature import MindSpeedFeature
 from mindspeed.features_manager.features_manager import MindSpeedFeaturesManager as Manager
 from tests.compat import features, targets
 from tests.compat.conftest import problems_of
@@ -73,6 +74,7 @@ def test_what_its_validation_refuses_is_a_problem_that_names_feature_and_place()
     assert session.current() is None
 
 
+@pytest.mark.guards(32)
 def test_a_level_0_feature_is_always_on_and_later_features_of_the_list_wrap_outside():
     always, scale = features.AlwaysFeature(), features.ScaleMlpFeature()
     apply(scale, always, argv=["--scale-mlp"])
@@ -91,6 +93,7 @@ def test_a_feature_that_no_argument_can_switch_on_is_said():
 
 
 @pytest.mark.guards(11)
+@pytest.mark.guards(11)
 def test_an_argument_of_a_feature_that_it_cannot_switch_on_is_an_error():
     (problem,) = problems_of(apply, features.SchemeFeature(), argv=["--quant-scheme", "w4a4"])
     assert problem.code == "MS110"
@@ -101,6 +104,7 @@ def test_an_argument_of_a_feature_that_it_cannot_switch_on_is_an_error():
     assert problem.where == place(features.SchemeFeature)
 
 
+@pytest.mark.guards(15)
 @pytest.mark.guards(15)
 def test_a_check_against_a_name_that_nobody_has_is_an_error_of_the_feature():
     (problem,) = problems_of(apply, features.DeadCheckFeature(), argv=["--dead-check"])
@@ -192,6 +196,7 @@ def test_features_of_ours_are_switched_on_by_their_old_flags_and_only_while_they
 
 
 @pytest.mark.guards(29)
+@pytest.mark.guards(29)
 def test_repatch_takes_a_dictionary_of_arguments_and_plans_again():
     apply(features.ScaleMlpFeature())
     repatch({"scale_mlp": True, "scale_mlp_factor": 4, "tensor_model_parallel_size": 2, "world_size": 2})
@@ -238,3 +243,54 @@ def test_arguments_with_several_values_become_settings(given):
     apply(features.CheckingFeature(), argv=["--checking", "--num-layers", "2", *given])
     expected = [1, 2] if given else None
     assert session.current().plan.features[0].args == {"checking_layers": expected}
+
+
+def test_arguments_that_nobody_knows_are_said(capsys):
+    repatch({"use_fused_rmsnrom": True, "num_layers": 4})
+    said = "mindspeed: compat: no feature reads use_fused_rmsnrom, and Megatron has no such argument\n"
+    assert capsys.readouterr().err == said
+
+
+def test_megatrons_own_arguments_switch_features_on_as_they_do_on_its_command_line():
+    repatch({"tensor_model_parallel_size": 2, "world_size": 2, "sequence_parallel": True, "recompute_granularity": "selective"})
+    assert session.current().plan.names == ("recompute", "tensor-parallel", "sequence-parallel")
+    assert session.current().plan.features[0].args["granularity"] == "selective"
+
+
+def test_what_fails_inside_a_feature_is_a_problem_of_that_feature():
+    class Failing(MindSpeedFeature):
+        def __init__(self):
+            super().__init__("failing", optimization_level=0)
+
+        def register_patches(self, patch_manager, args):
+            raise KeyError("nothing here")
+
+    class Unsure(MindSpeedFeature):
+        def is_need_apply(self, args):
+            return args.of_nobody > 1
+
+    problems = problems_of(apply, Failing(), Unsure("unsure"))
+    assert [(problem.code, problem.message) for problem in problems] == [
+        (
+            "MS901",
+            "compat:unsure failed when it was asked whether it is on: 'Namespace' object has no attribute 'of_nobody'",
+        ),
+        ("MS901", "compat:failing failed when it registered its patches: 'nothing here'"),
+    ]
+
+
+def test_a_feature_that_needs_a_package_that_is_missing_says_so():
+    class Needy(MindSpeedFeature):
+        def __init__(self):
+            super().__init__("needy", optimization_level=0)
+
+        def register_patches(self, patch_manager, args):
+            import no_such_accelerator
+
+            patch_manager.register_patch("tests.compat.targets.double", no_such_accelerator.double)
+
+    (problem,) = problems_of(apply, Needy())
+    assert problem.code == "MS406"
+    assert problem.message == (
+        "compat:needy imports what is not installed here when it registers its patches: No module named 'no_such_accelerator'"
+    )

@@ -62,12 +62,14 @@ LATER = {
 PACKAGE = Path(mindspeed.__file__).parent
 
 
+@pytest.mark.guards(9)
 @pytest.mark.parametrize("statement", WORKING)
 @pytest.mark.guards(9)
 def test_a_statement_of_a_consumer_works_as_it_is_written(statement):
     exec(statement, {})
 
 
+@pytest.mark.guards(9)
 @pytest.mark.parametrize(("statement", "features"), LATER.items(), ids=LATER)
 @pytest.mark.guards(9)
 def test_a_statement_works_or_names_the_features_that_are_not_there_yet(statement, features):
