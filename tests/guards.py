@@ -68,9 +68,10 @@ def find_guards(folder: Path = ROOT / "tests") -> dict[str, list[Guard]]:
     for file in sorted(folder.rglob("test_*.py")):
         tree = ast.parse(file.read_text(encoding="utf-8"))
         name = file.relative_to(folder.parent).as_posix()
+        whole = any(ast.unparse(node) == "pytestmark = pytest.mark.long" for node in tree.body)
         for path, function in _functions(tree.body):
             for number, processes in _marks(function):
-                guards[number].append(Guard(f"{name}::{path}", processes, "long" in _mark_names(function)))
+                guards[number].append(Guard(f"{name}::{path}", processes, whole or "long" in _mark_names(function)))
     return dict(guards)
 
 
