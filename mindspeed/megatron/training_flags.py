@@ -160,7 +160,7 @@ RENAMED: Final[dict[str, Target]] = {
 }
 """Arguments of Megatron's configurations that Megatron-LM calls otherwise; all others have one name."""
 
-OF_TRAINING: Final = ("distributed_backend", "transformer_impl")
+OF_TRAINING: Final = ("distributed_backend", "transformer_impl", "dist_ckpt_optim_fully_reshardable")
 """Arguments that only Megatron-LM has, no configuration of megatron-core."""
 
 

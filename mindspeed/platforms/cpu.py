@@ -183,6 +183,7 @@ _ARGUMENTS: Final[tuple[tuple[str, str | bool, str], ...]] = (
     ("gradient_accumulation_fusion", False, "the fused kernel is Apex's and needs CUDA"),
     ("masked_softmax_fusion", False, "the fused kernel needs CUDA"),
     ("apply_rope_fusion", False, "the fused kernel is Transformer Engine's and needs CUDA"),
+    ("dist_ckpt_optim_fully_reshardable", True, "the other format of a distributed optimizer loses the step of torch's Adam"),
     ("persist_layer_norm", False, "the persistent kernel is Apex's and needs CUDA"),
 )
 

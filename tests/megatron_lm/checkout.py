@@ -120,6 +120,7 @@ class Checkout:
         report.unlink(missing_ok=True)
         search = [str(self.root)] * beside + [str(ROOT)]
         settings = {
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
             "PYTHONPATH": os.pathsep.join(search),
             "OMP_NUM_THREADS": "1",
             "CUDA_DEVICE_MAX_CONNECTIONS": "1",

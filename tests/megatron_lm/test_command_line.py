@@ -224,6 +224,7 @@ def test_the_cpu_sets_what_it_needs_and_each_is_a_row_of_the_plan(plan):
         "gradient_accumulation_fusion": (False, platform),
         "masked_softmax_fusion": (False, platform),
         "apply_rope_fusion": (False, platform),
+        "dist_ckpt_optim_fully_reshardable": (True, platform),
         "persist_layer_norm": (False, platform),
     }
 

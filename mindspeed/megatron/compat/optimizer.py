@@ -84,6 +84,7 @@ def keep_step(set_states: Callable[..., Any]) -> Callable[..., Any]:
         group, order = self.model_param_group_index_map[model_param]
         state = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
         step = {"step": state["step"]} if "step" in state and not distrib_optimizer.HAVE_APEX_OR_TE else {}
-        set_states(self, model_param, {**step, **tensors})
+        with torch.no_grad():  # the main parameters of an fp32 model are views of its own, which require gradients
+            set_states(self, model_param, {**step, **tensors})
 
     return set_all
