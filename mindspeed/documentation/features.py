@@ -90,7 +90,7 @@ def _declaration(found: Found, feature: type[Feature[Any]]) -> list[str]:
         ("megatron-core", code(spec.megatron) if spec.megatron else f"{code(SUPPORTED_MEGATRON)}, all that mindspeed supports"),
         ("slots", slots + (f", when {code(condition(spec.slots_when))}" if spec.slots_when else "") if slots else ""),
         ("sizes", ", ".join(_size(size, spec, argument) for size, argument in spec.sizes.items())),
-        ("operators", ", ".join(code(f"mindspeed::{name}") for name in spec.ops)),
+        ("operators", ", ".join(f"[`mindspeed::{name}`](../operators.md#{name})" for name in spec.ops)),
         ("in checkpoints", str(spec.state)),
         ("provided by", f"{found.distribution}, since {spec.since}"),
     ]

@@ -11,6 +11,7 @@ from mindspeed import support
 from mindspeed.documentation.drift import drift_page
 from mindspeed.documentation.features import feature_page, index_page
 from mindspeed.documentation.markdown import page, table
+from mindspeed.documentation.operators import operators_page
 from mindspeed.documentation.reference import command_line_page, errors_page, hooks_page, settings_page
 from mindspeed.plugins.discovery import Catalog
 
@@ -22,6 +23,7 @@ def pages(catalog: Catalog, main: click.Group) -> dict[str, str]:
         "features/index.md": index_page(catalog),
         "errors.md": errors_page(),
         "hooks.md": hooks_page(),
+        "operators.md": operators_page(),
         "settings.md": settings_page(catalog),
         "cli.md": command_line_page(main),
         "support.md": support_page(),

@@ -215,7 +215,7 @@ def test_a_torch_npu_of_another_torch_is_a_finding(packages):
     assert torch_npu() == [("torch_npu", "2.8.0.post2 was made for another torch than 2.9.0+cpu", "warning")]
 
 
-@pytest.mark.guards(36)
+@pytest.mark.guards(36, processes=True)
 def test_transformer_engine_for_cuda_beside_torch_npu_is_a_finding(packages):
     packages(torch="", torch_npu="__version__ = '2.9.0'", transformer_engine="", transformer_engine_torch="")
     text = "its build for CUDA is installed beside torch_npu; Megatron imports it, and that ends in a search for cuDNN"

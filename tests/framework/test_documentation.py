@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed import support
+from mindspeed import ops, support
 from mindspeed.activation.environment import SUPPORTED_MEGATRON, made_up, version_in
 from mindspeed.activation.request import JOB_KEYS, Layer
 from mindspeed.activation.resolver import resolve
@@ -182,6 +182,13 @@ def test_conditions_are_read_from_the_source_of_their_functions():
     assert condition(wide) == "args.width > 2"
     assert condition(several) == "several"
     assert condition(lambda args, world: wide(args, world) and world.cp == 1) == "args.width > 2 and world.cp == 1"
+
+
+def test_every_operator_is_on_the_page_with_its_call():
+    for name in (*ops.OPERATORS, *ops.FURTHER):
+        assert f"\n## {name}\n" in GENERATED["operators.md"]
+    assert "```python\nswiglu(x: Tensor, dim: int=-1) -> Tensor\n```" in GENERATED["operators.md"]
+    assert "- `mindspeed::swiglu(Tensor x, int dim) -> Tensor`" in GENERATED["operators.md"]
 
 
 @pytest.mark.guards(7)
