@@ -10,11 +10,13 @@ import pytest
 from mindspeed import registry
 from mindspeed.activation.environment import made_up
 from mindspeed.activation.request import Layer
+from mindspeed.megatron import training_flags as flags
 from mindspeed.megatron.surface import recorded_surfaces, surface
 from mindspeed.megatron.training_plan import is_training_script, plan_training
 from mindspeed.megatron.training_request import OWN_FLAGS, given_arguments, read_command_line
 from mindspeed.plugins.problems import ResolutionError
 from tests.megatron_lm import stub
+from tests.megatron_lm.checkout import ROOT
 
 SHAPE = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 1 --global-batch-size 8"
 
@@ -281,3 +283,11 @@ def test_a_megatron_lm_script_is_known_by_its_imports(tmp_path, source, expected
     path = tmp_path / "script.py"
     path.write_text(source)
     assert is_training_script(path) is expected
+
+
+def test_the_guide_names_every_flag_that_becomes_a_feature_and_every_flag_of_ours():
+    guide = (ROOT / "docs" / "megatron-lm.md").read_text(encoding="utf-8")
+    known = surface("0.16.1")
+    names = [name for name, field in flags.WORLD.items() if field in flags.OWNERS] + [*flags.FEATURES, *flags.SETTINGS]
+    options = [known.by_dest[name][0].options[0] for name in names] + [*OWN_FLAGS]
+    assert [option for option in options if f"`{option}" not in guide] == []
