@@ -9,6 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
+from mindspeed.activation.memory import memory_of
+
 
 @dataclass(frozen=True, slots=True)
 class ArgumentPlace:
@@ -54,7 +56,14 @@ PLACES: Final = (
 @lru_cache(maxsize=4)
 def known_arguments(root: Path) -> dict[str, frozenset[str]]:
     """``{place: argument names}`` of the megatron folder ``root``; a place whose source is missing has none."""
-    return {place.name: frozenset(_declared(root / "core", place)) for place in PLACES}
+    memory = memory_of((root, "arguments"))
+    known = memory.recall("arguments")
+    if known is None:
+        known = {place.name: sorted(set(_declared(root / "core", place))) for place in PLACES}
+        files = {str(root / "core" / file) for place in PLACES for file, _ in place.sources}
+        memory.keep("arguments", known, [file for file in files if Path(file).is_file()])
+        memory.save()
+    return {name: frozenset(names) for name, names in known.items()}
 
 
 def _declared(core: Path, place: ArgumentPlace) -> Iterator[str]:

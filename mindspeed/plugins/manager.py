@@ -39,6 +39,11 @@ class FeatureManager(pluggy.PluginManager):
             problem = Problem("MS104", f"feature {name} has a hook that does not match its specification: {error}", (name,))
             raise MindSpeedError([problem]) from error
 
+    def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
+        """What pluggy finds, asked only of names that are marked: to look at all of them is most of a registration."""
+        marked = hasattr(getattr(type(plugin), name, None), f"{PROJECT}_impl")
+        return super().parse_hookimpl_opts(plugin, name) if marked else None
+
     def implements(self, hook: str, feature: str | None = None) -> bool:
         """Whether a feature of the plan, or the named one, implements ``hook``."""
         implementations = getattr(self.hook, hook).get_hookimpls()

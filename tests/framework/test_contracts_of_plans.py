@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import mindspeed
-from mindspeed.activation import places, source
+from mindspeed.activation import memory, places, source
 from mindspeed.activation.environment import made_up
 from mindspeed.activation.patch_checks import check_patches, notes_on, with_sites
 from mindspeed.activation.plan import PlannedPatch
@@ -25,7 +25,7 @@ OPTIONS = "def get_nccl_options(pg_name, nccl_comm_cfgs"
 def core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of megatron-core first on the path; what is remembered of it is forgotten with it."""
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setattr(places, "_memories", {})
+    monkeypatch.setattr(memory, "_memories", {})
     core = copy_megatron(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     return core
@@ -126,8 +126,8 @@ def test_every_patch_of_a_built_in_plan_has_a_contract(platform: str) -> None:
 
 
 def test_what_was_read_is_remembered_until_a_file_changes(core: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = f"{STATE}:get_nccl_options"
-    first = places.find_places([target], "0.16.1")
+    targets = [f"{STATE}:get_nccl_options", f"{STATE}:destroy_model_parallel"]
+    first = places.find_places(targets, "0.16.1")
 
     def refuse(file: str) -> None:
         raise AssertionError(f"{file} is parsed again")
@@ -135,13 +135,15 @@ def test_what_was_read_is_remembered_until_a_file_changes(core: Path, monkeypatc
     with monkeypatch.context() as patched:
         patched.setattr(source, "parse", refuse)
         patched.setattr(source, "_tables", {})
-        assert places.find_places([target], "0.16.1") == first
-        patched.setattr(places, "_memories", {})  # as in another process, which has the file alone
-        assert places.find_places([target], "0.16.1") == first
+        assert places.find_places(targets, "0.16.1") == first
+        patched.setattr(memory, "_memories", {})  # as in another process, which has the file alone
+        assert places.find_places(targets, "0.16.1") == first
     edit(core / "parallel_state.py", "def get_nccl_options(pg_name,", "def get_nccl_options(name,")
-    contract = places.find_places([target], "0.16.1")[target].contract
-    assert contract is not None
-    assert contract.signature == "(name, nccl_comm_cfgs)"
+    edit(core / "parallel_state.py", "def destroy_model_parallel()", "def destroy_model_parallel(now)")
+    for target, signature in zip(targets, ("(name, nccl_comm_cfgs)", "(now)"), strict=True):
+        contract = places.find_places([target], "0.16.1")[target].contract
+        assert contract is not None
+        assert contract.signature == signature
 
 
 def test_a_damaged_or_unwritable_memory_only_costs_time(core: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,10 +151,10 @@ def test_a_damaged_or_unwritable_memory_only_costs_time(core: Path, tmp_path: Pa
     first = places.find_places([target], "0.16.1")
     (file,) = (tmp_path / "cache").iterdir()
     file.write_text("{")
-    monkeypatch.setattr(places, "_memories", {})
+    monkeypatch.setattr(memory, "_memories", {})
     assert places.find_places([target], "0.16.1") == first
     monkeypatch.setenv(CACHE_VARIABLE, str(core / "__init__.py"))
-    monkeypatch.setattr(places, "_memories", {})
+    monkeypatch.setattr(memory, "_memories", {})
     assert places.find_places([target], "0.16.1") == first
 
 
