@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
+
+MOST: Final = 10
+"""Mistakes of one check that are told one by one."""
 
 State = Literal["ok", "failed", "not run"]
 
@@ -29,4 +32,5 @@ def judged(feature: str, check: str, wrong: list[str], fine: str) -> Outcome:
     """``ok`` with the text ``fine``, or ``failed`` with what is wrong."""
     if not wrong:
         return Outcome(feature, check, "ok", fine)
-    return Outcome(feature, check, "failed", wrong[0], tuple(wrong[1:]))
+    more = [f"and {len(wrong) - MOST} more"] if len(wrong) > MOST else []
+    return Outcome(feature, check, "failed", wrong[0], (*wrong[1:MOST], *more))
