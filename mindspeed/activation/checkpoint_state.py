@@ -36,7 +36,7 @@ class SavedFeature:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The features of a checkpoint, in activation order, and the content of their plan (`content_of`)."""
+    """The features at work in a checkpoint's run, in activation order, and the content of their plan (`content_of`)."""
 
     features: tuple[SavedFeature, ...]
     plan: str
@@ -45,11 +45,6 @@ class Record:
     def write(self, folder: Path) -> None:
         """Store in a checkpoint folder."""
         (folder / FILE).write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=2) + "\n", encoding="utf-8")
-
-    @property
-    def with_data(self) -> tuple[str, ...]:
-        """Features that have saved data of their own."""
-        return tuple(feature.name for feature in self.features if feature.state.kind == "own")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +70,7 @@ def record_of(plan: ActivationPlan, catalog: Catalog) -> Record:
     """What a checkpoint of this plan must remember."""
     saved = (
         SavedFeature(feature.name, feature.distribution, feature.version, feature.args, _declared(feature, catalog))
-        for feature in plan.features
+        for feature in _at_work(plan, catalog)
     )
     return Record(tuple(saved), plan.digest, content_of(plan, catalog))
 
@@ -113,7 +108,7 @@ def refusals(found: list[Change], where: str) -> list[Problem]:
 
 def _features(record: Record, plan: ActivationPlan, catalog: Catalog) -> Iterator[Change]:
     saved = {feature.name: feature for feature in record.features}
-    now = {feature.name: feature for feature in plan.features}
+    now = {feature.name: feature for feature in _at_work(plan, catalog)}
     for name in [*saved, *(name for name in now if name not in saved)]:
         if name not in now:
             yield _removed(saved[name])
@@ -159,6 +154,15 @@ def _software(record: Record, plan: ActivationPlan, catalog: Catalog) -> Iterato
     old, new = facts_of(record.content, "source"), facts_of(here, "source")
     for module in sorted(name for name in old.keys() & new.keys() if old[name] != new[name]):
         yield Change("", f"{module} has another content", "safe", "code is not state", old[module], new[module])
+
+
+def _at_work(plan: ActivationPlan, catalog: Catalog) -> Iterator[PlannedFeature]:
+    """The features of a plan without those whose parallel size is one, which is the same as not being there."""
+    for feature in plan.features:
+        spec = catalog.specs.get(feature.name)
+        settings = [setting for setting in spec.sizes.values() if setting is not None] if spec is not None else []
+        if not settings or any(feature.args.get(setting, 2) != 1 for setting in settings):
+            yield feature
 
 
 def _declared(feature: PlannedFeature, catalog: Catalog) -> State:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -99,6 +100,22 @@ def test_each_difference_is_safe_convertible_or_refused_by_what_the_feature_decl
     assert told(saved, now) == [verdict]
 
 
+def test_a_parallel_size_of_one_is_the_same_as_no_feature():
+    class Sized(Feature):
+        spec = FeatureSpec("sized", "made up", Category.TOOL, sizes={"ep": "size"}, state=State("resharded", removed="refused"))
+
+    catalog = Catalog([Found("sized", "acme", "1.0", "acme:Sized", Sized)])
+    one, two, four = (plan("sized", sized={"size": size}) for size in (1, 2, 4))
+    reason = "Megatron's distributed checkpoints can be cut anew"
+    assert [str(change) for change in states.changes(states.record_of(two, catalog), one, catalog)] == [
+        f"refused      sized was removed: {reason}"
+    ]
+    assert [str(change) for change in states.changes(states.record_of(two, catalog), four, catalog)] == [
+        f"convertible  sized.size was 2 and is 4: {reason}"
+    ]
+    assert states.changes(states.record_of(one, catalog), plan(), catalog) == []
+
+
 def test_refused_differences_come_first_and_say_how_to_go_back():
     saved, now = plan("averages", "cut", averages={"decay": 0.9}, cut={"size": 2}), plan("cut", cut={"size": 4})
     found = states.changes(states.record_of(saved, CATALOG), now, CATALOG)
@@ -113,7 +130,6 @@ def test_refused_differences_come_first_and_say_how_to_go_back():
 def test_a_feature_that_is_gone_is_judged_by_what_it_declared_when_it_was_saved(tmp_path):
     states.record_of(plan("averages"), CATALOG).write(tmp_path)
     record = states.read_record(tmp_path)
-    assert record.with_data == ("averages",)
     (change,) = states.changes(record, plan(), Catalog([]))
     assert (change.feature, change.verdict) == ("averages", "refused")
 
@@ -231,22 +247,20 @@ def test_data_of_a_feature_comes_back_and_is_never_dropped_silently(tmp_path, te
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("before", "after", "converted"),
+    ("before", "after", "nproc", "converted"),
     [
-        ("--pp 2", "--pp 2 --vpp 2 --global-batch-size 8", "virtual-pipeline was added"),
-        ("--pp 2 --vpp 2 --global-batch-size 8", "--pp 2 --vpp 1 --without virtual-pipeline", "virtual-pipeline was removed"),
-        ("--tp 2", "--tp 1 --without tensor-parallel", "tensor-parallel was removed"),
-        ("--num-experts 4 --ep 2", "--ep 1 --without expert-parallel", "expert-parallel was removed"),
+        ("--pp 2", "--pp 2 --vpp 2 --global-batch-size 8", 2, "virtual-pipeline was added"),
+        ("--pp 2 --vpp 2 --global-batch-size 8", "--pp 2 --vpp 1", 2, "virtual-pipeline was removed"),
+        ("--tp 2", "--tp 1", 2, "tensor-parallel was removed"),
+        ("--num-experts 4 --ep 2 --global-batch-size 8", "--ep 4", 4, "expert-parallel.size was 2 and is 4"),
     ],
 )
-def test_what_is_declared_convertible_is_converted(tmp_path, text, before, after, converted):
+def test_what_is_declared_convertible_is_converted(tmp_path, text, before, after, nproc, converted):
     run, rest = tmp_path / "run", tmp_path / "rest"
-    train = ("--train-iters", 6, "--save-interval", 3, "--keep", 2)
-    Run(*TINY, "--nproc", 2, *before.split(), *train, "--data", text, "--run", run).done()
-    import shutil
-
+    train = ("--train-iters", 6, "--save-interval", 3)
+    Run(*TINY, "--nproc", nproc, *before.split(), *train, "--data", text, "--run", run).done()
     shutil.rmtree(checkpoint_path(run, 6))
-    done = Run("--resume", run, "--run", rest, "--nproc", 2, *after.split()).done()
+    done = Run("--resume", run, "--run", rest, "--nproc", nproc, *after.split()).done()
     assert f"  convertible  {converted}: " in done.out
     whole, resumed = losses(run), losses(rest)
     if "batch" not in after:  # the same samples
@@ -255,18 +269,28 @@ def test_what_is_declared_convertible_is_converted(tmp_path, text, before, after
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("first", ["distributed", "plain"])
-def test_what_is_declared_refused_is_what_megatron_cannot_load(tmp_path, text, first):
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("--features distributed-optimizer", "--without distributed-optimizer"),
+        ("--without distributed-optimizer", "--features distributed-optimizer"),
+        ("--num-experts 4 --ep 2", "--ep 1"),
+        ("--num-experts 4", "--ep 2"),
+    ],
+)
+def test_what_is_declared_refused_is_what_megatron_cannot_load(tmp_path, text, before, after):
     """The refusal is taken out of the checkpoint, and Megatron then fails by itself."""
     run = tmp_path / "run"
-    features = {"distributed": ("--features", "distributed-optimizer"), "plain": ("--without", "distributed-optimizer")}
-    second = "plain" if first == "distributed" else "distributed"
-    Run(*TINY, "--nproc", 2, *features[first], "--train-iters", 2, "--data", text, "--run", run).done()
+    Run(*TINY, "--nproc", 2, *before.split(), "--train-iters", 2, "--data", text, "--run", run).done()
+    refused = Run("--resume", run, "--nproc", 2, *after.split(), "--train-iters", 4).done(status=1)
+    assert refused.err.startswith("MS613 ")
     checkpoint = newest_checkpoint(run)
     (checkpoint / states.FILE).unlink()
     manifest = json.loads((checkpoint / "mindspeed.json").read_text())
-    (checkpoint / "mindspeed.json").write_text(json.dumps({**manifest, "optimizer": second}))
-    Run("--resume", run, "--nproc", 2, *features[second], "--train-iters", 4).done(status=1)
+    optimizer = "distributed" if "--features" in after else "plain"
+    (checkpoint / "mindspeed.json").write_text(json.dumps({**manifest, "optimizer": optimizer}))
+    failed = Run("--resume", run, "--nproc", 2, *after.split(), "--train-iters", 4).done(status=1)
+    assert failed.err.startswith(("MS602 ", "MS604 "))
 
 
 def test_every_built_in_feature_that_cuts_the_checkpoint_says_so():

@@ -67,7 +67,13 @@ class ExpertParallel(Feature[ExpertParallelArgs]):
             ),
         ),
         numerics=Numerics.reordered(reason="gradients of an expert are sums over the tokens of several ranks"),
-        state=State("resharded", "experts are saved under their number in the whole layer", settings={"dispatcher": "safe"}),
+        state=State(
+            "resharded",
+            "Megatron keeps an optimizer of its own for experts that are spread, whose state another number of ranks can load",
+            added="refused",
+            removed="refused",
+            settings={"dispatcher": "safe"},
+        ),
     )
 
     @hookimpl
