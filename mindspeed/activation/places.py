@@ -10,7 +10,7 @@ from mindspeed.activation.contract_reading import read_contract
 from mindspeed.activation.contracts import ABSENT, Contract, contract_for, part_of
 from mindspeed.activation.memory import memory_of
 from mindspeed.activation.sites import Site, find_site
-from mindspeed.activation.source import files_consulted, trees_kept
+from mindspeed.activation.source import files_consulted, find_module, trees_kept
 from mindspeed.megatron.version import megatron_portions, megatron_version
 
 
@@ -83,7 +83,7 @@ def _read_here(targets: Sequence[str]) -> dict[str, Place]:
                 continue
             with files_consulted() as files:
                 places[target] = _read(target)
-            if files and places[target].site is not None:
+            if files and find_module(target.partition(":")[0]) is not None:  # a module that is missing may be added
                 memory.keep(target, _to_json(places[target]), files)
     memory.save()
     return places
@@ -96,4 +96,4 @@ def _to_json(place: Place) -> dict[str, Any]:
 
 def _from_json(row: dict[str, Any]) -> Place:
     contract = Contract(**row["contract"]) if row["contract"] is not None else None
-    return Place(Site(**row["site"]), row["barrier"], contract)
+    return Place(Site(**row["site"]) if row["site"] is not None else None, row["barrier"], contract)

@@ -1,0 +1,100 @@
+"""What does a plan of 60 features cost once megatron is imported, and how long does a comparison with a checkout take?"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+
+from benchmarks.patching import LOADED, real_targets
+from benchmarks.table import Row, main, medians
+from mindspeed.activation.environment import made_up
+from mindspeed.activation.request import Layer
+from mindspeed.plugins import ArgOverride, Category, Feature, FeatureSpec, Patch, Requires, hookimpl
+from mindspeed.plugins.discovery import Catalog, Found
+
+COMMAND = "python -m benchmarks.apply"
+COUNT = 60
+
+
+def features(count: int) -> list[Found]:
+    """Features with one patch of a loaded Megatron each; every second one requires the one before, every tenth sets a value."""
+    return [_found(index, planned.patch) for index, planned in enumerate(real_targets(count))]
+
+
+def _found(index: int, patch: Patch) -> Found:
+    constraints = (Requires(f"feature-{index - 1}"),) if index % 2 else ()
+    override = [ArgOverride("bias_dropout_fusion", False, "measured")] if index % 10 == 0 else []
+    members = {
+        "spec": FeatureSpec(f"feature-{index}", "synthetic", Category.TOOL, constraints=constraints),
+        "patches": hookimpl(lambda self: [patch]),
+        "megatron_args": hookimpl(lambda self: override),
+    }
+    return Found(f"feature-{index}", "synthetic", "1", "synthetic:Feature", type(f"Feature{index}", (Feature,), members))
+
+
+def measure() -> dict[str, float]:
+    """Milliseconds of the parts, in this process: every module that they need is loaded, nothing else has been asked yet."""
+    for name in (*LOADED, "mindspeed.megatron.bridge", "mindspeed.megatron.phases", "mindspeed.megatron.seams"):
+        import_module(name)
+    from mindspeed import registry
+    from mindspeed.activation.compose import manager_of
+    from mindspeed.activation.patching import apply
+    from mindspeed.platforms import base_features
+
+    catalog, environment = Catalog(features(COUNT)), made_up("cuda", "0.16.1")
+    base_features("cuda")
+    layer = Layer("API", features=tuple(catalog.usable))
+    start = time.perf_counter()
+    plan = registry.resolve([layer], environment, catalog)
+    resolved = time.perf_counter()
+    manager_of(plan, catalog)
+    applied = apply(plan.patches)
+    end = time.perf_counter()
+    assert len(plan.features) == COUNT
+    assert sum(not site.pending for site in applied.sites) >= COUNT
+    return {"resolve": (resolved - start) * 1e3, "apply": (end - resolved) * 1e3, "both": (end - start) * 1e3}
+
+
+def in_new_processes(repeat: int) -> dict[str, float]:
+    """Medians of `measure` over processes; the first of them, not counted, reads the contracts that the others recall."""
+    runs = []
+    for _ in range(repeat + 1):
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", "benchmarks.apply", "--measure"], check=True, capture_output=True, text=True
+        )
+        runs.append(json.loads(done.stdout.splitlines()[-1]))
+    return {part: statistics.median(run[part] for run in runs[1:]) for part in runs[0]}
+
+
+def drift_seconds() -> float:
+    """``mindspeed patches drift`` against the installed sources, as against a checkout; whole process."""
+    import megatron.core
+
+    path = str(Path(megatron.core.__file__).parents[2])
+    command = [sys.executable, "-m", "mindspeed", "patches", "drift", "--megatron", path, "--json"]
+    (seconds,) = medians(lambda: subprocess.run(command, check=False, capture_output=True), repeat=5)
+    return seconds
+
+
+def rows() -> list[Row]:
+    spent = in_new_processes(5)
+    note = (
+        f"resolve and check {spent['resolve']:.1f} ms, apply {spent['apply']:.1f} ms: the base plan wraps a function of torch, "
+        "so that every module with something of torch is searched for its aliases"
+    )
+    return [
+        Row(f"resolve and apply {COUNT} features on loaded megatron", 20, spent["both"], "ms", COMMAND, note),
+        Row("patches drift against a source tree, whole process", 3, drift_seconds(), "s", COMMAND),
+    ]
+
+
+if __name__ == "__main__":
+    if "--measure" in sys.argv:
+        print(json.dumps(measure()))
+    else:
+        main(rows)
