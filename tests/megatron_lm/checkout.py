@@ -23,7 +23,7 @@ VARIABLE: Final = "MEGATRON_LM_PATH"
 TINY: Final = split(
     "--num-layers 4 --hidden-size 32 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 "
     "--micro-batch-size 1 --global-batch-size 4 --lr 1e-3 --min-lr 1e-4 --lr-decay-iters 8 --attention-dropout 0 "
-    "--hidden-dropout 0 --mock-data --tokenizer-type NullTokenizer --vocab-size 127 --make-vocab-size-divisible-by 32 "
+    "--hidden-dropout 0 --mock-data --tokenizer-type NullTokenizer --make-vocab-size-divisible-by 32 "
     "--split 90,5,5 --num-workers 0 --eval-iters 0 --eval-interval 1000 --log-interval 1"
 )
 """A model and data that train in a second; no flag that only the CPU needs."""
@@ -86,6 +86,7 @@ class Checkout:
     def __init__(self, folder: Path) -> None:
         self.root = path()
         self.folder = folder
+        self.flags = [*TINY, "--vocab-size", "127" if minor_version(self.root) >= 16 else "4159"]
         build_helpers(self.root)
 
     def script_with_line(self) -> Path:
@@ -97,18 +98,18 @@ class Checkout:
 
     def adapted(self, nproc: int, *flags: str, **environment: str) -> Run:
         """The script with the line, under torchrun."""
-        return self._torchrun(nproc, [str(self.script_with_line()), *TINY, *flags], environment)
+        return self._torchrun(nproc, [str(self.script_with_line()), *self.flags, *flags], environment)
 
     def launched(self, nproc: int, options: Sequence[str], *flags: str, **environment: str) -> Run:
         """Megatron-LM's script as it is, under ``mindspeed run``."""
         launcher = [sys.executable, "-m", "mindspeed", "run", "--nproc", str(nproc), *options, "--"]
-        return self.run([*launcher, str(self.root / "pretrain_gpt.py"), *TINY, *flags], environment, beside=False)
+        return self.run([*launcher, str(self.root / "pretrain_gpt.py"), *self.flags, *flags], environment, beside=False)
 
     def stock(self, nproc: int, *flags: str) -> Run:
         """Megatron-LM's script as it is, on the platform alone."""
         starter = self.folder / "stock.py"
         starter.write_text(_STOCK)
-        return self._torchrun(nproc, [str(starter), str(self.root / "pretrain_gpt.py"), *TINY, *CPU, *flags], {})
+        return self._torchrun(nproc, [str(starter), str(self.root / "pretrain_gpt.py"), *self.flags, *CPU, *flags], {})
 
     def _torchrun(self, nproc: int, command: Sequence[str], environment: Mapping[str, str]) -> Run:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
@@ -140,6 +141,13 @@ class Checkout:
         )
         steps = {int(number): (loss, norm) for number, loss, norm in _ITERATION.findall(done.stdout)}
         return Run(done.returncode, done.stdout, steps, json.loads(report.read_text()) if report.is_file() else {})
+
+
+def minor_version(root: Path) -> int:
+    """15 for Megatron-LM 0.15.3, whose made-up tokens go up to 4095 whatever the vocabulary is."""
+    found = re.search(r"^MINOR = (\d+)", (root / "megatron" / "core" / "package_info.py").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found.group(1))
 
 
 @lru_cache(maxsize=2)

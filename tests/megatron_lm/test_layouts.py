@@ -30,8 +30,7 @@ def test_a_layout_trains_as_one_stock_process_does_and_every_feature_is_reached(
     model, nproc, flags, features = LAYOUTS[layout]
     run = checkout.adapted(nproc, *initial(model), *flags, "--train-iters", "4", "--features", "rms-norm,swiglu").ended_well()
     assert run.losses == pytest.approx(stock(model).losses, rel=1e-5)
-    assert len(run.losses) == 4
-    assert run.losses[-1] < run.losses[0]
+    assert len(set(run.losses)) == 4, "the weights change"
     reached = {one["name"] for one in run.report["features"] if any(p["state"].startswith("reached") for p in one["points"])}
     assert reached >= features | {"rms-norm", "swiglu"}
     assert run.report["problems"] == []
