@@ -18,13 +18,14 @@ from mindspeed.activation import compose, joining, session
 from mindspeed.activation.content import content_of
 from mindspeed.activation.disabled import disabled_layer, refuse_disabled
 from mindspeed.activation.environment import Environment, probe
+from mindspeed.activation.patch_checks import check_contracts
 from mindspeed.activation.plan import ActivationPlan, plan_from_json
 from mindspeed.activation.proof import ProofReport
 from mindspeed.activation.request import Layer, layer_from_environment
 from mindspeed.activation.resolver import resolve as resolve_names
 from mindspeed.activation.session import ActivationReport, DeactivationReport, suspended
 from mindspeed.plugins.discovery import Catalog, Found, discover
-from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
+from mindspeed.plugins.problems import MindSpeedError, PatchError, Problem, ResolutionError
 from mindspeed.plugins.tracing import trace
 
 __all__ = ["activate", "activate_from_environment", "catalog", "deactivate", "defaults", "plan", "resolve", "suspended"]
@@ -131,6 +132,8 @@ def activate(plan: ActivationPlan) -> ActivationReport:
     try:
         refuse_disabled(plan)
         manager = compose.manager_of(plan, catalog_for(plan.names))
+        if not was_active and (broken := check_contracts(plan.patches, plan.environment.get("megatron"))):
+            raise PatchError(broken)
         report = session.start(plan, manager)
         if not was_active:
             joining.begin(lambda: content_of(plan, catalog_for(plan.names)))

@@ -10,6 +10,7 @@ from mindspeed.activation.contract_checks import broken_contract, contract_rows,
 from mindspeed.activation.places import Place, find_places
 from mindspeed.activation.plan import PlannedPatch, Row
 from mindspeed.activation.sites import near_names
+from mindspeed.megatron.version import megatron_version
 from mindspeed.plugins.patches import Mixin, Replace, Set, Wrap
 from mindspeed.plugins.problems import Problem
 
@@ -34,6 +35,23 @@ def check_patches(patches: Sequence[PlannedPatch], version: str | None = None) -
     for ground in (True, False):
         problems += _conflicts([planned for planned in active if planned.ground == ground])
     return list(dict.fromkeys(problems))
+
+
+def check_contracts(patches: Sequence[PlannedPatch], version: str | None) -> list[Problem]:
+    """What keeps a plan, perhaps one made elsewhere, from the Megatron that is installed here; nothing where none is.
+
+    MS306 for another version than the plan's; MS401 and MS407 for targets that are not those of its version.
+    """
+    here = megatron_version()
+    if version is None or here is None:
+        return []
+    if here != version:
+        text = f"the plan is for megatron-core {version}, and {here} is installed here"
+        return [Problem("MS306", text, fix=f"install megatron-core {version}, or make the plan again here")]
+    active = [planned for planned in patches if not planned.skipped]
+    places = _places(active, version)
+    found = [problem for planned in active for problem in _broken(planned, places, version)]
+    return list(dict.fromkeys(found))
 
 
 def notes_on(patches: Sequence[PlannedPatch], version: str | None) -> list[Row]:
@@ -69,17 +87,11 @@ def unsuitable_target(owner: str, kind: str, target: str, why: str, fix: str, wh
 
 
 def _check_target(planned: PlannedPatch, places: Mapping[str, Place], version: str | None) -> Iterator[Problem]:
-    owner, patch = planned.owner, planned.patch
-    for name in (patch.target, *patch.clears):
-        if places[name].site is None:
-            gone = vanished(planned, name, places[name], version) if version is not None else None
-            yield gone or missing_target(owner, name)
-    place = places[patch.target]
+    yield from _broken(planned, places, version)
+    owner, patch, place = planned.owner, planned.patch, places[planned.patch.target]
     if place.site is None:
         return
     site, where = place.site, f"{place.site.file}:{place.site.line}" if place.site.line else place.site.file
-    if version is not None and (changed := broken_contract(planned, place, version)) is not None:
-        yield changed
     if isinstance(patch, Replace | Mixin) and place.barrier:
         fix = "patch a method of the class instead, or use an argument of your own for a configuration value"
         yield unsuitable_target(owner, patch.kind, site.name, place.barrier, fix, where)
@@ -87,6 +99,17 @@ def _check_target(planned: PlannedPatch, places: Mapping[str, Place], version: s
         yield unsuitable_target(owner, "wrap", site.name, "it is a class", "wrap one of its methods, or use Mixin", where)
     elif isinstance(patch, Mixin) and site.kind in ("function", "method"):
         yield unsuitable_target(owner, "mixin", site.name, "it is not a class", "use Wrap or Replace", where)
+
+
+def _broken(planned: PlannedPatch, places: Mapping[str, Place], version: str | None) -> Iterator[Problem]:
+    """MS401 for what does not exist, MS407 for a target that is not the recorded one."""
+    for name in (planned.patch.target, *planned.patch.clears):
+        if places[name].site is None:
+            gone = vanished(planned, name, places[name], version) if version is not None else None
+            yield gone or missing_target(planned.owner, name)
+    changed = broken_contract(planned, places[planned.patch.target], version) if version is not None else None
+    if changed is not None:
+        yield changed
 
 
 def _conflicts(patches: Sequence[PlannedPatch]) -> Iterator[Problem]:

@@ -14,7 +14,7 @@ from mindspeed.activation.patch_checks import check_patches, notes_on, with_site
 from mindspeed.activation.plan import PlannedPatch
 from mindspeed.plugins.entry_points import CACHE_VARIABLE
 from mindspeed.plugins.patches import Wrap
-from mindspeed.plugins.problems import ResolutionError
+from mindspeed.plugins.problems import PatchError, ResolutionError
 from tests.framework.megatron_copies import copy_megatron, edit
 
 STATE = "megatron.core.parallel_state"
@@ -170,4 +170,27 @@ def test_core_and_training_from_two_folders_are_refused_with_both(
     assert [str(problem) for problem in error.value.problems] == [
         f"MS408 megatron.core comes from {core} and megatron.training from {training}\n"
         f"  fix: put {tmp_path / 'checkout'} first on PYTHONPATH, or uninstall the other copy"
+    ]
+
+
+def test_a_plan_that_was_made_elsewhere_is_held_to_what_is_here(core: Path) -> None:
+    plan = mindspeed.plan(environment=made_up("cuda", "0.16.1"))
+    edit(core / "utils.py", "def is_te_min_version(version,", "def is_te_min_version(version, *,")
+    with pytest.raises(PatchError) as error:
+        mindspeed.activate(plan)
+    assert [problem.message for problem in error.value.problems] == [
+        "megatron.core.utils:is_te_min_version, which megatron-compat patches, is not the one of megatron-core 0.16.1: "
+        "parameters: in another order"
+    ]
+    assert mindspeed.deactivate() is None
+
+
+def test_a_plan_for_another_version_is_not_activated(core: Path) -> None:
+    plan = mindspeed.plan(environment=made_up("cuda", "0.16.1"))
+    edit(core / "package_info.py", "PATCH = 1", "PATCH = 2")
+    with pytest.raises(PatchError) as error:
+        mindspeed.activate(plan)
+    assert [str(problem) for problem in error.value.problems] == [
+        "MS306 the plan is for megatron-core 0.16.1, and 0.16.2 is installed here\n"
+        "  fix: install megatron-core 0.16.1, or make the plan again here"
     ]
