@@ -39,7 +39,8 @@ def compose(resolution: Resolution, catalog: Catalog, environment: Environment) 
     slots = {slot for feature in resolution.features for slot in feature.slots}
     guard = _Guard(environment, slots)
     hooks = [name for group in HOOK_CLASSES for name in vars(group) if not name.startswith("_") and manager.implements(name)]
-    seams = ("megatron-seams", seams_for(hooks, [o.override.argument for o in overrides], environment.training))
+    taken = [planned.override.argument for planned in overrides]
+    seams = ("megatron-seams", seams_for(hooks, taken, environment.training, environment.megatron))
     phases = ("megatron-seams", PHASES if names else ())
     above = (seams, phases, *manager.call("patches"))  # a seam stays around what a feature puts in place of the original
     patches = [guard.planned(owner, patch, ground=True) for owner, given in base.call("patches") for patch in given]

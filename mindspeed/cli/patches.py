@@ -61,18 +61,23 @@ def drift(ctx: click.Context, megatron: str | None) -> None:
 def record(megatron: str | None, into: Path | None) -> None:
     """Record every patch target of a Megatron, for maintainers.
 
-    Writes mindspeed/activation/contracts/VERSION.json for megatron.core, and megatron-lm-VERSION.json for a checkout.
-    The same source gives the same files.
+    Writes mindspeed/activation/contracts/VERSION.json for megatron.core, and megatron-lm-VERSION.json for a checkout;
+    mindspeed/megatron/argument_names/VERSION.json for the names of arguments. The same source gives the same files.
     """
     from mindspeed.activation.contracts import FOLDER
     from mindspeed.activation.drift import installed_tree, source_tree
     from mindspeed.activation.drift import record as write
     from mindspeed.activation.targets import megatron_targets
+    from mindspeed.megatron.arguments import FOLDER as NAMES
+    from mindspeed.megatron.arguments import record_arguments
     from mindspeed.plugins.discovery import discover
 
     targets = megatron_targets(discover(import_third_parties=False))
     with installed_tree() if megatron is None else source_tree(Path(megatron)) as tree:
         files = write(tree, targets, into or FOLDER)
+        if tree.root is not None and tree.version is not None:
+            names = into / NAMES.name if into is not None else NAMES
+            files.append(record_arguments(tree.root / "megatron", tree.version, names))
     if wants_json():
         print_json({"megatron": tree.version, "files": list(map(str, files))})
     else:

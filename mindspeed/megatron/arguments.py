@@ -1,8 +1,12 @@
-"""Where Megatron takes its arguments, and which names each place has: read from source, nothing is imported."""
+"""Where Megatron takes its arguments, and which names each place has: read from source, nothing is imported.
+
+For a Megatron that is not at hand the names are those recorded in ``argument_names/<version>.json`` beside this module.
+"""
 
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,6 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from mindspeed.activation.memory import memory_of
+from mindspeed.megatron.nearest import nearest
+from mindspeed.megatron.version import megatron_version, package_root
+
+FOLDER: Final = Path(__file__).with_name("argument_names")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +72,38 @@ def known_arguments(root: Path) -> dict[str, frozenset[str]]:
         memory.keep("arguments", known, [file for file in files if Path(file).is_file()])
         memory.save()
     return {name: frozenset(names) for name, names in known.items()}
+
+
+def arguments_of(version: str | None) -> dict[str, frozenset[str]] | None:
+    """``{place: argument names}`` of the Megatron at hand when it has this version, else of the recorded one most like it.
+
+    None for an unknown version, and when every recorded one is above.
+    """
+    root = package_root("core")
+    if root is not None and version is not None and version == megatron_version():
+        return known_arguments(root)
+    known = nearest(version, recorded_arguments()) if version is not None else None
+    return _read(known) if known is not None else None
+
+
+def recorded_arguments() -> tuple[str, ...]:
+    """Versions whose argument names are recorded, as their files are named."""
+    return tuple(sorted(file.stem for file in FOLDER.glob("*.json")))
+
+
+def record_arguments(root: Path, version: str, folder: Path = FOLDER) -> Path:
+    """Write the names of the megatron folder ``root`` to a file of ``folder``, for maintainers."""
+    names = {place: sorted(names) for place, names in known_arguments(root).items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{version}.json"
+    file.write_text(json.dumps({"megatron": version, "arguments": names}, indent=1) + "\n", encoding="utf-8")
+    return file
+
+
+@lru_cache(maxsize=4)
+def _read(version: str) -> dict[str, frozenset[str]]:
+    data = json.loads((FOLDER / f"{version}.json").read_text(encoding="utf-8"))
+    return {place: frozenset(names) for place, names in data["arguments"].items()}
 
 
 def _declared(core: Path, place: ArgumentPlace) -> Iterator[str]:

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from mindspeed.activation.plan import PlannedOverride
-from mindspeed.megatron.arguments import known_arguments
+from mindspeed.megatron.arguments import arguments_of
 from mindspeed.megatron.training_flags import OF_TRAINING
-from mindspeed.megatron.version import megatron_version, package_root
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
 _OWN_FOLDERS: Final = tuple(str(Path(__file__).resolve().parents[1] / name) for name in ("megatron", "activation"))
@@ -28,12 +27,12 @@ _OWN_FOLDERS: Final = tuple(str(Path(__file__).resolve().parents[1] / name) for 
 def check_overrides(overrides: Sequence[PlannedOverride], version: str | None) -> list[Problem]:
     """MS401 for every override of an argument that Megatron does not have, with near names.
 
-    ``version`` is the Megatron the plan is for; nothing is known about one that is not installed here.
+    ``version`` is the Megatron the plan is for; nothing is known about one below all that are recorded.
     """
-    root = package_root("core")
-    if not overrides or root is None or version is None or version != megatron_version():
+    places = arguments_of(version) if overrides else None
+    if places is None:
         return []
-    names = frozenset(OF_TRAINING).union(*known_arguments(root).values())
+    names = frozenset(OF_TRAINING).union(*places.values())
     problems = []
     for planned in overrides:
         argument = planned.override.argument

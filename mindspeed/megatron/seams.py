@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from mindspeed.megatron.arguments import PLACES, known_arguments
-from mindspeed.megatron.version import package_root
+from mindspeed.megatron.arguments import PLACES, arguments_of
+from mindspeed.megatron.version import megatron_version, package_root
 from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec
 from mindspeed.plugins.patches import Patch, Wrap
 
@@ -130,12 +130,15 @@ TRAINING_SEAMS: Final[dict[str, tuple[Wrap, ...]]] = {
 """The seams of every hook that only a training loop can call, on Megatron-LM's."""
 
 
-def seams_for(hooks: Collection[str], overrides: Collection[str], training: bool = False) -> list[Patch]:
+def seams_for(
+    hooks: Collection[str], overrides: Collection[str], training: bool = False, megatron: str | None = None
+) -> list[Patch]:
     """The wraps that a plan needs: of the hooks its features implement, and of the places that have its overrides.
 
-    ``overrides`` are argument names. Where Megatron's source is not at hand, every place is wrapped. With ``training`` those
-    on Megatron-LM's training loop belong to them.
+    ``overrides`` are argument names, ``megatron`` is the version that the plan is for, the one at hand if not given. Where
+    nothing is known about it, every place is wrapped. With ``training`` those on Megatron-LM's training loop belong to them.
     """
+    known = arguments_of(megatron or megatron_version()) if overrides else {}
     bridge = [
         Wrap(
             place.target,
@@ -144,7 +147,7 @@ def seams_for(hooks: Collection[str], overrides: Collection[str], training: bool
             phase="setup" if place.name == "initialize_model_parallel" else "build",
         )
         for place in PLACES
-        if _takes_any(place.name, overrides)
+        if known is None or not known.get(place.name, frozenset()).isdisjoint(overrides)
     ]
     loop = [seam for hook, seams in TRAINING_SEAMS.items() if hook in hooks for seam in seams]
     above = [*filter(_is_there, ARGUMENT_SEAMS), *loop] if training else []
@@ -156,8 +159,3 @@ def _is_there(seam: Wrap) -> bool:
     root = package_root("training")
     module = seam.target.partition(":")[0].removeprefix("megatron.")
     return root is None or root.joinpath(*module.split(".")).with_suffix(".py").is_file()
-
-
-def _takes_any(place: str, overrides: Collection[str]) -> bool:
-    root = package_root("core")
-    return bool(overrides) and (root is None or not known_arguments(root)[place].isdisjoint(overrides))

@@ -53,8 +53,8 @@ def test_only_the_hooks_and_arguments_of_a_plan_are_wired():
     ]
 
 
-def test_every_place_is_wrapped_when_megatron_is_not_here(monkeypatch):
-    monkeypatch.setattr("mindspeed.megatron.seams.package_root", lambda name: None)
+def test_every_place_is_wrapped_when_nothing_is_known_of_megatron(monkeypatch):
+    monkeypatch.setattr("mindspeed.megatron.seams.arguments_of", lambda version: None)
     assert [patch.target for patch in seams_for([], ["anything"])] == [place.target for place in PLACES]
     assert seams_for([], []) == []
 
