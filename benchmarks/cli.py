@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
+from benchmarks.discovery import packages
 from benchmarks.table import Row, main, medians
 
 COMMAND = "python -m benchmarks.cli"
@@ -15,8 +19,41 @@ LOADED = (
 )
 
 
-def python(*arguments: str) -> str:
-    return subprocess.run([sys.executable, *arguments], check=True, capture_output=True, text=True).stdout
+ABSENT = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "megatron", "torch_npu"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Block())
+from mindspeed.cli import main
+main()
+"""
+FEATURES = [
+    *("tensor-parallel", "sequence-parallel", "pipeline-parallel", "virtual-pipeline", "data-parallel", "recompute"),
+    *("distributed-optimizer", "async-ddp", "async-param-gather", "rms-norm", "swiglu"),
+]
+WORLD = (
+    "--world-size 1024 --tp 8 --pp 8 --vpp 4 --num-layers 64 --hidden-size 8192 --num-attention-heads 64 --num-query-groups 8 "
+    "--ffn-hidden-size 28672 --vocab-size 128256 --seq-length 8192 --micro-batch-size 1 --global-batch-size 1024 "
+    "--num-experts 0 --normalization RMSNorm --activation silu --gated-linear-unit --platform npu --megatron 0.16.1"
+)
+
+
+def python(*arguments: str, **variables: str) -> str:
+    environment = {**os.environ, **variables}
+    return subprocess.run([sys.executable, *arguments], check=True, capture_output=True, text=True, env=environment).stdout
+
+
+def check_of_twenty() -> float:
+    """Seconds of ``features check`` of 11 built-in features and 9 of other packages, for a world of 1,024 ranks."""
+    names = [*FEATURES, *(f"made-{number}" for number in range(20 - len(FEATURES)))]
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(packages(Path(folder) / "packages", 20 - len(FEATURES), sources=True))
+        command = ("-c", ABSENT, "features", "check", *names, *WORLD.split())
+        assert "async-ddp" in python(*command, PYTHONPATH=path)
+        (spent,) = medians(lambda: python(*command, PYTHONPATH=path), repeat=15)
+    return spent
 
 
 def rows() -> list[Row]:
@@ -31,6 +68,13 @@ def rows() -> list[Row]:
         Row("import mindspeed over bare Python", 10, (imported - bare) * 1e3, "ms", COMMAND),
         Row("third-party packages that import mindspeed loads", 0, third_parties, "", COMMAND),
         Row("features list, whole process", 0.35, listed, "s", COMMAND),
+        Row(
+            "features check, 20 features, 1,024 ranks, no torch and megatron, whole process",
+            0.5,
+            check_of_twenty(),
+            "s",
+            COMMAND,
+        ),
     ]
 
 
