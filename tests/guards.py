@@ -72,7 +72,7 @@ def find_guards(folder: Path = ROOT / "tests") -> dict[str, list[Guard]]:
         for path, function in _functions(tree.body):
             for number, processes in _marks(function):
                 guards[number].append(Guard(f"{name}::{path}", processes, whole or "long" in _mark_names(function)))
-    return dict(guards)
+    return {number: list(dict.fromkeys(found)) for number, found in guards.items()}
 
 
 def _functions(body: Sequence[ast.stmt], prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:

@@ -67,11 +67,13 @@ def five(command, **environment):
     assert {(problem["code"], problem["message"], problem["fix"]) for problem in problems} == PROBLEMS
 
 
+@pytest.mark.guards(21, 23, processes=True)
 def test_five_faults_are_five_problems_at_once(job):
     five([sys.executable, "-c", BLOCKED, "features", "check", "-f", job, *ARGUMENTS])
 
 
 @pytest.mark.long
+@pytest.mark.guards(21, 22, processes=True)
 def test_five_faults_are_five_problems_where_only_the_runtime_dependencies_are_installed(job, tmp_path):
     folder = tmp_path / "environment"
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)

@@ -58,7 +58,6 @@ def test_methods_and_closures_can_be_patched():
     assert owners(f"{HERE}:Shape.area") == ("compat:patches",)
 
 
-@pytest.mark.guards(14)
 @pytest.mark.guards(14, 39)
 def test_a_wrapper_without_the_suffix_is_refused_before_it_fails_in_a_call():
     Manager.register_patch(f"{HERE}.double", targets.forgotten_suffix)
@@ -69,7 +68,6 @@ def test_a_wrapper_without_the_suffix_is_refused_before_it_fails_in_a_call():
     assert targets.double(1) == 2
 
 
-@pytest.mark.guards(12)
 @pytest.mark.guards(12)
 def test_a_missing_target_is_an_error_with_near_names_and_nothing_is_planted():
     import megatron.core.transformer.mlp as mlp
@@ -146,7 +144,6 @@ def test_applying_twice_changes_nothing():
 
 
 @pytest.mark.guards(20, 30)
-@pytest.mark.guards(20)
 def test_apply_remove_apply_restores_the_replacement_too():
     original = targets.double
     Manager.register_patch(f"{HERE}.double", targets.triple)
@@ -160,7 +157,6 @@ def test_apply_remove_apply_restores_the_replacement_too():
     assert targets.double(1) == ("bracket", 3)
 
 
-@pytest.mark.guards(20)
 @pytest.mark.guards(20)
 def test_one_patch_can_be_suspended_and_is_applied_is_a_truth_value_and_can_be_called():
     original = targets.double
