@@ -69,7 +69,10 @@ def _become(script: str, arguments: Sequence[str]) -> None:
         source = file.read()
     try:
         exec(compile(source, path, "exec"), module.__dict__)
-    except MindSpeedError:
+    except MindSpeedError as error:
+        from mindspeed.activation import joining
+
+        joining.tell(error)
         raise
     except (Exception, KeyboardInterrupt) as error:
         frame = error.__traceback__.tb_next if error.__traceback__ is not None else None

@@ -58,6 +58,7 @@ def pretrain(ctx: click.Context, request: Request, processes: Processes, train: 
     the sources of Python's standard library. Sizes and the model's shape are those of --help; a job file (-f) has
     them under 'world', and the options of training under 'train'. Ctrl-C saves and ends.
     """
+    from mindspeed.activation import joining
     from mindspeed.plugins.problems import MindSpeedError
     from mindspeed.training.job import make_job
     from mindspeed.training.launch import joined, leave_problems
@@ -70,7 +71,10 @@ def pretrain(ctx: click.Context, request: Request, processes: Processes, train: 
             ctx.exit(_start(job, job_file, processes))
         _join(job, job_file, rank)
     except MindSpeedError as error:
-        if rank is None or rank["LOCAL_RANK"] == "0":  # the others of a node have the same to say
+        if rank is None:
+            raise
+        joining.tell(error, {**os.environ, **rank})
+        if rank["LOCAL_RANK"] == "0":  # the others of a node have the same to say
             raise
         leave_problems(error)
         ctx.exit(PROBLEMS)

@@ -39,6 +39,7 @@ def run(ctx: click.Context, request: Request, processes: Processes, script: str,
     Inside a job of torchrun or Slurm this process joins the job. The exit status is that of the script.
     """
     from mindspeed import doctor
+    from mindspeed.activation import joining
     from mindspeed.cli import bootstrap
     from mindspeed.plugins.problems import MindSpeedError
     from mindspeed.registry import PLAN_VARIABLE, write_plan
@@ -51,7 +52,11 @@ def run(ctx: click.Context, request: Request, processes: Processes, script: str,
         job = _alone()
     bootstrap.look_beside(script)
     world_size = int(job["WORLD_SIZE"]) if job else processes.world_size
-    plan, arguments = _resolve(request, script, arguments, world_size)
+    try:
+        plan, arguments = _resolve(request, script, arguments, world_size)
+    except MindSpeedError as error:
+        joining.tell(error, {**os.environ, **(job or {})})
+        raise
     with tempfile.TemporaryDirectory(prefix="mindspeed-run-") as folder:
         path = Path(folder) / "plan.json"
         write_plan(plan, path)

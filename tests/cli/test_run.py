@@ -138,3 +138,24 @@ def test_arguments_that_the_script_never_gives_megatron_are_named(run):
     done = run("print('trained')", options=["--features", "async-ddp"])
     assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
     assert "mindspeed: nothing in the script took overlap_grad_reduce (async-ddp)\n" in done.stderr
+
+
+@pytest.mark.guards(38, processes=True)
+def test_a_failure_of_rank_0_before_its_process_group_is_what_the_job_ends_with(run):
+    done = run(
+        """
+        import os
+        if os.environ["RANK"] == "0":
+            raise OSError("no compiler")
+        import torch.distributed as dist
+        dist.init_process_group("gloo")
+        """,
+        options=["--nproc", "2"],
+    )
+    assert done.returncode == 1
+    assert "OSError: no compiler" in done.stderr
+    (told,) = [line for line in done.stderr.splitlines() if line.startswith("MS6")]
+    assert told in (  # whichever process is gone first
+        "MS604 rank 0 ended with exit status 1; the other ranks were stopped",
+        "MS612 rank 0 failed while the job was set up: OSError: no compiler",
+    )
