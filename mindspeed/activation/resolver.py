@@ -156,7 +156,11 @@ def _owners_of_sizes(state: State) -> Iterator[tuple[str, Active]]:
                 state.problems.append(Problem("MS210", text, (owner,), fix=f"drop --without {owner} or set --{size} 1"))
         elif size != "dp":
             text = f"the {meaning} is {value}, and no installed feature provides it"
-            state.problems.append(Problem("MS209", text, fix=f"--{size} 1"))
+            fix = f"--{size} 1"
+            if state.catalog.not_loaded:
+                text = f"the {meaning} is {value}, and no built-in or named feature provides it"
+                fix += ", or name the feature of another distribution that does"
+            state.problems.append(Problem("MS209", text, fix=fix))
 
 
 def _level_one(state: State) -> Iterator[tuple[str, Active]]:

@@ -121,6 +121,7 @@ def test_the_example_is_installed_listed_activated_and_removed(environment, tmp_
     assert done.returncode == 0, done.stderr
     own_tests = environment.run("-m", "pytest", "-q", "-p", "no:cacheprovider", str(copy / "tests"))
     assert own_tests.returncode == 0, own_tests.stdout
+    assert "14 passed, 1 skipped" in own_tests.stdout, "the suite without its proof, and the tests of the package"
     environment.pip("uninstall", "--yes", "acme-mindspeed")
     assert "acme-z-loss" not in environment.features()
 
