@@ -11,6 +11,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from mindspeed.ops.ffn import ffn as ffn
+    from mindspeed.ops.fusion_attention import fusion_attention as fusion_attention
     from mindspeed.ops.npu_dropout_add_layer_norm import npu_dropout_add_layer_norm as npu_dropout_add_layer_norm
     from mindspeed.ops.npu_fused_moe_token_permute import npu_fused_moe_token_permute as npu_fused_moe_token_permute
     from mindspeed.ops.npu_fused_moe_token_unpermute import npu_fused_moe_token_unpermute as npu_fused_moe_token_unpermute
@@ -19,10 +21,13 @@ if TYPE_CHECKING:
     from mindspeed.ops.npu_matmul_add_fp32 import npu_matmul_add_fp32 as npu_matmul_add_fp32
     from mindspeed.ops.npu_ring_attention_update import npu_ring_attention_update as npu_ring_attention_update
     from mindspeed.ops.npu_rotary_position_embedding import npu_rotary_position_embedding as npu_rotary_position_embedding
+    from mindspeed.ops.quant_gmm import quant_gmm as quant_gmm
     from mindspeed.ops.rms_norm import rms_norm as rms_norm
     from mindspeed.ops.swiglu import swiglu as swiglu
 
 OPERATORS: Final = (
+    "ffn",
+    "fusion_attention",
     "npu_dropout_add_layer_norm",
     "npu_fused_moe_token_permute",
     "npu_fused_moe_token_unpermute",
@@ -31,6 +36,7 @@ OPERATORS: Final = (
     "npu_matmul_add_fp32",
     "npu_ring_attention_update",
     "npu_rotary_position_embedding",
+    "quant_gmm",
     "rms_norm",
     "swiglu",
 )
@@ -39,10 +45,16 @@ OPERATORS: Final = (
 FURTHER: Final = {
     "npu_dropout_add_rms_norm": "npu_dropout_add_layer_norm",
     "npu_gmm_v2": "npu_gmm",
+    "npu_ffn": "ffn",
+    "npu_quant_gmm": "quant_gmm",
+    "npu_quant_gmm_v2": "quant_gmm",
+    "npu_fusion_attention": "fusion_attention",
 }
 """Further public functions, and the modules that they are in."""
 
 __all__ = [
+    "ffn",
+    "fusion_attention",
     "npu_dropout_add_layer_norm",
     "npu_fused_moe_token_permute",
     "npu_fused_moe_token_unpermute",
@@ -51,6 +63,7 @@ __all__ = [
     "npu_matmul_add_fp32",
     "npu_ring_attention_update",
     "npu_rotary_position_embedding",
+    "quant_gmm",
     "rms_norm",
     "swiglu",
 ]

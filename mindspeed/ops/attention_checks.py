@@ -1,0 +1,139 @@
+"""What `fusion_attention` refuses, and how it says so."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import Tensor
+
+from mindspeed.ops.attention_layout import LAYOUTS, head_width, heads_like, sizes
+from mindspeed.ops.attention_scores import COMPRESSED_ROWS
+from mindspeed.ops.errors import require
+
+if TYPE_CHECKING:
+    from mindspeed.ops.fusion_attention import Options
+
+_OP: Final = "fusion_attention"
+_COMPRESSED: Final = dict.fromkeys((2, 3, 4, 7, 8), (2048, 2048)) | {6: (3072, 2048)}
+_CAUSAL: Final = (0, 2, 3)
+
+
+def check_call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pse: Tensor | None,
+    mask: Tensor | None,
+    padding_mask: Tensor | None,
+    softmax_layout: str,
+    options: Options,
+) -> None:
+    """Raise OperatorError for what no kernel could compute."""
+    layout, mode = options.layout, options.mode
+    require(layout in LAYOUTS, _OP, f"input_layout is {layout}; it is one of {', '.join(LAYOUTS)}")
+    rank = 3 if layout in ("SBH", "BSH", "TND") else 4
+    shapes = [tuple(x.shape) for x in (query, key, value)]
+    require(
+        all(len(s) == rank for s in shapes), _OP, f"query, key and value have shapes {shapes}; {layout} has {rank} dimensions"
+    )
+    types = {x.dtype for x in (query, key, value)}
+    one = len(types) == 1 and query.is_floating_point()
+    require(
+        one, _OP, f"query, key and value are {query.dtype}, {key.dtype} and {value.dtype}; they must have one floating type"
+    )
+    _check_heads(query, key, value, options)
+    modes = "0 to 4 and 6 to 8" if layout == "TND" else "0 to 6"
+    taken = 0 <= mode <= 8 and (mode != 5 if layout == "TND" else mode < 7)
+    require(taken, _OP, f"sparse_mode is {mode}; the layout {layout} takes {modes}")
+    queries, keys, sequences = _check_lengths(query, key, value, options)
+    require(0 <= options.keep_prob <= 1, _OP, f"keep_prob is {options.keep_prob}; it lies between 0 and 1")
+    require(padding_mask is None, _OP, "padding_mask is reserved and must be None")
+    require(softmax_layout in ("", "TND"), _OP, f"softmax_layout is {softmax_layout}; it is empty or TND")
+    if mask is not None:
+        _check_mask(mask, (sequences, options.heads, queries, keys), options)
+    if pse is not None:
+        _check_pse(pse, query.dtype, (sequences, options.heads, queries, keys), options)
+    for name, start in (("q_start_idx", options.q_start), ("kv_start_idx", options.kv_start)):
+        require(isinstance(start, int), _OP, f"{name} is {start}; it is a list of one integer")
+
+
+def _check_heads(query: Tensor, key: Tensor, value: Tensor, options: Options) -> None:
+    heads, layout = options.heads, options.layout
+    own = heads if layout in ("SBH", "BSH") else query.shape[1 if layout in ("BNSD", "TND") else 2]
+    divides = heads > 0 and own == heads and (layout not in ("SBH", "BSH") or query.shape[-1] % heads == 0)
+    require(divides, _OP, f"query of shape {tuple(query.shape)} in the layout {layout} does not have {heads} heads")
+    groups = heads_like(key, layout, query, heads)
+    shared = groups > 0 and heads % groups == 0
+    require(shared, _OP, f"{groups} heads of the key do not divide {heads} heads of the query")
+    width = head_width(query, layout, heads)
+    require(
+        head_width(key, layout, groups) == width, _OP, f"key of shape {tuple(key.shape)} does not have heads of width {width}"
+    )
+    flat = layout in ("SBH", "BSH")
+    same = value.shape[-1] % groups == 0 if flat else heads_like(value, layout, query, heads) == groups
+    require(same, _OP, f"value of shape {tuple(value.shape)} does not have the {groups} heads of the key")
+
+
+def _check_lengths(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[int, int, int]:
+    """The (longest) number of queries and of keys, and the number of sequences."""
+    if options.layout == "TND":
+        require(key.shape[0] == value.shape[0], _OP, f"key has {key.shape[0]} tokens and value {value.shape[0]}")
+        for name, ends, x in (("actual_seq_qlen", options.q_ends, query), ("actual_seq_kvlen", options.kv_ends, key)):
+            ascending = bool(ends) and all(a <= b for a, b in zip([0, *ends], ends, strict=False))
+            whole = ascending and ends is not None and ends[-1] == x.shape[0]
+            require(whole, _OP, f"{name} is {ends}; the layout TND needs ascending ends up to {x.shape[0]}")
+        q_ends, kv_ends = options.q_ends or [], options.kv_ends or []
+        counts = f"{len(q_ends)} and {len(kv_ends)}"
+        require(len(q_ends) == len(kv_ends), _OP, f"actual_seq_qlen and actual_seq_kvlen have {counts} sequences")
+        longest = [max(b - a for a, b in zip([0, *ends], ends, strict=False)) for ends in (q_ends, kv_ends)]
+        sequences = len(q_ends)
+    else:
+        (sequences, queries), (other, keys) = sizes(query, options.layout), sizes(key, options.layout)
+        same = other == sequences and sizes(value, options.layout) == (other, keys)
+        require(
+            same, _OP, f"query, key and value have shapes {[tuple(x.shape) for x in (query, key, value)]}, of different sizes"
+        )
+        none = options.q_ends is None and options.kv_ends is None
+        require(none, _OP, f"actual_seq_qlen and actual_seq_kvlen belong to the layout TND, not to {options.layout}")
+        longest = [queries, keys]
+    if options.mode in (5, 6):
+        given = options.prefix is not None and len(options.prefix) == sequences
+        given = given and all(0 <= n <= longest[1] for n in options.prefix or [])
+        require(given, _OP, f"prefix is {options.prefix}; it is {sequences} numbers of keys, from 0 to {longest[1]}")
+    return longest[0], longest[1], sequences
+
+
+def _check_mask(mask: Tensor, sizes: tuple[int, int, int, int], options: Options) -> None:
+    require(mask.dtype in (torch.bool, torch.uint8), _OP, f"atten_mask is {mask.dtype}, not bool or uint8")
+    batch, heads, queries, keys = sizes
+    shape = tuple(mask.shape)
+    if options.layout == "TND":
+        full = len(shape) == 2 and shape[0] >= queries and shape[1] >= keys
+    else:
+        broadcasts = len(shape) == 2 or (len(shape) == 4 and shape[0] in (1, batch) and shape[1] in (1, heads))
+        full = broadcasts and shape[-2:] == (queries, keys)
+    compressed = _COMPRESSED.get(options.mode)
+    text = f"the sparse_mode {options.mode} takes {f'{list(compressed)} or ' if compressed else ''}a full mask"
+    require(full or shape == compressed, _OP, f"atten_mask has shape {shape}; {text} of {queries} x {keys}")
+
+
+def _check_pse(pse: Tensor, dtype: torch.dtype, sizes: tuple[int, int, int, int], options: Options) -> None:
+    batch, heads, queries, keys = sizes
+    shape, kind, mode = tuple(pse.shape), options.pse_type, options.mode
+    require(kind in (0, 1, 2, 3), _OP, f"pse_type is {kind}; it is 0, 1, 2 or 3")
+    require(mode not in (7, 8), _OP, f"the sparse_mode {mode} takes no pse")
+    if kind >= 2:
+        require(pse.dtype in (torch.float32, torch.float64), _OP, f"pse is {pse.dtype}; slopes are fp32")
+        require(shape in ((heads,), (batch, heads)), _OP, f"pse has shape {shape}; slopes are [{heads}] or [{batch}, {heads}]")
+        return
+    require(pse.dtype == dtype, _OP, f"pse is {pse.dtype} and the query {dtype}")
+    fits = len(shape) == 4 and shape[0] in (1, batch) and shape[1] == heads and shape[3] == keys
+    packed = options.layout == "TND"
+    rows = (COMPRESSED_ROWS,) if packed else (1, queries, *((COMPRESSED_ROWS,) if queries > COMPRESSED_ROWS else ()))
+    fits = fits and shape[2] in rows
+    allowed = " | ".join(map(str, rows))
+    require(fits, _OP, f"pse has shape {shape}; a bias is [{batch} | 1, {heads}, {allowed}, {keys}]")
+    if packed or (queries > COMPRESSED_ROWS and shape[2] == COMPRESSED_ROWS):
+        equal = options.q_ends == options.kv_ends if packed else queries == keys
+        require(equal and mode in _CAUSAL, _OP, "a pse of 1024 rows needs as many keys as queries and sparse_mode 0, 2 or 3")

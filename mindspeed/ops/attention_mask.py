@@ -1,0 +1,78 @@
+"""Which key a query sees: the sparse modes of `fusion_attention` as a window, a prefix and a mask.
+
+Query i and key j count from the start of their sequences; d is the number of keys minus the number of queries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+FULL_MASK_MODES = (0, 1, 5)
+"""Modes whose mask has an entry for every query and key; the mask of the others only says that there is one."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """Query i sees key j if ``i + first <= j <= i + last`` (None: no bound) or ``j < prefix[b]``, unless ``mask`` hides it.
+
+    ``mask`` is bool, True hidden, and broadcasts to [B, K, G, queries, keys], K groups of G heads.
+    """
+
+    queries: int
+    keys: int
+    first: int | None = None
+    last: int | None = None
+    prefix: tuple[int, ...] | None = None
+    mask: Tensor | None = None
+
+    def columns(self, start: int, end: int) -> tuple[int, int]:
+        """The range of keys outside of which the queries ``start`` to ``end`` see none."""
+        low = 0 if self.first is None or self.prefix else max(0, start + self.first)
+        high = self.keys if self.last is None else min(self.keys, end + self.last)
+        if self.prefix:
+            high = max(high, *self.prefix)
+        return low, max(low, min(high, self.keys))
+
+    def hidden(self, rows: tuple[int, int], columns: tuple[int, int], device: torch.device) -> Tensor | None:
+        """True where a query of ``rows`` does not see a key of ``columns``; None if all are seen."""
+        i = torch.arange(*rows, device=device)[:, None]
+        j = torch.arange(*columns, device=device)
+        hidden: Tensor | None = None
+        if self.last is not None:
+            hidden = j > i + self.last
+        if self.first is not None:
+            before = j < i + self.first
+            hidden = before if hidden is None else hidden | before
+        if hidden is not None and self.prefix is not None:
+            ends = torch.tensor(self.prefix, device=device).view(-1, 1, 1, 1, 1)
+            hidden = hidden & (j >= ends)
+        if self.mask is not None:
+            masked = self.mask[..., rows[0] : rows[1], columns[0] : columns[1]]
+            hidden = masked if hidden is None else hidden | masked
+        return hidden
+
+
+def sight(
+    mode: int,
+    queries: int,
+    keys: int,
+    before: int,
+    after: int,
+    prefix: tuple[int, ...] | None,
+    mask: Tensor | None,
+    at_edge: bool,
+) -> Sight:
+    """What one sequence sees under a sparse mode; ``at_edge``: it is the one that modes 7 and 8 give a band."""
+    shift = keys - queries
+    if mode == 0:
+        return Sight(queries, keys, -before, after, mask=mask)
+    if mode == 1:
+        return Sight(queries, keys, mask=mask)
+    if mode == 4 or (mode in (7, 8) and at_edge):
+        return Sight(queries, keys, shift - before, shift + after)
+    if mode in (5, 6):
+        return Sight(queries, keys, last=shift, prefix=prefix, mask=mask if mode == 5 else None)
+    return Sight(queries, keys, last=0 if mode in (2, 8) else shift)

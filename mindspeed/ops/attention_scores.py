@@ -1,0 +1,108 @@
+"""Logits of attention, block by block: scale, position bias, sight and dropout of one batch of equally long sequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from mindspeed.ops.attention_mask import Sight
+from mindspeed.ops.numerics import wide
+
+COMPRESSED_ROWS: Final = 1024
+_GOLDEN, _FIRST, _SECOND = (c - (1 << 64) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """A mask that is a function of the seed and of the number of the element: any block of it can be made at any time."""
+
+    keep: float
+    seed: Tensor
+    first: int
+    shape: tuple[int, int, int, int, int]
+
+    def factors(self, rows: Span, columns: Span, dtype: torch.dtype) -> Tensor:
+        """``1 / keep`` for kept elements of a block [B, K, G, rows, columns], 0 for dropped ones."""
+        b, k, g, queries, keys = self.shape
+        device = self.seed.device
+        head = torch.arange(b * k * g, device=device).view(b, k, g, 1, 1)
+        row = head * queries + torch.arange(*rows, device=device)[:, None]
+        z = (row * keys + torch.arange(*columns, device=device) + self.first) * _GOLDEN + self.seed
+        # the finalizer of splitmix64 (Steele, Lea, Flood 2014); torch shifts int64 arithmetically, hence the masks
+        z = (z ^ (z >> 30 & (1 << 34) - 1)) * _FIRST
+        z = (z ^ (z >> 27 & (1 << 37) - 1)) * _SECOND
+        z = z ^ (z >> 31 & (1 << 33) - 1)
+        kept = (z >> 40 & (1 << 24) - 1) < round(self.keep * (1 << 24))
+        return kept.to(dtype) * (1 / self.keep if self.keep > 0 else 0.0)
+
+
+@dataclass(frozen=True)
+class Bias:
+    """Position bias: type 0 and 1 a tensor [B | 1, K, G, rows, keys], 2 and 3 slopes [B | 1, K, G, 1, 1].
+
+    ``compressed``: the tensor has the last 1024 rows only; an earlier row repeats its first row, moved along the diagonal.
+    """
+
+    kind: int
+    tensor: Tensor
+    q_start: int
+    kv_start: int
+    compressed: bool
+
+    def _places(self, rows: Span, columns: Span) -> tuple[Tensor, Tensor]:
+        keys, device = self.tensor.shape[-1], self.tensor.device
+        i = torch.arange(*rows, device=device)[:, None]
+        row = (i - (keys - COMPRESSED_ROWS)).clamp(0, COMPRESSED_ROWS - 1)
+        column = torch.arange(*columns, device=device) + keys - COMPRESSED_ROWS + row - i
+        return row.expand_as(column), column.clamp(0, keys - 1)
+
+    def block(self, rows: Span, columns: Span) -> Tensor:
+        if self.kind >= 2:
+            i = torch.arange(*rows, device=self.tensor.device)[:, None] + self.q_start
+            distance = (i - torch.arange(*columns, device=self.tensor.device) - self.kv_start).abs().to(self.tensor.dtype)
+            return -self.tensor * (distance if self.kind == 2 else distance.sqrt())
+        if self.compressed:
+            row, column = self._places(rows, columns)
+            return wide(self.tensor[..., row, column])
+        rows = rows if self.tensor.shape[-2] > 1 else (0, 1)
+        return wide(self.tensor[..., slice(*rows), slice(*columns)])
+
+    def add_gradient(self, grad: Tensor, dlogits: Tensor, rows: Span, columns: Span) -> None:
+        """Add the gradient of one block to ``grad``, which has the shape of the tensor."""
+        if grad.shape[0] == 1:
+            dlogits = dlogits.sum(0, keepdim=True)
+        if self.compressed:
+            row, column = self._places(rows, columns)
+            flat = grad.view(*grad.shape[:3], -1)
+            flat.index_add_(-1, (row * grad.shape[-1] + column).flatten(), dlogits.flatten(-2))
+            return
+        if grad.shape[-2] == 1:
+            grad[..., slice(*columns)] += dlogits.sum(-2, keepdim=True)
+        else:
+            grad[..., slice(*rows), slice(*columns)] += dlogits
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Everything between queries and keys and their probabilities."""
+
+    scale: float
+    sight: Sight
+    bias: Bias | None
+    dropout: Dropout | None
+
+    def logits(self, products: Tensor, rows: Span, columns: Span) -> Tensor:
+        """Masked logits of a block from its products [B, K, G, rows, columns]; a hidden one is -inf."""
+        if self.bias is None:
+            logits = products * self.scale
+        elif self.bias.kind == 1:
+            logits = (products + self.bias.block(rows, columns)) * self.scale
+        else:
+            logits = products * self.scale + self.bias.block(rows, columns)
+        hidden = self.sight.hidden(rows, columns, products.device)
+        return logits if hidden is None else logits.masked_fill(hidden, -torch.inf)

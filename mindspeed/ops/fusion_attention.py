@@ -1,0 +1,320 @@
+"""Attention without the score matrix: all layouts, sparse modes, position biases, shared key heads, regenerated dropout.
+
+``P = softmax(masked logits)``, logits ``scale (Q K^T + pse)`` for type 1 and ``scale Q K^T + pse`` otherwise,
+``out = dropout(P) V``; a query that sees no key gives zeros, maximum -inf and sum 0. Computed in fp32 (fp64 for fp64 input) in
+strips of queries and rounded once. Saved for backward: query, key, value, bias, mask, the result, the maximum and the sum
+of each row, and the seed of the dropout mask; never probabilities or the mask of the dropout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mindspeed.ops import attention_strips
+from mindspeed.ops.attention_checks import check_call
+from mindspeed.ops.attention_layout import head_view, head_width, heads_like, ranges_of, sequence_view, sizes
+from mindspeed.ops.attention_mask import FULL_MASK_MODES, sight
+from mindspeed.ops.attention_scores import COMPRESSED_ROWS, Bias, Dropout, Scores
+from mindspeed.ops.library import define
+from mindspeed.ops.npu_ring_attention_update import sequence_major
+from mindspeed.ops.numerics import wide_type
+
+LANES = 8
+UNBOUNDED = 2147483647
+
+
+class Options(NamedTuple):
+    """What a call says beside its tensors, in the order of the schema."""
+
+    heads: int
+    layout: str
+    scale: float
+    keep_prob: float
+    before: int
+    after: int
+    prefix: list[int] | None
+    q_ends: list[int] | None
+    kv_ends: list[int] | None
+    mode: int
+    pse_type: int
+    q_start: int
+    kv_start: int
+
+
+def fusion_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    head_num: int,
+    input_layout: str,
+    *,
+    pse: Tensor | None = None,
+    padding_mask: Tensor | None = None,
+    atten_mask: Tensor | None = None,
+    scale: float = 1.0,
+    keep_prob: float = 1.0,
+    pre_tokens: int = UNBOUNDED,
+    next_tokens: int = UNBOUNDED,
+    inner_precise: int = 0,
+    prefix: Sequence[int] | None = None,
+    actual_seq_qlen: Sequence[int] | Tensor | None = None,
+    actual_seq_kvlen: Sequence[int] | Tensor | None = None,
+    sparse_mode: int = 0,
+    gen_mask_parallel: bool = True,
+    sync: bool = False,
+    pse_type: int = 1,
+    q_start_idx: Sequence[int] | None = None,
+    kv_start_idx: Sequence[int] | None = None,
+    softmax_layout: str = "",
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | int, int, int]:
+    """Give ``(out, softmax_max, softmax_sum, reserved, seed, offset, numels)``.
+
+    Layouts: SBH and BSH with H = N D, BSND, BNSD, and TND of packed sequences with cumulative ``actual_seq_qlen`` and
+    ``actual_seq_kvlen``. Key and value may have fewer heads, value another width. Statistics are [B, N, S, 8] (TND: [T, N, 8],
+    the memory of each sequence holding [N, length, 8] unless ``softmax_layout`` is TND), the last dimension a repetition.
+
+    ``atten_mask`` is bool or uint8, 1 hidden. WITHOUT IT EVERY KEY IS SEEN, whatever sparse_mode and the tokens say. With it,
+    query i sees key j, d being keys minus queries: mode 0 where the mask lets it and ``i - pre <= j <= i + next``; 1 where the
+    mask lets it; 2 ``j <= i``; 3 ``j <= i + d``; 4 ``i + d - pre <= j <= i + d + next``; 5 and 6 ``j <= i + d`` or
+    ``j < prefix[b]``; 7 as 3, the last sequence that is not empty as 4; 8 as 2, the first one as 4. Modes 2, 3, 4, 6, 7, 8 do
+    not read the mask: it may be the compressed one of [2048, 2048] (6: [3072, 2048]) or full.
+
+    ``pse_type`` 0 and 1 take ``pse`` as a bias [B | 1, N, S | 1, keys] or its last 1024 rows (causal modes), 2 and 3 take
+    fp32 slopes [N] or [B, N] of the distance ``-slope |i + q_start - j - kv_start|`` and of its root. ``seed`` is what the
+    dropout mask is made from (0 without dropout). ``inner_precise``, ``gen_mask_parallel`` and ``sync`` change nothing.
+    Raises OperatorError for other shapes, types, layouts and modes.
+    """
+    q_ends, kv_ends, prefixes = (_integers(x) for x in (actual_seq_qlen, actual_seq_kvlen, prefix))
+    starts = [0 if start is None else start for start in (_integers(q_start_idx), _integers(kv_start_idx))]
+    q_start, kv_start = (start[0] if isinstance(start, list) and len(start) == 1 else start for start in starts)
+    options = Options(
+        head_num,
+        input_layout.upper(),
+        scale,
+        keep_prob,
+        pre_tokens,
+        next_tokens,
+        prefixes,
+        q_ends,
+        kv_ends,
+        sparse_mode,
+        pse_type,
+        q_start,  # type: ignore[arg-type]  # a list of another length than one is refused below
+        kv_start,  # type: ignore[arg-type]
+    )
+    check_call(query, key, value, pse, atten_mask, padding_mask, softmax_layout, options)
+    dropping = keep_prob < 1
+    seed = torch.randint(1 << 62, (), dtype=torch.int64, device=query.device) if dropping else None
+    mask = None if atten_mask is None else atten_mask.bool()
+    out, maximum, total = torch.ops.mindspeed.fusion_attention(query, key, value, pse, mask, seed, *options)
+    stats = [stat[..., None].expand(*stat.shape, LANES).contiguous() for stat in (maximum, total)]
+    if options.layout == "TND" and softmax_layout == "" and q_ends is not None:
+        stats = [sequence_major(stat, q_ends) for stat in stats]
+    reserved = query.new_empty(0)
+    numels = _dropout_size(query, key, options) if dropping else 0
+    return out, stats[0], stats[1], reserved, 0 if seed is None else seed, 0, numels
+
+
+npu_fusion_attention = fusion_attention
+
+
+def _integers(values: Sequence[int] | Tensor | None) -> list[int] | None:
+    if values is None:
+        return None
+    return values.tolist() if isinstance(values, Tensor) else list(values)
+
+
+def _dropout_size(query: Tensor, key: Tensor, options: Options) -> int:
+    if options.layout == "TND":
+        spans = zip(ranges_of(options.q_ends), ranges_of(options.kv_ends), strict=True)
+        return options.heads * sum((q1 - q0) * (k1 - k0) for (q0, q1), (k0, k1) in spans)
+    (batch, queries), (_, keys) = sizes(query, options.layout), sizes(key, options.layout)
+    return batch * options.heads * queries * keys
+
+
+class Part(NamedTuple):
+    """A batch of equally long sequences: views of tensors as [B, K, G, S, D] (queries) and [B, K, T, D] (keys)."""
+
+    query_side: list[Tensor]
+    key_side: list[Tensor]
+    stats: list[Tensor]
+    scores: Scores
+
+
+def _parts(
+    query_side: list[Tensor],
+    key_side: list[Tensor],
+    stats: list[Tensor],
+    pse: Tensor | None,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    options: Options,
+) -> Iterator[Part]:
+    """Views of the query and key side tensors and of the statistics, with the scores: one part, or one per packed sequence."""
+    heads, layout = options.heads, options.layout
+    groups = heads_like(key_side[0], layout, query_side[0], heads)
+    split = (groups, heads // groups)
+    if layout != "TND":
+        queries = [head_view(x, layout, heads).unflatten(1, split) for x in query_side]
+        keys = [head_view(x, layout, groups) for x in key_side]
+        b, k, g, s, _ = queries[0].shape
+        dropout = None if seed is None else Dropout(options.keep_prob, seed, 0, (b, k, g, s, keys[0].shape[2]))
+        prefix = None if options.prefix is None else tuple(options.prefix)
+        scores = _scores(s, keys[0].shape[2], prefix, False, pse, mask, dropout, split, options)
+        yield Part(queries, keys, [stat.unflatten(1, split) for stat in stats], scores)
+        return
+    first, spans = 0, list(zip(ranges_of(options.q_ends), ranges_of(options.kv_ends), strict=True))
+    lengths = [q[1] - q[0] for q, _ in spans]
+    filled = [n for n, length in enumerate(lengths) if length]
+    edge = {7: filled[-1:], 8: filled[:1]}.get(options.mode, [])
+    for n, (q, kv) in enumerate(spans):
+        queries = [sequence_view(x, *q).unflatten(1, split) for x in query_side]
+        keys = [sequence_view(x, *kv) for x in key_side]
+        shape = (1, *split, lengths[n], kv[1] - kv[0])
+        dropout = None if seed is None else Dropout(options.keep_prob, seed, first, shape)
+        first += heads * shape[3] * shape[4]
+        prefix = None if options.prefix is None else (options.prefix[n],)
+        own = pse[n : n + 1] if pse is not None and pse.dim() > 1 and pse.shape[0] > 1 else pse
+        scores = _scores(*shape[3:], prefix, n in edge, own, mask, dropout, split, options)
+        yield Part(queries, keys, [stat[q[0] : q[1]].t()[None].unflatten(1, split) for stat in stats], scores)
+
+
+def _scores(
+    queries: int,
+    keys: int,
+    prefix: tuple[int, ...] | None,
+    at_edge: bool,
+    pse: Tensor | None,
+    mask: Tensor | None,
+    dropout: Dropout | None,
+    split: tuple[int, int],
+    options: Options,
+) -> Scores:
+    bias = None
+    if pse is not None:
+        compressed = _is_compressed(pse, queries, options)
+        by_head = pse[..., None, None] if options.pse_type >= 2 else pse
+        by_head = by_head if by_head.dim() == 4 else by_head[None]
+        bias = Bias(options.pse_type, by_head.unflatten(1, split), options.q_start, options.kv_start, compressed)
+    if mask is None:
+        return Scores(options.scale, sight(1, queries, keys, 0, 0, None, None, False), bias, dropout)
+    by_head = None
+    if options.mode in FULL_MASK_MODES:
+        by_head = mask[..., :queries, :keys]
+        by_head = by_head.view(*(1,) * (4 - mask.dim()), *by_head.shape)
+        by_head = by_head.unflatten(1, split) if by_head.shape[1] > 1 else by_head.unsqueeze(1)
+    seen = sight(options.mode, queries, keys, options.before, options.after, prefix, by_head, at_edge)
+    return Scores(options.scale, seen, bias, dropout)
+
+
+def _is_compressed(pse: Tensor, queries: int, options: Options) -> bool:
+    external = options.pse_type < 2 and pse.shape[-2] == COMPRESSED_ROWS
+    return external and (options.layout == "TND" or queries > COMPRESSED_ROWS)
+
+
+def _out_like(query: Tensor, key: Tensor, value: Tensor, options: Options) -> Tensor:
+    groups = heads_like(key, options.layout, query, options.heads)
+    width = head_width(value, options.layout, groups)
+    last = options.heads * width if options.layout in ("SBH", "BSH") else width
+    return query.new_empty((*query.shape[:-1], last))
+
+
+def _stats_like(query: Tensor, options: Options) -> Tensor:
+    shape = query.shape[:2] if options.layout == "TND" else sizes(query, options.layout)
+    shape = shape if options.layout == "TND" else (shape[0], options.heads, shape[1])
+    return query.new_empty(shape, dtype=wide_type(query.dtype))
+
+
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, seed: Tensor | None, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Reference: the result and lean statistics, [B, N, S] or [T, N]."""
+    options = Options(*rest)
+    out, maximum = _out_like(query, key, value, options), _stats_like(query, options)
+    total = torch.empty_like(maximum)
+    for part in _parts([query, out], [key, value], [maximum, total], pse, mask, seed, options):
+        (q, o), (k, v), stats = part.query_side, part.key_side, part.stats
+        for stat, values in zip(stats, attention_strips.forward(q, k, v, part.scores, o), strict=True):
+            stat.copy_(values)
+    return out, maximum, total
+
+
+def _backward(
+    dout: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pse: Tensor | None,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    out: Tensor,
+    maximum: Tensor,
+    total: Tensor,
+    of_pse: bool,
+    *rest: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Reference: gradients of query, key, value and, with ``of_pse``, of the bias (else empty)."""
+    options = Options(*rest)
+    dq, dk, dv = (x.new_empty(x.shape) for x in (query, key, value))
+    dpse = None if pse is None or not of_pse else pse.new_zeros(pse.shape, dtype=wide_type(pse.dtype))
+    query_side, key_side = [query, out, dout, dq], [key, value, dk, dv]
+    for n, part in enumerate(_parts(query_side, key_side, [maximum, total], pse, mask, seed, options)):
+        (q, o, do, dq_view), (k, v, dk_view, dv_view) = part.query_side, part.key_side
+        dbias = None
+        if dpse is not None:
+            own = dpse[n : n + 1] if options.layout == "TND" and dpse.shape[0] > 1 else dpse
+            dbias = own.unflatten(1, q.shape[1:3])
+        grads = (dq_view, dk_view, dv_view, dbias)
+        attention_strips.backward(grads, do, q, k, v, o, *part.stats, part.scores)
+    return dq, dk, dv, query.new_empty(0) if pse is None or dpse is None else dpse.to(pse.dtype)
+
+
+def _forward_shapes(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    options = Options(*rest[3:])
+    maximum = _stats_like(query, options)
+    return _out_like(query, key, value, options), maximum, maximum.new_empty(maximum.shape)
+
+
+def _backward_shapes(
+    dout: Tensor, query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    of_pse = rest[5]
+    dpse = pse.new_empty(pse.shape) if pse is not None and of_pse else query.new_empty(0)
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape), dpse
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.of_pse = ctx.needs_input_grad[3]
+    ctx.options = inputs[6:]
+    ctx.save_for_backward(*inputs[:6], *output)
+
+
+def _gradient(ctx: Any, dout: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    dq, dk, dv, dpse = torch.ops.mindspeed.fusion_attention_backward(dout, *ctx.saved_tensors, ctx.of_pse, *ctx.options)
+    return dq, dk, dv, dpse if ctx.of_pse else None, None, None, *(None for _ in ctx.options)
+
+
+_OPTIONS = (
+    "int heads, str layout, float scale, float keep_prob, int before, int after, int[]? prefix, int[]? q_ends, int[]? kv_ends, "
+    "int mode, int pse_type, int q_start, int kv_start"
+)
+
+define(
+    "fusion_attention(Tensor query, Tensor key, Tensor value, Tensor? pse, Tensor? mask, Tensor? seed, "
+    f"{_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    _forward,
+    _forward_shapes,
+    _save,
+    _gradient,
+)
+define(
+    "fusion_attention_backward(Tensor dout, Tensor query, Tensor key, Tensor value, Tensor? pse, Tensor? mask, Tensor? seed, "
+    f"Tensor out, Tensor maximum, Tensor total, bool of_pse, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)",
+    _backward,
+    _backward_shapes,
+)

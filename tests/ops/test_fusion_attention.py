@@ -1,0 +1,592 @@
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+from mindspeed.ops import fusion_attention, npu_fusion_attention, npu_ring_attention_update
+from mindspeed.ops.attention_scores import Dropout
+from mindspeed.ops.errors import OperatorError
+from mindspeed.ops.fusion_attention import Options, _backward, _forward
+from mindspeed.ops.npu_ring_attention_update import sequence_major
+from tests.ops.attention_formula import (
+    KV_LENGTHS,
+    MASKS,
+    PREFIX,
+    Q_LENGTHS,
+    B,
+    D,
+    N,
+    S,
+    T,
+    bias_of,
+    dense,
+    ends,
+    full_mask,
+    packed_dense,
+    packed_qkv,
+    qkv,
+    sight,
+    to_layout,
+)
+from tests.ops.operator_checks import (
+    TOLERANCE,
+    assert_same_in_inference_mode,
+    assert_same_when_compiled,
+    assert_same_when_recomputed,
+    randn,
+    strided,
+)
+
+DENSE = ("SBH", "BSH", "BSND", "BNSD")
+PSE_TYPES = (None, 0, 1, 2, 3)
+CELLS = [(layout, mode, pse) for layout in DENSE for mode in range(7) for pse in PSE_TYPES]
+PACKED = [(mode, pse) for mode in (0, 1, 2, 3, 4, 6) for pse in (None, 2, 3)] + [(7, None), (8, None)]
+
+
+def masks(mode, queries=S, keys=T):
+    return full_mask(queries, keys) if mode in (0, 1) else torch.zeros(queries, keys) > 0 if mode == 5 else MASKS[mode]
+
+
+def options(mode, **more):
+    given = {"sparse_mode": mode, "atten_mask": masks(mode), "scale": 0.5, "pre_tokens": 2, "next_tokens": 1}
+    return given | ({"prefix": PREFIX} if mode in (5, 6) else {}) | more
+
+
+def seen_by(mode, queries=S, keys=T):
+    """[B, 1, queries, keys]."""
+    mask = full_mask(queries, keys) if mode in (0, 1) else None
+    return torch.stack([sight(mode, queries, keys, prefix=PREFIX[b], mask=mask) for b in range(B)])[:, None]
+
+
+def assert_agrees(function, reference, inputs, tolerance=1e-10):
+    """Values of all three results and gradients of the first one."""
+    got, expected = function(*inputs), reference(*inputs)
+    for value, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(value, other, rtol=tolerance, atol=tolerance)
+    cotangent = randn(*expected[0].shape, seed=9, grad=False)
+    wanted = [x for x in inputs if x.requires_grad]
+    pairs = (torch.autograd.grad(results[0], wanted, cotangent) for results in (got, expected))
+    for value, other in zip(*pairs, strict=True):
+        torch.testing.assert_close(value, other, rtol=tolerance, atol=tolerance)
+
+
+def check_dense(layout, mode, pse_type):
+    q, k, v = qkv()
+    slopes = randn(B, N, seed=6, grad=False).abs()
+    pse = {None: None, 0: randn(B, N, S, T, seed=5), 1: randn(1, N, S, T, seed=5)}.get(pse_type, slopes)
+
+    def fused(q, k, v, *pse):
+        more = {"pse": pse[0], "pse_type": pse_type} if pse else {}
+        call = fusion_attention(*(to_layout(x, layout) for x in (q, k, v)), N, layout.lower(), **options(mode, **more))
+        return call[0], *(stat[..., 0] for stat in call[1:3])
+
+    def expected(q, k, v, *pse):
+        bias = bias_of(pse[0], pse_type, S, T) if pse else None
+        out, *stats = dense(q, k, v, seen_by(mode), bias, pse_type)
+        return to_layout(out, layout), *stats
+
+    assert_agrees(fused, expected, (q, k, v, *([] if pse is None else [pse])))
+
+
+@pytest.mark.parametrize(("layout", "mode", "pse_type"), CELLS)
+def test_every_layout_sparse_mode_and_bias_agrees_with_the_dense_formula(layout, mode, pse_type):
+    check_dense(layout, mode, pse_type)
+
+
+def packed_call(mode, q_lengths=Q_LENGTHS, kv_lengths=KV_LENGTHS, **more):
+    lengths = {"actual_seq_qlen": ends(q_lengths), "actual_seq_kvlen": ends(kv_lengths), "softmax_layout": "TND"}
+    given = options(mode, **lengths) | ({"prefix": [1, 2, 3, 4, 0]} if mode == 6 else {})
+    given |= {"atten_mask": full_mask(8, 8)} if mode in (0, 1) else {}
+
+    def call(q, k, v):
+        out, *stats = fusion_attention(q, k, v, N, "tnd", **(given | more))[:3]
+        return out, *(stat[..., 0] for stat in stats)
+
+    return call
+
+
+def packed_sight(mode, q_lengths=Q_LENGTHS, kv_lengths=KV_LENGTHS):
+    filled = [n for n, length in enumerate(q_lengths) if length]
+    edge = {7: filled[-1], 8: filled[0]}.get(mode)
+    mask = full_mask(8, 8) if mode in (0, 1) else None
+    sizes = list(zip(q_lengths, kv_lengths, strict=True))
+    return lambda n: sight(mode, *sizes[n], prefix=[1, 2, 3, 4, 0][n], edge=n == edge, mask=mask)
+
+
+@pytest.mark.parametrize(("mode", "pse_type"), PACKED)
+def test_packed_sequences_agree_with_the_dense_formula_of_each(mode, pse_type):
+    slopes = randn(len(Q_LENGTHS), N, seed=6, grad=False).abs()
+    more = {} if pse_type is None else {"pse": slopes, "pse_type": pse_type}
+    bias = None if pse_type is None else lambda n: bias_of(slopes[n], pse_type, Q_LENGTHS[n], KV_LENGTHS[n])
+
+    def expected(q, k, v):
+        return packed_dense(q, k, v, Q_LENGTHS, KV_LENGTHS, packed_sight(mode), bias, pse_type)
+
+    assert_agrees(packed_call(mode, **more), expected, packed_qkv())
+
+
+@pytest.mark.parametrize("mode", [0, 2, 3])
+@pytest.mark.parametrize("pse_type", [0, 1])
+def test_packed_sequences_take_a_bias_of_1024_rows(mode, pse_type):
+    """A bias of distance alone: rows of any sequence are rows of the longest, moved along the diagonal."""
+    lengths = [0, 3, 5, 1, 0]
+    slopes, rows = randn(5, N, 1, 1, seed=6, grad=False), torch.arange(1024)[:, None] - 1024 + 5
+    pse = (slopes * (torch.arange(5) - rows)).detach()
+    mask = torch.ones(8, 8).triu(1) > 0
+    more = {"pse": pse, "pse_type": pse_type} | ({"atten_mask": mask, "next_tokens": 0} if mode == 0 else {})
+
+    def seen(n):
+        return sight(mode, lengths[n], lengths[n], post=0, mask=mask if mode == 0 else None)
+
+    def bias(n):
+        return slopes[n : n + 1] * (torch.arange(lengths[n]) - torch.arange(lengths[n])[:, None])
+
+    def expected(q, k, v):
+        return packed_dense(q, k, v, lengths, lengths, seen, bias, pse_type)
+
+    inputs = packed_qkv(q_lengths=lengths, kv_lengths=lengths)
+    assert_agrees(packed_call(mode, lengths, lengths, **more), expected, inputs)
+
+
+@pytest.mark.parametrize("pse_type", [0, 1])
+def test_a_bias_of_1024_rows_stands_for_all_rows_and_gets_their_gradient(pse_type):
+    length = 1030
+    q, k, v = (randn(1, 2, length, 2, seed=s, grad=False, dtype=torch.float32) for s in (1, 2, 3))
+    slope = torch.tensor([0.01, 0.2]).view(1, 2, 1, 1).requires_grad_()
+    relative = torch.arange(length) - torch.arange(length)[:, None]
+    results = []
+    for rows in (1024, length):
+        out = fusion_attention(
+            q, k, v, 2, "BNSD", pse=slope * relative[-rows:], pse_type=pse_type, atten_mask=MASKS[3], sparse_mode=3
+        )[0]
+        results.append((out, *torch.autograd.grad(out.square().sum(), slope)))
+    for compressed, full in zip(*results, strict=True):
+        torch.testing.assert_close(compressed, full, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(B, N, 1, T), (1, N, S, T), (B, N, S, T)])
+def test_a_bias_may_be_shared_by_rows_or_by_the_batch_and_gets_its_gradient(shape):
+    q, k, v = qkv()
+    pse = randn(*shape, seed=5)
+
+    def fused(q, k, v, pse):
+        return fusion_attention(q, k, v, N, "BNSD", pse=pse, pse_type=0, **options(3))[0]
+
+    torch.testing.assert_close(fused(q, k, v, pse), dense(q, k, v, seen_by(3), pse, 0)[0])
+    assert torch.autograd.gradcheck(fused, (q, k, v, pse), fast_mode=True)
+
+
+@pytest.mark.parametrize("pse_type", [2, 3])
+def test_slopes_per_head_and_a_moved_diagonal(pse_type):
+    q, k, v = qkv()
+    slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625])
+    call = fusion_attention(q, k, v, N, "BNSD", pse=slopes, pse_type=pse_type, q_start_idx=[3], kv_start_idx=[1], **options(2))
+    bias = bias_of(slopes, pse_type, S, T, 3, 1)
+    torch.testing.assert_close(call[0], dense(q, k, v, seen_by(2), bias, pse_type)[0])
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("width", [1, 4, 6])
+def test_shared_key_heads_and_other_widths_of_the_value(groups, width):
+    q, k, v = qkv(groups, width)
+    out, *stats = fusion_attention(q, k, v, N, "BNSD", **options(2))[:3]
+    expected, *_ = dense(q, k, v, seen_by(2))
+    torch.testing.assert_close(out, expected)
+    assert [stat.shape for stat in stats] == [(B, N, S, 8)] * 2
+    assert torch.autograd.gradcheck(lambda *x: fusion_attention(*x, N, "BNSD", **options(2))[0], (q, k, v), fast_mode=True)
+
+
+def test_it_agrees_with_torch():
+    q, k, v = (randn(2, 4, 33, 16, dtype=torch.float32, seed=s) for s in (1, 2, 3))
+    out = fusion_attention(q, k, v, 4, "BNSD", scale=0.25, atten_mask=MASKS[2], sparse_mode=2)[0]
+    torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v, is_causal=True), rtol=1e-5, atol=1e-5)
+
+
+def test_without_a_mask_every_key_is_seen():
+    q, k, v = qkv()
+    out = fusion_attention(q, k, v, N, "BNSD", scale=0.5, sparse_mode=2, pre_tokens=0, next_tokens=0)[0]
+    torch.testing.assert_close(out, dense(q, k, v, torch.ones(S, T, dtype=torch.bool))[0])
+
+
+@pytest.mark.parametrize("shape", [(B, N, S, T), (B, 1, S, T), (1, 1, S, T), (S, T)])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8])
+def test_masks_of_every_shape(shape, dtype):
+    q, k, v = qkv()
+    mask = torch.rand(shape, generator=torch.Generator().manual_seed(1)) < 0.4
+    out = fusion_attention(q, k, v, N, "BNSD", scale=0.5, atten_mask=mask.to(dtype))[0]
+    torch.testing.assert_close(out, dense(q, k, v, ~mask)[0])
+
+
+@pytest.mark.parametrize("length", [1, 2047, 2048, 2049])
+def test_the_compressed_causal_mask_is_the_full_one_at_any_length(length):
+    q, k, v = (randn(1, 1, length, 2, seed=s, grad=False, dtype=torch.float32) for s in (1, 2, 3))
+    compressed = fusion_attention(q, k, v, 1, "BNSD", atten_mask=MASKS[2], sparse_mode=2)[0]
+    full = torch.ones(length, length, dtype=torch.bool).triu(1)
+    assert torch.equal(compressed, fusion_attention(q, k, v, 1, "BNSD", atten_mask=full, sparse_mode=2)[0])
+    torch.testing.assert_close(compressed, fusion_attention(q, k, v, 1, "BNSD", atten_mask=full, sparse_mode=1)[0])
+
+
+def test_a_query_that_sees_nothing_gives_zeros_and_gets_no_gradient():
+    q, k, v = qkv(keys=4)
+    out, maximum, total, *_ = fusion_attention(q, k, v, N, "BNSD", atten_mask=MASKS[3], sparse_mode=3)
+    assert torch.equal(out[:, :, :3], torch.zeros_like(out[:, :, :3]))
+    assert (maximum[:, :, :3] == -torch.inf).all()
+    assert (total[:, :, :3] == 0).all()
+    out.sum().backward()
+    assert not q.grad[:, :, :3].any()
+    assert all(torch.isfinite(x.grad).all() for x in (q, k, v))
+
+
+def test_documents_of_one_packed_sequence_do_not_see_each_other():
+    q, k, v = packed_qkv(q_lengths=[3, 5], kv_lengths=[3, 5])
+    lengths = {"actual_seq_qlen": [3, 8], "actual_seq_kvlen": torch.tensor([3, 8])}
+    fusion_attention(q, k, v, N, "TND", atten_mask=MASKS[2], sparse_mode=2, **lengths)[0][:3].sum().backward()
+    assert all(x.grad[:3].any() and not x.grad[3:].any() for x in (k, v))
+
+
+@pytest.mark.parametrize(("batch", "queries"), [(0, 3), (2, 0)])
+@pytest.mark.parametrize("layout", DENSE)
+def test_no_batch_and_no_query_are_no_problem(layout, batch, queries):
+    shapes = (batch, N, queries, D), (batch, N, T, D), (batch, N, T, D)
+    q, k, v = inputs = [to_layout(randn(*s, grad=False), layout).requires_grad_() for s in shapes]
+    out = fusion_attention(q, k, v, N, layout)[0]
+    assert out.shape == q.shape
+    out.sum().backward()
+    assert all(x.grad.shape == x.shape for x in inputs)
+    assert not k.grad.any()
+
+
+def test_statistics_of_packed_sequences_lie_in_memory_by_sequence_then_head():
+    q, k, v = packed_qkv()
+    lengths = {"actual_seq_qlen": ends(Q_LENGTHS), "actual_seq_kvlen": ends(KV_LENGTHS)}
+    natural = fusion_attention(q, k, v, N, "TND", softmax_layout="TND", **lengths)
+    by_sequence = fusion_attention(q, k, v, N, "TND", **lengths)
+    assert natural[1].shape == (sum(Q_LENGTHS), N, 8)
+    for n in (1, 2):
+        assert torch.equal(sequence_major(natural[n], ends(Q_LENGTHS)), by_sequence[n])
+
+
+@pytest.mark.parametrize("layout", ["SBH", "TND"])
+def test_two_blocks_of_keys_merge_to_attention_over_all(layout):
+    if layout == "TND":
+        (q, k, v), more = packed_qkv(2, 4), {"actual_seq_qlen": [6, 9], "actual_seq_kvlen": [7, 15]}
+        blocks = [([*range(4), *range(7, 11)], [4, 8]), ([*range(4, 7), *range(11, 15)], [3, 7])]
+        calls = [(k, v, more)] + [(k[i], v[i], more | {"actual_seq_kvlen": e}) for i, e in blocks]
+        merged = {"actual_seq_qlen": [0, 6, 9], "layout": "TND"}
+    else:
+        q, k, v = (to_layout(x, "SBH") for x in qkv(width=4))
+        calls = [(k, v, {}), (k[:4], v[:4], {}), (k[4:], v[4:], {})]
+        merged = {}
+    whole, first, second = (fusion_attention(q, *kv, N, layout, **more)[:3] for *kv, more in calls)
+    with torch.no_grad():
+        for value, expected in zip(npu_ring_attention_update(*first, *second, **merged), whole, strict=True):
+            torch.testing.assert_close(value, expected)
+
+
+def drop_factors(seed, keep, shape, first=0):
+    b, n, s, t = shape
+    factors = Dropout(keep, torch.as_tensor(seed), first, (b, n, 1, s, t)).factors((0, s), (0, t), torch.float64)
+    return factors.view(shape)
+
+
+@pytest.mark.parametrize("keep", [0.7, 0.0])
+def test_dropout_is_regenerated_from_its_seed(keep):
+    inputs = qkv()
+
+    def fused(q, k, v):
+        torch.manual_seed(4)
+        return fusion_attention(q, k, v, N, "BNSD", keep_prob=keep, **options(2))
+
+    *_, seed, offset, numels = fused(*inputs)
+    assert (offset, numels) == (0, B * N * S * T)
+    factors = drop_factors(seed, keep, (B, N, S, T))
+    assert_agrees(
+        lambda *x: (fused(*x)[0], *(s[..., 0] for s in fused(*x)[1:3])),
+        lambda *x: dense(*x, seen_by(2), factors=factors),
+        inputs,
+    )
+
+
+def test_dropout_of_packed_sequences_counts_on_from_one_to_the_next():
+    inputs = packed_qkv()
+    sizes = [q * k * N for q, k in zip(Q_LENGTHS, KV_LENGTHS, strict=True)]
+
+    def fused(q, k, v):
+        torch.manual_seed(4)
+        lengths = {"actual_seq_qlen": ends(Q_LENGTHS), "actual_seq_kvlen": ends(KV_LENGTHS)}
+        return fusion_attention(q, k, v, N, "TND", keep_prob=0.6, scale=0.5, **lengths)
+
+    *_, seed, _, numels = fused(*inputs)
+    assert numels == sum(sizes)
+
+    def factors(n):
+        return drop_factors(seed, 0.6, (1, N, Q_LENGTHS[n], KV_LENGTHS[n]), sum(sizes[:n]))
+
+    def everything(n):
+        return torch.ones(Q_LENGTHS[n], KV_LENGTHS[n], dtype=torch.bool)
+
+    expected = packed_dense(*inputs, Q_LENGTHS, KV_LENGTHS, everything, factors=factors)
+    torch.testing.assert_close(fused(*inputs)[0], expected[0])
+
+
+def test_dropout_keeps_its_share_and_does_not_repeat():
+    factors = drop_factors(1234567, 0.8, (2, 4, 256, 256))
+    assert factors.unique().tolist() == [0.0, 1.25]
+    kept = (factors > 0).double()
+    assert abs(kept.mean() - 0.8) < 2e-3
+    for shifted in (kept.roll(1, -1), kept.roll(1, -2), kept.roll(1, 1), kept.roll(1, 0)):
+        assert abs((kept * shifted).mean() - 0.64) < 3e-3
+    other = drop_factors(1234568, 0.8, (2, 4, 256, 256)) > 0
+    assert abs((kept * other).mean() - 0.64) < 3e-3
+
+
+def test_another_call_drops_other_elements_unless_the_generator_is_set_back():
+    q, k, v = qkv()
+    torch.manual_seed(1)
+    first, second = (fusion_attention(q, k, v, N, "BNSD", keep_prob=0.5)[0] for _ in range(2))
+    torch.manual_seed(1)
+    assert torch.equal(first, fusion_attention(q, k, v, N, "BNSD", keep_prob=0.5)[0])
+    assert not torch.equal(first, second)
+
+
+def test_blocks_of_a_dropout_mask_are_parts_of_the_whole():
+    drop = Dropout(0.5, torch.tensor(7), 100, (2, 2, 1, 8, 10))
+    whole = drop.factors((0, 8), (0, 10), torch.float32)
+    assert torch.equal(whole[..., 3:5, 2:9], drop.factors((3, 5), (2, 9), torch.float32))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("mode", [0, 2, 4, 6])
+def test_the_size_of_the_strips_does_not_matter(monkeypatch, mode, rows):
+    monkeypatch.setattr("mindspeed.ops.attention_strips._ROWS", rows)
+    monkeypatch.setattr("mindspeed.ops.attention_strips._NUMBERS", 1)
+    check_dense("SBH", mode, 1)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_values_and_gradients_are_close_to_the_fp64_formula(dtype):
+    inputs = [x.detach().to(dtype).requires_grad_() for x in qkv(2, 4, 65, 65)]
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    mask = full_mask(65, 65)
+    out, maximum, total, *_ = fusion_attention(*inputs, N, "BNSD", scale=0.5, atten_mask=mask)
+    expected = dense(*exact, ~mask)
+    assert out.dtype == dtype
+    assert maximum.dtype == total.dtype == torch.float32
+    dout = randn(*out.shape, seed=8, grad=False).to(dtype)
+    out.backward(dout)
+    expected[0].backward(dout.double())
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(out.double(), expected[0], rtol=tolerance, atol=tolerance)
+    for stat, reference in zip((maximum, total), expected[1:], strict=True):
+        torch.testing.assert_close(stat[..., 0].double(), reference, rtol=1e-4, atol=1e-4)
+    for x, reference in zip(inputs, exact, strict=True):
+        scale = float(reference.grad.abs().max())
+        torch.testing.assert_close(x.grad.double(), reference.grad, rtol=tolerance, atol=tolerance * scale)
+
+
+def test_a_half_precision_result_is_rounded_once():
+    q, k, v = (x.detach() for x in qkv(dtype=torch.bfloat16))
+    expected, *_ = dense(q.double(), k.double(), v.double(), seen_by(2))
+    out = fusion_attention(q, k, v, N, "BNSD", **options(2))[0]
+    assert (out == expected.to(torch.bfloat16)).float().mean() > 0.995
+
+
+def test_strided_tensors_give_the_same():
+    shapes = (S, B, N * D), (T, B, 2 * D), (T, B, 2 * 6)
+    inputs = [strided(*shape, seed=n) for n, shape in enumerate(shapes)]
+    assert not any(x.is_contiguous() for x in inputs)
+    plain = [x.detach().clone(memory_format=torch.contiguous_format).requires_grad_() for x in inputs]
+    outs = [fusion_attention(*x, N, "SBH", **options(3))[0] for x in (inputs, plain)]
+    torch.testing.assert_close(*outs)
+    for out in outs:
+        out.sum().backward()
+    for ours, other in zip(inputs, plain, strict=True):
+        torch.testing.assert_close(ours.grad, other.grad)
+
+
+def test_backward_keeps_inputs_results_and_statistics_alone():
+    q, k, v = qkv(dtype=torch.bfloat16)
+    saved: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        fusion_attention(q, k, v, N, "BNSD", keep_prob=0.9, **options(2))
+    shapes = [tuple(t.shape) for t in saved if t.dtype not in (torch.bool, torch.int64)]
+    assert sorted(shapes) == sorted([*(tuple(x.shape) for x in (q, k, v)), (B, N, S, 6), (B, N, S), (B, N, S)])
+
+
+class PeakBytes(TorchDispatchMode):
+    """The most bytes of storages made inside and alive at one time."""
+
+    def __init__(self):
+        super().__init__()
+        self.alive, self.peak = {}, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                if storage._cdata not in self.alive:
+                    self.alive[storage._cdata] = storage.nbytes()
+                    weakref.finalize(storage, self.alive.pop, storage._cdata, None)
+        self.peak = max(self.peak, sum(self.alive.values()))
+        return result
+
+
+def peak_of_training(length):
+    q, k, v, dout = (torch.randn(1, 1, length, 8) for _ in range(4))
+    how = Options(1, "BNSD", 0.3, 1.0, 0, 0, None, None, None, 2, 1, 0, 0)
+    with PeakBytes() as forward:
+        results = _forward(q, k, v, None, MASKS[2], None, *how)
+    with PeakBytes() as backward:
+        _backward(dout, q, k, v, None, MASKS[2], None, *results, False, *how)
+    return max(forward.peak, backward.peak)
+
+
+def test_twice_the_length_takes_about_twice_the_memory():
+    short, long = peak_of_training(4096), peak_of_training(8192)
+    assert long <= 2.2 * short
+    assert long < 8192 * 8192 * 4
+
+
+@pytest.mark.parametrize("layout", ["SBH", "TND"])
+def test_it_is_the_same_compiled_recomputed_and_in_inference_mode(layout):
+    if layout == "TND":
+        inputs, more = (
+            packed_qkv(dtype=torch.bfloat16),
+            {"actual_seq_qlen": ends(Q_LENGTHS), "actual_seq_kvlen": ends(KV_LENGTHS)},
+        )
+    else:
+        inputs, more = [to_layout(x.detach(), "SBH").requires_grad_() for x in qkv(dtype=torch.bfloat16)], {}
+
+    def attend(q, k, v):
+        return fusion_attention(q, k, v, N, layout, **options(3), **more)[:3]
+
+    assert_same_when_compiled(attend, *inputs)
+    assert_same_when_recomputed(attend, *inputs)
+    assert_same_in_inference_mode(attend, *inputs)
+
+
+def test_recomputing_drops_the_same_elements():
+    def attend(q, k, v):
+        return fusion_attention(q, k, v, N, "BNSD", keep_prob=0.7, **options(2))[0]
+
+    grads = []
+    for call in (attend, lambda *x: checkpoint(attend, *x, use_reentrant=False)):
+        inputs = qkv()
+        torch.manual_seed(3)
+        grads.append(torch.autograd.grad(call(*inputs).square().sum(), inputs))
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+def test_dropout_compiles_without_a_graph_break():
+    torch.compiler.reset()
+    q, k, v = qkv()
+    attend = torch.compile(lambda *x: fusion_attention(*x, N, "BNSD", keep_prob=0.5)[0], fullgraph=True, backend="aot_eager")
+    attend(q, k, v).sum().backward()
+    assert torch.isfinite(q.grad).all()
+
+
+def test_the_operators_are_registered_as_pytorch_wants_it():
+    q, k, v = (to_layout(x.detach().float(), "SBH") for x in qkv())
+    how = (N, "SBH", 0.5, 0.5, 2, 1, None, None, None, 2, 1, 0, 0)
+    pse, seed = randn(1, N, S, T, dtype=torch.float32), torch.tensor(3)
+    op = torch.ops.mindspeed.fusion_attention.default
+    inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+    torch.library.opcheck(op, (*inputs, pse, MASKS[2], seed, *how))
+    pse = pse.detach()
+    results = op(q, k, v, pse, MASKS[2], seed, *how)
+    backward = torch.ops.mindspeed.fusion_attention_backward.default
+    torch.library.opcheck(backward, (torch.ones_like(results[0]), q, k, v, pse, MASKS[2], seed, *results, True, *how))
+    lengths = ends(Q_LENGTHS), ends(KV_LENGTHS)
+    packed = (N, "TND", 0.5, 1.0, 2, 1, None, *lengths, 8, 1, 0, 0)
+    inputs = [x.float().detach().requires_grad_() for x in packed_qkv()]
+    torch.library.opcheck(op, (*inputs, None, MASKS[8], None, *packed))
+
+
+def test_the_name_of_mindspeed_is_the_same_function():
+    assert npu_fusion_attention is fusion_attention
+
+
+def ones(*shape):
+    return torch.ones(shape)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"input_layout": "NBSD"}, "input_layout is NBSD; it is one of SBH, BSH, BSND, BNSD, TND"),
+        ({"head_num": 3}, "query of shape (2, 4, 7, 4) in the layout BNSD does not have 3 heads"),
+        ({"input_layout": "BSND"}, "query of shape (2, 4, 7, 4) in the layout BSND does not have 4 heads"),
+        (
+            {"query": ones(2, 4, 4)},
+            "query, key and value have shapes [(2, 4, 4), (2, 2, 9, 4), (2, 2, 9, 6)]; BNSD has 4 dimensions",
+        ),
+        (
+            {"query": ones(2, 4, 7, 4).half()},
+            "query, key and value are torch.float16, torch.float32 and torch.float32; they must have one floating type",
+        ),
+        ({"key": ones(2, 3, 9, 4)}, "3 heads of the key do not divide 4 heads of the query"),
+        ({"key": ones(2, 2, 9, 5)}, "key of shape (2, 2, 9, 5) does not have heads of width 4"),
+        ({"value": ones(2, 4, 9, 6)}, "value of shape (2, 4, 9, 6) does not have the 2 heads of the key"),
+        (
+            {"value": ones(2, 2, 8, 6)},
+            "query, key and value have shapes [(2, 4, 7, 4), (2, 2, 9, 4), (2, 2, 8, 6)], of different sizes",
+        ),
+        ({"sparse_mode": 7}, "sparse_mode is 7; the layout BNSD takes 0 to 6"),
+        ({"sparse_mode": 5}, "prefix is None; it is 2 numbers of keys, from 0 to 9"),
+        ({"sparse_mode": 6, "prefix": [1, 10]}, "prefix is [1, 10]; it is 2 numbers of keys, from 0 to 9"),
+        ({"keep_prob": 1.2}, "keep_prob is 1.2; it lies between 0 and 1"),
+        ({"padding_mask": ones(1)}, "padding_mask is reserved and must be None"),
+        ({"softmax_layout": "BSN"}, "softmax_layout is BSN; it is empty or TND"),
+        ({"q_start_idx": [1, 2]}, "q_start_idx is [1, 2]; it is a list of one integer"),
+        ({"atten_mask": ones(7, 9)}, "atten_mask is torch.float32, not bool or uint8"),
+        (
+            {"atten_mask": ones(9, 7).bool()},
+            "atten_mask has shape (9, 7); the sparse_mode 0 takes a full mask of 7 x 9",
+        ),
+        (
+            {"atten_mask": ones(9, 7).bool(), "sparse_mode": 2},
+            "atten_mask has shape (9, 7); the sparse_mode 2 takes [2048, 2048] or a full mask of 7 x 9",
+        ),
+        ({"pse": ones(1, 4, 7, 9).half()}, "pse is torch.float16 and the query torch.float32"),
+        ({"pse": ones(1, 4, 9, 7)}, "pse has shape (1, 4, 9, 7); a bias is [2 | 1, 4, 1 | 7, 9]"),
+        ({"pse": ones(4), "pse_type": 4}, "pse_type is 4; it is 0, 1, 2 or 3"),
+        ({"pse": ones(3), "pse_type": 2}, "pse has shape (3,); slopes are [4] or [2, 4]"),
+        ({"pse": ones(4).half(), "pse_type": 3}, "pse is torch.float16; slopes are fp32"),
+        ({"actual_seq_qlen": [7]}, "actual_seq_qlen and actual_seq_kvlen belong to the layout TND, not to BNSD"),
+    ],
+)
+def test_wrong_arguments_are_refused(change, message):
+    arguments = {"query": ones(2, 4, 7, 4), "key": ones(2, 2, 9, 4), "value": ones(2, 2, 9, 6), "head_num": 4}
+    with pytest.raises(OperatorError) as error:
+        fusion_attention(**{**arguments, "input_layout": "BNSD", **change})
+    assert str(error.value) == f"MS505 fusion_attention: {message}"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sparse_mode": 5}, "sparse_mode is 5; the layout TND takes 0 to 4 and 6 to 8"),
+        ({"actual_seq_qlen": None}, "actual_seq_qlen is None; the layout TND needs ascending ends up to 9"),
+        ({"actual_seq_kvlen": [15, 14]}, "actual_seq_kvlen is [15, 14]; the layout TND needs ascending ends up to 15"),
+        ({"actual_seq_kvlen": [15]}, "actual_seq_qlen and actual_seq_kvlen have 2 and 1 sequences"),
+        ({"sparse_mode": 7, "pse": torch.ones(4), "pse_type": 2}, "the sparse_mode 7 takes no pse"),
+        ({"pse": torch.ones(1, 4, 9, 9)}, "pse has shape (1, 4, 9, 9); a bias is [2 | 1, 4, 1024, 9]"),
+        (
+            {"pse": torch.ones(1, 4, 1024, 9), "sparse_mode": 3},
+            "a pse of 1024 rows needs as many keys as queries and sparse_mode 0, 2 or 3",
+        ),
+    ],
+)
+def test_wrong_packed_arguments_are_refused(change, message):
+    arguments = {"actual_seq_qlen": [3, 9], "actual_seq_kvlen": [6, 15]}
+    q, k, v = (x.detach().float() for x in packed_qkv())
+    with pytest.raises(OperatorError) as error:
+        fusion_attention(q, k, v, N, "TND", **{**arguments, **change})
+    assert str(error.value) == f"MS505 fusion_attention: {message}"
