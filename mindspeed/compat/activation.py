@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from mindspeed import __version__, registry
 from mindspeed.activation import session
+from mindspeed.activation.joining import place_in
 from mindspeed.activation.plan import ActivationPlan, Row
 from mindspeed.activation.request import Layer
 from mindspeed.compat import arguments, flags, manager
@@ -32,6 +33,9 @@ from mindspeed.plugins.world import World
 
 SOURCE: Final = "old names"
 """Source of values in a plan that came in through the old Python names."""
+
+_ASKED: Final = (": you asked for it", " asks for it")
+"""How a plan says that a feature stands in the request itself."""
 
 _lock = threading.RLock()
 
@@ -101,13 +105,14 @@ def repatch(args: Mapping[str, Any] | Namespace) -> None:
         if old is not None and old.switch:
             change = _state.taken_out.difference if value else _state.taken_out.union
             _state.taken_out = change(old.features)
-    replan(known)
+    replan(known, again=_agrees_at_activation())
 
 
-def replan(args: Namespace | None = None) -> None:
+def replan(args: Namespace | None = None, again: bool = False) -> None:
     """Activate the plan of the features that ``args`` switches on, of registered patches, and of what others activated.
 
-    Nothing happens when that plan is active already. Says new spellings and what must be known once, on stderr.
+    When that plan is active already nothing happens, or it is activated ``again``. Says new spellings and what must be
+    known once, on stderr.
     """
     with _lock:
         active = session.current()
@@ -116,10 +121,16 @@ def replan(args: Namespace | None = None) -> None:
             _state.base = before
         _state.args = args if args is not None else _state.args
         plan, rows = _plan()
-        if before is None or before.digest != plan.digest:
+        if again or before is None or before.digest != plan.digest:
             _exchange(before, plan)
         _state.digest = plan.digest
         _say(rows)
+
+
+def _agrees_at_activation() -> bool:
+    """Whether the ranks of this job compare plans when they activate: then all must, also those that change nothing."""
+    place = place_in(os.environ)
+    return place is not None and place.kept and place.size > 1
 
 
 def withdraw() -> None:
@@ -256,7 +267,8 @@ def _layer_of(plan: ActivationPlan, above: Layer) -> Layer:
     """A plan as a request below ``above``: what it set, without the sizes that are asked for anew."""
     owners = {owner: size for size, (owner, _) in registry.catalog().owners.items()}
     gone = _state.taken_out | {name for name, size in owners.items() if size in above.world}
-    features = tuple(one.name for one in plan.features if one.name not in gone)
+    asked_for = {one.name for one in plan.features if one.why[0].endswith(_ASKED)}  # the rest follows again
+    features = tuple(one.name for one in plan.features if one.name in asked_for - gone)
     settings = {
         one.name: {key: value.value for key, value in one.settings.items() if value.source != "default"}
         for one in (*plan.base, *plan.features)

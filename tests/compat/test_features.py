@@ -93,7 +93,6 @@ def test_a_feature_that_no_argument_can_switch_on_is_said():
 
 
 @pytest.mark.guards(11)
-@pytest.mark.guards(11)
 def test_an_argument_of_a_feature_that_it_cannot_switch_on_is_an_error():
     (problem,) = problems_of(apply, features.SchemeFeature(), argv=["--quant-scheme", "w4a4"])
     assert problem.code == "MS110"
@@ -104,7 +103,6 @@ def test_an_argument_of_a_feature_that_it_cannot_switch_on_is_an_error():
     assert problem.where == place(features.SchemeFeature)
 
 
-@pytest.mark.guards(15)
 @pytest.mark.guards(15)
 def test_a_check_against_a_name_that_nobody_has_is_an_error_of_the_feature():
     (problem,) = problems_of(apply, features.DeadCheckFeature(), argv=["--dead-check"])
@@ -196,7 +194,6 @@ def test_features_of_ours_are_switched_on_by_their_old_flags_and_only_while_they
 
 
 @pytest.mark.guards(29)
-@pytest.mark.guards(29)
 def test_repatch_takes_a_dictionary_of_arguments_and_plans_again():
     apply(features.ScaleMlpFeature())
     repatch({"scale_mlp": True, "scale_mlp_factor": 4, "tensor_model_parallel_size": 2, "world_size": 2})
@@ -243,6 +240,13 @@ def test_arguments_with_several_values_become_settings(given):
     apply(features.CheckingFeature(), argv=["--checking", "--num-layers", "2", *given])
     expected = [1, 2] if given else None
     assert session.current().plan.features[0].args == {"checking_layers": expected}
+
+
+def test_what_only_followed_from_the_old_arguments_does_not_stay():
+    registry.activate(registry.plan(world={"world_size": 2}))
+    assert session.current().plan.names == ("data-parallel",)
+    repatch({"tensor_model_parallel_size": 2})
+    assert session.current().plan.names == ("tensor-parallel",)
 
 
 def test_arguments_that_nobody_knows_are_said(capsys):
