@@ -13,6 +13,7 @@ from mindspeed.activation.source import dotted, find_module, parse, read_scope
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _DESCRIPTORS: Final = ("staticmethod", "classmethod", "property")
+_KINDS: Final = {ast.FunctionDef: "function", ast.AsyncFunctionDef: "function", ast.ClassDef: "class"}
 _SAYS_NOTHING: Final = {
     # fields that name or annotate; what is left decides what the code does
     ast.FunctionDef: ("name", "args", "returns", "type_comment", "type_params"),
@@ -75,6 +76,8 @@ def _nodes(site: Site) -> list[ast.stmt]:
 def _contract(site: Site, nodes: Sequence[ast.stmt]) -> Contract:
     signatures = [text for node in nodes if (text := _signature(node, site))]
     kind = site.kind
+    if kind == "outside":  # a script beside the megatron folder
+        kind = _KINDS.get(type(nodes[-1]), "assignment")
     if len(nodes) == 1 and kind in ("function", "method"):
         given = [name for name in _decorators(nodes[0]) if name in _DESCRIPTORS]
         kind = given[0] if given else kind

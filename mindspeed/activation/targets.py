@@ -16,7 +16,7 @@ from mindspeed.activation.contracts import part_of
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
 from mindspeed.plugins.feature import Feature, FeatureArgs
 from mindspeed.plugins.manager import FeatureManager
-from mindspeed.plugins.patches import Patch
+from mindspeed.plugins.patches import Patch, Wrap
 from mindspeed.plugins.world import PARALLEL_SIZES, PLATFORMS, World
 
 _MODEL: Final = {
@@ -101,14 +101,22 @@ def _every_patch(catalog: Catalog) -> Iterator[tuple[str, str, Patch]]:
 
 
 def _seams() -> Iterator[Patch]:
-    from mindspeed.megatron import seams
+    """Every patch among the constants of the modules that declare seams, whichever of them a plan may need."""
+    from mindspeed.megatron import phases, seams
     from mindspeed.megatron.arguments import PLACES
-    from mindspeed.megatron.phases import PHASES
-    from mindspeed.plugins.patches import Wrap
 
-    yield from seams.SEAMS.values()
-    yield from PHASES
+    for module in (seams, phases):
+        for value in vars(module).values():
+            yield from _patches_in(value)
     yield from (Wrap(place.target, "mindspeed.megatron.bridge:override_fields", place.name) for place in PLACES)
+
+
+def _patches_in(value: Any) -> Iterator[Patch]:
+    if isinstance(value, Patch):
+        yield value
+    elif isinstance(value, dict | tuple | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _patches_in(inner)
 
 
 def _patches_of(feature: type[Feature[Any]]) -> Iterator[Patch]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -121,7 +122,9 @@ def test_every_patch_of_a_built_in_plan_has_a_contract(platform: str) -> None:
     features = ["data-parallel", "tensor-parallel", "pipeline-parallel", "async-ddp", "swiglu", "rms-norm", "recompute"]
     world = {"world_size": 8, "tp": 2, "pp": 2, "num_layers": 4, "num_attention_heads": 4, "hidden_size": 64}
     model = {"normalization": "RMSNorm", "gated_linear_unit": True, "activation": "silu"}
-    plan = mindspeed.plan(features, world={**world, **model}, environment=made_up(platform, "0.16.1"))
+    environment = replace(made_up(platform, "0.16.1"), training=True)
+    plan = mindspeed.plan(features, world={**world, **model}, environment=environment)
+    assert "megatron.training.arguments:validate_args" in [planned.patch.target for planned in plan.patches]
     assert [row for row in plan.rows if "contract" in row.text] == []
 
 
