@@ -156,6 +156,8 @@ def layers_of(
     layers: dict[str, Layer] = {}
     fallback: dict[str, Any] = {}
     for size, (value, names) in world.items():
+        if not complete and len(names) > 1:
+            continue  # one of them may come from the checkpoint
         decided = next((given[name] for name in names if name in given), None)
         if decided is not None:
             layer = layers.setdefault(decided.source, Layer(decided.source))

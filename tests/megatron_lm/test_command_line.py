@@ -255,9 +255,9 @@ def test_with_arguments_from_elsewhere_nothing_is_assumed(plan):
     from_file = plan("--yaml-cfg run.yaml --num-layers 8")
     assert not from_file.world.knows("num_layers")
     assert not from_file.world.knows("normalization")
-    from_checkpoint = plan("--use-checkpoint-args --num-layers 8")
-    assert from_checkpoint.world.num_layers == 8
-    assert not from_checkpoint.world.knows("hidden_size")
+    from_checkpoint = plan("--use-checkpoint-args --num-layers 8 --hidden-size 64 --num-query-groups 2")
+    assert (from_checkpoint.world.num_layers, from_checkpoint.world.hidden_size) == (8, 64)
+    assert not any(from_checkpoint.world.knows(name) for name in ("ffn_hidden_size", "num_query_groups", "dtype", "seq_length"))
 
 
 def test_old_flags_are_asked_for_only_where_megatron_lacks_something(plan):
