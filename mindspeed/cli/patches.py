@@ -62,11 +62,13 @@ def record(megatron: str | None, into: Path | None) -> None:
     """Record every patch target of a Megatron, for maintainers.
 
     Writes mindspeed/activation/contracts/VERSION.json for megatron.core, and megatron-lm-VERSION.json for a checkout;
-    mindspeed/megatron/argument_names/VERSION.json for the names of arguments. The same source gives the same files.
+    mindspeed/megatron/argument_names/VERSION.json for the names of arguments of a supported version. The same source
+    gives the same files.
     """
     from mindspeed.activation.contracts import FOLDER
     from mindspeed.activation.drift import installed_tree, source_tree
     from mindspeed.activation.drift import record as write
+    from mindspeed.activation.environment import SUPPORTED_MEGATRON, version_in
     from mindspeed.activation.targets import megatron_targets
     from mindspeed.megatron.arguments import FOLDER as NAMES
     from mindspeed.megatron.arguments import record_arguments
@@ -75,7 +77,7 @@ def record(megatron: str | None, into: Path | None) -> None:
     targets = megatron_targets(discover(import_third_parties=False))
     with installed_tree() if megatron is None else source_tree(Path(megatron)) as tree:
         files = write(tree, targets, into or FOLDER)
-        if tree.root is not None and tree.version is not None:
+        if tree.root is not None and tree.version is not None and version_in(tree.version, SUPPORTED_MEGATRON):
             names = into / NAMES.name if into is not None else NAMES
             files.append(record_arguments(tree.root / "megatron", tree.version, names))
     if wants_json():
