@@ -94,6 +94,22 @@ ARGUMENT_SEAMS: Final[tuple[Wrap, ...]] = (
 )
 """Where Megatron-LM's parsed arguments become those of the run."""
 
+CHECKPOINT_SEAMS: Final[tuple[Wrap, ...]] = (
+    Wrap(
+        f"{_TRAINING}.checkpointing:save_checkpoint",
+        f"{_TRAINING_WIRING}:with_record_saved",
+        "a checkpoint remembers the features that it was saved with",
+        phase="checkpoint",
+    ),
+    Wrap(
+        f"{_TRAINING}.checkpointing:_load_base_checkpoint",
+        f"{_TRAINING_WIRING}:with_record_compared",
+        "features that a checkpoint was saved with are compared with the plan's",
+        phase="checkpoint",
+    ),
+)
+"""Where Megatron-LM's checkpoints carry the plan."""
+
 _TAKE_BACK: Final = "features take back what a checkpoint has of them"
 
 TRAINING_SEAMS: Final[dict[str, tuple[Wrap, ...]]] = {
@@ -150,7 +166,7 @@ def seams_for(
         if known is None or not known.get(place.name, frozenset()).isdisjoint(overrides)
     ]
     loop = [seam for hook, seams in TRAINING_SEAMS.items() if hook in hooks for seam in seams]
-    above = [*filter(_is_there, ARGUMENT_SEAMS), *loop] if training else []
+    above = [*filter(_is_there, (*ARGUMENT_SEAMS, *CHECKPOINT_SEAMS)), *loop] if training else []
     return [*bridge, *(seam for hook, seam in SEAMS.items() if hook in hooks), *above]
 
 

@@ -10,13 +10,15 @@ import functools
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from mindspeed.activation import session
+from mindspeed.activation import checkpoint_state, session
+from mindspeed.activation.plan import ActivationPlan
 from mindspeed.megatron import training_flags as flags
 from mindspeed.megatron.surface import surface
 from mindspeed.megatron.training_plan import contradiction
-from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.plugins.problems import MindSpeedError, Problem, RunError
 
 Function = Callable[..., Any]
 
@@ -153,6 +155,63 @@ def with_loaded_checkpoint(original: Function) -> Function:
         return result
 
     return load_checkpoint
+
+
+def with_record_saved(original: Function) -> Function:
+    """Around ``save_checkpoint(iteration, model, ...)``: the checkpoint remembers the features that it was saved with."""
+
+    @functools.wraps(original)
+    def save_checkpoint(iteration: int, *args: Any, **kwargs: Any) -> Any:
+        result = original(iteration, *args, **kwargs)
+        active = session.current()
+        if active is not None and not kwargs.get("non_persistent_ckpt"):
+            _write_record(active.plan, iteration)
+        return result
+
+    return save_checkpoint
+
+
+def _write_record(plan: ActivationPlan, iteration: int) -> None:
+    """Write on rank 0, into the folder of the iteration, which exists also while others still write into it."""
+    import torch.distributed as dist
+    from megatron.training import get_args
+    from megatron.training.checkpointing import get_checkpoint_name
+
+    from mindspeed import registry
+
+    folder = Path(get_checkpoint_name(get_args().save, iteration, return_base_dir=True))
+    if dist.get_rank() == 0 and folder.is_dir():
+        checkpoint_state.record_of(plan, registry.catalog_for(plan.names)).write(folder)
+
+
+def with_record_compared(original: Function) -> Function:
+    """Around ``_load_base_checkpoint(load_dir, args, ...)``, whose second result is the checkpoint's folder.
+
+    Raises RunError with MS613 for every change of features after which its state cannot be taken over; a run that takes
+    only the weights (``--finetune``, ``--no-load-optim``) may change them all.
+    """
+
+    @functools.wraps(original)
+    def load_base_checkpoint(load_dir: Any, args: Any, *rest: Any, **kwargs: Any) -> Any:
+        result = original(load_dir, args, *rest, **kwargs)
+        active = session.current()
+        folder = result[1] if isinstance(result, tuple) and len(result) > 1 else None
+        if active is not None and folder and not (getattr(args, "finetune", False) or getattr(args, "no_load_optim", False)):
+            _compare_record(active.plan, Path(folder))
+        return result
+
+    return load_base_checkpoint
+
+
+def _compare_record(plan: ActivationPlan, folder: Path) -> None:
+    from mindspeed import registry
+
+    record = checkpoint_state.read_record(folder) if folder.is_dir() else None
+    if record is None:
+        return
+    found = checkpoint_state.changes(record, plan, registry.catalog_for(plan.names))
+    if refused := checkpoint_state.refusals(found, str(folder)):
+        raise RunError(refused)
 
 
 EXTRA = "mindspeed"

@@ -42,3 +42,15 @@ def test_a_resumed_run_goes_on_where_the_saved_one_was(checkout, layout, saving,
     # Megatron prints the mean of the first two losses after a start as the second one, but not so for the norm
     assert float(rest.steps[4][1]) == pytest.approx(float(whole.steps[4][1]), abs=1.1e-3)
     assert rest.report["problems"] == []
+
+
+@pytest.mark.long
+def test_a_checkpoint_is_refused_with_the_reason_where_its_features_are_gone(checkout):
+    flags = [*LLAMA, "--train-iters", "2", *split("--tensor-model-parallel-size 1")]
+    folder = checkout.folder / "checkpoints"
+    checkout.adapted(2, *flags, *DP, "--save", str(folder), "--save-interval", "1").ended_well()
+    refused = checkout.adapted(2, *flags, "--load", str(folder))
+    assert refused.status != 0
+    assert "MS613 distributed-optimizer was removed" in refused.log
+    weights = checkout.adapted(2, *flags, "--load", str(folder), "--finetune", "--no-load-optim", "--no-load-rng").ended_well()
+    assert list(weights.steps) == [1, 2]
