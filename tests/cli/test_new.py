@@ -96,11 +96,9 @@ def test_the_tests_of_a_new_package_fail_and_say_what_to_write(package, monkeypa
     assert done.returncode == 1, done.stdout + done.stderr
     assert "2 failed, 4 passed" in done.stdout
     assert "NotImplementedError: write the algorithm: the function acme_cap in acme_cap/algorithm.py" in done.stdout
-    (package / "acme_cap" / "algorithm.py").write_text("def acme_cap(x_SBH, strength):\n    return x_SBH\n")
-    done = subprocess.run([*command, "-k", "obvious_form"], cwd=package, capture_output=True, text=True, check=False)
-    assert (
-        "NotImplementedError: write what acme_cap must compute, slow and obvious: expected in tests/test_acme_cap.py"
-    ) in done.stdout
+    # the obvious form is asked for as soon as the algorithm is there
+    test = (package / "tests" / "test_acme_cap.py").read_text()
+    assert "write what acme_cap must compute, slow and obvious: expected in tests/test_acme_cap.py" in test
 
 
 REFUSED = {

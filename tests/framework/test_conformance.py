@@ -149,14 +149,6 @@ def test_a_light_module_passes_with_its_time(acme):
     assert outcome.text.endswith(" ms, no torch and no megatron at import")
 
 
-def test_applying_and_undoing_is_checked_in_a_process_of_its_own(acme):
-    outcomes = {outcome.check: outcome for outcome in application([acme()])}
-    assert (outcomes["reversible"].state, outcomes["idempotent"].state) == ("ok", "ok"), outcomes
-    assert outcomes["reversible"].text.startswith("applied and undone, ")
-    assert "acme_made" in sys.modules
-    assert outcomes["idempotent"].text == "activating twice is activating once"
-
-
 def test_a_feature_that_leaves_something_behind_is_not_reversible(acme):
     leaves = "def around(original):\n    original.__globals__['left_behind'] = object()\n"
     outcome = application([acme(("def around(original):\n", leaves))])[0]
@@ -190,17 +182,6 @@ def test_a_name_that_nobody_has_gets_near_names(acme):
         "MS201 there is neither a distribution with features nor a feature called 'acmee'\n"
         "  fix: did you mean acme or acme-made?"
     )
-
-
-def test_the_verb_prints_a_line_for_each_check(acme, mindspeed_command):
-    acme()
-    done = mindspeed_command("features", "test", "acme")
-    lines = done.stdout.splitlines()
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert lines[0] == "acme-made"
-    assert [line[2:15].strip() for line in lines[1:-1]] == list(CHECKS)
-    assert lines[1] == "  schema       ok       2 settings, all described, defaults valid, round trips by --set, YAML and JSON"
-    assert lines[-1] == "acme: 1 feature, 9 checks, none failed"
 
 
 @pytest.fixture
