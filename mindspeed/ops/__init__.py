@@ -11,14 +11,22 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from mindspeed.ops import lcal_coc as lcal_coc
     from mindspeed.ops.ffn import ffn as ffn
     from mindspeed.ops.fusion_attention import fusion_attention as fusion_attention
+    from mindspeed.ops.npu_all_to_all_all_gather_bmm import npu_all_to_all_all_gather_bmm as npu_all_to_all_all_gather_bmm
+    from mindspeed.ops.npu_bmm_reduce_scatter_all_to_all import (
+        npu_bmm_reduce_scatter_all_to_all as npu_bmm_reduce_scatter_all_to_all,
+    )
     from mindspeed.ops.npu_dropout_add_layer_norm import npu_dropout_add_layer_norm as npu_dropout_add_layer_norm
     from mindspeed.ops.npu_fused_moe_token_permute import npu_fused_moe_token_permute as npu_fused_moe_token_permute
     from mindspeed.ops.npu_fused_moe_token_unpermute import npu_fused_moe_token_unpermute as npu_fused_moe_token_unpermute
     from mindspeed.ops.npu_gmm import npu_gmm as npu_gmm
+    from mindspeed.ops.npu_grouped_mat_mul_all_reduce import npu_grouped_mat_mul_all_reduce as npu_grouped_mat_mul_all_reduce
     from mindspeed.ops.npu_groupmatmul_add_fp32 import npu_groupmatmul_add_fp32 as npu_groupmatmul_add_fp32
     from mindspeed.ops.npu_matmul_add_fp32 import npu_matmul_add_fp32 as npu_matmul_add_fp32
+    from mindspeed.ops.npu_mm_all_reduce_add_rms_norm import npu_mm_all_reduce_add_rms_norm as npu_mm_all_reduce_add_rms_norm
+    from mindspeed.ops.npu_mm_all_reduce_add_rms_norm_ import npu_mm_all_reduce_add_rms_norm_ as npu_mm_all_reduce_add_rms_norm_
     from mindspeed.ops.npu_ring_attention_update import npu_ring_attention_update as npu_ring_attention_update
     from mindspeed.ops.npu_rotary_position_embedding import npu_rotary_position_embedding as npu_rotary_position_embedding
     from mindspeed.ops.quant_gmm import quant_gmm as quant_gmm
@@ -28,19 +36,25 @@ if TYPE_CHECKING:
 OPERATORS: Final = (
     "ffn",
     "fusion_attention",
+    "lcal_coc",
+    "npu_all_to_all_all_gather_bmm",
+    "npu_bmm_reduce_scatter_all_to_all",
     "npu_dropout_add_layer_norm",
     "npu_fused_moe_token_permute",
     "npu_fused_moe_token_unpermute",
     "npu_gmm",
+    "npu_grouped_mat_mul_all_reduce",
     "npu_groupmatmul_add_fp32",
     "npu_matmul_add_fp32",
+    "npu_mm_all_reduce_add_rms_norm",
+    "npu_mm_all_reduce_add_rms_norm_",
     "npu_ring_attention_update",
     "npu_rotary_position_embedding",
     "quant_gmm",
     "rms_norm",
     "swiglu",
 )
-"""Public operators; each is a function in the module of the same name."""
+"""Public operators; each is a function in the module of the same name, and lcal_coc a module of functions."""
 
 FURTHER: Final = {
     "npu_dropout_add_rms_norm": "npu_dropout_add_layer_norm",
@@ -55,12 +69,18 @@ FURTHER: Final = {
 __all__ = [
     "ffn",
     "fusion_attention",
+    "lcal_coc",
+    "npu_all_to_all_all_gather_bmm",
+    "npu_bmm_reduce_scatter_all_to_all",
     "npu_dropout_add_layer_norm",
     "npu_fused_moe_token_permute",
     "npu_fused_moe_token_unpermute",
     "npu_gmm",
+    "npu_grouped_mat_mul_all_reduce",
     "npu_groupmatmul_add_fp32",
     "npu_matmul_add_fp32",
+    "npu_mm_all_reduce_add_rms_norm",
+    "npu_mm_all_reduce_add_rms_norm_",
     "npu_ring_attention_update",
     "npu_rotary_position_embedding",
     "quant_gmm",
@@ -74,7 +94,7 @@ class _Operators(ModuleType):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in OPERATORS and isinstance(value, ModuleType):
-            value = getattr(value, name)
+            value = getattr(value, name, value)
         super().__setattr__(name, value)
 
 
@@ -84,7 +104,8 @@ sys.modules[__name__].__class__ = _Operators
 def __getattr__(name: str) -> Any:
     if name not in OPERATORS and name not in FURTHER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{FURTHER.get(name, name)}"), name)
+    module = import_module(f"{__name__}.{FURTHER.get(name, name)}")
+    return getattr(module, name, module)
 
 
 def __dir__() -> list[str]:

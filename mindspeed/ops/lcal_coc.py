@@ -1,0 +1,138 @@
+"""Matrix products fused with the collectives of tensor parallelism, into outputs that the caller allocated.
+
+``from mindspeed.ops import lcal_coc``, then ``lcal_coc.matmul_all_reduce(x1, x2, output, group)`` and so on. A bias [1, N]
+is added after the communication. Products and sums over ranks are computed in fp32 (fp64 for fp64), rounded once. Forward only.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mindspeed.ops.errors import require
+from mindspeed.ops.library import define
+from mindspeed.ops.numerics import wide
+from mindspeed.ops.process_groups import Group, all_gather, all_reduce, name_of, reduce_scatter, size_of
+
+
+def pure_matmul(x1: Tensor, x2: Tensor, output: Tensor, *, bias: Tensor | None = None) -> None:
+    """``output = x1 x2 + bias``: [m, k] by [k, n]."""
+    _run("pure_matmul", x1, x2, output, bias, [], x1.shape[0])
+
+
+def matmul_all_reduce(x1: Tensor, x2: Tensor, output: Tensor, group: Group, *, bias: Tensor | None = None) -> None:
+    """``output = sum over ranks of x1 x2, + bias``: [m, k] by [k, n] to [m, n] on every rank."""
+    _run("matmul_all_reduce", x1, x2, output, bias, [group], x1.shape[0])
+
+
+def all_gather_matmul(x1: Tensor, x2: Tensor, output: Tensor, group: Group, *, bias: Tensor | None = None) -> None:
+    """``output = (x1 of all ranks) x2 + bias``: [m / ranks, k] by [k, n] to [m, n]."""
+    _run("all_gather_matmul", x1, x2, output, bias, [group], x1.shape[0] * size_of(group))
+
+
+def all_gather_matmul_v2(
+    x1: Tensor, x2: Tensor, output: Tensor, comm_output: Tensor, group: Group, *, bias: Tensor | None = None
+) -> None:
+    """`all_gather_matmul` that also writes the gathered ``x1`` [m, k] to ``comm_output``."""
+    rows = x1.shape[0] * size_of(group)
+    fits = comm_output.shape == (rows, *x1.shape[1:]) and comm_output.dtype == x1.dtype
+    require(fits, "lcal_coc.all_gather_matmul_v2", f"comm_output is not {x1.dtype} of shape {(rows, *x1.shape[1:])}")
+    _run("all_gather_matmul_v2", x1, x2, output, bias, [group], rows, comm_output)
+
+
+def matmul_reduce_scatter(x1: Tensor, x2: Tensor, output: Tensor, group: Group, *, bias: Tensor | None = None) -> None:
+    """This rank's rows of the sum over ranks of ``x1 x2``, plus bias: [m, k] by [k, n] to [m / ranks, n]."""
+    ranks = size_of(group)
+    divides = x1.shape[0] % ranks == 0
+    require(divides, "lcal_coc.matmul_reduce_scatter", f"{ranks} ranks do not divide the {x1.shape[0]} rows of x1")
+    _run("matmul_reduce_scatter", x1, x2, output, bias, [group], x1.shape[0] // ranks)
+
+
+def all_gather_matmul_reduce_scatter(
+    x1: Tensor, x2: Tensor, output: Tensor, gather_group: Group, scatter_group: Group, *, bias: Tensor | None = None
+) -> None:
+    """Two-dimensional tensor parallelism: x1 gathered over one group, the product's rows summed and scattered over the other.
+
+    ``x1`` is [m / gathering ranks, k], ``output`` [m / scattering ranks, n].
+    """
+    rows, ranks = x1.shape[0] * size_of(gather_group), size_of(scatter_group)
+    divides = rows % ranks == 0
+    require(divides, "lcal_coc.all_gather_matmul_reduce_scatter", f"{ranks} ranks do not divide the {rows} rows of x1")
+    groups = [gather_group, scatter_group]
+    _run("all_gather_matmul_reduce_scatter", x1, x2, output, bias, groups, rows // ranks)
+
+
+def _run(
+    name: str,
+    x1: Tensor,
+    x2: Tensor,
+    output: Tensor,
+    bias: Tensor | None,
+    groups: list[Group],
+    rows: int,
+    gathered: Tensor | None = None,
+) -> None:
+    op, tensors = f"lcal_coc.{name}", (x1, x2, output)
+    fits = all(t.dim() == 2 and t.dtype == x1.dtype for t in tensors) and x1.is_floating_point() and x1.shape[1] == x2.shape[0]
+    shapes = f"x1, x2 and output have shapes {[tuple(t.shape) for t in tensors]} and types {[t.dtype for t in tensors]}"
+    require(fits and tuple(output.shape) == (rows, x2.shape[1]), op, f"{shapes}; output is the [{rows}, n] of a product")
+    flat = bias is None or tuple(bias.shape) in ((1, x2.shape[1]), (x2.shape[1],))
+    require(flat, op, f"bias is not of shape {(1, x2.shape[1])}")
+    learned = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*tensors, bias))
+    require(not learned, op, "it has no gradient; call it on tensors that need none, or under torch.no_grad()")
+    names = [name_of(op, group) for group in groups]
+    outputs = (output,) if gathered is None else (output, gathered)
+    getattr(torch.ops.mindspeed, f"lcal_coc_{name}")(x1, x2, bias, names, *outputs)
+
+
+def _finish(product: Tensor, bias: Tensor | None, output: Tensor) -> None:
+    output.copy_(product if bias is None else product + wide(bias))
+
+
+def _gathered(x1: Tensor, group: str) -> Tensor:
+    return all_gather(x1, group).flatten(0, 1)
+
+
+def _scattered(product: Tensor, group: str) -> Tensor:
+    return reduce_scatter(product.unflatten(0, (size_of(group), -1)), group)
+
+
+def _pure_matmul(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor) -> None:
+    _finish(wide(x1) @ wide(x2), bias, output)
+
+
+def _matmul_all_reduce(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor) -> None:
+    _finish(all_reduce(wide(x1) @ wide(x2), groups[0]), bias, output)
+
+
+def _all_gather_matmul(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor) -> None:
+    _finish(wide(_gathered(x1, groups[0])) @ wide(x2), bias, output)
+
+
+def _all_gather_matmul_v2(
+    x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor, gathered: Tensor
+) -> None:
+    gathered.copy_(_gathered(x1, groups[0]))
+    _finish(wide(gathered) @ wide(x2), bias, output)
+
+
+def _matmul_reduce_scatter(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor) -> None:
+    _finish(_scattered(wide(x1) @ wide(x2), groups[0]), bias, output)
+
+
+def _all_gather_matmul_reduce_scatter(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor) -> None:
+    _finish(_scattered(wide(_gathered(x1, groups[0])) @ wide(x2), groups[1]), bias, output)
+
+
+def _no_shape(*_: object) -> None:
+    return None
+
+
+_OPERANDS = "Tensor x1, Tensor x2, Tensor? bias, str[] groups, Tensor(a!) output"
+
+define(f"lcal_coc_pure_matmul({_OPERANDS}) -> ()", _pure_matmul, _no_shape)
+define(f"lcal_coc_matmul_all_reduce({_OPERANDS}) -> ()", _matmul_all_reduce, _no_shape)
+define(f"lcal_coc_all_gather_matmul({_OPERANDS}) -> ()", _all_gather_matmul, _no_shape)
+define(f"lcal_coc_all_gather_matmul_v2({_OPERANDS}, Tensor(b!) gathered) -> ()", _all_gather_matmul_v2, _no_shape)
+define(f"lcal_coc_matmul_reduce_scatter({_OPERANDS}) -> ()", _matmul_reduce_scatter, _no_shape)
+define(f"lcal_coc_all_gather_matmul_reduce_scatter({_OPERANDS}) -> ()", _all_gather_matmul_reduce_scatter, _no_shape)

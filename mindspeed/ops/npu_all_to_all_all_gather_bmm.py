@@ -1,0 +1,92 @@
+"""Dispatch to experts and their first product: all-to-all over expert ranks, all-gather over tensor ranks, product, activation.
+
+Product, bias and activation are computed in fp32 (fp64 for fp64 input); each result is rounded once. Forward only.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mindspeed.ops.activations import PLAIN, activate
+from mindspeed.ops.errors import require
+from mindspeed.ops.library import define, no_gradient
+from mindspeed.ops.numerics import wide
+from mindspeed.ops.process_groups import Group, all_gather, all_to_all, name_of, require_size, size_of
+
+
+def npu_all_to_all_all_gather_bmm(
+    x: Tensor,
+    weight: Tensor,
+    group_ep: Group,
+    group_ep_worldsize: int,
+    group_tp: Group,
+    group_tp_worldsize: int,
+    *,
+    bias: Tensor | None = None,
+    shard_type: int = 0,
+    act_type: str = "None",
+    need_allgather_out: bool = False,
+    need_activation_feature: bool = False,
+) -> Tensor | tuple[Tensor, ...]:
+    """Give ``y1``, then ``y2`` if ``need_allgather_out``, then ``y3`` if ``need_activation_feature`` and it differs.
+
+    ``x`` is [E, C, H / tp] (``shard_type`` 0) or [E, C / tp, H] (1), ``weight`` [E / ep, H, M / tp], ``bias`` [E / ep, M / tp]
+    or [E / ep, 1, M / tp]. ``y2`` [E / ep, ep C, H] holds all the rows, by expert rank, then tensor rank for shard_type 1;
+    ``y3 = y2 weight + bias`` and ``y1 = act(y3)``, act none, gelu, silu, relu or fastgelu. Raises OperatorError for others.
+    """
+    op, name = "npu_all_to_all_all_gather_bmm", act_type.lower()
+    ep, tp = name_of(op, group_ep), name_of(op, group_tp)
+    require_size(op, group_ep, group_ep_worldsize)
+    require_size(op, group_tp, group_tp_worldsize)
+    require(name == "none" or name in PLAIN, op, f"act_type is {act_type}; it is one of none, {', '.join(PLAIN)}")
+    require(shard_type in (0, 1), op, f"shard_type is {shard_type}; it is 0 (width) or 1 (rows)")
+    types = f"x is {x.dtype} and weight is {weight.dtype}"
+    require(x.dtype == weight.dtype and x.is_floating_point(), op, f"{types}; they must have one floating-point type")
+    width = x.shape[-1] * (group_tp_worldsize if shard_type == 0 else 1) if x.dim() == 3 else -1
+    fits = weight.dim() == 3 and weight.shape[1] == width and x.shape[0] == weight.shape[0] * group_ep_worldsize
+    ranks = f"{group_ep_worldsize} expert and {group_tp_worldsize} tensor ranks"
+    require(fits, op, f"x of shape {tuple(x.shape)} and weight of shape {tuple(weight.shape)} do not fit {ranks}")
+    experts, _, columns = weight.shape
+    shapes = ((experts, columns), (experts, 1, columns))
+    require(bias is None or tuple(bias.shape) in shapes, op, f"bias is not of shape {shapes[0]} or {shapes[1]}")
+    flat = None if bias is None else bias.reshape(experts, 1, columns)
+    y1, y2, y3 = torch.ops.mindspeed.npu_all_to_all_all_gather_bmm(x, weight, flat, ep, tp, shard_type, name)
+    results = (y1,)
+    results += (y2,) if need_allgather_out else ()
+    results += (y3,) if need_activation_feature and name != "none" else ()
+    return results if len(results) > 1 else y1
+
+
+def _forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, ep: str, tp: str, shard_type: int, act: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Reference: ``(y1, y2, y3)``; ``y3`` is empty without an activation."""
+    experts = weight.shape[0]
+    by_rank = all_to_all(x.unflatten(0, (size_of(ep), experts)), ep)
+    gathered = all_gather(by_rank, tp)  # [tp, ep, experts, rows, columns]
+    order, joined = ((2, 1, 3, 0, 4), 3) if shard_type == 0 else ((2, 1, 0, 3, 4), 2)
+    y2 = gathered.permute(order).flatten(joined, joined + 1).flatten(1, 2).contiguous()
+    y3 = wide(y2) @ wide(weight)
+    y3 = y3 if bias is None else y3 + wide(bias)
+    if act == "none":
+        return y3.to(x.dtype, copy=True), y2, x.new_empty(0)
+    return activate(y3, act).to(x.dtype), y2, y3.to(x.dtype)
+
+
+def _shapes(
+    x: Tensor, weight: Tensor, bias: Tensor | None, ep: str, tp: str, shard_type: int, act: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    experts, width, columns = weight.shape
+    rows = size_of(ep) * x.shape[1] * (size_of(tp) if shard_type == 1 else 1)
+    y1 = x.new_empty((experts, rows, columns))
+    return y1, x.new_empty((experts, rows, width)), x.new_empty(0) if act == "none" else x.new_empty(y1.shape)
+
+
+define(
+    "npu_all_to_all_all_gather_bmm(Tensor x, Tensor weight, Tensor? bias, str ep, str tp, int shard_type, str act) "
+    "-> (Tensor, Tensor, Tensor)",
+    _forward,
+    _shapes,
+    gradient=no_gradient("npu_all_to_all_all_gather_bmm"),
+)

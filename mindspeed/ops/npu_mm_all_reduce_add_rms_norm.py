@@ -1,0 +1,143 @@
+"""Tensor-parallel product, its sum over ranks, residual and RMSNorm in one.
+
+``mm = sum over ranks of (x1 x2 + bias)``, ``y = mm + residual``, ``norm = y / sqrt(mean(y^2) + epsilon) gamma``. The bias is
+inside the sum: give it to one rank, or a share of it to each. Products, sum and norm are computed in fp32 (fp64 for
+fp64 input), the norm from y before its rounding; each result is rounded once. Forward only.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mindspeed.ops.errors import require
+from mindspeed.ops.library import define, no_gradient
+from mindspeed.ops.numerics import wide
+from mindspeed.ops.process_groups import Group, all_reduce, name_of
+from mindspeed.ops.quantization import dequantized, float_scale, integer_product
+
+
+def npu_mm_all_reduce_add_rms_norm(
+    x1: Tensor,
+    x2: Tensor,
+    residual: Tensor,
+    gamma: Tensor,
+    hcom: Group,
+    reduce_op: str = "sum",
+    epsilon: float = 1e-6,
+    bias: Tensor | None = None,
+    antiquant_scale: Tensor | None = None,
+    antiquant_offset: Tensor | None = None,
+    dequant_scale: Tensor | None = None,
+    antiquant_group_size: int = 0,
+    comm_turn: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """Give ``(y, norm)`` in the type of the residual.
+
+    ``x1`` is [..., K], ``x2`` [K, N], ``residual`` [..., N] with as many rows in any shape, ``gamma`` and ``bias`` [N].
+    All of one floating-point type; or x1 and x2 int8, bias int32, with ``dequant_scale`` [1] or [N]; or x2 alone int8 with
+    ``antiquant_scale`` [1], [N] or, in groups of ``antiquant_group_size`` rows, [K / group, N].
+    ``comm_turn`` changes nothing. Raises OperatorError for others.
+    """
+    name = check(
+        "npu_mm_all_reduce_add_rms_norm", x1, x2, residual, gamma, hcom, reduce_op, bias, dequant_scale, antiquant_scale
+    )
+    check_group_size("npu_mm_all_reduce_add_rms_norm", x2, antiquant_scale, antiquant_group_size)
+    y, norm = torch.ops.mindspeed.npu_mm_all_reduce_add_rms_norm(
+        x1, x2, residual, gamma, bias, antiquant_scale, antiquant_offset, dequant_scale, name, epsilon
+    )
+    return y, norm
+
+
+def check(
+    op: str,
+    x1: Tensor,
+    x2: Tensor,
+    residual: Tensor,
+    gamma: Tensor,
+    group: Group,
+    reduce_op: str,
+    bias: Tensor | None,
+    dequant_scale: Tensor | None,
+    antiquant_scale: Tensor | None,
+) -> str:
+    """Refuse what does not fit and give the name of the group."""
+    require(reduce_op == "sum", op, f"reduce_op is {reduce_op}; it is sum")
+    fits = x1.dim() >= 2 and x2.dim() == 2 and x1.shape[-1] == x2.shape[0]
+    require(fits, op, f"x1 of shape {tuple(x1.shape)} and x2 of shape {tuple(x2.shape)} have no product")
+    rows, width = x1[..., 0].numel() if x1.shape[-1] else residual[..., 0].numel(), x2.shape[1]
+    same = residual.dim() >= 1 and residual.shape[-1] == width and residual.numel() == rows * width
+    require(same, op, f"residual of shape {tuple(residual.shape)} does not have {rows} rows of {width}")
+    norm = tuple(gamma.shape) == (width,) and gamma.dtype == residual.dtype
+    require(norm, op, f"gamma is {gamma.dtype} of shape {tuple(gamma.shape)}, not {residual.dtype} of shape {(width,)}")
+    require(bias is None or tuple(bias.shape) == (width,), op, f"bias is not of shape {(width,)}")
+    types = f"x1, x2 and residual are {x1.dtype}, {x2.dtype} and {residual.dtype}"
+    if x1.dtype == torch.int8:
+        require(x2.dtype == torch.int8 and dequant_scale is not None, op, f"{types}; int8 needs an int8 x2 and dequant_scale")
+    elif x2.dtype == torch.int8:
+        require(x1.dtype == residual.dtype and antiquant_scale is not None, op, f"{types}; an int8 x2 needs antiquant_scale")
+    else:
+        require(x1.dtype == x2.dtype == residual.dtype and x1.is_floating_point(), op, f"{types}; they must have one type")
+    return name_of(op, group)
+
+
+def check_group_size(op: str, x2: Tensor, scale: Tensor | None, size: int) -> None:
+    """Refuse a scale whose rows are not one per group of ``size`` rows of ``x2``."""
+    rows = 1 if scale is None or scale.dim() < 2 else scale.shape[0]
+    fits = rows == 1 if size == 0 else x2.shape[0] == rows * size
+    require(fits, op, f"antiquant_scale has {rows} rows and antiquant_group_size is {size}, for {x2.shape[0]} rows of x2")
+
+
+def _forward(
+    x1: Tensor,
+    x2: Tensor,
+    residual: Tensor,
+    gamma: Tensor,
+    bias: Tensor | None,
+    antiquant_scale: Tensor | None,
+    antiquant_offset: Tensor | None,
+    dequant_scale: Tensor | None,
+    group: str,
+    epsilon: float,
+) -> tuple[Tensor, Tensor]:
+    if dequant_scale is not None:
+        product = integer_product(x1, x2)
+        product = (product if bias is None else product + bias).float() * float_scale(dequant_scale)
+    else:
+        weight = wide(x2) if antiquant_scale is None else dequantized(x2, antiquant_scale, antiquant_offset)
+        product = wide(x1) @ weight
+        product = product if bias is None else product + wide(bias)
+    y = all_reduce(product, group).view(residual.shape) + wide(residual)
+    norm = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + epsilon) * wide(gamma)
+    return y.to(residual.dtype, copy=True), norm.to(residual.dtype)
+
+
+def _shapes(x1: Tensor, x2: Tensor, residual: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
+    return residual.new_empty(residual.shape), residual.new_empty(residual.shape)
+
+
+def _in_place(x1: Tensor, x2: Tensor, residual: Tensor, *rest: object) -> Tensor:
+    y, norm = torch.ops.mindspeed.npu_mm_all_reduce_add_rms_norm(x1, x2, residual, *rest)
+    residual.copy_(y)
+    return norm  # type: ignore[no-any-return]
+
+
+def _in_place_shape(x1: Tensor, x2: Tensor, residual: Tensor, *rest: object) -> Tensor:
+    return residual.new_empty(residual.shape)
+
+
+_REST = (
+    "Tensor gamma, Tensor? bias, Tensor? antiquant_scale, Tensor? antiquant_offset, Tensor? dequant_scale, str group, "
+    "float epsilon"
+)
+define(
+    f"npu_mm_all_reduce_add_rms_norm(Tensor x1, Tensor x2, Tensor residual, {_REST}) -> (Tensor, Tensor)",
+    _forward,
+    _shapes,
+    gradient=no_gradient("npu_mm_all_reduce_add_rms_norm"),
+)
+define(
+    f"npu_mm_all_reduce_add_rms_norm_(Tensor x1, Tensor x2, Tensor(a!) residual, {_REST}) -> Tensor",
+    _in_place,
+    _in_place_shape,
+)

@@ -1,0 +1,40 @@
+"""`npu_mm_all_reduce_add_rms_norm` that writes the sum over the residual."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mindspeed.ops.errors import require
+from mindspeed.ops.npu_mm_all_reduce_add_rms_norm import check, check_group_size
+from mindspeed.ops.process_groups import Group
+
+
+def npu_mm_all_reduce_add_rms_norm_(
+    x1: Tensor,
+    x2: Tensor,
+    residual: Tensor,
+    gamma: Tensor,
+    hcom: Group,
+    reduce_op: str = "sum",
+    epsilon: float = 1e-6,
+    bias: Tensor | None = None,
+    antiquant_scale: Tensor | None = None,
+    antiquant_offset: Tensor | None = None,
+    dequant_scale: Tensor | None = None,
+    antiquant_group_size: int = 0,
+    comm_turn: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """Give ``(residual, norm)``, the residual now holding y; else as `npu_mm_all_reduce_add_rms_norm`.
+
+    Raises OperatorError also where an operand needs a gradient, which a change in place would lose.
+    """
+    op = "npu_mm_all_reduce_add_rms_norm_"
+    name = check(op, x1, x2, residual, gamma, hcom, reduce_op, bias, dequant_scale, antiquant_scale)
+    check_group_size(op, x2, antiquant_scale, antiquant_group_size)
+    learned = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x1, x2, residual, gamma, bias))
+    require(not learned, op, "it has no gradient; call it on tensors that need none, or under torch.no_grad()")
+    norm: Tensor = torch.ops.mindspeed.npu_mm_all_reduce_add_rms_norm_(
+        x1, x2, residual, gamma, bias, antiquant_scale, antiquant_offset, dequant_scale, name, epsilon
+    )
+    return residual, norm
