@@ -119,8 +119,8 @@ def _unresolved(reference: str) -> str:
     if found is None:
         return f"{reference}: there is no module {module}"
     scope = read_scope(found) if found.file is not None else None
-    if scope is None or scope.stars or code_place(reference).line:
-        return ""  # compiled, or bound by a star import: known at run time only
+    if scope is None or scope.stars or scope.last("__getattr__") is not None or code_place(reference).line:
+        return ""  # compiled, bound by a star import, or made by the module itself: known at run time only
     return f"{reference}: {module} has no {path}"
 
 
