@@ -81,11 +81,12 @@ CODES: Final[dict[str, str]] = {
     "listed with that as its state.",
     "MS106": "A new feature cannot be written: its name is malformed or taken, its folder is in use, or the place is no "
     "checkout of mindspeed.",
-    "MS110": "A feature in MindSpeed's old form can never do what it says: it checks against a name that is neither a feature nor "
-    "an argument, or its arguments are given and none of them can switch it on.",
-    "MS111": "An old MindSpeed flag stands for a feature that this version does not have yet. The flag would do nothing, so the "
-    "job is refused; docs/moving-from-mindspeed.md lists what is there.",
-    "MS112": "An import name of MindSpeed that does not exist here. The message names the feature or module that takes its place.",
+    "MS110": "A feature in MindSpeed's old form can never do what it says: it checks against a name that is "
+    "neither a feature nor an argument, or its arguments are given and none of them can switch it on.",
+    "MS111": "An old MindSpeed flag stands for a feature that this version does not have yet. The flag would do "
+    "nothing, so the job is refused; docs/moving-from-mindspeed.md lists what is there.",
+    "MS112": "An import name of MindSpeed that does not exist here. The message names the feature or module that "
+    "takes its place.",
     "MS201": "A requested name is not a known feature. Near names are suggested.",
     "MS202": "Two active features exclude each other. Both chains of reasons are printed, so that you see which of "
     "your requests brought each in.",
@@ -112,8 +113,8 @@ CODES: Final[dict[str, str]] = {
     "MS404": "A holder of the original object could not be rebound.",
     "MS405": "A plan is already active in this process, and it is a different one.",
     "MS406": "A replacement, wrapper or mixin named by a patch cannot be imported.",
-    "MS409": "A patch registered through MindSpeed's old names cannot be taken: it asks for a dummy, gives no new object, or is a "
-    "wrapper by its content and not by its name.",
+    "MS409": "A patch registered through MindSpeed's old names cannot be taken: it asks for a dummy, gives no new "
+    "object, or is a wrapper by its content and not by its name.",
     "MS407": "The target of a patch has other parameters, or is another kind of thing, than in the Megatron release that it "
     "calls itself: somebody has edited it, or it is a newer one than those recorded. Nothing is patched blindly.",
     "MS408": "megatron.core and megatron.training come from different copies of Megatron, so that two versions would be "

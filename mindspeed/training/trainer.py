@@ -25,7 +25,6 @@ from mindspeed.training.model import build_model, build_optimizer, build_schedul
 from mindspeed.training.reporting import Reporter
 from mindspeed.training.steps import over_ranks, run_schedule
 
-
 REPORT: Final = "report.json"
 """The proof of application in the run folder: what each feature reached."""
 
