@@ -113,12 +113,12 @@ CODES: Final[dict[str, str]] = {
     "MS404": "A holder of the original object could not be rebound.",
     "MS405": "A plan is already active in this process, and it is a different one.",
     "MS406": "A replacement, wrapper or mixin named by a patch cannot be imported.",
-    "MS409": "A patch registered through MindSpeed's old names cannot be taken: it asks for a dummy, gives no new "
-    "object, or is a wrapper by its content and not by its name.",
     "MS407": "The target of a patch has other parameters, or is another kind of thing, than in the Megatron release that it "
     "calls itself: somebody has edited it, or it is a newer one than those recorded. Nothing is patched blindly.",
     "MS408": "megatron.core and megatron.training come from different copies of Megatron, so that two versions would be "
     "mixed in one process. Both folders are named.",
+    "MS409": "A patch registered through MindSpeed's old names cannot be taken: it asks for a dummy, gives no new "
+    "object, or is a wrapper by its content and not by its name.",
     "MS410": "A feature is active, and the phase in which it acts ended without a single call at one of its sites. The "
     "feature had no effect there: the model has no such part, or another code path ran. An error under --strict.",
     "MS411": "A patched name holds something else than what the plan put there: somebody has assigned it since.",
