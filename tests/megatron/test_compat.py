@@ -72,10 +72,10 @@ def test_splits_of_an_all_to_all_become_numbers():
 def test_every_function_that_megatron_compiles_is_plain():
     import importlib
 
-    from mindspeed.megatron.compat.feature import _UNCOMPILED
+    from mindspeed.megatron.compat.fixes import UNCOMPILED
 
     compiled = []
-    for module, _, names in _UNCOMPILED:
+    for module, _, names in UNCOMPILED:
         for name in names.split():
             found = importlib.import_module(f"megatron.core.{module}")
             for part in name.split("."):
