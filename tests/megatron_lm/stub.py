@@ -37,6 +37,19 @@ def initialize_megatron(extra_args_provider=None, args_defaults={}):
     return validate_args(parse_args(extra_args_provider), args_defaults)
 """
 
+LATER_ARGUMENTS = (
+    ARGUMENTS
+    + """
+def parse_and_validate_args(extra_args_provider=None, args_defaults={}):
+    return validate_args(parse_args(extra_args_provider), args_defaults)
+"""
+)
+
+LATER_INITIALIZE = """
+from megatron.training.arguments import parse_and_validate_args as initialize_megatron
+"""
+"""Later releases parse and validate in one function."""
+
 SCRIPT = """
 {first}
 from megatron.training.initialize import initialize_megatron

@@ -153,6 +153,16 @@ def test_under_mindspeed_run_the_line_does_nothing_again(run):
     assert "sites patched" not in done.stderr
 
 
+@pytest.mark.guards(8, processes=True)
+def test_a_megatron_that_parses_and_validates_in_one_function_gets_the_same(run, tmp_path):
+    training = tmp_path / "megatron" / "training"
+    (training / "arguments.py").write_text(stub.LATER_ARGUMENTS)
+    (training / "initialize.py").write_text(stub.LATER_INITIALIZE)
+    done, printed = run("--features recompute --my-own-flag mine")
+    assert done.returncode == 0, done.stderr
+    assert (printed["ARGS"]["recompute_granularity"], printed["ARGS"]["my_own_flag"]) == ("selective", "mine")
+
+
 def test_problems_are_shown_as_problems_and_not_as_a_traceback(run):
     done, printed = run("--features swigl --tensor-model-parallel-size 2 --set tensor-parallel.size=4")
     assert (done.returncode, printed) == (1, {})
