@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-import yaml
-
 from mindspeed.activation import session
 from mindspeed.compat.feature import MindSpeedFeature
 from mindspeed.compat.flags import OLD_FLAGS
@@ -114,12 +112,12 @@ def _by_look(tokens: Sequence[str]) -> dict[str, Any]:
     return {name: True if not given else given[0] if len(given) == 1 else given for name, given in found.items()}
 
 
-def _scalar(text: str) -> Any:
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text
-    return value if isinstance(value, int | float | str) else text
+def _scalar(text: str) -> int | float | str:
+    if text[:1] in "+-.0123456789":
+        for kind in (int, float):
+            with suppress(ValueError):
+                return kind(text)
+    return text
 
 
 def namespace_of(world: World, given: Mapping[str, Any], unknown_is_absent: bool = False) -> Namespace:

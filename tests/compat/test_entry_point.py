@@ -80,6 +80,13 @@ def test_a_plan_made_elsewhere_finds_the_closures_that_the_feature_registers(old
     assert old_acme_target.greet("you") == "hello you"
 
 
+@pytest.mark.long
+def test_the_checks_for_feature_authors_hold_for_an_old_class_too(old_acme):
+    done = CliRunner().invoke(main, ["features", "test", "old-acme", "--json"])
+    failed = [check for check in json.loads(done.stdout)["checks"] if check["state"] == "failed"]
+    assert failed == [], done.output
+
+
 def test_an_object_that_nobody_holds_is_an_error():
     from mindspeed.compat import held
 
