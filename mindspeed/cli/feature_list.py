@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from mindspeed.cli.output import json_option, print_json, print_table, wants_json
-from mindspeed.plugins.found import BUILT_IN, PLUGINS_VARIABLE, Found, installed
+from mindspeed.plugins.found import BUILT_IN, PLUGINS_VARIABLE, Found, installed, unmatched
 
 MANY: Final = 200
 """Above this number features of other distributions are not loaded to list them, and rows are not aligned."""
@@ -46,6 +46,8 @@ def _print(rows: Sequence[Found]) -> None:
             click.echo(f"\n{row.problem}")
     if left_out := sum(row.state == "left out" for row in rows):
         click.echo(f"\n{left_out} left out, because {PLUGINS_VARIABLE} is {os.environ.get(PLUGINS_VARIABLE, '')!r}")
+    for name in unmatched(rows):
+        click.echo(f"\n{PLUGINS_VARIABLE} names {name}, and no distribution with features is called so")
 
 
 def _describe(row: Found) -> dict[str, Any]:

@@ -92,6 +92,13 @@ def _third_parties() -> Iterator[Found]:
         yield row if wanted == "all" or _plain(entry.distribution) in allowed else _left_out(row, wanted)
 
 
+def unmatched(rows: Iterable[Found]) -> list[str]:
+    """Names in MINDSPEED_PLUGINS that no distribution with features has."""
+    named = [name.strip() for name in os.environ.get(PLUGINS_VARIABLE, "").split(",")]
+    known = {"", "all", "none", *(_plain(row.distribution) for row in rows)}
+    return [name for name in named if _plain(name) not in known]
+
+
 def _left_out(row: Found, wanted: str) -> Found:
     text = f"feature {row.name} is not loaded, because {PLUGINS_VARIABLE} is {wanted!r}"
     allow = row.distribution if wanted == "none" else f"{wanted},{row.distribution}"

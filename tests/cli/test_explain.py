@@ -76,6 +76,7 @@ def test_a_feature_that_is_on_says_why_where_its_settings_come_from_and_who_orde
     assert "tensor_model_parallel_size = 2  tensor-parallel.size" in found["Megatron arguments"]
 
 
+@pytest.mark.guards(32)
 def test_a_patch_says_where_its_target_and_its_code_are_and_what_else_stands_at_the_site(explain, two_wraps):
     site = find_site("megatron.core.utils:divide")
     _, found = explain("acme-two", "--features", "acme-two,acme-one", "--optimization-level", 2, "--without", "rms-norm,swiglu")

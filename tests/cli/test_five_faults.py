@@ -68,6 +68,7 @@ def five(command, **environment):
 
 
 @pytest.mark.guards(21, 23, processes=True)
+@pytest.mark.guards(21, 22, 23, processes=True)
 def test_five_faults_are_five_problems_at_once(job):
     five([sys.executable, "-c", BLOCKED, "features", "check", "-f", job, *ARGUMENTS])
 

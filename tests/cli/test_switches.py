@@ -164,6 +164,12 @@ def test_none_leaves_every_third_party_out_and_the_list_says_so(run, two, monkey
     assert run("list").stdout.splitlines()[-1] == "2 left out, because MINDSPEED_PLUGINS is 'none'"
 
 
+def test_an_allowed_name_that_nobody_has_is_said(run, two, monkeypatch):
+    monkeypatch.setenv("MINDSPEED_PLUGINS", "Bolt,crow")
+    last = run("list").stdout.splitlines()[-1]
+    assert last == "MINDSPEED_PLUGINS names crow, and no distribution with features is called so"
+
+
 def test_asking_for_what_is_left_out_is_a_problem_with_its_fix(run, two, monkeypatch):
     monkeypatch.setenv("MINDSPEED_PLUGINS", "none")
     assert run("check", *LAPTOP, "bolt-clip", *OWN).stderr == (
