@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +18,21 @@ from mindspeed.megatron import training_flags as flags
 from mindspeed.megatron.training_request import Given, ScriptRequest, read_command_line
 from mindspeed.megatron.version import mixed_roots, package_root
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
+from mindspeed.plugins.world import PARALLEL_SIZES
 
 SCRIPT_MODULES: Final = ("megatron.training", "mindspeed.megatron_adaptor")
 """A script that imports one of these is a Megatron-LM script."""
 
 
 REPORT_NAME: Final = "mindspeed-report.json"
+
+_SPELLINGS: Final = (
+    ("--activation silu --gated-linear-unit", "--swiglu"),
+    ("--dtype ", "--"),
+    ("--vpp", "--num-virtual-stages-per-pipeline-rank"),
+    *((f"--{field}", f"--{dest.replace('_', '-')}") for dest, field in flags.WORLD.items() if field in PARALLEL_SIZES),
+)
+"""Flags of ``mindspeed features`` and what Megatron-LM calls them, where it is something else."""
 
 _SERVED: Final = {"distributed_backend": "nccl is served by gloo"}
 """Arguments whose other value the platform can serve: the user's word stays, and is a row of the plan."""
@@ -46,12 +56,22 @@ def plan_training(
     request = read_command_line(arguments, environ, environment.megatron, registry.catalog, beside, environment.world_size or 1)
     layers = (*request.defaults, *below, *request.layers, *beside, request.command_line)
     environment = replace(environment, training=package_root("training") is not None)
-    plan = registry.resolve(layers, environment)
+    try:
+        plan = registry.resolve(layers, environment)
+    except ResolutionError as error:
+        raise ResolutionError(replace(problem, fix=in_megatrons_words(problem.fix)) for problem in error.problems) from None
     plan = replace(plan, rows=(*plan.rows, *request.notes))
     plan = _with_served(plan, request.given)
     if problems := contradicted(request.given, plan.overrides):
         raise ResolutionError(problems)
     return request, plan
+
+
+def in_megatrons_words(fix: str) -> str:
+    """A fix with Megatron's flags instead of those of ``mindspeed features``: ``--tp 2`` has a longer name there."""
+    for ours, theirs in _SPELLINGS:
+        fix = re.sub(rf"{ours}(?![\w-])", theirs, fix)
+    return fix
 
 
 def report_beside(request: ScriptRequest, environ: MutableMapping[str, str]) -> None:

@@ -251,6 +251,13 @@ def test_a_backend_that_the_platform_can_serve_stays_and_is_said(plan):
     assert notes_of(made) == ["Megatron's --distributed-backend nccl stays: nccl is served by gloo"]
 
 
+def test_a_fix_names_megatrons_flags(plan):
+    found = problems_of(plan, f"{SHAPE} --features swiglu --pipeline-model-parallel-size 3 --ffn-hidden-size 256", 3)
+    fixes = {problem.features: problem.fix for problem in found}
+    assert fixes["swiglu",] == "--swiglu, or take out swiglu"
+    assert fixes["pipeline-parallel",] == "use a --pipeline-model-parallel-size that divides 4"
+
+
 def test_with_arguments_from_elsewhere_nothing_is_assumed(plan):
     from_file = plan("--yaml-cfg run.yaml --num-layers 8")
     assert not from_file.world.knows("num_layers")
