@@ -273,7 +273,7 @@ def test_what_is_declared_convertible_is_converted(tmp_path, text, before, after
     ("before", "after"),
     [
         ("--features distributed-optimizer", "--without distributed-optimizer"),
-        ("--without distributed-optimizer", "--features distributed-optimizer"),
+        ("", "--features distributed-optimizer"),
         ("--num-experts 4 --ep 2", "--ep 1"),
         ("--num-experts 4", "--ep 2"),
     ],
