@@ -80,7 +80,7 @@ def _check_lengths(query: Tensor, key: Tensor, value: Tensor, options: Options) 
     if options.layout == "TND":
         require(key.shape[0] == value.shape[0], _OP, f"key has {key.shape[0]} tokens and value {value.shape[0]}")
         for name, ends, x in (("actual_seq_qlen", options.q_ends, query), ("actual_seq_kvlen", options.kv_ends, key)):
-            ascending = bool(ends) and all(a <= b for a, b in zip([0, *ends], ends, strict=False))
+            ascending = bool(ends) and _ascending(ends or [])
             whole = ascending and ends is not None and ends[-1] == x.shape[0]
             require(whole, _OP, f"{name} is {ends}; the layout TND needs ascending ends up to {x.shape[0]}")
         q_ends, kv_ends = options.q_ends or [], options.kv_ends or []
@@ -102,6 +102,10 @@ def _check_lengths(query: Tensor, key: Tensor, value: Tensor, options: Options) 
         given = given and all(0 <= n <= longest[1] for n in options.prefix or [])
         require(given, _OP, f"prefix is {options.prefix}; it is {sequences} numbers of keys, from 0 to {longest[1]}")
     return longest[0], longest[1], sequences
+
+
+def _ascending(ends: list[int]) -> bool:
+    return all(a <= b for a, b in zip([0, *ends], ends, strict=False))
 
 
 def _check_mask(mask: Tensor, sizes: tuple[int, int, int, int], options: Options) -> None:

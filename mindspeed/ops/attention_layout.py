@@ -6,6 +6,8 @@ from typing import Final
 
 from torch import Tensor
 
+from mindspeed.ops.numerics import unflatten
+
 DENSE: Final = {"SBH": "SBH", "BSH": "BSH", "BSND": "BSND", "BNSD": "BNSD"}
 LAYOUTS: Final = (*DENSE, "TND")
 
@@ -23,7 +25,7 @@ def head_view(x: Tensor, layout: str, heads: int) -> Tensor:
         return x
     if layout == "BSND":
         return x.transpose(1, 2)
-    split = x.unflatten(-1, (heads, x.shape[-1] // heads))
+    split = unflatten(x, -1, (heads, x.shape[-1] // heads))
     return split.permute(0, 2, 1, 3) if layout == "BSH" else split.permute(1, 2, 0, 3)
 
 

@@ -144,11 +144,11 @@ def _forward(x: Tensor, weight1: Tensor, weight2: Tensor, bias1: Tensor | None, 
     if groups is None:
         y = _expert(rows, [weight1, weight2], [bias1, bias2], how, str(name))
         return y.to(dtype).view(*x.shape[:-1], weight2.shape[-1])  # type: ignore[call-overload,no-any-return]
-    out = x.new_empty((rows.shape[0], weight2.shape[-1]), dtype=dtype)  # type: ignore[call-overload]
+    out: Tensor = x.new_empty((rows.shape[0], weight2.shape[-1]), dtype=dtype)  # type: ignore[call-overload]
     experts = weight1.shape[0]
     ranges = group_ranges("ffn", torch.tensor(groups), rows.shape[0], bool(cumulative))
     for e, (start, end) in enumerate(ranges):
-        own = Quantization(*(t[e] if t is not None and t.dim() > 1 and t.shape[0] == experts else t for t in how))
+        own = Quantization(*(t[e] if t is not None and t.dim() > 0 and t.shape[0] == experts else t for t in how))
         biases = [None if bias is None else bias[e] for bias in (bias1, bias2)]
         out[start:end] = _expert(rows[start:end], [weight1[e], weight2[e]], biases, own, str(name))
     return out.view(*x.shape[:-1], weight2.shape[-1])

@@ -21,7 +21,7 @@ from mindspeed.ops.attention_mask import FULL_MASK_MODES, sight
 from mindspeed.ops.attention_scores import COMPRESSED_ROWS, Bias, Dropout, Scores
 from mindspeed.ops.library import define
 from mindspeed.ops.npu_ring_attention_update import sequence_major
-from mindspeed.ops.numerics import wide_type
+from mindspeed.ops.numerics import unflatten, wide_type
 
 LANES = 8
 UNBOUNDED = 2147483647
@@ -159,20 +159,20 @@ def _parts(
     groups = heads_like(key_side[0], layout, query_side[0], heads)
     split = (groups, heads // groups)
     if layout != "TND":
-        queries = [head_view(x, layout, heads).unflatten(1, split) for x in query_side]
+        queries = [unflatten(head_view(x, layout, heads), 1, split) for x in query_side]
         keys = [head_view(x, layout, groups) for x in key_side]
         b, k, g, s, _ = queries[0].shape
         dropout = None if seed is None else Dropout(options.keep_prob, seed, 0, (b, k, g, s, keys[0].shape[2]))
         prefix = None if options.prefix is None else tuple(options.prefix)
         scores = _scores(s, keys[0].shape[2], prefix, False, pse, mask, dropout, split, options)
-        yield Part(queries, keys, [stat.unflatten(1, split) for stat in stats], scores)
+        yield Part(queries, keys, [unflatten(stat, 1, split) for stat in stats], scores)
         return
     first, spans = 0, list(zip(ranges_of(options.q_ends), ranges_of(options.kv_ends), strict=True))
     lengths = [q[1] - q[0] for q, _ in spans]
     filled = [n for n, length in enumerate(lengths) if length]
     edge = {7: filled[-1:], 8: filled[:1]}.get(options.mode, [])
     for n, (q, kv) in enumerate(spans):
-        queries = [sequence_view(x, *q).unflatten(1, split) for x in query_side]
+        queries = [unflatten(sequence_view(x, *q), 1, split) for x in query_side]
         keys = [sequence_view(x, *kv) for x in key_side]
         shape = (1, *split, lengths[n], kv[1] - kv[0])
         dropout = None if seed is None else Dropout(options.keep_prob, seed, first, shape)
@@ -180,7 +180,7 @@ def _parts(
         prefix = None if options.prefix is None else (options.prefix[n],)
         own = pse[n : n + 1] if pse is not None and pse.dim() > 1 and pse.shape[0] > 1 else pse
         scores = _scores(*shape[3:], prefix, n in edge, own, mask, dropout, split, options)
-        yield Part(queries, keys, [stat[q[0] : q[1]].t()[None].unflatten(1, split) for stat in stats], scores)
+        yield Part(queries, keys, [unflatten(stat[q[0] : q[1]].t()[None], 1, split) for stat in stats], scores)
 
 
 def _scores(
@@ -199,16 +199,17 @@ def _scores(
         compressed = _is_compressed(pse, queries, options)
         by_head = pse[..., None, None] if options.pse_type >= 2 else pse
         by_head = by_head if by_head.dim() == 4 else by_head[None]
-        bias = Bias(options.pse_type, by_head.unflatten(1, split), options.q_start, options.kv_start, compressed)
+        bias = Bias(options.pse_type, unflatten(by_head, 1, split), options.q_start, options.kv_start, compressed)
     if mask is None:
         return Scores(options.scale, sight(1, queries, keys, 0, 0, None, None, False), bias, dropout)
-    by_head = None
-    if options.mode in FULL_MASK_MODES:
-        by_head = mask[..., :queries, :keys]
-        by_head = by_head.view(*(1,) * (4 - mask.dim()), *by_head.shape)
-        by_head = by_head.unflatten(1, split) if by_head.shape[1] > 1 else by_head.unsqueeze(1)
-    seen = sight(options.mode, queries, keys, options.before, options.after, prefix, by_head, at_edge)
+    by_group = _mask_by_group(mask[..., :queries, :keys], split) if options.mode in FULL_MASK_MODES else None
+    seen = sight(options.mode, queries, keys, options.before, options.after, prefix, by_group, at_edge)
     return Scores(options.scale, seen, bias, dropout)
+
+
+def _mask_by_group(mask: Tensor, split: tuple[int, int]) -> Tensor:
+    by_head = mask if mask.dim() == 4 else mask[None, None]
+    return unflatten(by_head, 1, split) if by_head.shape[1] > 1 else by_head.unsqueeze(1)
 
 
 def _is_compressed(pse: Tensor, queries: int, options: Options) -> bool:
@@ -224,9 +225,10 @@ def _out_like(query: Tensor, key: Tensor, value: Tensor, options: Options) -> Te
 
 
 def _stats_like(query: Tensor, options: Options) -> Tensor:
-    shape = query.shape[:2] if options.layout == "TND" else sizes(query, options.layout)
-    shape = shape if options.layout == "TND" else (shape[0], options.heads, shape[1])
-    return query.new_empty(shape, dtype=wide_type(query.dtype))
+    if options.layout == "TND":
+        return query.new_empty(query.shape[:2], dtype=wide_type(query.dtype))
+    batch, length = sizes(query, options.layout)
+    return query.new_empty((batch, options.heads, length), dtype=wide_type(query.dtype))
 
 
 def _forward(
@@ -267,9 +269,10 @@ def _backward(
         dbias = None
         if dpse is not None:
             own = dpse[n : n + 1] if options.layout == "TND" and dpse.shape[0] > 1 else dpse
-            dbias = own.unflatten(1, q.shape[1:3])
+            dbias = unflatten(own, 1, q.shape[1:3])
         grads = (dq_view, dk_view, dv_view, dbias)
-        attention_strips.backward(grads, do, q, k, v, o, *part.stats, part.scores)
+        m, s = part.stats
+        attention_strips.backward(grads, do, q, k, v, o, m, s, part.scores)
     return dq, dk, dv, query.new_empty(0) if pse is None or dpse is None else dpse.to(pse.dtype)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mindspeed.ops.errors import require
 from mindspeed.ops.library import define
-from mindspeed.ops.numerics import wide
+from mindspeed.ops.numerics import unflatten, wide
 from mindspeed.ops.process_groups import Group, all_gather, all_reduce, name_of, reduce_scatter, size_of
 
 
@@ -94,7 +94,7 @@ def _gathered(x1: Tensor, group: str) -> Tensor:
 
 
 def _scattered(product: Tensor, group: str) -> Tensor:
-    return reduce_scatter(product.unflatten(0, (size_of(group), -1)), group)
+    return reduce_scatter(unflatten(product, 0, (size_of(group), -1)), group)
 
 
 def _pure_matmul(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from mindspeed.ops.activations import PLAIN, activate
 from mindspeed.ops.errors import require
 from mindspeed.ops.library import define, no_gradient
-from mindspeed.ops.numerics import wide
+from mindspeed.ops.numerics import unflatten, wide
 from mindspeed.ops.process_groups import Group, all_gather, all_to_all, name_of, require_size, size_of
 
 
@@ -52,10 +52,10 @@ def npu_all_to_all_all_gather_bmm(
     require(bias is None or tuple(bias.shape) in shapes, op, f"bias is not of shape {shapes[0]} or {shapes[1]}")
     flat = None if bias is None else bias.reshape(experts, 1, columns)
     y1, y2, y3 = torch.ops.mindspeed.npu_all_to_all_all_gather_bmm(x, weight, flat, ep, tp, shard_type, name)
-    results = (y1,)
+    results: tuple[Tensor, ...] = (y1,)
     results += (y2,) if need_allgather_out else ()
     results += (y3,) if need_activation_feature and name != "none" else ()
-    return results if len(results) > 1 else y1
+    return results if len(results) > 1 else results[0]
 
 
 def _forward(
@@ -63,7 +63,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Reference: ``(y1, y2, y3)``; ``y3`` is empty without an activation."""
     experts = weight.shape[0]
-    by_rank = all_to_all(x.unflatten(0, (size_of(ep), experts)), ep)
+    by_rank = all_to_all(unflatten(x, 0, (size_of(ep), experts)), ep)
     gathered = all_gather(by_rank, tp)  # [tp, ep, experts, rows, columns]
     order, joined = ((2, 1, 3, 0, 4), 3) if shard_type == 0 else ((2, 1, 0, 3, 4), 2)
     y2 = gathered.permute(order).flatten(joined, joined + 1).flatten(1, 2).contiguous()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mindspeed.ops.errors import require
 from mindspeed.ops.library import define, no_gradient
-from mindspeed.ops.numerics import wide
+from mindspeed.ops.numerics import unflatten, wide
 from mindspeed.ops.process_groups import Group, all_to_all, name_of, reduce_scatter, require_size, size_of
 
 
@@ -57,9 +57,9 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, ep: str, tp: str, s
     expert_ranks, tensor_ranks = size_of(ep), size_of(tp)
     product = (wide(x) @ wide(weight)).view(experts, expert_ranks, rows // expert_ranks, -1)
     if shard_type == 0:
-        parts = product.unflatten(3, (tensor_ranks, -1)).permute(3, 0, 1, 2, 4)
+        parts = unflatten(product, 3, (tensor_ranks, -1)).permute(3, 0, 1, 2, 4)
     else:
-        parts = product.unflatten(2, (tensor_ranks, -1)).permute(2, 0, 1, 3, 4)
+        parts = unflatten(product, 2, (tensor_ranks, -1)).permute(2, 0, 1, 3, 4)
     mine = reduce_scatter(parts, tp)  # [experts, ep, rows, columns]
     mine = mine if bias is None else mine + wide(bias)[:, :, None]
     return all_to_all(mine.to(x.dtype).transpose(0, 1), ep).flatten(0, 1)

@@ -30,7 +30,7 @@ def npu_dropout_add_layer_norm(
     prenorm: bool = False,
     residual_in_fp32: bool = False,
     return_dropout_mask: bool = False,
-) -> Tensor | tuple[Tensor, ...]:
+) -> Any:
     """LayerNorm of ``drop(x0 rowscale layerscale) + residual``.
 
     ``x0`` and ``residual`` are [..., H], ``weight``, ``bias`` and ``layerscale`` [H], ``rowscale`` [...]. Gives the result
@@ -55,7 +55,7 @@ def npu_dropout_add_rms_norm(
     prenorm: bool = False,
     residual_in_fp32: bool = False,
     return_dropout_mask: bool = False,
-) -> Tensor | tuple[Tensor, ...]:
+) -> Any:
     """RMSNorm in place of LayerNorm, without mean and bias; else as `npu_dropout_add_layer_norm`."""
     require(bias is None, "npu_dropout_add_rms_norm", "there is a bias, and RMSNorm has none")
     tensors = (x0, residual, weight, None, rowscale, layerscale)
@@ -96,7 +96,7 @@ def _checked(
 
 def _selected(results: tuple[Tensor, Tensor, Tensor | None], x0: Tensor, prenorm: bool, with_mask: bool) -> Any:
     out, z, mask = results
-    selected = (out,)
+    selected: tuple[Tensor, ...] = (out,)
     if prenorm:
         selected += (z,)
     if with_mask:

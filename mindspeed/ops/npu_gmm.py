@@ -87,7 +87,8 @@ def _checked(
     grad = getattr(original, "main_grad", None)
     ready = grad is not None and grad.numel() == weight.numel() and grad.dtype == wide_type(x.dtype) and grad.is_contiguous()
     require(ready, op, "gemm_fusion needs original_weight.main_grad, contiguous, fp32, with the numbers of weight")
-    y = _AccumulatingWeight.apply(x, weight, groups if cumulative else groups.cumsum(0), original)
+    ends = groups if cumulative else groups.cumsum(0)
+    y = _AccumulatingWeight.apply(x, weight, ends, original)  # type: ignore[no-untyped-call]
     return y
 
 

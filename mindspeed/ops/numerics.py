@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -14,3 +16,9 @@ def wide_type(dtype: torch.dtype) -> torch.dtype:
 def wide(x: Tensor) -> Tensor:
     """``x`` in the type that sums are taken in."""
     return x.to(wide_type(x.dtype))
+
+
+def unflatten(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+    """`Tensor.unflatten`, which torch leaves without types: dimension ``dim`` becomes several."""
+    split: Tensor = x.unflatten(dim, sizes)  # type: ignore[no-untyped-call]
+    return split

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.distributed import distributed_c10d
 
 from mindspeed.ops.errors import require
 
@@ -25,10 +25,15 @@ def name_of(op: str, group: Group | None) -> str:
     return str(name)
 
 
+def _group(name: str) -> dist.ProcessGroup:
+    group: dist.ProcessGroup = getattr(distributed_c10d, "_resolve_process_group")(name)  # noqa: B009  private, untyped
+    return group
+
+
 def size_of(group: Group) -> int:
     """Ranks of a group."""
     # asked of the object where there is one: looking up a name is a graph break under torch.compile
-    return dist.get_world_size(_resolve_process_group(group)) if isinstance(group, str) else group.size()
+    return dist.get_world_size(_group(group)) if isinstance(group, str) else group.size()
 
 
 def require_size(op: str, group: Group, size: int) -> None:
@@ -39,26 +44,26 @@ def require_size(op: str, group: Group, size: int) -> None:
 def all_reduce(x: Tensor, name: str) -> Tensor:
     """The sum over the group."""
     x = x.contiguous()
-    dist.all_reduce(x, group=_resolve_process_group(name))
+    dist.all_reduce(x, group=_group(name))
     return x
 
 
 def all_gather(x: Tensor, name: str) -> Tensor:
     """What every rank has, [ranks, ...]."""
     whole = x.new_empty((size_of(name), *x.shape))
-    dist.all_gather_into_tensor(whole.flatten(0, 1) if x.dim() else whole, x.contiguous(), group=_resolve_process_group(name))
+    dist.all_gather_into_tensor(whole.flatten(0, 1) if x.dim() else whole, x.contiguous(), group=_group(name))
     return whole
 
 
 def reduce_scatter(x: Tensor, name: str) -> Tensor:
     """The sum over the group of this rank's part of ``x`` [ranks, ...]."""
     part = x.new_empty(x.shape[1:])
-    dist.reduce_scatter_tensor(part, x.contiguous().flatten(0, 1), group=_resolve_process_group(name))
+    dist.reduce_scatter_tensor(part, x.contiguous().flatten(0, 1), group=_group(name))
     return part
 
 
 def all_to_all(x: Tensor, name: str) -> Tensor:
     """``x`` [ranks, ...] with the part that each rank sent to this one in the place of the part that went there."""
     result = torch.empty_like(x, memory_format=torch.contiguous_format)
-    dist.all_to_all_single(result, x.contiguous(), group=_resolve_process_group(name))
+    dist.all_to_all_single(result, x.contiguous(), group=_group(name))
     return result

@@ -123,7 +123,7 @@ def _forward(
 
 
 def _shape(x: Tensor, weight: Tensor, scale: Tensor, *rest: object) -> Tensor:
-    return x.new_empty((x.shape[0], weight.shape[2]), dtype=rest[3])  # type: ignore[call-overload]
+    return x.new_empty((x.shape[0], weight.shape[2]), dtype=rest[3])  # type: ignore[call-overload,no-any-return]
 
 
 define(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mindspeed.ops.numerics import unflatten
+
 
 def float_scale(scale: Tensor) -> Tensor:
     """Scales as fp32; an int64 one carries the bits of an fp32 number in its lower half, as the accelerator wants them."""
     if scale.dtype in (torch.int64, torch.uint64):
-        return scale.contiguous().view(torch.int32).unflatten(-1, (-1, 2))[..., 0].contiguous().view(torch.float32)
+        return unflatten(scale.contiguous().view(torch.int32), -1, (-1, 2))[..., 0].contiguous().view(torch.float32)
     return scale.float()
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mindspeed.ops.errors import require
 from mindspeed.ops.library import define
+from mindspeed.ops.numerics import wide, wide_type
 
 
 def rms_norm(x: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> Tensor:
@@ -29,26 +30,22 @@ def rms_norm(x: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> Tensor:
     return y
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 def _norm_dims(gamma: Tensor) -> list[int]:
     return list(range(-gamma.dim(), 0))
 
 
 def _forward(x: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """Reference: ``(y, rstd)``; ``rstd`` has 1 in the dimensions of gamma."""
-    x_wide = _wide(x)
+    x_wide = wide(x)
     rstd = torch.rsqrt(x_wide.square().mean(_norm_dims(gamma), keepdim=True) + epsilon)
-    return (x_wide * rstd * _wide(gamma)).to(x.dtype), rstd
+    return (x_wide * rstd * wide(gamma)).to(x.dtype), rstd
 
 
 def _backward(dy: Tensor, x: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
     """Reference: ``dx = r (g - n mean(g n))`` with ``g = gamma dy`` and ``n = x r``; ``dgamma = sum(dy n)`` over the rows."""
-    dy_wide = _wide(dy)
-    normalized = _wide(x) * rstd
-    g = dy_wide * _wide(gamma)
+    dy_wide = wide(dy)
+    normalized = wide(x) * rstd
+    g = dy_wide * wide(gamma)
     dx = rstd * (g - normalized * (g * normalized).mean(_norm_dims(gamma), keepdim=True))
     dgamma = (dy_wide * normalized).sum_to_size(gamma.shape)
     return dx.to(x.dtype), dgamma.to(gamma.dtype)
@@ -56,7 +53,7 @@ def _backward(dy: Tensor, x: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tenso
 
 def _forward_shapes(x: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     rows = x.shape[: x.dim() - gamma.dim()]
-    rstd = x.new_empty((*rows, *(1 for _ in gamma.shape)), dtype=torch.promote_types(x.dtype, torch.float32))
+    rstd = x.new_empty((*rows, *(1 for _ in gamma.shape)), dtype=wide_type(x.dtype))
     return torch.empty_like(x), rstd
 
 

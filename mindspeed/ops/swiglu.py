@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mindspeed.ops.errors import require
 from mindspeed.ops.library import define
+from mindspeed.ops.numerics import wide
 
 
 def swiglu(x: Tensor, dim: int = -1) -> Tensor:
@@ -29,7 +30,7 @@ def swiglu(x: Tensor, dim: int = -1) -> Tensor:
 
 
 def _halves(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    a, b = x.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, dim)
+    a, b = wide(x).chunk(2, dim)
     return a, b
 
 

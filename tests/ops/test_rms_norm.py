@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from mindspeed.ops import rms_norm
 from mindspeed.ops.errors import OperatorError
+from tests.ops.operator_checks import assert_holds_everywhere, randn, strided
 
 TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
@@ -65,6 +66,21 @@ def test_backward_keeps_the_input_and_one_number_per_row():
         ((16, 32), torch.bfloat16),
         ((32,), torch.bfloat16),
     ]
+
+
+def test_it_is_the_same_compiled_recomputed_and_in_inference_mode():
+    assert_holds_everywhere(rms_norm, *(randn(4, 6, dtype=torch.bfloat16), randn(6, dtype=torch.bfloat16, seed=2)))
+
+
+def test_strided_input_gives_the_same():
+    x, gamma = strided(3, 4, 6), strided(6, seed=2)
+    torch.testing.assert_close(rms_norm(x, gamma, 1e-5), formula(x, gamma, 1e-5))
+    assert torch.autograd.gradcheck(lambda x, gamma: rms_norm(x, gamma, 1e-5), (x, gamma))
+
+
+def test_a_long_row_keeps_its_precision():
+    x, gamma = tensors(1, 1 << 18, norm=(1 << 18,), dtype=torch.float32)
+    torch.testing.assert_close(rms_norm(x, gamma).double(), formula(x.double(), gamma.double(), 1e-6), rtol=1e-5, atol=1e-5)
 
 
 def test_the_operator_is_registered_as_pytorch_wants_it():

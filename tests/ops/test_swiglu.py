@@ -5,6 +5,7 @@ import torch
 
 from mindspeed.ops import swiglu
 from mindspeed.ops.errors import OperatorError
+from tests.ops.operator_checks import assert_holds_everywhere, randn, strided
 
 TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
@@ -54,6 +55,17 @@ def test_backward_keeps_the_input_alone():
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         swiglu(x)
     assert [t.data_ptr() for t in saved] == [x.data_ptr()]
+
+
+def test_it_is_the_same_compiled_recomputed_and_in_inference_mode():
+    assert_holds_everywhere(swiglu, *(randn(4, 6, dtype=torch.bfloat16),))
+
+
+@pytest.mark.parametrize("dim", [-1, 0, 1])
+def test_strided_input_gives_the_same(dim):
+    x = strided(2, 4, 6)
+    torch.testing.assert_close(swiglu(x, dim), formula(x, dim))
+    assert torch.autograd.gradcheck(lambda x: swiglu(x, dim), (x,))
 
 
 def test_the_operator_is_registered_as_pytorch_wants_it():
