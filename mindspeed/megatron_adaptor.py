@@ -36,7 +36,8 @@ def adapt(argv: MutableSequence[str]) -> ActivationReport | None:
         joining.tell(error)
         raise
     argv[1:] = request.rest
-    report_beside(request, os.environ)
+    if plan.names:
+        report_beside(request, os.environ)
     report = registry.activate(plan)
     if os.environ.get("RANK", "0") == "0":
         print(report.summary(), *(f"mindspeed: {row.text}" for row in request.notes), sep="\n", file=sys.stderr)

@@ -85,7 +85,8 @@ def _resolve(
     read, plan = plan_training(arguments, {}, environment, below, [command_line])
     for note in read.notes:
         click.echo(f"mindspeed: {note.text}", err=True)
-    report_beside(read, os.environ)
+    if plan.names:
+        report_beside(read, os.environ)
     return plan, read.rest
 
 

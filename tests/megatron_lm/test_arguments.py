@@ -172,6 +172,13 @@ def test_problems_are_shown_as_problems_and_not_as_a_traceback(run):
     )
 
 
+def test_without_a_feature_no_report_is_left_behind(run, tmp_path):
+    done, _ = run("--my-own-flag mine")
+    assert done.returncode == 0, done.stderr
+    assert "mindspeed: no features; " in done.stderr
+    assert not (tmp_path / "mindspeed-report.json").exists()
+
+
 def test_megatrons_parser_reports_what_neither_side_knows(run):
     done, _ = run("--feature swiglu")
     assert done.returncode == 2
