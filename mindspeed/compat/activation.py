@@ -18,7 +18,7 @@ from mindspeed.activation.joining import place_in
 from mindspeed.activation.plan import ActivationPlan, Row
 from mindspeed.activation.request import Layer
 from mindspeed.compat import arguments, flags, manager
-from mindspeed.compat.adapter import PREFIX, OldArgs, OldFeature, name_of, refusal_of, registrations_of
+from mindspeed.compat.adapter import PREFIX, OldArgs, OldFeature, name_of, own_arguments, refusal_of, registrations_of
 from mindspeed.compat.feature import OwnFeature
 from mindspeed.compat.megatron_lm import MegatronArguments, wires_arguments
 from mindspeed.compat.names_known import known_names
@@ -203,12 +203,14 @@ def _asked(given: Mapping[str, Any]) -> _Asked:
     listed = manager.MindSpeedFeaturesManager.FEATURES_LIST
     own = {feature.name for feature in listed if isinstance(feature, OwnFeature)}
     heard = {dest: value for dest, value in given.items() if dest in flags.BY_DEST}
+    taken = {action.dest for feature in manager.old_features() for action in own_arguments(feature)}
+    unheard = []
     for old in flags.OLD_FLAGS:
-        if own.isdisjoint(old.features):
-            heard.pop(old.dest, None)
+        if own.isdisjoint(old.features) and heard.pop(old.dest, None) and old.dest not in taken:
+            unheard.append(f"{old.flag} does nothing: {' or '.join(old.features)} is not in the list of features")
     layer, notes, problems = flags.request_of({**given, **dict.fromkeys(flags.BY_DEST), **heard}, registry.catalog())
     features, settings = list(layer.features), {name: dict(fields) for name, fields in layer.settings.items()}
-    rows = [Row("note", "compat", note) for note in (*notes, *_state.strange)]
+    rows = [Row("note", "compat", note) for note in (*notes, *unheard, *_state.strange)]
     for name, fields in arguments.megatron_features(given).items():
         if name in registry.catalog().usable:
             features.append(name)
@@ -232,7 +234,7 @@ def _asked(given: Mapping[str, Any]) -> _Asked:
         elif reason := manager.never_on(feature):
             if own_settings:
                 text = f"{', '.join(manager.options_of(feature, own_settings))} is given to {name}, and {reason}"
-                fix = f"mindspeed features: {name} switches it on by name, or register --{name.removeprefix(PREFIX)}"
+                fix = f"ask for it by name (--features {name}), or let it register --{name.removeprefix(PREFIX)}"
                 problems.append(Problem("MS110", text, (name,), where=manager.where_of(feature), fix=fix))
             rows.append(Row("note", name, reason))
     level = given.get("optimization_level", 2)
@@ -272,7 +274,7 @@ def _layer_of(plan: ActivationPlan, above: Layer) -> Layer:
     settings = {
         one.name: {key: value.value for key, value in one.settings.items() if value.source != "default"}
         for one in (*plan.base, *plan.features)
-        if one.name in features or one in plan.base
+        if one.name not in _state.taken_out
     }
     world = {name: value for name, value in plan.world.known().items() if name not in ("platform", "megatron")}
     return Layer("active plan", features, settings, world, level=plan.level, strict=plan.strict, platform=plan.world.platform)

@@ -191,6 +191,7 @@ def test_features_of_ours_are_switched_on_by_their_old_flags_and_only_while_they
     Manager.set_features_list([features.AlwaysFeature()])
     Manager.apply_features_patches(get_mindspeed_args())
     assert session.current().plan.names == ("compat:always",)
+    assert ("compat", "--use-fused-rmsnorm does nothing: rms-norm is not in the list of features") in rows()
 
 
 @pytest.mark.guards(29)
@@ -243,9 +244,12 @@ def test_arguments_with_several_values_become_settings(given):
 
 
 def test_what_only_followed_from_the_old_arguments_does_not_stay():
-    registry.activate(registry.plan(world={"world_size": 2}))
+    settings = {"data-parallel": {"reduce_in_fp32": True}}
+    registry.activate(registry.plan(world={"world_size": 4}, settings=settings))
     assert session.current().plan.names == ("data-parallel",)
-    repatch({"tensor_model_parallel_size": 2})
+    repatch({"num_layers": 4})
+    assert session.current().plan.features[0].args == {"reduce_in_fp32": True}
+    repatch({"tensor_model_parallel_size": 4})
     assert session.current().plan.names == ("tensor-parallel",)
 
 
