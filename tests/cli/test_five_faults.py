@@ -93,4 +93,7 @@ def test_five_faults_are_five_problems_where_only_the_runtime_dependencies_are_i
         cwd=tmp_path,
     )
     assert found.stdout == "None None None\n"
+    new = [str(folder / "bin" / "mindspeed"), "features", "new", "acme", "--package", "-o", str(tmp_path / "made")]
+    subprocess.run(new, check=True, capture_output=True)  # the templates are part of the installed package
+    assert (tmp_path / "made" / "acme" / "acme" / "feature.py").is_file()
     five([str(folder / "bin" / "mindspeed"), "features", "check", "-f", job, *ARGUMENTS])
