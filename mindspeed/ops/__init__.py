@@ -63,6 +63,8 @@ FURTHER: Final = {
     "npu_quant_gmm": "quant_gmm",
     "npu_quant_gmm_v2": "quant_gmm",
     "npu_fusion_attention": "fusion_attention",
+    "fusion_attention_grad": "fusion_attention",
+    "npu_fusion_attention_grad": "fusion_attention",
 }
 """Further public functions, and the modules that they are in."""
 

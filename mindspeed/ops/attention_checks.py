@@ -58,6 +58,21 @@ def check_call(
         require(isinstance(start, int), _OP, f"{name} is {start}; it is a list of one integer")
 
 
+def check_results(dy: Tensor, out: Tensor, maximum: Tensor, total: Tensor, like: Tensor, options: Options) -> None:
+    """Raise OperatorError unless results of a forward call belong to one whose result would be like ``like``."""
+    fits = dy.shape == out.shape == like.shape and dy.dtype == out.dtype == like.dtype
+    shapes = f"dy and attention_in have shapes {tuple(dy.shape)} and {tuple(out.shape)}"
+    require(fits, "fusion_attention_grad", f"{shapes}; both are {like.dtype} of shape {tuple(like.shape)}")
+    if options.layout == "TND":
+        rows = (like.shape[0], options.heads)
+    else:
+        batch, length = sizes(like, options.layout)
+        rows = (batch, options.heads, length)  # type: ignore[assignment]  # of another rank
+    same = maximum.shape == total.shape and tuple(maximum.shape[:-1]) == rows and maximum.dim() == len(rows) + 1
+    text = f"softmax_max and softmax_sum have shapes {tuple(maximum.shape)} and {tuple(total.shape)}"
+    require(same, "fusion_attention_grad", f"{text}; both start with {rows} and end with a repetition")
+
+
 def _check_heads(query: Tensor, key: Tensor, value: Tensor, options: Options) -> None:
     heads, layout = options.heads, options.layout
     own = heads if layout in ("SBH", "BSH") else query.shape[1 if layout in ("BNSD", "TND") else 2]

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops import attention_strips
-from mindspeed.ops.attention_checks import check_call
+from mindspeed.ops.attention_checks import check_call, check_results
 from mindspeed.ops.attention_layout import head_view, head_width, heads_like, ranges_of, sequence_view, sizes
 from mindspeed.ops.attention_mask import FULL_MASK_MODES, sight
 from mindspeed.ops.attention_scores import COMPRESSED_ROWS, Bias, Dropout, Scores
 from mindspeed.ops.library import define
-from mindspeed.ops.npu_ring_attention_update import sequence_major
+from mindspeed.ops.npu_ring_attention_update import sequence_major, token_major
 from mindspeed.ops.numerics import unflatten, wide_type
 
 LANES = 8
@@ -88,23 +88,11 @@ def fusion_attention(
     dropout mask is made from (0 without dropout). ``inner_precise``, ``gen_mask_parallel`` and ``sync`` change nothing.
     Raises OperatorError for other shapes, types, layouts and modes.
     """
-    q_ends, kv_ends, prefixes = (_integers(x) for x in (actual_seq_qlen, actual_seq_kvlen, prefix))
-    starts = [0 if start is None else start for start in (_integers(q_start_idx), _integers(kv_start_idx))]
-    q_start, kv_start = (start[0] if isinstance(start, list) and len(start) == 1 else start for start in starts)
-    options = Options(
-        head_num,
-        input_layout.upper(),
-        scale,
-        keep_prob,
-        pre_tokens,
-        next_tokens,
-        prefixes,
-        q_ends,
-        kv_ends,
-        sparse_mode,
-        pse_type,
-        q_start,  # type: ignore[arg-type]  # a list of another length than one is refused below
-        kv_start,  # type: ignore[arg-type]
+    options = _options(
+        (head_num, input_layout.upper(), scale, keep_prob, pre_tokens, next_tokens),
+        (prefix, actual_seq_qlen, actual_seq_kvlen),
+        (sparse_mode, pse_type),
+        (q_start_idx, kv_start_idx),
     )
     check_call(query, key, value, pse, atten_mask, padding_mask, softmax_layout, options)
     dropping = keep_prob < 1
@@ -112,14 +100,78 @@ def fusion_attention(
     mask = None if atten_mask is None else atten_mask.bool()
     out, maximum, total = torch.ops.mindspeed.fusion_attention(query, key, value, pse, mask, seed, *options)
     stats = [stat[..., None].expand(*stat.shape, LANES).contiguous() for stat in (maximum, total)]
-    if options.layout == "TND" and softmax_layout == "" and q_ends is not None:
-        stats = [sequence_major(stat, q_ends) for stat in stats]
+    if options.layout == "TND" and softmax_layout == "":
+        stats = [sequence_major(stat, options.q_ends or []) for stat in stats]
     reserved = query.new_empty(0)
     numels = _dropout_size(query, key, options) if dropping else 0
     return out, stats[0], stats[1], reserved, 0 if seed is None else seed, 0, numels
 
 
 npu_fusion_attention = fusion_attention
+
+
+def fusion_attention_grad(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dy: Tensor,
+    head_num: int,
+    input_layout: str,
+    *,
+    softmax_max: Tensor,
+    softmax_sum: Tensor,
+    attention_in: Tensor,
+    pse: Tensor | None = None,
+    padding_mask: Tensor | None = None,
+    atten_mask: Tensor | None = None,
+    scale_value: float = 1.0,
+    keep_prob: float = 1.0,
+    pre_tokens: int = UNBOUNDED,
+    next_tokens: int = UNBOUNDED,
+    seed: Tensor | int = 0,
+    prefix: Sequence[int] | None = None,
+    actual_seq_qlen: Sequence[int] | Tensor | None = None,
+    actual_seq_kvlen: Sequence[int] | Tensor | None = None,
+    sparse_mode: int = 0,
+    pse_type: int = 1,
+    q_start_idx: Sequence[int] | None = None,
+    kv_start_idx: Sequence[int] | None = None,
+    softmax_layout: str = "",
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of query, key, value and, if there is an external one, of the bias; what context parallelism calls per block.
+
+    ``dy`` and the result ``attention_in`` are like the result of `fusion_attention`, the statistics and ``seed`` as it gave
+    them. All three may come from more keys than ``key`` has: the gradients are then this block's share. Raises OperatorError.
+    """
+    options = _options(
+        (head_num, input_layout.upper(), scale_value, keep_prob, pre_tokens, next_tokens),
+        (prefix, actual_seq_qlen, actual_seq_kvlen),
+        (sparse_mode, pse_type),
+        (q_start_idx, kv_start_idx),
+    )
+    check_call(query, key, value, pse, atten_mask, padding_mask, softmax_layout, options)
+    check_results(dy, attention_in, softmax_max, softmax_sum, _out_like(query, key, value, options), options)
+    stats = [softmax_max, softmax_sum]
+    if options.layout == "TND" and softmax_layout == "":
+        stats = [token_major(stat, torch.tensor(options.q_ends)) for stat in stats]
+    made_from = torch.as_tensor(seed, dtype=torch.int64, device=query.device) if keep_prob < 1 else None
+    mask, of_pse = None if atten_mask is None else atten_mask.bool(), pse is not None and pse_type < 2
+    lean = [stat[..., 0] for stat in stats]
+    dq, dk, dv, dpse = torch.ops.mindspeed.fusion_attention_backward(
+        dy, query, key, value, pse, mask, made_from, attention_in, *lean, of_pse, *options
+    )
+    return dq, dk, dv, dpse if of_pse else None
+
+
+npu_fusion_attention_grad = fusion_attention_grad
+
+
+def _options(sizes: tuple[Any, ...], lists: tuple[Any, ...], modes: tuple[int, int], starts: tuple[Any, Any]) -> Options:
+    """The options from the arguments of a call: lists of tensors or sequences, starts as numbers (others are refused later)."""
+    integers = [_integers(start) for start in starts]
+    numbers = [0 if start is None else start[0] if len(start) == 1 else start for start in integers]
+    values: list[Any] = [*sizes, *map(_integers, lists), *modes, *numbers]
+    return Options._make(values)
 
 
 def _integers(values: Sequence[int] | Tensor | None) -> list[int] | None:

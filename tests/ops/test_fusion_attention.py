@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from mindspeed.ops import fusion_attention, npu_fusion_attention, npu_ring_attention_update
+from mindspeed.ops import fusion_attention, fusion_attention_grad, npu_fusion_attention, npu_ring_attention_update
 from mindspeed.ops.attention_scores import Dropout
 from mindspeed.ops.errors import OperatorError
 from mindspeed.ops.fusion_attention import Options, _backward, _forward
@@ -287,6 +287,46 @@ def test_two_blocks_of_keys_merge_to_attention_over_all(layout):
     with torch.no_grad():
         for value, expected in zip(npu_ring_attention_update(*first, *second, **merged), whole, strict=True):
             torch.testing.assert_close(value, expected)
+
+
+@pytest.mark.parametrize("layout", ["SBH", "TND"])
+def test_gradients_of_blocks_of_keys_add_up_to_those_of_all(layout):
+    if layout == "TND":
+        (q, k, v), more = packed_qkv(2, 4), {"actual_seq_qlen": [6, 9], "actual_seq_kvlen": [7, 15]}
+        blocks = [([*range(4), *range(7, 11)], [4, 8]), ([*range(4, 7), *range(11, 15)], [3, 7])]
+        blocks = [(torch.tensor(index), more | {"actual_seq_kvlen": lengths}) for index, lengths in blocks]
+    else:
+        (q, k, v), more = (to_layout(x.detach(), "SBH").requires_grad_() for x in qkv(width=4)), {}
+        blocks = [(torch.arange(4), {}), (torch.arange(4, T), {})]
+    out, maximum, total, *_ = fusion_attention(q, k, v, N, layout, scale=0.5, **more)
+    dy = randn(*out.shape, seed=9, grad=False)
+    dq, dk, dv = torch.autograd.grad(out, (q, k, v), dy)
+    results = {"softmax_max": maximum, "softmax_sum": total, "attention_in": out.detach(), "scale_value": 0.5}
+    sums = torch.zeros_like(dq)
+    for index, lengths in blocks:
+        own = fusion_attention_grad(q.detach(), k.detach()[index], v.detach()[index], dy, N, layout, **results, **lengths)
+        sums += own[0]
+        torch.testing.assert_close(own[1:3], (dk[index], dv[index]))
+        assert own[3] is None
+    torch.testing.assert_close(sums, dq)
+
+
+def test_the_gradient_function_regenerates_dropout_and_gives_that_of_the_bias():
+    q, k, v = inputs = qkv()
+    pse = randn(1, N, S, T, seed=5)
+    more = {"keep_prob": 0.7, "pse": pse} | options(2)
+    out, maximum, total, _, seed, *_ = fusion_attention(*inputs, N, "BNSD", **more)
+    dy = randn(*out.shape, seed=9, grad=False)
+    expected = torch.autograd.grad(out, (*inputs, pse), dy)
+    more["scale_value"] = more.pop("scale")
+    results = {"softmax_max": maximum, "softmax_sum": total, "attention_in": out, "seed": int(seed)}
+    with torch.no_grad():
+        got = fusion_attention_grad(q, k, v, dy, N, "BNSD", **results, **more)
+        torch.testing.assert_close(got, expected)
+        with pytest.raises(OperatorError) as error:
+            fusion_attention_grad(q, k, v, dy[1:], N, "BNSD", **results, **more)
+    shapes = "dy and attention_in have shapes (1, 4, 7, 6) and (2, 4, 7, 6)"
+    assert str(error.value) == f"MS505 fusion_attention_grad: {shapes}; both are torch.float64 of shape (2, 4, 7, 6)"
 
 
 def drop_factors(seed, keep, shape, first=0):
