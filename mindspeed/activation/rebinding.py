@@ -16,6 +16,7 @@ from types import FunctionType, ModuleType
 from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 
+from mindspeed.activation.sites import inside_tree
 from mindspeed.plugins.problems import PatchError, Problem
 
 ABSENT: Final = type("ABSENT", (), {"__slots__": (), "__repr__": lambda self: "ABSENT"})()
@@ -167,12 +168,19 @@ class Rebinder:
         """Search the modules named, or all.
 
         Of all modules, only those with something of the packages among their globals are looked into: they can hold its
-        objects in their containers, classes and defaults. The main program always is.
+        objects in their containers, classes and defaults. The main program always is; of the modules of a patched package
+        beside Megatron, such as torch, only those that name an exchanged object.
         """
         self._reparent()
         if modules is None:
             telling = self.counts.keys() | defined_in(self.packages)
-            modules = [n for n, d in module_dictionaries() if n == "__main__" or not telling.isdisjoint(map(id, d.values()))]
+            own = {package for package in self.packages if not inside_tree(package)}
+            modules = [
+                name
+                for name, entries in module_dictionaries()
+                if name == "__main__"
+                or not (self.counts.keys() if name.partition(".")[0] in own else telling).isdisjoint(map(id, entries.values()))
+            ]
         for name, entries in module_dictionaries(modules):
             self._enter(name)
             self._look(ITEM, entries, entries)

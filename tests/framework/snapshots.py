@@ -170,14 +170,19 @@ def activated_first() -> dict[str, Any]:
     mindspeed.activate(mindspeed.plan(FEATURES, world=WORLD))
     import_models()
     mindspeed.deactivate()
-    return {"modules": list(modules()), "state": descriptions(), "meta_path": len(sys.meta_path)}
+    return {"modules": list(modules()), "state": descriptions(), "meta_path": finders()}
+
+
+def finders() -> int:
+    """Finders of this process; without the last one of the package itself, which only explains old import names."""
+    return sum(type(finder).__module__ != "mindspeed" for finder in sys.meta_path)
 
 
 def fresh(names: list[str]) -> dict[str, Any]:
     """The same modules without us."""
     for name in names:
         importlib.import_module(name)
-    return {"modules": list(modules()), "state": descriptions(), "meta_path": len(sys.meta_path)}
+    return {"modules": list(modules()), "state": descriptions(), "meta_path": finders()}
 
 
 if __name__ == "__main__":
