@@ -314,8 +314,12 @@ class Proof:
             say(line)
 
     def _write(self, report: ProofReport) -> None:
-        if self.path and not _rank():
+        if not self.path or _rank():
+            return
+        try:
             Path(self.path).write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
+        except OSError as error:  # a full disk ends no training that could go on
+            (self.say or _to_nobody)(f"mindspeed: the report cannot be written: {error}")
 
 
 def _functions_of(planned: PlannedPatch, made: Any) -> list[FunctionType]:

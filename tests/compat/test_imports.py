@@ -25,6 +25,7 @@ WORKING = [
     "from mindspeed.args_utils import get_mindspeed_args",
     "from mindspeed.args_utils import get_full_args as get_args",
     "from mindspeed.arguments import process_args",
+    "from mindspeed.ops.npu_rotary_position_embedding import npu_rotary_position_embedding",
 ]
 """Statements of tier 1 and 2 whose names exist."""
 
@@ -53,8 +54,7 @@ LATER = {
     "from mindspeed.te.pytorch.fp8.reuse import clear_weight_quantization_reuse_cache": (),
     "from mindspeed.te.pytorch.fp8.reuse import set_weight_release_enabled": (),
     "from mindspeed.core.ssm.chunk_gated_delta_rule.chunk_gated_delta_rule import chunk_gated_delta_rule": (),
-    "from mindspeed.ops.npu_rotary_position_embedding import npu_rotary_position_embedding": ("rotary-embedding",),
-    "from mindspeed.ops.npu_moe_token_permute import npu_moe_token_permute": ("moe-token-permute",),
+    "from mindspeed.ops.npu_moe_token_permute import npu_moe_token_permute": ("mindspeed.ops.npu_fused_moe_token_permute",),
     "from mindspeed.core.tensor_parallel.random import CheckpointWithoutOutput": ("activation-recompute", "norm-recompute"),
 }
 """Statements of tier 1, and the most used of the others, of features that are not all built yet. Once they are, they work."""

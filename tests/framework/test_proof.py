@@ -238,6 +238,14 @@ def test_the_report_lies_beside_the_run(start: Start, tmp_path: Path) -> None:
     assert written["features"][0]["stability"] == "prototype"
 
 
+def test_a_report_that_cannot_be_written_ends_nothing(start: Start, said: Said, tmp_path: Path) -> None:
+    state()
+    proof = start(SCALE)
+    proof.path = tmp_path
+    one_step(proof, lambda: state().scale(1))
+    assert said[0] == f"mindspeed: the report cannot be written: [Errno 21] Is a directory: '{tmp_path}'"
+
+
 def test_a_run_of_one_step_is_judged_at_its_end(start: Start, said: Said) -> None:
     state()
     proof = start(SCALE, strict=True)

@@ -231,6 +231,7 @@ def acme(tmp_path):
     return write
 
 
+@pytest.mark.long
 @pytest.mark.guards(41, processes=True)
 def test_data_of_a_feature_comes_back_and_is_never_dropped_silently(tmp_path, text, acme):
     run = tmp_path / "run"
