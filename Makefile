@@ -17,7 +17,7 @@ train: $(VENV)/installed  ## train a small GPT on real text over two processes
 	$(BIN)/mindspeed pretrain -f examples/pretrain_gpt.yaml --nproc 2
 
 test: $(VENV)/installed  ## every test that belongs in a default run
-	$(BIN)/python -m pytest -q -m "not long"
+	$(BIN)/python -m pytest -q -m "not long" -n 2 --dist loadfile
 
 test-long: $(VENV)/installed  ## the long matrices
 	$(BIN)/python -m pytest -q -m long

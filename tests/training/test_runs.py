@@ -79,7 +79,7 @@ def test_a_rank_that_is_killed_ends_the_others_and_is_named(run):
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(run):
-    limit = 100_000
+    limit = 300_000
     full = Run(
         "--resume", run, "--train-iters", 4, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     )
