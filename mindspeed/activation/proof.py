@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -168,10 +168,8 @@ class Proof:
         with it under a strict plan.
         """
         before, self._running = self._running, phase
-        if phase == "step" and not self._ended.keys() & {"step"}:
-            for op in {watched.name for watched in self._watched if watched.kind == "op"}:
-                function = getattr(sys.modules.get(f"mindspeed.ops.{op}"), op, None)
-                self._count(("", op), "step", [function] if isinstance(function, FunctionType) else [])
+        if phase == "step" and before != "step":
+            self._count_operators()
         if before is None or before in self._ended or (before == phase and before != "step"):
             return
         if before == "step":
@@ -230,6 +228,13 @@ class Proof:
                 yield _Watched(name, "argument", override.argument, "build")
             for op in feature.spec.ops:
                 yield _Watched(name, "op", op, "step")
+
+    def _count_operators(self) -> None:
+        """Count the public functions of the features' operators, whose modules are loaded when the model is built."""
+        for op in {watched.name for watched in self._watched if watched.kind == "op"}:
+            function = getattr(sys.modules.get(f"mindspeed.ops.{op}"), op, None)
+            if isinstance(function, FunctionType) and ("", op) not in self._counts:
+                self._count(("", op), "step", [function])
 
     def _count(self, key: tuple[str, str], phase: Phase, functions: Sequence[FunctionType]) -> None:
         if phase not in self._ended and not self._finished:
@@ -365,8 +370,8 @@ def _to_stderr(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def _stop(counts: Iterable[CallCount]) -> None:
-    for count in counts:
+def _stop(counts: Sequence[CallCount]) -> None:
+    for count in reversed(counts):
         count.stop()
 
 

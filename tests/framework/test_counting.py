@@ -76,3 +76,36 @@ def test_two_functions_of_one_code_object_are_counted_apart() -> None:
     for count in counts:
         count.stop()
     assert first.__code__ is second.__code__
+
+
+def test_a_compiled_caller_traces_through_the_count_without_a_graph_break() -> None:
+    import torch
+
+    scaled = made(1)
+
+    def compute(x: torch.Tensor) -> torch.Tensor:
+        return x * scaled(1)
+
+    code = scaled.__code__
+    count = CallCount(scaled)  # type: ignore[arg-type]
+    compiled = torch.compile(compute, fullgraph=True, backend="eager")
+    assert [compiled(torch.ones(1)).item() for _ in range(4)] == [7.0] * 4
+    assert count.calls == 4
+    count.stop()
+    assert scaled.__code__ is code
+    assert compiled(torch.ones(1)).item() == 7.0
+    assert count.calls == 4
+
+
+def everything(a: int, /, b: int, c: int = 3, *rest: int, d: int, e: int = 5, **more: int) -> tuple[object, ...]:
+    return a, b, c, rest, d, e, more
+
+
+def test_every_kind_of_parameter_arrives_as_it_was_passed() -> None:
+    expected = everything(1, 2, d=4), everything(1, b=2, d=4, f=6), everything(1, 2, 3, 4, d=5, e=6, g=7)
+    count = CallCount(everything)  # type: ignore[arg-type]
+    assert (everything(1, 2, d=4), everything(1, b=2, d=4, f=6), everything(1, 2, 3, 4, d=5, e=6, g=7)) == expected
+    with pytest.raises(TypeError, match=r"everything\(\) missing 1 required keyword-only argument: 'd'"):
+        everything(1, 2)  # type: ignore[call-arg]
+    count.stop()
+    assert count.calls == 3

@@ -185,6 +185,7 @@ def test_hooks_and_arguments_and_operators_are_points(start: Start) -> None:
 
     from mindspeed.ops.swiglu import swiglu
 
+    code = swiglu.__code__
     proof = start(argument="hidden_size", ops=("swiglu",), optimizer_built=lambda self, optimizer: None)
 
     def action() -> None:
@@ -199,6 +200,7 @@ def test_hooks_and_arguments_and_operators_are_points(start: Start) -> None:
         ("argument", "hidden_size"): "reached",
         ("op", "swiglu"): "reached",
     }
+    assert swiglu.__code__ is code
 
 
 @pytest.mark.guards(18)
