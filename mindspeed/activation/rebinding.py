@@ -130,16 +130,19 @@ def module_dictionaries(names: Iterable[str] | None = None) -> Iterator[tuple[st
 
 
 def defined_in(packages: Collection[str]) -> frozenset[int]:
-    """Ids of the loaded modules of some top-level packages, and of the functions and classes that they define.
+    """Ids of the loaded modules of some top-level packages; of Megatron's also of the functions and classes they define.
 
     Asks for ``type(value)``, as `isinstance` reads ``__class__``, at which deprecated objects warn.
     """
     found = []
     for name, entries in module_dictionaries([name for name in sys.modules if name.partition(".")[0] in packages]):
         found.append(id(sys.modules[name]))
-        found += [
-            id(value) for value in entries.values() if issubclass(type(value), FunctionType | type) and value.__module__ == name
-        ]
+        if inside_tree(name):
+            found += [
+                id(value)
+                for value in entries.values()
+                if issubclass(type(value), FunctionType | type) and value.__module__ == name
+            ]
     return frozenset(found)
 
 
