@@ -176,28 +176,33 @@ def _pairs(old: Any, new: Any) -> list[tuple[Any, Any]]:
 def follow_imports(bounds: Sequence[Bound], journal: Journal, back: bool = False) -> dict[str, int]:
     """Exchange shared objects in the modules that import their names from the sites; ``back`` gives the originals back.
 
+    Names of Megatron are found under any other name too, names of other packages only under their own.
+
     Returns how many names were found, by site.
     """
     counts: dict[str, int] = {}
-    wanted: dict[int, list[tuple[Bound, Any, Any]]] = {}
+    by_name: list[tuple[Bound, Any, Any]] = []
+    by_value: dict[int, list[tuple[Bound, Any, Any]]] = {}
     for bound in bounds:
         if len(bound.group.path) == 1:
             old, new = (bound.current, bound.original) if back else (bound.original, bound.current)
-            wanted.setdefault(id(old), []).append((bound, old, new))
-    for module, entries in module_dictionaries() if wanted else ():
-        if wanted.keys().isdisjoint(map(id, entries.values())):
-            continue
-        for key, value in list(entries.items()):
-            for bound, old, new in wanted.get(id(value), ()):
-                if _imports_from(bound, module, key):
-                    journal.write(ITEM, entries, key, old, new)
-                    counts[bound.group.site] = counts.get(bound.group.site, 0) + 1
+            into = by_value.setdefault(id(old), []) if inside_tree(bound.group.module) else by_name
+            into.append((bound, old, new))
+
+    for module, entries in module_dictionaries() if by_name or by_value else ():
+        found = [(bound.name, bound, old, new) for bound, old, new in by_name if entries.get(bound.name, ABSENT) is old]
+        if by_value and not by_value.keys().isdisjoint(map(id, entries.values())):
+            found += [(key, *one) for key, value in entries.items() for one in by_value.get(id(value), ())]
+        for key, bound, old, new in found:
+            if _imports_from(bound, module, key):
+                journal.write(ITEM, entries, key, old, new)
+                counts[bound.group.site] = counts.get(bound.group.site, 0) + 1
     return counts
 
 
 def _imports_from(bound: Bound, module: str, key: str) -> bool:
-    """Whether a module has the site's object under ``key`` because it imports the name; cheap tests come first."""
-    if module == bound.group.module or (key != bound.name and not inside_tree(bound.group.module)):
+    """Whether a module has the site's object under ``key`` because it imports the name."""
+    if module == bound.group.module:
         return False
     return mentions(module, bound.name) and follows_to(f"{module}:{key}", bound.group.site)
 
