@@ -24,6 +24,10 @@ def missing_effects(question: Question, baseline: Sequence[Record], feature: Seq
         idle = [size for size in sorted(needed) if feature[0].sizes.get(size, 1) == 1]
         if idle:
             yield _failed(name, f"the group of {', '.join(idle)} has one rank")
+        uncalled = [op for op in known.feature(name).spec.ops if not any(r.reached.get(name, {}).get(op) for r in feature)]
+        if uncalled:
+            yield _failed(name, f"the operator {', '.join(uncalled)} was not called")
+            continue
         arguments = {planned.override.argument for planned in question.plan.overrides if name in planned.owners}
         if arguments and _values(arguments, before) != _values(arguments, after):
             continue

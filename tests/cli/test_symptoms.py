@@ -12,7 +12,7 @@ TEXTS = [
     "AttributeError: 'Parameter' object has no attribute 'main_grad'",
     "ModuleNotFoundError: No module named 'megatron.core.datasets.helpers_cpp'",
     "RuntimeError: [enforce fail at ...] Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144]",
-    "Using /root/.cache/torch_extensions/py310_cpu as PyTorch extensions root...",
+    "Using /home/user/.cache/torch_extensions/py310_cpu as PyTorch extensions root...",
     "ImportError: libhccl.so: cannot open shared object file: No such file or directory",
     "ImportError: /site-packages/torch_npu/lib/libtorch_npu.so: undefined symbol: _ZN3c104impl8GPUTrace13gpuTraceStateE",
     "importlib.metadata.PackageNotFoundError: No package metadata was found for megatron-core",
