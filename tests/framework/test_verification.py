@@ -141,7 +141,7 @@ def test_a_feature_whose_patches_and_hooks_are_not_reached_fails(pool: WorkerPoo
     question = asked("rms-norm")
     without = tuple(planned for planned in question.plan.patches if "with_layer_spec" not in str(planned.patch.value))
     verdict = verify(replace(question, plan=replace(question.plan, patches=without)), pool)
-    assert failing(verdict) == ["effect of rms-norm: no patch site and no hook was reached"]
+    assert failing(verdict) == ["effect of rms-norm: the operator rms_norm was not called"]
 
 
 def test_a_group_of_one_rank_fails(pool: WorkerPool) -> None:
