@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, Final
 
 import torch
 
 from mindspeed.ops.errors import require
+from mindspeed.ops.variants import python_variants, reference_only
 
 _LIBRARY: Final = torch.library.Library("mindspeed", "FRAGMENT")  # type: ignore[no-untyped-call]
+_KEYS: Final = {"cpu": "CPU", "cuda": "CUDA", "npu": "PrivateUse1"}
+"""Dispatch keys of the platforms."""
 
 
 def define(
@@ -23,13 +27,34 @@ def define(
 
     ``reference`` runs on every device without a kernel of its own; ``shapes`` gives empty outputs for tracing;
     ``save(ctx, inputs, output)`` and ``gradient(ctx, *grads)`` make it differentiable.
+
+    A file ``mindspeed/ops/<platform>/<module of the reference>.py`` holds kernels for a platform: a table ``KERNELS``
+    from schema name to function. It is imported at the first call on that platform.
     """
-    name = f"mindspeed::{schema.partition('(')[0]}"
+    operator = schema.partition("(")[0]
+    name = f"mindspeed::{operator}"
     _LIBRARY.define(schema)  # type: ignore[no-untyped-call]
     _LIBRARY.impl(name, reference, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    module = reference.__module__.rpartition(".")[2]
+    for platform, key in _KEYS.items():
+        if module in python_variants(platform) and not reference_only():
+            _LIBRARY.impl(name, _at_first_call(operator, f"mindspeed.ops.{platform}.{module}", reference), key)  # type: ignore[no-untyped-call]
     torch.library.register_fake(name, shapes, lib=_LIBRARY)
     if gradient is not None:
         torch.library.register_autograd(name, gradient, setup_context=save, lib=_LIBRARY)
+
+
+def _at_first_call(operator: str, module: str, reference: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel that looks into the table ``KERNELS`` of ``module`` when it is first called."""
+    found: Callable[..., Any] | None = None
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        nonlocal found
+        if found is None:
+            found = import_module(module).KERNELS.get(operator, reference)
+        return found(*args, **kwargs)
+
+    return kernel
 
 
 def no_gradient(op: str) -> Callable[..., Any]:

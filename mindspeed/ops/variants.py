@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 _OPS: Final = Path(__file__).resolve().parent
+SOURCES: Final = next(
+    (folder for folder in (_OPS.parents[1] / "csrc", _OPS.parent / "csrc") if folder.is_dir()), _OPS.parents[1] / "csrc"
+)
+"""C++ sources: beside the package in a checkout, inside it once installed."""
+
+
+def reference_only() -> bool:
+    """Whether ``MINDSPEED_OPS=reference`` asks for the references on every platform."""
+    return os.environ.get("MINDSPEED_OPS") == "reference"
 
 
 @lru_cache(maxsize=8)
-def variants(platform: str) -> frozenset[str]:
-    """Operators with an implementation of their own on ``platform``: the files of ``mindspeed/ops/<platform>``."""
+def python_variants(platform: str) -> frozenset[str]:
+    """Operators with kernels called from Python: the files of ``mindspeed/ops/<platform>``."""
     return frozenset(file.stem for file in (_OPS / platform).glob("*.py") if file.stem != "__init__")
 
 
+@lru_cache(maxsize=8)
+def native_variants(platform: str) -> frozenset[str]:
+    """Operators with kernels in C++: the files of ``csrc/<platform>``."""
+    return frozenset(file.stem for file in (SOURCES / platform).glob("*.cpp"))
+
+
+def variants(platform: str) -> frozenset[str]:
+    """Operators with an implementation of their own on ``platform``, built here or not."""
+    return python_variants(platform) | native_variants(platform)
+
+
 def has_variant(op: str, platform: str) -> bool:
-    """Whether ``op`` runs something else than its plain-torch reference on ``platform``."""
+    """Whether ``op`` can run something else than its plain-torch reference on ``platform``."""
     return op in variants(platform)

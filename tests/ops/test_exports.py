@@ -8,7 +8,7 @@ import pytest
 
 import mindspeed.ops
 from mindspeed.ops import FURTHER, OPERATORS
-from mindspeed.ops.variants import has_variant, variants
+from mindspeed.ops.variants import has_variant, native_variants, python_variants, variants
 
 
 def run(code):
@@ -48,16 +48,27 @@ def test_another_name_is_an_attribute_error():
     assert str(error.value) == "module 'mindspeed.ops' has no attribute 'layer_norm'"
 
 
-def test_a_file_under_the_platform_is_a_variant(tmp_path, monkeypatch):
-    (tmp_path / "npu").mkdir()
-    for name in ("swiglu.py", "__init__.py"):
-        (tmp_path / "npu" / name).touch()
-    monkeypatch.setattr("mindspeed.ops.variants._OPS", tmp_path)
-    variants.cache_clear()
-    try:
-        assert variants("npu") == {"swiglu"}
-        assert has_variant("swiglu", "npu")
-        assert not has_variant("rms_norm", "npu")
-        assert not has_variant("swiglu", "cpu")
-    finally:
-        variants.cache_clear()
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    """Empty folders of Python variants and of C++ sources."""
+    for name, folder in {"_OPS": tmp_path / "ops", "SOURCES": tmp_path / "csrc"}.items():
+        monkeypatch.setattr(f"mindspeed.ops.variants.{name}", folder)
+        for platform in ("cpu", "npu"):
+            (folder / platform).mkdir(parents=True)
+    forget()
+    yield tmp_path
+    forget()
+
+
+def forget():
+    python_variants.cache_clear()
+    native_variants.cache_clear()
+
+
+def test_a_file_under_the_platform_is_a_variant(folders):
+    for name in ("ops/npu/swiglu.py", "ops/npu/__init__.py", "csrc/cpu/rms_norm.cpp", "csrc/cpu/table.h"):
+        (folders / name).touch()
+    assert variants("npu") == {"swiglu"}
+    assert variants("cpu") == {"rms_norm"}
+    assert has_variant("swiglu", "npu")
+    assert not has_variant("swiglu", "cpu")
