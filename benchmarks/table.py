@@ -15,7 +15,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Row:
-    """One measured number. ``note`` says why a missed target is missed."""
+    """One measured number. ``note`` says why a missed target is missed; ``least`` that the target is a lower bound."""
 
     what: str
     target: float
@@ -23,10 +23,16 @@ class Row:
     unit: str
     command: str
     note: str = ""
+    least: bool = False
 
     @property
     def met(self) -> bool:
-        return self.measured <= self.target
+        return self.measured >= self.target if self.least else self.measured <= self.target
+
+    @property
+    def bound(self) -> str:
+        """The target with its unit, and its direction where it is a lower bound."""
+        return f"{'≥ ' if self.least else ''}{self.target:g} {self.unit}"
 
 
 def medians(*candidates: Callable[[], object], repeat: int = 9) -> list[float]:
@@ -52,7 +58,7 @@ def report(rows: Sequence[Row], path: Path | None = None) -> int:
     print(f"{machine()}")
     for row in rows:
         verdict = "ok  " if row.met else "MISS"
-        print(f"{verdict} {row.what:<{width}}  {row.measured:10.3f} {row.unit:<3} (target {row.target:g})  {row.command}")
+        print(f"{verdict} {row.what:<{width}}  {row.measured:10.3f} {row.unit:<3} (target {row.bound})  {row.command}")
         if row.note:
             print(f"     {row.note}")
     if path is not None:

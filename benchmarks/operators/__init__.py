@@ -1,0 +1,1 @@
+"""Rows of ``python -m benchmarks.ops``."""
