@@ -33,41 +33,6 @@ if TYPE_CHECKING:
     from mindspeed.ops.rms_norm import rms_norm as rms_norm
     from mindspeed.ops.swiglu import swiglu as swiglu
 
-OPERATORS: Final = (
-    "ffn",
-    "fusion_attention",
-    "lcal_coc",
-    "npu_all_to_all_all_gather_bmm",
-    "npu_bmm_reduce_scatter_all_to_all",
-    "npu_dropout_add_layer_norm",
-    "npu_fused_moe_token_permute",
-    "npu_fused_moe_token_unpermute",
-    "npu_gmm",
-    "npu_grouped_mat_mul_all_reduce",
-    "npu_groupmatmul_add_fp32",
-    "npu_matmul_add_fp32",
-    "npu_mm_all_reduce_add_rms_norm",
-    "npu_mm_all_reduce_add_rms_norm_",
-    "npu_ring_attention_update",
-    "npu_rotary_position_embedding",
-    "quant_gmm",
-    "rms_norm",
-    "swiglu",
-)
-"""Public operators; each is a function in the module of the same name, and lcal_coc a module of functions."""
-
-FURTHER: Final = {
-    "npu_dropout_add_rms_norm": "npu_dropout_add_layer_norm",
-    "npu_gmm_v2": "npu_gmm",
-    "npu_ffn": "ffn",
-    "npu_quant_gmm": "quant_gmm",
-    "npu_quant_gmm_v2": "quant_gmm",
-    "npu_fusion_attention": "fusion_attention",
-    "fusion_attention_grad": "fusion_attention",
-    "npu_fusion_attention_grad": "fusion_attention",
-}
-"""Further public functions, and the modules that they are in."""
-
 __all__ = [
     "ffn",
     "fusion_attention",
@@ -89,6 +54,21 @@ __all__ = [
     "rms_norm",
     "swiglu",
 ]
+
+OPERATORS: Final = tuple(__all__)
+"""Public operators; each is a function in the module of the same name, and lcal_coc a module of functions."""
+
+FURTHER: Final = {
+    "npu_dropout_add_rms_norm": "npu_dropout_add_layer_norm",
+    "npu_gmm_v2": "npu_gmm",
+    "npu_ffn": "ffn",
+    "npu_quant_gmm": "quant_gmm",
+    "npu_quant_gmm_v2": "quant_gmm",
+    "npu_fusion_attention": "fusion_attention",
+    "fusion_attention_grad": "fusion_attention",
+    "npu_fusion_attention_grad": "fusion_attention",
+}
+"""Further public functions, and the modules that they are in."""
 
 
 class _Operators(ModuleType):

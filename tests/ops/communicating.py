@@ -52,6 +52,12 @@ def calls(cases, ep=1, tp=1):
     return results
 
 
+def calls_for_inference(cases):
+    """`calls` under `torch.inference_mode`."""
+    with torch.inference_mode():
+        return calls(cases)
+
+
 def registrations(cases):
     """Every case through `torch.library.opcheck`; groups are named."""
     groups = {"NAME": dist.group.WORLD.group_name}

@@ -10,7 +10,7 @@ from tests.ops import communicating
 from tests.ops.operator_checks import randn
 
 WORLDS = [1, 2, pytest.param(4, marks=pytest.mark.long)]
-GRIDS = [(1, 1), (2, 1), (1, 2), *(pytest.param(*grid, marks=pytest.mark.long) for grid in [(2, 2), (4, 1), (1, 4)])]
+GRIDS = [(1, 1), (2, 1), (1, 2), (2, 2), *(pytest.param(*grid, marks=pytest.mark.long) for grid in [(4, 1), (1, 4)])]
 MM = "npu_mm_all_reduce_add_rms_norm"
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
@@ -83,7 +83,7 @@ def test_mm_all_reduce_add_rms_norm_with_integers(pool, world):
                 assert_close(value, expected, torch.bfloat16)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("world", WORLDS)
 def test_grouped_mat_mul_all_reduce(pool, world, dtype):
     name, sizes, ks = "npu_grouped_mat_mul_all_reduce", [2, 0, 3], [3, 1, 4]
@@ -118,7 +118,7 @@ def test_grouped_mat_mul_all_reduce(pool, world, dtype):
                 assert_close(y, reference, dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("world", WORLDS)
 def test_lcal_coc(pool, world, dtype):
     m, k, n = 4 * world, 3, 5
@@ -179,7 +179,7 @@ ACTIVATIONS = {"None": None, "gelu": F.gelu, "SiLU": F.silu, "relu": F.relu, "fa
 def test_all_to_all_all_gather_bmm(pool, ep, tp, act):
     """Every expert rank has C tokens for each of E experts; expert rank e owns the e-th part of the experts."""
     experts, own, capacity, width, columns = 2 * ep, 2, 2 * tp, 3 * tp, 5
-    dtype = torch.bfloat16 if act == "gelu" else torch.float64
+    dtype = {"gelu": torch.bfloat16, "relu": torch.float16}.get(act, torch.float64)
     tokens = [tensor(experts, capacity, width, seed=e, dtype=dtype) for e in range(ep)]
     weight = tensor(experts, width, columns * tp, seed=20, dtype=dtype)
     bias = tensor(experts, columns * tp, seed=21, dtype=dtype)
@@ -209,7 +209,7 @@ def test_all_to_all_all_gather_bmm(pool, ep, tp, act):
                 assert_close(got, wanted, dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("ep", "tp"), GRIDS)
 def test_bmm_reduce_scatter_all_to_all(pool, ep, tp, dtype):
     """Expert rank e owns the e-th part of the experts and has the tokens of all expert ranks, one after the other."""
@@ -275,6 +275,28 @@ def test_they_compile_without_a_graph_break(pool):
         ("npu_bmm_reduce_scatter_all_to_all", [back, weight, "EP", 1, "TP", 1], {}),
     ]
     assert pool.call(communicating.compiled, 1, cases) == [[True] * len(cases)]
+
+
+def test_they_run_in_inference_mode(pool):
+    x1, x2, residual, gamma, x, weight, back = plain_cases()
+    out = torch.zeros(6, 5)
+    cases = [
+        (MM, [[x1, x2, residual, gamma, "WORLD"]], None),
+        (f"{MM}_", [[x1, x2, residual.clone(), gamma, "WORLD"]], None),
+        ("npu_grouped_mat_mul_all_reduce", [[[x1, x1], [x2, x2], "WORLD"]], None),
+        ("lcal_coc.matmul_all_reduce", [[x1, x2, out, "WORLD"]], None),
+        ("npu_all_to_all_all_gather_bmm", [[x, weight, "EP", 1, "TP", 1]], None),
+        ("npu_bmm_reduce_scatter_all_to_all", [[back, weight, "EP", 1, "TP", 1]], None),
+    ]
+    ((mm, in_place, grouped, coc, gathered, scattered),) = pool.call(communicating.calls_for_inference, 1, cases)
+    expected = add_norm(x1.double() @ x2.double(), residual, gamma)
+    for pair in (mm, in_place[:2]):
+        for got, wanted in zip(pair, expected, strict=True):
+            assert_close(got, wanted, torch.float32)
+    for got in (*grouped, *coc):
+        assert_close(got, x1.double() @ x2.double(), torch.float32)
+    assert_close(gathered, x.double() @ weight.double(), torch.float32)
+    assert_close(scattered, back.double() @ weight.double(), torch.float32)
 
 
 def test_wrong_arguments_are_refused(pool):
