@@ -1,0 +1,188 @@
+"""`fusion_attention` by torch's flash kernel for CPU: blocks of queries and keys stay in the cache, key heads are never repeated.
+
+What the kernel cannot take runs the reference: dropout, the gradient of a bias, and tensors without elements. Causal and
+full attention are one call; every other sight is one call per strip of queries, with a mask or bias of that strip alone.
+Statistics are ``(logsumexp, 1)``. The kernel rounds the probabilities of half-precision inputs to their type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mindspeed.ops.attention_scores import Scores, Span
+from mindspeed.ops.fusion_attention import Options, Part, _backward, _forward, _out_like, _parts, _stats_like
+from mindspeed.ops.numerics import wide_type
+
+_NUMBERS: Final = 1 << 20
+"""Entries in the mask of one strip, unless that would leave fewer than ``_ROWS`` queries."""
+_ROWS: Final = 64
+
+
+class Tile(NamedTuple):
+    """Queries ``rows`` against the keys ``columns``, causal from its own corner or with ``added`` to the logits.
+
+    ``added`` is [B | 1, N | 1, rows, columns], -inf for a hidden key.
+    """
+
+    rows: Span
+    columns: Span
+    causal: bool = False
+    added: Tensor | None = None
+
+
+def _tiles(scores: Scores, dtype: torch.dtype, device: torch.device) -> Iterator[Tile]:
+    """All that any query sees; a query in no tile sees nothing."""
+    sight = scores.sight
+    queries, keys = sight.queries, sight.keys
+    if not queries or not keys:  # a packed sequence without tokens; the kernel divides by their number
+        return
+    whole = scores.bias is None and sight.mask is None and sight.prefix is None
+    if whole and (sight.first is None or queries - 1 + sight.first <= 0):
+        if sight.last is None or sight.last >= keys - 1:
+            yield Tile((0, queries), (0, keys))
+            return
+        if sight.last <= 0:
+            if -sight.last < queries:
+                yield Tile((-sight.last, queries), (0, keys), causal=True)
+            return
+    rows = max(_ROWS, _NUMBERS // (keys * _masks(scores)))
+    for start in range(0, queries, rows):
+        end = min(start + rows, queries)
+        columns = sight.columns(start, end)
+        if columns[0] < columns[1]:
+            yield Tile((start, end), columns, added=_added((start, end), columns, scores, dtype, device))
+
+
+def _masks(scores: Scores) -> int:
+    """In how many planes [queries, keys] the mask or bias is laid out."""
+    planes = 1 if scores.sight.prefix is None else len(scores.sight.prefix)
+    for tensor in (scores.sight.mask, None if scores.bias is None else scores.bias.tensor):
+        if tensor is not None and tensor.dim() > 2:
+            planes = max(planes, tensor.shape[:-2].numel())
+    return planes
+
+
+def _added(rows: Span, columns: Span, scores: Scores, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+    hidden = scores.sight.hidden(rows, columns, device)
+    size = (rows[1] - rows[0], columns[1] - columns[0])
+    if scores.bias is not None:
+        block = scores.bias.block(rows, columns).to(dtype)
+        added = block * scores.scale if scores.bias.kind == 1 else block
+        added = added.expand(*added.shape[:-2], *size)
+        added = added if hidden is None else added.masked_fill(hidden, -torch.inf)
+    elif hidden is None or not hidden.any():
+        return None
+    else:
+        added = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
+    return added if added.dim() == 2 else added.flatten(1, 2)
+
+
+def _takes(query: Tensor, key: Tensor, value: Tensor, seed: Tensor | None) -> bool:
+    return seed is None and all(x.numel() for x in (query, key, value))
+
+
+def _padded(tensors: list[Tensor]) -> list[Tensor]:
+    """The kernel wants one head width and elements side by side: narrower heads get zeros, which change no product."""
+    width = max(x.shape[-1] for x in tensors)
+    same = [x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in tensors]
+    return [x if x.stride(-1) == 1 else x.contiguous() for x in same]
+
+
+def _heads(tensors: list[Tensor]) -> list[Tensor]:
+    """Views of [B, K, G, S, ...] as [B, N, S, ...]."""
+    return [x.flatten(1, 2) for x in tensors]
+
+
+def _forward_part(part: Part) -> None:
+    q_view, out = _heads(part.query_side)
+    maximum, total = _heads(part.stats)
+    q, k, v = _padded([q_view, *part.key_side])
+    out.zero_()
+    maximum.fill_(-torch.inf)
+    total.zero_()
+    for rows, columns, causal, added in _tiles(part.scores, maximum.dtype, q.device):
+        here, there = slice(*rows), slice(*columns)
+        result, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q[:, :, here], k[:, :, there], v[:, :, there], 0.0, causal, attn_mask=added, scale=part.scores.scale
+        )
+        seen = None if added is None else (added > -torch.inf).any(-1)
+        out[:, :, here] = result[..., : out.shape[-1]]
+        maximum[:, :, here] = logsumexp if seen is None else torch.where(seen, logsumexp, -torch.inf)
+        total[:, :, here] = 1 if seen is None else seen.to(total.dtype)
+
+
+def _backward_part(part: Part) -> None:
+    q_view, out, dout, dq = _heads(part.query_side)
+    k_view, v_view, dk, dv = part.key_side
+    maximum, total = _heads(part.stats)
+    # of a row that sees nothing the kernel needs any number: exp(-inf - number) is zero
+    logsumexp = torch.where(total > 0, maximum + total.log(), 0.0)
+    q, k, v, out, dout = _padded([q_view, k_view, v_view, out, dout])
+    tiles = _tiles(part.scores, maximum.dtype, q.device)
+    sums = [torch.zeros(x.shape, dtype=wide_type(x.dtype), device=x.device) for x in (dk, dv)]
+    dq.zero_()
+    for rows, columns, causal, added in tiles:
+        here, there = slice(*rows), slice(*columns)
+        grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            dout[:, :, here],
+            q[:, :, here],
+            k[:, :, there],
+            v[:, :, there],
+            out[:, :, here],
+            logsumexp[:, :, here],
+            0.0,
+            causal,
+            attn_mask=added,
+            scale=part.scores.scale,
+        )
+        dq[:, :, here] = grads[0][..., : dq.shape[-1]]
+        for total_of, grad in zip(sums, grads[1:], strict=True):
+            total_of[:, :, there] += grad[..., : total_of.shape[-1]]
+    dk.copy_(sums[0])
+    dv.copy_(sums[1])
+
+
+def forward(
+    query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, seed: Tensor | None, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The result and lean statistics, [B, N, S] or [T, N]."""
+    if not _takes(query, key, value, seed):
+        return _forward(query, key, value, pse, mask, seed, *rest)
+    options = Options(*rest)
+    out, maximum = _out_like(query, key, value, options), _stats_like(query, options)
+    total = torch.empty_like(maximum)
+    for part in _parts([query, out], [key, value], [maximum, total], pse, mask, seed, options):
+        _forward_part(part)
+    return out, maximum, total
+
+
+def backward(
+    dout: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pse: Tensor | None,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    out: Tensor,
+    maximum: Tensor,
+    total: Tensor,
+    of_pse: bool,
+    *rest: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value; the statistics may be any whose ``maximum + log(sum)`` is the logsumexp."""
+    if of_pse or not _takes(query, key, value, seed):
+        return _backward(dout, query, key, value, pse, mask, seed, out, maximum, total, of_pse, *rest)
+    dq, dk, dv = (x.new_empty(x.shape) for x in (query, key, value))
+    parts = _parts([query, out, dout, dq], [key, value, dk, dv], [maximum, total], pse, mask, seed, Options(*rest))
+    for part in parts:
+        _backward_part(part)
+    return dq, dk, dv, query.new_empty(0)
+
+
+KERNELS: Final[dict[str, Callable[..., Any]]] = {"fusion_attention": forward, "fusion_attention_backward": backward}
