@@ -7,19 +7,21 @@ activate the plan while the data is read, before anything of the parent's is imp
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
 
 class Bringer:
-    """Activates a plan where it is unpickled."""
+    """Activates a plan where it is unpickled, on the import path of the process that made it."""
 
-    def __init__(self, plan: str) -> None:
+    def __init__(self, plan: str, path: Sequence[str]) -> None:
         self.plan = plan
+        self.path = tuple(path)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return activate_here, (self.plan,)
+        return activate_here, (self.plan, self.path)
 
 
 def bring_plan(get_preparation_data: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
@@ -32,14 +34,18 @@ def bring_plan(get_preparation_data: Callable[..., dict[str, Any]]) -> Callable[
         data = get_preparation_data(name)
         active = session.current()
         if active is not None:
-            data["mindspeed"] = Bringer(json.dumps(active.plan.to_json()))
+            data["mindspeed"] = Bringer(json.dumps(active.plan.to_json()), data["sys_path"])
         return data
 
     return prepared
 
 
-def activate_here(plan: str) -> None:
-    """Activate the plan in this child process."""
+def activate_here(plan: str, path: Sequence[str]) -> None:
+    """Activate the plan in this child process.
+
+    ``path`` goes first, as it does in multiprocessing a moment later: the Megatron of a checkout may lie on it alone.
+    """
+    sys.path[:] = path
     from mindspeed import registry
     from mindspeed.activation.plan import plan_from_json
 
