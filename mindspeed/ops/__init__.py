@@ -60,6 +60,7 @@ OPERATORS: Final = tuple(__all__)
 
 FURTHER: Final = {
     "npu_dropout_add_rms_norm": "npu_dropout_add_layer_norm",
+    "rms_norm_residual": "rms_norm",
     "npu_gmm_v2": "npu_gmm",
     "npu_ffn": "ffn",
     "npu_quant_gmm": "quant_gmm",

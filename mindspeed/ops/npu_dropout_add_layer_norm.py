@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mindspeed.ops.errors import require
 from mindspeed.ops.library import define
-from mindspeed.ops.numerics import wide, wide_type
+from mindspeed.ops.numerics import rounded, wide, wide_type
 
 
 def npu_dropout_add_layer_norm(
@@ -147,8 +147,8 @@ def _forward(
     out = (z - mean) * rstd * wide(weight)
     if bias is not None:
         out = out + wide(bias)
-    z = z.to(residual_dtype, copy=True)
-    return out.to(x0.dtype), z, mean, rstd
+    z = z.to(residual_dtype, copy=True).contiguous()
+    return rounded(out, x0.dtype), z, mean.contiguous(), rstd.contiguous()
 
 
 def _backward(
@@ -179,8 +179,9 @@ def _backward(
     dweight = (dout_wide * normalized).sum_to_size(weight.shape).to(weight.dtype)
     dbias = dout_wide.sum_to_size(weight.shape).to(weight.dtype)
     # a result may not be an input: a copy where nothing changes the value
-    dx0 = _product(dz_wide, rows, layers, kept).to(dout.dtype, copy=True)
-    return dx0, dz_wide.to(z.dtype, copy=True), dweight, dbias, drow, dlayer
+    dx0 = _product(dz_wide, rows, layers, kept).to(dout.dtype, copy=True).contiguous()
+    dresidual = dz_wide.to(z.dtype, copy=True).contiguous()
+    return dx0, dresidual, dweight, dbias, drow.contiguous(), dlayer
 
 
 def _forward_shapes(x0: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:

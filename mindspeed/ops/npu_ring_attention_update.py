@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mindspeed.ops.errors import require
 from mindspeed.ops.library import define, no_gradient
-from mindspeed.ops.numerics import wide
+from mindspeed.ops.numerics import rounded, wide
 
 
 def npu_ring_attention_update(
@@ -95,7 +95,7 @@ def _forward(
     heads = weights[0].shape[-2]
     by_head = (*out1.shape[:2], heads, out1.shape[2] // heads) if layout == "SBH" else out1.shape
     merged = wide(out1).reshape(by_head) * weights[0] + wide(out2).reshape(by_head) * weights[1]
-    return merged.reshape(out1.shape).to(out1.dtype), maximum, total
+    return rounded(merged.reshape(out1.shape), out1.dtype), maximum.contiguous(), total.contiguous()
 
 
 def _shapes(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mindspeed.ops.errors import require
 from mindspeed.ops.library import define
-from mindspeed.ops.numerics import wide
+from mindspeed.ops.numerics import rounded, wide
 
 HALF, INTERLEAVED = 0, 1
 
@@ -50,13 +50,13 @@ def _quarter_turn(x: Tensor, mode: int) -> Tensor:
 
 def _forward(x: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:
     x_wide = wide(x)
-    return (x_wide * wide(cos) + _quarter_turn(x_wide, mode) * wide(sin)).to(x.dtype)
+    return rounded(x_wide * wide(cos) + _quarter_turn(x_wide, mode) * wide(sin), x.dtype)
 
 
 def _backward(dy: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:
     """Reference: ``dx = dy cos - rot(dy sin)``, the transpose of a quarter turn being its opposite."""
     dy_wide = wide(dy)
-    return (dy_wide * wide(cos) - _quarter_turn(dy_wide * wide(sin), mode)).to(dy.dtype)
+    return rounded(dy_wide * wide(cos) - _quarter_turn(dy_wide * wide(sin), mode), dy.dtype)
 
 
 def _tables_backward(dy: Tensor, x: Tensor, cos: Tensor, mode: int) -> tuple[Tensor, Tensor]:
@@ -64,7 +64,7 @@ def _tables_backward(dy: Tensor, x: Tensor, cos: Tensor, mode: int) -> tuple[Ten
     dy_wide, x_wide = wide(dy), wide(x)
     dcos = (dy_wide * x_wide).sum_to_size(cos.shape)
     dsin = (dy_wide * _quarter_turn(x_wide, mode)).sum_to_size(cos.shape)
-    return dcos.to(cos.dtype), dsin.to(cos.dtype)
+    return rounded(dcos, cos.dtype), rounded(dsin, cos.dtype)
 
 
 def _forward_shape(x: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:

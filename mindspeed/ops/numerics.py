@@ -18,6 +18,11 @@ def wide(x: Tensor) -> Tensor:
     return x.to(wide_type(x.dtype))
 
 
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """A result in its type, and contiguous, as the shape kernels promise whatever order the strides of the inputs have."""
+    return x.to(dtype).contiguous()
+
+
 def unflatten(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
     """`Tensor.unflatten`, which torch leaves without types: dimension ``dim`` becomes several."""
     split: Tensor = x.unflatten(dim, sizes)  # type: ignore[no-untyped-call]

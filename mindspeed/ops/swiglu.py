@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mindspeed.ops.errors import require
 from mindspeed.ops.library import define
-from mindspeed.ops.numerics import wide
+from mindspeed.ops.numerics import rounded, wide
 
 
 def swiglu(x: Tensor, dim: int = -1) -> Tensor:
@@ -36,7 +36,7 @@ def _halves(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 def _forward(x: Tensor, dim: int) -> Tensor:
     a, b = _halves(x, dim)
-    return (F.silu(a) * b).to(x.dtype)
+    return rounded(F.silu(a) * b, x.dtype)
 
 
 def _backward(dy: Tensor, x: Tensor, dim: int) -> Tensor:
@@ -44,7 +44,7 @@ def _backward(dy: Tensor, x: Tensor, dim: int) -> Tensor:
     a, b = _halves(x, dim)
     dy_wide = dy.to(a.dtype)
     s = torch.sigmoid(a)
-    return torch.cat((dy_wide * b * s * (1 + a * (1 - s)), dy_wide * a * s), dim).to(x.dtype)
+    return rounded(torch.cat((dy_wide * b * s * (1 + a * (1 - s)), dy_wide * a * s), dim), x.dtype)
 
 
 def _forward_shape(x: Tensor, dim: int) -> Tensor:

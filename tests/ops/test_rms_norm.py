@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mindspeed.ops import rms_norm
+from mindspeed.ops import rms_norm, rms_norm_residual
 from mindspeed.ops.errors import OperatorError
-from tests.ops.operator_checks import assert_holds_everywhere, randn, strided
+from tests.ops.operator_checks import assert_close_to_fp64, assert_holds_everywhere, randn, strided
 
 TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
@@ -89,6 +89,84 @@ def test_the_operator_is_registered_as_pytorch_wants_it():
     rstd = torch.ones(3, 1)
     inputs = (x.detach(), x.detach(), gamma.detach(), rstd)
     torch.library.opcheck(torch.ops.mindspeed.rms_norm_backward.default, inputs)
+
+
+def test_strided_input_is_traced_with_the_strides_it_gives():
+    x, gamma, rstd = strided(3, 4, 8, dtype=torch.float32), randn(8, dtype=torch.float32), torch.ones(3, 4, 1)
+    rest = (x.detach(), gamma.detach(), rstd)
+    torch.library.opcheck(torch.ops.mindspeed.rms_norm.default, (x, gamma, 1e-6))
+    torch.library.opcheck(torch.ops.mindspeed.rms_norm_backward.default, (x.detach(), *rest))
+    torch.library.opcheck(torch.ops.mindspeed.rms_norm_residual.default, (x, x, gamma, 1e-6))
+    torch.library.opcheck(torch.ops.mindspeed.rms_norm_residual_backward.default, (x.detach(), x.detach(), *rest))
+
+
+def residual_formula(x, residual, gamma, epsilon=1e-6):
+    return formula(x + residual, gamma, epsilon), x + residual
+
+
+def residual_inputs(*shape, norm, dtype=torch.float64, make=randn):
+    return make(*shape, dtype=dtype), make(*shape, dtype=dtype, seed=2), randn(*norm, dtype=dtype, seed=3)
+
+
+@pytest.mark.parametrize("make", [randn, strided])
+@pytest.mark.parametrize(("shape", "norm"), [((3, 4, 8), (8,)), ((5, 2, 6), (2, 6)), ((7,), (7,)), ((0, 8), (8,))])
+def test_with_a_residual_it_computes_the_formula_and_its_gradients(shape, norm, make):
+    inputs = residual_inputs(*shape, norm=norm, make=make)
+    torch.testing.assert_close(rms_norm_residual(*inputs), residual_formula(*inputs))
+    assert torch.autograd.gradcheck(rms_norm_residual, inputs)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_with_a_residual_it_is_close_to_the_fp64_formula(dtype):
+    tolerance = 2e-2 if dtype != torch.float32 else None
+    assert_close_to_fp64(rms_norm_residual, residual_formula, residual_inputs(64, 96, norm=(96,), dtype=dtype), tolerance)
+
+
+def test_the_sum_is_rounded_once_and_only_after_the_norm():
+    x, residual, gamma = (t.detach() for t in residual_inputs(64, 96, norm=(96,), dtype=torch.bfloat16))
+    y, total = rms_norm_residual(x, residual, gamma)
+    assert torch.equal(total, x + residual)
+    exact = formula(x.double() + residual.double(), gamma.double(), 1e-6)
+    assert (y - exact).abs().mean() < (rms_norm(total, gamma) - exact).abs().mean()
+
+
+def test_with_a_residual_backward_keeps_the_sum_and_one_number_per_row():
+    inputs = residual_inputs(16, 32, norm=(32,), dtype=torch.bfloat16)
+    saved: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        _, total = rms_norm_residual(*inputs)
+    assert sorted((tuple(t.shape), t.dtype) for t in saved) == [
+        ((16, 1), torch.float32),
+        ((16, 32), torch.bfloat16),
+        ((32,), torch.bfloat16),
+    ]
+    assert any(t.data_ptr() == total.data_ptr() for t in saved)
+
+
+def test_with_a_residual_it_is_the_same_compiled_recomputed_and_in_inference_mode():
+    assert_holds_everywhere(rms_norm_residual, *residual_inputs(4, 6, norm=(6,), dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("residual", "gamma", "message"),
+    [
+        (
+            torch.ones(2, 3),
+            torch.ones(4),
+            "residual is torch.float32 of shape (2, 3) and x torch.float32 of (2, 4); they must be alike",
+        ),
+        (
+            torch.ones(2, 4).half(),
+            torch.ones(4),
+            "residual is torch.float16 of shape (2, 4) and x torch.float32 of (2, 4); they must be alike",
+        ),
+        (torch.ones(2, 4), torch.ones(3), "gamma has shape (3,), which does not end x of shape (2, 4)"),
+    ],
+)
+def test_a_wrong_residual_is_refused(residual, gamma, message):
+    with pytest.raises(OperatorError) as error:
+        rms_norm_residual(torch.ones(2, 4), residual, gamma)
+    assert str(error.value) == f"MS505 rms_norm_residual: {message}"
 
 
 @pytest.mark.parametrize(
