@@ -1,23 +1,18 @@
 from __future__ import annotations
 
-import weakref
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from mindspeed.ops import fusion_attention, fusion_attention_grad, npu_fusion_attention, npu_ring_attention_update
 from mindspeed.ops.attention_scores import Dropout
 from mindspeed.ops.errors import OperatorError
-from mindspeed.ops.fusion_attention import Options, _backward, _forward
 from mindspeed.ops.npu_ring_attention_update import sequence_major
+from tests.ops.attention_calls import KERNELS, assert_agrees, check_dense, choose, logsumexp, options, seen_by
 from tests.ops.attention_formula import (
     KV_LENGTHS,
     MASKS,
-    PREFIX,
     Q_LENGTHS,
     B,
     D,
@@ -31,7 +26,6 @@ from tests.ops.attention_formula import (
     packed_dense,
     packed_qkv,
     qkv,
-    sight,
     to_layout,
 )
 from tests.ops.operator_checks import (
@@ -43,115 +37,11 @@ from tests.ops.operator_checks import (
     strided,
 )
 
-DENSE = ("SBH", "BSH", "BSND", "BNSD")
-PSE_TYPES = (None, 0, 1, 2, 3)
-CELLS = [(layout, mode, pse) for layout in DENSE for mode in range(7) for pse in PSE_TYPES]
-PACKED = [(mode, pse) for mode in (0, 1, 2, 3, 4, 6) for pse in (None, 2, 3)] + [(7, None), (8, None)]
 
-
-def masks(mode, queries=S, keys=T):
-    return full_mask(queries, keys) if mode in (0, 1) else torch.zeros(queries, keys) > 0 if mode == 5 else MASKS[mode]
-
-
-def options(mode, **more):
-    given = {"sparse_mode": mode, "atten_mask": masks(mode), "scale": 0.5, "pre_tokens": 2, "next_tokens": 1}
-    return given | ({"prefix": PREFIX} if mode in (5, 6) else {}) | more
-
-
-def seen_by(mode, queries=S, keys=T):
-    """[B, 1, queries, keys]."""
-    mask = full_mask(queries, keys) if mode in (0, 1) else None
-    return torch.stack([sight(mode, queries, keys, prefix=PREFIX[b], mask=mask) for b in range(B)])[:, None]
-
-
-def assert_agrees(function, reference, inputs, tolerance=1e-10):
-    """Values of all three results and gradients of the first one."""
-    got, expected = function(*inputs), reference(*inputs)
-    for value, other in zip(got, expected, strict=True):
-        torch.testing.assert_close(value, other, rtol=tolerance, atol=tolerance)
-    cotangent = randn(*expected[0].shape, seed=9, grad=False)
-    wanted = [x for x in inputs if x.requires_grad]
-    pairs = (torch.autograd.grad(results[0], wanted, cotangent) for results in (got, expected))
-    for value, other in zip(*pairs, strict=True):
-        torch.testing.assert_close(value, other, rtol=tolerance, atol=tolerance)
-
-
-def check_dense(layout, mode, pse_type):
-    q, k, v = qkv()
-    slopes = randn(B, N, seed=6, grad=False).abs()
-    pse = {None: None, 0: randn(B, N, S, T, seed=5), 1: randn(1, N, S, T, seed=5)}.get(pse_type, slopes)
-
-    def fused(q, k, v, *pse):
-        more = {"pse": pse[0], "pse_type": pse_type} if pse else {}
-        call = fusion_attention(*(to_layout(x, layout) for x in (q, k, v)), N, layout.lower(), **options(mode, **more))
-        return call[0], *(stat[..., 0] for stat in call[1:3])
-
-    def expected(q, k, v, *pse):
-        bias = bias_of(pse[0], pse_type, S, T) if pse else None
-        out, *stats = dense(q, k, v, seen_by(mode), bias, pse_type)
-        return to_layout(out, layout), *stats
-
-    assert_agrees(fused, expected, (q, k, v, *([] if pse is None else [pse])))
-
-
-@pytest.mark.parametrize(("layout", "mode", "pse_type"), CELLS)
-def test_every_layout_sparse_mode_and_bias_agrees_with_the_dense_formula(layout, mode, pse_type):
-    check_dense(layout, mode, pse_type)
-
-
-def packed_call(mode, q_lengths=Q_LENGTHS, kv_lengths=KV_LENGTHS, **more):
-    lengths = {"actual_seq_qlen": ends(q_lengths), "actual_seq_kvlen": ends(kv_lengths), "softmax_layout": "TND"}
-    given = options(mode, **lengths) | ({"prefix": [1, 2, 3, 4, 0]} if mode == 6 else {})
-    given |= {"atten_mask": full_mask(8, 8)} if mode in (0, 1) else {}
-
-    def call(q, k, v):
-        out, *stats = fusion_attention(q, k, v, N, "tnd", **(given | more))[:3]
-        return out, *(stat[..., 0] for stat in stats)
-
-    return call
-
-
-def packed_sight(mode, q_lengths=Q_LENGTHS, kv_lengths=KV_LENGTHS):
-    filled = [n for n, length in enumerate(q_lengths) if length]
-    edge = {7: filled[-1], 8: filled[0]}.get(mode)
-    mask = full_mask(8, 8) if mode in (0, 1) else None
-    sizes = list(zip(q_lengths, kv_lengths, strict=True))
-    return lambda n: sight(mode, *sizes[n], prefix=[1, 2, 3, 4, 0][n], edge=n == edge, mask=mask)
-
-
-@pytest.mark.parametrize(("mode", "pse_type"), PACKED)
-def test_packed_sequences_agree_with_the_dense_formula_of_each(mode, pse_type):
-    slopes = randn(len(Q_LENGTHS), N, seed=6, grad=False).abs()
-    more = {} if pse_type is None else {"pse": slopes, "pse_type": pse_type}
-    bias = None if pse_type is None else lambda n: bias_of(slopes[n], pse_type, Q_LENGTHS[n], KV_LENGTHS[n])
-
-    def expected(q, k, v):
-        return packed_dense(q, k, v, Q_LENGTHS, KV_LENGTHS, packed_sight(mode), bias, pse_type)
-
-    assert_agrees(packed_call(mode, **more), expected, packed_qkv())
-
-
-@pytest.mark.parametrize("mode", [0, 2, 3])
-@pytest.mark.parametrize("pse_type", [0, 1])
-def test_packed_sequences_take_a_bias_of_1024_rows(mode, pse_type):
-    """A bias of distance alone: rows of any sequence are rows of the longest, moved along the diagonal."""
-    lengths = [0, 3, 5, 1, 0]
-    slopes, rows = randn(5, N, 1, 1, seed=6, grad=False), torch.arange(1024)[:, None] - 1024 + 5
-    pse = (slopes * (torch.arange(5) - rows)).detach()
-    mask = torch.ones(8, 8).triu(1) > 0
-    more = {"pse": pse, "pse_type": pse_type} | ({"atten_mask": mask, "next_tokens": 0} if mode == 0 else {})
-
-    def seen(n):
-        return sight(mode, lengths[n], lengths[n], post=0, mask=mask if mode == 0 else None)
-
-    def bias(n):
-        return slopes[n : n + 1] * (torch.arange(lengths[n]) - torch.arange(lengths[n])[:, None])
-
-    def expected(q, k, v):
-        return packed_dense(q, k, v, lengths, lengths, seen, bias, pse_type)
-
-    inputs = packed_qkv(q_lengths=lengths, kv_lengths=lengths)
-    assert_agrees(packed_call(mode, lengths, lengths, **more), expected, inputs)
+@pytest.fixture(params=KERNELS)
+def kernel(request, monkeypatch):
+    choose(request.param, monkeypatch)
+    return request.param
 
 
 @pytest.mark.parametrize("pse_type", [0, 1])
@@ -193,7 +83,7 @@ def test_slopes_per_head_and_a_moved_diagonal(pse_type):
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("width", [1, 4, 6])
-def test_shared_key_heads_and_other_widths_of_the_value(groups, width):
+def test_shared_key_heads_and_other_widths_of_the_value(kernel, groups, width):
     q, k, v = qkv(groups, width)
     out, *stats = fusion_attention(q, k, v, N, "BNSD", **options(2))[:3]
     expected, *_ = dense(q, k, v, seen_by(2))
@@ -232,7 +122,7 @@ def test_the_compressed_causal_mask_is_the_full_one_at_any_length(length):
     torch.testing.assert_close(compressed, fusion_attention(q, k, v, 1, "BNSD", atten_mask=full, sparse_mode=1)[0])
 
 
-def test_a_query_that_sees_nothing_gives_zeros_and_gets_no_gradient():
+def test_a_query_that_sees_nothing_gives_zeros_and_gets_no_gradient(kernel):
     q, k, v = qkv(keys=4)
     out, maximum, total, *_ = fusion_attention(q, k, v, N, "BNSD", atten_mask=MASKS[3], sparse_mode=3)
     assert torch.equal(out[:, :, :3], torch.zeros_like(out[:, :, :3]))
@@ -251,8 +141,8 @@ def test_documents_of_one_packed_sequence_do_not_see_each_other():
 
 
 @pytest.mark.parametrize(("batch", "queries"), [(0, 3), (2, 0)])
-@pytest.mark.parametrize("layout", DENSE)
-def test_no_batch_and_no_query_are_no_problem(layout, batch, queries):
+@pytest.mark.parametrize("layout", ["SBH", "BSH", "BSND", "BNSD"])
+def test_no_batch_and_no_query_are_no_problem(kernel, layout, batch, queries):
     shapes = (batch, N, queries, D), (batch, N, T, D), (batch, N, T, D)
     q, k, v = inputs = [to_layout(randn(*s, grad=False), layout).requires_grad_() for s in shapes]
     out = fusion_attention(q, k, v, N, layout)[0]
@@ -273,7 +163,7 @@ def test_statistics_of_packed_sequences_lie_in_memory_by_sequence_then_head():
 
 
 @pytest.mark.parametrize("layout", ["SBH", "TND"])
-def test_two_blocks_of_keys_merge_to_attention_over_all(layout):
+def test_two_blocks_of_keys_merge_to_attention_over_all(layout, kernel):
     if layout == "TND":
         (q, k, v), more = packed_qkv(2, 4), {"actual_seq_qlen": [6, 9], "actual_seq_kvlen": [7, 15]}
         blocks = [([*range(4), *range(7, 11)], [4, 8]), ([*range(4, 7), *range(11, 15)], [3, 7])]
@@ -285,12 +175,13 @@ def test_two_blocks_of_keys_merge_to_attention_over_all(layout):
         merged = {}
     whole, first, second = (fusion_attention(q, *kv, N, layout, **more)[:3] for *kv, more in calls)
     with torch.no_grad():
-        for value, expected in zip(npu_ring_attention_update(*first, *second, **merged), whole, strict=True):
-            torch.testing.assert_close(value, expected)
+        out, *stats = npu_ring_attention_update(*first, *second, **merged)
+        torch.testing.assert_close(out, whole[0])
+        torch.testing.assert_close(logsumexp(*stats), logsumexp(*whole[1:]))
 
 
 @pytest.mark.parametrize("layout", ["SBH", "TND"])
-def test_gradients_of_blocks_of_keys_add_up_to_those_of_all(layout):
+def test_gradients_of_blocks_of_keys_add_up_to_those_of_all(layout, kernel):
     if layout == "TND":
         (q, k, v), more = packed_qkv(2, 4), {"actual_seq_qlen": [6, 9], "actual_seq_kvlen": [7, 15]}
         blocks = [([*range(4), *range(7, 11)], [4, 8]), ([*range(4, 7), *range(11, 15)], [3, 7])]
@@ -403,14 +294,15 @@ def test_blocks_of_a_dropout_mask_are_parts_of_the_whole():
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
 @pytest.mark.parametrize("mode", [0, 2, 4, 6])
-def test_the_size_of_the_strips_does_not_matter(monkeypatch, mode, rows):
-    monkeypatch.setattr("mindspeed.ops.attention_strips._ROWS", rows)
-    monkeypatch.setattr("mindspeed.ops.attention_strips._NUMBERS", 1)
+def test_the_size_of_the_strips_does_not_matter(monkeypatch, kernel, mode, rows):
+    for module in ("attention_strips", "cpu.fusion_attention"):
+        monkeypatch.setattr(f"mindspeed.ops.{module}._ROWS", rows)
+        monkeypatch.setattr(f"mindspeed.ops.{module}._NUMBERS", 1)
     check_dense("SBH", mode, 1)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_values_and_gradients_are_close_to_the_fp64_formula(dtype):
+def test_values_and_gradients_are_close_to_the_fp64_formula(dtype, kernel):
     inputs = [x.detach().to(dtype).requires_grad_() for x in qkv(2, 4, 65, 65)]
     exact = [x.detach().double().requires_grad_() for x in inputs]
     mask = full_mask(65, 65)
@@ -423,21 +315,30 @@ def test_values_and_gradients_are_close_to_the_fp64_formula(dtype):
     expected[0].backward(dout.double())
     tolerance = TOLERANCE[dtype]
     torch.testing.assert_close(out.double(), expected[0], rtol=tolerance, atol=tolerance)
-    for stat, reference in zip((maximum, total), expected[1:], strict=True):
-        torch.testing.assert_close(stat[..., 0].double(), reference, rtol=1e-4, atol=1e-4)
+    stats = [stat[..., 0].double() for stat in (maximum, total)]
+    torch.testing.assert_close(logsumexp(*stats), logsumexp(*expected[1:]), rtol=1e-4, atol=1e-4)
     for x, reference in zip(inputs, exact, strict=True):
         scale = float(reference.grad.abs().max())
         torch.testing.assert_close(x.grad.double(), reference.grad, rtol=tolerance, atol=tolerance * scale)
 
 
-def test_a_half_precision_result_is_rounded_once():
+def test_the_reference_gives_the_maximum_and_the_sum_of_each_row(monkeypatch):
+    choose("reference", monkeypatch)
+    q, k, v = qkv()
+    call, expected = fusion_attention(q, k, v, N, "BNSD", **options(3)), dense(q, k, v, seen_by(3))
+    for stat, reference in zip(call[1:3], expected[1:], strict=True):
+        torch.testing.assert_close(stat[..., 0], reference)
+
+
+def test_a_half_precision_result_of_the_reference_is_rounded_once(monkeypatch):
+    choose("reference", monkeypatch)
     q, k, v = (x.detach() for x in qkv(dtype=torch.bfloat16))
     expected, *_ = dense(q.double(), k.double(), v.double(), seen_by(2))
     out = fusion_attention(q, k, v, N, "BNSD", **options(2))[0]
     assert (out == expected.to(torch.bfloat16)).float().mean() > 0.995
 
 
-def test_strided_tensors_give_the_same():
+def test_strided_tensors_give_the_same(kernel):
     shapes = (S, B, N * D), (T, B, 2 * D), (T, B, 2 * 6)
     inputs = [strided(*shape, seed=n) for n, shape in enumerate(shapes)]
     assert not any(x.is_contiguous() for x in inputs)
@@ -459,43 +360,8 @@ def test_backward_keeps_inputs_results_and_statistics_alone():
     assert sorted(shapes) == sorted([*(tuple(x.shape) for x in (q, k, v)), (B, N, S, 6), (B, N, S), (B, N, S)])
 
 
-class PeakBytes(TorchDispatchMode):
-    """The most bytes of storages made inside and alive at one time."""
-
-    def __init__(self):
-        super().__init__()
-        self.alive, self.peak = {}, 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                if storage._cdata not in self.alive:
-                    self.alive[storage._cdata] = storage.nbytes()
-                    weakref.finalize(storage, self.alive.pop, storage._cdata, None)
-        self.peak = max(self.peak, sum(self.alive.values()))
-        return result
-
-
-def peak_of_training(length):
-    q, k, v, dout = (torch.randn(1, 1, length, 8) for _ in range(4))
-    how = Options(1, "BNSD", 0.3, 1.0, 0, 0, None, None, None, 2, 1, 0, 0)
-    with PeakBytes() as forward:
-        results = _forward(q, k, v, None, MASKS[2], None, *how)
-    with PeakBytes() as backward:
-        _backward(dout, q, k, v, None, MASKS[2], None, *results, False, *how)
-    return max(forward.peak, backward.peak)
-
-
-def test_twice_the_length_takes_about_twice_the_memory():
-    short, long = peak_of_training(4096), peak_of_training(8192)
-    assert long <= 2.2 * short
-    assert long < 8192 * 8192 * 4
-
-
 @pytest.mark.parametrize("layout", ["SBH", "TND"])
-def test_it_is_the_same_compiled_recomputed_and_in_inference_mode(layout):
+def test_it_is_the_same_compiled_recomputed_and_in_inference_mode(layout, kernel):
     if layout == "TND":
         inputs, more = (
             packed_qkv(dtype=torch.bfloat16),

@@ -1,4 +1,4 @@
-"""`fusion_attention` by torch's flash kernel for CPU: blocks of queries and keys stay in the cache, key heads are never repeated.
+"""`fusion_attention` by torch's flash kernel for CPU: blocks of queries and keys stay in the cache, key heads are shared.
 
 What the kernel cannot take runs the reference: dropout, the gradient of a bias, and tensors without elements. Causal and
 full attention are one call; every other sight is one call per strip of queries, with a mask or bias of that strip alone.
