@@ -26,7 +26,7 @@ from mindspeed.activation.resolver import resolve as resolve_names
 from mindspeed.activation.session import ActivationReport, DeactivationReport, suspended
 from mindspeed.plugins.discovery import Catalog, Found, discover
 from mindspeed.plugins.problems import MindSpeedError, PatchError, Problem, ResolutionError
-from mindspeed.plugins.tracing import trace
+from mindspeed.plugins.tracing import trace, tracing
 
 __all__ = ["activate", "activate_from_environment", "catalog", "deactivate", "defaults", "plan", "resolve", "suspended"]
 
@@ -91,7 +91,8 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
     if resolution.problems:
         raise ResolutionError(resolution.problems)
     made = compose.compose(resolution, known, environment)
-    trace("resolved", f"{', '.join(made.names) or 'no features'}; plan {made.digest}")
+    if tracing():  # the digest of a large plan takes a while
+        trace("resolved", f"{', '.join(made.names) or 'no features'}; plan {made.digest}")
     return made
 
 

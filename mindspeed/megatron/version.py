@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -68,8 +69,19 @@ def mixed_roots() -> Problem | None:
 
 def version_of(root: Path) -> str | None:
     """``MAJOR.MINOR.PATCH`` with pre-release of ``core/package_info.py``, which only assigns constants, below ``root``."""
+    file = root / "core" / "package_info.py"
     try:
-        tree = ast.parse((root / "core" / "package_info.py").read_text(encoding="utf-8"))
+        state = file.stat()
+    except OSError:
+        return None
+    return _read_version(file, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=16)
+def _read_version(file: Path, changed: int, size: int) -> str | None:
+    """The version that a file says, read once for each state of the file."""
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, UnicodeDecodeError):
         return None
     constants = {

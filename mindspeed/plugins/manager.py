@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import pluggy
 
@@ -12,6 +12,8 @@ from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.hookspecs import HOOK_CLASSES, PROJECT
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.plugins.tracing import trace
+
+_MARK: Final = f"{PROJECT}_impl"
 
 
 class FeatureManager(pluggy.PluginManager):
@@ -27,22 +29,22 @@ class FeatureManager(pluggy.PluginManager):
             self.add_hookspecs(hooks)
         self.features = tuple(features)
         self.calls: Counter[tuple[str, str]] = Counter()
-        for feature in reversed(self.features):
-            self._register(feature)
-
-    def _register(self, feature: Feature[Any]) -> None:
-        name = feature.spec.name
         try:
-            self.register(feature, name)
+            for feature in reversed(self.features):
+                self.register(feature, feature.spec.name)
             self.check_pending()
         except pluggy.PluginValidationError as error:
+            name = error.plugin.spec.name
             problem = Problem("MS104", f"feature {name} has a hook that does not match its specification: {error}", (name,))
             raise MindSpeedError([problem]) from error
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
-        """What pluggy finds, asked only of names that are marked: to look at all of them is most of a registration."""
-        marked = hasattr(getattr(type(plugin), name, None), f"{PROJECT}_impl")
-        return super().parse_hookimpl_opts(plugin, name) if marked else None
+        """What `hookimpl` has marked a method with. Hooks are methods of the class, so nothing else is looked at."""
+        return getattr(getattr(type(plugin), name, None), _MARK, None) if name[0] != "_" else None
+
+    def parse_hookspec_opts(self, module_or_class: Any, name: str) -> Any:
+        """What pluggy finds, asked only of names that a hook can have."""
+        return super().parse_hookspec_opts(module_or_class, name) if name[0] != "_" else None
 
     def implements(self, hook: str, feature: str | None = None) -> bool:
         """Whether a feature of the plan, or the named one, implements ``hook``."""

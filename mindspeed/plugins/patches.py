@@ -73,9 +73,16 @@ class _Patch:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object from which `patch_from_json` makes an equal patch."""
-        return {"kind": self.kind, **asdict(self)} | (
-            {"value": {"ref": self.value.target}} if isinstance(self.value, Ref) else {}
-        )
+        return {
+            "kind": self.kind,
+            "target": self.target,
+            "value": {"ref": self.value.target} if isinstance(self.value, Ref) else self.value,
+            "reason": self.reason,
+            "when": asdict(self.when) if self.when is not None else None,
+            "phase": self.phase,
+            "clears": self.clears,
+            "optional": self.optional,
+        }
 
 
 @dataclass(frozen=True, slots=True)
