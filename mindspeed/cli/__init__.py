@@ -14,6 +14,7 @@ main = Main(
         "pretrain": "mindspeed.cli.pretrain:pretrain",
         "run": "mindspeed.cli.run:run",
         "patches": "mindspeed.cli.patches:patches",
+        "ops": "mindspeed.cli.ops:ops",
         "data": "mindspeed.cli.data:data",
         "doctor": "mindspeed.cli.doctor:doctor",
         "checkpoint": "mindspeed.cli.checkpoint:checkpoint",

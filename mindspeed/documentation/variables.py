@@ -10,7 +10,10 @@ VARIABLES: Final[dict[str, str]] = {
     "MINDSPEED_WITHOUT": "features to leave out, as `--without`",
     "MINDSPEED_STRICT": "`1` is `--strict`",
     "MINDSPEED_PLATFORM": "npu, cuda or cpu, before any detection",
-    "MINDSPEED_CACHE": "folder for prepared data and for the index of installed packages; the user's cache folder if not given",
+    "MINDSPEED_CACHE": "folder for prepared data, built operators and the index of installed packages; the user's cache folder "
+    "if not given",
+    "MINDSPEED_OPS": "`reference` runs the plain-torch reference of every operator, whatever is built",
+    "MINDSPEED_CSRC": "folder of the C++ sources of operators, for those who work on them; those of the package if not given",
     "MINDSPEED_DISABLE": "features to switch off whatever a job asks for: `a,b`; said loudly, and a row of the plan",
     "MINDSPEED_PLUGINS": "whose features may be loaded: `all`, `none`, or names of distributions: `acme,bolt`",
     "MINDSPEED_TRACE": "`1` prints a line for each step of discovery, resolution, activation and each hook",

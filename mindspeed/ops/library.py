@@ -8,12 +8,14 @@ from typing import Any, Final
 
 import torch
 
+from mindspeed.ops import native
 from mindspeed.ops.errors import require
 from mindspeed.ops.variants import python_variants, reference_only
 
 _LIBRARY: Final = torch.library.Library("mindspeed", "FRAGMENT")  # type: ignore[no-untyped-call]
 _KEYS: Final = {"cpu": "CPU", "cuda": "CUDA", "npu": "PrivateUse1"}
 """Dispatch keys of the platforms."""
+native.load()
 
 
 def define(

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Final
 
 _OPS: Final = Path(__file__).resolve().parent
-SOURCES: Final = next(
-    (folder for folder in (_OPS.parents[1] / "csrc", _OPS.parent / "csrc") if folder.is_dir()), _OPS.parents[1] / "csrc"
-)
-"""C++ sources: beside the package in a checkout, inside it once installed."""
+SOURCES: Final = Path(os.environ.get("MINDSPEED_CSRC") or _OPS.parent / "csrc")
+"""C++ sources; in a checkout this folder of the package is a link to ``csrc`` beside it."""
 
 
 def reference_only() -> bool:

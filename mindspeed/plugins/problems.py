@@ -133,6 +133,15 @@ CODES: Final[dict[str, str]] = {
     "MS507": "Megatron's compiled data helpers do not load and cannot be compiled here.",
     "MS508": "The run has more tokens than these data helpers can count.",
     "MS509": "A lock file is missing, damaged, or of another format.",
+    "MS510": "There is no C++ compiler to build the operators with. Nothing is broken: they run their references, which are "
+    "slower. CXX names a compiler that is not called g++, c++ or clang++.",
+    "MS511": "The C++ operators cannot be compiled, linked or loaded. The first errors are printed, the log has all of them. "
+    "Operators run their references meanwhile.",
+    "MS512": "The built library of C++ operators does not load, so the references run. It is damaged, or lacks a library that "
+    "was there when it was built.",
+    "MS513": "C++ operators were built once, for another torch, processor, C library or state of the sources than is here, so "
+    "the references run. `mindspeed ops build` builds those for this machine; the cache keeps both.",
+    "MS514": "The folder in which operators are built cannot be written. MINDSPEED_CACHE names another one.",
     "MS601": "A data file is missing, damaged, or of another format.",
     "MS602": "A checkpoint is missing, incomplete, or belongs to another model.",
     "MS603": "Saving failed, for example because the disk is full. The previous checkpoint is untouched.",

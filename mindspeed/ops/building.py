@@ -1,0 +1,201 @@
+"""Compile the C++ operators ahead of time, into one library in the cache: ``mindspeed ops build``.
+
+Processes that build the same library at once wait for one another with a lock of the kernel's, which goes when its
+holder does, however that ended. The library and its record appear under their names in one step each.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Final
+
+from filelock import FileLock, Timeout
+
+from mindspeed.ops import libraries
+from mindspeed.ops.compiler import CANDIDATES, Compiler, Outcome, compile_object, find_compiler, link, run
+from mindspeed.ops.libraries import Built, Key
+from mindspeed.ops.sources import digest, source_digest, source_files
+from mindspeed.ops.variants import SOURCES
+from mindspeed.plugins.problems import PlatformError, Problem
+
+Say = Callable[[str], None]
+
+POLL: Final = 0.5
+"""Seconds between two looks at a lock that another process holds."""
+
+_UNWRITABLE: Final = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR)
+_LOADS: Final = "import sys, torch; torch.ops.load_library(sys.argv[1])"
+_KEPT: Final = 30 * 86400
+"""Seconds that an object is kept after its last use."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One library to be made: for what, from what, with what, and where."""
+
+    key: Key
+    sources: Path
+    compiler: Compiler
+    library: Path
+    objects: Path
+    say: Say
+
+    @property
+    def log(self) -> Path:
+        return self.library.with_suffix(".log")
+
+
+def build(say: Say, force: bool = False, sources: Path = SOURCES, cache: Path | None = None) -> tuple[Built, bool]:
+    """The library of all ``sources``, and whether it was compiled now; else it was in the cache.
+
+    ``say`` takes one line for each step.
+
+    Raises PlatformError: MS501 without torch, MS510 without a compiler, MS511 when a source does not compile, MS514 when
+    the cache cannot be written.
+    """
+    version = libraries.torch_version()
+    if version is None:
+        text = "torch is not installed, and operators are compiled against it"
+        raise PlatformError([Problem("MS501", text, fix="pip install 'mindspeed[train]'")])
+    key = libraries.wanted(version, sources)
+    compiler = find_compiler(os.environ.get("CXX"))
+    if (done := _already(key, compiler, force, cache)) is not None:
+        return done, False
+    if compiler is None:
+        raise PlatformError([_no_compiler()])
+    library = libraries.place(key, compiler.version, cache)
+    job = _Job(key, sources, compiler, library, libraries.objects(cache), say)
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        job.objects.mkdir(exist_ok=True)
+        with _lock(job):
+            # whoever was waited for may have built it
+            done = _already(key, compiler, force, cache)
+            return (done, False) if done is not None else (_make(job), True)
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
+        text = f"the folder of built operators cannot be written: {error.strerror}"
+        fix = "MINDSPEED_CACHE=FOLDER mindspeed ops build, and the same variable where training runs"
+        raise PlatformError([Problem("MS514", text, where=str(library.parent), fix=fix)]) from error
+
+
+def _already(key: Key, compiler: Compiler | None, force: bool, cache: Path | None) -> Built | None:
+    """What is built for this key, by this compiler if there is one."""
+    found = None if force else libraries.find(key, cache)
+    return found if found is None or compiler is None or compiler.version == found.compiler else None
+
+
+def _no_compiler() -> Problem:
+    named = os.environ.get("CXX")
+    tried = f"CXX, which is {named!r}, does not run" if named else f"none of {', '.join(CANDIDATES)} runs"
+    text = f"no C++ compiler was found: {tried}; operators run their slower references"
+    return Problem("MS510", text, fix="apt-get install g++ (or dnf install gcc-c++), or set CXX")
+
+
+def _make(job: _Job) -> Built:
+    """Compile, link, try, and only then put in place. Called with the lock held."""
+    started = time.perf_counter()
+    for left_behind in job.library.parent.glob("building-*"):
+        shutil.rmtree(left_behind, ignore_errors=True)
+    folder = Path(mkdtemp(prefix="building-", dir=job.library.parent))
+    try:
+        files = source_files(job.sources)
+        parts = _compile(job, files, folder)
+        draft = folder / job.library.name
+        _require(job, {"the library": link(job.compiler, parts, draft)}, "be linked")
+        _require(job, {"the library": run([sys.executable, "-c", _LOADS, str(draft)])}, "be loaded")
+        size = draft.stat().st_size
+        os.replace(draft, job.library)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    seconds = round(time.perf_counter() - started, 1)
+    built = Built(job.library, job.key, job.compiler.version, tuple(file.stem for file in files), size, seconds)
+    libraries.write_record(built)
+    job.log.unlink(missing_ok=True)
+    return built
+
+
+def _compile(job: _Job, files: list[Path], folder: Path) -> list[Path]:
+    """One object per source, compiled at the same time. Those of sources that have not changed are found."""
+    common = digest(*libraries.FLAGS, job.key.torch, job.key.processor, job.compiler.version)
+    made = [job.objects / f"{digest(common, source_digest(file))}.o" for file in files]
+    missing = {file: part for file, part in zip(files, made, strict=True) if not part.is_file()}
+
+    def compile_one(source: Path, part: Path) -> Outcome:
+        started = time.perf_counter()
+        draft = folder / part.name
+        outcome = compile_object(job.compiler, source, job.sources / "common", draft)
+        if outcome.status == 0:
+            os.replace(draft, part)
+            job.say(f"{source.name} compiled in {time.perf_counter() - started:.0f} s")
+        return outcome
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        outcomes = dict(zip(missing, pool.map(compile_one, missing, missing.values()), strict=True))
+    _require(job, {file.name: outcome for file, outcome in outcomes.items()}, "be compiled")
+    _forget(job.objects, made)
+    return made
+
+
+def _forget(folder: Path, used: list[Path]) -> None:
+    """Remove objects that nothing has used for long."""
+    for part in used:
+        os.utime(part)
+    for part in folder.glob("*.o"):
+        if time.time() - part.stat().st_mtime > _KEPT:
+            part.unlink(missing_ok=True)
+
+
+def _require(job: _Job, outcomes: Mapping[str, Outcome], what: str) -> None:
+    """Raise MS511 with the first errors of the commands that failed, and write all their output into the log."""
+    failed = {name: outcome for name, outcome in outcomes.items() if outcome.status != 0}
+    if not failed:
+        return
+    job.log.write_text("\n".join(f"$ {' '.join(each.command)}\n{each.output}" for each in failed.values()), encoding="utf-8")
+    errors = tuple(line for outcome in failed.values() for line in outcome.errors()[:3])
+    text = f"{', '.join(failed)} cannot {what} with {job.compiler.command[0]} {job.compiler.version}"
+    fix = "read the log; with an unchanged mindspeed, report it or name another compiler with CXX"
+    raise PlatformError([Problem("MS511", text, chain=errors, where=str(job.log), fix=fix)])
+
+
+@contextmanager
+def _lock(job: _Job) -> Iterator[None]:
+    """Hold the lock of this library; while another process does, say who that is."""
+    lock = FileLock(job.library.with_suffix(".lock"))
+    holder = job.library.with_suffix(".holder")
+    told = ""
+    while not lock.is_locked:
+        try:
+            lock.acquire(timeout=POLL, poll_interval=POLL / 5)
+        except Timeout:
+            if (who := _holder(holder)) != told:
+                job.say(f"waiting for {who}")
+                told = who
+    try:
+        mine = {"pid": os.getpid(), "host": os.uname().nodename, "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        holder.write_text(json.dumps(mine), encoding="utf-8")
+        yield
+    finally:
+        holder.unlink(missing_ok=True)
+        lock.release()
+
+
+def _holder(file: Path) -> str:
+    """Who builds, in words."""
+    try:
+        who = json.loads(file.read_text(encoding="utf-8"))
+        return f"process {who['pid']} on {who['host']}, which builds since {who['since']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process, which builds"

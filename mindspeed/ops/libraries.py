@@ -1,0 +1,193 @@
+"""Compiled operators in the cache: what each library was built for, and which one fits this process. Light.
+
+``<cache>/ops/<key>/<compiler>.so`` is a library and ``<compiler>.json`` beside it, written last, its record. The key is
+known without a compiler, so that looking for a library takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from mindspeed.ops.sources import digest, sources_digest
+from mindspeed.ops.variants import SOURCES
+from mindspeed.plugins.entry_points import cache_folder
+
+FLAGS: Final = (
+    "-std=c++17",
+    "-O3",
+    "-march=native",
+    "-fPIC",
+    "-fopenmp",
+    "-ffp-contract=off",  # a product and a sum are rounded one by one, as torch's own kernels do
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fno-semantic-interposition",
+    "-Wall",
+    "-Wno-unknown-pragmas",
+)
+"""Flags of every source. A kernel that wants fused multiplication and addition calls it by name."""
+
+_WIDE: Final = {"avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma"), "avx2": ("avx2", "fma")}
+"""Widths of ``at::vec::Vectorized``, best first, with the processor flags that each needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What a library must have in common with the process that loads it."""
+
+    torch: str
+    sources: str
+    processor: str
+    libc: str
+
+    @property
+    def folder(self) -> str:
+        """The name of the folder with the libraries for it."""
+        return digest(*asdict(self).values())
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A library in the cache; ``size`` in bytes, ``seconds`` that compiling took."""
+
+    library: Path
+    key: Key
+    compiler: str
+    operators: tuple[str, ...]
+    size: int
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"library": str(self.library)}
+
+
+def wanted(torch: str, sources: Path = SOURCES) -> Key:
+    """The key of the library that this process would load, for this version of torch."""
+    return Key(
+        torch, digest(*FLAGS, sources_digest(sources)), processor(), os.confstr("CS_GNU_LIBC_VERSION") or platform.system()
+    )
+
+
+def find(key: Key, cache: Path | None = None) -> Built | None:
+    """The library for ``key`` that was built last, or None."""
+    files = sorted((_root(cache) / key.folder).glob("*.json"), key=lambda file: file.stat().st_mtime)
+    return next((built for file in reversed(files) if (built := _read(file)) is not None), None)
+
+
+def others(key: Key, cache: Path | None = None) -> list[Built]:
+    """Libraries in the cache that were built for something else than ``key``."""
+    found = [_read(file) for file in sorted(_root(cache).glob("*/*.json"))]
+    return [built for built in found if built is not None and built.key != key]
+
+
+def why_not(key: Key, other: Built) -> str:
+    """What keeps a process with this key from loading the other library: "built for torch 2.12.0, here is 2.13.0"."""
+    if other.key.torch != key.torch:
+        return f"built for torch {other.key.torch}, here is {key.torch}"
+    if other.key.processor != key.processor:
+        return f"built for another processor ({_name(other.key.processor)}), here is {_name(key.processor)}"
+    if other.key.libc != key.libc:
+        return f"built for {other.key.libc}, here is {key.libc}"
+    return "built from other sources"
+
+
+def nearest(key: Key, cache: Path | None = None) -> Built | None:
+    """Of the libraries that do not fit, the one that differs least."""
+    score = {"torch": 1, "processor": 2, "libc": 4}
+
+    def alike(built: Built) -> int:
+        return sum(weight for name, weight in score.items() if getattr(built.key, name) == getattr(key, name))
+
+    return max(others(key, cache), key=alike, default=None)
+
+
+def place(key: Key, compiler: str, cache: Path | None = None) -> Path:
+    """The file that a library for ``key`` made by this compiler has."""
+    return _root(cache) / key.folder / f"{digest(compiler)}.so"
+
+
+def objects(cache: Path | None = None) -> Path:
+    """The folder of compiled sources, which libraries of several versions share."""
+    return _root(cache) / "objects"
+
+
+def record_of(library: Path) -> Path:
+    """The record that belongs to a library."""
+    return library.with_suffix(".json")
+
+
+def write_record(built: Built) -> None:
+    """Make the library one that is found: this is the last step of a build, and atomic."""
+    record = record_of(built.library)
+    draft = record.with_suffix(f".{os.getpid()}.draft")
+    draft.write_text(json.dumps(built.to_json() | {"library": built.library.name}, indent=2) + "\n", encoding="utf-8")
+    os.replace(draft, record)
+
+
+def _read(record: Path) -> Built | None:
+    """A record whose library is there in full; None for another one."""
+    try:
+        data = json.loads(record.read_text(encoding="utf-8"))
+        library = record.parent / data.pop("library")
+        built = Built(library, Key(**data.pop("key")), operators=tuple(data.pop("operators")), **data)
+        return built if library.stat().st_size == built.size else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def torch_version() -> str | None:
+    """The version in torch's own file, with its local part, without importing torch; None when it is not installed."""
+    folder = torch_folder()
+    try:
+        text = (folder / "version.py").read_text(encoding="utf-8") if folder is not None else ""
+    except OSError:
+        return None
+    found = re.search(r"^__version__ = ['\"]([^'\"]+)", text, re.MULTILINE)
+    return found[1] if found else None
+
+
+def torch_folder() -> Path | None:
+    """Where torch is installed, found without importing it."""
+    spec = find_spec("torch")
+    return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
+
+
+@lru_cache(maxsize=1)
+def processor() -> str:
+    """Architecture, width of vectors and a hash of the instruction set, as in ``x86_64 avx512 0f3c...``."""
+    flags = _flags()
+    return f"{platform.machine()} {width() or 'default'} {digest(*sorted(flags))}"
+
+
+def width() -> str | None:
+    """``avx512``, ``avx2``, or None when torch's headers choose themselves."""
+    flags = _flags()
+    return next((name for name, needed in _WIDE.items() if flags.issuperset(needed)), None)
+
+
+@lru_cache(maxsize=1)
+def _flags() -> frozenset[str]:
+    """The instruction set of the first processor; reading all of /proc/cpuinfo takes long on large machines."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            line = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    except OSError:
+        line = ""
+    return frozenset(line.partition(":")[2].split())
+
+
+def _name(processor: str) -> str:
+    """The readable part of `processor`."""
+    return processor.rpartition(" ")[0]
+
+
+def _root(cache: Path | None) -> Path:
+    return (cache or cache_folder()) / "ops"

@@ -1,0 +1,59 @@
+"""Load the library of C++ operators, if it has been built for this very machine. Nothing is ever built here."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Final
+
+import torch
+
+from mindspeed.ops import libraries
+from mindspeed.ops.libraries import Built
+from mindspeed.ops.variants import native_variants, reference_only
+from mindspeed.plugins.problems import Problem
+
+BUILD: Final = "mindspeed ops build"
+
+_loaded: Built | None = None
+
+
+class OperatorWarning(UserWarning):
+    """Operators run their references although something faster was built once."""
+
+
+def loaded() -> Built | None:
+    """The library that this process runs, if any."""
+    return _loaded
+
+
+def load() -> Built | None:
+    """Register the C++ operators of this machine's library with PyTorch; a second call does nothing.
+
+    Without a library the references run. One that is broken, or that was built for something else than what is here, is a
+    warning (MS512, MS513). ``MINDSPEED_OPS=reference`` loads nothing.
+    """
+    global _loaded
+    if _loaded is None and not reference_only() and native_variants("cpu"):
+        _loaded = _load()
+    return _loaded
+
+
+def _load() -> Built | None:
+    key = libraries.wanted(torch.__version__)
+    built = libraries.find(key)
+    if built is None:
+        if (other := libraries.nearest(key)) is not None:
+            text = f"the C++ operators are {libraries.why_not(key, other)}; the references run"
+            _warn(Problem("MS513", text, where=str(other.library), fix=BUILD))
+        return None
+    try:
+        torch.ops.load_library(str(built.library))
+    except (OSError, RuntimeError) as error:
+        text = f"the C++ operators do not load, and the references run: {error}"
+        _warn(Problem("MS512", text, where=str(built.library), fix=f"{BUILD} --force"))
+        return None
+    return built
+
+
+def _warn(problem: Problem) -> None:
+    warnings.warn(str(problem), OperatorWarning, stacklevel=2)
