@@ -7,6 +7,7 @@ from mindspeed.cli.lazy import LazyGroup
 ops = LazyGroup(
     "ops",
     verbs={
+        "list": "mindspeed.cli.ops_list:list_operators",
         "build": "mindspeed.cli.ops_build:build",
     },
     help="List operators with the variant that runs here, and build those in C++.",

@@ -19,10 +19,10 @@ def build(force: bool, verbose: bool) -> None:
     Without it, operators run their slower references.
     """
     from mindspeed.ops import building
-    from mindspeed.ops.sources import source_files
+    from mindspeed.ops.sources import operator_files
     from mindspeed.ops.variants import SOURCES
 
-    if not source_files():
+    if not operator_files():
         if wants_json():
             print_json({"library": None, "operators": [], "compiled": False})
         else:

@@ -25,7 +25,7 @@ from filelock import FileLock, Timeout
 from mindspeed.ops import libraries
 from mindspeed.ops.compiler import CANDIDATES, Compiler, Outcome, compile_object, find_compiler, link, run
 from mindspeed.ops.libraries import Built, Key
-from mindspeed.ops.sources import digest, source_digest, source_files
+from mindspeed.ops.sources import digest, operator_files, source_digest, source_files
 from mindspeed.ops.variants import SOURCES
 from mindspeed.plugins.problems import PlatformError, Problem
 
@@ -111,8 +111,7 @@ def _make(job: _Job) -> Built:
         shutil.rmtree(left_behind, ignore_errors=True)
     folder = Path(mkdtemp(prefix="building-", dir=job.library.parent))
     try:
-        files = source_files(job.sources)
-        parts = _compile(job, files, folder)
+        parts = _compile(job, source_files(job.sources), folder)
         draft = folder / job.library.name
         _require(job, {"the library": link(job.compiler, parts, draft)}, "be linked")
         _require(job, {"the library": run([sys.executable, "-c", _LOADS, str(draft)])}, "be loaded")
@@ -121,7 +120,8 @@ def _make(job: _Job) -> Built:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     seconds = round(time.perf_counter() - started, 1)
-    built = Built(job.library, job.key, job.compiler.version, tuple(file.stem for file in files), size, seconds)
+    operators = tuple(file.stem for file in operator_files(job.sources))
+    built = Built(job.library, job.key, job.compiler.version, operators, size, seconds)
     libraries.write_record(built)
     job.log.unlink(missing_ok=True)
     return built

@@ -9,9 +9,14 @@ from pathlib import Path
 from mindspeed.ops.variants import SOURCES
 
 
-def source_files(sources: Path = SOURCES) -> list[Path]:
-    """The files that are compiled for the CPU, one per operator."""
+def operator_files(sources: Path = SOURCES) -> list[Path]:
+    """The files of operators for the CPU, each named as the module of its reference."""
     return sorted((sources / "cpu").glob("*.cpp"))
+
+
+def source_files(sources: Path = SOURCES) -> list[Path]:
+    """All files that are compiled for the CPU: those of operators, and what they share."""
+    return [*operator_files(sources), *sorted((sources / "common").glob("*.cpp"))]
 
 
 def sources_digest(sources: Path = SOURCES) -> str:
