@@ -15,7 +15,7 @@ from typing import Any, Final
 from mindspeed.activation.patch_checks import missing_target, unsuitable_target
 from mindspeed.activation.plan import PlannedPatch
 from mindspeed.activation.rebinding import ABSENT, ATTRIBUTE, ITEM, MADE, Exchange, Journal, module_dictionaries
-from mindspeed.activation.sites import find_site, follows_to, inside_tree, mentions
+from mindspeed.activation.sites import IMPORTED, find_site, follows_to, inside_tree, mentions
 from mindspeed.plugins.patches import Mixin, Ref, Replace, Set, Wrap
 from mindspeed.plugins.problems import MindSpeedError, PatchError, Problem
 
@@ -96,8 +96,9 @@ class Bound:
     """A site that one layer of patches has bound in a loaded module.
 
     ``original`` is what the name held (a raw descriptor in a class), ``current`` what it holds now. ``planted``: the
-    class only inherited the name. ``shared``: the original belongs to others too, so that only names imported from
-    the site follow it. ``fresh``: the current object was made here, so that every holder of it got it from the site.
+    class only inherited the name, or the module's own import of it failed. ``shared``: the original belongs to others
+    too, so that only names imported from the site follow it. ``fresh``: the current object was made here, so that every
+    holder of it got it from the site.
     """
 
     group: SitePatches
@@ -228,8 +229,8 @@ def locate(group: SitePatches) -> Bound:
         text, fix = f"{holder.__name__} is compiled and cannot change", "patch the name in a Python module that uses it"
         raise PatchError([unsuitable_target(p.owner, p.patch.kind, group.site, text, fix) for p in group.patches])
     original = _entry(holder, name)
-    planted = isinstance(holder, type) and name not in vars(holder)
-    if original is ABSENT:
+    planted = original is ABSENT or (isinstance(holder, type) and name not in vars(holder))
+    if original is ABSENT and not _is_optional(group):
         raise _missing(group)
     if isinstance(original, type):
         _check_class(group, original)
@@ -247,6 +248,12 @@ def _entry(holder: Any, name: str) -> Any:
     if isinstance(holder, type):
         return next((vars(cls)[name] for cls in holder.__mro__ if name in vars(cls)), ABSENT)
     return ModuleType.__getattribute__(holder, "__dict__").get(name, ABSENT) if isinstance(holder, ModuleType) else ABSENT
+
+
+def _is_optional(group: SitePatches) -> bool:
+    """Whether a module lacks a name because an import that it tries has failed; only a value can stand in for it."""
+    site = find_site(group.site)
+    return site is not None and site.kind == IMPORTED and all(isinstance(planned.patch, Set) for planned in group.patches)
 
 
 def _missing(group: SitePatches) -> PatchError:

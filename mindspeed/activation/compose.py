@@ -33,7 +33,7 @@ def compose(resolution: Resolution, catalog: Catalog, environment: Environment) 
     problems: list[Problem] = []
     base = FeatureManager([f(resolution.args[f.spec.name], world) for f in base_features(environment.platform)])
     below = base.call("megatron_args") if environment.training else []
-    overrides = _overrides([*below, *manager.call("megatron_args")], problems)
+    overrides = _overrides(below, manager.call("megatron_args"), problems)
     problems += check_overrides(overrides, environment.megatron)
 
     slots = {slot for feature in resolution.features for slot in feature.slots}
@@ -85,11 +85,15 @@ def manager_of(plan: ActivationPlan, catalog: Catalog) -> FeatureManager:
     return FeatureManager(instances)
 
 
-def _overrides(answers: Iterable[tuple[str, list[ArgOverride]]], problems: list[Problem]) -> tuple[PlannedOverride, ...]:
+_Answers = list[tuple[str, list[ArgOverride]]]
+
+
+def _overrides(below: _Answers, wanted_by: _Answers, problems: list[Problem]) -> tuple[PlannedOverride, ...]:
     """Merge what the features want, ``(feature, overrides)`` in plan order; those of the base plan, whose defaults
-    differ only in Megatron-LM, are asked only for its training loop."""
+    differ only in Megatron-LM, are asked only for its training loop, and hold only where no feature says otherwise."""
     by_argument: dict[str, list[tuple[str, ArgOverride]]] = {}
-    for owner, given in answers:
+    decided = {override.argument for _, given in wanted_by for override in given}
+    for owner, given in [(o, [one for one in given if one.argument not in decided]) for o, given in below] + wanted_by:
         for override in given:
             by_argument.setdefault(override.argument, []).append((owner, override))
     for argument, wanted in by_argument.items():

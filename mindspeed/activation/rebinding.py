@@ -41,6 +41,13 @@ def _write_attribute(holder: Any, name: str, value: Any) -> None:
         type.__setattr__(holder, name, value)
 
 
+def _write_item(holder: dict[Any, Any], name: Any, value: Any) -> None:
+    if value is ABSENT:
+        del holder[name]
+    else:
+        holder[name] = value
+
+
 def _rename_key(holder: dict[Any, Any], old: Any, new: Any) -> None:
     entries = [(new if key is old else key, value) for key, value in holder.items()]
     holder.clear()
@@ -52,7 +59,7 @@ def _rename_member(holder: set[Any], old: Any, new: Any) -> None:
     holder.add(new)
 
 
-ITEM: Final = Place(dict.get, dict.__setitem__)
+ITEM: Final = Place(lambda holder, key: holder.get(key, ABSENT), _write_item)
 ELEMENT: Final = Place(lambda holder, i: holder[i] if i < len(holder) else ABSENT, list.__setitem__)
 ATTRIBUTE: Final = Place(lambda holder, name: vars(holder).get(name, ABSENT), _write_attribute)
 SLOT: Final = Place(getattr, setattr)

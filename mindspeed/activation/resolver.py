@@ -176,7 +176,8 @@ def _level_one(state: State) -> Iterator[tuple[str, Active]]:
 def _left_out(state: State, name: str, spec: FeatureSpec) -> str:
     """Why level 1 does not switch a feature on, or ''."""
     if name in state.merged.without:
-        return "taken out by --without"
+        source = state.merged.without[name]
+        return f"taken out by {source}" if source.startswith("Megatron's ") else "taken out by --without"
     platform = str(state.world.platform)
     if spec.platforms and platform not in spec.platforms:
         return f"not for {platform}"

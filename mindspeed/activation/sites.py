@@ -29,12 +29,17 @@ _MEMBERLESS: Final = ("object", "ABC", "abc.ABC", "Protocol", "typing.Protocol")
 _DATACLASS: Final = ("dataclass", "dataclasses.dataclass")
 
 
+IMPORTED: Final = "import"
+"""Kind of a module that is imported in a branch: where it is not installed, nothing has the name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """Where a target is bound.
 
-    ``kind`` is function, class, method, assignment, branches (bound in several), outside (in another package, taken
-    as written) or absent (its package is not installed here, so nothing is known). ``line`` is 0 when unknown.
+    ``kind`` is function, class, method, assignment, branches (bound in several), import (of a module, in a branch), outside
+    (in another package, taken as written) or absent (its package is not installed here, so nothing is known). ``line`` is 0
+    when unknown.
     """
 
     module: str
@@ -166,8 +171,10 @@ def _resolve(module: str, parts: list[str], seen: set[tuple[str, str]]) -> Site 
         return _unbound(found, scope, parts, seen)
     if binding.kind == "import":
         return _imported(found, binding, parts, seen)
+    if binding.kind == "module" and not rest:
+        return Site(module, name, IMPORTED, found.file or "", binding.line) if binding.branch else None
     if binding.kind == "module":
-        return _resolve(binding.source, rest, seen) if rest else None
+        return _resolve(binding.source, rest, seen)
     if not rest:
         return Site(module, name, binding.kind, found.file or "", binding.line)
     if binding.kind == "assignment" and binding.name:

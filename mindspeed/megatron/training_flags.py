@@ -118,6 +118,12 @@ FEATURES: Final[dict[str, str]] = {
 }
 """Arguments that switch on a feature."""
 
+WITHOUT: Final[dict[str, tuple[bool, str]]] = {
+    "gradient_accumulation_fusion": (False, "matmul-add"),
+    "use_torch_fsdp2": (True, "matmul-add"),
+}
+"""Arguments that take a feature out, each with the value that does; FSDP2 keeps no buffer that gradients are added to."""
+
 SETTINGS: Final[dict[str, tuple[str, str]]] = {
     "expert_tensor_parallel_size": ("expert-parallel", "expert_tensor_size"),
     "moe_token_dispatcher_type": ("expert-parallel", "dispatcher"),

@@ -167,6 +167,10 @@ def layers_of(
     for dest in _switches(given, world):
         layer = layers.setdefault(given[dest].source, Layer(given[dest].source))
         layers[layer.source] = replace(layer, features=(*layer.features, flags.FEATURES[dest]))
+    for dest, (off, feature) in flags.WITHOUT.items():
+        if dest in given and given[dest].value == off:
+            layer = layers.setdefault(given[dest].source, Layer(given[dest].source))
+            layers[layer.source] = replace(layer, without=(*layer.without, feature))
     settings: dict[str, dict[str, Any]] = {}
     notes: list[Row] = []
     for dest, (feature, name) in flags.SETTINGS.items():

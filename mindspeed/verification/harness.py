@@ -20,7 +20,8 @@ class Proof:
     """What stands behind a verdict: the world of the feature's run, the sites it reached, and the bytes it moved and kept.
 
     ``sites_reached`` maps ``feature`` to ``{site or hook: calls}``; ``bytes`` has the bytes sent per kind of collective
-    and the activation bytes saved for backward, each as ``[baseline, feature]`` on the rank that has most.
+    and, where they could be counted, the activation bytes saved for backward, each as ``[baseline, feature]`` on the rank
+    that has most.
     """
 
     world: dict[str, Any]
@@ -78,7 +79,8 @@ def _proof(question: Question, baseline: Sequence[Record], feature: Sequence[Rec
     moved = {kind: (_most(baseline, kind), _most(feature, kind)) for kind in kinds}
     kept = (max(r.activations for r in baseline), max(r.activations for r in feature))
     world = {"world_size": question.plan.world.world_size, **feature[0].sizes}
-    return Proof(world, {name: dict(places) for name, places in sorted(reached.items())}, {**moved, "saved activations": kept})
+    saved = {"saved activations": kept} if all(kept) else {}
+    return Proof(world, {name: dict(places) for name, places in sorted(reached.items())}, {**moved, **saved})
 
 
 def _most(records: Sequence[Record], kind: str) -> int:

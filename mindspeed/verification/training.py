@@ -68,6 +68,8 @@ class _Run:
         self.data_rank = parallel_state.get_data_parallel_rank()
         self.data_size = parallel_state.get_data_parallel_world_size()
         self.activations = SavedActivations(self.chunks)
+        # A weight that a hook unpacks has lost the mark by which a fused gradient tells Megatron's hooks that it is there.
+        self.counts = not (self.ddp_config.overlap_grad_reduce and self.config.gradient_accumulation_fusion)
         record.sizes = group_sizes() | {"vpp": len(self.chunks)}
         record.settings = _settings(self.config, self.ddp_config, self.optimizer.config)
         self._connect()
@@ -124,7 +126,7 @@ class _Run:
         batch = next(batches)
         self.batch, self.step = batch, step
         with ExitStack() as stack:
-            if step == 0 and batch.number == self.data_rank:
+            if self.counts and step == 0 and batch.number == self.data_rank:
                 stack.enter_context(self.activations)
             output = chunk(batch.tokens, batch.positions, batch.mask, labels=batch.labels)
         return output, partial(_mean_loss, batch.number)

@@ -248,6 +248,22 @@ def test_a_set_reference_is_bound_as_it_is(attention: Any, state: Any) -> None:
     assert glue.size_of_42() == 42
 
 
+def test_a_module_whose_import_failed_is_stood_in_for_by_a_value_alone(state: Any) -> None:
+    import glue
+
+    before = list(vars(state))
+    patches = applied(planned("alpha", Set(f"{STATE}:no_such_accelerator", Ref("glue:Loud"), "a test")))
+    assert state.no_such_accelerator is glue.Loud
+    with patches.suspended(f"{STATE}:no_such_accelerator"):
+        assert not hasattr(state, "no_such_accelerator")
+    assert state.no_such_accelerator is glue.Loud
+    patches.undo()
+    assert list(vars(state)) == before
+    assert failing(wrap(f"{STATE}:no_such_accelerator")).startswith(
+        "MS401 alpha patches megatron.core.state:no_such_accelerator, which does not exist\n"
+    )
+
+
 def test_an_assigned_name_is_patched_without_its_value(attention: Any) -> None:
     import fakelib
 

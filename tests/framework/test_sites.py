@@ -42,6 +42,7 @@ def named(target: str) -> tuple[str, str]:
         ("megatron.core.state:only_when_fast", "megatron.core.state:only_when_fast", "function"),
         (f"{ATTENTION}:jit", "megatron.core.jit:jit", "assignment"),
         (f"{ATTENTION}:functools", None, None),
+        ("megatron.core.state:no_such_accelerator", "megatron.core.state:no_such_accelerator", "import"),
         ("megatron.core.jit:compiled", "megatron.core.jit:compiled", "assignment"),
         ("fakelib:alias_of_helper", "fakelib:alias_of_helper", "outside"),
         ("fakelib:no_such_name", "fakelib:no_such_name", "outside"),

@@ -27,7 +27,9 @@ def read(line, environ=None, beside=(), world_size=1):
 
 @pytest.fixture
 def plan(tmp_path, monkeypatch):
-    """Plan a command line of Megatron-LM for the CPU: ``plan("--features swiglu ...", world_size=2)``."""
+    """Plan a command line of Megatron-LM for the CPU, without any variant of an operator, as level 1 would add its feature:
+    ``plan("--features swiglu ...", world_size=2)``."""
+    monkeypatch.setattr("mindspeed.ops.variants.has_variant", lambda op, platform: False)
     monkeypatch.syspath_prepend(str(stub.build(tmp_path)))
     monkeypatch.delenv("MINDSPEED_DISABLE", raising=False)
 
@@ -140,6 +142,7 @@ def test_sizes_and_switches_of_megatron_are_the_features_of_the_plan(plan):
         "normalization": "LayerNorm",
         "gated_linear_unit": False,
         "activation": "gelu",
+        "rotary": False,
         "dtype": "fp32",
         "platform": "cpu",
         "megatron": "0.16.1",
@@ -229,6 +232,17 @@ def test_the_cpu_sets_what_it_needs_and_each_is_a_row_of_the_plan(plan):
         "dist_ckpt_optim_fully_reshardable": (True, platform),
         "persist_layer_norm": (False, platform),
     }
+
+
+@pytest.mark.parametrize("flag", ["--no-gradient-accumulation-fusion", "--use-torch-fsdp2"])
+def test_flags_without_a_buffer_for_gradients_take_matmul_add_out(plan, flag):
+    assert "matmul-add" not in plan(f"{SHAPE} {flag}").names
+    assert "matmul-add" in plan(f"{SHAPE} --features matmul-add").names
+    (problem,) = problems_of(plan, f"{SHAPE} --features matmul-add {flag}")
+    assert str(problem) == (
+        f"MS210 matmul-add is requested (command line) and taken out (Megatron's {flag})\n"
+        "  fix: drop matmul-add from one of the two"
+    )
 
 
 @pytest.mark.guards(18)

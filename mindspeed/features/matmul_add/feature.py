@@ -1,0 +1,68 @@
+"""Weight gradients added to their buffer by the matrix product itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mindspeed.plugins import (
+    ArgOverride,
+    Category,
+    Feature,
+    FeatureArgs,
+    FeatureSpec,
+    Numerics,
+    Patch,
+    Ref,
+    Set,
+    Wrap,
+    hookimpl,
+)
+
+_LAYERS = "megatron.core.tensor_parallel.layers"
+_GLUE = "mindspeed.features.matmul_add.layers"
+
+
+class MatmulAdd(Feature[FeatureArgs]):
+    """Megatron's gradient accumulation fusion with the operator ``mindspeed::npu_matmul_add_fp32`` as its kernel."""
+
+    spec = FeatureSpec(
+        name="matmul-add",
+        summary="Weight gradients of linear layers added to their fp32 buffer by the matrix product",
+        category=Category.COMPUTE,
+        level=1,
+        ops=("npu_matmul_add_fp32",),
+        numerics=Numerics.reordered(reason="each product is added to the sum of the micro-batches before it is rounded"),
+    )
+
+    @hookimpl
+    def megatron_args(self) -> list[ArgOverride]:
+        return [ArgOverride("gradient_accumulation_fusion", True, "linear layers then add to the gradient buffer themselves")]
+
+    @hookimpl
+    def model_built(self, chunks: Sequence[Any]) -> None:
+        from mindspeed.features.matmul_add.layers import check_buffers
+
+        check_buffers(chunks)
+
+    @hookimpl
+    def patches(self) -> list[Patch]:
+        return [
+            Set(
+                f"{_LAYERS}:fused_weight_gradient_mlp_cuda",
+                Ref(f"{_GLUE}:KERNELS"),
+                reason="the module of Apex that Megatron calls, on every platform",
+            ),
+            Set(
+                f"{_LAYERS}:_grad_accum_fusion_available",
+                True,
+                reason="Megatron asks this name whether that module is there",
+                phase="build",
+            ),
+            Wrap(
+                "megatron.core.utils:drain_embedding_wgrad_compute",
+                f"{_GLUE}:with_kernels",
+                reason="it imports the module of Apex when it is called",
+                optional=True,
+            ),
+        ]

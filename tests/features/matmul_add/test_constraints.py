@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mindspeed import registry
+from mindspeed.activation.environment import made_up
+from mindspeed.activation.request import Layer
+from tests.features.resolving import MODEL, active, ask, overrides
+
+ARGUMENT = "gradient_accumulation_fusion"
+
+
+def test_level_one_switches_it_on_where_it_has_a_variant():
+    assert "matmul-add" in active(world_size=1, has_variant=lambda op, platform: True)
+    assert "matmul-add" not in active(world_size=1, has_variant=lambda op, platform: op != "npu_matmul_add_fp32")
+
+
+def test_it_asks_megatron_for_the_fusion():
+    assert overrides("matmul-add") == {ARGUMENT: True}
+
+
+@pytest.mark.parametrize(("features", "value", "owners"), [((), False, "cpu-platform"), (("matmul-add",), True, "matmul-add")])
+def test_the_cpu_has_no_fusion_unless_this_feature_brings_it(features, value, owners):
+    training = replace(made_up("cpu", "0.16.1"), training=True)
+    plan = registry.resolve([Layer("test", features, world=MODEL | {"world_size": 1}, without=_others(features))], training)
+    found = {planned.override.argument: planned for planned in plan.overrides}
+    assert (found[ARGUMENT].override.value, found[ARGUMENT].owners) == (value, (owners,))
+
+
+def _others(features: tuple[str, ...]) -> tuple[str, ...]:
+    level_one = [name for name in registry.catalog().usable if registry.catalog().feature(name).spec.level == 1]
+    return tuple(name for name in level_one if name not in features)
+
+
+def test_megatrons_own_flag_takes_it_out():
+    flag = "Megatron's --no-gradient-accumulation-fusion"
+    layer = Layer(flag, world=MODEL | {"world_size": 1}, without=("matmul-add",))
+    from mindspeed.activation.resolver import resolve
+    from tests.features.resolving import CATALOG
+
+    resolution = resolve([layer], CATALOG, made_up("cpu", "0.16.1"), has_variant=lambda op, platform: True)
+    assert not resolution.problems
+    assert "matmul-add" not in [feature.name for feature in resolution.features]
+    (row,) = [row for row in resolution.rows if row.feature == "matmul-add"]
+    assert (row.kind, row.text) == ("left-out", f"taken out by {flag}")
+
+
+def test_it_suits_every_model():
+    assert ask("matmul-add", world_size=1, normalization="LayerNorm", activation="gelu").problems == []
