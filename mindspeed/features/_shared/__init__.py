@@ -1,0 +1,1 @@
+"""What several features share: plain torch, no Megatron."""

@@ -1,0 +1,72 @@
+"""Trading a share of the tokens for a share of the heads: the all-to-all of Ulysses attention (arXiv 2309.14509).
+
+Each rank has some tokens of all heads before, and all tokens of some heads after; key heads are sent as often as ranks
+need them, no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import gcd
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mindspeed.ops.errors import require
+from mindspeed.ops.numerics import unflatten
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Attention of query, key and value, each [tokens, batch, heads, width], to [tokens, batch, heads, width of value]."""
+
+
+def attention_by_heads(query: Tensor, key: Tensor, value: Tensor, group: dist.ProcessGroup, attend: Attend, op: str) -> Tensor:
+    """``attend`` with all tokens of the group and a share of the heads, on tensors with a share of the tokens and all heads.
+
+    The tokens of the ranks of ``group`` follow one another. ``op`` names the caller in errors. Raises OperatorError.
+    """
+    ranks, heads, groups = group.size(), query.shape[2], key.shape[2]
+    require(heads % ranks == 0, op, f"{heads} query heads do not divide among {ranks} ranks")
+    require(heads % groups == 0, op, f"{groups} key heads do not divide {heads} query heads")
+    times = copies(heads, groups, ranks)
+    key, value = (x.repeat_interleave(times, 2) if times > 1 else x for x in (key, value))
+    gathered = _Trade.apply(group, *(by_rank(x, ranks) for x in (query, key, value)))  # type: ignore[no-untyped-call]
+    out = attend(*(x.flatten(0, 1) for x in gathered))
+    (scattered,) = _Trade.apply(group, unflatten(out, 0, (ranks, -1)))  # type: ignore[no-untyped-call]
+    result: Tensor = scattered.permute(1, 2, 0, 3, 4).flatten(2, 3)
+    return result
+
+
+def copies(heads: int, groups: int, ranks: int) -> int:
+    """How often each of ``groups`` key heads is sent so that every rank gets those that its query heads use."""
+    least = ranks // gcd(groups, ranks)
+    return least if heads // groups % least == 0 else heads // groups
+
+
+def by_rank(x: Tensor, ranks: int) -> Tensor:
+    """[tokens, batch, heads, width] as [ranks, tokens, batch, heads of a rank, width]."""
+    return unflatten(x, 2, (ranks, -1)).permute(2, 0, 1, 3, 4)
+
+
+class _Trade(torch.autograd.Function):
+    """Slice r of dimension 0 of each tensor goes to rank r; what comes back has the sender in dimension 0. Its own gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, group: dist.ProcessGroup, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.group = group
+        return _traded(group, tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *_traded(ctx.group, grads)
+
+
+def _traded(group: dist.ProcessGroup, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """One all-to-all for all tensors."""
+    ranks = group.size()
+    sent = torch.cat([x.reshape(ranks, -1) for x in tensors], 1)
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)
+    parts = torch.split(received, [x.numel() // ranks for x in tensors], 1)
+    return tuple(part.reshape(x.shape) for part, x in zip(parts, tensors, strict=True))

@@ -1,0 +1,50 @@
+"""Which block of keys each rank of a ring has at each step, and who sends it to whom.
+
+A ring of n ranks is n / w windows of w neighbours, rank = (W, p). At step t w + i rank (W, p) has block (W - t, p - i): inside
+a window blocks go from rank to rank at every step, from window to window once in w steps, while all of those compute. A
+window of one rank, or of all, is a plain ring. (Double ring: Gu et al., LoongTrain, arXiv 2406.18485.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """What a rank posts at a step: its block of now to ``to``, and from ``source`` the one that it has at step ``due``."""
+
+    to: int
+    source: int
+    due: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """The steps of a ring of ``ranks`` with windows of ``window``, which divides it."""
+
+    ranks: int
+    window: int = 1
+
+    def block(self, rank: int, step: int) -> int:
+        """The block that ``rank`` has at ``step``, which is its own at step 0."""
+        (outer, inner), (turn, place) = divmod(rank, self.window), divmod(step, self.window)
+        return self._rank(outer - turn, inner - place)
+
+    def hops(self, rank: int, step: int) -> Iterator[Hop]:
+        """What ``rank`` posts before it computes step ``step``."""
+        (outer, inner), place = divmod(rank, self.window), step % self.window
+        if place == 0 and step + self.window < self.ranks:
+            yield Hop(self._rank(outer + 1, inner), self._rank(outer - 1, inner), step + self.window)
+        if place < self.window - 1:
+            yield Hop(self._rank(outer, inner + 1), self._rank(outer, inner - 1), step + 1)
+
+    def gradient_hop(self, rank: int, step: int) -> Hop:
+        """After step 1 or later: the gradient of the block of now goes to whoever has the block next, at last to its owner."""
+        outer, inner = divmod(rank, self.window)
+        across = int(step % self.window == self.window - 1)
+        return Hop(self._rank(outer + across, inner + 1), self._rank(outer - across, inner - 1), step + 1)
+
+    def _rank(self, outer: int, inner: int) -> int:
+        return outer % (self.ranks // self.window) * self.window + inner % self.window

@@ -1,0 +1,1 @@
+"""Hybrid attention: Ulysses inside, a ring outside."""

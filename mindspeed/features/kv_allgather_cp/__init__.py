@@ -1,0 +1,1 @@
+"""Context parallelism that gathers all keys and values."""

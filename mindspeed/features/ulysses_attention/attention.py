@@ -1,0 +1,48 @@
+"""Ulysses attention: every rank computes some heads over the whole sequence, between two all-to-alls.
+
+Jacobs et al., arXiv 2309.14509. Results are those of one process to the bit of the attention itself: nothing is merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch import Tensor
+
+from mindspeed.features._shared.context_parallel.blocks import Rule
+from mindspeed.features._shared.context_parallel.heads import attention_by_heads
+from mindspeed.features._shared.context_parallel.local import attention
+
+
+def ulysses_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    group: dist.ProcessGroup,
+    *,
+    scale: float | None = None,
+    causal: bool = True,
+    mask: Tensor | None = None,
+    ends: Sequence[Sequence[int]] = (),
+    slopes: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Attention over a sequence that is spread in order over the ranks of ``group``; differentiable.
+
+    ``query`` is [tokens here, batch, heads, width], ``key`` and ``value`` have as many tokens, perhaps fewer heads, and the
+    value perhaps another width; the result is [tokens here, batch, heads, width of value]. The ranks divide the query heads.
+
+    ``mask`` [all tokens, all tokens] or [batch, 1, all tokens, all tokens], True where hidden, takes the place of ``causal``.
+    ``ends`` has for each row of the batch the ends of the documents packed into it, which do not see one another. ``slopes``
+    [heads] are those of ALiBi. Dropout draws from this rank's generator: ranks must have different states.
+    Raises OperatorError.
+    """
+    tokens, heads = query.shape[0] * group.size(), query.shape[2] // group.size()
+    own = None if slopes is None else slopes[group.rank() * heads : (group.rank() + 1) * heads]
+    chosen = query.shape[-1] ** -0.5 if scale is None else scale
+    rule = Rule(chosen, causal and mask is None, mask, tuple(map(tuple, ends)), own, 1 - dropout)
+    whole = [(0, tokens)]
+    return attention_by_heads(
+        query, key, value, group, lambda q, k, v: attention(q, k, v, rule, whole, whole), "ulysses_attention"
+    )
