@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +20,8 @@ from mindspeed import __version__, ascend
 from mindspeed.activation.environment import SUPPORTED_MEGATRON, version_in
 from mindspeed.finding import Finding
 from mindspeed.megatron.version import megatron_copies, mixed_roots
+from mindspeed.ops.availability import CPP, standings
+from mindspeed.ops.compiler import find_compiler
 from mindspeed.plugins.discovery import BUILT_IN, discover
 from mindspeed.plugins.problems import Problem
 
@@ -49,7 +50,7 @@ def examine() -> Iterator[Finding]:
     yield from megatron()
     yield from packages()
     yield from _devices(torch)
-    yield from _compilers()
+    yield from _operators()
     yield from _features()
 
 
@@ -179,18 +180,21 @@ def _devices(torch: dict[str, Any]) -> Iterator[Finding]:
     yield Finding("platform", f"{detect()} is used unless --platform says otherwise")
 
 
-def _compilers() -> Iterator[Finding]:
-    for name, purpose in {"g++": "C++ operators for CPU", "nvcc": "CUDA operators", "ninja": "building operators"}.items():
-        path = shutil.which(name)
-        if path is None:
-            yield Finding(name, f"not found; it is for {purpose}, which have slower substitutes", "optional")
-        else:
-            yield Finding(name, _first_line([path, "--version"]))
-
-
-def _first_line(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PROBE_SECONDS)
-    return (done.stdout or done.stderr).strip().partition("\n")[0]
+def _operators() -> Iterator[Finding]:
+    """The compiler of the C++ operators, and whether they are built for this machine."""
+    compiler = find_compiler(os.environ.get("CXX"))
+    if compiler is not None:
+        yield Finding("C++ compiler", f"{' '.join(compiler.command)} {compiler.version}")
+    else:
+        text = "not found; it is for C++ operators, which have slower substitutes"
+        yield Finding("C++ compiler", text, "optional", "apt-get install g++, or set CXX")
+    rows = [row for row in standings("cpu") if row.variant == CPP]
+    missing = [row for row in rows if row.runs != CPP]
+    if missing:
+        fix = "mindspeed ops build" if compiler is not None else ""
+        yield Finding("C++ operators", f"{missing[0].why.partition(':')[0]}; the references run", "optional", fix)
+    elif rows:
+        yield Finding("C++ operators", f"{len(rows)} are built")
 
 
 def _features() -> Iterator[Finding]:

@@ -132,15 +132,17 @@ def _plan(lock: Lock) -> Check:
 
 
 def _operators(lock: Lock) -> Check:
-    """Which operators have more than their reference here; a reference is right, only slower."""
+    """Whether this node runs the variants that the platform has; a node without them holds up all the others."""
     from mindspeed import registry
-    from mindspeed.ops.variants import has_variant
+    from mindspeed.ops.availability import standings
 
     catalog, platform = registry.catalog_for(lock.plan.names), lock.plan.environment["platform"]
-    specs = [catalog.specs[name] for name in lock.plan.names if name in catalog.specs]
-    ops = sorted({op for spec in specs for op in spec.ops})
-    words = [f"{op} {'built' if has_variant(op, platform) else 'reference'}" for op in ops]
-    return Check("operators", True, ", ".join(words) or "none needed", "every operator has an implementation", code="MS505")
+    ops = {op for name in lock.plan.names if name in catalog.specs for op in catalog.specs[name].ops}
+    rows = [row for row in standings(platform) if row.name in ops]
+    slow = [row for row in rows if row.runs != row.variant]
+    words = [f"{row.name} {row.runs or 'nothing'}{f' ({row.why})' if row in slow else ''}" for row in rows]
+    fix = "mindspeed ops build, or install what is missing; mindspeed ops list shows every operator" if slow else ""
+    return Check("operators", not slow, ", ".join(words) or "none needed", "the best variant of each operator", fix, "MS515")
 
 
 def _data_helpers() -> Check:

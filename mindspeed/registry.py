@@ -78,6 +78,7 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
 
     Without ``known``, of other distributions only the named features are loaded, and what those require.
     """
+    from mindspeed.ops.availability import running
     from mindspeed.ops.variants import has_variant
     from mindspeed.platforms import base_features
 
@@ -87,7 +88,8 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
     environment = environment or probe(platform)
     if platform is not None and platform != environment.platform:
         environment = replace(environment, platform=platform)
-    resolution = resolve_names(layers, known, environment, base_features(environment.platform), has_variant)
+    able = running(environment.platform) if environment.source == "probed" else has_variant
+    resolution = resolve_names(layers, known, environment, base_features(environment.platform), able)
     if resolution.problems:
         raise ResolutionError(resolution.problems)
     made = compose.compose(resolution, known, environment)

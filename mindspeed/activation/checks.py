@@ -83,6 +83,21 @@ def check_platforms(state: State) -> None:
             state.problem("MS208", text, (name,), f"install a megatron-core {spec.megatron}, or take out {state.root(name)}")
 
 
+def check_operators(state: State) -> None:
+    """A row for every active feature with an operator that runs its plain-torch reference; under strict a problem."""
+    platform = str(state.world.platform)
+    for name in sorted(state.active):
+        missing = [op for op in state.specs[name].ops if not state.has_variant(op, platform)]
+        if not missing:
+            continue
+        text = f"only the reference of {', '.join(missing)} runs on {platform}"
+        if state.merged.strict:
+            fix = "mindspeed ops list says why; mindspeed ops build builds those in C++"
+            state.problem("MS515", f"{name}: {text}", (name,), fix)
+        else:
+            state.rows.append(Row("note", name, f"{text}, which is slower; mindspeed ops list says why"))
+
+
 def run_checks(state: State) -> None:
     for name, check in state.constraints(Check):
         args = state.args_of(name)

@@ -88,6 +88,7 @@ def _resolve(state: State, environment: Environment) -> Resolution:
     checks.check_slots(state)
     checks.check_conflicts(state)
     checks.check_platforms(state)
+    checks.check_operators(state)
     checks.run_checks(state)
     checks.note_idle_owners(state)
     order = _order(state)
@@ -184,7 +185,7 @@ def _left_out(state: State, name: str, spec: FeatureSpec) -> str:
     if spec.numerics.claim not in ("exact", "reordered"):
         return f"its numerics are {spec.numerics.claim}"
     if missing := [op for op in spec.ops if not state.has_variant(op, platform)]:
-        return f"only the reference of {', '.join(missing)} exists on {platform}"
+        return f"only the reference of {', '.join(missing)} runs on {platform}"
     args = state.args_of(name)
     if args is None:
         return "its settings are not valid"

@@ -6,7 +6,7 @@ import glob
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -14,11 +14,14 @@ from typing import Any, Final
 from mindspeed.ops import OPERATORS, libraries
 from mindspeed.ops.compiler import find_compiler
 from mindspeed.ops.reasons import reason
-from mindspeed.ops.variants import native_variants, python_variants, reference_only
+from mindspeed.ops.variants import has_variant, native_variants, python_variants, reference_only
 
 REFERENCE: Final = "reference"
 CPP: Final = "C++"
 
+_PACKAGES: Final = {"Triton": "triton", "torch_npu": "torch_npu"}
+"""Packages that kinds of variants need."""
+_WORDS: Final = {"cuda": "GPU", "npu": "NPU"}
 _DEVICES: Final = {"cuda": "/dev/nvidia[0-9]*", "npu": "/dev/davinci[0-9]*"}
 _OPS: Final = Path(__file__).resolve().parent
 
@@ -42,8 +45,8 @@ class Standing:
 
 def standings(platform: str) -> list[Standing]:
     """Every public operator on a platform, in the order of `OPERATORS`."""
-    obstacle = _obstacle(platform)
-    return [_standing(op, platform, obstacle) for op in OPERATORS]
+    machine = _Machine(platform)
+    return [_standing(op, machine) for op in OPERATORS]
 
 
 def variant(op: str, platform: str) -> str:
@@ -58,13 +61,14 @@ def variant(op: str, platform: str) -> str:
 
 
 def running(platform: str) -> Callable[[str, str], bool]:
-    """``(op, platform) -> bool``: whether a call on this machine runs more than the reference. Looks once, when first asked."""
-    looked: list[Callable[[str], str]] = []
+    """``(op, platform) -> bool``: whether a call on this machine runs more than the reference. Looks once, when first asked.
+
+    For a platform that this machine is not of, what is declared counts: the plan is for another machine.
+    """
+    machine = _Machine(platform)
 
     def runs(op: str, where: str) -> bool:
-        if not looked:
-            looked.append(_obstacle(platform))
-        return variant(op, where) != REFERENCE and not looked[0](op)
+        return has_variant(op, where) and (not machine.is_here or machine.runs(op))
 
     return runs
 
@@ -74,48 +78,62 @@ def is_here(platform: str) -> bool:
     return platform not in _DEVICES or bool(glob.glob(_DEVICES[platform]))
 
 
-def _standing(op: str, platform: str, obstacle: Callable[[str], str]) -> Standing:
-    best = variant(op, platform)
+def _standing(op: str, machine: _Machine) -> Standing:
+    best = variant(op, machine.platform)
+    otherwise = REFERENCE if machine.is_here else ""
     if best == REFERENCE:
-        return Standing(op, platform, best, REFERENCE if is_here(platform) else "", reason(op, platform))
-    why = obstacle(op)
-    runs = best if not why else REFERENCE if is_here(platform) else ""
-    return Standing(op, platform, best, runs, why)
+        return Standing(op, machine.platform, best, otherwise, reason(op, machine.platform))
+    if machine.is_here and machine.runs(op):
+        return Standing(op, machine.platform, best, best, "")
+    return Standing(op, machine.platform, best, otherwise, machine.obstacle(op))
 
 
-def _obstacle(platform: str) -> Callable[[str], str]:
-    """``op -> why its variant does not run``, with everything that is the same for all operators found out once."""
-    if reference_only():
-        return lambda op: "MINDSPEED_OPS is reference"
-    if not is_here(platform):
-        device = {"cuda": "GPU", "npu": "NPU"}[platform]
-        return lambda op: f"there is no {device} on this machine"
-    packages = {"cuda": {"Triton": "triton"}, "npu": {"torch_npu": "torch_npu"}}.get(platform, {})
-    lacking = {variant: name for variant, name in packages.items() if find_spec(name) is None}
-    library = lru_cache(maxsize=1)(_library)
+class _Machine:
+    """What this machine has for one platform; each part is looked for once, when it is first asked for."""
 
-    def of(op: str) -> str:
-        kind = variant(op, platform)
-        if kind in lacking:
-            return f"{lacking[kind]} is not installed"
-        if kind != CPP:
-            return ""
-        operators, why = library()
-        return "" if op in operators else why
+    def __init__(self, platform: str) -> None:
+        self.platform = platform
+        self.is_here = is_here(platform)
 
-    return of
+    def runs(self, op: str) -> bool:
+        """Whether the declared variant of an operator runs."""
+        if reference_only():
+            return False
+        kind = variant(op, self.platform)
+        return op in self.built if kind == CPP else not self.lacks(kind)
 
+    def obstacle(self, op: str) -> str:
+        """Why it does not."""
+        if not self.is_here:
+            return f"there is no {_WORDS[self.platform]} on this machine"
+        if reference_only():
+            return "MINDSPEED_OPS is reference"
+        kind = variant(op, self.platform)
+        return self.no_library if kind == CPP else f"{_PACKAGES[kind]} is not installed"
 
-def _library() -> tuple[frozenset[str], str]:
-    """Operators in the library that fits this process, and why there is none."""
-    torch = libraries.torch_version()
-    if torch is None:
-        return frozenset(), "torch is not installed"
-    key = libraries.wanted(torch)
-    if (built := libraries.find(key)) is not None:
-        return frozenset(built.operators), "not in the library"
-    other = libraries.nearest(key)
-    what = libraries.why_not(key, other) if other is not None else "not built"
-    if find_compiler(os.environ.get("CXX")) is None:
-        return frozenset(), f"{what}, and there is no C++ compiler here"
-    return frozenset(), f"{what}: mindspeed ops build"
+    def lacks(self, kind: str) -> bool:
+        """Whether a package that a kind of variant needs is not installed."""
+        return kind in _PACKAGES and find_spec(_PACKAGES[kind]) is None
+
+    @cached_property
+    def built(self) -> frozenset[str]:
+        """Operators in the library that a process would load here."""
+        key = self._key
+        found = libraries.find(key) if key is not None else None
+        return frozenset(found.operators) if found is not None else frozenset()
+
+    @cached_property
+    def no_library(self) -> str:
+        """Why there is no library for this machine."""
+        if self._key is None:
+            return "torch is not installed"
+        other = libraries.nearest(self._key)
+        what = libraries.why_not(self._key, other) if other is not None else "not built"
+        if find_compiler(os.environ.get("CXX")) is None:
+            return f"{what}, and there is no C++ compiler here"
+        return f"{what}: mindspeed ops build"
+
+    @cached_property
+    def _key(self) -> libraries.Key | None:
+        torch = libraries.torch_version()
+        return libraries.wanted(torch) if torch is not None else None

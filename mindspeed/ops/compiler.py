@@ -9,7 +9,6 @@ import shutil
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -44,7 +43,6 @@ class Outcome:
         return found or lines[-1:] or [f"{self.command[0]} ended with status {self.status}"]
 
 
-@lru_cache(maxsize=4)
 def find_compiler(named: str | None = None) -> Compiler | None:
     """The compiler that CXX names, else the first of g++, c++ and clang++ that runs; None without one."""
     for candidate in (named,) if named else CANDIDATES:

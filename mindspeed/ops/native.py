@@ -47,7 +47,7 @@ def _load() -> Built | None:
             _warn(Problem("MS513", text, where=str(other.library), fix=BUILD))
         return None
     try:
-        torch.ops.load_library(str(built.library))
+        torch.ops.load_library(str(built.library))  # type: ignore[no-untyped-call]
     except (OSError, RuntimeError) as error:
         text = f"the C++ operators do not load, and the references run: {error}"
         _warn(Problem("MS512", text, where=str(built.library), fix=f"{BUILD} --force"))

@@ -142,6 +142,8 @@ CODES: Final[dict[str, str]] = {
     "MS513": "C++ operators were built once, for another torch, processor, C library or state of the sources than is here, so "
     "the references run. `mindspeed ops build` builds those for this machine; the cache keeps both.",
     "MS514": "The folder in which operators are built cannot be written. MINDSPEED_CACHE names another one.",
+    "MS515": "Strict resolution was asked for, and an operator of an active feature would run its plain-torch reference. The "
+    "result would be the same and slower. `mindspeed ops list` says what is missing.",
     "MS601": "A data file is missing, damaged, or of another format.",
     "MS602": "A checkpoint is missing, incomplete, or belongs to another model.",
     "MS603": "Saving failed, for example because the disk is full. The previous checkpoint is untouched.",

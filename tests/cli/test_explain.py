@@ -125,7 +125,7 @@ def test_a_broken_feature_is_off_with_its_problem_and_fix(explain, install, tmp_
 
 def test_what_level_one_leaves_out_has_its_reason(explain):
     _, found = explain("swiglu", "--activation", "silu", "--gated-linear-unit", "--optimization-level", 2)
-    assert found["why not"] == ["only the reference of swiglu exists on cpu"]
+    assert found["why not"] == ["only the reference of swiglu runs on cpu"]
 
 
 def test_json_has_the_same_of_a_feature_that_is_on(mindspeed, two_wraps):

@@ -225,7 +225,7 @@ def test_level_one_switches_on_what_applies_and_says_what_it_leaves_out():
     assert order(result) == ["exact"]
     assert {row.feature: row.text for row in result.rows} == {
         "rough": "its numerics are approximate",
-        "no-variant": "only the reference of norm exists on cpu",
+        "no-variant": "only the reference of norm runs on cpu",
         "other-model": "it does not apply to this model",
         "other-device": "not for cpu",
     }
