@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Final
@@ -53,10 +54,24 @@ def _at_first_call(operator: str, module: str, reference: Callable[..., Any]) ->
     def kernel(*args: Any, **kwargs: Any) -> Any:
         nonlocal found
         if found is None:
-            found = import_module(module).KERNELS.get(operator, reference)
+            found = _kernels(module).get(operator, reference)
         return found(*args, **kwargs)
 
     return kernel
+
+
+def _kernels(module: str) -> dict[str, Callable[..., Any]]:
+    """The table ``KERNELS`` of ``module``; an empty one, and a warning, where the package that it needs is not installed."""
+    try:
+        kernels: dict[str, Callable[..., Any]] = import_module(module).KERNELS
+    except ModuleNotFoundError as error:
+        package = (error.name or "mindspeed").partition(".")[0]
+        if package == "mindspeed":
+            raise
+        op = module.rpartition(".")[2]
+        warnings.warn(f"{op} runs its reference: {package} is not installed", RuntimeWarning, stacklevel=3)
+        return {}
+    return kernels
 
 
 def no_gradient(op: str) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 import mindspeed.ops
 from mindspeed.ops import variants
-mindspeed.ops.__path__.append({folder!r})
+mindspeed.ops.__path__.insert(0, {folder!r})
 variants._OPS = Path({folder!r})
 import torch
 from mindspeed.ops import swiglu

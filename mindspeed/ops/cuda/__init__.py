@@ -1,0 +1,1 @@
+"""Operators on CUDA: `KERNELS` of each file maps schema names to functions. Kernels are Triton's, attention is torch's own."""

@@ -1,0 +1,62 @@
+"""`npu_fused_moe_token_unpermute` on CUDA: sums gathered by token, no atomics. ``padded_mode`` runs the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from mindspeed.ops.npu_fused_moe_token_unpermute import _backward, _forward
+from mindspeed.ops.triton import npu_fused_moe_token_unpermute as kernels
+from mindspeed.ops.triton.launch import launch, pieces, power, takes
+
+_COLUMNS: Final = 2048
+"""Elements of a row that one program holds."""
+
+
+def across(width: int) -> int:
+    """The columns of one program, for rows of ``width``."""
+    return min(power(width), _COLUMNS)
+
+
+def forward(rows: Tensor, indices: Tensor, probs: Tensor | None, tokens: int, topk: int, padded: bool) -> Tensor:
+    """The tokens."""
+    if padded or not takes(rows, probs):
+        return _forward(rows, indices, probs, tokens, topk, padded)
+    out, (count, width) = rows.new_empty((tokens, rows.shape[1])), rows.shape
+    if not width:
+        return out
+    rows, indices, weights = rows.contiguous(), indices.contiguous(), rows if probs is None else probs.contiguous()
+    wide = across(width)
+    sizes = {"WEIGHED": probs is not None, "COLUMNS": wide}
+    tensors = (rows, indices, weights, out)
+    launch(kernels.gather, tokens * pieces(width, wide), rows.device, *tensors, count, topk, width, **sizes)
+    return out
+
+
+def backward(
+    dout: Tensor, rows: Tensor | None, indices: Tensor, probs: Tensor | None, count: int, topk: int, padded: bool
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the rows and of the probabilities, the latter empty without ``rows``."""
+    if padded or not takes(dout, rows, probs):
+        return _backward(dout, rows, indices, probs, count, topk, padded)
+    dout, indices, (tokens, width) = dout.contiguous(), indices.contiguous(), dout.shape
+    drows, wide = dout.new_empty((count, width)), across(width)
+    if rows is None or probs is None or not width or not topk:
+        dprobs = dout.new_empty(0) if rows is None or probs is None else torch.zeros_like(probs)
+        weights = dout if probs is None else probs.contiguous()
+        tensors, sizes = (dout, indices, weights, drows), {"WEIGHED": probs is not None, "COLUMNS": wide}
+        launch(kernels.spread, tokens * pieces(width, wide), dout.device, *tensors, count, topk, width, **sizes)
+        return drows, dprobs
+    dprobs = probs.new_empty(probs.shape)
+    tensors = (dout, rows.contiguous(), indices, probs.contiguous(), drows, dprobs)
+    launch(kernels.spread_and_dot, tokens, dout.device, *tensors, count, topk, width, COLUMNS=wide, TOPK=power(topk))
+    return drows, dprobs
+
+
+KERNELS: Final[dict[str, Callable[..., Any]]] = {
+    "npu_fused_moe_token_unpermute": forward,
+    "npu_fused_moe_token_unpermute_backward": backward,
+}

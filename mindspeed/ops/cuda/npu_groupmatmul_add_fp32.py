@@ -1,0 +1,23 @@
+"""`npu_groupmatmul_add_fp32` on CUDA: the product is added to the gradient where its sum ends, in fp32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from torch import Tensor
+
+from mindspeed.ops.cuda.npu_gmm import add_products, ends_on
+from mindspeed.ops.npu_groupmatmul_add_fp32 import _add
+from mindspeed.ops.triton.launch import takes
+
+
+def add(x: Tensor, dy: Tensor, groups: Tensor, grad: Tensor) -> None:
+    """``grad[e] += x_e^T dy_e``."""
+    if takes(x):
+        add_products(x, dy, ends_on(x.device, groups, x.shape[0], True), grad, True)
+    else:
+        _add(x, dy, groups, grad)
+
+
+KERNELS: Final[dict[str, Callable[..., Any]]] = {"npu_groupmatmul_add_fp32": add}

@@ -1,0 +1,47 @@
+"""`swiglu` on CUDA, along any dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any, Final
+
+from torch import Tensor
+
+from mindspeed.ops.swiglu import _backward as _reference_backward
+from mindspeed.ops.swiglu import _forward as _reference
+from mindspeed.ops.triton import swiglu as kernels
+from mindspeed.ops.triton.launch import launch, pieces, takes, tile, warps
+
+
+def _launch(kernel: Any, x: Tensor, dim: int, *tensors: Tensor) -> None:
+    """Run ``kernel`` over ``x`` seen as [rows, 2, half]."""
+    dim %= x.dim()
+    rows, half = prod(x.shape[:dim]), prod(x.shape[dim:]) // 2
+    if rows and half:
+        tall, wide = tile(half, rows)
+        programs = pieces(rows, tall) * pieces(half, wide)
+        launch(kernel, programs, x.device, *tensors, rows, half, ROWS=tall, COLUMNS=wide, num_warps=warps(tall * wide))
+
+
+def forward(x: Tensor, dim: int) -> Tensor:
+    """The gated first half along ``dim``."""
+    if not takes(x):
+        return _reference(x, dim)
+    shape = list(x.shape)
+    shape[dim] //= 2
+    x, y = x.contiguous(), x.new_empty(shape)
+    _launch(kernels.forward, x, dim, x, y)
+    return y
+
+
+def backward(dy: Tensor, x: Tensor, dim: int) -> Tensor:
+    """The gradient of ``x``."""
+    if not takes(x, dy):
+        return _reference_backward(dy, x, dim)
+    dy, x, dx = dy.contiguous(), x.contiguous(), x.new_empty(x.shape)
+    _launch(kernels.backward, x, dim, dy, x, dx)
+    return dx
+
+
+KERNELS: Final[dict[str, Callable[..., Any]]] = {"swiglu": forward, "swiglu_backward": backward}

@@ -1,0 +1,75 @@
+"""Launching kernels: which tensors they take, on which device they run, and how large their tiles are."""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+INTERPRETED: Final = os.environ.get("TRITON_INTERPRET") == "1"
+TYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
+"""Floating-point types that the kernels compute with, in fp32; others are left to the reference."""
+
+ROW: Final = 16384
+"""Elements of a row that a kernel holds at once; a longer row is read in pieces."""
+_TILE: Final = 4096
+"""Elements that a program of a streaming kernel holds, unless one row has more."""
+
+if INTERPRETED:
+    from mindspeed.ops.triton.interpreter import repair
+
+    repair()
+
+
+def takes(*tensors: Tensor | None) -> bool:
+    """Whether the kernels compute with the types of all these tensors."""
+    return all(x is None or x.dtype in TYPES for x in tensors)
+
+
+def power(n: int) -> int:
+    """The smallest power of two that is not less than ``n``."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def pieces(n: int, size: int) -> int:
+    """How many pieces of ``size`` cover ``n``."""
+    return -(-n // size)
+
+
+def warps(elements: int) -> int:
+    """Warps for a tile: 16 to 32 elements for each thread of a large one."""
+    return min(16, max(4, elements // 1024))
+
+
+def tile(width: int, rows: int) -> tuple[int, int]:
+    """``(ROWS, COLUMNS)`` of a tile for rows of ``width``, both powers of two."""
+    columns = min(power(width), _TILE)
+    return min(max(_TILE // columns, 1), power(rows)), columns
+
+
+@lru_cache(maxsize=64)
+def cores(device: torch.device) -> int:
+    """Programs that a device runs at the same time, one on each multiprocessor; few in the interpreter: loops go round."""
+    if device.type == "cpu":
+        return 3
+    properties = torch.get_device_module(device).get_device_properties(device)
+    count: int = getattr(properties, "multi_processor_count", 0) or getattr(properties, "cube_core_num", 0) or 32
+    return count
+
+
+def launch(kernel: Any, programs: int, device: torch.device, *args: Any, **constants: Any) -> None:
+    """Run ``programs`` programs of ``kernel`` on ``device``; none for none."""
+    if programs == 0:
+        return
+    if device.type == "cpu":
+        kernel[(programs,)](*args, **constants)
+        return
+    module = torch.get_device_module(device)
+    if module.current_device() == device.index:
+        kernel[(programs,)](*args, **constants)
+        return
+    with module.device(device):
+        kernel[(programs,)](*args, **constants)

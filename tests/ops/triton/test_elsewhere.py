@@ -1,0 +1,7 @@
+from __future__ import annotations
+
+import pytest
+
+
+def test_triton_kernels_equal_their_references():
+    pytest.skip("triton is not installed here: `make test-triton` interprets and compiles all kernels")
