@@ -40,8 +40,8 @@ _LARGE: Final = {
     "gated_linear_unit": True,
 }
 _WORLDS: Final = (
-    {**_DENSE, "activation": "gelu", "dtype": "fp32"},
-    {**_LARGE, "activation": "silu", "dtype": "bf16"},
+    {**_DENSE, "activation": "gelu", "rotary": False, "dtype": "fp32"},
+    {**_LARGE, "activation": "silu", "rotary": True, "dtype": "bf16"},
 )
 
 

@@ -53,6 +53,10 @@ class OldFlag:
         given = f"--set {feature}.{self.setting}={str(value).lower() if value is True else value}" if self.setting else ""
         return " ".join(filter(None, [f"--features {feature}" if self.switch else "", given]))
 
+    def says_something(self, value: Any) -> bool:
+        """Whether a value asks for anything: a setting may be 0, a switch that counts is off then."""
+        return value is not None and value is not False and not (self.switch and value == 0)
+
     def feature_for(self, value: Any, given: Mapping[str, Any]) -> str:
         """The feature that a value stands for; ``given`` are all arguments by attribute. ``""`` for none."""
         if value in self.off:
@@ -229,7 +233,7 @@ def request_of(given: Mapping[str, Any], catalog: Catalog) -> tuple[Layer, list[
     notes, problems = [], []
     for dest, value in given.items():
         old = BY_DEST.get(dest)
-        feature = old.feature_for(value, given) if old is not None and value not in (None, False) else ""
+        feature = old.feature_for(value, given) if old is not None and old.says_something(value) else ""
         if old is None or not feature:
             continue
         if feature not in catalog.usable:

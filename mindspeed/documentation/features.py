@@ -41,6 +41,7 @@ MODEL: Final = {
     "normalization": "RMSNorm",
     "gated_linear_unit": True,
     "activation": "silu",
+    "rotary": True,
     "dtype": "bf16",
     "platform": "cpu",
 }

@@ -67,6 +67,13 @@ def _activation(values: Values) -> str | None:
     return "squared_relu" if values.get("squared_relu") else "quick_gelu" if values.get("quick_geglu") else "gelu"
 
 
+_ROTARY: Final = ("rope", "mrope", "yarn")
+
+
+def _rotary(values: Values) -> bool:
+    return bool(values.get("use_rotary_position_embeddings")) or values.get("position_embedding_type") in _ROTARY
+
+
 def _dtype(values: Values) -> str:
     return "bf16" if values.get("bf16") else "fp16" if values.get("fp16") else "fp32"
 
@@ -82,6 +89,7 @@ DERIVED: Final = (
         lambda values: bool(values.get("swiglu") or values.get("quick_geglu")),
     ),
     Derived("activation", ("swiglu", "squared_relu", "quick_geglu"), _activation),
+    Derived("rotary", ("position_embedding_type", "use_rotary_position_embeddings"), _rotary),
     Derived("dtype", ("bf16", "fp16"), _dtype),
 )
 """Values of the world that follow from several arguments."""

@@ -31,6 +31,7 @@ FIELDS: Final[dict[str, tuple[type, str]]] = {
     "normalization": (str, "LayerNorm or RMSNorm"),
     "gated_linear_unit": (bool, "the MLP is gated (SwiGLU)"),
     "activation": (str, "activation function of the MLP: gelu, silu ..."),
+    "rotary": (bool, "positions are rotary, not learned"),
     "dtype": (str, "fp32, bf16 or fp16"),
     "platform": (str, "npu, cuda or cpu"),
     "megatron": (str, "version of megatron-core"),

@@ -86,7 +86,7 @@ class Job:
             "normalization gated_linear_unit activation dtype"
         )
         model = {name: world.get(name) for name in names.split()} | {"style": self.config.style}
-        learned = self.config.style == "gpt2"
+        learned = not world["rotary"]
         return model | ({"seq_length": world["seq_length"]} if learned else {"rotary_base": self.config.rotary_base})
 
 

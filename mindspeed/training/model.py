@@ -74,7 +74,7 @@ def build_model(world: World, config: TrainConfig) -> list[DistributedDataParall
             pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
             post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
             share_embeddings_and_output_weights=config.style == "gpt2",
-            position_embedding_type="learned_absolute" if config.style == "gpt2" else "rope",
+            position_embedding_type="rope" if world.rotary else "learned_absolute",
             rotary_base=config.rotary_base,
             vp_stage=vp_stage,
         ).cuda()

@@ -20,8 +20,8 @@ SIZES: Final = {
 }
 """A model that learns something within minutes on two processor cores."""
 STYLES: Final[dict[str, dict[str, Any]]] = {
-    "llama": {"normalization": "RMSNorm", "gated_linear_unit": True, "activation": "silu"},
-    "gpt2": {"normalization": "LayerNorm", "gated_linear_unit": False, "activation": "gelu"},
+    "llama": {"normalization": "RMSNorm", "gated_linear_unit": True, "activation": "silu", "rotary": True},
+    "gpt2": {"normalization": "LayerNorm", "gated_linear_unit": False, "activation": "gelu", "rotary": False},
 }
 NORMALIZATIONS: Final = ("LayerNorm", "RMSNorm")
 ACTIVATIONS: Final = ("gelu", "silu", "relu")

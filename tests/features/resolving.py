@@ -28,6 +28,7 @@ MODEL: dict[str, Any] = {
     "normalization": "RMSNorm",
     "gated_linear_unit": True,
     "activation": "silu",
+    "rotary": True,
 }
 CATALOG = discover(import_third_parties=False)
 

@@ -30,6 +30,7 @@ WORLD = {
     "normalization": "RMSNorm",
     "gated_linear_unit": True,
     "activation": "silu",
+    "rotary": True,
 }
 MOE = "megatron.core.transformer.moe"
 GEGLU = "megatron.core.fusions.fused_bias_geglu"

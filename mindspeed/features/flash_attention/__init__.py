@@ -1,0 +1,1 @@
+"""Attention without the score matrix through the operator mindspeed::fusion_attention."""

@@ -1,0 +1,47 @@
+"""Core attention without the score matrix."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Field, Numerics, hookimpl
+
+
+class FlashAttentionArgs(FeatureArgs):
+    sparse_mode: Literal[0, 1, 2, 3, 4, 7, 8] | None = Field(
+        None,
+        description="which keys a query sees: 0 what the mask and the window let it, 1 what the mask lets it, 2 and 3 those "
+        "before it, 4 those in the window, 7 and 8 packed sequences with one window; if not given, what mask and layer say",
+    )
+    pre_tokens: int = Field(65536, description="keys before a query that the window of modes 0, 4, 7 and 8 has")
+    next_tokens: int = Field(0, description="keys after a query that the window of modes 0, 4, 7 and 8 has")
+
+
+class FlashAttention(Feature[FlashAttentionArgs]):
+    """Core attention calls the operator ``mindspeed::fusion_attention``, and no scores, mask or dropout of S x S are kept.
+
+    Under context parallelism the outer attention belongs to the algorithm, which calls the same operator for its blocks.
+    """
+
+    spec = FeatureSpec(
+        name="flash-attention",
+        summary="Attention without the score matrix, with every sparse mode",
+        category=Category.COMPUTE,
+        level=1,
+        ops=("fusion_attention",),
+        numerics=Numerics.reordered(
+            reason="the softmax is summed block by block; with attention dropout other elements are dropped"
+        ),
+    )
+
+    @hookimpl
+    def config_ready(self, config: Any) -> None:
+        from mindspeed.features.flash_attention.layers import check_config
+
+        check_config(config)
+
+    @hookimpl
+    def layer_spec(self, spec: Any, config: Any) -> Any:
+        from mindspeed.features.flash_attention.layers import with_flash_attention
+
+        return spec if self.world.cp > 1 else with_flash_attention(spec, self.args)

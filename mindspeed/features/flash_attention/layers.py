@@ -1,0 +1,102 @@
+"""The core attention that layers are built with, and its place in Megatron's specs."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
+
+from megatron.core.tensor_parallel import get_cuda_rng_tracker
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.enums import AttnMaskType
+from torch import Tensor
+
+from mindspeed.features.flash_attention.attention import ALL, BAND, CAUSAL, FULL_MASK, Seen, attend, attend_packed
+from mindspeed.features.flash_attention.feature import FlashAttentionArgs
+from mindspeed.megatron.specs import with_modules
+from mindspeed.ops.fusion_attention import UNBOUNDED
+from mindspeed.plugins.problems import MindSpeedError, Problem
+
+
+def check_config(config: Any) -> None:
+    """Raise MS304 for what the operator would ignore, option by option."""
+    wrong = {
+        # since Megatron 0.15
+        "softmax_type is not vanilla": getattr(config, "softmax_type", "vanilla") != "vanilla",
+        # since Megatron 0.16
+        "qk_clip is set": getattr(config, "qk_clip", False),
+        "log_max_attention_logit is set": getattr(config, "log_max_attention_logit", False),
+    }
+    problems = [
+        _problem(f"{sentence} in the model that is being built", "take out flash-attention")
+        for sentence, holds in wrong.items()
+        if holds
+    ]
+    if problems:
+        raise MindSpeedError(problems)
+
+
+def with_flash_attention(spec: Any, args: FlashAttentionArgs) -> Any:
+    """The spec of a block with every local core attention exchanged for one with these settings."""
+    settings = {"args": args, "__module__": __name__}
+    return with_modules(spec, {DotProductAttention: type("FlashAttention", (FlashAttention,), settings)})
+
+
+class FlashAttention(DotProductAttention):  # type: ignore[misc]  # megatron has no types
+    """Megatron's local core attention, whose arguments, scale and dropout it has, without the score matrix.
+
+    Beyond it: packed sequences. Queries that see no key give zeros, where Megatron gives the mean of all values.
+    """
+
+    args: ClassVar[FlashAttentionArgs] = FlashAttentionArgs()
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        attn_mask_type: AttnMaskType | None = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: Any = None,
+    ) -> Tensor:
+        """``query`` is [S, B, N, D], key and value [T, B, K, D | E]; of packed sequences [T, N, D]. Gives [S, B, N * E]."""
+        if attention_bias is not None:
+            raise MindSpeedError([_problem("the model adds a bias to its attention scores", "take out flash-attention")])
+        kind = self.attn_mask_type if attn_mask_type is None else attn_mask_type
+        keep = 1 - self.attention_dropout.p if self.training else 1.0
+        packed = packed_seq_params is not None and query.dim() == 3
+        seen = self._seen(kind, attention_mask, packed)
+        with self._random(keep):
+            if packed:
+                ends = [lengths.tolist()[1:] for lengths in (packed_seq_params.cu_seqlens_q, packed_seq_params.cu_seqlens_kv)]
+                return attend_packed(query, key, value, (ends[0], ends[1]), seen, self._scale(), keep)
+            return attend(query, key, value, seen, self._scale(), keep)
+
+    def _seen(self, kind: AttnMaskType, mask: Tensor | None, packed: bool) -> Seen:
+        """The setting, else the window of this layer, else the mask that was given, else what the type of the mask says."""
+        window = getattr(self.scale_mask_softmax, "window_size", None)
+        mode = self.args.sparse_mode
+        if mode is not None and kind != AttnMaskType.no_mask and (mode not in FULL_MASK or mask is not None):
+            return Seen(mode, self.args.pre_tokens, self.args.next_tokens, mask)
+        if window is not None:
+            before, after = (UNBOUNDED if side < 0 else side for side in window)
+            return Seen(BAND, before, after)
+        if mask is not None and not packed:
+            return Seen(ALL, mask=mask)
+        causal = kind == AttnMaskType.causal or (packed and kind == AttnMaskType.padding_causal)
+        return Seen(CAUSAL) if causal else Seen(ALL)
+
+    def _scale(self) -> float:
+        """Megatron divides the scale by the number of the layer and multiplies the scores by it again, against overflow."""
+        scale: float = self.softmax_scale
+        return scale * self.layer_number if self.config.apply_query_key_layer_scaling else scale
+
+    def _random(self, keep: float) -> AbstractContextManager[Any]:
+        """The random state for dropout: one of each tensor-parallel rank, for each has other heads."""
+        shared = keep == 1 or self.config.sequence_parallel
+        random: AbstractContextManager[Any] = nullcontext() if shared else get_cuda_rng_tracker().fork()
+        return random
+
+
+def _problem(sentence: str, fix: str) -> Problem:
+    return Problem("MS304", f"flash-attention: {sentence}", ("flash-attention",), fix=fix)

@@ -1,0 +1,56 @@
+"""Rotary position embedding as one operator."""
+
+from __future__ import annotations
+
+from mindspeed.plugins import (
+    ArgOverride,
+    Category,
+    Check,
+    Feature,
+    FeatureArgs,
+    FeatureSpec,
+    Numerics,
+    Patch,
+    Replace,
+    World,
+    hookimpl,
+)
+
+
+def _is_rotary(args: FeatureArgs, world: World) -> bool:
+    return bool(world.rotary)
+
+
+class RotaryEmbedding(Feature[FeatureArgs]):
+    """Queries and keys call the operator ``mindspeed::npu_rotary_position_embedding``; layers share its tables."""
+
+    spec = FeatureSpec(
+        name="rotary-embedding",
+        summary="Rotary position embedding as one operator whose tables all layers share",
+        category=Category.COMPUTE,
+        level=1,
+        ops=("npu_rotary_position_embedding",),
+        applies=_is_rotary,
+        constraints=(
+            Check(
+                _is_rotary,
+                "the positions of the model are not rotary",
+                fix="--rotary (Megatron-LM: --position-embedding-type rope), or take out rotary-embedding",
+            ),
+        ),
+        numerics=Numerics.reordered(reason="both products and their sum are rounded once instead of three times"),
+    )
+
+    @hookimpl
+    def megatron_args(self) -> list[ArgOverride]:
+        return [ArgOverride("apply_rope_fusion", False, "Megatron then calls the function that the operator stands in for")]
+
+    @hookimpl
+    def patches(self) -> list[Patch]:
+        return [
+            Replace(
+                "megatron.core.models.common.embeddings.rope_utils:_apply_rotary_pos_emb_bshd",
+                "mindspeed.features.rotary_embedding.layers:apply_rotary",
+                reason="the turn of queries and keys, also of packed sequences and of latent attention",
+            )
+        ]

@@ -1,0 +1,54 @@
+"""Stand-in for the function in which Megatron turns queries and keys, with its signature, and the tables it needs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from mindspeed.ops.npu_rotary_position_embedding import HALF, INTERLEAVED, npu_rotary_position_embedding
+
+Tables = tuple[Tensor, Tensor]
+
+_TABLES: Final = WeakTensorKeyDictionary()
+"""Cosines and sines by the tensor of angles that they were made from: queries and keys of all layers have the same one."""
+
+
+def apply_rotary(
+    t: Tensor,
+    freqs: Tensor,
+    rotary_interleaved: bool = False,
+    multi_latent_attention: bool = False,
+    mscale: float = 1.0,
+) -> Tensor:
+    """Turn the first ``freqs.shape[-1]`` numbers of each head of ``t`` by the angles ``freqs``, and scale them by ``mscale``.
+
+    ``t`` is [sequence, ..., head width], ``freqs`` [sequence, ..., rotated width] broadcasts to it. Latent attention has
+    pairs of neighbours, which go to halves first and stay there.
+    """
+    width = freqs.shape[-1]
+    turned = t if width == t.shape[-1] else t[..., :width]
+    if multi_latent_attention:
+        turned = torch.cat((turned[..., ::2], turned[..., 1::2]), -1)
+    cos, sin = _tables(freqs, mscale, t.dtype)
+    y = npu_rotary_position_embedding(turned, cos, sin, INTERLEAVED if rotary_interleaved else HALF)
+    return y if width == t.shape[-1] else torch.cat((y, t[..., width:]), -1)
+
+
+def _tables(freqs: Tensor, mscale: float, dtype: torch.dtype) -> Tables:
+    """``mscale`` times cosine and sine, rounded to ``dtype``; remembered as long as the angles live and do not change."""
+    if freqs.requires_grad or torch.compiler.is_compiling():
+        return _made(freqs, mscale, dtype)
+    # what inference mode makes cannot be saved for backward, and knows no version
+    version = -1 if freqs.is_inference() else freqs._version
+    key = (mscale, dtype, version, torch.is_inference_mode_enabled())
+    known: dict[tuple[object, ...], Tables] = _TABLES.setdefault(freqs, {})
+    if key not in known:
+        known[key] = _made(freqs, mscale, dtype)
+    return known[key]
+
+
+def _made(freqs: Tensor, mscale: float, dtype: torch.dtype) -> Tables:
+    return (torch.cos(freqs) * mscale).to(dtype), (torch.sin(freqs) * mscale).to(dtype)

@@ -1,0 +1,31 @@
+"""The attention operator against Megatron's core attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.conftest import Prove
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("beside", [[], ["tensor-parallel"]], ids=["one process", "two tensor-parallel processes"])
+def test_the_operator_trains_as_megatron(prove: Prove, dtype: str, beside: list[str]) -> None:
+    assert prove("flash-attention", *beside, world={"dtype": dtype}).problems == []
+
+
+CASES: dict[str, tuple[list[str], dict[str, Any], dict[str, Any]]] = {
+    "shared key heads": ([], {}, {"num_query_groups": 2}),
+    "a causal mode that reads no mask": ([], {"flash-attention": {"sparse_mode": 3}}, {"num_query_groups": 1}),
+    "a window as long as the sequence": ([], {"flash-attention": {"sparse_mode": 4}}, {}),
+    "sequence parallel": (["sequence-parallel"], {}, {"num_query_groups": 2}),
+    "recomputed core attention": (["recompute"], {}, {}),
+    "pipeline": (["pipeline-parallel"], {}, {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_training_is_that_of_megatron(prove: Prove, case: str) -> None:
+    beside, settings, world = CASES[case]
+    assert prove("flash-attention", *beside, settings=settings, world=world).problems == []

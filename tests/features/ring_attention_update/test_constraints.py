@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import torch
+
+from mindspeed import registry
+from mindspeed.activation.patching import apply
+from mindspeed.activation.request import Layer
+from mindspeed.features._shared.context_parallel import blocks
+from mindspeed.features.ring_attention_update import layers
+from mindspeed.features.ring_attention_update.feature import RingAttentionUpdate
+from mindspeed.ops import npu_ring_attention_update
+from mindspeed.plugins import FeatureArgs, Field
+from tests.features.resolving import active, refusals
+from tests.framework.synthetic import CPU, catalog, make
+from tests.ops.operator_checks import randn
+
+
+class BlocksArgs(FeatureArgs):
+    size: int = Field(2, description="ranks")
+
+
+ALGORITHM = make("blocks", args=BlocksArgs, sizes={"cp": "size"}, slots={"context-parallel"})
+
+
+def in_blocks(count):
+    """Causal attention of the last tokens of a sequence over all of its keys, in ``count`` blocks, as a ring has it."""
+    q, k, v = (randn(12, 2, heads, 4, seed=n, grad=False) for n, heads in enumerate((4, 2, 2)))
+    rule, mine, size = blocks.Rule(scale=0.5), [(8, 12)], 12 // count
+    running = blocks.start(q[8:], 4)
+    for first in range(0, 12, size):
+        for part in blocks.parts(rule, mine, [(first, first + size)], q.device):
+            blocks.see(running, rule, part, q[8:], k[first : first + size], v[first : first + size])
+    return running.out
+
+
+def test_without_context_parallelism_there_is_nothing_to_merge():
+    assert refusals("ring-attention-update", world_size=1) == [
+        "MS304 ring-attention-update: the context-parallel size is 1, so attention has one block and nothing to merge "
+        "| --cp 2 with a context-parallel algorithm that merges blocks, or take out ring-attention-update"
+    ]
+
+
+def test_level_one_leaves_it_out_without_context_parallelism():
+    assert "ring-attention-update" not in active(world_size=1, has_variant=lambda op, platform: True)
+
+
+def test_beside_an_algorithm_it_puts_the_operator_into_the_merge_and_takes_it_out_again(monkeypatch):
+    calls: list[int] = []
+
+    def counted(*sides):
+        calls.append(1)
+        return npu_ring_attention_update(*sides)
+
+    monkeypatch.setattr(layers, "npu_ring_attention_update", counted)
+    plain = blocks.merge
+    layer = Layer("test", features=("ring-attention-update",), world={"cp": 2, "world_size": 2})
+    plan = registry.resolve([layer], CPU, catalog(RingAttentionUpdate, ALGORITHM))
+    assert plan.names == ("blocks", "ring-attention-update")
+    applied = apply([planned for planned in plan.patches if planned.owner == "ring-attention-update"])
+    try:
+        merged = in_blocks(3)
+    finally:
+        applied.undo()
+    assert len(calls) == 3
+    assert blocks.merge is plain
+    torch.testing.assert_close(in_blocks(3), merged)
+    torch.testing.assert_close(in_blocks(1), merged)
+    assert len(calls) == 3
