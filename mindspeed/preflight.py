@@ -141,7 +141,7 @@ def _operators(lock: Lock) -> Check:
     rows = [row for row in standings(platform) if row.name in ops]
     slow = [row for row in rows if row.runs != row.variant]
     words = [f"{row.name} {row.runs or 'nothing'}{f' ({row.why})' if row in slow else ''}" for row in rows]
-    fix = "mindspeed ops build, or install what is missing; mindspeed ops list shows every operator" if slow else ""
+    fix = "mindspeed ops build, or install what is missing; see mindspeed ops list" if slow else ""
     return Check("operators", not slow, ", ".join(words) or "none needed", "the best variant of each operator", fix, "MS515")
 
 

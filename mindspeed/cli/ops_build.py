@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from mindspeed.cli.output import json_option, print_json, wants_json
+from mindspeed.ops.variants import SOURCES
 
 
 @click.command()
@@ -20,9 +21,8 @@ def build(force: bool, verbose: bool) -> None:
     """
     from mindspeed.ops import building
     from mindspeed.ops.sources import operator_files
-    from mindspeed.ops.variants import SOURCES
 
-    if not operator_files():
+    if not operator_files(SOURCES):
         if wants_json():
             print_json({"library": None, "operators": [], "compiled": False})
         else:
@@ -33,7 +33,7 @@ def build(force: bool, verbose: bool) -> None:
         if verbose or line.startswith("waiting"):
             click.echo(line, err=True)
 
-    built, compiled = building.build(say, force)
+    built, compiled = building.build(say, force, SOURCES)
     if wants_json():
         print_json(built.to_json() | {"compiled": compiled})
         return

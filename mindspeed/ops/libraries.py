@@ -160,21 +160,19 @@ def torch_folder() -> Path | None:
     return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
 
 
-@lru_cache(maxsize=1)
 def processor() -> str:
     """Architecture, width of vectors and a hash of the instruction set, as in ``x86_64 avx512 0f3c...``."""
-    flags = _flags()
-    return f"{platform.machine()} {width() or 'default'} {digest(*sorted(flags))}"
+    return f"{platform.machine()} {width() or 'default'} {digest(*sorted(instructions()))}"
 
 
 def width() -> str | None:
     """``avx512``, ``avx2``, or None when torch's headers choose themselves."""
-    flags = _flags()
+    flags = instructions()
     return next((name for name, needed in _WIDE.items() if flags.issuperset(needed)), None)
 
 
 @lru_cache(maxsize=1)
-def _flags() -> frozenset[str]:
+def instructions() -> frozenset[str]:
     """The instruction set of the first processor; reading all of /proc/cpuinfo takes long on large machines."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:

@@ -39,7 +39,7 @@ def load() -> Built | None:
 
 
 def _load() -> Built | None:
-    key = libraries.wanted(torch.__version__)
+    key = libraries.wanted(str(torch.__version__))
     built = libraries.find(key)
     if built is None:
         if (other := libraries.nearest(key)) is not None:

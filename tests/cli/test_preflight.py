@@ -11,7 +11,9 @@ import time
 import pytest
 
 from mindspeed import build_locks, preflight
+from mindspeed.ops import availability, variants
 from tests.cli.test_doctor import fake_megatron
+from tests.ops.built import pretend_built
 
 JOB = """
 features: [swiglu]
@@ -24,6 +26,11 @@ train: {train_iters: 100}
 def locked(mindspeed, tmp_path, monkeypatch):
     """The path of a lock that was made here, in a machine without locked builds."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
+    monkeypatch.setenv("MINDSPEED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("MINDSPEED_OPS", raising=False)
+    monkeypatch.setattr(availability, "native_variants", lambda platform: {"swiglu"} if platform == "cpu" else set())
+    monkeypatch.setattr(variants, "native_variants", availability.native_variants)
+    pretend_built(tmp_path / "cache", operators=["swiglu"])
     (tmp_path / "job.yaml").write_text(JOB)
     path = tmp_path / "mindspeed.lock"
     done = mindspeed("lock", "-f", tmp_path / "job.yaml", "-o", path, "--platform", "cpu")
@@ -62,7 +69,7 @@ def test_the_node_on_which_the_job_was_locked_passes(node):
         *("patch-contents", "megatron-contents", "plan", "operators", "data-helpers", "token-numbers", "build-locks"),
         *("disk", "shared-memory"),
     ]
-    assert rows["operators"]["found"] == "swiglu reference"
+    assert rows["operators"]["found"].split(", ")[-1] == "swiglu C++"
     assert rows["data-helpers"]["found"].endswith(" loads")
     assert rows["token-numbers"]["found"] == "100 x 8 x 64 = 51200 tokens"
 
@@ -98,6 +105,16 @@ def test_a_request_that_becomes_another_plan_here_says_what_differs(node):
     rows = node(1, edit=lambda data: data["job"].update(features=["swigl"]))
     assert rows["plan"]["found"] == "MS201 there is no feature 'swigl'"
     assert rows["plan"]["fix"] == "did you mean swiglu?"
+
+
+def test_a_node_on_which_the_operators_are_not_built_would_hold_up_the_others(node, monkeypatch):
+    monkeypatch.setenv("MINDSPEED_OPS", "reference")
+    rows = node(1)  # level 1 leaves them out where they are not built, so that the plan is another one too
+    assert failed(rows) == ["operators", "plan"]
+    assert rows["operators"]["found"].split(", ")[-1] == "swiglu reference (MINDSPEED_OPS is reference)"
+    assert (
+        rows["operators"]["fix"] == "mindspeed ops build, or install what is missing; see mindspeed ops list"
+    )
 
 
 @pytest.mark.guards(1)

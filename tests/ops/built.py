@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,13 +36,18 @@ def write_compiler(file: Path, before: str = "", version: str = "acme 1.0") -> P
     return file
 
 
-def pretend_built(cache: Path, sources: Path = SOURCES, content: bytes = b"no library", **other: str) -> Built:
-    """A record, in a cache, of a library for this machine; ``other`` replaces parts of its key."""
+def pretend_built(cache: Path, sources: Path = SOURCES, operators: Sequence[str] | None = None, **other: str) -> Built:
+    """A record, in a cache, of a library for this machine that holds nothing; ``other`` replaces parts of its key.
+
+    Without ``operators`` it is said to have those of the sources.
+    """
+    content = b"no library"
+    names = tuple(operators or (file.stem for file in operator_files(sources)))
     key: Key = replace(libraries.wanted(libraries.torch_version() or "", sources), **other)
     library = libraries.place(key, "acme 1.0", cache)
     library.parent.mkdir(parents=True, exist_ok=True)
     library.write_bytes(content)
-    built = Built(library, key, "acme 1.0", tuple(file.stem for file in operator_files(sources)), len(content), 1.0)
+    built = Built(library, key, "acme 1.0", names, len(content), 1.0)
     libraries.write_record(built)
     return built
 

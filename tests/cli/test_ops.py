@@ -1,0 +1,173 @@
+"""``mindspeed ops``: what runs here and why, and the build of what is in C++."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from mindspeed.cli import ops_build
+from mindspeed.ops import OPERATORS, availability
+from mindspeed.ops.compiler import Compiler
+from tests.ops.built import pretend_built, write_sources
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty cache, on a machine with a compiler whose operator swiglu is in C++ and ffn is not."""
+    monkeypatch.setenv("MINDSPEED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("MINDSPEED_OPS", raising=False)
+    monkeypatch.setattr(availability, "native_variants", lambda platform: {"swiglu"} if platform == "cpu" else set())
+    monkeypatch.setattr(availability, "find_compiler", lambda named: Compiler(("g++",), "acme 1.0"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def listed(mindspeed):
+    """One row of the list: ``listed("swiglu", "--platform", "npu")`` gives variant, runs, why."""
+
+    def ask(name, *options):
+        done = mindspeed("ops", "list", "--json", *options)
+        assert (done.exit_code, done.stderr) == (0, "")
+        rows = json.loads(done.stdout)["operators"]
+        assert [row["name"] for row in rows] == list(OPERATORS)
+        assert all(list(row) == ["name", "platform", "variant", "runs", "why"] for row in rows)
+        (row,) = [row for row in rows if row["name"] == name]
+        return row["variant"], row["runs"], row["why"]
+
+    return ask
+
+
+def test_what_is_not_built_says_how_to_build_it(cache, listed):
+    assert listed("swiglu", "--platform", "cpu") == ("C++", "reference", "not built: mindspeed ops build")
+
+
+def test_without_a_compiler_it_says_that(cache, listed, monkeypatch):
+    monkeypatch.setattr(availability, "find_compiler", lambda named: None)
+    assert listed("swiglu", "--platform", "cpu") == ("C++", "reference", "not built, and there is no C++ compiler here")
+
+
+def test_what_is_built_runs(cache, listed):
+    pretend_built(cache, operators=["swiglu"])
+    assert listed("swiglu", "--platform", "cpu") == ("C++", "C++", "")
+
+
+def test_built_for_another_torch_it_says_which(cache, listed):
+    pretend_built(cache, torch="2.6.0")
+    here = availability.libraries.torch_version()
+    why = f"built for torch 2.6.0, here is {here}: mindspeed ops build"
+    assert listed("swiglu", "--platform", "cpu") == ("C++", "reference", why)
+
+
+def test_the_variable_that_asks_for_references_is_named(cache, listed, monkeypatch):
+    monkeypatch.setenv("MINDSPEED_OPS", "reference")
+    assert listed("swiglu", "--platform", "cpu") == ("C++", "reference", "MINDSPEED_OPS is reference")
+
+
+def test_what_has_no_variant_says_why(cache, listed):
+    why = "two matrix products and an activation, which torch runs with the device's own kernels"
+    assert listed("ffn", "--platform", "cpu") == ("reference", "reference", why)
+
+
+def test_for_another_platform_nothing_runs_here(cache, listed, monkeypatch):
+    monkeypatch.setattr(availability, "is_here", lambda platform: platform == "cpu")
+    monkeypatch.setattr(availability, "python_variants", lambda platform: {"swiglu"})
+    assert listed("swiglu", "--platform", "npu") == ("torch_npu", "", "there is no NPU on this machine")
+
+
+def test_a_package_that_a_variant_needs_is_named(cache, listed, monkeypatch):
+    monkeypatch.setattr(availability, "is_here", lambda platform: True)
+    monkeypatch.setattr(availability, "python_variants", lambda platform: {"swiglu"})
+    monkeypatch.setattr(availability, "find_spec", lambda name: None)
+    assert listed("swiglu", "--platform", "npu") == ("torch_npu", "reference", "torch_npu is not installed")
+
+
+def test_the_table_has_one_line_for_each_operator(cache, mindspeed):
+    lines = mindspeed("ops", "list", "--platform", "cpu").stdout.splitlines()
+    assert lines[0].split() == ["OPERATOR", "BEST", "ON", "CPU", "RUNS", "HERE", "WHY"]
+    assert lines[-1].split(maxsplit=3) == ["swiglu", "C++", "reference", "not built: mindspeed ops build"]
+    assert len(lines) == 1 + len(OPERATORS)
+
+
+def test_torch_is_not_imported_to_list():
+    code = "import sys; from mindspeed.cli import main; main.main(standalone_mode=False); assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code, "ops", "list"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture
+def sources(tmp_path, monkeypatch):
+    """The sources are two tiny ones."""
+    folder = write_sources(tmp_path / "csrc")
+    monkeypatch.setattr(ops_build, "SOURCES", folder)
+    return folder
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ on this machine")
+def test_build_says_what_it_made_and_the_second_time_that_it_is_there(mindspeed, sources, cache):
+    first = mindspeed("ops", "build", "--verbose")
+    (library,) = cache.glob("ops/*/*.so")
+    assert first.exit_code == 0
+    assert first.stdout.splitlines()[0].startswith("2 C++ operators built in ")
+    assert first.stdout.splitlines()[0].endswith(f" s: {library}")
+    assert sorted(line.split()[0] for line in first.stderr.splitlines()) == ["first.cpp", "second.cpp"]
+    second = mindspeed("ops", "build")
+    assert (second.stdout, second.stderr) == (f"2 C++ operators are built already: {library}\n", "")
+    data = json.loads(mindspeed("ops", "build", "--json").stdout)
+    assert list(data) == ["library", "key", "compiler", "operators", "size", "seconds", "compiled"]
+    assert (data["library"], data["operators"], data["compiled"]) == (str(library), ["first", "second"], False)
+
+
+def test_build_without_a_compiler_is_a_problem_of_the_environment(mindspeed, sources, cache, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    done = mindspeed("ops", "build")
+    assert (done.exit_code, done.stdout) == (3, "")
+    assert done.stderr.startswith("MS510 no C++ compiler was found: ")
+    assert json.loads(mindspeed("ops", "build", "--json").stdout)["problems"][0]["code"] == "MS510"
+
+
+def test_without_sources_there_is_nothing_to_build(mindspeed, tmp_path, monkeypatch):
+    monkeypatch.setattr(ops_build, "SOURCES", tmp_path)
+    done = mindspeed("ops", "build")
+    assert (done.exit_code, done.stdout) == (0, f"nothing to build: there are no C++ sources in {tmp_path / 'cpu'}\n")
+
+
+PLAN = ("features", "plan", "swiglu", "--platform", "cpu", "--activation", "silu", "--gated-linear-unit")
+
+
+def test_a_plan_for_this_machine_says_that_an_operator_runs_its_reference(cache, mindspeed):
+    (row,) = [row for row in planned(mindspeed, *PLAN)["rows"] if row["feature"] == "swiglu"]
+    text = "only the reference of swiglu runs on cpu, which is slower; mindspeed ops list says why"
+    assert (row["kind"], row["text"]) == ("note", text)
+
+
+def test_strict_refuses_it(cache, mindspeed):
+    done = mindspeed(*PLAN, "--strict", "--json")
+    (problem,) = json.loads(done.stdout)["problems"]
+    assert (done.exit_code, problem["code"]) == (3, "MS515")
+    assert problem["message"] == "swiglu: only the reference of swiglu runs on cpu"
+    assert problem["fix"] == "mindspeed ops list says why; mindspeed ops build builds those in C++"
+
+
+def test_a_plan_for_another_machine_takes_what_is_declared(cache, mindspeed, monkeypatch):
+    monkeypatch.setattr("mindspeed.ops.variants.variants", lambda platform: {"swiglu"})
+    assert not [
+        row for row in planned(mindspeed, *PLAN, "--megatron", "0.16.1", "--strict")["rows"] if row["feature"] == "swiglu"
+    ]
+
+
+def test_level_one_takes_an_operator_only_where_it_is_built(cache, mindspeed, monkeypatch):
+    monkeypatch.setattr("mindspeed.ops.variants.variants", lambda platform: {"swiglu"})
+    level_one = [argument for argument in PLAN if argument != "swiglu"]
+    left_out = {row["feature"]: row["text"] for row in planned(mindspeed, *level_one)["rows"] if row["kind"] == "left-out"}
+    assert left_out["swiglu"] == "only the reference of swiglu runs on cpu"
+    made_up = planned(mindspeed, *level_one, "--megatron", "0.16.1")
+    assert "swiglu" in [feature["name"] for feature in made_up["features"]]
+
+
+def planned(mindspeed, *arguments):
+    return json.loads(mindspeed(*arguments, "--json").stdout)["plan"]
