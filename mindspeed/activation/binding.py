@@ -20,7 +20,7 @@ from mindspeed.plugins.patches import Mixin, Ref, Replace, Set, Wrap
 from mindspeed.plugins.problems import MindSpeedError, PatchError, Problem
 
 _RANK: Final = {Replace: 0, Mixin: 1, Wrap: 2, Set: 3}
-_DESCRIPTORS: Final = (staticmethod, classmethod)
+DESCRIPTORS: Final = (staticmethod, classmethod)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ def import_values(group: SitePatches) -> dict[str, Any]:
 
 def _pairs(old: Any, new: Any) -> list[tuple[Any, Any]]:
     """The objects to exchange: of a descriptor, also the function in it."""
-    inner = isinstance(old, _DESCRIPTORS) and isinstance(new, _DESCRIPTORS)
+    inner = isinstance(old, DESCRIPTORS) and isinstance(new, DESCRIPTORS)
     return [(old, new), (old.__func__, new.__func__)] if inner else [(old, new)]
 
 
@@ -210,11 +210,17 @@ def _imports_from(bound: Bound, module: str, key: str) -> bool:
 
 def loaded_object(name: str) -> Any:
     """What ``"module:qualname"`` names among the loaded modules, or `ABSENT`. Fires no lazy ``__getattr__``."""
+    found = loaded_entry(name)
+    return found.__func__ if isinstance(found, DESCRIPTORS) else found
+
+
+def loaded_entry(name: str) -> Any:
+    """The same with a descriptor as it is."""
     module, _, qualname = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in qualname.split("."):
         found = _entry(found, part)
-    return found.__func__ if isinstance(found, _DESCRIPTORS) else found
+    return found
 
 
 def locate(group: SitePatches) -> Bound:
@@ -281,7 +287,7 @@ def _is_shared(group: SitePatches, holder: Any, name: str, original: Any) -> boo
     from elsewhere. Names of other packages are taken as written: all their holders follow.
     """
     if isinstance(holder, type):
-        inner = original.__func__ if isinstance(original, _DESCRIPTORS) else original
+        inner = original.__func__ if isinstance(original, DESCRIPTORS) else original
         return _home(inner) != (holder.__module__, f"{holder.__qualname__}.{name}")
     if not callable(original) and (type(original).__module__ == "builtins" or isinstance(original, Enum)):
         return True
@@ -306,14 +312,14 @@ def _compose(planned: PlannedPatch, value: Any, bound: Bound) -> tuple[Any, bool
             what = planned.site if not isinstance(current, type) else patch.value
             raise PatchError([_not_a_class(planned, what)])
         return _subclass((value, current), bound), True
-    inner = current.__func__ if isinstance(current, _DESCRIPTORS) else current
+    inner = current.__func__ if isinstance(current, DESCRIPTORS) else current
     if isinstance(patch, Wrap):
         made, fresh = _wrapped(planned, value, inner, bound)
     elif isinstance(current, type) and not isinstance(value, type):
         raise PatchError([_not_a_class(planned, patch.value)])
     else:
-        made, fresh = _copy(value.__func__ if isinstance(value, _DESCRIPTORS) else value, bound)
-    if isinstance(current, _DESCRIPTORS) and not isinstance(made, _DESCRIPTORS):
+        made, fresh = _copy(value.__func__ if isinstance(value, DESCRIPTORS) else value, bound)
+    if isinstance(current, DESCRIPTORS) and not isinstance(made, DESCRIPTORS):
         return type(current)(made), True
     return made, fresh
 
@@ -385,7 +391,7 @@ def _subclass(bases: tuple[type, ...], bound: Bound) -> type:
 
 def _names(bound: Bound) -> tuple[str, str]:
     """Module and qualified name of the original, or of the site where the original has none of its own."""
-    inner = bound.original.__func__ if isinstance(bound.original, _DESCRIPTORS) else bound.original
+    inner = bound.original.__func__ if isinstance(bound.original, DESCRIPTORS) else bound.original
     if isinstance(inner, FunctionType | type) and not bound.shared and not bound.planted:
         return inner.__module__, inner.__qualname__
     return bound.group.module, ".".join(bound.group.path)

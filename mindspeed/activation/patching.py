@@ -9,19 +9,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
+from mindspeed.activation import references
 from mindspeed.activation.audit import stale_holders
 from mindspeed.activation.binding import (
+    DESCRIPTORS,
     Bound,
     SitePatches,
     by_site,
     follow_imports,
     import_values,
+    loaded_entry,
     loaded_object,
     locate,
 )
+from mindspeed.activation.collector import collector_paused
 from mindspeed.activation.importing import PatchFinder
 from mindspeed.activation.patch_checks import check_patches, missing_target, with_sites
 from mindspeed.activation.plan import PlannedPatch
@@ -72,8 +76,9 @@ def apply(patches: Sequence[PlannedPatch], watch: Watch | None = None) -> Applie
     Loaded modules are patched now, others right after they execute. Raises PatchError with all problems, and then
     nothing has changed.
     """
-    applied = AppliedPatches(by_site(patches), watch)
-    applied.start()
+    with collector_paused():
+        applied = AppliedPatches(by_site(patches), watch)
+        applied.start()
     return applied
 
 
@@ -94,6 +99,7 @@ class AppliedPatches:
         self._postponed: list[str] = []
         self._by_name: dict[tuple[Any, ...], Bound] = {}
         self._aliases: Counter[str] = Counter()
+        self._held: dict[int, int] = {}
 
     def start(self) -> None:
         """Install the finder and patch what is loaded. Raises PatchError after undoing everything."""
@@ -102,7 +108,8 @@ class AppliedPatches:
         try:
             loaded = [group for group in self._groups if group.module in sys.modules]
             _all(_check_importable, [group for group in self._groups if group.module not in sys.modules])
-            self._rebind(self._patch(loaded))
+            bound = self._patch(loaded)
+            self._rebind(bound, held=self._held)
         except BaseException:
             self.undo()
             raise
@@ -173,6 +180,7 @@ class AppliedPatches:
             changes, bound = len(self._journal.changes), len(self._bound)
             try:
                 _clear_caches(groups)
+                self._held = _holders(groups)
                 deepest_first = sorted(groups, key=lambda group: -len(group.path))
                 for layer in (attrgetter("ground"), attrgetter("own")):
                     for group in deepest_first:
@@ -207,14 +215,19 @@ class AppliedPatches:
         if bound is found:
             self._bound.append(bound)
 
-    def _rebind(self, bound: Sequence[Bound], modules: Sequence[str] | None = None) -> None:
-        """Give the patched object to the other holders: everywhere, or in the modules named."""
+    def _rebind(
+        self, bound: Sequence[Bound], modules: Sequence[str] | None = None, held: Mapping[int, int] = MappingProxyType({})
+    ) -> None:
+        """Give the patched object to the other holders: everywhere, or in the modules named.
+
+        ``held`` says how many there are, where nothing has run since they were counted.
+        """
         with _lock:
             for site, count in follow_imports([one for one in bound if one.shared], self._journal).items():
                 self._aliases[site] += count
             exchanges = [exchange for one in bound for exchange in one.exchanges()]
             if exchanges:
-                rebinder = Rebinder(exchanges, _packages(bound), self._journal)
+                rebinder = Rebinder(exchanges, _packages(bound), self._journal, held)
                 rebinder.rebind(modules)
                 for one in bound:
                     self._aliases[one.group.site] += rebinder.counts.get(id(one.original), 0)
@@ -257,6 +270,22 @@ class AppliedPatches:
         with _lock:
             new, self._new = self._new + bound, []
         self._rebind(new)
+
+
+def _holders(groups: Sequence[SitePatches]) -> dict[int, int]:
+    """How many references to each original there are beside its site's, by id, before anything is patched.
+
+    Empty where they cannot be counted.
+    """
+    held: dict[int, int] = {}
+    for group in groups if references.EXACT else ():
+        original = loaded_entry(group.site)
+        held[id(original)] = references.elsewhere(original) - 1
+        if isinstance(original, DESCRIPTORS):
+            function = original.__func__
+            copied = vars(original).get("__wrapped__") is function
+            held[id(function)] = references.elsewhere(function) - 1 - copied
+    return held
 
 
 def _packages(bound: Sequence[Bound]) -> set[str]:

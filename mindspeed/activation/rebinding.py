@@ -12,11 +12,12 @@ import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from operator import is_ as _is
-from types import FunctionType, ModuleType
+from types import FunctionType, MappingProxyType, ModuleType
 from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 
-from mindspeed.activation.sites import inside_tree
+from mindspeed.activation import references
+from mindspeed.activation.sites import TREE, inside_tree
 from mindspeed.plugins.problems import PatchError, Problem
 
 ABSENT: Final = type("ABSENT", (), {"__slots__": (), "__repr__": lambda self: "ABSENT"})()
@@ -156,13 +157,21 @@ def defined_in(packages: Collection[str]) -> frozenset[int]:
 class Rebinder:
     """Exchanges objects of some top-level packages wherever modules hold them.
 
-    ``counts`` says in how many places each was found, by the id of the old object.
+    ``counts`` says in how many places each was found, by the id of the old object. ``held`` tells of some how many there
+    are to find: modules far from the packages are not searched when all that is exchanged has been found as often.
     """
 
-    def __init__(self, exchanges: Collection[Exchange], packages: Collection[str], journal: Journal) -> None:
+    def __init__(
+        self,
+        exchanges: Collection[Exchange],
+        packages: Collection[str],
+        journal: Journal,
+        held: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
         self.journal = journal
         self.packages = packages
         self.counts: dict[int, int] = dict.fromkeys((id(exchange.old) for exchange in exchanges), 0)
+        self._missing = {key: held.get(key, -1) for key in self.counts}
         self._exchanges = {id(exchange.old): exchange for exchange in exchanges}
         self._kept: dict[str, set[int]] = {}
         for key, exchange in self._exchanges.items():
@@ -182,16 +191,57 @@ class Rebinder:
         beside Megatron, such as torch, only those that name an exchanged object.
         """
         self._reparent()
-        if modules is None:
-            telling = self.counts.keys() | defined_in(self.packages)
-            own = {package for package in self.packages if not inside_tree(package)}
-            modules = [
-                name
-                for name, entries in module_dictionaries()
-                if name == "__main__"
-                or not (self.counts.keys() if name.partition(".")[0] in own else telling).isdisjoint(map(id, entries.values()))
-            ]
-        for name, entries in module_dictionaries(modules):
+        if modules is not None:
+            self._search(modules)
+            return
+        near = self._near()
+        for name, entries in module_dictionaries(near):
+            self._enter(name)
+            self._exchange(ITEM, entries, entries)
+        self._leave_aside_names()
+        for search in (self._search_namesakes, self._search, self._leave_aside_annotations, self._search_far):
+            if any(self._missing.values()):
+                search(near)
+
+    def _near(self) -> list[str]:
+        """The modules of Megatron and of the packages that patch it, and the main program."""
+        patching = {module.partition(".")[0] for exchange in self._exchanges.values() for module in exchange.keeping}
+        packages = {TREE, *patching, "__main__"}
+        below = tuple(f"{package}." for package in packages)
+        return [name for name in sys.modules.copy() if name.startswith(below) or name in packages]
+
+    def _leave_aside_names(self) -> None:
+        """Take for found what is meant to stay: the names of originals in the modules of their replacements."""
+        for name, entries in module_dictionaries(self._kept):
+            for key in map(id, entries.values()):
+                if key in self._kept[name]:
+                    self._missing[key] -= 1
+
+    def _leave_aside_annotations(self, near: Iterable[str]) -> None:
+        """Take for found what annotations hold, which nobody calls."""
+        classes = {key for key, count in self._missing.items() if count > 0 and isinstance(self._exchanges[key].old, type)}
+        for key, count in references.in_annotations(classes, module_dictionaries(near)).items():
+            self._missing[key] -= count
+
+    def _search_namesakes(self, near: Iterable[str]) -> None:
+        """Search the modules that have something missing under its own name."""
+        missing = [self._exchanges[key].old for key, count in self._missing.items() if count]
+        named = [(old.__name__, old) for old in missing if isinstance(old, FunctionType)]
+        self._search([name for name, entries in module_dictionaries() for own, old in named if entries.get(own) is old])
+
+    def _search_far(self, near: Collection[str]) -> None:
+        """Search all other modules that may hold an exchanged object."""
+        telling = self.counts.keys() | defined_in(self.packages)
+        own = {package for package in self.packages if not inside_tree(package)}
+        self._search(
+            name
+            for name, entries in module_dictionaries(set(sys.modules).difference(near))
+            if not (self.counts.keys() if name.partition(".")[0] in own else telling).isdisjoint(map(id, entries.values()))
+        )
+
+    def _search(self, modules: Iterable[str]) -> None:
+        """Search modules and all that they hold; those that keep an original last, so that they keep only what is theirs."""
+        for name, entries in sorted(module_dictionaries(modules), key=lambda found: found[0] in self._kept):
             self._enter(name)
             self._look(ITEM, entries, entries)
             while self._todo:
@@ -209,6 +259,7 @@ class Rebinder:
     def _write(self, place: Place, holder: Any, key: Any, old: Any) -> None:
         self.journal.write(place, holder, key, old, self._new[id(old)])
         self.counts[id(old)] += 1
+        self._missing[id(old)] -= 1
 
     def _reparent(self) -> None:
         """Give the subclasses of an exchanged class the new one as base."""
@@ -268,7 +319,9 @@ class Rebinder:
             return value if function is value.__func__ else kind(function)
         if kind is FunctionType:
             self._visit_function(value)
-        elif _visitors[kind] is not None and id(value) not in self._seen:
+        elif (visit := _visitors[kind]) is None or id(value) in self._seen:
+            return value
+        elif visit is not Rebinder._visit_class or value.__module__ == self._module:  # a class belongs to its own module
             self._seen.add(id(value))
             self._todo.append(value)
         return value
@@ -284,7 +337,7 @@ class Rebinder:
                 self._exchange(ITEM, keywords, keywords)
 
     def _visit_class(self, cls: type) -> None:
-        if cls.__module__ == self._module and cls.__flags__ & HEAP_TYPE:
+        if cls.__flags__ & HEAP_TYPE:
             self._look(ATTRIBUTE, cls, vars(cls))
 
     def _visit_dict(self, entries: dict[Any, Any]) -> None:

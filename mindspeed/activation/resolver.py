@@ -7,10 +7,8 @@ and the world, which are fixed before propagation; one that reads an unknown val
 
 from __future__ import annotations
 
-import gc
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from typing import Any
@@ -18,6 +16,7 @@ from typing import Any
 from mindspeed import __version__
 from mindspeed.activation import checks
 from mindspeed.activation.arguments import flag
+from mindspeed.activation.collector import collector_paused
 from mindspeed.activation.environment import Environment
 from mindspeed.activation.order import Edges
 from mindspeed.activation.plan import PlannedFeature, Row
@@ -62,20 +61,8 @@ def resolve(
 
     ``base`` are the plugins of level 0 that every plan has; only their settings are decided here.
     """
-    with _collector_paused():
+    with collector_paused():
         return _resolve(State(merge(layers, catalog, environment), catalog, base, has_variant), environment)
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Nothing here is cyclic, and one full collection in a large process costs more than a resolution."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _resolve(state: State, environment: Environment) -> Resolution:

@@ -34,7 +34,8 @@ class FeatureManager(pluggy.PluginManager):
                 self.register(feature, feature.spec.name)
             self.check_pending()
         except pluggy.PluginValidationError as error:
-            name = error.plugin.spec.name
+            plugin: Any = error.plugin
+            name = plugin.spec.name
             problem = Problem("MS104", f"feature {name} has a hook that does not match its specification: {error}", (name,))
             raise MindSpeedError([problem]) from error
 
