@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,13 +41,8 @@ def attend(
 ) -> Tensor:
     """Attention as [S, B, N * E]; K key heads divide N query heads."""
     q, k, v = (x.flatten(2) for x in (q_SBND, k_TBKD, v_TBKE))
-    heads, device = q_SBND.shape[2], q.device
-    mask = _broadcast(seen.mask, q.shape[0], k.shape[0]) if seen.mode in FULL_MASK else compressed_mask(device)
-    window = {"pre_tokens": seen.before, "next_tokens": seen.after}
-    out: Tensor = fusion_attention(
-        q, k, v, heads, "SBH", atten_mask=mask, scale=scale, keep_prob=keep_prob, sparse_mode=seen.mode, **window
-    )[0]
-    return out
+    how = _arguments(seen, scale, keep_prob, (q.shape[0], k.shape[0]), q.device)
+    return fusion_attention(q, k, v, q_SBND.shape[2], "SBH", **how)[0]
 
 
 def attend_packed(
@@ -59,12 +55,9 @@ def attend_packed(
     keep_prob: float = 1.0,
 ) -> Tensor:
     """Attention within each of the packed sequences that end at ``ends`` (of queries, of keys), as [T, N, E]."""
-    mask = seen.mask if seen.mode in FULL_MASK else compressed_mask(q_TND.device)
-    lengths = {"actual_seq_qlen": ends[0], "actual_seq_kvlen": ends[1], "softmax_layout": "TND"}
-    window = {"pre_tokens": seen.before, "next_tokens": seen.after}
-    how = {"atten_mask": mask, "scale": scale, "keep_prob": keep_prob, "sparse_mode": seen.mode}
-    out: Tensor = fusion_attention(q_TND, k_TKD, v_TKE, q_TND.shape[1], "TND", **how, **window, **lengths)[0]
-    return out
+    how = _arguments(seen, scale, keep_prob, None, q_TND.device)
+    how |= {"actual_seq_qlen": ends[0], "actual_seq_kvlen": ends[1], "softmax_layout": "TND"}
+    return fusion_attention(q_TND, k_TKD, v_TKE, q_TND.shape[1], "TND", **how)[0]
 
 
 @lru_cache(maxsize=8)
@@ -74,5 +67,12 @@ def compressed_mask(device: torch.device) -> Tensor:
         return torch.ones(COMPRESSED, COMPRESSED, dtype=torch.bool, device=device).triu_(1)
 
 
-def _broadcast(mask: Tensor | None, queries: int, keys: int) -> Tensor | None:
-    return mask if mask is None else mask.expand(*mask.shape[:-2], queries, keys)
+def _arguments(
+    seen: Seen, scale: float, keep_prob: float, size: tuple[int, int] | None, device: torch.device
+) -> dict[str, Any]:
+    """What is said beside the tensors; a full mask is shown in its whole ``size`` of queries and keys."""
+    mask = seen.mask if seen.mode in FULL_MASK else compressed_mask(device)
+    if seen.mode in FULL_MASK and mask is not None and size is not None:
+        mask = mask.expand(*mask.shape[:-2], *size)
+    window = {"sparse_mode": seen.mode, "pre_tokens": seen.before, "next_tokens": seen.after}
+    return {"atten_mask": mask, "scale": scale, "keep_prob": keep_prob, **window}

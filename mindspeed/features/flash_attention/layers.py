@@ -47,7 +47,8 @@ class FlashAttention(DotProductAttention):  # type: ignore[misc]  # megatron has
     Beyond it: packed sequences. Queries that see no key give zeros, where Megatron gives the mean of all values.
     """
 
-    args: ClassVar[FlashAttentionArgs] = FlashAttentionArgs()
+    args: ClassVar[FlashAttentionArgs]
+    """The settings; `with_flash_attention` makes the class that has them, for specs name classes."""
 
     def forward(
         self,

@@ -44,7 +44,7 @@ def _tables(freqs: Tensor, mscale: float, dtype: torch.dtype) -> Tables:
     # what inference mode makes cannot be saved for backward, and knows no version
     version = -1 if freqs.is_inference() else freqs._version
     key = (mscale, dtype, version, torch.is_inference_mode_enabled())
-    known: dict[tuple[object, ...], Tables] = _TABLES.setdefault(freqs, {})
+    known: dict[tuple[object, ...], Tables] = _TABLES.setdefault(freqs, {})  # type: ignore[no-untyped-call]
     if key not in known:
         known[key] = _made(freqs, mscale, dtype)
     return known[key]
