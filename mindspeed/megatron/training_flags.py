@@ -123,6 +123,7 @@ FEATURES: Final[dict[str, str]] = {
     "overlap_param_gather": "async-param-gather",
     "recompute_granularity": "recompute",
     "recompute_activations": "recompute",
+    "moe_permute_fusion": "moe-token-permute",
 }
 """Arguments that switch on a feature."""
 

@@ -27,7 +27,8 @@ def npu_fused_moe_token_unpermute(
 ) -> Tensor:
     """Undo `npu_fused_moe_token_permute` with the ``sorted_indices`` that it gave, weighing the rows of each token.
 
-    ``permuted_tokens`` is [R, H], ``sorted_indices`` [T K], ``probs`` [T, K] (without it K is 1); the result is [T, H].
+    ``permuted_tokens`` is [R, H], ``sorted_indices`` [T K], ``probs`` [T, K]; the result is [T, H]. Without ``probs`` K is 1,
+    or follows from a ``restore_shape`` (T, H).
     With ``padded_mode`` ``sorted_indices`` has R entries, ``probs`` R in any shape, and ``restore_shape`` is (T, H).
     Raises OperatorError for other shapes or types.
     """
@@ -50,8 +51,9 @@ def npu_fused_moe_token_unpermute(
     else:
         one = probs is None or (probs.dim() == 2 and probs.numel() == entries)
         require(one, op, f"probs is not [tokens, K] with one number for each of the {entries} sorted_indices")
-        topk = 1 if probs is None else probs.shape[1]
-        tokens = entries if probs is None else probs.shape[0]
+        tokens = probs.shape[0] if probs is not None else entries if restore_shape is None else restore_shape[0]
+        topk = probs.shape[1] if probs is not None else entries // max(tokens, 1)
+        require(tokens * topk == entries, op, f"{entries} sorted_indices are not a number for each of {tokens} tokens")
     y: Tensor = torch.ops.mindspeed.npu_fused_moe_token_unpermute(
         permuted_tokens, sorted_indices.flatten(), probs, tokens, topk, padded_mode
     )

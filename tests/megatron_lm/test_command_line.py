@@ -47,8 +47,10 @@ def problems_of(call, *arguments, **options):
 
 
 def notes_of(plan):
-    """The notes of a plan but those on the contracts of Megatron's functions, which the stub does not keep."""
-    return [row.text for row in plan.rows if row.kind == "note" and row.feature != "megatron-seams"]
+    """The notes of a plan but those on the contracts of Megatron's functions, which the stub does not keep, and on
+    operators, of which it has references alone."""
+    notes = [row.text for row in plan.rows if row.kind == "note" and row.feature != "megatron-seams"]
+    return [text for text in notes if not text.startswith("only the reference of ")]
 
 
 def sources(plan, feature):

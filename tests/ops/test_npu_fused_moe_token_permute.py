@@ -61,6 +61,15 @@ def test_there_and_back_is_exact_for_one_expert_per_token(dtype):
         assert torch.equal(unpermute(rows, slots, torch.ones(33, 1)), tokens)
 
 
+def test_rows_of_several_experts_are_summed_without_probabilities_for_a_given_number_of_tokens():
+    tokens, indices = randn(6, 3), experts(6, 2)
+    rows, slots = permute(tokens, indices)
+    torch.testing.assert_close(unpermute(rows, slots, restore_shape=(6, 3)), combined(rows, indices, None))
+    with pytest.raises(OperatorError) as error:
+        unpermute(rows, slots, restore_shape=(5, 3))
+    assert str(error.value) == ("MS505 npu_fused_moe_token_unpermute: 12 sorted_indices are not a number for each of 5 tokens")
+
+
 def test_tokens_of_one_expert_keep_their_order():
     tokens = torch.arange(100.0)[:, None]
     rows, slots = permute(tokens, torch.zeros(100, 1, dtype=torch.int64))

@@ -1,0 +1,60 @@
+"""Tokens to experts and back through two operators."""
+
+from __future__ import annotations
+
+from mindspeed.plugins import (
+    Category,
+    Check,
+    Feature,
+    FeatureArgs,
+    FeatureSpec,
+    Numerics,
+    Patch,
+    Replace,
+    Wrap,
+    hookimpl,
+)
+
+_UTILS = "megatron.core.transformer.moe.moe_utils"
+_LAYERS = "mindspeed.features.moe_token_permute.layers"
+
+
+class MoeTokenPermute(Feature[FeatureArgs]):
+    """Dispatchers call ``mindspeed::npu_fused_moe_token_permute`` and ``..._unpermute`` on each rank's tokens."""
+
+    spec = FeatureSpec(
+        name="moe-token-permute",
+        summary="Tokens to experts and back by operators that sum in fp32 and save indices alone",
+        category=Category.COMPUTE,
+        level=1,
+        ops=("npu_fused_moe_token_permute", "npu_fused_moe_token_unpermute"),
+        applies=lambda args, world: world.num_experts > 0,
+        constraints=(
+            Check(
+                lambda args, world: world.num_experts > 0,
+                "there are no experts to bring tokens to, the model is dense",
+                fix="--num-experts N, or take out moe-token-permute",
+            ),
+        ),
+        numerics=Numerics.reordered(reason="the rows of a token are summed in fp32 and rounded once"),
+    )
+
+    @hookimpl
+    def patches(self) -> list[Patch]:
+        return [
+            Replace(f"{_UTILS}:permute", f"{_LAYERS}:permute", reason="tokens to the rows of their experts"),
+            Replace(f"{_UTILS}:unpermute", f"{_LAYERS}:unpermute", reason="rows of experts back to their tokens"),
+            Wrap(
+                f"{_UTILS}:sort_chunks_by_idxs",
+                f"{_LAYERS}:without_transformer_engine",
+                reason="asked for a fused version it wants Transformer Engine's; here it only copies",
+                optional=True,
+            ),
+            Wrap(
+                "megatron.core.transformer.transformer_config:TransformerConfig.__post_init__",
+                f"{_LAYERS}:with_permute_fusion",
+                reason="asked for a fused version it refuses to be without Transformer Engine's",
+                phase="build",
+                optional=True,
+            ),
+        ]

@@ -1,0 +1,118 @@
+"""Stand-ins for Megatron's permute and unpermute, with their signatures.
+
+T tokens, E experts, K experts per token, R rows: one per token and expert that it goes to, expert after expert.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mindspeed.ops.npu_fused_moe_token_permute import npu_fused_moe_token_permute
+from mindspeed.ops.npu_fused_moe_token_unpermute import npu_fused_moe_token_unpermute
+
+
+def permute(
+    tokens: Tensor,
+    routing_map: Tensor,
+    probs: Tensor | None = None,
+    num_out_tokens: int | None = None,
+    fused: bool = False,
+    drop_and_pad: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Give the rows [R, H] of ``tokens`` [T, H], their probabilities [R], and what `unpermute` needs to go back.
+
+    ``routing_map`` and ``probs`` are [T, E]. The third result is [T, K], the row of each token and choice, where all
+    tokens go to equally many experts, and [R], the token of each row, where not. With ``drop_and_pad`` every expert has
+    ``num_out_tokens / E`` rows, those that no token was sent to being filled with any tokens.
+    """
+    if drop_and_pad and num_out_tokens is not None:
+        token_EC = _capacity_first(routing_map, int(num_out_tokens) // routing_map.shape[1])
+        rows, _ = npu_fused_moe_token_permute(tokens, token_EC, padded_mode=True)
+        return rows, None if probs is None else _of_rows(probs, token_EC), token_EC.flatten()
+    routing_map = routing_map.bool()
+    of_rows = None if probs is None else probs.t().masked_select(routing_map.t())
+    expert_TK = _experts_of_tokens(routing_map)
+    if expert_TK is not None:
+        rows, row_of_slot = npu_fused_moe_token_permute(tokens, expert_TK)
+        return rows, of_rows, row_of_slot.view_as(expert_TK)
+    token_R = routing_map.t().nonzero()[:, 1]
+    rows, _ = npu_fused_moe_token_permute(tokens, token_R, padded_mode=True)
+    return rows, of_rows, token_R
+
+
+def unpermute(
+    permuted_tokens: Tensor,
+    sorted_indices: Tensor,
+    restore_shape: Sequence[int],
+    probs: Tensor | None = None,
+    routing_map: Tensor | None = None,
+    fused: bool = False,
+    drop_and_pad: bool = False,
+) -> Tensor:
+    """Sum the rows of each token, weighed by ``probs`` [T, E] if given: [R, H] to ``restore_shape`` (T, H).
+
+    ``sorted_indices`` is the third result of `permute`; ``probs`` need the same ``routing_map``.
+    """
+    if sorted_indices.dim() == 2:
+        weights = None if probs is None or routing_map is None else probs[routing_map.bool()].view_as(sorted_indices)
+        return npu_fused_moe_token_unpermute(
+            permuted_tokens, sorted_indices.flatten(), weights, restore_shape=tuple(restore_shape)
+        )
+    weights = None
+    if probs is not None and routing_map is not None:
+        token_EC = sorted_indices.view(routing_map.shape[1], -1) if drop_and_pad else None
+        weights = probs.t().masked_select(routing_map.bool().t()) if token_EC is None else _of_rows(probs, token_EC)
+    return npu_fused_moe_token_unpermute(
+        permuted_tokens, sorted_indices, weights, padded_mode=True, restore_shape=tuple(restore_shape)
+    )
+
+
+def _experts_of_tokens(routing_map: Tensor) -> Tensor | None:
+    """The experts of each token [T, K], ascending; None where tokens go to different numbers of experts."""
+    tokens = routing_map.shape[0]
+    token, expert = routing_map.nonzero(as_tuple=True)
+    topk = token.shape[0] // max(tokens, 1)
+    if topk == 0 or topk * tokens != token.shape[0]:
+        return None
+    every = torch.arange(tokens, device=token.device)
+    equal = torch.equal(token[::topk], every) and torch.equal(token[topk - 1 :: topk], every)
+    return expert.view(tokens, topk) if equal else None
+
+
+def _capacity_first(routing_map: Tensor, capacity: int) -> Tensor:
+    """Of each expert the first ``capacity`` tokens that are sent to it, then others: [E, capacity]."""
+    order_ET = routing_map.t().to(torch.int8).argsort(dim=1, descending=True, stable=True)
+    return order_ET[:, :capacity].contiguous()
+
+
+def _of_rows(probs: Tensor, token_EC: Tensor) -> Tensor:
+    return probs.t().gather(1, token_EC).flatten()
+
+
+def without_transformer_engine(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Around ``sort_chunks_by_idxs``: chunks are copied once whoever does it, so Megatron's own code does."""
+
+    @functools.wraps(original)
+    def sort_chunks(input: Any, split_sizes: Any, sorted_idxs: Any, probs: Any = None, fused: bool = False) -> Any:
+        return original(input, split_sizes, sorted_idxs, probs=probs, fused=False)
+
+    return sort_chunks
+
+
+def with_permute_fusion(original: Callable[..., None]) -> Callable[..., None]:
+    """Around ``TransformerConfig.__post_init__``: ``moe_permute_fusion`` is what this feature brings, so it is accepted."""
+
+    @functools.wraps(original)
+    def post_init(config: Any, *args: Any) -> None:
+        asked, config.moe_permute_fusion = config.moe_permute_fusion, False
+        try:
+            original(config, *args)
+        finally:
+            config.moe_permute_fusion = asked
+
+    return post_init
