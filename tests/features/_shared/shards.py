@@ -14,16 +14,21 @@ from mindspeed.features._shared.context_parallel.layout import Layout
 from mindspeed.plugins.problems import MindSpeedError
 
 
+def function_of(name: str) -> Any:
+    """A function by its dotted name."""
+    module, _, function = name.rpartition(".")
+    return getattr(import_module(module), function)
+
+
 def attend(
     name: str, layout: Layout, tensors: Sequence[Tensor], keywords: dict[str, Any], mask: Tensor | None = None
 ) -> list[Tensor]:
     """Result and gradients of this rank's share: ``tensors`` are query, key, value and the gradient of the result, whole."""
-    module, _, function = name.rpartition(".")
     rank = dist.get_rank()
     *inputs, dout = (layout.take(x, rank).clone() for x in tensors)
     q, k, v = (x.requires_grad_() for x in inputs)
     more = {} if mask is None else {"mask": layout.take(mask, rank, mask.dim() - 2)}
-    out = getattr(import_module(module), function)(q, k, v, dist.group.WORLD, **keywords, **more)
+    out = function_of(name)(q, k, v, dist.group.WORLD, **keywords, **more)
     out.backward(dout)
     return [out.detach(), q.grad, k.grad, v.grad]
 
@@ -82,11 +87,10 @@ def assert_like_dense(shards: Sequence[Sequence[Tensor]], layout: Layout, expect
 
 def refusals(name: str, cases: Sequence[tuple[Sequence[Tensor], dict[str, Any]]]) -> list[str]:
     """The messages of calls that are refused."""
-    module, _, function = name.rpartition(".")
     messages = []
     for tensors, keywords in cases:
         try:
-            getattr(import_module(module), function)(*tensors, dist.group.WORLD, **keywords)
+            function_of(name)(*tensors, dist.group.WORLD, **keywords)
         except MindSpeedError as error:
             messages.append(str(error))
         else:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from mindspeed.features._shared.context_parallel.heads import copies
+from mindspeed.features._shared.context_parallel.heads_share import copies
 from mindspeed.features._shared.context_parallel.layout import contiguous
 from mindspeed.verification.pool import WorkerPool
 from tests.features._shared.shards import assert_like_dense, attend, causal, document_numbers, made, reference, refusals

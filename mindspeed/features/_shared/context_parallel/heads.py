@@ -7,13 +7,13 @@ need them, no more.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import gcd
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mindspeed.features._shared.context_parallel.heads_share import copies
 from mindspeed.ops.errors import require
 from mindspeed.ops.numerics import unflatten
 
@@ -36,12 +36,6 @@ def attention_by_heads(query: Tensor, key: Tensor, value: Tensor, group: dist.Pr
     (scattered,) = _Trade.apply(group, unflatten(out, 0, (ranks, -1)))  # type: ignore[no-untyped-call]
     result: Tensor = scattered.permute(1, 2, 0, 3, 4).flatten(2, 3)
     return result
-
-
-def copies(heads: int, groups: int, ranks: int) -> int:
-    """How often each of ``groups`` key heads is sent so that every rank gets those that its query heads use."""
-    least = ranks // gcd(groups, ranks)
-    return least if heads // groups % least == 0 else heads // groups
 
 
 def by_rank(x: Tensor, ranks: int) -> Tensor:

@@ -1,0 +1,11 @@
+"""How key heads are shared out where ranks trade tokens for heads."""
+
+from __future__ import annotations
+
+from math import gcd
+
+
+def copies(heads: int, groups: int, ranks: int) -> int:
+    """How often each of ``groups`` key heads is sent so that every rank gets those that its query heads use."""
+    least = ranks // gcd(groups, ranks)
+    return least if heads // groups % least == 0 else heads // groups
