@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: train test test-long test-versions lint bench docs clean
+.PHONY: train test ops test-long test-versions lint bench docs clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -13,13 +13,16 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-train: $(VENV)/installed  ## train a small GPT on real text over two processes
+ops: $(VENV)/installed  ## the C++ operators, compiled once; without a compiler the references run
+	$(BIN)/mindspeed ops build --optional
+
+train: ops  ## train a small GPT on real text over two processes
 	$(BIN)/mindspeed pretrain -f examples/pretrain_gpt.yaml --nproc 2
 
-test: $(VENV)/installed  ## every test that belongs in a default run
+test: ops  ## every test that belongs in a default run
 	$(BIN)/python -m pytest -q -m "not long" -n 2 --dist loadfile
 
-test-long: $(VENV)/installed  ## the long matrices
+test-long: ops  ## the long matrices
 	$(BIN)/python -m pytest -q -m long
 
 MEGATRONS := 0.14.0 0.15.0 0.15.3 0.16.0
@@ -37,7 +40,7 @@ lint: $(VENV)/installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/installed  ## every row of the speed table, measured here
+bench: ops  ## every row of the speed table, measured here
 	$(BIN)/python -m benchmarks
 
 docs: $(VENV)/installed  ## the generated pages of docs/, from declarations, help texts and marks on tests

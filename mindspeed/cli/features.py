@@ -27,5 +27,5 @@ Environment variables:
   MINDSPEED_PLUGINS=none|all|D,D whose features may be loaded: distributions by name  [default: all]
   MINDSPEED_PLATFORM, MINDSPEED_STRICT=1   as --platform and --strict
   MINDSPEED_TRACE=1              a line on standard error for each step, patch and hook
-  MINDSPEED_CACHE=FOLDER         prepared data and the index of installed packages  [default: the user's cache folder]""",
+  MINDSPEED_CACHE=FOLDER         prepared data, built operators, index of packages  [default: the user's cache folder]""",
 )

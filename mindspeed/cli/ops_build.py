@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import click
 
-from mindspeed.cli.output import json_option, print_json, wants_json
+from mindspeed.cli.output import json_option, print_json, print_problems, wants_json
 from mindspeed.ops.variants import SOURCES
 
 
 @click.command()
 @click.option("--force", is_flag=True, help="compile again what is built already")
+@click.option("--optional", is_flag=True, help="a machine without a C++ compiler is told so, and is no error")
 @click.option("--verbose", is_flag=True, help="say which sources are compiled, and how long each takes")
 @json_option
-def build(force: bool, verbose: bool) -> None:
+def build(force: bool, optional: bool, verbose: bool) -> None:
     """Build the C++ operators for this machine.
 
     They are compiled into one library in the cache (MINDSPEED_CACHE), which the next import of an operator loads. What
@@ -21,6 +22,7 @@ def build(force: bool, verbose: bool) -> None:
     """
     from mindspeed.ops import building
     from mindspeed.ops.sources import operator_files
+    from mindspeed.plugins.problems import PlatformError
 
     if not operator_files(SOURCES):
         if wants_json():
@@ -33,7 +35,13 @@ def build(force: bool, verbose: bool) -> None:
         if verbose or line.startswith("waiting"):
             click.echo(line, err=True)
 
-    built, compiled = building.build(say, force, SOURCES)
+    try:
+        built, compiled = building.build(say, force, SOURCES)
+    except PlatformError as error:
+        if not (optional and {problem.code for problem in error.problems} == {"MS510"}):
+            raise
+        print_problems(error.problems)
+        return
     if wants_json():
         print_json(built.to_json() | {"compiled": compiled})
         return

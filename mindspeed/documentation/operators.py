@@ -8,19 +8,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mindspeed import ops
-from mindspeed.documentation.markdown import code, page
-from mindspeed.ops.variants import has_variant
+from mindspeed.documentation.markdown import code, page, table
+from mindspeed.ops.availability import REFERENCE, variant
+from mindspeed.ops.reasons import reason
 from mindspeed.plugins.world import PLATFORMS
 
 
 def operators_page() -> str:
-    """Every public operator: what it computes, how it is called, its schemas, and where it is more than its reference."""
+    """Every public operator: its variants, what it computes, how it is called, its schemas."""
     words = (
         "`from mindspeed.ops import rms_norm` gives the function, `torch.ops.mindspeed.rms_norm` the operator on PyTorch's "
         "dispatcher. Each has a plain-torch reference, which runs everywhere, a shape kernel and a gradient; a variant for a "
         "platform takes its place there."
     )
-    parts: list[list[str]] = [[words]]
+    parts: list[list[str]] = [[words], list(_variants())]
     modules = {name: name for name in ops.OPERATORS} | dict(ops.FURTHER)
     for name in sorted(modules):
         parts.append(list(_section(name, modules[name])))
@@ -39,8 +40,27 @@ def _section(name: str, module: str) -> Iterator[str]:
     own = [schema for schema in _schemas(tree) if schema.partition("(")[0].removesuffix("_backward") == name]
     if own:
         yield from ("", *(f"- {code('mindspeed::' + schema)}" for schema in own))
-    variants = [platform for platform in PLATFORMS if has_variant(name, platform)]
-    yield from ("", f"More than the reference on: {', '.join(variants) or 'no platform yet'}.")
+    found = [f"{platform} ({kind})" for platform in PLATFORMS if (kind := variant(module, platform)) != REFERENCE]
+    yield from ("", f"More than the reference on: {', '.join(found) or 'no platform'}.")
+
+
+def _variants() -> Iterator[str]:
+    """The table operator x device, and below it why there is nothing but a reference where that is so."""
+    yield from ("## Variants", "")
+    kinds = {op: [variant(op, platform) for platform in PLATFORMS] for op in ops.OPERATORS}
+    yield from table(("operator", *PLATFORMS), [(f"[{op}](#{op})", *row) for op, row in kinds.items()])
+    yield from ("", "`mindspeed ops list` says which of them run on a machine, and why not the others. Why a reference:", "")
+    why: dict[str, dict[str, list[str]]] = {}
+    for op, row in kinds.items():
+        for platform, kind in zip(PLATFORMS, row, strict=True):
+            if kind == REFERENCE:
+                why.setdefault(reason(op, platform), {}).setdefault(op, []).append(platform)
+    for text, where in why.items():
+        yield f"- {'; '.join(f'{op} on {_and(platforms)}' for op, platforms in where.items())}: {text}."
+
+
+def _and(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _schemas(tree: ast.Module) -> list[str]:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Final
 
+_COMPOSED: Final = "it is composed of the device's own matrix products and collectives"
 _EVERYWHERE: Final = {
-    "ffn": "two matrix products and an activation, which torch runs with the device's own kernels",
-    "lcal_coc": "the device's own matrix product and collective take nearly all of its time",
-    "npu_all_to_all_all_gather_bmm": "the device's own matrix product and collectives take nearly all of its time",
-    "npu_bmm_reduce_scatter_all_to_all": "the device's own matrix product and collectives take nearly all of its time",
-    "npu_grouped_mat_mul_all_reduce": "the device's own matrix product and collective take nearly all of its time",
-    "npu_mm_all_reduce_add_rms_norm": "the device's own matrix product and collective take nearly all of its time",
+    "ffn": "it is composed of the device's own matrix products and an activation",
+    "lcal_coc": _COMPOSED,
+    "npu_all_to_all_all_gather_bmm": _COMPOSED,
+    "npu_bmm_reduce_scatter_all_to_all": _COMPOSED,
+    "npu_grouped_mat_mul_all_reduce": _COMPOSED,
+    "npu_mm_all_reduce_add_rms_norm": _COMPOSED,
     "npu_mm_all_reduce_add_rms_norm_": "it is npu_mm_all_reduce_add_rms_norm, written into its argument",
 }
-_BY_PLATFORM: Final[dict[tuple[str, str], str]] = {}
+_BY_PLATFORM: Final[dict[tuple[str, str], str]] = {
+    ("quant_gmm", "cuda"): "nobody has written a Triton kernel of integer products yet",
+}
 
 NOT_YET: Final = "nobody has written one yet"
 
