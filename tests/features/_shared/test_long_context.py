@@ -1,0 +1,26 @@
+"""`examples/long_context.py`: the loss does not depend on how many processes share a sequence, nor on the algorithm."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[3] / "examples" / "long_context.py"
+
+
+def losses(nproc: int, attention: str) -> list[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
+    command = [*launcher, str(SCRIPT), "--attention", attention, "--tokens", "240", "--steps", "5"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return [line.split()[3] for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("nproc", "attention"),
+    [(2, "ring"), *(pytest.param(*case, marks=pytest.mark.long) for case in [(4, "ring"), (4, "ulysses"), (3, "kv-allgather")])],
+)
+def test_the_losses_are_those_of_one_process(nproc: int, attention: str) -> None:
+    assert losses(nproc, attention) == losses(1, attention)
