@@ -56,14 +56,14 @@ and OMP_NUM_THREADS, which follows the number of cores.
 """
 
 OWN_VARIABLES: Final = (
-    *("MINDSPEED_PLAN", "MINDSPEED_TRAIN", "MINDSPEED_TRACE", "MINDSPEED_REPORT", "MINDSPEED_CACHE"),
+    *("MINDSPEED_PLAN", "MINDSPEED_TRAIN", "MINDSPEED_TRACE", "MINDSPEED_REPORT", "MINDSPEED_CACHE", "MINDSPEED_CSRC"),
     *("MINDSPEED_JOINED", "MINDSPEED_LAUNCHED", "MINDSPEED_AGREEMENT_TIMEOUT"),
 )
 """Variables of mindspeed that name files of one node, or belong to one process."""
 
 _PACKAGES: Final = {"torch": "torch", "torch_npu": "torch-npu", "transformer_engine": "transformer-engine"}
 _KINDS: Final = (
-    *("version", "feature", "setting", "level", "world", "argument"),
+    *("version", "operator", "feature", "setting", "level", "world", "argument"),
     *("variable", "source", "target", "patch", "order", "plan"),
 )
 """Kinds of facts in the order in which their differences are told."""
@@ -75,6 +75,7 @@ def content_of(plan: ActivationPlan, catalog: Catalog, environ: Mapping[str, str
     Versions are those installed here, which need not be those that the plan was made for.
     """
     content = {f"version {name}": version for name, version in installed_versions().items()}
+    content |= {f"operator {name}": variant for name, variant in operators(plan, catalog).items()}
     content |= plan_facts(plan, catalog)
     content |= {f"variable {name}": environ[name] for name in matching(environ)}
     content |= {f"source {name}": digest for name, digest in source_digests(plan, catalog).items()}
@@ -106,6 +107,14 @@ def installed_versions() -> dict[str, str]:
     found = {"mindspeed": __version__, "python": platform.python_version(), "megatron": megatron_version()}
     found |= {name: _version(distribution) for name, distribution in _PACKAGES.items()}
     return {name: version for name, version in found.items() if version is not None}
+
+
+def operators(plan: ActivationPlan, catalog: Catalog) -> dict[str, str]:
+    """Which variant of each operator of the plan runs here: C++ on one rank and torch on another round differently."""
+    from mindspeed.ops.availability import kinds
+
+    specs = [catalog.specs[name] for name in plan.names if name in catalog.specs]
+    return kinds({op for spec in specs for op in spec.ops}, plan.environment.get("platform", ""))
 
 
 def source_digests(plan: ActivationPlan, catalog: Catalog) -> dict[str, str]:
@@ -158,6 +167,7 @@ def in_words(key: str, value: str | None) -> str:
         return f"{name}={value}"
     return {
         "version": f"{name} {value}",
+        "operator": f"the operator {name} as {value}",
         "feature": f"{name} of {value}",
         "argument": f"Megatron argument {name}={value}",
         "source": f"{name} with content {value}",

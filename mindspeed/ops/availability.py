@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -71,6 +71,13 @@ def running(platform: str) -> Callable[[str, str], bool]:
         return has_variant(op, where) and (not machine.is_here or machine.runs(op))
 
     return runs
+
+
+def kinds(ops: Iterable[str], platform: str) -> dict[str, str]:
+    """What a call of each of these operators runs on this machine; nothing where it is not one of that platform."""
+    machine = _Machine(platform)
+    best = {op: variant(op, platform) for op in sorted(ops)} if machine.is_here else {}
+    return {op: kind if kind == REFERENCE or machine.runs(op) else REFERENCE for op, kind in best.items()}
 
 
 def is_here(platform: str) -> bool:

@@ -16,6 +16,7 @@ import pytest
 from mindspeed import registry
 from mindspeed.activation import agreement, content, joining
 from mindspeed.activation.environment import made_up
+from mindspeed.ops import availability
 from mindspeed.plugins.problems import MindSpeedError, Problem, RunError
 
 JOB = Path(__file__).with_name("agreement_job.py")
@@ -280,3 +281,15 @@ def test_what_a_plan_is_made_of_names_no_folder(tmp_path):
     assert facts["variable NCCL_ALGO"] == "Ring"
     assert facts["source mindspeed.features.swiglu.layers"] == facts["source mindspeed.features.swiglu.layers"].lower()
     assert not [value for value in (*facts, *facts.values()) if "/" in value]
+
+
+def test_a_rank_whose_operators_are_not_built_is_odd(monkeypatch):
+    plan = registry.plan(features=["swiglu"], platform="cpu")
+    monkeypatch.setattr(availability, "variant", lambda op, platform: "C++")
+    monkeypatch.setattr(availability._Machine, "built", frozenset({"swiglu"}))
+    built = content.content_of(plan, registry.catalog(), {})
+    monkeypatch.setenv("MINDSPEED_OPS", "reference")
+    bare = content.content_of(plan, registry.catalog(), {})
+    (key,) = [key for key in content.different(built, bare) if key == "operator swiglu"]
+    assert content.in_words(key, bare[key]) == "the operator swiglu as reference"
+    assert content.only_value(key, built[key]) == "C++"
