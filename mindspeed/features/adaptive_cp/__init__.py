@@ -1,0 +1,1 @@
+"""Context parallelism for any mask: only blocks that are needed travel and are computed."""
