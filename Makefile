@@ -34,6 +34,17 @@ build/megatron/%/installed: | $(VENV)/installed
 test-versions: $(VENV)/installed $(MEGATRONS:%=build/megatron/%/installed)  ## the features on the other Megatron versions
 	MINDSPEED_MEGATRONS=build/megatron $(BIN)/python -m pytest -q -m long tests/megatron/versions
 
+build/triton/installed: | $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D) triton==3.9.0
+	touch $@
+
+test-triton: export PYTHONPATH := build/triton
+test-triton: export TRITON_CACHE_DIR := build/triton/cache
+test-triton: export TRITON_DEFAULT_FP_FUSION := 1
+test-triton: $(VENV)/installed build/triton/installed  ## the kernels of CUDA: interpreted on the CPU, then compiled for a GPU
+	TRITON_INTERPRET=1 MINDSPEED_OPS=reference $(BIN)/python -m pytest -q --confcutdir=tests/ops tests/ops/triton
+	$(BIN)/python -m pytest -q --confcutdir=tests/ops tests/ops/triton
+
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -47,8 +47,8 @@ def backward(
     if rows is None or probs is None or not width or not topk:
         dprobs = dout.new_empty(0) if rows is None or probs is None else torch.zeros_like(probs)
         weights = dout if probs is None else probs.contiguous()
-        tensors, sizes = (dout, indices, weights, drows), {"WEIGHED": probs is not None, "COLUMNS": wide}
-        launch(kernels.spread, tokens * pieces(width, wide), dout.device, *tensors, count, topk, width, **sizes)
+        moved, sizes = (dout, indices, weights, drows), {"WEIGHED": probs is not None, "COLUMNS": wide}
+        launch(kernels.spread, tokens * pieces(width, wide), dout.device, *moved, count, topk, width, **sizes)
         return drows, dprobs
     dprobs = probs.new_empty(probs.shape)
     tensors = (dout, rows.contiguous(), indices, probs.contiguous(), drows, dprobs)

@@ -1,0 +1,182 @@
+"""`fusion_attention` on CUDA by torch's flash attention: no score matrix, no repeated key heads, packed sequences in one call.
+
+Taken: bf16 and fp16, heads up to 256 wide, and what a query sees being a window: everything (no mask), or sparse modes 2, 3
+and 4 with a mask, from queries that are not more than the keys. Dropout, biases and other masks run the reference.
+Statistics are ``(logsumexp, 1)``. The kernel rounds the probabilities to the type of its inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mindspeed.ops.attention_layout import head_view, head_width, heads_like, ranges_of, sizes
+from mindspeed.ops.fusion_attention import Options, _backward, _forward
+
+_WIDEST: Final = 256
+_ALL: Final = -1
+"""A side of the window without a bound."""
+
+Lengths = list[tuple[int, int]]
+
+
+class Window(NamedTuple):
+    """Query i sees key j if ``i + d - left <= j <= i + d + right``, d being keys minus queries; -1 is no bound."""
+
+    left: int
+    right: int
+
+
+@lru_cache(maxsize=64)
+def _device_takes(device: torch.device) -> bool:
+    """Whether torch has a flash kernel for this GPU: compute capability 8 or more."""
+    return torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def _lengths(query: Tensor, key: Tensor, options: Options) -> Lengths:
+    """``(queries, keys)`` of each sequence, of one where all are equal."""
+    if options.layout != "TND":
+        return [(sizes(query, options.layout)[1], sizes(key, options.layout)[1])]
+    spans = zip(ranges_of(options.q_ends), ranges_of(options.kv_ends), strict=True)
+    return [(q1 - q0, k1 - k0) for (q0, q1), (k0, k1) in spans]
+
+
+def window(lengths: Lengths, masked: bool, options: Options) -> Window | None:
+    """What queries see as a window; None if it is not one that the kernel has."""
+    if any(queries and not keys for queries, keys in lengths):
+        return None
+    if not masked:
+        return Window(_ALL, _ALL)
+    if any(queries > keys for queries, keys in lengths):  # a row might see nothing, and the kernel bounds d + right by the keys
+        return None
+    if options.mode == 2 and all(queries == keys for queries, keys in lengths):
+        return Window(_ALL, 0)
+    if options.mode == 3:
+        return Window(_ALL, 0)
+    if options.mode == 4 and options.before >= 0 and options.after >= 0:
+        longest = max(keys for _, keys in lengths)
+        return Window(*(_ALL if side >= longest else side for side in (options.before, options.after)))
+    return None
+
+
+class Call(NamedTuple):
+    """Tensors as the kernel wants them, [B, S, N, D] or packed [T, N, D], and the rest of its arguments."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    ends: tuple[Tensor | None, Tensor | None]
+    longest: tuple[int, int]
+    causal: bool
+    sides: dict[str, Any]
+
+
+def _call(
+    query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, seed: Tensor | None, options: Options
+) -> Call | None:
+    """The call of the kernel, or None for the reference."""
+    if query.dtype not in (torch.bfloat16, torch.float16) or pse is not None or seed is not None:
+        return None
+    if not all(x.numel() for x in (query, key, value)) or not _device_takes(query.device):
+        return None
+    lengths, groups = _lengths(query, key, options), heads_like(key, options.layout, query, options.heads)
+    seen = window(lengths, mask is not None, options)
+    widths = [head_width(x, options.layout, heads) for x, heads in ((query, options.heads), (value, groups))]
+    if seen is None or max(widths) > _WIDEST:
+        return None
+    width = -(-max(widths) // 8) * 8
+    views = [_padded(_view(x, options.layout, n), width) for x, n in ((query, options.heads), (key, groups), (value, groups))]
+    ends: tuple[Tensor | None, Tensor | None] = (None, None)
+    if options.layout == "TND":
+        lists = (options.q_ends or [], options.kv_ends or [])
+        ends = tuple(torch.tensor([0, *known], dtype=torch.int32, device=query.device) for known in lists)  # type: ignore[assignment]
+    longest = max(queries for queries, _ in lengths), max(keys for _, keys in lengths)
+    causal = seen == Window(_ALL, 0)
+    bounds = {} if causal or seen == Window(_ALL, _ALL) else {"window_size_left": seen.left, "window_size_right": seen.right}
+    return Call(views[0], views[1], views[2], ends, longest, causal, {"scale": options.scale, **bounds})
+
+
+def _view(x: Tensor, layout: str, heads: int) -> Tensor:
+    return x if layout == "TND" else head_view(x, layout, heads).transpose(1, 2)
+
+
+def _padded(x: Tensor, width: int) -> Tensor:
+    """Heads of one width, elements side by side: zeros change no product."""
+    x = x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _in_layout(x: Tensor, width: int, layout: str) -> Tensor:
+    """A result of the kernel, without what was padded, in the layout of the call."""
+    x = x[..., :width]
+    if layout == "BNSD":
+        x = x.transpose(1, 2)
+    elif layout == "SBH":
+        x = x.transpose(0, 1)
+    return (x.flatten(2) if layout in ("SBH", "BSH") else x).contiguous()
+
+
+def forward(
+    query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, seed: Tensor | None, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The result and lean statistics, [B, N, S] or [T, N]."""
+    options = Options(*rest)
+    call = _call(query, key, value, pse, mask, seed, options)
+    if call is None:
+        return _forward(query, key, value, pse, mask, seed, *rest)
+    out, logsumexp, *_ = torch.ops.aten._flash_attention_forward(
+        call.query, call.key, call.value, *call.ends, *call.longest, 0.0, call.causal, False, **call.sides
+    )
+    width = head_width(value, options.layout, heads_like(key, options.layout, query, options.heads))
+    logsumexp = (logsumexp.t() if options.layout == "TND" else logsumexp).contiguous()
+    return _in_layout(out, width, options.layout), logsumexp, torch.ones_like(logsumexp)
+
+
+def backward(
+    dout: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pse: Tensor | None,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    out: Tensor,
+    maximum: Tensor,
+    total: Tensor,
+    of_pse: bool,
+    *rest: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value; the statistics may be any whose ``maximum + log(sum)`` is the logsumexp."""
+    options = Options(*rest)
+    call = _call(query, key, value, pse, mask, seed, options)
+    if call is None:
+        return _backward(dout, query, key, value, pse, mask, seed, out, maximum, total, of_pse, *rest)
+    # exp(logit - inf) is zero: a row that saw no key among all of which this is a block has no gradient
+    logsumexp = torch.where(total > 0, maximum + total.log(), torch.inf)
+    logsumexp = (logsumexp.t() if options.layout == "TND" else logsumexp).contiguous()
+    sides = [_padded(_view(x, options.layout, options.heads), call.query.shape[-1]) for x in (dout, out)]
+    generator = (query.new_empty(2, dtype=torch.uint64), query.new_empty((), dtype=torch.uint64))
+    grads = torch.ops.aten._flash_attention_backward(
+        sides[0],
+        *call[:3],
+        sides[1],
+        logsumexp,
+        *call.ends,
+        *call.longest,
+        0.0,
+        call.causal,
+        *generator,
+        **call.sides,
+    )
+    groups = heads_like(key, options.layout, query, options.heads)
+    widths = [head_width(x, options.layout, n) for x, n in ((query, options.heads), (key, groups), (value, groups))]
+    dq, dk, dv = (_in_layout(x, width, options.layout) for x, width in zip(grads, widths, strict=True))
+    return dq, dk, dv, query.new_empty(0)
+
+
+KERNELS: Final[dict[str, Callable[..., Any]]] = {"fusion_attention": forward, "fusion_attention_backward": backward}

@@ -1,0 +1,124 @@
+"""`npu_dropout_add_layer_norm` on CUDA: one pass over rows of up to 8192; wider rows run the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from mindspeed.ops.npu_dropout_add_layer_norm import _backward, _forward, _kept
+from mindspeed.ops.triton import npu_dropout_add_layer_norm as kernels
+from mindspeed.ops.triton.launch import cores, launch, pieces, power, takes, tile, warps
+from mindspeed.ops.triton.sums import column_sums
+
+_WIDEST: Final = 8192
+
+
+def _takes(x: Tensor, *others: Tensor | None) -> bool:
+    return takes(x, *others) and 0 < x.shape[-1] <= _WIDEST
+
+
+def _sizes(width: int, rows: int) -> dict[str, int]:
+    tall, wide = tile(width, rows)
+    wide = max(wide, power(width))
+    return {"ROWS": tall, "COLUMNS": wide, "num_warps": warps(2 * tall * wide)}
+
+
+def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
+    """What is handed to a kernel for a tensor that may be missing."""
+    return other if tensor is None else tensor.contiguous()
+
+
+def forward(
+    x0: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    rowscale: Tensor | None,
+    layerscale: Tensor | None,
+    mask: Tensor | None,
+    p: float,
+    epsilon: float,
+    residual_dtype: torch.dtype,
+    rms: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """``(out, z, mean, rstd)``."""
+    optional = (residual, weight, bias, rowscale, layerscale)
+    if not _takes(x0, *optional) or residual_dtype == torch.float64:
+        return _forward(x0, *optional, mask, p, epsilon, residual_dtype, rms)
+    x0, width = x0.contiguous(), x0.shape[-1]
+    rows = x0.numel() // width
+    out, z = x0.new_empty(x0.shape), x0.new_empty(x0.shape, dtype=residual_dtype)
+    mean = x0.new_empty((*x0.shape[:-1], 1), dtype=torch.float32)
+    rstd, sizes = torch.empty_like(mean), _sizes(width, rows)
+    launch(
+        kernels.forward,
+        pieces(rows, sizes["ROWS"]),
+        x0.device,
+        *(x0, *(_or(tensor, x0) for tensor in (*optional, mask)), out, z, mean, rstd),
+        *(rows, width, _kept(p), epsilon),
+        RESIDUAL=residual is not None,
+        BIAS=bias is not None,
+        ROWSCALE=rowscale is not None,
+        LAYERSCALE=layerscale is not None,
+        MASK=mask is not None,
+        RMS=rms,
+        **sizes,
+    )
+    return out, z, mean, rstd
+
+
+def backward(
+    dout: Tensor,
+    dz: Tensor,
+    z: Tensor,
+    weight: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    x0: Tensor | None,
+    rowscale: Tensor | None,
+    layerscale: Tensor | None,
+    mask: Tensor | None,
+    p: float,
+    rms: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x0, residual, weight, bias, rowscale, layerscale; those of scales are empty without ``x0``."""
+    if not _takes(dout, dz, z, weight, x0, rowscale, layerscale):
+        return _backward(dout, dz, z, weight, mean, rstd, x0, rowscale, layerscale, mask, p, rms)
+    tensors = [t.contiguous() for t in (dout, dz, z, weight, mean, rstd)]
+    tensors += [_or(tensor, tensors[0]) for tensor in (x0, rowscale, layerscale, mask)]
+    width = dout.shape[-1]
+    rows = dout.numel() // width
+    sizes = _sizes(width, rows)
+    programs = min(pieces(rows, sizes["ROWS"]), 2 * cores(dout.device))
+    dx0, dresidual = dout.new_empty(dout.shape), z.new_empty(z.shape)
+    drow, dlayer = (
+        dout.new_empty(0) if x0 is None or scale is None else scale.new_empty(scale.shape) for scale in (rowscale, layerscale)
+    )
+    parts = dout.new_empty((3, programs, width), dtype=torch.float32)
+    launch(
+        kernels.backward,
+        programs,
+        dout.device,
+        *(*tensors, dx0, dresidual, drow, parts, rows, width, _kept(p)),
+        SCALES=x0 is not None,
+        ROWSCALE=rowscale is not None,
+        LAYERSCALE=layerscale is not None,
+        MASK=mask is not None,
+        RMS=rms,
+        **sizes,
+    )
+    dweight, dbias = weight.new_empty(weight.shape), weight.new_zeros(weight.shape)
+    sums = ((dweight, True), (dbias, not rms), (dlayer, dlayer.numel() > 0))
+    for part, (grad, wanted) in zip(parts.unbind(), sums, strict=True):
+        columns = pieces(width, 64) if wanted else 0
+        launch(column_sums, columns, dout.device, part, grad, programs, width, ROWS=32, COLUMNS=64)
+    return dx0, dresidual, dweight, dbias, drow, dlayer
+
+
+KERNELS: Final[dict[str, Callable[..., Any]]] = {
+    "npu_dropout_add_layer_norm": forward,
+    "npu_dropout_add_layer_norm_backward": backward,
+}
