@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +24,7 @@ from mindspeed.activation.proof import ProofReport
 from mindspeed.activation.request import Layer, layer_from_environment
 from mindspeed.activation.resolver import resolve as resolve_names
 from mindspeed.activation.session import ActivationReport, DeactivationReport, suspended
+from mindspeed.activation.state import HasVariant
 from mindspeed.plugins.discovery import Catalog, Found, discover
 from mindspeed.plugins.problems import MindSpeedError, PatchError, Problem, ResolutionError
 from mindspeed.plugins.tracing import trace, tracing
@@ -78,7 +79,6 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
 
     Without ``known``, of other distributions only the named features are loaded, and what those require.
     """
-    from mindspeed.ops.availability import running
     from mindspeed.ops.variants import has_variant
     from mindspeed.platforms import base_features
 
@@ -88,8 +88,12 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
     environment = environment or probe(platform)
     if platform is not None and platform != environment.platform:
         environment = replace(environment, platform=platform)
-    able = running(environment.platform) if environment.source == "probed" else has_variant
-    resolution = resolve_names(layers, known, environment, base_features(environment.platform), able)
+    runs: HasVariant = has_variant
+    if environment.source == "probed":
+        from mindspeed.ops.availability import running
+
+        runs = running(environment.platform)
+    resolution = resolve_names(layers, known, environment, base_features(environment.platform), runs)
     if resolution.problems:
         raise ResolutionError(resolution.problems)
     made = compose.compose(resolution, known, environment)

@@ -9,7 +9,8 @@ from contextlib import suppress
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
-from mindspeed.activation.binding import HEAP_TYPE, Bound
+from mindspeed.activation.binding import Bound
+from mindspeed.activation.journal import HEAP_TYPE
 from mindspeed.activation.sites import inside_tree
 from mindspeed.plugins.problems import Problem
 

@@ -12,9 +12,10 @@ from importlib import import_module
 from types import FunctionType, ModuleType
 from typing import Any, Final
 
+from mindspeed.activation.journal import ABSENT, ATTRIBUTE, HEAP_TYPE, ITEM, Journal
 from mindspeed.activation.patch_checks import missing_target, unsuitable_target
 from mindspeed.activation.plan import PlannedPatch
-from mindspeed.activation.rebinding import ABSENT, ATTRIBUTE, ITEM, MADE, Exchange, Journal, module_dictionaries
+from mindspeed.activation.rebinding import MADE, Exchange, module_dictionaries
 from mindspeed.activation.sites import IMPORTED, find_site, follows_to, inside_tree, mentions
 from mindspeed.plugins.patches import Mixin, Ref, Replace, Set, Wrap
 from mindspeed.plugins.problems import MindSpeedError, PatchError, Problem
@@ -190,7 +191,10 @@ def follow_imports(bounds: Sequence[Bound], journal: Journal, back: bool = False
             into = by_value.setdefault(id(old), []) if inside_tree(bound.group.module) else by_name
             into.append((bound, old, new))
 
+    names = {bound.name for bound, _, _ in by_name}
     for module, entries in module_dictionaries() if by_name or by_value else ():
+        if not by_value and entries.keys().isdisjoint(names):
+            continue
         found = [(bound.name, bound, old, new) for bound, old, new in by_name if entries.get(bound.name, ABSENT) is old]
         if by_value and not by_value.keys().isdisjoint(map(id, entries.values())):
             found += [(key, *one) for key, value in entries.items() for one in by_value.get(id(value), ())]
@@ -243,10 +247,6 @@ def locate(group: SitePatches) -> Bound:
     entries = holder if isinstance(holder, type) else ModuleType.__getattribute__(holder, "__dict__")
     shared = not planted and _is_shared(group, holder, name, original)
     return Bound(group, entries, name, original, planted, shared, current=original)
-
-
-HEAP_TYPE: Final = 1 << 9
-"""Py_TPFLAGS_HEAPTYPE: only such a class takes new attributes."""
 
 
 def _entry(holder: Any, name: str) -> Any:

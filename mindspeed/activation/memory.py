@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from mindspeed import __version__
 from mindspeed.activation.source import state_of
@@ -21,6 +21,7 @@ from mindspeed.plugins.entry_points import cache_folder
 _FORMAT: Final = 2
 """Part of the file's name; goes up when sites, contracts or arguments are read in another way."""
 
+T = TypeVar("T")
 _memories: dict[tuple[str, ...], Memory] = {}
 
 
@@ -32,6 +33,7 @@ class Memory:
         self._file = cache_folder() / f"megatron-{name}.json"
         self._states: dict[str, list[int]] = {}
         self._rows: dict[str, tuple[Any, list[str]]] = {}
+        self._decoded: dict[str, Any] = {}
         self._new = False
         with suppress(OSError, ValueError, KeyError, TypeError):
             data = json.loads(self._file.read_text(encoding="utf-8"))
@@ -44,17 +46,20 @@ class Memory:
         if changed:
             self._states = {file: state for file, state in self._states.items() if file not in changed}
             self._rows = {name: row for name, row in self._rows.items() if changed.isdisjoint(row[1])}
+            self._decoded.clear()
 
-    def recall(self, name: str) -> Any | None:
-        """The value of a name as it was kept; None when there is none that holds."""
-        row = self._rows.get(name)
-        return row[0] if row is not None else None
+    def recall(self, name: str, decode: Callable[[Any], T]) -> T | None:
+        """What ``decode`` makes of the value of a name, once in this process; None when there is none that holds."""
+        if name in self._rows and name not in self._decoded:
+            self._decoded[name] = decode(self._rows[name][0])
+        return self._decoded.get(name)
 
     def keep(self, name: str, value: Any, files: Collection[str]) -> None:
         """Remember a value that was read from these files."""
         for file in files:
             self._states[file] = list(state_of(file))
         self._rows[name] = (value, sorted(files))
+        self._decoded.pop(name, None)
         self._new = True
 
     def save(self) -> None:

@@ -27,9 +27,10 @@ from mindspeed.activation.binding import (
 )
 from mindspeed.activation.collector import collector_paused
 from mindspeed.activation.importing import PatchFinder
+from mindspeed.activation.journal import Journal
 from mindspeed.activation.patch_checks import check_patches, missing_target, with_sites
 from mindspeed.activation.plan import PlannedPatch
-from mindspeed.activation.rebinding import Journal, Rebinder
+from mindspeed.activation.rebinding import Rebinder
 from mindspeed.activation.sites import awaits_checkout, find_site
 from mindspeed.activation.source import find_module
 from mindspeed.plugins.problems import PatchError, Problem

@@ -77,9 +77,9 @@ def _read_here(targets: Sequence[str]) -> dict[str, Place]:
     places = {}
     with trees_kept():
         for target in targets:
-            known = memory.recall(target)
+            known = memory.recall(target, _from_json)
             if known is not None:
-                places[target] = _from_json(known)
+                places[target] = known
                 continue
             with files_consulted() as files:
                 places[target] = _read(target)

@@ -1,12 +1,13 @@
-"""Finding every holder of an object and giving it another one, with a journal that puts each back exactly.
+"""Finding every holder of an object and giving it another one.
 
 Holders are the entries of module dictionaries, class dictionaries and containers, fields of dataclass instances such as
-Megatron's ``ModuleSpec``, defaults of functions, and the ``__bases__`` of subclasses. Dictionaries are read directly,
-so that no lazy ``__getattr__`` fires. Replaced values keep their key's place, so the order of a dictionary never changes.
+Megatron's ``ModuleSpec``, defaults of functions and of dataclass fields, and the ``__bases__`` of subclasses. Dictionaries
+are read directly, so that no lazy ``__getattr__`` fires.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import sys
 from collections import OrderedDict, defaultdict
@@ -17,97 +18,9 @@ from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 
 from mindspeed.activation import references
+from mindspeed.activation.journal import ATTRIBUTE, ELEMENT, HEAP_TYPE, ITEM, KEY, MEMBER, SLOT, Journal, Place
 from mindspeed.activation.sites import TREE, inside_tree
 from mindspeed.plugins.problems import PatchError, Problem
-
-ABSENT: Final = type("ABSENT", (), {"__slots__": (), "__repr__": lambda self: "ABSENT"})()
-"""What a place holds before something was planted there."""
-
-
-HEAP_TYPE: Final = 1 << 9
-"""``__flags__`` bit of a class whose attributes can be set; compiled classes lack it."""
-
-
-class Place(NamedTuple):
-    """How one kind of holder is read and written."""
-
-    read: Callable[[Any, Any], Any]
-    write: Callable[[Any, Any, Any], None]
-
-
-def _write_attribute(holder: Any, name: str, value: Any) -> None:
-    if value is ABSENT:
-        type.__delattr__(holder, name)
-    else:
-        type.__setattr__(holder, name, value)
-
-
-def _write_item(holder: dict[Any, Any], name: Any, value: Any) -> None:
-    if value is ABSENT:
-        del holder[name]
-    else:
-        holder[name] = value
-
-
-def _rename_key(holder: dict[Any, Any], old: Any, new: Any) -> None:
-    entries = [(new if key is old else key, value) for key, value in holder.items()]
-    holder.clear()
-    holder.update(entries)
-
-
-def _rename_member(holder: set[Any], old: Any, new: Any) -> None:
-    holder.remove(old)
-    holder.add(new)
-
-
-ITEM: Final = Place(lambda holder, key: holder.get(key, ABSENT), _write_item)
-ELEMENT: Final = Place(lambda holder, i: holder[i] if i < len(holder) else ABSENT, list.__setitem__)
-ATTRIBUTE: Final = Place(lambda holder, name: vars(holder).get(name, ABSENT), _write_attribute)
-SLOT: Final = Place(getattr, setattr)
-KEY: Final = Place(lambda holder, key: next((k for k in holder if k is key), ABSENT), _rename_key)
-MEMBER: Final = Place(lambda holder, key: next((k for k in holder if k is key), ABSENT), _rename_member)
-
-
-class Change(NamedTuple):
-    """One value that was exchanged. Keys and set members are their own value: there ``key`` is what stands there now."""
-
-    place: Place
-    holder: Any
-    key: Any
-    old: Any
-    new: Any
-
-    def revert(self) -> None:
-        """Put the old value back, unless somebody has changed the place since."""
-        if self.place.read(self.holder, self.key) is self.new:
-            self.place.write(self.holder, self.key, self.old)
-
-
-class Journal:
-    """Every change in order; undone last first."""
-
-    def __init__(self) -> None:
-        self.changes: list[Change] = []
-
-    def write(self, place: Place, holder: Any, key: Any, old: Any, new: Any) -> None:
-        """Change a place and remember how to change it back."""
-        place.write(holder, key, new)
-        self.changes.append(Change(place, holder, new if place in (KEY, MEMBER) else key, old, new))
-
-    def undo(self, mark: int = 0) -> None:
-        """Revert everything that was written after the journal had ``mark`` changes.
-
-        Raises PatchError MS404, after reverting all else, for classes whose bases cannot go back.
-        """
-        problems = []
-        while len(self.changes) > mark:
-            change = self.changes.pop()
-            try:
-                change.revert()
-            except TypeError as error:  # of bases: subclasses were made meanwhile whose order of bases would break
-                problems.append(Problem("MS404", f"{change.holder!r} cannot get its original base class back: {error}"))
-        if problems:
-            raise PatchError(problems)
 
 
 class Exchange(NamedTuple):
@@ -195,13 +108,17 @@ class Rebinder:
             self._search(modules)
             return
         near = self._near()
-        for name, entries in module_dictionaries(near):
-            self._enter(name)
-            self._exchange(ITEM, entries, entries)
-        self._leave_aside_names()
-        for search in (self._search_namesakes, self._search, self._leave_aside_annotations, self._search_far):
+        named = self._search_names(near)
+        steps: tuple[Callable[[], None], ...] = (
+            self._search_namesakes,
+            lambda: self._search(named),
+            lambda: self._leave_aside_annotations(named),
+            lambda: self._search(near),
+            lambda: self._search_far(near),
+        )
+        for step in steps:
             if any(self._missing.values()):
-                search(near)
+                step()
 
     def _near(self) -> list[str]:
         """The modules of Megatron and of the packages that patch it, and the main program."""
@@ -210,20 +127,33 @@ class Rebinder:
         below = tuple(f"{package}." for package in packages)
         return [name for name in sys.modules.copy() if name.startswith(below) or name in packages]
 
-    def _leave_aside_names(self) -> None:
-        """Take for found what is meant to stay: the names of originals in the modules of their replacements."""
-        for name, entries in module_dictionaries(self._kept):
-            for key in map(id, entries.values()):
-                if key in self._kept[name]:
+    def _search_names(self, modules: Iterable[str]) -> list[str]:
+        """Look at the names in modules, not at what they stand for. Returns the modules that had something missing."""
+        named: dict[str, set[int]] = {}
+        for name, entries in module_dictionaries(modules):
+            self._enter(name)
+            before = len(self.journal.changes)
+            self._exchange(ITEM, entries, entries)
+            for change in self.journal.changes[before:]:
+                named.setdefault(name, set()).add(id(change.old))
+            if kept := self._kept.get(name):  # the module of a replacement may name the original
+                for key in filter(kept.__contains__, map(id, entries.values())):
                     self._missing[key] -= 1
+        missing = {key for key, count in self._missing.items() if count}
+        homes = {getattr(self._exchanges[key].old, "__module__", "") for key in missing}
+        return [
+            name
+            for name in {**named, **dict.fromkeys(homes)}
+            if name not in self._kept and (name in homes or named[name] & missing)
+        ]
 
-    def _leave_aside_annotations(self, near: Iterable[str]) -> None:
+    def _leave_aside_annotations(self, modules: Iterable[str]) -> None:
         """Take for found what annotations hold, which nobody calls."""
         classes = {key for key, count in self._missing.items() if count > 0 and isinstance(self._exchanges[key].old, type)}
-        for key, count in references.in_annotations(classes, module_dictionaries(near)).items():
+        for key, count in references.in_annotations(classes, module_dictionaries(modules)).items():
             self._missing[key] -= count
 
-    def _search_namesakes(self, near: Iterable[str]) -> None:
+    def _search_namesakes(self) -> None:
         """Search the modules that have something missing under its own name."""
         missing = [self._exchanges[key].old for key, count in self._missing.items() if count]
         named = [(old.__name__, old) for old in missing if isinstance(old, FunctionType)]
@@ -313,7 +243,13 @@ class Rebinder:
             return self._new[id(value)]
         if kind is tuple or kind is frozenset:
             parts = [self._renewed(part) for part in value]
-            return value if all(map(_is, parts, value)) else kind(parts)
+            if all(map(_is, parts, value)):
+                return value
+            if id(value) not in self._seen:  # others may share it, yet it holds each of its parts once
+                self._seen.add(id(value))
+                for key in filter(self._ids.__contains__, map(id, value)):
+                    self._missing[key] -= 1
+            return kind(parts)
         if kind is staticmethod or kind is classmethod:
             function = self._renewed(value.__func__)
             return value if function is value.__func__ else kind(function)
@@ -351,6 +287,11 @@ class Rebinder:
     def _visit_set(self, members: set[Any]) -> None:
         self._rename(MEMBER, members)
 
+    def _visit_field(self, field: dataclasses.Field[Any]) -> None:
+        """A field of a dataclass, whose default a dataclass that derives from it takes over."""
+        if id(field.default) in self._new:
+            self._write(SLOT, field, "default", field.default)
+
     def _visit_instance(self, instance: Any) -> None:
         fields = getattr(instance, "__dict__", None)
         if type(fields) is dict:
@@ -387,6 +328,7 @@ _visitors: Final = _Visitors(
         list: Rebinder._visit_list,
         set: Rebinder._visit_set,
         FunctionType: Rebinder._visit_function,
+        dataclasses.Field: Rebinder._visit_field,
         **dict.fromkeys((tuple, frozenset, staticmethod, classmethod), _renewed_in_place),
     }
 )

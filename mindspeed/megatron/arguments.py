@@ -65,7 +65,7 @@ PLACES: Final = (
 def known_arguments(root: Path) -> dict[str, frozenset[str]]:
     """``{place: argument names}`` of the megatron folder ``root``; a place whose source is missing has none."""
     memory = memory_of((root, "arguments"))
-    known = memory.recall("arguments")
+    known = memory.recall("arguments", dict)
     if known is None:
         known = {place.name: sorted(set(_declared(root / "core", place))) for place in PLACES}
         files = {str(root / "core" / file) for place in PLACES for file, _ in place.sources}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import subprocess
 import sys
@@ -118,6 +119,16 @@ def test_an_annotation_is_no_unknown_holder(attention: Any, searched: list[bool]
     applied(mixin(f"{ATTENTION}:SelfAttention")).undo()
     del attention.attend.__annotations__["core"]
     assert len(searched) == 1
+
+
+@pytest.mark.guards(13)
+def test_a_dataclass_that_is_derived_later_has_the_patched_default(attention: Any) -> None:
+    original = attention.Submodules().core
+    patches = applied(mixin(f"{ATTENTION}:Attention"))
+    derived = dataclasses.dataclass(type("Derived", (attention.Submodules,), {}))
+    assert derived().core is attention.Attention is not original
+    patches.undo()
+    assert dataclasses.dataclass(type("Derived", (attention.Submodules,), {}))().core is original
 
 
 @pytest.mark.guards(13)

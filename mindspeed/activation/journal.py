@@ -1,0 +1,100 @@
+"""Changing one value in one place, with a journal that puts each back exactly.
+
+Replaced values keep their key's place, so the order of a dictionary never changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from mindspeed.plugins.problems import PatchError, Problem
+
+ABSENT: Final = type("ABSENT", (), {"__slots__": (), "__repr__": lambda self: "ABSENT"})()
+"""What a place holds before something was planted there."""
+
+
+HEAP_TYPE: Final = 1 << 9
+"""``__flags__`` bit of a class whose attributes can be set; compiled classes lack it."""
+
+
+class Place(NamedTuple):
+    """How one kind of holder is read and written."""
+
+    read: Callable[[Any, Any], Any]
+    write: Callable[[Any, Any, Any], None]
+
+
+def _write_attribute(holder: Any, name: str, value: Any) -> None:
+    if value is ABSENT:
+        type.__delattr__(holder, name)
+    else:
+        type.__setattr__(holder, name, value)
+
+
+def _write_item(holder: dict[Any, Any], name: Any, value: Any) -> None:
+    if value is ABSENT:
+        del holder[name]
+    else:
+        holder[name] = value
+
+
+def _rename_key(holder: dict[Any, Any], old: Any, new: Any) -> None:
+    entries = [(new if key is old else key, value) for key, value in holder.items()]
+    holder.clear()
+    holder.update(entries)
+
+
+def _rename_member(holder: set[Any], old: Any, new: Any) -> None:
+    holder.remove(old)
+    holder.add(new)
+
+
+ITEM: Final = Place(lambda holder, key: holder.get(key, ABSENT), _write_item)
+ELEMENT: Final = Place(lambda holder, i: holder[i] if i < len(holder) else ABSENT, list.__setitem__)
+ATTRIBUTE: Final = Place(lambda holder, name: vars(holder).get(name, ABSENT), _write_attribute)
+SLOT: Final = Place(getattr, setattr)
+KEY: Final = Place(lambda holder, key: next((k for k in holder if k is key), ABSENT), _rename_key)
+MEMBER: Final = Place(lambda holder, key: next((k for k in holder if k is key), ABSENT), _rename_member)
+
+
+class Change(NamedTuple):
+    """One value that was exchanged. Keys and set members are their own value: there ``key`` is what stands there now."""
+
+    place: Place
+    holder: Any
+    key: Any
+    old: Any
+    new: Any
+
+    def revert(self) -> None:
+        """Put the old value back, unless somebody has changed the place since."""
+        if self.place.read(self.holder, self.key) is self.new:
+            self.place.write(self.holder, self.key, self.old)
+
+
+class Journal:
+    """Every change in order; undone last first."""
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+
+    def write(self, place: Place, holder: Any, key: Any, old: Any, new: Any) -> None:
+        """Change a place and remember how to change it back."""
+        place.write(holder, key, new)
+        self.changes.append(Change(place, holder, new if place in (KEY, MEMBER) else key, old, new))
+
+    def undo(self, mark: int = 0) -> None:
+        """Revert everything that was written after the journal had ``mark`` changes.
+
+        Raises PatchError MS404, after reverting all else, for classes whose bases cannot go back.
+        """
+        problems = []
+        while len(self.changes) > mark:
+            change = self.changes.pop()
+            try:
+                change.revert()
+            except TypeError as error:  # of bases: subclasses were made meanwhile whose order of bases would break
+                problems.append(Problem("MS404", f"{change.holder!r} cannot get its original base class back: {error}"))
+        if problems:
+            raise PatchError(problems)
