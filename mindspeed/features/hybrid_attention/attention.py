@@ -10,6 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindspeed.features._shared.context_parallel.heads import Attend, attention_by_heads
+from mindspeed.features._shared.context_parallel.layout import nested
+
+__all__ = ["hybrid_attention", "nested"]
 
 
 def hybrid_attention(query: Tensor, key: Tensor, value: Tensor, inner: dist.ProcessGroup, attend: Attend) -> Tensor:

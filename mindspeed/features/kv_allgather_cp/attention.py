@@ -20,6 +20,8 @@ from mindspeed.features._shared.context_parallel.exchange import pack, unpack
 from mindspeed.features._shared.context_parallel.layout import Layout, contiguous, zigzag
 from mindspeed.features._shared.context_parallel.local import add_gradients
 
+__all__ = ["Layout", "contiguous", "kv_allgather_attention", "zigzag"]
+
 
 def kv_allgather_attention(
     query: Tensor,

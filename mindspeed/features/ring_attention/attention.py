@@ -26,6 +26,8 @@ from mindspeed.features._shared.context_parallel.local import add_gradients
 from mindspeed.features._shared.context_parallel.rounds import Rounds
 from mindspeed.ops.errors import require
 
+__all__ = ["Keep", "Layout", "contiguous", "ring_attention", "zigzag"]
+
 Keep = Literal["none", "half", "full"]
 """Received blocks that are kept for backward: none, their keys, or keys and values. What is kept is not sent again."""
 

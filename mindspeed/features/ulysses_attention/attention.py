@@ -12,7 +12,10 @@ from torch import Tensor
 
 from mindspeed.features._shared.context_parallel.blocks import Rule
 from mindspeed.features._shared.context_parallel.heads import attention_by_heads
+from mindspeed.features._shared.context_parallel.layout import contiguous
 from mindspeed.features._shared.context_parallel.local import attention
+
+__all__ = ["contiguous", "ulysses_attention"]
 
 
 def ulysses_attention(
