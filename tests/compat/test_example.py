@@ -20,6 +20,7 @@ def train(folder, *argv):
     env = os.environ | {
         "PYTHONPATH": f"{ROOT}:{EXAMPLE}",
         "MINDSPEED_PLATFORM": "cpu",
+        "MINDSPEED_OPS": "reference",
         "MINDSPEED_REPORT": str(folder / "report.json"),
     }
     command = [sys.executable, "-W", "ignore", str(EXAMPLE / "pretrain.py"), *argv]

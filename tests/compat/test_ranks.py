@@ -33,7 +33,7 @@ def launch(folder, argument):
     env = (
         os.environ
         | {"PYTHONPATH": str(ROOT), "MINDSPEED_PLATFORM": "cpu", "MINDSPEED_REPORT": ""}
-        | {"MINDSPEED_AGREEMENT_TIMEOUT": "60"}
+        | {"MINDSPEED_AGREEMENT_TIMEOUT": "60", "MINDSPEED_OPS": "reference"}
     )
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node", "2", "script.py", argument]
     return subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder, check=False)

@@ -8,7 +8,6 @@ from typing import Any
 from mindspeed.activation.environment import made_up
 from mindspeed.activation.request import Layer
 from mindspeed.activation.resolver import Resolution, resolve
-from mindspeed.ops.variants import has_variant
 from mindspeed.plugins import Feature
 from mindspeed.plugins.discovery import discover
 from mindspeed.plugins.world import World
@@ -21,6 +20,7 @@ MODEL: dict[str, Any] = {
     "num_attention_heads": 8,
     "num_query_groups": 4,
     "num_experts": 0,
+    "grouped_experts": False,
     "vocab_size": 512,
     "seq_length": 64,
     "micro_batch_size": 1,
@@ -37,10 +37,13 @@ def ask(
     *names: str,
     settings: dict[str, dict[str, Any]] | None = None,
     model: dict[str, Any] = MODEL,
-    has_variant: Callable[[str, str], bool] = has_variant,
+    has_variant: Callable[[str, str], bool] = lambda op, platform: False,
     **world: Any,
 ) -> Resolution:
-    """Resolve a request on the command line for ``model``, of which ``world`` replaces values."""
+    """Resolve a request on the command line for ``model``, of which ``world`` replaces values.
+
+    By ``has_variant`` operators are references, so that level 1 adds nothing to a plan.
+    """
     layer = Layer("command line", features=names, settings=settings or {}, world=model | world)
     return resolve([layer], CATALOG, made_up("cpu", "0.16.1"), has_variant=has_variant)
 
