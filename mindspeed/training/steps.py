@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.utils import get_model_config
 
 from mindspeed.training.batches import Batch, Batches
 
@@ -42,7 +43,14 @@ def over_ranks(loss: torch.Tensor | None, flag: bool = False) -> tuple[float, bo
 
 def _forward(batches: Iterator[Batch], chunk: Any) -> tuple[torch.Tensor, Any]:
     batch = next(batches)
-    return chunk(batch.tokens, batch.positions, None, labels=batch.labels), _mean_loss
+    loss = _loss_per_token if get_model_config(chunk).calculate_per_token_loss else _mean_loss
+    return chunk(batch.tokens, batch.positions, None, labels=batch.labels), loss
+
+
+def _loss_per_token(losses_BS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Sum and number of tokens, which Megatron divides over all ranks, and this rank's mean."""
+    losses = losses_BS.float()
+    return losses.sum(), torch.tensor(losses.numel(), dtype=torch.int, device=losses.device), losses.detach().mean()
 
 
 def _mean_loss(losses_BS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state, tensor_parallel
+from megatron.core import parallel_state, tensor_parallel, utils
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_attr_wrapped_model, unwrap_model
@@ -54,7 +54,10 @@ def micro_batches(recipe: Recipe, step: int, rank: int, size: int) -> Iterator[B
     mask = torch.ones(1, 1, shape.seq_length, shape.seq_length, dtype=torch.bool).triu(1)
     for number in range(rank, recipe.global_batch_size // recipe.micro_batch_size, size):
         part = samples[number * recipe.micro_batch_size : (number + 1) * recipe.micro_batch_size]
-        yield Batch(number, *(x.cuda() for x in (part[:, :-1].contiguous(), part[:, 1:].contiguous(), positions, mask)))
+        tensors = {"tokens": part[:, :-1].contiguous(), "labels": part[:, 1:].contiguous(), "positions": positions}
+        whole = {name: x.cuda() for name, x in (*tensors.items(), ("attention_mask", mask))}
+        share = utils.get_batch_on_this_cp_rank(whole)
+        yield Batch(number, share["tokens"], share["labels"], share["positions"], share["attention_mask"])
 
 
 class _Run:
@@ -129,7 +132,7 @@ class _Run:
             if self.counts and step == 0 and batch.number == self.data_rank:
                 stack.enter_context(self.activations)
             output = chunk(batch.tokens, batch.positions, batch.mask, labels=batch.labels)
-        return output, partial(_mean_loss, batch.number)
+        return output, partial(_loss_per_token if self.config.calculate_per_token_loss else _mean_loss, batch.number)
 
     def _watch_inputs(self) -> None:
         """Keep the gradient of what the embedding gives the decoder, in the first step."""
@@ -148,8 +151,10 @@ class _Run:
         first = parallel_state.get_tensor_model_parallel_rank() * length if parts > 1 else 0
         rows = batch.positions[0, first : first + length].tolist()
         samples = slice(batch.number * self.recipe.micro_batch_size, (batch.number + 1) * self.recipe.micro_batch_size)
-        # Megatron averages over the replicas' own micro-batches when it reduces parameter gradients, which is later.
-        values = gradient_SBH.detach().to("cpu", torch.float32) / self.data_size
+        # Megatron averages over the replicas' own micro-batches, or over tokens, when it reduces parameter gradients: later.
+        per_token = self.config.calculate_per_token_loss
+        parts = shape.seq_length * self.recipe.global_batch_size if per_token else self.data_size
+        values = gradient_SBH.detach().to("cpu", torch.float32) / parts
         full = (shape.seq_length, self.recipe.global_batch_size, shape.hidden_size)
         self.record.pieces.append(Piece("input gradient", "decoder input", full, (rows, samples), values.numpy()))
 
@@ -167,6 +172,14 @@ class _Run:
                 chunk.start_param_sync(force_sync=True)
         for placed in placed_parameters(self.chunks):
             self.record.pieces += pieces_of("weight", placed, placed.parameter)
+
+
+def _loss_per_token(number: int, losses_BS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tuple[int, torch.Tensor]]:
+    """Sum and number of tokens for Megatron to divide, and for the record the mean over the whole sequence."""
+    total, count = losses_BS.float().sum(), torch.tensor(losses_BS.numel(), dtype=torch.int, device=losses_BS.device)
+    means = torch.stack([total.detach(), count.float()])
+    dist.all_reduce(means, group=parallel_state.get_context_parallel_group())
+    return total, count, (number, means[0] / means[1])
 
 
 def _mean_loss(number: int, losses_BS: torch.Tensor) -> tuple[torch.Tensor, tuple[int, torch.Tensor]]:

@@ -38,13 +38,13 @@ def ulysses_attention(
 
     ``mask`` [all tokens, all tokens] or [batch, 1, all tokens, all tokens], True where hidden, takes the place of ``causal``.
     ``ends`` has for each row of the batch the ends of the documents packed into it, which do not see one another. ``slopes``
-    [heads] are those of ALiBi. Dropout draws from this rank's generator: ranks must have different states.
+    [heads] are those of ALiBi. Ranks with one random state drop different places.
     Raises OperatorError.
     """
     tokens, heads = query.shape[0] * group.size(), query.shape[2] // group.size()
     own = None if slopes is None else slopes[group.rank() * heads : (group.rank() + 1) * heads]
     chosen = query.shape[-1] ** -0.5 if scale is None else scale
-    rule = Rule(chosen, causal and mask is None, mask, tuple(map(tuple, ends)), own, 1 - dropout)
+    rule = Rule(chosen, causal and mask is None, mask, tuple(map(tuple, ends)), own, 1 - dropout, group.rank())
     whole = [(0, tokens)]
     return attention_by_heads(
         query, key, value, group, lambda q, k, v: attention(q, k, v, rule, whole, whole), "ulysses_attention"

@@ -20,7 +20,10 @@ def losses(nproc: int, attention: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("nproc", "attention"),
-    [(2, "ring"), *(pytest.param(*case, marks=pytest.mark.long) for case in [(4, "ring"), (4, "ulysses"), (3, "kv-allgather")])],
+    [
+        (2, "ring"),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in [(4, "ring"), (4, "ulysses"), (3, "kv-allgather")]),
+    ],
 )
 def test_the_losses_are_those_of_one_process(nproc: int, attention: str) -> None:
     assert losses(nproc, attention) == losses(1, attention)

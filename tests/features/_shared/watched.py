@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindspeed.features._shared.context_parallel import blocks, exchange, local
+from mindspeed.features._shared.context_parallel import blocks, exchange, local, ring
 from mindspeed.features._shared.context_parallel.layout import Layout
 from mindspeed.platforms.collectives import traffic
 from tests.features._shared.shards import attend, function_of
@@ -78,7 +77,6 @@ def delayed(name: str, layout: Layout, tensors: Sequence[Tensor], early: bool) -
 
         return call
 
-    ring = import_module("mindspeed.features.ring_attention.attention")
     kept = (blocks.see, local.gradients, ring.see)
     try:
         exchange.Exchange.post = slow_post  # type: ignore[method-assign, assignment]

@@ -34,7 +34,8 @@ class Rule:
 
     ``mask`` [queries here, keys everywhere] (or with [batch, 1] in front) is True where hidden, its keys in the order of the
     whole sequence; it needs ``causal`` to be False. ``ends`` are the ends of the documents packed into each row of the batch.
-    ``slopes`` [heads] (fp32) add ``-slope * |query - key|`` to the scores (ALiBi, arXiv 2108.12409).
+    ``slopes`` [heads] (fp32) add ``-slope * |query - key|`` to the scores (ALiBi, arXiv 2108.12409). Seeds of dropout are
+    drawn from the generator of the device and told apart by ``rank``, so that ranks with one random state drop other places.
     """
 
     scale: float
@@ -43,6 +44,7 @@ class Rule:
     ends: tuple[tuple[int, ...], ...] = ()
     slopes: Tensor | None = None
     keep_prob: float = 1.0
+    rank: int = 0
 
 
 @dataclass(slots=True)
@@ -81,8 +83,13 @@ def parts(
         for tile in tiles(_between(queries, first, last), keys, rule.causal, ends, join=rule.slopes is None):
             here = tile._replace(rows=(first + tile.rows[0], first + tile.rows[1]))
             cut = None if mask is None else mask[..., slice(*here.rows), slice(*here.columns)]
-            seed = torch.randint(1 << 62, (), dtype=torch.int64, device=device) if rule.keep_prob < 1 else None
-            yield Part(here, batch, _causal_mask(device) if here.causal else cut, seed)
+            yield Part(here, batch, _causal_mask(device) if here.causal else cut, _seed(rule, device))
+
+
+def _seed(rule: Rule, device: torch.device) -> Tensor | None:
+    if rule.keep_prob == 1:
+        return None
+    return torch.randint(1 << 62, (), dtype=torch.int64, device=device).bitwise_xor_(rule.rank * 0x9E3779B97F4A7C15 % (1 << 62))
 
 
 def _between(spans: Sequence[Span], first: int, last: int) -> list[Span]:

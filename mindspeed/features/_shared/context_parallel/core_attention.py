@@ -1,0 +1,92 @@
+"""Megatron's core attention under context parallelism: its arguments, scale and dropout, and an algorithm's attention."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, ClassVar
+
+from megatron.core import parallel_state
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.module import MegatronModule
+from torch import Tensor
+
+from mindspeed.megatron.specs import with_modules
+from mindspeed.plugins.problems import MindSpeedError, Problem
+
+
+class CoreAttention(MegatronModule):  # type: ignore[misc]  # megatron has no types
+    """Stands for Megatron's local core attention, whose constructor takes one context-parallel rank only.
+
+    A subclass says in `attend` how queries reach the keys of other ranks. A causal mask is never read, as in Transformer
+    Engine; any other mask has the rows of this rank and all columns.
+    """
+
+    feature: ClassVar[str]
+
+    def __init__(
+        self,
+        config: Any,
+        layer_number: int,
+        attn_mask_type: AttnMaskType,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        cp_comm_type: str | None = None,
+        pg_collection: Any = None,
+    ) -> None:
+        super().__init__(config=config)
+        self.layer_number = max(1, layer_number)
+        self.attn_mask_type = attn_mask_type
+        self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
+        self.scale = softmax_scale
+        self.group = getattr(pg_collection, "cp", None) or parallel_state.get_context_parallel_group()
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        attn_mask_type: AttnMaskType | None = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: Any = None,
+    ) -> Tensor:
+        """``query`` is [tokens here, B, N, D], key and value [tokens here, B, K, D | E]. Gives [tokens here, B, N * E]."""
+        kind = self.attn_mask_type if attn_mask_type is None else attn_mask_type
+        if attention_bias is not None or packed_seq_params is not None:
+            what = "a bias on its attention scores" if attention_bias is not None else "packed sequences"
+            raise _refused(self.feature, f"the model has {what}")
+        causal = kind == AttnMaskType.causal
+        out = self.attend(query, key, value, causal, None if causal or attention_mask is None else attention_mask)
+        return out.flatten(2)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+    @property
+    def drops(self) -> float:
+        """The share of probabilities that is dropped now."""
+        return float(self.dropout) if self.training else 0.0
+
+
+def with_core_attention(spec: Any, config: Any, attention: type[CoreAttention]) -> Any:
+    """The spec of a block with every core attention exchanged. Raises MS304 for what no algorithm here can do."""
+    wrong = {
+        "softmax_type is not vanilla": getattr(config, "softmax_type", "vanilla") != "vanilla",
+        "window_size is set": config.window_size is not None,
+    }
+    problems = [_problem(attention.feature, text) for text, holds in wrong.items() if holds]
+    if problems:
+        raise MindSpeedError(problems)
+    engine = sys.modules.get("megatron.core.extensions.transformer_engine")
+    fused = [cls] if (cls := getattr(engine, "TEDotProductAttention", None)) else []
+    return with_modules(spec, dict.fromkeys([DotProductAttention, *fused], attention))
+
+
+def _problem(feature: str, sentence: str) -> Problem:
+    return Problem("MS304", f"{feature}: {sentence} in the model that is being built", (feature,), fix=f"take out {feature}")
+
+
+def _refused(feature: str, sentence: str) -> MindSpeedError:
+    return MindSpeedError([Problem("MS304", f"{feature}: {sentence}", (feature,), fix="--cp 1")])

@@ -1,0 +1,1 @@
+"""A sequence spread over ranks: the group and the rule of the loss."""

@@ -1,0 +1,60 @@
+"""A sequence spread over ranks."""
+
+from __future__ import annotations
+
+from mindspeed.plugins import (
+    ArgOverride,
+    Category,
+    Check,
+    Feature,
+    FeatureArgs,
+    FeatureSpec,
+    Field,
+    Numerics,
+    RequiresSlot,
+    Slot,
+    State,
+    hookimpl,
+)
+
+
+class ContextParallelArgs(FeatureArgs):
+    size: int = Field(1, ge=1, description="ranks that share every sequence")
+
+
+class ContextParallel(Feature[ContextParallelArgs]):
+    """Each rank has a share of the tokens of every sequence; one algorithm lets attention look beyond it.
+
+    A loss counts each token once: ranks may hold different numbers of tokens that count, so Megatron divides the sum of
+    gradients by the number of tokens of all ranks.
+    """
+
+    spec = FeatureSpec(
+        name="context-parallel",
+        summary="Every sequence spread over ranks, with the algorithm of your choice for attention",
+        category=Category.CONTEXT_PARALLEL,
+        sizes={"cp": "size"},
+        constraints=(
+            RequiresSlot(
+                Slot.CONTEXT_PARALLEL,
+                reason="attention has to look beyond the tokens of a rank: name ring-attention, ulysses-attention or another",
+                when=lambda args, world: args.size > 1,
+            ),
+            Check(
+                lambda args, world: world.seq_length % args.size == 0,
+                "sequence length {world.seq_length} is not a multiple of {args.size} context-parallel ranks",
+                fix="use a --seq-length that is a multiple of {args.size}",
+            ),
+        ),
+        numerics=Numerics.reordered(reason="gradients are sums of shares of the sequence"),
+        state=State("resharded", "weights are the same on every rank of the group"),
+    )
+
+    @hookimpl
+    def megatron_args(self) -> list[ArgOverride]:
+        overrides = [ArgOverride("context_parallel_size", self.args.size, "context-parallel.size")]
+        if self.args.size > 1:
+            overrides.append(
+                ArgOverride("calculate_per_token_loss", True, "ranks may hold different numbers of tokens that count")
+            )
+        return overrides

@@ -1,0 +1,33 @@
+"""Context parallelism that gathers keys and values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspeed.plugins import Category, Check, Feature, FeatureArgs, FeatureSpec, Numerics, Requires, Slot, hookimpl
+
+
+class KvAllgatherCp(Feature[FeatureArgs]):
+    """Every rank gathers the keys and values of all, and computes its queries at once; nothing is merged."""
+
+    spec = FeatureSpec(
+        name="kv-allgather-cp",
+        summary="Context parallelism by gathering keys and values on every rank",
+        category=Category.CONTEXT_PARALLEL,
+        slots={Slot.CONTEXT_PARALLEL},
+        constraints=(
+            Requires("context-parallel", reason="it owns the group and the rule of the loss"),
+            Check(
+                lambda args, world: world.seq_length % (2 * world.cp) == 0,
+                "sequence length {world.seq_length} is not a multiple of 2 x cp = 2 x {world.cp}",
+                fix="use a --seq-length that is a multiple of 2 x {world.cp}",
+            ),
+        ),
+        numerics=Numerics.reordered(reason="gradients of keys are sums over ranks"),
+    )
+
+    @hookimpl
+    def layer_spec(self, spec: Any, config: Any) -> Any:
+        from mindspeed.features.kv_allgather_cp.layers import with_gathered_attention
+
+        return with_gathered_attention(spec, config) if self.world.cp > 1 else spec

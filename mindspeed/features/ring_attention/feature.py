@@ -1,0 +1,56 @@
+"""Ring attention in Megatron."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from mindspeed.plugins import (
+    Category,
+    Check,
+    Feature,
+    FeatureArgs,
+    FeatureSpec,
+    Field,
+    Numerics,
+    Requires,
+    Slot,
+    hookimpl,
+)
+
+
+class RingAttentionArgs(FeatureArgs):
+    window: int = Field(1, ge=1, description="neighbouring ranks of an inner ring; 1 is a single ring")
+    keep: Literal["none", "half", "full"] = Field(
+        "none", description="received blocks kept for backward instead of sent again: none, their keys, keys and values"
+    )
+
+
+class RingAttention(Feature[RingAttentionArgs]):
+    """Blocks of keys and values go from rank to rank, hidden behind the attention to the block before."""
+
+    spec = FeatureSpec(
+        name="ring-attention",
+        summary="Context parallelism by passing key and value blocks around a ring",
+        category=Category.CONTEXT_PARALLEL,
+        slots={Slot.CONTEXT_PARALLEL},
+        constraints=(
+            Requires("context-parallel", reason="it owns the group and the rule of the loss"),
+            Check(
+                lambda args, world: world.seq_length % (2 * world.cp) == 0,
+                "sequence length {world.seq_length} is not a multiple of 2 x cp = 2 x {world.cp}",
+                fix="use a --seq-length that is a multiple of 2 x {world.cp}",
+            ),
+            Check(
+                lambda args, world: world.cp % args.window == 0,
+                "window {args.window} does not divide the context-parallel size {world.cp}",
+                fix="--set ring-attention.window=1",
+            ),
+        ),
+        numerics=Numerics.reordered(reason="the softmax is summed block by block"),
+    )
+
+    @hookimpl
+    def layer_spec(self, spec: Any, config: Any) -> Any:
+        from mindspeed.features.ring_attention.layers import with_ring_attention
+
+        return with_ring_attention(spec, config, self.args) if self.world.cp > 1 else spec

@@ -1,0 +1,39 @@
+"""The core attention that layers are built with."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from mindspeed.features._shared.context_parallel.core_attention import CoreAttention, with_core_attention
+from mindspeed.features.ring_attention.attention import ring_attention, zigzag
+from mindspeed.features.ring_attention.feature import RingAttentionArgs
+
+
+class RingCoreAttention(CoreAttention):
+    """Core attention by `ring_attention`; Megatron spreads tokens in zig-zag."""
+
+    feature = "ring-attention"
+    args: ClassVar[RingAttentionArgs] = RingAttentionArgs()  # type: ignore[call-arg]
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None) -> Tensor:
+        return ring_attention(
+            query,
+            key,
+            value,
+            self.group,
+            scale=self.scale,
+            causal=causal,
+            mask=mask,
+            dropout=self.drops,
+            window=self.args.window,
+            keep=self.args.keep,
+            layout=zigzag(self.group.size()),
+        )
+
+
+def with_ring_attention(spec: Any, config: Any, args: RingAttentionArgs) -> Any:
+    """The spec of a block with every core attention exchanged for one with these settings."""
+    attention = type("RingCoreAttention", (RingCoreAttention,), {"args": args, "__module__": __name__})
+    return with_core_attention(spec, config, attention)

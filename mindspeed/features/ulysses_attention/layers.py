@@ -1,0 +1,35 @@
+"""The core attention that layers are built with, and what a rank holds of batches and position tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from mindspeed.features._shared.context_parallel.core_attention import CoreAttention, with_core_attention
+from mindspeed.features._shared.context_parallel.slicing import batch_share, table_share
+from mindspeed.features.ulysses_attention.attention import contiguous, ulysses_attention
+
+
+class UlyssesCoreAttention(CoreAttention):
+    """Core attention by `ulysses_attention`."""
+
+    feature = "ulysses-attention"
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None) -> Tensor:
+        return ulysses_attention(query, key, value, self.group, scale=self.scale, causal=causal, mask=mask, dropout=self.drops)
+
+
+def with_ulysses_attention(spec: Any, config: Any) -> Any:
+    """The spec of a block with every core attention exchanged."""
+    return with_core_attention(spec, config, UlyssesCoreAttention)
+
+
+def stretch_of_batch(batch: dict[str, Any], cp_group: Any = None) -> dict[str, Any]:
+    """Stands for Megatron's slicing of a batch. An attention mask stays whole, for attention sees all queries."""
+    return batch_share(batch, cp_group, contiguous, lambda mask: mask)
+
+
+def stretch_of_table(pos_emb: Tensor, seq_dim: int, cp_group: Any) -> Tensor:
+    """Stands for Megatron's slicing of a position table."""
+    return table_share(pos_emb, seq_dim, cp_group, contiguous)

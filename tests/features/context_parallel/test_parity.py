@@ -1,0 +1,62 @@
+"""Every algorithm of context parallelism against stock Megatron in one process, alone and beside other layouts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.conftest import Prove
+
+LONG = pytest.mark.long
+ALGORITHMS = ["ring-attention", "ulysses-attention", "kv-allgather-cp"]
+
+
+def cp(size: int, **settings: Any) -> dict[str, dict[str, Any]]:
+    return {"context-parallel": {"size": size}, **settings}
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=LONG)])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_share_of_the_sequence_trains_as_the_whole(prove: Prove, algorithm: str, size: int) -> None:
+    assert prove(algorithm, settings=cp(size)).problems == []
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_it_does_with_rotary_positions_and_few_key_heads(prove: Prove, algorithm: str) -> None:
+    world = {"normalization": "RMSNorm", "num_query_groups": 2}
+    assert prove(algorithm, "rms-norm", settings=cp(2), world=world).problems == []
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_it_does_in_bf16(prove: Prove, algorithm: str) -> None:
+    assert prove(algorithm, settings=cp(2), world={"dtype": "bf16"}).problems == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("window", [1, 2])
+def test_neighbours_that_trade_heads_in_a_ring_do_as_well(prove: Prove, window: int) -> None:
+    settings = cp(4, **{"hybrid-attention": {"ulysses_degree": 2, "window": window}})
+    assert prove("hybrid-attention", settings=settings).problems == []
+
+
+BESIDE = {
+    "tensor-parallel": ({"tensor-parallel": {"size": 2}}, ["tensor-parallel", "sequence-parallel"]),
+    "pipeline-parallel": ({"pipeline-parallel": {"size": 2}}, ["pipeline-parallel"]),
+    "distributed-optimizer": ({}, ["distributed-optimizer", "async-ddp", "async-param-gather"]),
+    "recompute": ({"recompute": {"granularity": "full", "method": "uniform", "num_layers": 1}}, ["recompute"]),
+}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("other", BESIDE)
+def test_it_does_beside_other_layouts(prove: Prove, algorithm: str, other: str, request: pytest.FixtureRequest) -> None:
+    settings, features = BESIDE[other]
+    if algorithm != "ring-attention" and not request.config.option.markexpr.startswith("long"):
+        pytest.skip("in the long run; ring-attention stands for all here")
+    assert prove(algorithm, *features, settings=cp(2, **settings)).problems == []
+
+
+def test_it_keeps_fewer_activations(prove: Prove) -> None:
+    whole, shared = prove("ring-attention", settings=cp(2)).proof.bytes["saved activations"]
+    assert shared < 0.55 * whole
