@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: train test ops test-long test-versions lint bench docs clean
+.PHONY: train test ops test-long test-versions test-npu-contract lint bench docs clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -44,6 +44,13 @@ test-triton: export TRITON_DEFAULT_FP_FUSION := 1
 test-triton: $(VENV)/installed build/triton/installed  ## the kernels of CUDA: interpreted on the CPU, then compiled for a GPU
 	TRITON_INTERPRET=1 MINDSPEED_OPS=reference $(BIN)/python -m pytest -q --confcutdir=tests/ops tests/ops/triton
 	$(BIN)/python -m pytest -q --confcutdir=tests/ops tests/ops/triton
+
+build/torch_npu/installed: | $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D) torch_npu==2.13.0
+	touch $@
+
+test-npu-contract: $(VENV)/installed build/torch_npu/installed  ## every call of torch_npu, held to the real one without an NPU
+	$(BIN)/python -m tests.npu_contract build/torch_npu
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

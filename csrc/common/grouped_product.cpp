@@ -87,7 +87,7 @@ struct Add {
 };
 
 template <class Number, class Finish> void multiply_as_floats(const std::vector<Product> &products, Finish finish) {
-  multiply_all<SingleDot, Floats<Number>, Floats<Number>>(products, finish);
+  multiply_all<SingleDot, Numbers<Number>, Numbers<Number>>(products, finish);
 }
 
 template <class Finish> void multiply_pairs(const std::vector<Product> &products, Finish finish) {

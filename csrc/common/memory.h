@@ -1,7 +1,7 @@
 // Memory of results: fresh tensors, large ones on huge pages.
 #pragma once
 
-#include <ATen/Functions.h>
+#include <ATen/ops/empty.h>
 
 #if defined(__linux__)
 #include <sys/mman.h>

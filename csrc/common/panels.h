@@ -48,7 +48,7 @@ inline __m512 load_floats(const c10::Half *from, __mmask16 mask) {
 }
 
 // Words of one fp32 number each.
-template <class Number> struct Floats {
+template <class Number> struct Numbers {
   using Element = Number;
   static constexpr int64_t per_word = 1;
   static void across(const Number *at, int64_t, int64_t, __mmask32 outer, __m512i &low, __m512i &high) {

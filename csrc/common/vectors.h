@@ -147,16 +147,6 @@ std::array<double, N> sums(int64_t count, Body body) {
   return totals;
 }
 
-// result[i] = the sum of column i over the rows of `chunks` [count, width], rounded once.
-template <class T> void add_chunks(const float *chunks, int64_t count, int64_t width, T *result) {
-  each_vector(0, width, [=](int64_t i, auto extent) {
-    Floats total = load(chunks + i, extent);
-    for (int64_t chunk = 1; chunk < count; ++chunk)
-      total = total + load(chunks + chunk * width + i, extent);
-    store(result + i, total, extent);
-  });
-}
-
 // exp(x) with an error below 2 ulp.
 inline Floats exponential(Floats x) {
 #if defined(CPU_CAPABILITY_AVX512)

@@ -1,18 +1,19 @@
 // Grouped matrix product of mindspeed/ops/npu_gmm.py: forward, both gradients, the sum of rows for that of the bias.
 
-#include "../common/group_list.h"
-#include "../common/grouped_product.h"
-#include "../common/memory.h"
-#include "../common/reference.h"
+#include "group_list.h"
+#include "grouped_product.h"
+#include "memory.h"
+#include "operators.h"
+#include "reference.h"
 
-#include <ATen/Functions.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 namespace mindspeed {
 namespace {
 
-using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
@@ -154,11 +155,17 @@ struct SumFunction : torch::autograd::Function<SumFunction> {
 
 Tensor gmm_recorded(const Tensor &x, const Tensor &weight, const std::optional<Tensor> &bias, const Tensor &groups,
                     bool cumulative) {
-  return GmmFunction::apply(x, weight, bias, groups, cumulative);
+  if (needs_gradient(x, weight, bias))
+    return GmmFunction::apply(x, weight, bias, groups, cumulative);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return gmm_operator().call(x, weight, bias, groups, cumulative);
 }
 
 Tensor sum_recorded(const Tensor &x, const Tensor &dy, const Tensor &groups, bool cumulative) {
-  return SumFunction::apply(x, dy, groups, cumulative);
+  if (needs_gradient(x, dy))
+    return SumFunction::apply(x, dy, groups, cumulative);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return sum_operator().call(x, dy, groups, cumulative);
 }
 
 TORCH_LIBRARY_IMPL(mindspeed, CPU, m) {

@@ -1,7 +1,8 @@
 // RMSNorm, alone or of a sum: fp32 sums, each result rounded once. The formulas are those of mindspeed/ops/rms_norm.py.
+#include "memory.h"
 #include "operators.h"
+#include "pairs.h"
 #include "reference.h"
-#include "vectors.h"
 
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -63,21 +64,24 @@ template <bool Residual, bool Streamed, class T> void forward_row(const ForwardR
   const T *x = rows.x + start, *residual = rows.residual + start;
   const auto element = [=](int64_t i, auto extent) {
     if constexpr (Residual) {
-      return load(x + i, extent) + load(residual + i, extent);
+      return load_pair(x + i, extent) + load_pair(residual + i, extent);
     } else {
-      return load(x + i, extent);
+      return load_pair(x + i, extent);
     }
   };
-  const auto [squares] = sums<1>(rows.width, [&](auto &total, int64_t i, auto extent) {
-    const Floats value = element(i, extent);
-    if constexpr (Residual)
-      write<Streamed>(rows.sum + start + i, value, extent);
-    total[0] = at::vec::fmadd(value, value, total[0]);
+  const auto [squares] = pair_sums<1>(rows.width, [&](auto &total, int64_t i, auto extent) {
+    if constexpr (Residual) {
+      const Pair value = element(i, extent);
+      write_pair<Streamed>(rows.sum + start + i, value, extent);
+      total[0] = fmadd(value, value, total[0]);
+    } else {
+      total[0] = add_squares(total[0], x + i, extent);
+    }
   });
   rows.rstd[row] = static_cast<float>(1.0 / std::sqrt(squares / rows.width + rows.epsilon));
-  const Floats scale(rows.rstd[row]);
-  each_vector(0, rows.width, [&](int64_t i, auto extent) {
-    write<Streamed>(rows.y + start + i, element(i, extent) * scale * load(rows.gamma + i, extent), extent);
+  const Pair scale(rows.rstd[row]);
+  each_pair(0, rows.width, [&](int64_t i, auto extent) {
+    write_pair<Streamed>(rows.y + start + i, element(i, extent) * scale * load_pair(rows.gamma + i, extent), extent);
   });
 }
 
@@ -103,7 +107,7 @@ Two forward(const Tensor &x_, const Tensor &gamma_, double epsilon) {
   if (!takes(x_, gamma_))
     return call_reference(forward_op(), x_, gamma_, epsilon);
   const Tensor x = x_.contiguous(), gamma = gamma_.contiguous();
-  Tensor y = at::empty(x.sizes(), x.options()), rstd = empty_rstd(x, gamma);
+  Tensor y = fresh(x.sizes(), x.options()), rstd = empty_rstd(x, gamma);
   MINDSPEED_WITH_TYPE(x.scalar_type(), [&] {
     const ForwardRows<scalar_t> rows{x.const_data_ptr<scalar_t>(), nullptr, gamma.const_data_ptr<scalar_t>(),
                                      y.mutable_data_ptr<scalar_t>(), nullptr, rstd.mutable_data_ptr<float>(),
@@ -117,7 +121,7 @@ Three residual_forward(const Tensor &x_, const Tensor &residual_, const Tensor &
   if (!takes(x_, gamma_))
     return call_reference(residual_op(), x_, residual_, gamma_, epsilon);
   const Tensor x = x_.contiguous(), residual = residual_.contiguous(), gamma = gamma_.contiguous();
-  Tensor y = at::empty(x.sizes(), x.options()), sum = at::empty(x.sizes(), x.options()), rstd = empty_rstd(x, gamma);
+  Tensor y = fresh(x.sizes(), x.options()), sum = fresh(x.sizes(), x.options()), rstd = empty_rstd(x, gamma);
   MINDSPEED_WITH_TYPE(x.scalar_type(), [&] {
     const ForwardRows<scalar_t> rows{x.const_data_ptr<scalar_t>(), residual.const_data_ptr<scalar_t>(),
                                      gamma.const_data_ptr<scalar_t>(), y.mutable_data_ptr<scalar_t>(),
@@ -143,39 +147,40 @@ template <int COUNT, bool Sum, bool Streamed, class T>
 void backward_rows(const BackwardRows<T> &rows, int64_t first, float *dgamma) {
   const int64_t width = rows.width, start = first * width;
   const T *dy = rows.dy + start, *x = rows.x + start, *dsum = rows.dsum + start, *gamma = rows.gamma;
-  const auto dots = sums<COUNT>(width, [=](auto &totals, int64_t i, auto extent) {
-    const Floats scale = load(gamma + i, extent);
+  const auto dots = pair_sums<COUNT>(width, [=](auto &totals, int64_t i, auto extent) {
+    const Pair scale = load_pair(gamma + i, extent);
     for (int row = 0; row < COUNT; ++row) {
       const int64_t at = row * width + i;
-      totals[row] = at::vec::fmadd(load(dy + at, extent) * scale, load(x + at, extent), totals[row]);
+      totals[row] = fmadd(load_pair(dy + at, extent) * scale, load_pair(x + at, extent), totals[row]);
     }
   });
-  std::array<Floats, COUNT> rstd, pull;
+  // dx = (dy r) gamma + x pull and dgamma += (dy r) x
+  std::array<Pair, COUNT> rstd, pull;
   for (int row = 0; row < COUNT; ++row) {
     const float r = rows.rstd[first + row];
-    rstd[row] = Floats(r);
-    pull[row] = Floats(static_cast<float>(-dots[row] * r / width));
+    rstd[row] = Pair(r);
+    pull[row] = Pair(static_cast<float>(-dots[row] * r * r * r / width));
   }
   T *dx = rows.dx + start;
-  each_vector(0, width, [&](int64_t i, auto extent) {
-    const Floats scale = load(gamma + i, extent);
-    Floats total = load(dgamma + i, extent);
+  each_pair(0, width, [&](int64_t i, auto extent) {
+    const Pair scale = load_pair(gamma + i, extent);
+    Pair total = load_raw(dgamma + i);
     for (int row = 0; row < COUNT; ++row) {
       const int64_t at = row * width + i;
-      const Floats g = load(dy + at, extent), normalized = load(x + at, extent) * rstd[row];
-      total = at::vec::fmadd(g, normalized, total);
-      Floats gradient = at::vec::fmadd(normalized, pull[row], g * scale) * rstd[row];
+      const Pair g = load_pair(dy + at, extent) * rstd[row], value = load_pair(x + at, extent);
+      total = fmadd(g, value, total);
+      Pair gradient = fmadd(g, scale, value * pull[row]);
       if constexpr (Sum)
-        gradient = gradient + load(dsum + at, extent);
-      write<Streamed>(dx + at, gradient, extent);
+        gradient = gradient + load_pair(dsum + at, extent);
+      write_pair<Streamed>(dx + at, gradient, extent);
     }
-    store(dgamma + i, total, extent);
+    store_raw(dgamma + i, total);
   });
 }
 
 template <bool Sum, bool Streamed, class T>
 void backward_chunk(const BackwardRows<T> &rows, int64_t begin, int64_t end, float *dgamma) {
-  std::fill_n(dgamma, rows.width, 0.0f);
+  std::fill_n(dgamma, padded(rows.width), 0.0f);
   int64_t row = begin;
   for (; row + 4 <= end; row += 4)
     backward_rows<4, Sum, Streamed>(rows, row, dgamma);
@@ -187,10 +192,10 @@ void backward_chunk(const BackwardRows<T> &rows, int64_t begin, int64_t end, flo
 template <bool Sum> Two backward(const Tensor &dy_, const Tensor *dsum_, const Tensor &x_, const Tensor &gamma_, const Tensor &rstd_) {
   const Tensor dy = dy_.contiguous(), x = x_.contiguous(), gamma = gamma_.contiguous(), rstd = rstd_.contiguous();
   const Tensor dsum = Sum ? dsum_->contiguous() : Tensor();
-  Tensor dx = at::empty(x.sizes(), x.options()), dgamma = at::empty(gamma.sizes(), gamma.options());
+  Tensor dx = fresh(x.sizes(), x.options()), dgamma = at::empty(gamma.sizes(), gamma.options());
   const Chunks chunks = chunks_of(rstd.numel());
   const int64_t width = gamma.numel();
-  Tensor partial = at::empty({chunks.count, width}, rstd.options());
+  Tensor partial = at::empty({chunks.count, padded(width)}, rstd.options());
   float *sums_of_chunks = partial.mutable_data_ptr<float>();
   MINDSPEED_WITH_TYPE(x.scalar_type(), [&] {
     const BackwardRows<scalar_t> rows{dy.const_data_ptr<scalar_t>(), Sum ? dsum.const_data_ptr<scalar_t>() : nullptr,
@@ -199,7 +204,7 @@ template <bool Sum> Two backward(const Tensor &dy_, const Tensor *dsum_, const T
     const bool stream = streamed(dx, width);
     parallel(chunks.count, chunks.rows * width / chunks.count, [&](int64_t begin, int64_t end) {
       for (int64_t chunk = begin; chunk < end; ++chunk) {
-        float *total = sums_of_chunks + chunk * width;
+        float *total = sums_of_chunks + chunk * padded(width);
         if (stream) {
           backward_chunk<Sum, true>(rows, chunks.begin(chunk), chunks.begin(chunk + 1), total);
         } else {
@@ -207,7 +212,7 @@ template <bool Sum> Two backward(const Tensor &dy_, const Tensor *dsum_, const T
         }
       }
     });
-    add_chunks(sums_of_chunks, chunks.count, width, dgamma.mutable_data_ptr<scalar_t>());
+    add_pair_chunks<scalar_t>(sums_of_chunks, chunks.count, width, dgamma.mutable_data_ptr<scalar_t>());
   });
   return {dx, dgamma};
 }

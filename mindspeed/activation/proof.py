@@ -202,11 +202,13 @@ class Proof:
             problems += _problems_of(feature)
         return ProofReport(self.plan.digest, features, tuple(problems), tuple(self._ended))
 
-    def calls(self) -> dict[str, dict[str, int]]:
-        """How often the code of each feature ran so far: its sites, hooks and operators that can be counted."""
+    def effects(self) -> dict[str, dict[str, int]]:
+        """How often the code of each feature did something so far: its sites and operators that can be counted, its hooks
+        but for calls that changed nothing."""
         found: dict[str, dict[str, int]] = {}
         for watched in self._watched:
-            if watched.kind != "argument" and (calls := self._calls(watched)) is not None:
+            calls = self._manager.effects[watched.feature, watched.name] if watched.kind == "hook" else self._calls(watched)
+            if watched.kind != "argument" and calls is not None:
                 found.setdefault(watched.feature, {})[watched.name] = calls
         return found
 
@@ -349,10 +351,8 @@ _KINDS: Final = {"patch": "the patched", "hook": "the hook", "argument": "Megatr
 def _problems_of(feature: FeatureProof) -> Iterator[Problem]:
     for point in feature.points:
         if point.state == "never reached":
-            what = {"patch": "the patched", "hook": "the hook", "argument": "Megatron's argument", "op": "the operator"}[
-                point.kind
-            ]
-            text = f"{feature.name} has no effect at {what} {point.name}: its {point.phase} phase ended without a call"
+            place = f"{_KINDS[point.kind]} {point.name}"
+            text = f"{feature.name} has no effect at {place}: its {point.phase} phase ended without a call"
             fix = f"take out {feature.name}, or check whether this model has what it changes"
             yield Problem("MS410", text, (feature.name,), fix=fix)
         elif point.state == "not effective":

@@ -30,12 +30,20 @@ _MODEL: Final = {
     "micro_batch_size": 1,
     "global_batch_size": 64,
 }
-_DENSE: Final = {**_MODEL, "world_size": 1, "num_experts": 0, "normalization": "LayerNorm", "gated_linear_unit": False}
+_DENSE: Final = {
+    **_MODEL,
+    "world_size": 1,
+    "num_experts": 0,
+    "grouped_experts": False,
+    "normalization": "LayerNorm",
+    "gated_linear_unit": False,
+}
 _LARGE: Final = {
     **_MODEL,
     **dict.fromkeys(PARALLEL_SIZES, 2),
     "world_size": 64,
     "num_experts": 4,
+    "grouped_experts": True,
     "normalization": "RMSNorm",
     "gated_linear_unit": True,
 }

@@ -34,6 +34,7 @@ MODEL: Final = {
     "num_attention_heads": 8,
     "num_query_groups": 4,
     "num_experts": 8,
+    "grouped_experts": False,
     "vocab_size": 512,
     "seq_length": 64,
     "micro_batch_size": 1,

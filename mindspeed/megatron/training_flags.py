@@ -83,6 +83,7 @@ DERIVED: Final = (
     Derived("num_query_groups", ("num_query_groups", "group_query_attention"), _query_groups),
     Derived("ffn_hidden_size", ("ffn_hidden_size", "hidden_size"), _mlp_size),
     Derived("num_experts", ("num_experts",), lambda values: values.get("num_experts") or 0),
+    Derived("grouped_experts", ("moe_grouped_gemm",), lambda values: bool(values.get("moe_grouped_gemm"))),
     Derived(
         "gated_linear_unit",
         ("swiglu", "quick_geglu"),

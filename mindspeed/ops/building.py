@@ -139,10 +139,10 @@ def _compile(job: _Job, files: list[Path], folder: Path) -> list[Path]:
         outcome = compile_object(job.compiler, source, job.sources / "common", draft)
         if outcome.status == 0:
             os.replace(draft, part)
-            job.say(f"{source.name} compiled in {time.perf_counter() - started:.0f} s")
+            job.say(f"{source.name} compiled in {time.perf_counter() - started:.0f} s\n{outcome.output}".strip())
         return outcome
 
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         outcomes = dict(zip(missing, pool.map(compile_one, missing, missing.values()), strict=True))
     _require(job, {file.name: outcome for file, outcome in outcomes.items()}, "be compiled")
     _forget(job.objects, made)

@@ -39,7 +39,7 @@ class Outcome:
     def errors(self) -> list[str]:
         """The lines of the output that say what is wrong, or its last one."""
         lines = self.output.strip().splitlines()
-        found = [line for line in lines if re.search(r"(?:error|undefined reference|cannot find)\b", line)]
+        found = [line for line in dict.fromkeys(lines) if re.search(r"(?:error|undefined reference|cannot find)\b", line)]
         return found or lines[-1:] or [f"{self.command[0]} ended with status {self.status}"]
 
 

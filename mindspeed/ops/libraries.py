@@ -32,6 +32,8 @@ FLAGS: Final = (
     "-fno-semantic-interposition",
     "-Wall",
     "-Wno-unknown-pragmas",
+    "-Wno-uninitialized",  # gcc 12 says it of its own AVX-512 headers, thousands of times
+    "-Wno-maybe-uninitialized",
 )
 """Flags of every source. A kernel that wants fused multiplication and addition calls it by name."""
 

@@ -58,15 +58,19 @@ def npu_all_to_all_all_gather_bmm(
     return results if len(results) > 1 else results[0]
 
 
+def _gathered_rows(x: Tensor, weight: Tensor, ep: str, tp: str, shard_type: int) -> Tensor:
+    """``y2``: all rows of this rank's experts, of full width."""
+    by_rank = all_to_all(unflatten(x, 0, (size_of(ep), weight.shape[0])), ep)
+    gathered = all_gather(by_rank, tp)  # [tp, ep, experts, rows, columns]
+    order, joined = ((2, 1, 3, 0, 4), 3) if shard_type == 0 else ((2, 1, 0, 3, 4), 2)
+    return gathered.permute(order).flatten(joined, joined + 1).flatten(1, 2).contiguous()
+
+
 def _forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, ep: str, tp: str, shard_type: int, act: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Reference: ``(y1, y2, y3)``; ``y3`` is empty without an activation."""
-    experts = weight.shape[0]
-    by_rank = all_to_all(unflatten(x, 0, (size_of(ep), experts)), ep)
-    gathered = all_gather(by_rank, tp)  # [tp, ep, experts, rows, columns]
-    order, joined = ((2, 1, 3, 0, 4), 3) if shard_type == 0 else ((2, 1, 0, 3, 4), 2)
-    y2 = gathered.permute(order).flatten(joined, joined + 1).flatten(1, 2).contiguous()
+    y2 = _gathered_rows(x, weight, ep, tp, shard_type)
     y3 = wide(y2) @ wide(weight)
     y3 = y3 if bias is None else y3 + wide(bias)
     if act == "none":

@@ -53,16 +53,21 @@ def npu_bmm_reduce_scatter_all_to_all(
 
 
 def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, ep: str, tp: str, shard_type: int) -> Tensor:
-    experts, rows, _ = x.shape
+    return _scattered_rows(wide(x) @ wide(weight), bias, x.dtype, ep, tp, shard_type)
+
+
+def _scattered_rows(product: Tensor, bias: Tensor | None, dtype: torch.dtype, ep: str, tp: str, shard_type: int) -> Tensor:
+    """This rank's share of the sum over tensor ranks of the products, plus bias, sent back in the type ``dtype``."""
+    experts, rows, _ = product.shape
     expert_ranks, tensor_ranks = size_of(ep), size_of(tp)
-    product = (wide(x) @ wide(weight)).view(experts, expert_ranks, rows // expert_ranks, -1)
+    product = product.view(experts, expert_ranks, rows // expert_ranks, -1)
     if shard_type == 0:
         parts = unflatten(product, 3, (tensor_ranks, -1)).permute(3, 0, 1, 2, 4)
     else:
         parts = unflatten(product, 2, (tensor_ranks, -1)).permute(2, 0, 1, 3, 4)
     mine = reduce_scatter(parts, tp)  # [experts, ep, rows, columns]
     mine = mine if bias is None else mine + wide(bias)[:, :, None]
-    return all_to_all(mine.to(x.dtype).transpose(0, 1), ep).flatten(0, 1)
+    return all_to_all(mine.to(dtype).transpose(0, 1), ep).flatten(0, 1)
 
 
 def _shape(x: Tensor, weight: Tensor, bias: Tensor | None, ep: str, tp: str, shard_type: int) -> Tensor:

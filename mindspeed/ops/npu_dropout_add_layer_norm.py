@@ -170,18 +170,33 @@ def _backward(
     g = dout_wide * wide(weight)
     centred = g if rms else g - g.mean(-1, keepdim=True)
     dz_wide = wide(dz) + rstd * (centred - normalized * (g * normalized).mean(-1, keepdim=True))
-    rows, layers, kept = _scales(rowscale, layerscale, mask, p)
-    drow, dlayer = dout.new_empty(0), dout.new_empty(0)
-    if x0 is not None:
-        plain = _product(wide(x0) * dz_wide, kept)
-        drow = drow if rowscale is None else _product(plain, layers).sum(-1).to(rowscale.dtype)
-        dlayer = dlayer if layerscale is None else _product(plain, rows).sum_to_size(layerscale.shape).to(layerscale.dtype)
     dweight = (dout_wide * normalized).sum_to_size(weight.shape).to(weight.dtype)
     dbias = dout_wide.sum_to_size(weight.shape).to(weight.dtype)
+    inputs = _input_gradients(dz_wide, dout.dtype, z.dtype, x0, rowscale, layerscale, mask, p)
+    dx0, dresidual, drow, dlayer = inputs
+    return dx0, dresidual, dweight, dbias, drow, dlayer
+
+
+def _input_gradients(
+    dz: Tensor,
+    dtype: torch.dtype,
+    residual_dtype: torch.dtype,
+    x0: Tensor | None,
+    rowscale: Tensor | None,
+    layerscale: Tensor | None,
+    mask: Tensor | None,
+    p: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x0, residual, rowscale and layerscale from that of z in a wide type."""
+    rows, layers, kept = _scales(rowscale, layerscale, mask, p)
+    drow, dlayer = dz.new_empty(0, dtype=dtype), dz.new_empty(0, dtype=dtype)
+    if x0 is not None:
+        plain = _product(wide(x0) * dz, kept)
+        drow = drow if rowscale is None else _product(plain, layers).sum(-1).to(rowscale.dtype)
+        dlayer = dlayer if layerscale is None else _product(plain, rows).sum_to_size(layerscale.shape).to(layerscale.dtype)
     # a result may not be an input: a copy where nothing changes the value
-    dx0 = _product(dz_wide, rows, layers, kept).to(dout.dtype, copy=True).contiguous()
-    dresidual = dz_wide.to(z.dtype, copy=True).contiguous()
-    return dx0, dresidual, dweight, dbias, drow.contiguous(), dlayer
+    dx0 = _product(dz, rows, layers, kept).to(dtype, copy=True).contiguous()
+    return dx0, dz.to(residual_dtype, copy=True).contiguous(), drow.contiguous(), dlayer
 
 
 def _forward_shapes(x0: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:

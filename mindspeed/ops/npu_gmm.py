@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import mindspeed.ops.npu_groupmatmul_add_fp32  # noqa: F401  it registers the operator that gemm_fusion ends in
 from mindspeed.ops.errors import require
 from mindspeed.ops.group_list import group_ranges, group_tensor
 from mindspeed.ops.library import define, no_gradient
+from mindspeed.ops.npu_groupmatmul_add_fp32 import npu_groupmatmul_add_fp32
 from mindspeed.ops.numerics import wide, wide_type
 
 GROUPED_ROWS, GROUPED_SUM = 0, 2
@@ -107,7 +107,7 @@ class _AccumulatingWeight(torch.autograd.Function):
         (dy,) = grads
         x, weight, ends = ctx.saved_tensors
         dx = torch.ops.mindspeed.npu_gmm(dy, weight.transpose(1, 2), None, ends, True)
-        torch.ops.mindspeed.npu_groupmatmul_add_fp32(x, dy, ends, ctx.original.main_grad)
+        npu_groupmatmul_add_fp32(x, dy, ends, ctx.original.main_grad)
         ctx.original.grad_added_to_main_grad = True
         zero = getattr(ctx.original, "zero_out_wgrad", False)
         dummy = torch.zeros_like(weight) if zero else torch.empty_like(weight)

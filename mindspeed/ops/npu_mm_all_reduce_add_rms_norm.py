@@ -116,28 +116,15 @@ def _shapes(x1: Tensor, x2: Tensor, residual: Tensor, *rest: object) -> tuple[Te
     return residual.new_empty(residual.shape), residual.new_empty(residual.shape)
 
 
-def _in_place(x1: Tensor, x2: Tensor, residual: Tensor, *rest: object) -> Tensor:
-    y, norm = torch.ops.mindspeed.npu_mm_all_reduce_add_rms_norm(x1, x2, residual, *rest)
-    residual.copy_(y)
-    return norm  # type: ignore[no-any-return]
-
-
-def _in_place_shape(x1: Tensor, x2: Tensor, residual: Tensor, *rest: object) -> Tensor:
-    return residual.new_empty(residual.shape)
-
-
-_REST = (
+REST = (
     "Tensor gamma, Tensor? bias, Tensor? antiquant_scale, Tensor? antiquant_offset, Tensor? dequant_scale, str group, "
     "float epsilon"
 )
+"""Arguments after the residual, shared with the schema of the variant in place."""
+
 define(
-    f"npu_mm_all_reduce_add_rms_norm(Tensor x1, Tensor x2, Tensor residual, {_REST}) -> (Tensor, Tensor)",
+    f"npu_mm_all_reduce_add_rms_norm(Tensor x1, Tensor x2, Tensor residual, {REST}) -> (Tensor, Tensor)",
     _forward,
     _shapes,
     gradient=no_gradient("npu_mm_all_reduce_add_rms_norm"),
-)
-define(
-    f"npu_mm_all_reduce_add_rms_norm_(Tensor x1, Tensor x2, Tensor(a!) residual, {_REST}) -> Tensor",
-    _in_place,
-    _in_place_shape,
 )

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops.errors import require
-from mindspeed.ops.npu_mm_all_reduce_add_rms_norm import check, check_group_size
+from mindspeed.ops.library import define
+from mindspeed.ops.npu_mm_all_reduce_add_rms_norm import REST, check, check_group_size
 from mindspeed.ops.process_groups import Group
 
 
@@ -38,3 +39,20 @@ def npu_mm_all_reduce_add_rms_norm_(
         x1, x2, residual, gamma, bias, antiquant_scale, antiquant_offset, dequant_scale, name, epsilon
     )
     return residual, norm
+
+
+def _in_place(x1: Tensor, x2: Tensor, residual: Tensor, *rest: object) -> Tensor:
+    y, norm = torch.ops.mindspeed.npu_mm_all_reduce_add_rms_norm(x1, x2, residual, *rest)
+    residual.copy_(y)
+    return norm  # type: ignore[no-any-return]
+
+
+def _shape(x1: Tensor, x2: Tensor, residual: Tensor, *rest: object) -> Tensor:
+    return residual.new_empty(residual.shape)
+
+
+define(
+    f"npu_mm_all_reduce_add_rms_norm_(Tensor x1, Tensor x2, Tensor(a!) residual, {REST}) -> Tensor",
+    _in_place,
+    _shape,
+)

@@ -36,6 +36,12 @@ def size_of(group: Group) -> int:
     return dist.get_world_size(_group(group)) if isinstance(group, str) else group.size()
 
 
+def hccl_name(group: str) -> str:
+    """Name of the communicator behind a group on NPU, which products fused with a collective take."""
+    name: str = _group(group)._get_backend(torch.device("npu")).get_hccl_comm_name(dist.get_rank())  # type: ignore[attr-defined]
+    return name
+
+
 def require_size(op: str, group: Group, size: int) -> None:
     """Raise OperatorError unless the group has ``size`` ranks."""
     require(size_of(group) == size, op, f"the group {name_of(op, group)} has {size_of(group)} ranks, not {size}")

@@ -104,3 +104,9 @@ HOOK_CLASSES: Final = (
     CheckpointHooks,
     ProofHooks,
 )
+
+CHANGED: Final = {"config_ready": "config", "layer_spec": "spec"}
+"""Hooks that are given something to change, and the parameter that has it: one that leaves it as it was did nothing."""
+
+ANSWERED: Final = frozenset({"group_options", "schedule"})
+"""Hooks whose answer None means Megatron's own way."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pluggy
 
 from mindspeed.plugins.feature import Feature
-from mindspeed.plugins.hookspecs import HOOK_CLASSES, PROJECT
+from mindspeed.plugins.hookspecs import ANSWERED, CHANGED, HOOK_CLASSES, PROJECT
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.plugins.tracing import trace
 
@@ -20,7 +20,9 @@ class FeatureManager(pluggy.PluginManager):
     """Holds the feature instances of one plan, in plan order.
 
     pluggy calls the last registered implementation first; features are therefore registered in reverse,
-    and `call` gives one result per feature that has the hook, in plan order. ``calls`` counts them by (feature, hook).
+    and `call` gives one result per feature that has the hook, in plan order. ``calls`` counts them by (feature, hook),
+    ``effects`` those that did something: changed what they were given to change, answered what they were asked, or ran at
+    all where a hook is only told of an event.
     """
 
     def __init__(self, features: Sequence[Feature[Any]]) -> None:
@@ -29,6 +31,7 @@ class FeatureManager(pluggy.PluginManager):
             self.add_hookspecs(hooks)
         self.features = tuple(features)
         self.calls: Counter[tuple[str, str]] = Counter()
+        self.effects: Counter[tuple[str, str]] = Counter()
         try:
             for feature in reversed(self.features):
                 self.register(feature, feature.spec.name)
@@ -72,8 +75,10 @@ class FeatureManager(pluggy.PluginManager):
             def call(arguments: dict[str, Any], impl: pluggy.HookImpl = impl) -> Any:
                 self.calls[impl.plugin_name, hook] += 1
                 trace("hook", f"{hook} of {impl.plugin_name}")
+                given = arguments.get(CHANGED.get(hook, ""))
+                before = repr(given)
                 try:
-                    return impl.function(*(arguments[name] for name in impl.argnames))
+                    result = impl.function(*(arguments[name] for name in impl.argnames))
                 except MindSpeedError:
                     raise
                 except Exception as error:
@@ -81,5 +86,11 @@ class FeatureManager(pluggy.PluginManager):
                     raise MindSpeedError(
                         [Problem("MS901", f"{type(error).__name__}: {error}, {note}", (impl.plugin_name,))]
                     ) from error
+                if hook in CHANGED:
+                    did_something = repr(given if result is None else result) != before
+                else:
+                    did_something = result is not None or hook not in ANSWERED
+                self.effects[impl.plugin_name, hook] += did_something
+                return result
 
             yield impl.plugin_name, call

@@ -24,6 +24,7 @@ FIELDS: Final[dict[str, tuple[type, str]]] = {
     "num_attention_heads": (int, "attention heads"),
     "num_query_groups": (int, "key/value heads of grouped-query attention"),
     "num_experts": (int, "experts of a MoE layer; 0 is a dense model"),
+    "grouped_experts": (bool, "the experts of a MoE layer are one module with grouped products"),
     "vocab_size": (int, "size of the padded vocabulary"),
     "seq_length": (int, "tokens per sample"),
     "micro_batch_size": (int, "samples per micro-batch"),

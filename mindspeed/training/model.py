@@ -61,7 +61,8 @@ def transformer_config(world: World, config: TrainConfig) -> TransformerConfig:
 def build_model(world: World, config: TrainConfig) -> list[DistributedDataParallel]:
     """This rank's model chunks, wrapped for their precision and for data parallelism."""
     shape = transformer_config(world, config)
-    spec = get_gpt_layer_local_spec(world.num_experts or None, normalization=world.normalization)
+    grouped = bool(world.num_experts and world.grouped_experts)
+    spec = get_gpt_layer_local_spec(world.num_experts or None, grouped, normalization=world.normalization)
     stages = parallel_state.get_virtual_pipeline_model_parallel_world_size()
     chunks: list[Any] = []
     for stage in range(stages or 1):

@@ -14,6 +14,7 @@ SIZES: Final = {
     "hidden_size": 128,
     "num_attention_heads": 4,
     "num_experts": 0,
+    "grouped_experts": False,
     "seq_length": 256,
     "micro_batch_size": 2,
     "global_batch_size": 8,

@@ -11,9 +11,9 @@ import numpy as np
 from mindspeed.plugins.feature import Numerics
 from mindspeed.verification.record import Piece, Record
 
-_BF16: Final = (1e-2, 5e-2, 2.5e-2)
+_BF16: Final = (1e-2, 8e-2, 2.5e-2)
 """Bounds of loss, gradient and weight for bf16 where the claim is not exact: both runs round every operation to 2**-8,
-and may differ by several such roundings."""
+and may differ by several such roundings. Unmodified Megatron in bf16 is up to 5.3e-2 (one gradient) from itself in fp32."""
 
 
 @dataclass(frozen=True, slots=True)

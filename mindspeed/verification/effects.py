@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
 
 from mindspeed import registry
 from mindspeed.plugins.patches import Wrap
 from mindspeed.verification.comparison import Check
 from mindspeed.verification.question import Question, required_by
 from mindspeed.verification.record import Record
-
-_LOOKING: Final = frozenset({"config_ready", "verify"})
-"""Hooks that a feature uses to check, not to act."""
 
 
 def missing_effects(question: Question, baseline: Sequence[Record], feature: Sequence[Record]) -> Iterator[Check]:
@@ -36,12 +32,12 @@ def missing_effects(question: Question, baseline: Sequence[Record], feature: Seq
         if arguments:
             yield _failed(name, "the configuration that reached the model equals the baseline's")
         elif not known.feature(name).spec.sizes:
-            yield _failed(name, "no patch site and no hook was reached")
+            yield _failed(name, "no patch site was reached, and no hook changed anything")
 
 
 def _was_reached(name: str, question: Question, records: Iterable[Record], glue: bool) -> bool:
-    """Whether a patch or an acting hook of the feature was. With ``glue`` its wraps only help arguments to work."""
-    passive = {planned.site for planned in question.plan.patches if glue and isinstance(planned.patch, Wrap)} | _LOOKING
+    """Whether a patch of the feature was, or a hook did something. With ``glue`` its wraps only help arguments to work."""
+    passive = {planned.site for planned in question.plan.patches if glue and isinstance(planned.patch, Wrap)}
     reached = [(place, count) for record in records for place, count in record.reached.get(name, {}).items()]
     return any(count and place not in passive for place, count in reached)
 

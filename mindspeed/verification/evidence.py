@@ -1,4 +1,4 @@
-"""Traces of a run in one process: how often the points of each feature were reached."""
+"""Traces of a run in one process: how often each feature did something, and where."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mindspeed.verification.record import Record
 
 @contextmanager
 def evidence(session: Session, record: Record) -> Iterator[None]:
-    """Write into ``record`` what the block reached. The session's own proof counts, and says nothing itself."""
+    """Write into ``record`` what the features did in the block. The session's own proof counts, and says nothing itself."""
     session.proof.say = None
     yield
-    record.reached = session.proof.calls()
+    record.reached = session.proof.effects()

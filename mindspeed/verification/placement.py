@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
@@ -28,14 +28,33 @@ class Placed:
         gradient: torch.Tensor = self.parameter.main_grad  # type: ignore[attr-defined]
         return gradient
 
-    def views(self, tensor: torch.Tensor) -> Iterator[tuple[str, tuple[int, ...], tuple[slice, ...], torch.Tensor]]:
-        """(name, full shape, index, view) of each part of ``tensor``, which is shaped like the parameter."""
+    def views(self, tensor: torch.Tensor) -> Iterator[View]:
+        """Each part of ``tensor``, which is shaped like the parameter."""
+        yield from _views(self._cut(tensor))
+
+    def assembled(self, content: Callable[[View], torch.Tensor]) -> torch.Tensor:
+        """A tensor shaped like the parameter, made of what ``content`` gives for each of its parts."""
+        cut = self._cut(torch.empty(self.parameter.shape, dtype=torch.float32))
+        for view in _views(cut):
+            view.tensor.copy_(content(view))
+        merged = [part.data for part in cut] if isinstance(cut, list) else cut.data
+        return self.sharded.merge_fn(merged) if isinstance(self.sharded, ShardedTensorFactory) else merged
+
+    def _cut(self, tensor: torch.Tensor) -> Any:
+        """What a checkpoint makes of ``tensor``: one ShardedTensor, or a list of them."""
         if isinstance(self.sharded, ShardedTensorFactory):
             built = self.sharded.build_fn(self.sharded.key, tensor, self.sharded.replica_id, self.sharded.flattened_range)
-            parts = built.values() if isinstance(built, dict) else built
-            yield from ((*_place(part), part.data) for part in parts)
-        else:
-            yield (*_place(self.sharded), tensor)
+            return list(built.values()) if isinstance(built, dict) else built
+        return replace(self.sharded, data=tensor, dtype=tensor.dtype)
+
+
+class View(NamedTuple):
+    """Part of a tensor that is ``index`` of the full tensor ``name``, whose shape is ``shape``."""
+
+    name: str
+    shape: tuple[int, ...]
+    index: tuple[slice, ...]
+    tensor: torch.Tensor
 
 
 def placed_parameters(chunks: Sequence[torch.nn.Module]) -> list[Placed]:
@@ -56,10 +75,7 @@ def fill_weights(chunks: Sequence[torch.nn.Module], seed: int) -> None:
     """Give every parameter its share of a full tensor that depends on its name and ``seed`` alone, not on the layout."""
     with torch.no_grad():
         for placed in placed_parameters(chunks):
-            values = torch.empty(placed.parameter.shape, dtype=torch.float32)
-            for name, shape, index, view in placed.views(values):
-                view.copy_(_full_weight(name, shape, seed)[index])
-            placed.parameter.copy_(values)
+            placed.parameter.copy_(placed.assembled(lambda view: _full_weight(view.name, view.shape, seed)[view.index]))
 
 
 def pieces_of(kind: str, placed: Placed, tensor: torch.Tensor) -> Iterator[Piece]:
@@ -76,11 +92,19 @@ def _full_weight(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
     return 0.1 * noise + (0.0 if name.endswith("bias") else 1.0)
 
 
-def _place(sharded: Any) -> tuple[str, tuple[int, ...], tuple[slice, ...]]:
-    """Axes that were put before the tensor's own number the expert; they move into the name."""
-    axes = sharded.prepend_axis_num
+def _views(cut: Any) -> Iterator[View]:
+    """The parts of a tensor; those of grouped experts, whose first axis is the expert, one by one."""
+    for part in cut if isinstance(cut, list) else [cut]:
+        grouped = ".experts." in part.key and part.data.dim() == 3
+        for number, tensor in enumerate(part.data if grouped else [part.data]):
+            yield View(*_place(part, part.prepend_axis_num + grouped, number), tensor)
+
+
+def _place(sharded: Any, axes: int, number: int) -> tuple[str, tuple[int, ...], tuple[slice, ...]]:
+    """The first ``axes`` axes number the expert; they move into the name. ``number`` is the place on the last of them."""
     name, shape = str(sharded.key), tuple(sharded.global_shape[axes:])
-    for number in sharded.global_offset[:axes]:
+    offsets = list(sharded.global_offset[:axes])
+    for offset in [*offsets[:-1], *(last + number for last in offsets[-1:])]:
         before, experts, after = name.rpartition(".experts.")
-        name = f"{before}{experts}{number}.{after}" if experts else f"{name}[{number}]"
+        name = f"{before}{experts}{offset}.{after}" if experts else f"{name}[{offset}]"
     return name, shape, tuple(sharded.global_slice()[axes:])

@@ -31,7 +31,8 @@ class Record:
 
     ``losses`` maps (step, micro-batch of the global batch) to the loss; only ranks of the last stage have any.
     ``settings`` are the Megatron configurations as the model got them, ``sizes`` the sizes of the groups that exist.
-    ``reached`` counts, by feature, how often its patches, hooks and operators were reached in the first step.
+    ``reached`` counts, by feature, how often its patches and operators were reached in the first step, and how often its
+    hooks changed or answered something.
     ``traffic`` is the number of bytes sent by each kind of collective, ``activations`` the bytes that the first
     micro-batch saved for its backward pass.
     """

@@ -22,6 +22,7 @@ class ModelShape:
     num_attention_heads: int = 4
     num_query_groups: int = 4
     num_experts: int = 0
+    grouped_experts: bool = False
     vocab_size: int = 64
     seq_length: int = 24
     normalization: str = "LayerNorm"

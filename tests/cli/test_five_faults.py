@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from mindspeed.ops.sources import source_files
+from mindspeed.ops.variants import SOURCES
+
 ROOT = Path(__file__).resolve().parents[2]
 JOB = """
 features: [swigl, recompute, async-param-gather]
@@ -96,4 +99,11 @@ def test_five_faults_are_five_problems_where_only_the_runtime_dependencies_are_i
     new = [str(folder / "bin" / "mindspeed"), "features", "new", "acme", "--package", "-o", str(tmp_path / "made")]
     subprocess.run(new, check=True, capture_output=True)  # the templates are part of the installed package
     assert (tmp_path / "made" / "acme" / "acme" / "feature.py").is_file()
+    (packed,) = folder.glob("lib/python*/site-packages/mindspeed/csrc")  # so are the sources of C++ operators
+    assert [file.name for file in source_files(packed)] == [file.name for file in source_files(SOURCES)]
+    build = subprocess.run([str(folder / "bin" / "mindspeed"), "ops", "build"], capture_output=True, text=True, check=False)
+    assert (build.returncode, build.stderr.partition("\n")[0]) == (
+        3,
+        "MS501 torch is not installed, and operators are compiled against it",
+    )
     five([str(folder / "bin" / "mindspeed"), "features", "check", "-f", job, *ARGUMENTS])

@@ -62,11 +62,13 @@ def shifted_range(original: Function) -> Function:
 
 
 def rolled(original: Function) -> Function:
-    """Around a function that gives a tensor: its rows come one place late."""
+    """Around a function that gives a tensor, or one and more: its rows come one place late."""
 
     @functools.wraps(original)
     def late(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
+        if isinstance(result, tuple):
+            return (result[0].roll(1, 0), *result[1:])
         return result if result is None else result.roll(1, 0)
 
     return late
@@ -116,6 +118,29 @@ def scaled_up(original: Function) -> Function:
         return original(*args, **kwargs) * 1.001
 
     return scaled
+
+
+def nothing_changed(original: Function) -> Function:
+    """Around a function that changes what it is given first: it does not."""
+
+    @functools.wraps(original)
+    def unchanged(given: Any, *args: Any, **kwargs: Any) -> Any:
+        return given
+
+    return unchanged
+
+
+def plain_swiglu(original: Function) -> Function:
+    """Around ``bias_swiglu(input, bias, ...)``: the right numbers, without the operator."""
+
+    @functools.wraps(original)
+    def swiglu(input_: Any, bias: Any, *args: Any) -> Any:
+        import torch.nn.functional as F
+
+        gate, value = (input_ if bias is None else input_ + bias).chunk(2, -1)
+        return F.silu(gate) * value
+
+    return swiglu
 
 
 def _has_first_layer(chunk: Any) -> bool:

@@ -88,4 +88,4 @@ def test_an_exact_claim_tolerates_nothing_in_any_dtype() -> None:
     assert (EXACT.loss, EXACT.gradient, EXACT.weight) == (0.0, 0.0, 0.0)
     assert Tolerances.of(Numerics.exact(), "bf16") == EXACT
     assert Tolerances(1e-6, 1e-5, 1e-5) == REORDERED
-    assert Tolerances.of(Numerics.reordered(), "bf16") == Tolerances(1e-2, 5e-2, 2.5e-2)
+    assert Tolerances.of(Numerics.reordered(), "bf16") == Tolerances(1e-2, 8e-2, 2.5e-2)

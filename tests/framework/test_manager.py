@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
 from mindspeed.plugins import Category, Feature, FeatureSpec, World, hookimpl
@@ -50,3 +52,36 @@ def test_a_hook_that_does_not_exist_names_the_feature():
 def test_a_hook_with_a_foreign_argument_names_the_feature():
     with pytest.raises(MindSpeedError, match="MS104 feature a has a hook that does not match"):
         FeatureManager([feature("a", config_ready=lambda self, konfig: None)])
+
+
+@dataclass
+class Config:
+    """Stands for what a hook is given to change."""
+
+    value: int = 0
+
+
+def changing(self, config):
+    config.value = 1
+
+
+@pytest.mark.parametrize(
+    ("hook", "method", "arguments", "did_something"),
+    [
+        ("config_ready", lambda self, config: None, {"config": Config()}, False),
+        ("config_ready", changing, {"config": Config()}, True),
+        ("layer_spec", lambda self, spec: spec, {"spec": [1], "config": None}, False),
+        ("layer_spec", lambda self, spec: [*spec], {"spec": [1], "config": None}, False),
+        ("layer_spec", lambda self, spec: [*spec, 2], {"spec": [1], "config": None}, True),
+        ("layer_spec", lambda self, spec: spec.append(2) or spec, {"spec": [1], "config": None}, True),
+        ("schedule", lambda self, config: None, {"config": Config()}, False),
+        ("schedule", lambda self, config: print, {"config": Config()}, True),
+        ("model_built", lambda self, chunks: None, {"chunks": []}, True),
+    ],
+)
+@pytest.mark.guards(16)
+def test_a_hook_that_changes_nothing_was_called_and_did_nothing(hook, method, arguments, did_something):
+    manager = FeatureManager([feature("a", **{hook: method})])
+    manager.call(hook, **arguments)
+    assert manager.calls["a", hook] == 1
+    assert manager.effects["a", hook] == did_something

@@ -137,7 +137,7 @@ def test_after_its_phase_every_function_has_its_own_code_back(start: Start) -> N
     assert all(new is not old for new, old in zip(after, during, strict=True))
     assert after[0] is importlib.import_module("glue").triple.__code__
     functions.scale(1)
-    assert proof.calls() == {"alpha": {f"{STATE}:scale": 1, f"{ATTENTION}:Attention.forward": 0}}
+    assert proof.effects() == {"alpha": {f"{STATE}:scale": 1, f"{ATTENTION}:Attention.forward": 0}}
 
 
 def test_a_point_of_a_later_phase_is_not_yet_due(start: Start, said: Said) -> None:

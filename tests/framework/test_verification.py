@@ -15,8 +15,10 @@ from mindspeed.activation.patching import with_sites
 from mindspeed.activation.plan import PlannedPatch
 from mindspeed.activation.request import Layer
 from mindspeed.cli import main
+from mindspeed.features.rms_norm.feature import RmsNorm
 from mindspeed.plugins.patches import Wrap
 from mindspeed.plugins.problems import RunError
+from mindspeed.registry import catalog
 from mindspeed.verification import harness, question
 from mindspeed.verification import pool as workers
 from mindspeed.verification.harness import Verdict, verify
@@ -29,8 +31,16 @@ MAPPINGS = "megatron.core.tensor_parallel.mappings"
 BUFFER = "megatron.core.distributed.param_and_grad_buffer"
 REDUCE_GRADIENTS = f"{BUFFER}:_ParamAndGradBucketGroup.start_grad_sync"
 RECEIVE = "megatron.core.pipeline_parallel.p2p_communication:P2PCommunicator.recv_forward"
+ROTARY = "mindspeed.ops.npu_rotary_position_embedding"
+UNPERMUTE = "mindspeed.ops.npu_fused_moe_token_unpermute"
 QKV = "decoder.layers.0.self_attention.linear_qkv.weight"
 EMBEDDING = "embedding.word_embeddings.weight"
+
+NO_MODEL_HERE = {"ring-attention-update"}
+"""Operator features that `verify` asks with other features: they change what those do."""
+
+OPERATORS = {name: spec.ops for name, spec in catalog(frozenset()).specs.items() if spec.ops and name not in NO_MODEL_HERE}
+"""The operator features and their operators; a new one is in every test over them by itself."""
 
 FEATURES = (
     "async-ddp",
@@ -76,6 +86,11 @@ FAULTS = [
     ("recompute", "megatron.core.tensor_parallel.random:_set_all_rng_states", "skipped", f"gradient of {QKV}"),
     ("rms-norm", "mindspeed.ops.rms_norm:rms_norm", "scaled_up", f"gradient of {QKV}"),
     ("swiglu", "mindspeed.ops.swiglu:swiglu", "rolled", f"gradient of {QKV}"),
+    ("rotary-embedding", f"{ROTARY}:npu_rotary_position_embedding", "rolled", f"gradient of {QKV}"),
+    ("flash-attention", "mindspeed.ops.fusion_attention:fusion_attention", "rolled", f"gradient of {QKV}"),
+    ("matmul-add", "mindspeed.ops.npu_matmul_add_fp32:npu_matmul_add_fp32", "skipped", f"gradient of {QKV}"),
+    ("grouped-matmul-add", "mindspeed.ops.npu_gmm:npu_gmm", "rolled", f"gradient of {QKV}"),
+    ("moe-token-permute", f"{UNPERMUTE}:npu_fused_moe_token_unpermute", "rolled", f"gradient of {QKV}"),
 ]
 DROPOUT: dict[str, dict[str, Any]] = {"recompute": {"granularity": "full", "method": "uniform", "num_layers": 1}}
 
@@ -136,12 +151,44 @@ def test_a_configuration_equal_to_the_baselines_fails(pool: WorkerPool, feature:
     assert failing(verdict) == [f"effect of {feature}: the configuration that reached the model equals the baseline's"]
 
 
+def idle(question: Question, feature: str) -> Question:
+    """The question with a feature that forgets its patches, arguments and specifications of layers."""
+    plan = question.plan
+    patches = tuple(p for p in plan.patches if p.owner != feature and "with_layer_spec" not in str(p.patch.value))
+    overrides = tuple(planned for planned in plan.overrides if feature not in planned.owners)
+    return replace(question, plan=replace(plan, patches=patches, overrides=overrides))
+
+
+@pytest.mark.parametrize("feature", OPERATORS)
 @pytest.mark.guards(16, processes=True)
-def test_a_feature_whose_patches_and_hooks_are_not_reached_fails(pool: WorkerPool) -> None:
-    question = asked("rms-norm")
-    without = tuple(planned for planned in question.plan.patches if "with_layer_spec" not in str(planned.patch.value))
-    verdict = verify(replace(question, plan=replace(question.plan, patches=without)), pool)
-    assert failing(verdict) == ["effect of rms-norm: the operator rms_norm was not called"]
+def test_an_operator_feature_that_forgets_its_work_fails(pool: WorkerPool, feature: str) -> None:
+    verdict = verify(idle(asked(feature), feature), pool)
+    assert failing(verdict) == [f"effect of {feature}: the operator {', '.join(OPERATORS[feature])} was not called"]
+
+
+@pytest.mark.parametrize(
+    ("feature", "target", "fault"),
+    [
+        ("rms-norm", "mindspeed.features.rms_norm.layers:with_operator_norms", "nothing_changed"),
+        ("swiglu", "megatron.core.fusions.fused_bias_swiglu:bias_swiglu_impl", "plain_swiglu"),
+    ],
+)
+@pytest.mark.guards(16, processes=True)
+def test_an_operator_feature_whose_glue_is_broken_fails(pool: WorkerPool, feature: str, target: str, fault: str) -> None:
+    verdict = verify(planted(asked(feature), target, fault), pool)
+    assert failing(verdict) == [f"effect of {feature}: the operator {OPERATORS[feature][0]} was not called"]
+
+
+@pytest.mark.guards(16, processes=True)
+def test_a_feature_whose_hook_changes_nothing_fails_also_without_an_operator(
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RmsNorm, "spec", replace(RmsNorm.spec, ops=()))
+    assert verify(asked("rms-norm"), pool).holds
+    verdict = verify(
+        planted(asked("rms-norm"), "mindspeed.features.rms_norm.layers:with_operator_norms", "nothing_changed"), pool
+    )
+    assert failing(verdict) == ["effect of rms-norm: no patch site was reached, and no hook changed anything"]
 
 
 def test_a_group_of_one_rank_fails(pool: WorkerPool) -> None:

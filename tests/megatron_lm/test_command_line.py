@@ -138,6 +138,7 @@ def test_sizes_and_switches_of_megatron_are_the_features_of_the_plan(plan):
         "num_attention_heads": 4,
         "num_query_groups": 4,
         "num_experts": 0,
+        "grouped_experts": False,
         "seq_length": 32,
         "micro_batch_size": 1,
         "global_batch_size": 8,

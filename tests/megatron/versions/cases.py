@@ -31,8 +31,10 @@ FEATURES: Final = (
     "recompute",
     "rms-norm",
     "swiglu",
+    "rotary-embedding",
+    "flash-attention",
 )
-"""The ten Megatron features and the two operator features."""
+"""The ten Megatron features and operator features."""
 
 _FULL: Final = {"recompute": {"granularity": "full", "method": "uniform", "num_layers": 1}}
 _BLOCK: Final = {"recompute": {"granularity": "full", "method": "block", "num_layers": 1}}
@@ -63,5 +65,7 @@ CASES: Final[Mapping[str, Case]] = {
     "selective recompute with dropout": Case(("recompute",), _SELECTIVE),
     "recompute of experts with dropout": Case(("recompute",), _EXPERTS),
     "full recompute with dropout beside tp2": Case(("recompute",), _FULL, beside=("sequence-parallel",)),
-    "operators under tp2 with sequence parallelism": Case(("rms-norm", "swiglu"), beside=("sequence-parallel",)),
+    "operators under tp2 with sequence parallelism": Case(
+        ("rms-norm", "swiglu", "rotary-embedding", "flash-attention"), beside=("sequence-parallel",)
+    ),
 }

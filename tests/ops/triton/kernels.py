@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 
 import torch
 from triton.runtime.interpreter import GridExecutor
 
-from mindspeed.ops.variants import python_variants
+from mindspeed.ops.triton.interpreter import kernels_on_cpu
 from tests.ops.operator_checks import TOLERANCE, gradients, randn
 
-MODULES = sorted(python_variants("cuda") - {"fusion_attention"})
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -30,10 +28,7 @@ def on_triton() -> Iterator[set[str]]:
         ran.add(self.fn.__name__)
         return run(self, *args, **kwargs)
 
-    with torch.library._scoped_library("mindspeed", "IMPL") as library:
-        for module in MODULES:
-            for name, kernel in import_module(f"mindspeed.ops.cuda.{module}").KERNELS.items():
-                library.impl(name, kernel, "CPU")
+    with kernels_on_cpu():
         GridExecutor.__call__ = recorded
         try:
             yield ran

@@ -1,0 +1,47 @@
+// Rows of tensors as bytes, copied whole.
+#pragma once
+
+#include "operators.h"
+#include "vectors.h"
+
+#include <cstring>
+
+namespace mindspeed {
+
+// Rows picked one by one are invisible to the hardware's prefetcher: ask for one before it is needed.
+inline void ask_for(const void *row, int64_t bytes) {
+  for (int64_t byte = 0; byte < bytes; byte += 64)
+    __builtin_prefetch(static_cast<const char *>(row) + byte);
+}
+
+inline void copy_row(const char *from, char *to, int64_t bytes) { std::memcpy(to, from, bytes); }
+
+// Past the caches; `to` and `bytes` are multiples of 64.
+inline void stream_row(const char *from, char *to, int64_t bytes) {
+#if defined(CPU_CAPABILITY_AVX512)
+  for (int64_t byte = 0; byte < bytes; byte += 64)
+    _mm512_stream_si512(reinterpret_cast<__m512i *>(to + byte), _mm512_loadu_si512(from + byte));
+#else
+  copy_row(from, to, bytes);
+#endif
+}
+
+// to[i] = from[source(i)] for i in [0, count), rows of `bytes` bytes; a negative source gives zeros.
+template <class Source>
+void gather_rows(const char *from, char *to, int64_t count, int64_t bytes, bool stream, Source source) {
+  constexpr int64_t ahead = 2;
+  parallel(count, bytes / 2, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      if (i + ahead < end && source(i + ahead) >= 0)
+        ask_for(from + source(i + ahead) * bytes, bytes);
+      if (source(i) < 0)
+        std::memset(to + i * bytes, 0, bytes);
+      else if (stream)
+        stream_row(from + source(i) * bytes, to + i * bytes, bytes);
+      else
+        copy_row(from + source(i) * bytes, to + i * bytes, bytes);
+    }
+  });
+}
+
+} // namespace mindspeed

@@ -1,0 +1,244 @@
+"""`fusion_attention` by ``npu_fusion_attention`` and its ``_grad``, or by ``_v2`` and ``_grad_v2`` for bias types 0, 2 and 3.
+
+Masks: modes 0, 1 and 5 hand over the mask, mode 0 with the window drawn into it; the others get the compressed mask of
+their own shape, whatever mask the call came with. Statistics of packed sequences are asked for in the order of tokens, and
+one of their eight repetitions is kept. Where rows may be hidden ``inner_precise`` is 2, and their statistics become
+(-inf, 0); in backward they go in as (largest, 1), so that every probability of theirs is 0.
+
+Dropout runs the reference: torch_npu draws its mask from two numbers of the host's generator that our schema does not
+carry. So do fp64, empty tensors, values wider than keys, and what the documentation of torch_npu excludes (`_taken`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mindspeed.ops.attention_layout import head_width, heads_like, ranges_of, sizes
+from mindspeed.ops.attention_mask import FULL_MASK_MODES
+from mindspeed.ops.fusion_attention import LANES, UNBOUNDED, Options, _backward, _forward
+from mindspeed.ops.npu import TYPES, filled
+
+_WIDTH, _WIDTH_V2, _HEADS, _PREFIXES = 768, 512, 256, 32
+_HIDES_ROWS: Final = 2
+_UNSEEN: Final = -1e30
+_LARGEST: Final = torch.finfo(torch.float32).max
+_SIDE, _PREFIX_ROWS = 2048, 1024
+
+
+class Sight(NamedTuple):
+    """What of a call's options and mask torch_npu wants to hear about which key a query sees."""
+
+    mask: Tensor | None
+    mode: int
+    before: int
+    after: int
+    prefix: list[int] | None
+    precise: int
+    statistics: str
+
+
+def _lengths(query: Tensor, key: Tensor, options: Options) -> list[tuple[int, int]]:
+    """``(queries, keys)`` of each sequence."""
+    if options.layout == "TND":
+        spans = zip(ranges_of(options.q_ends), ranges_of(options.kv_ends), strict=True)
+        return [(q[1] - q[0], kv[1] - kv[0]) for q, kv in spans]
+    batch, queries = sizes(query, options.layout)
+    return [(queries, sizes(key, options.layout)[1])] * batch
+
+
+def _taken(query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, seed: Tensor | None, options: Options) -> bool:
+    """Whether torch_npu documents the call."""
+    if seed is not None or query.dtype not in TYPES or not filled(query, key, value):
+        return False
+    groups = heads_like(key, options.layout, query, options.heads)
+    width = head_width(query, options.layout, options.heads)
+    limit = _WIDTH if pse is None or options.pse_type == 1 else _WIDTH_V2
+    if width > limit or head_width(value, options.layout, groups) > width or options.heads > _HEADS:
+        return False
+    lengths = _lengths(query, key, options)
+    if any((queries and not keys) or (pse is not None and not queries) for queries, keys in lengths):
+        return False
+    return options.mode not in (5, 6) or len(lengths) <= _PREFIXES
+
+
+def _compressed_mask(with_prefix: bool, device: torch.device) -> Tensor:
+    """True above the diagonal, [2048, 2048]; for prefixes 1024 rows follow of which the right half is True."""
+    mask = torch.ones(_SIDE, _SIDE, dtype=torch.bool, device=device).triu(1)
+    if not with_prefix:
+        return mask
+    half = torch.zeros(_PREFIX_ROWS, _SIDE, dtype=torch.bool, device=device)
+    half[:, _SIDE // 2 :] = True
+    return torch.cat((mask, half))
+
+
+def _windowed(mask: Tensor, options: Options) -> Tensor:
+    """``mask`` that also hides what lies outside of the window, which torch_npu only uses to skip blocks."""
+    queries, keys = mask.shape[-2:]
+    if options.before >= queries and options.after >= keys:
+        return mask
+    ones = torch.ones(queries, keys, dtype=torch.bool, device=mask.device)
+    after, before = min(options.after, keys), min(options.before, queries)
+    return mask | ones.triu(after + 1) | ones.tril(-before - 1)
+
+
+def sight_of(query: Tensor, key: Tensor, mask: Tensor | None, options: Options) -> Sight:
+    """The mask, mode and tokens of a call."""
+    statistics = "TND" if options.layout == "TND" else ""
+    if mask is None:
+        return Sight(None, 0, UNBOUNDED, UNBOUNDED, None, 0, statistics)
+    mode, lengths = options.mode, _lengths(query, key, options)
+    if mode in FULL_MASK_MODES:
+        mask = mask[..., : max(q for q, _ in lengths), : max(k for _, k in lengths)]
+        mask = _windowed(mask, options) if mode == 0 else mask
+        if mask.dim() == 4 and mask.shape[1] > 1:
+            mask = mask.expand(query.shape[1] if options.layout == "SBH" else query.shape[0], -1, -1, -1)
+        mask = mask.contiguous()
+    else:
+        mask = _compressed_mask(mode == 6, query.device)
+    prefix = None
+    if options.prefix is not None and mode in (5, 6):
+        prefix = [max(p, k - q) for p, (q, k) in zip(options.prefix, lengths, strict=True)]
+    hides = mode not in (2, 3, 6) or (mode != 2 and any(q > k for q, k in lengths))
+    return Sight(mask, mode, options.before, options.after, prefix, _HIDES_ROWS if hides else 0, statistics)
+
+
+def _spread(pse: Tensor | None, query: Tensor, options: Options) -> Tensor | None:
+    """The bias; one row for all queries is taken with one entry per sequence only."""
+    if pse is None or options.pse_type >= 2 or pse.shape[-2] > 1 or options.layout == "TND":
+        return pse
+    return pse.expand(sizes(query, options.layout)[0], -1, -1, -1).contiguous()
+
+
+def forward(
+    query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, seed: Tensor | None, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    options = Options(*rest)
+    if not _taken(query, key, value, pse, seed, options):
+        return _forward(query, key, value, pse, mask, seed, *rest)
+    sight, bias = sight_of(query, key, mask, options), _spread(pse, query, options)
+    if bias is None or options.pse_type == 1:
+        out, *stats = torch.ops.npu.npu_fusion_attention(
+            query,
+            key,
+            value,
+            options.heads,
+            options.layout,
+            pse=bias,
+            atten_mask=sight.mask,
+            scale=options.scale,
+            pre_tockens=sight.before,
+            next_tockens=sight.after,
+            inner_precise=sight.precise,
+            prefix=sight.prefix,
+            actual_seq_qlen=options.q_ends,
+            actual_seq_kvlen=options.kv_ends,
+            sparse_mode=sight.mode,
+            softmax_layout=sight.statistics,
+        )[:3]
+    else:
+        out, *stats = torch.ops.npu.npu_fusion_attention_v2(
+            query,
+            key,
+            value,
+            options.heads,
+            options.layout,
+            pse=bias,
+            atten_mask=sight.mask,
+            scale=options.scale,
+            pre_tokens=sight.before,
+            next_tokens=sight.after,
+            inner_precise=sight.precise,
+            prefix=sight.prefix,
+            actual_seq_qlen=options.q_ends,
+            actual_seq_kvlen=options.kv_ends,
+            sparse_mode=sight.mode,
+            pse_type=options.pse_type,
+            q_start_idx=[options.q_start],
+            kv_start_idx=[options.kv_start],
+            softmax_layout=sight.statistics,
+        )[:3]
+    maximum, total = (stat[..., 0].contiguous() for stat in stats)
+    if sight.precise == _HIDES_ROWS:
+        unseen = (maximum < _UNSEEN) | (total == 0)
+        maximum, total = maximum.masked_fill(unseen, -torch.inf), total.masked_fill(unseen, 0.0)
+    return out, maximum, total
+
+
+def backward(
+    dout: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pse: Tensor | None,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    out: Tensor,
+    maximum: Tensor,
+    total: Tensor,
+    of_pse: bool,
+    *rest: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    options = Options(*rest)
+    if not _taken(query, key, value, pse, seed, options):
+        return _backward(dout, query, key, value, pse, mask, seed, out, maximum, total, of_pse, *rest)
+    sight, bias = sight_of(query, key, mask, options), _spread(pse, query, options)
+    unseen = total == 0
+    lean = (maximum.masked_fill(unseen, _LARGEST), total.masked_fill(unseen, 1.0))
+    largest, summed = (stat[..., None].expand(*stat.shape, LANES).contiguous() for stat in lean)
+    if bias is None or options.pse_type == 1:
+        dq, dk, dv, dpse = torch.ops.npu.npu_fusion_attention_grad(
+            query,
+            key,
+            value,
+            dout,
+            options.heads,
+            options.layout,
+            pse=bias,
+            atten_mask=sight.mask,
+            softmax_max=largest,
+            softmax_sum=summed,
+            attention_in=out,
+            scale_value=options.scale,
+            pre_tockens=sight.before,
+            next_tockens=sight.after,
+            inner_precise=sight.precise,
+            prefix=sight.prefix,
+            actual_seq_qlen=options.q_ends,
+            actual_seq_kvlen=options.kv_ends,
+            sparse_mode=sight.mode,
+            softmax_layout=sight.statistics,
+        )[:4]
+    else:
+        dq, dk, dv, dpse = torch.ops.npu.npu_fusion_attention_grad_v2(
+            query,
+            key,
+            value,
+            dout,
+            options.heads,
+            options.layout,
+            pse=bias,
+            atten_mask=sight.mask,
+            softmax_max=largest,
+            softmax_sum=summed,
+            attention_in=out,
+            scale_value=options.scale,
+            pre_tokens=sight.before,
+            next_tokens=sight.after,
+            inner_precise=sight.precise,
+            prefix=sight.prefix,
+            actual_seq_qlen=options.q_ends,
+            actual_seq_kvlen=options.kv_ends,
+            sparse_mode=sight.mode,
+            pse_type=options.pse_type,
+            q_start_idx=[options.q_start],
+            kv_start_idx=[options.kv_start],
+            softmax_layout=sight.statistics,
+        )[:4]
+    return dq, dk, dv, dpse.sum_to_size(pse.shape) if of_pse and pse is not None else query.new_empty(0)
+
+
+KERNELS: Final[dict[str, Callable[..., Any]]] = {"fusion_attention": forward, "fusion_attention_backward": backward}

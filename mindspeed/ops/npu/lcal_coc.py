@@ -1,0 +1,89 @@
+"""`lcal_coc`: ``npu_all_gather_base_mm``, ``npu_mm_reduce_scatter_base`` and ``npu_mm_all_reduce_base``.
+
+Those take no bias other than zero: it is added afterwards, in fp32. The two-dimensional form gathers by torch.distributed and
+scatters with the product. fp32, fp64, groups of another size than 2, 4, 8 or 16 and inner sizes outside of [256, 65535) run
+the reference. `pure_matmul` is torch's own product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from mindspeed.ops import lcal_coc as reference
+from mindspeed.ops.npu import HALVES, filled
+from mindspeed.ops.process_groups import hccl_name, size_of
+
+_RANKS: Final = (2, 4, 8, 16)
+_INNER: Final = range(256, 65535)
+
+
+def _taken(x1: Tensor, x2: Tensor, group: str, inner: range = _INNER) -> bool:
+    return x1.dtype in HALVES and filled(x1, x2) and size_of(group) in _RANKS and x1.shape[1] in inner
+
+
+def pure_matmul(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor) -> None:
+    reference._finish(x1 @ x2, bias, output)
+
+
+def matmul_all_reduce(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor) -> None:
+    if not _taken(x1, x2, groups[0], range(1, 65536)):
+        reference._matmul_all_reduce(x1, x2, bias, groups, output)
+        return
+    product = torch.ops.npu.npu_mm_all_reduce_base(x1, x2, hccl_name(groups[0]), reduce_op="sum")
+    reference._finish(product, bias, output)
+
+
+def all_gather_matmul(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor) -> None:
+    if not _taken(x1, x2, groups[0]):
+        reference._all_gather_matmul(x1, x2, bias, groups, output)
+        return
+    product, _ = torch.ops.npu.npu_all_gather_base_mm(
+        x1, x2, hccl_name(groups[0]), size_of(groups[0]), gather_index=0, gather_output=False
+    )
+    reference._finish(product, bias, output)
+
+
+def all_gather_matmul_v2(
+    x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor, gathered: Tensor
+) -> None:
+    if not _taken(x1, x2, groups[0]):
+        reference._all_gather_matmul_v2(x1, x2, bias, groups, output, gathered)
+        return
+    product, rows = torch.ops.npu.npu_all_gather_base_mm(
+        x1, x2, hccl_name(groups[0]), size_of(groups[0]), gather_index=0, gather_output=True
+    )
+    gathered.copy_(rows)
+    reference._finish(product, bias, output)
+
+
+def matmul_reduce_scatter(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor) -> None:
+    if not _taken(x1, x2, groups[0]):
+        reference._matmul_reduce_scatter(x1, x2, bias, groups, output)
+        return
+    _scatter(x1, x2, bias, groups[0], output)
+
+
+def all_gather_matmul_reduce_scatter(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor) -> None:
+    if not _taken(x1, x2, groups[1]):
+        reference._all_gather_matmul_reduce_scatter(x1, x2, bias, groups, output)
+        return
+    _scatter(reference._gathered(x1, groups[0]), x2, bias, groups[1], output)
+
+
+def _scatter(x1: Tensor, x2: Tensor, bias: Tensor | None, group: str, output: Tensor) -> None:
+    part = torch.ops.npu.npu_mm_reduce_scatter_base(x1, x2, hccl_name(group), size_of(group), reduce_op="sum")
+    reference._finish(part, bias, output)
+
+
+KERNELS: Final[dict[str, Callable[..., Any]]] = {
+    "lcal_coc_pure_matmul": pure_matmul,
+    "lcal_coc_matmul_all_reduce": matmul_all_reduce,
+    "lcal_coc_all_gather_matmul": all_gather_matmul,
+    "lcal_coc_all_gather_matmul_v2": all_gather_matmul_v2,
+    "lcal_coc_matmul_reduce_scatter": matmul_reduce_scatter,
+    "lcal_coc_all_gather_matmul_reduce_scatter": all_gather_matmul_reduce_scatter,
+}

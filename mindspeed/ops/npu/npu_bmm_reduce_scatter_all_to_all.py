@@ -1,0 +1,21 @@
+"""`npu_bmm_reduce_scatter_all_to_all`: one ``npu_grouped_matmul`` for all experts, then collectives of torch.distributed.
+
+The products travel in the type of ``x``, where the reference sends fp32: half the bytes, one more rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from torch import Tensor
+
+from mindspeed.ops.npu.npu_gmm import by_expert
+from mindspeed.ops.npu_bmm_reduce_scatter_all_to_all import _scattered_rows
+
+
+def forward(x: Tensor, weight: Tensor, bias: Tensor | None, ep: str, tp: str, shard_type: int) -> Tensor:
+    return _scattered_rows(by_expert(x, weight, None), bias, x.dtype, ep, tp, shard_type)
+
+
+KERNELS: Final[dict[str, Callable[..., Any]]] = {"npu_bmm_reduce_scatter_all_to_all": forward}

@@ -1,0 +1,91 @@
+"""`npu_dropout_add_layer_norm` around ``npu_add_layer_norm``, ``npu_add_rms_norm``, ``npu_rms_norm`` and its backward.
+
+Scales and the drawn mask are multiplied in fp32 by torch; sum and norm are then one operator. Without a residual, and in the
+gradient of LayerNorm, the norm is torch's own. fp64 and a single row without a dimension of its own run the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from mindspeed.ops.npu import TYPES, filled
+from mindspeed.ops.npu_dropout_add_layer_norm import _backward, _forward, _input_gradients, _product, _scales
+from mindspeed.ops.numerics import rounded, wide
+
+
+def _taken(x: Tensor, *others: Tensor | None) -> bool:
+    types = all(other is None or other.dtype in TYPES for other in (x, *others))
+    return types and 1 < x.dim() <= 8 and filled(x)
+
+
+def forward(
+    x0: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    rowscale: Tensor | None,
+    layerscale: Tensor | None,
+    mask: Tensor | None,
+    p: float,
+    epsilon: float,
+    residual_dtype: torch.dtype,
+    rms: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if not _taken(x0, residual, weight, bias, rowscale, layerscale):
+        return _forward(x0, residual, weight, bias, rowscale, layerscale, mask, p, epsilon, residual_dtype, rms)
+    z = _product(wide(x0), *_scales(rowscale, layerscale, mask, p))
+    gamma = wide(weight)
+    beta = torch.zeros_like(gamma) if bias is None else wide(bias)
+    if residual is None and rms:
+        out, rstd = torch.ops.npu.npu_rms_norm(z, gamma, epsilon=epsilon)
+    elif residual is None:
+        out, mean, rstd = torch.native_layer_norm(z, gamma.shape, gamma, beta, epsilon)
+    elif rms:
+        out, rstd, z = torch.ops.npu.npu_add_rms_norm(z, wide(residual), gamma, epsilon=epsilon)
+    else:
+        out, mean, rstd, z = torch.ops.npu.npu_add_layer_norm(
+            z, wide(residual), gamma, beta, epsilon=epsilon, additional_output=True
+        )
+    if rms:
+        mean = torch.zeros_like(rstd)
+    # without scales and residual z is x0 itself, and a result may not be an input
+    return rounded(out, x0.dtype), z.to(residual_dtype, copy=residual is None).contiguous(), mean, rstd
+
+
+def backward(
+    dout: Tensor,
+    dz: Tensor,
+    z: Tensor,
+    weight: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    x0: Tensor | None,
+    rowscale: Tensor | None,
+    layerscale: Tensor | None,
+    mask: Tensor | None,
+    p: float,
+    rms: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    if not _taken(z, dout, weight, rowscale, layerscale):
+        return _backward(dout, dz, z, weight, mean, rstd, x0, rowscale, layerscale, mask, p, rms)
+    gamma = wide(weight)
+    if rms:
+        through, dweight = torch.ops.npu.npu_rms_norm_backward(wide(dout), wide(z), gamma, rstd)
+        dbias = torch.zeros_like(gamma)
+    else:
+        through, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
+            wide(dout), wide(z), gamma.shape, mean, rstd, gamma, gamma, [True, True, True]
+        )
+    inputs = _input_gradients(wide(dz) + through, dout.dtype, z.dtype, x0, rowscale, layerscale, mask, p)
+    dx0, dresidual, drow, dlayer = inputs
+    return dx0, dresidual, rounded(dweight, weight.dtype), rounded(dbias, weight.dtype), drow, dlayer
+
+
+KERNELS: Final[dict[str, Callable[..., Any]]] = {
+    "npu_dropout_add_layer_norm": forward,
+    "npu_dropout_add_layer_norm_backward": backward,
+}

@@ -1,0 +1,29 @@
+"""`npu_fused_moe_token_permute` by ``npu_moe_token_permute``; its gradient is the unpermute of that file.
+
+Padded mode, other types than bf16, more than 512 experts per token and no rows at all run the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from mindspeed.ops.npu import filled
+from mindspeed.ops.npu_fused_moe_token_permute import _forward, _topk
+
+_CHOICES: Final = 512
+
+
+def forward(tokens: Tensor, indices: Tensor, rows: int, padded: bool) -> tuple[Tensor, Tensor]:
+    taken = tokens.dtype == torch.bfloat16 and _topk(indices) <= _CHOICES and rows > 0 and filled(tokens)
+    if padded or not taken:
+        return _forward(tokens, indices, rows, padded)
+    chosen = indices if indices.dim() == 2 else indices[:, None]
+    permuted, slots = torch.ops.npu.npu_moe_token_permute(tokens, chosen, num_out_tokens=rows)
+    return permuted, slots
+
+
+KERNELS: Final[dict[str, Callable[..., Any]]] = {"npu_fused_moe_token_permute": forward}

@@ -1,0 +1,52 @@
+"""`npu_fused_moe_token_unpermute` by ``npu_moe_token_unpermute`` and ``npu_moe_token_unpermute_grad_v2``.
+
+Several rows per token without probabilities, which is the gradient of the permute, go to ``npu_moe_token_permute_grad_v2``.
+Padded mode and other types than bf16 run the reference; so does a gradient with probabilities that need none, since
+torch_npu would want rows that were not kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from mindspeed.ops.npu import filled
+from mindspeed.ops.npu_fused_moe_token_unpermute import _backward, _forward
+
+
+def _taken(rows: Tensor, probs: Tensor | None, padded: bool) -> bool:
+    types = all(x is None or x.dtype == torch.bfloat16 for x in (rows, probs))
+    return types and not padded and filled(rows)
+
+
+def forward(rows: Tensor, indices: Tensor, probs: Tensor | None, tokens: int, topk: int, padded: bool) -> Tensor:
+    if not _taken(rows, probs, padded):
+        return _forward(rows, indices, probs, tokens, topk, padded)
+    slots = indices.to(torch.int32)
+    y: Tensor
+    if probs is None and topk > 1:
+        y = torch.ops.npu.npu_moe_token_permute_grad_v2(rows, slots, tokens, rows.dtype, topk, padded_mode=False)
+        return y
+    y = torch.ops.npu.npu_moe_token_unpermute(rows, slots, probs=probs)
+    return y
+
+
+def backward(
+    dout: Tensor, rows: Tensor | None, indices: Tensor, probs: Tensor | None, count: int, topk: int, padded: bool
+) -> tuple[Tensor, Tensor]:
+    known = topk == 1 if probs is None else rows is not None
+    if not (known and count > 0 and _taken(dout, probs, padded)):
+        return _backward(dout, rows, indices, probs, count, topk, padded)
+    drows, dprobs = torch.ops.npu.npu_moe_token_unpermute_grad_v2(
+        dout, indices.to(torch.int32), count, dout.dtype, probs=probs, permuted_tokens=rows
+    )
+    return drows, dout.new_empty(0) if dprobs is None or probs is None else dprobs
+
+
+KERNELS: Final[dict[str, Callable[..., Any]]] = {
+    "npu_fused_moe_token_unpermute": forward,
+    "npu_fused_moe_token_unpermute_backward": backward,
+}

@@ -1,0 +1,72 @@
+"""`npu_gmm` by ``npu_grouped_matmul``: rows by group (``group_type`` 0) and, for the weight's gradient, sums by group (2).
+
+The gradient of a bias, which torch_npu has no operator for, runs the reference; so do fp64, a wide bias on fp16, widths of
+65536 and more, and more than 1024 groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from mindspeed.ops.npu import TYPES, filled, narrow
+from mindspeed.ops.npu_gmm import GROUPED_ROWS, GROUPED_SUM, _forward, _sum
+
+GROUPS: Final = 1024
+_ENDS, _SIZES, _ONE_RESULT = 0, 1, 3
+
+
+def kind_of_list(groups: Tensor, cumulative: bool) -> int:
+    """What torch_npu calls the list; it takes no list of a single size, which is an end as well."""
+    return _ENDS if cumulative or groups.shape[0] == 1 else _SIZES
+
+
+def _taken(x: Tensor, other: Tensor, groups: Tensor) -> bool:
+    fits = groups.shape[0] <= GROUPS and narrow(x.shape[1], *other.shape[-2:])
+    return x.dtype in TYPES and fits and filled(x, other)
+
+
+def forward(x: Tensor, weight: Tensor, bias: Tensor | None, groups: Tensor, cumulative: bool) -> Tensor:
+    exact = bias is None or bias.dtype == x.dtype or x.dtype != torch.float16
+    if not (_taken(x, weight, groups) and exact):
+        return _forward(x, weight, bias, groups, cumulative)
+    kind = torch.float16 if x.dtype == torch.float16 else torch.float32
+    (y,) = torch.ops.npu.npu_grouped_matmul(
+        [x],
+        [weight],
+        bias=None if bias is None else [bias.to(kind)],
+        group_list=groups.to(x.device),
+        split_item=_ONE_RESULT,
+        group_type=GROUPED_ROWS,
+        group_list_type=kind_of_list(groups, cumulative),
+    )
+    return y  # type: ignore[no-any-return]
+
+
+def grouped_sum(x: Tensor, dy: Tensor, groups: Tensor, cumulative: bool) -> Tensor:
+    """``x_e^T dy_e`` of each group."""
+    if not (_taken(x, dy, groups) and narrow(x.shape[0])):
+        return _sum(x, dy, groups, cumulative)
+    (dweight,) = torch.ops.npu.npu_grouped_matmul(
+        [x.t()],
+        [dy],
+        group_list=groups.to(x.device),
+        split_item=_ONE_RESULT,
+        group_type=GROUPED_SUM,
+        group_list_type=kind_of_list(groups, cumulative),
+    )
+    return dweight  # type: ignore[no-any-return]
+
+
+def by_expert(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """[E, rows, K] by [E, K, N], plus bias [E, 1, N]: equally many rows per group."""
+    experts, rows, _ = x.shape
+    sizes = torch.full((experts,), rows, dtype=torch.int64, device=x.device)
+    flat = None if bias is None else bias[:, 0]
+    return forward(x.flatten(0, 1), weight, flat, sizes, False).view(experts, rows, weight.shape[2])
+
+
+KERNELS: Final[dict[str, Callable[..., Any]]] = {"npu_gmm": forward, "npu_gmm_sum": grouped_sum}
