@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
+from megatron.core import parallel_state, utils
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 
@@ -86,9 +86,10 @@ def _logits(chunks: list[Any], ids: list[int], seq_length: int) -> torch.Tensor 
     """Logits of the token after ``ids`` on the last stage, [vocabulary]; None elsewhere."""
     padded = torch.tensor(ids + [0] * (seq_length - len(ids)), device=torch.cuda.current_device())[None]
     positions = torch.arange(seq_length, device=torch.cuda.current_device())[None]
+    share = utils.get_batch_on_this_cp_rank({"tokens": padded, "positions": positions})
 
     def forward(_: Any, chunk: Any) -> tuple[torch.Tensor, Any]:
-        return chunk(padded, positions, None), partial(_last, len(ids) - 1)
+        return chunk(share["tokens"], share["positions"], None), partial(_last, share["positions"][0] == len(ids) - 1)
 
     outputs = get_forward_backward_func()(
         forward_step_func=forward,
@@ -103,9 +104,11 @@ def _logits(chunks: list[Any], ids: list[int], seq_length: int) -> torch.Tensor 
     return outputs[0] if outputs else None
 
 
-def _last(position: int, logits_BSV: torch.Tensor, non_loss_data: bool = True) -> torch.Tensor:
-    logits_BV: torch.Tensor = gather_from_tensor_model_parallel_region(logits_BSV[:, position])
-    return logits_BV[0]
+def _last(chosen_S: torch.Tensor, logits_BSV: torch.Tensor, non_loss_data: bool = True) -> torch.Tensor:
+    """Logits of the chosen position, which one rank of the context-parallel group has."""
+    logits_V: torch.Tensor = gather_from_tensor_model_parallel_region(logits_BSV[:, chosen_S].sum(1))[0]
+    dist.all_reduce(logits_V, group=parallel_state.get_context_parallel_group())
+    return logits_V
 
 
 def _pipeline() -> Any:
