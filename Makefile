@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: train test ops test-long test-versions test-npu-contract lint bench docs clean
+.PHONY: train test ops test-long test-versions test-triton test-npu-contract lint bench docs clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
