@@ -10,8 +10,10 @@ import sys
 import pytest
 
 from mindspeed.cli import ops_build
-from mindspeed.ops import OPERATORS, availability
+from mindspeed.ops import OPERATORS, availability, reasons
+from mindspeed.ops.availability import variant
 from mindspeed.ops.compiler import Compiler
+from mindspeed.plugins.world import PLATFORMS
 from tests.ops.built import pretend_built, write_sources
 
 
@@ -70,6 +72,13 @@ def test_the_variable_that_asks_for_references_is_named(cache, listed, monkeypat
 def test_what_has_no_variant_says_why(cache, listed):
     why = "it is composed of the device's own matrix products and an activation"
     assert listed("ffn", "--platform", "cpu") == ("reference", "reference", why)
+
+
+def test_every_reference_has_a_reason_and_no_reason_is_out_of_date():
+    bare = {(op, platform) for op in OPERATORS for platform in PLATFORMS if variant(op, platform) == "reference"}
+    assert [place for place in sorted(bare) if reasons.reason(*place) == reasons.NOT_YET] == []
+    assert {place for place in reasons.BY_PLATFORM if place not in bare} == set()
+    assert {op for op in reasons.EVERYWHERE if op not in {op for op, _ in bare}} == set()
 
 
 def test_for_another_platform_nothing_runs_here(cache, listed, monkeypatch):
