@@ -24,7 +24,7 @@ def _forward(x: Tensor, residual: Tensor | None, gamma: Tensor, epsilon: float) 
     """``(y, sum, rstd)``; without a residual the sum is ``x``."""
     width = gamma.numel()
     x, gamma = x.contiguous(), gamma.contiguous()
-    y, rows = x.new_empty(x.shape), x.numel() // width if width else 0
+    y, rows = x.new_empty(x.shape), x.numel() // width
     rstd = x.new_empty((*x.shape[: x.dim() - gamma.dim()], *(1 for _ in gamma.shape)), dtype=torch.float32)
     has = residual is not None
     residual = x if residual is None else residual.contiguous()
@@ -42,7 +42,7 @@ def _forward(x: Tensor, residual: Tensor | None, gamma: Tensor, epsilon: float) 
 def _backward(dy: Tensor, dtotal: Tensor | None, x: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
     width = gamma.numel()
     dy, x, gamma, rstd = dy.contiguous(), x.contiguous(), gamma.contiguous(), rstd.contiguous()
-    rows = x.numel() // width if width else 0
+    rows = x.numel() // width
     dx, dgamma = x.new_empty(x.shape), gamma.new_empty(gamma.shape)
     has = dtotal is not None
     tensors = (dy, x, gamma, rstd, dy if dtotal is None else dtotal.contiguous(), dx)
@@ -78,9 +78,13 @@ def _long(tensors: tuple[Tensor, ...], rows: int, width: int, has: bool) -> Tens
     return parts
 
 
+def _takes(x: Tensor, gamma: Tensor) -> bool:
+    return takes(x) and gamma.numel() > 0
+
+
 def forward(x: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """``(y, rstd)``."""
-    if not takes(x):
+    if not _takes(x, gamma):
         return _reference(x, gamma, epsilon)
     y, _, rstd = _forward(x, None, gamma, epsilon)
     return y, rstd
@@ -88,19 +92,19 @@ def forward(x: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
 
 def backward(dy: Tensor, x: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of x and gamma."""
-    return _backward(dy, None, x, gamma, rstd) if takes(x) else _reference_backward(dy, x, gamma, rstd)
+    return _backward(dy, None, x, gamma, rstd) if _takes(x, gamma) else _reference_backward(dy, x, gamma, rstd)
 
 
 def residual_forward(x: Tensor, residual: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
     """``(y, sum, rstd)``."""
-    if not takes(x):
+    if not _takes(x, gamma):
         return _reference_residual(x, residual, gamma, epsilon)
     return _forward(x, residual, gamma, epsilon)
 
 
 def residual_backward(dy: Tensor, dtotal: Tensor, total: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient of x, which is also that of the residual, and the gradient of gamma."""
-    if not takes(total):
+    if not _takes(total, gamma):
         return _reference_residual_backward(dy, dtotal, total, gamma, rstd)
     return _backward(dy, dtotal, total, gamma, rstd)
 

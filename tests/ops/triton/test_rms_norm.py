@@ -40,7 +40,8 @@ def test_without_rows_nothing_runs_and_the_gradient_of_gamma_is_zero():
     assert_like_reference(rms_norm, leaf(0, 8), leaf(8, seed=2), kernels={"column_sums"})
 
 
-def test_fp64_is_left_to_the_reference():
+def test_fp64_and_rows_of_nothing_are_left_to_the_reference():
+    assert_like_reference(rms_norm, leaf(0, 0), leaf(0, seed=2), kernels=set())
     assert_like_reference(rms_norm, leaf(3, 8, dtype=torch.float64), leaf(8, dtype=torch.float64), kernels=set(), tolerance=0)
 
 
