@@ -39,10 +39,11 @@ build/triton/installed: | $(VENV)/installed
 	touch $@
 
 test-triton: export PYTHONPATH := build/triton
+test-triton: export MINDSPEED_OPS := reference
 test-triton: export TRITON_CACHE_DIR := build/triton/cache
 test-triton: export TRITON_DEFAULT_FP_FUSION := 1
 test-triton: $(VENV)/installed build/triton/installed  ## the kernels of CUDA: interpreted on the CPU, then compiled for a GPU
-	TRITON_INTERPRET=1 MINDSPEED_OPS=reference $(BIN)/python -m pytest -q --confcutdir=tests/ops tests/ops/triton
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q --confcutdir=tests/ops tests/ops/triton
 	$(BIN)/python -m pytest -q --confcutdir=tests/ops tests/ops/triton
 
 build/torch_npu/installed: | $(VENV)/installed

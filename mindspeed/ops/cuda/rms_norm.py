@@ -16,6 +16,8 @@ from mindspeed.ops.triton import rms_norm as kernels
 from mindspeed.ops.triton.launch import ROW, cores, launch, pieces, takes, tile, warps
 from mindspeed.ops.triton.sums import column_sums
 
+_AHEAD: Final = 8192
+"""Columns of the widest rows of which the next is read ahead: of wider ones the registers cannot hold two."""
 _LONG: Final = 4096
 """Columns of the pieces in which a row longer than ROW is read."""
 
@@ -51,7 +53,7 @@ def _backward(dy: Tensor, dtotal: Tensor | None, x: Tensor, gamma: Tensor, rstd:
     else:
         tall, wide = _whole(width, rows)
         # the share of dgamma stays in registers: twice the warps of the forward pass, two programs on a multiprocessor
-        sizes = {"ROWS": tall, "COLUMNS": wide, "num_warps": warps(2 * tall * wide)}
+        sizes = {"AHEAD": wide <= _AHEAD, "ROWS": tall, "COLUMNS": wide, "num_warps": warps(2 * tall * wide)}
         programs = min(pieces(rows, tall), 2 * cores(x.device))
         parts = x.new_empty((programs, width), dtype=torch.float32)
         launch(kernels.backward, programs, x.device, *tensors, parts, rows, width, RESIDUAL=has, **sizes)
