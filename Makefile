@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: train test ops test-long test-versions test-npu-contract lint bench docs clean
+.PHONY: train test ops test-long test-versions test-triton test-npu-contract lint bench docs clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -39,10 +39,11 @@ build/triton/installed: | $(VENV)/installed
 	touch $@
 
 test-triton: export PYTHONPATH := build/triton
+test-triton: export MINDSPEED_OPS := reference
 test-triton: export TRITON_CACHE_DIR := build/triton/cache
 test-triton: export TRITON_DEFAULT_FP_FUSION := 1
 test-triton: $(VENV)/installed build/triton/installed  ## the kernels of CUDA: interpreted on the CPU, then compiled for a GPU
-	TRITON_INTERPRET=1 MINDSPEED_OPS=reference $(BIN)/python -m pytest -q --confcutdir=tests/ops tests/ops/triton
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q --confcutdir=tests/ops tests/ops/triton
 	$(BIN)/python -m pytest -q --confcutdir=tests/ops tests/ops/triton
 
 build/torch_npu/installed: | $(VENV)/installed

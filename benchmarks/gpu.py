@@ -11,8 +11,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,32 +71,20 @@ def _timed(chosen: list[Case], output: Path, resume: bool) -> int:
         if any(row.what.startswith(f"{case.row} {case.what}: ") for row in rows):
             continue
         start = time.monotonic()
-        with _named(case):
-            found, wrong = _measured(case)
+        found, wrong = _measured(case)
         broken += bool(wrong)
         click.echo(f"{case.row} {case.what}: {wrong or f'{time.monotonic() - start:.1f} s'}")
         rows += found
         torch.cuda.empty_cache()
         torch.compiler.reset()
         _write(output, rows)
-    report(rows)
+    if rows:
+        report(rows)
     return min(broken, 1)
 
 
-@contextmanager
-def _named(case: Case) -> Iterator[None]:
-    """Say which row an error comes from."""
-    try:
-        yield
-    except Exception:
-        click.echo(f"{case.row} {case.what} failed", err=True)
-        raise
-
-
 def _measured(case: Case) -> tuple[list[Row], str]:
-    """The rows of one case, or what is wrong with its results."""
-    import torch
-
+    """The rows of one case, or what is wrong with it."""
     from benchmarks.accelerator.measuring import mismatch, race
 
     try:
@@ -106,8 +92,8 @@ def _measured(case: Case) -> tuple[list[Row], str]:
         if wrong := mismatch(work):
             return [], wrong
         return rows_of(f"{case.row} {case.what}", work, race(work)), ""
-    except torch.cuda.OutOfMemoryError as error:
-        return [], str(error).splitlines()[0]
+    except Exception as error:  # whatever a driver or a compiler raises: the other rows are still wanted
+        return [], f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def rows_of(what: str, work: Work, result: Race) -> list[Row]:
@@ -143,13 +129,17 @@ def _known(output: Path) -> list[Row]:
     return [Row(**{key: value for key, value in row.items() if key != "met"}) for row in rows]
 
 
-def _write(output: Path, rows: list[Row]) -> None:
+def _machine() -> str:
+    """The GPU and the versions of what makes its code."""
     import torch
     import triton
 
-    machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}"
+    return f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}"
+
+
+def _write(output: Path, rows: list[Row]) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
-    data = {"machine": machine, "rows": [asdict(row) | {"met": row.met} for row in rows]}
+    data = {"machine": _machine(), "rows": [asdict(row) | {"met": row.met} for row in rows]}
     output.write_text(json.dumps(data, indent=2))
 
 

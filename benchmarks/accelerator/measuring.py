@@ -87,7 +87,7 @@ def _runs(call: Call) -> bool:
     try:
         call()
         torch.cuda.synchronize()
-    except (RuntimeError, TypeError, ValueError, ImportError, NotImplementedError):
+    except Exception:  # whatever a foreign kernel or compiler raises: the note of the row names the peer
         return False
     return True
 

@@ -32,7 +32,7 @@ def build(force: bool, optional: bool, verbose: bool) -> None:
         return
 
     def say(line: str) -> None:
-        if verbose or line.startswith("waiting"):
+        if verbose or line.startswith(("waiting", "compiling")):
             click.echo(line, err=True)
 
     try:

@@ -13,13 +13,18 @@ from mindspeed.ops.numerics import wide
 
 COMPRESSED_ROWS: Final = 1024
 _GOLDEN, _FIRST, _SECOND = (c - (1 << 64) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_THIRD, _FOURTH = 0x7FEB352D, 0x846CA68B - (1 << 32)
+"""Odd factors of a 32-bit hash (Wellons, hash-prospector 2018)."""
 
 Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Dropout:
-    """A mask that is a function of the seed and of the number of the element: any block of it can be made at any time."""
+    """A mask that is a function of the seed, the row and the column: any block of it can be made at any time.
+
+    Rows and columns are hashed in 64 bits, which is little work; what is done for every element has 32.
+    """
 
     keep: float
     seed: Tensor
@@ -28,17 +33,24 @@ class Dropout:
 
     def factors(self, rows: Span, columns: Span, dtype: torch.dtype) -> Tensor:
         """``1 / keep`` for kept elements of a block [B, K, G, rows, columns], 0 for dropped ones."""
-        b, k, g, queries, keys = self.shape
+        b, k, g, queries, _ = self.shape
         device = self.seed.device
         head = torch.arange(b * k * g, device=device).view(b, k, g, 1, 1)
-        row = head * queries + torch.arange(*rows, device=device)[:, None]
-        z = (row * keys + torch.arange(*columns, device=device) + self.first) * _GOLDEN + self.seed
-        # the finalizer of splitmix64 (Steele, Lea, Flood 2014); torch shifts int64 arithmetically, hence the masks
-        z = (z ^ (z >> 30 & (1 << 34) - 1)) * _FIRST
-        z = (z ^ (z >> 27 & (1 << 37) - 1)) * _SECOND
-        z = z ^ (z >> 31 & (1 << 33) - 1)
-        kept = (z >> 40 & (1 << 24) - 1) < round(self.keep * (1 << 24))
-        return kept.to(dtype) * (1 / self.keep if self.keep > 0 else 0.0)
+        row = _hashed(head * queries + torch.arange(*rows, device=device)[:, None] + self.first, self.seed)
+        z = row ^ _hashed(torch.arange(*columns, device=device), ~self.seed)
+        z *= _THIRD
+        z ^= z >> 15
+        z *= _FOURTH
+        kept = z < round(self.keep * (1 << 32)) - (1 << 31)
+        return kept.to(dtype).mul_(1 / self.keep if self.keep > 0 else 0.0)
+
+
+def _hashed(numbers: Tensor, seed: Tensor) -> Tensor:
+    """32 bits of the finalizer of splitmix64 (Steele, Lea, Flood 2014); torch shifts arithmetically, hence the masks."""
+    z = numbers * _GOLDEN + seed
+    z = (z ^ (z >> 30 & (1 << 34) - 1)) * _FIRST
+    z = (z ^ (z >> 27 & (1 << 37) - 1)) * _SECOND
+    return (z ^ (z >> 31 & (1 << 33) - 1)).to(torch.int32)
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ class _Job:
     library: Path
     objects: Path
     say: Say
+    again: bool
 
     @property
     def log(self) -> Path:
@@ -75,7 +76,7 @@ def build(say: Say, force: bool = False, sources: Path = SOURCES, cache: Path | 
     if compiler is None:
         raise PlatformError([_no_compiler()])
     library = libraries.place(key, compiler.version, cache)
-    job = _Job(key, sources, compiler, library, libraries.objects(cache), say)
+    job = _Job(key, sources, compiler, library, libraries.objects(cache), say, force)
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
         job.objects.mkdir(exist_ok=True)
@@ -131,7 +132,9 @@ def _compile(job: _Job, files: list[Path], folder: Path) -> list[Path]:
     """One object per source, compiled at the same time. Those of sources that have not changed are found."""
     common = digest(*libraries.FLAGS, job.key.torch, job.key.processor, job.compiler.version)
     made = [job.objects / f"{digest(common, source_digest(file))}.o" for file in files]
-    missing = {file: part for file, part in zip(files, made, strict=True) if not part.is_file()}
+    missing = {file: part for file, part in zip(files, made, strict=True) if job.again or not part.is_file()}
+    if missing:
+        job.say(f"compiling {len(missing)} of {len(files)} sources, once for this machine")
 
     def compile_one(source: Path, part: Path) -> Outcome:
         started = time.perf_counter()

@@ -75,7 +75,8 @@ def fusion_attention(
 
     Layouts: SBH and BSH with H = N D, BSND, BNSD, and TND of packed sequences with cumulative ``actual_seq_qlen`` and
     ``actual_seq_kvlen``. Key and value may have fewer heads, value another width. Statistics are [B, N, S, 8] (TND: [T, N, 8],
-    the memory of each sequence holding [N, length, 8] unless ``softmax_layout`` is TND), the last dimension a repetition.
+    the memory of each sequence holding [N, length, 8] unless ``softmax_layout`` is TND), the last dimension a repetition;
+    ``max + log(sum)`` is the logsumexp of a row's logits: its maximum and sum, or, from flash kernels, (logsumexp, 1).
 
     ``atten_mask`` is bool or uint8, 1 hidden. WITHOUT IT EVERY KEY IS SEEN, whatever sparse_mode and the tokens say. With it,
     query i sees key j, d being keys minus queries: mode 0 where the mask lets it and ``i - pre <= j <= i + next``; 1 where the

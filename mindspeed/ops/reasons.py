@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 _COMPOSED: Final = "it is composed of the device's own matrix products and collectives"
-_EVERYWHERE: Final = {
+EVERYWHERE: Final = {
     "ffn": "it is composed of the device's own matrix products and an activation",
     "lcal_coc": _COMPOSED,
     "npu_all_to_all_all_gather_bmm": _COMPOSED,
@@ -14,7 +14,7 @@ _EVERYWHERE: Final = {
     "npu_mm_all_reduce_add_rms_norm": _COMPOSED,
     "npu_mm_all_reduce_add_rms_norm_": "it is npu_mm_all_reduce_add_rms_norm, written into its argument",
 }
-_BY_PLATFORM: Final[dict[tuple[str, str], str]] = {
+BY_PLATFORM: Final[dict[tuple[str, str], str]] = {
     ("quant_gmm", "cuda"): "nobody has written a Triton kernel of integer products yet",
 }
 
@@ -23,4 +23,4 @@ NOT_YET: Final = "nobody has written one yet"
 
 def reason(op: str, platform: str) -> str:
     """The reason for an operator that runs its reference on a platform."""
-    return _BY_PLATFORM.get((op, platform)) or _EVERYWHERE.get(op) or NOT_YET
+    return BY_PLATFORM.get((op, platform)) or EVERYWHERE.get(op) or NOT_YET

@@ -10,8 +10,10 @@ import sys
 import pytest
 
 from mindspeed.cli import ops_build
-from mindspeed.ops import OPERATORS, availability
+from mindspeed.ops import OPERATORS, availability, reasons
+from mindspeed.ops.availability import variant
 from mindspeed.ops.compiler import Compiler
+from mindspeed.plugins.world import PLATFORMS
 from tests.ops.built import pretend_built, write_sources
 
 
@@ -72,6 +74,13 @@ def test_what_has_no_variant_says_why(cache, listed):
     assert listed("ffn", "--platform", "cpu") == ("reference", "reference", why)
 
 
+def test_every_reference_has_a_reason_and_no_reason_is_out_of_date():
+    bare = {(op, platform) for op in OPERATORS for platform in PLATFORMS if variant(op, platform) == "reference"}
+    assert [place for place in sorted(bare) if reasons.reason(*place) == reasons.NOT_YET] == []
+    assert {place for place in reasons.BY_PLATFORM if place not in bare} == set()
+    assert {op for op in reasons.EVERYWHERE if op not in {op for op, _ in bare}} == set()
+
+
 def test_for_another_platform_nothing_runs_here(cache, listed, monkeypatch):
     monkeypatch.setattr(availability, "is_here", lambda platform: platform == "cpu")
     monkeypatch.setattr(availability, "python_variants", lambda platform: {"swiglu"})
@@ -113,7 +122,8 @@ def test_build_says_what_it_made_and_the_second_time_that_it_is_there(mindspeed,
     assert first.exit_code == 0
     assert first.stdout.splitlines()[0].startswith("2 C++ operators built in ")
     assert first.stdout.splitlines()[0].endswith(f" s: {library}")
-    assert sorted(line.split()[0] for line in first.stderr.splitlines()) == ["first.cpp", "second.cpp"]
+    assert first.stderr.splitlines()[0] == "compiling 2 of 2 sources, once for this machine"
+    assert sorted(line.split()[0] for line in first.stderr.splitlines()[1:]) == ["first.cpp", "second.cpp"]
     second = mindspeed("ops", "build")
     assert (second.stdout, second.stderr) == (f"2 C++ operators are built already: {library}\n", "")
     data = json.loads(mindspeed("ops", "build", "--json").stdout)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import mindspeed.ops as ops
 from mindspeed.ops.fusion_attention import LANES
+from mindspeed.ops.npu_ring_attention_update import token_major
 
 BF16, FP16, FP32, INT8, INT32, INT64 = (
     torch.bfloat16,
@@ -26,12 +27,16 @@ ANY, HALF, ONLY_BF16 = (FP32, BF16), (BF16, FP16), (BF16,)
 
 @dataclass
 class Make:
-    """Where a case takes its tensors from: real ones on CPU, or fake ones on NPU under a `FakeTensorMode`."""
+    """Where a case takes its tensors from: real ones on CPU, or fake ones on NPU under a `FakeTensorMode`.
+
+    ``leaves`` are those that get a gradient, ``written`` those that backward writes to.
+    """
 
     dtype: torch.dtype
     device: str
     groups: dict[str, dist.ProcessGroup] = field(default_factory=dict)
     leaves: list[Tensor] = field(default_factory=list)
+    written: list[Tensor] = field(default_factory=list)
     seed: int = 0
 
     def normal(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -109,11 +114,11 @@ def _rotary(x: tuple[int, ...], table: tuple[int, ...], mode: int, learned: bool
     return case
 
 
-def _statistics(m: Make, *shape: int) -> tuple[Tensor, Tensor]:
-    """A maximum and a sum, repeated; the first row is unseen."""
+def _statistics(m: Make, *shape: int, unseen: int = 1) -> tuple[Tensor, Tensor]:
+    """A maximum and a sum, repeated; the first ``unseen`` rows saw nothing."""
     maximum, total = m.normal(*shape, 1, dtype=FP32), m.normal(*shape, 1, dtype=FP32).abs() + 0.5
-    unseen = m.given(torch.arange(shape[0]).view(-1, *(1 for _ in shape)) == 0)
-    lean = maximum.masked_fill(unseen, -torch.inf), total.masked_fill(unseen, 0)
+    nothing = m.given(torch.arange(shape[0]).view(-1, *(1 for _ in shape)) < unseen)
+    lean = maximum.masked_fill(nothing, -torch.inf), total.masked_fill(nothing, 0)
     return tuple(x.expand(*x.shape[:-1], LANES).contiguous() for x in lean)  # type: ignore[return-value]
 
 
@@ -121,7 +126,10 @@ def _ring(layout: str, softmax_layout: str = "", ends: tuple[int, ...] | None = 
     def case(m: Make) -> Call:
         shape, rows = ((6, 2, 8), (2, 4, 6)) if layout == "SBH" else ((6, 4, 64), (6, 4))
         outs = [m.normal(*shape) for _ in range(2)]
-        stats = [_statistics(m, *rows), _statistics(m, *rows)]
+        stats = [_statistics(m, *rows), _statistics(m, *rows, unseen=0 if layout == "SBH" else 3)]
+        if layout == "TND" and m.device == "cpu":  # a row that saw nothing has the result 0
+            seen = [s if ends is None else token_major(s, torch.tensor(ends)) for _, s in stats]
+            outs = [out * (s[..., :1] > 0) for out, s in zip(outs, seen, strict=True)]
         more = {"actual_seq_qlen": ends, "layout": layout, "softmax_layout": softmax_layout}
         return lambda: ops.npu_ring_attention_update(outs[0], *stats[0], outs[1], *stats[1], **more)
 
@@ -187,7 +195,9 @@ def _gmm_sum(m: Make) -> Call:
 def _gmm_fused(m: Make) -> Call:
     x, weight = m.leaf(10, 16), m.leaf(3, 16, 8)
     original = m.normal(3, 16, 8).requires_grad_()
+    original.zero_out_wgrad = True  # type: ignore[attr-defined]
     original.main_grad = m.normal(3, 16, 8, dtype=FP32)  # type: ignore[attr-defined]
+    m.written.append(original.main_grad)  # type: ignore[attr-defined]
     ends = m.given(torch.tensor([3, 3, 10]))
     call = {"group_list": ends, "gemm_fusion": True, "original_weight": original}
     return lambda: ops.npu_gmm(x, weight, **call)  # type: ignore[arg-type]
@@ -318,7 +328,7 @@ def _attention(
 def _attention_grad(m: Make) -> Call:
     """The gradients of one block of keys, as context parallelism asks for them."""
     q, k, v = (m.normal(2, 4, 5, 8) for _ in range(3))
-    stats = _statistics(m, 2, 4, 5)
+    stats = _statistics(m, 2, 4, 5, unseen=0)
     more = {"softmax_max": stats[0] + 3, "softmax_sum": stats[1], "attention_in": m.normal(2, 4, 5, 8)}
     dy = m.normal(2, 4, 5, 8)
     return lambda: ops.fusion_attention_grad(q, k, v, dy, 4, "BNSD", **more)
@@ -341,7 +351,8 @@ def _mm_all_reduce(operator: str, kind: str) -> Callable[[Make], Call]:
 
 
 def _grouped_all_reduce(m: Make) -> Call:
-    x, weight, bias = [m.normal(3, 16), m.normal(5, 8)], [m.normal(16, 8), m.normal(8, 4)], [m.normal(8), m.normal(4)]
+    x, weight = [m.normal(3, 16), m.normal(5, 8)], [m.normal(16, 8), m.normal(8, 4)]
+    bias = [m.given(torch.linspace(-1, 1, n).to(m.dtype)) for n in (8, 4)]  # the same on every rank
     return lambda: ops.npu_grouped_mat_mul_all_reduce(x, weight, m.groups["TP"], bias=bias)
 
 

@@ -13,30 +13,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.npu_contract.cases import Case, Make
+from tests.npu_contract.hccl import communicators
 from tests.npu_contract.recording import Kernel, OnNpu, Record, described, forward_and_backward
-
-
-class Communicator:
-    """What HCCL gives for a group: torch_npu asks for its name with the global rank of this process."""
-
-    def __init__(self, group: str) -> None:
-        self.group = group
-
-    def get_hccl_comm_name(self, rank: int) -> str:
-        return f"{self.group} of rank {rank}"
 
 
 @contextmanager
 def groups() -> Iterator[dict[str, dist.ProcessGroup]]:
     """Rank 0 of 2 x 2, its expert and its tensor group."""
-    real = dist.ProcessGroup._get_backend
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-    dist.ProcessGroup._get_backend = lambda group, device: Communicator(group.group_name)  # type: ignore[method-assign]
-    try:
+    with communicators():
         yield {"EP": dist.new_group([0, 2]), "TP": dist.new_group([0, 1])}
-    finally:
-        dist.ProcessGroup._get_backend = real  # type: ignore[method-assign]
-        dist.destroy_process_group()
+    dist.destroy_process_group()
 
 
 @contextmanager

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from click.testing import CliRunner
 
+from benchmarks import gpu
+from benchmarks.accelerator import measuring, products, streaming
 from benchmarks.accelerator.measuring import Race, Work, mismatch
+from benchmarks.accelerator.operation import Case
 from benchmarks.accelerator.products import sizes_of
 from benchmarks.gpu import main, rows_of
 
@@ -57,3 +62,52 @@ def test_experts_share_all_rows(zipf):
     assert sum(sizes) == 1000
     assert sizes == sorted(sizes, reverse=True)
     assert (sizes[0] > 2 * sizes[2]) == zipf
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    """A GPU in name: three rows, of which one is wrong and one fails, and races that are known."""
+
+    def failing(small):
+        raise ValueError("no such kernel\nat all")
+
+    wrong = work(ours=lambda: torch.zeros(3))
+    cases = [Case("G1", "right", lambda small: work()), Case("G2", "wrong", lambda small: wrong), Case("G3", "broken", failing)]
+    raced = []
+
+    def race(work):
+        raced.append(work)
+        return Race({"ours": 1e-3, "a": 2e-3, "b": 3e-3}, copy_rate=1e12, drift=0.0)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(streaming, "CASES", cases)
+    monkeypatch.setattr(products, "CASES", [])
+    monkeypatch.setattr(measuring, "race", race)
+    monkeypatch.setattr(gpu, "_machine", lambda: "a GPU")
+    return raced
+
+
+def test_rows_that_are_wrong_are_told_and_not_timed(pretended, tmp_path):
+    ran = CliRunner().invoke(main, [str(tmp_path / "rows.json")])
+    lines = ran.output.splitlines()
+    assert lines[0].startswith("G1 right: ")
+    assert lines[1:3] == [
+        "G2 wrong: result 0 is off by 1 of its largest value; 1e-05 is allowed",
+        "G3 broken: ValueError: no such kernel",
+    ]
+    assert ran.exit_code == 1
+    assert len(pretended) == 1
+    data = json.loads((tmp_path / "rows.json").read_text())
+    assert data["machine"] == "a GPU"
+    assert [(row["what"], row["measured"], row["met"]) for row in data["rows"]] == [
+        ("G1 right: best other peer (a) / ours", 2.0, True)
+    ]
+
+
+def test_rows_that_are_known_are_left_out_on_request(pretended, tmp_path):
+    arguments = [str(tmp_path / "rows.json"), "--only", "G1"]
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+    assert CliRunner().invoke(main, [*arguments, "--resume"]).exit_code == 0
+    assert len(pretended) == 1
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+    assert len(pretended) == 2

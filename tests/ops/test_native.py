@@ -6,8 +6,10 @@ import shutil
 from dataclasses import replace
 
 import pytest
+import torch
 
-from mindspeed.ops import libraries
+import mindspeed.ops
+from mindspeed.ops import OPERATORS, libraries, native
 from mindspeed.ops.building import build
 from mindspeed.ops.sources import sources_digest
 from tests.ops.built import pretend_built, run, write_sources
@@ -137,3 +139,16 @@ def test_processors_with_other_instructions_have_libraries_of_their_own(monkeypa
         keys.append(libraries.wanted("2.13.0", sources))
     assert [key.processor.split()[1] for key in keys] == ["avx512", "avx2", "default"]
     assert len({key.folder for key in keys}) == 3
+
+
+def test_every_source_has_kernels_of_operators_that_exist():
+    if native.loaded() is None:
+        pytest.skip("the C++ operators are not built here, or MINDSPEED_OPS=reference: mindspeed ops build")
+    for op in OPERATORS:
+        getattr(mindspeed.ops, op)
+    missing = [
+        op for op in native.loaded().operators if not torch._C._dispatch_has_kernel_for_dispatch_key(f"mindspeed::{op}", "CPU")
+    ]
+    assert missing == []
+    dangling = [line for line in torch._C._dispatch_find_dangling_impls() if "mindspeed::" in line]
+    assert dangling == []

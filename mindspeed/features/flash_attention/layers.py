@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
@@ -36,7 +37,12 @@ def check_config(config: Any) -> None:
 
 
 def with_flash_attention(spec: Any, args: FlashAttentionArgs) -> Any:
-    """The spec of a block with every local core attention exchanged for one with these settings."""
+    """The spec of a block with every local core attention exchanged for one with these settings.
+
+    Where somebody patched the forward of Megatron's, the spec stays as it is: a subclass would never call the patch.
+    """
+    if not _is_megatrons_own(DotProductAttention.forward):
+        return spec
     settings = {"args": args, "__module__": __name__}
     return with_modules(spec, {DotProductAttention: type("FlashAttention", (FlashAttention,), settings)})
 
@@ -97,6 +103,12 @@ class FlashAttention(DotProductAttention):  # type: ignore[misc]  # megatron has
         shared = keep == 1 or self.config.sequence_parallel
         random: AbstractContextManager[Any] = nullcontext() if shared else get_cuda_rng_tracker().fork()
         return random
+
+
+def _is_megatrons_own(function: Any) -> bool:
+    """Whether a function is written in the module that its class is in; one that wraps another takes over its names only."""
+    written_in = getattr(getattr(function, "__code__", None), "co_filename", None)
+    return written_in == sys.modules[DotProductAttention.__module__].__file__
 
 
 def _problem(sentence: str, fix: str) -> Problem:

@@ -16,6 +16,8 @@ from mindspeed.ops.triton import rms_norm as kernels
 from mindspeed.ops.triton.launch import ROW, cores, launch, pieces, takes, tile, warps
 from mindspeed.ops.triton.sums import column_sums
 
+_AHEAD: Final = 8192
+"""Columns of the widest rows of which the next is read ahead: of wider ones the registers cannot hold two."""
 _LONG: Final = 4096
 """Columns of the pieces in which a row longer than ROW is read."""
 
@@ -24,7 +26,7 @@ def _forward(x: Tensor, residual: Tensor | None, gamma: Tensor, epsilon: float) 
     """``(y, sum, rstd)``; without a residual the sum is ``x``."""
     width = gamma.numel()
     x, gamma = x.contiguous(), gamma.contiguous()
-    y, rows = x.new_empty(x.shape), x.numel() // width if width else 0
+    y, rows = x.new_empty(x.shape), x.numel() // width
     rstd = x.new_empty((*x.shape[: x.dim() - gamma.dim()], *(1 for _ in gamma.shape)), dtype=torch.float32)
     has = residual is not None
     residual = x if residual is None else residual.contiguous()
@@ -42,7 +44,7 @@ def _forward(x: Tensor, residual: Tensor | None, gamma: Tensor, epsilon: float) 
 def _backward(dy: Tensor, dtotal: Tensor | None, x: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
     width = gamma.numel()
     dy, x, gamma, rstd = dy.contiguous(), x.contiguous(), gamma.contiguous(), rstd.contiguous()
-    rows = x.numel() // width if width else 0
+    rows = x.numel() // width
     dx, dgamma = x.new_empty(x.shape), gamma.new_empty(gamma.shape)
     has = dtotal is not None
     tensors = (dy, x, gamma, rstd, dy if dtotal is None else dtotal.contiguous(), dx)
@@ -51,7 +53,7 @@ def _backward(dy: Tensor, dtotal: Tensor | None, x: Tensor, gamma: Tensor, rstd:
     else:
         tall, wide = _whole(width, rows)
         # the share of dgamma stays in registers: twice the warps of the forward pass, two programs on a multiprocessor
-        sizes = {"ROWS": tall, "COLUMNS": wide, "num_warps": warps(2 * tall * wide)}
+        sizes = {"AHEAD": wide <= _AHEAD, "ROWS": tall, "COLUMNS": wide, "num_warps": warps(2 * tall * wide)}
         programs = min(pieces(rows, tall), 2 * cores(x.device))
         parts = x.new_empty((programs, width), dtype=torch.float32)
         launch(kernels.backward, programs, x.device, *tensors, parts, rows, width, RESIDUAL=has, **sizes)
@@ -78,9 +80,13 @@ def _long(tensors: tuple[Tensor, ...], rows: int, width: int, has: bool) -> Tens
     return parts
 
 
+def _takes(x: Tensor, gamma: Tensor) -> bool:
+    return takes(x) and gamma.numel() > 0
+
+
 def forward(x: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """``(y, rstd)``."""
-    if not takes(x):
+    if not _takes(x, gamma):
         return _reference(x, gamma, epsilon)
     y, _, rstd = _forward(x, None, gamma, epsilon)
     return y, rstd
@@ -88,19 +94,19 @@ def forward(x: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
 
 def backward(dy: Tensor, x: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of x and gamma."""
-    return _backward(dy, None, x, gamma, rstd) if takes(x) else _reference_backward(dy, x, gamma, rstd)
+    return _backward(dy, None, x, gamma, rstd) if _takes(x, gamma) else _reference_backward(dy, x, gamma, rstd)
 
 
 def residual_forward(x: Tensor, residual: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
     """``(y, sum, rstd)``."""
-    if not takes(x):
+    if not _takes(x, gamma):
         return _reference_residual(x, residual, gamma, epsilon)
     return _forward(x, residual, gamma, epsilon)
 
 
 def residual_backward(dy: Tensor, dtotal: Tensor, total: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient of x, which is also that of the residual, and the gradient of gamma."""
-    if not takes(total):
+    if not _takes(total, gamma):
         return _reference_residual_backward(dy, dtotal, total, gamma, rstd)
     return _backward(dy, dtotal, total, gamma, rstd)
 

@@ -1,9 +1,9 @@
 """`fusion_attention` by ``npu_fusion_attention`` and its ``_grad``, or by ``_v2`` and ``_grad_v2`` for bias types 0, 2 and 3.
 
-Masks: modes 0, 1 and 5 hand over the mask, mode 0 with the window drawn into it; the others get the compressed mask of
-their own shape, whatever mask the call came with. Statistics of packed sequences are asked for in the order of tokens, and
-one of their eight repetitions is kept. Where rows may be hidden ``inner_precise`` is 2, and their statistics become
-(-inf, 0); in backward they go in as (largest, 1), so that every probability of theirs is 0.
+Masks: modes 0, 1 and 5 hand over the mask, with the window of 0 and the prefixes of 5 drawn into it; the others get the
+compressed mask of their own shape, whatever mask the call came with. Statistics of packed sequences are asked for in the
+order of tokens, and one of their eight repetitions is kept. Where rows may be hidden ``inner_precise`` is 2, and their
+statistics become (-inf, 0); in backward they go in as (largest, 1), so that every probability of theirs is 0.
 
 Dropout runs the reference: torch_npu draws its mask from two numbers of the host's generator that our schema does not
 carry. So do fp64, empty tensors, values wider than keys, and what the documentation of torch_npu excludes (`_taken`).
@@ -75,14 +75,18 @@ def _compressed_mask(with_prefix: bool, device: torch.device) -> Tensor:
     return torch.cat((mask, half))
 
 
-def _windowed(mask: Tensor, options: Options) -> Tensor:
-    """``mask`` that also hides what lies outside of the window, which torch_npu only uses to skip blocks."""
-    queries, keys = mask.shape[-2:]
-    if options.before >= queries and options.after >= keys:
-        return mask
-    ones = torch.ones(queries, keys, dtype=torch.bool, device=mask.device)
-    after, before = min(options.after, keys), min(options.before, queries)
-    return mask | ones.triu(after + 1) | ones.tril(-before - 1)
+def _full_mask(mask: Tensor, lengths: list[tuple[int, int]], options: Options) -> Tensor:
+    """``mask`` that also hides what the window of mode 0 or the prefixes of mode 5 do: torch_npu expects to find it there."""
+    queries, keys = max(q for q, _ in lengths), max(k for _, k in lengths)
+    mask = mask[..., :queries, :keys]
+    i, j = torch.arange(queries, device=mask.device)[:, None], torch.arange(keys, device=mask.device)
+    if options.mode == 0 and (options.before < queries or options.after < keys):
+        mask = mask | (j < i - options.before) | (j > i + options.after)
+    if options.mode == 5:
+        mask = mask | torch.stack([(j > i + keys - queries) & (j >= prefix) for prefix in options.prefix or []])[:, None]
+    if mask.dim() == 4 and mask.shape[1] > 1:
+        mask = mask.expand(len(lengths), -1, -1, -1)
+    return mask.contiguous()
 
 
 def sight_of(query: Tensor, key: Tensor, mask: Tensor | None, options: Options) -> Sight:
@@ -91,14 +95,8 @@ def sight_of(query: Tensor, key: Tensor, mask: Tensor | None, options: Options) 
     if mask is None:
         return Sight(None, 0, UNBOUNDED, UNBOUNDED, None, 0, statistics)
     mode, lengths = options.mode, _lengths(query, key, options)
-    if mode in FULL_MASK_MODES:
-        mask = mask[..., : max(q for q, _ in lengths), : max(k for _, k in lengths)]
-        mask = _windowed(mask, options) if mode == 0 else mask
-        if mask.dim() == 4 and mask.shape[1] > 1:
-            mask = mask.expand(query.shape[1] if options.layout == "SBH" else query.shape[0], -1, -1, -1)
-        mask = mask.contiguous()
-    else:
-        mask = _compressed_mask(mode == 6, query.device)
+    by_formula = mode not in FULL_MASK_MODES
+    mask = _compressed_mask(mode == 6, query.device) if by_formula else _full_mask(mask, lengths, options)
     prefix = None
     if options.prefix is not None and mode in (5, 6):
         prefix = [max(p, k - q) for p, (q, k) in zip(options.prefix, lengths, strict=True)]

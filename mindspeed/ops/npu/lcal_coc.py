@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops import lcal_coc as reference
+from mindspeed.ops import process_groups
 from mindspeed.ops.npu import HALVES, filled
-from mindspeed.ops.process_groups import hccl_name, size_of
 
 _RANKS: Final = (2, 4, 8, 16)
 _INNER: Final = range(256, 65535)
 
 
 def _taken(x1: Tensor, x2: Tensor, group: str, inner: range = _INNER) -> bool:
-    return x1.dtype in HALVES and filled(x1, x2) and size_of(group) in _RANKS and x1.shape[1] in inner
+    return x1.dtype in HALVES and filled(x1, x2) and process_groups.size_of(group) in _RANKS and x1.shape[1] in inner
 
 
 def pure_matmul(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor) -> None:
@@ -33,7 +33,7 @@ def matmul_all_reduce(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[
     if not _taken(x1, x2, groups[0], range(1, 65536)):
         reference._matmul_all_reduce(x1, x2, bias, groups, output)
         return
-    product = torch.ops.npu.npu_mm_all_reduce_base(x1, x2, hccl_name(groups[0]), reduce_op="sum")
+    product = torch.ops.npu.npu_mm_all_reduce_base(x1, x2, process_groups.hccl_name(groups[0]), reduce_op="sum")
     reference._finish(product, bias, output)
 
 
@@ -42,7 +42,7 @@ def all_gather_matmul(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[
         reference._all_gather_matmul(x1, x2, bias, groups, output)
         return
     product, _ = torch.ops.npu.npu_all_gather_base_mm(
-        x1, x2, hccl_name(groups[0]), size_of(groups[0]), gather_index=0, gather_output=False
+        x1, x2, process_groups.hccl_name(groups[0]), process_groups.size_of(groups[0]), gather_index=0, gather_output=False
     )
     reference._finish(product, bias, output)
 
@@ -54,7 +54,7 @@ def all_gather_matmul_v2(
         reference._all_gather_matmul_v2(x1, x2, bias, groups, output, gathered)
         return
     product, rows = torch.ops.npu.npu_all_gather_base_mm(
-        x1, x2, hccl_name(groups[0]), size_of(groups[0]), gather_index=0, gather_output=True
+        x1, x2, process_groups.hccl_name(groups[0]), process_groups.size_of(groups[0]), gather_index=0, gather_output=True
     )
     gathered.copy_(rows)
     reference._finish(product, bias, output)
@@ -75,7 +75,9 @@ def all_gather_matmul_reduce_scatter(x1: Tensor, x2: Tensor, bias: Tensor | None
 
 
 def _scatter(x1: Tensor, x2: Tensor, bias: Tensor | None, group: str, output: Tensor) -> None:
-    part = torch.ops.npu.npu_mm_reduce_scatter_base(x1, x2, hccl_name(group), size_of(group), reduce_op="sum")
+    part = torch.ops.npu.npu_mm_reduce_scatter_base(
+        x1, x2, process_groups.hccl_name(group), process_groups.size_of(group), reduce_op="sum"
+    )
     reference._finish(part, bias, output)
 
 

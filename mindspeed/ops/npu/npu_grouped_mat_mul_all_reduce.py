@@ -11,16 +11,16 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from mindspeed.ops import process_groups
 from mindspeed.ops.npu import HALVES, filled
 from mindspeed.ops.npu_grouped_mat_mul_all_reduce import _forward
 from mindspeed.ops.numerics import rounded, wide
-from mindspeed.ops.process_groups import hccl_name
 
 
 def forward(x: list[Tensor], weight: list[Tensor], bias: list[Tensor] | None, group: str) -> list[Tensor]:
     if any(part.dtype not in HALVES or not filled(part, matrix) for part, matrix in zip(x, weight, strict=True)):
         return _forward(x, weight, bias, group)
-    name, results = hccl_name(group), []
+    name, results = process_groups.hccl_name(group), []
     for i, (part, matrix) in enumerate(zip(x, weight, strict=True)):
         y = torch.ops.npu.npu_mm_all_reduce_base(part, matrix, name, reduce_op="sum")
         results.append(y if bias is None else rounded(wide(y) + wide(bias[i]), y.dtype))

@@ -12,9 +12,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from mindspeed.ops import process_groups
 from mindspeed.ops.npu import HALVES, filled
 from mindspeed.ops.npu_mm_all_reduce_add_rms_norm import _forward
-from mindspeed.ops.process_groups import hccl_name
 
 _SCALES: Final = {torch.float16: torch.int64, torch.bfloat16: torch.bfloat16}
 _SMALLEST_GROUP: Final = 32
@@ -62,7 +62,7 @@ def forward(
     product = torch.ops.npu.npu_mm_all_reduce_base(
         x1,
         x2,
-        hccl_name(group),
+        process_groups.hccl_name(group),
         reduce_op="sum",
         bias=bias,
         antiquant_scale=antiquant_scale,

@@ -53,20 +53,55 @@ def forward_long(x, residual, gamma, y, total, rstd, width, epsilon, RESIDUAL: t
 
 
 @triton.jit
+def _rows(dy, x, rstd, start, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """What the gradient of the rows from ``start`` on is made of."""
+    row = (start + tl.arange(0, ROWS)[:, None]).to(tl.int64)
+    column = tl.arange(0, COLUMNS)[None, :]
+    inside = (row < rows) & (column < width)
+    at = row * width + column
+    d = tl.load(dy + at, mask=inside, other=0.0)
+    v = tl.load(x + at, mask=inside, other=0.0)
+    return d, v, tl.load(rstd + row, mask=row < rows, other=0.0)
+
+
+@triton.jit
 def backward(
-    dy, x, gamma, rstd, dtotal, dx, parts, rows, width, RESIDUAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    dy,
+    x,
+    gamma,
+    rstd,
+    dtotal,
+    dx,
+    parts,
+    rows,
+    width,
+    RESIDUAL: tl.constexpr,
+    AHEAD: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):
-    """``dx = r (g - n mean(g n))``, plus ``dtotal``; each program adds up its rows' share of dgamma in ``parts[program]``."""
+    """``dx = r (g - n mean(g n))``, plus ``dtotal``; each program adds up its rows' share of dgamma in ``parts[program]``.
+
+    With AHEAD the next rows are read while these are computed.
+    """
     column = tl.arange(0, COLUMNS)[None, :]
     scale = tl.load(gamma + column, mask=column < width, other=0.0).to(tl.float32)
     share = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+    first = tl.program_id(0) * ROWS
+    step = tl.num_programs(0) * ROWS
+    if AHEAD:
+        d_next, v_next, r_next = _rows(dy, x, rstd, first, rows, width, ROWS, COLUMNS)
+    for start in range(first, rows, step):
+        if AHEAD:
+            d, v, r = d_next, v_next, r_next
+            d_next, v_next, r_next = _rows(dy, x, rstd, start + step, rows, width, ROWS, COLUMNS)
+        else:
+            d, v, r = _rows(dy, x, rstd, start, rows, width, ROWS, COLUMNS)
         row = (start + tl.arange(0, ROWS)[:, None]).to(tl.int64)
         inside = (row < rows) & (column < width)
         at = row * width + column
-        r = tl.load(rstd + row, mask=row < rows, other=0.0)
-        n = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) * r
-        d = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
+        d = d.to(tl.float32)
+        n = v.to(tl.float32) * r
         g = d * scale
         result = r * (g - n * (tl.sum(g * n, 1) / width)[:, None])
         if RESIDUAL:

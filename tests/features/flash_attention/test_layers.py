@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from types import SimpleNamespace
 
@@ -14,9 +15,10 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from mindspeed.features.flash_attention.attention import compressed_mask
+from mindspeed.features.flash_attention.feature import FlashAttention as Feature
 from mindspeed.features.flash_attention.feature import FlashAttentionArgs
 from mindspeed.features.flash_attention.layers import FlashAttention, with_flash_attention
-from mindspeed.plugins import MindSpeedError
+from mindspeed.plugins import MindSpeedError, World
 from tests.ops.attention_formula import dense, sight
 from tests.ops.operator_checks import randn
 
@@ -233,6 +235,27 @@ def test_local_core_attention_of_a_spec_is_exchanged_and_the_given_spec_is_not()
     assert core.args.sparse_mode == 2
     assert changed.layer_specs[0] is changed.layer_specs[1]
     assert layer.submodules.self_attention.submodules.core_attention is DotProductAttention
+
+
+def test_a_patch_of_somebody_else_on_the_forward_wins(monkeypatch):
+    original = DotProductAttention.forward
+
+    @functools.wraps(original)
+    def forward(self, *args, **kwargs):
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(DotProductAttention, "forward", forward)
+    given = [DotProductAttention]
+    assert with_flash_attention(given, FlashAttentionArgs()) is given
+    monkeypatch.undo()
+    assert with_flash_attention(given, FlashAttentionArgs()) is not given
+
+
+def test_under_context_parallelism_the_outer_attention_is_the_algorithms():
+    given = TransformerBlockSubmodules(layer_specs=[get_gpt_layer_local_spec()])
+    alone, spread = (Feature(FlashAttentionArgs(), World({"cp": size})).layer_spec(given, None) for size in (1, 2))
+    assert spread is given
+    assert alone is not given
 
 
 def test_it_takes_what_megatrons_module_takes():
