@@ -26,7 +26,8 @@ class OldFlag:
 
     ``feature`` is what it stands for; with ``choices`` the value chooses it (``{value: feature}``), or the value of the
     flag ``chooser``. ``setting`` is the setting that takes the value. A flag that does not ``switch`` only gives a
-    setting. ``off`` are values that leave the feature off, as MindSpeed's defaults do.
+    setting. ``off`` are values that leave the feature off, as MindSpeed's defaults do. ``later``: the feature has no such
+    setting yet.
     """
 
     flag: str
@@ -37,6 +38,7 @@ class OldFlag:
     off: tuple[Any, ...] = ()
     choices: Mapping[str, str] = field(default_factory=dict)
     chooser: str = ""
+    later: bool = False
 
     @property
     def dest(self) -> str:
@@ -71,9 +73,11 @@ def _switches(feature: str, *flags: str) -> Iterator[OldFlag]:
     return (OldFlag(flag, feature) for flag in flags)
 
 
-def _settings(feature: str, takes: Literal["nothing", "int", "float", "text"], **settings: str) -> Iterator[OldFlag]:
+def _settings(
+    feature: str, takes: Literal["nothing", "int", "float", "text"], later: bool = False, **settings: str
+) -> Iterator[OldFlag]:
     """Flags that only give a setting: ``setting="--flag"``."""
-    return (OldFlag(flag, feature, setting, takes, switch=False) for setting, flag in settings.items())
+    return (OldFlag(flag, feature, setting, takes, switch=False, later=later) for setting, flag in settings.items())
 
 
 OLD_FLAGS: Final[tuple[OldFlag, ...]] = (
@@ -104,13 +108,14 @@ OLD_FLAGS: Final[tuple[OldFlag, ...]] = (
         },
     ),
     *_settings("ring-attention", "int", window="--cp-window-size"),
-    *_settings("ring-attention", "nothing", overlap="--use-cp-send-recv-overlap", head_first="--megatron-cp-in-bnsd"),
-    *_settings("hybrid-attention", "int", ulysses_size="--ulysses-degree-in-cp"),
-    *_settings("context-parallel", "text", mask_type="--attention-mask-type"),
-    *_settings("context-parallel", "nothing", mask_on_host="--attention-mask-on-cpu"),
-    *_settings("ulysses-attention", "text", kv_cache="--context-parallel-kv-cache-policy"),
-    *_settings("ulysses-attention", "int", kv_cache_interval="--context-parallel-cache-interval"),
-    *_settings("ulysses-attention", "nothing", kv_allgather="--use-ulysses-allgather-kv"),
+    *_settings("ring-attention", "nothing", second_communicator="--use-cp-send-recv-overlap"),
+    *_settings("ring-attention", "nothing", later=True, head_first="--megatron-cp-in-bnsd"),
+    *_settings("hybrid-attention", "int", ulysses_degree="--ulysses-degree-in-cp"),
+    *_settings("context-parallel", "text", later=True, mask_type="--attention-mask-type"),
+    *_settings("context-parallel", "nothing", later=True, mask_on_host="--attention-mask-on-cpu"),
+    *_settings("ulysses-attention", "text", later=True, kv_cache="--context-parallel-kv-cache-policy"),
+    *_settings("ulysses-attention", "int", later=True, kv_cache_interval="--context-parallel-cache-interval"),
+    *_settings("ulysses-attention", "nothing", later=True, kv_allgather="--use-ulysses-allgather-kv"),
     *_settings(
         "adaptive-cp",
         "nothing",
@@ -207,7 +212,7 @@ class OldFlags:
     """What the old flags of a command line ask for.
 
     ``layer`` goes below every other source; ``rest`` is the command line without the old flags; ``notes`` name the new
-    spelling of each; ``problems`` are flags of features that do not exist yet (MS111), or without their value (MS301).
+    spelling of each; ``problems`` are flags of what does not exist yet (MS111), or without their value (MS301).
     """
 
     layer: Layer
@@ -236,8 +241,8 @@ def request_of(given: Mapping[str, Any], catalog: Catalog) -> tuple[Layer, list[
         feature = old.feature_for(value, given) if old is not None and old.says_something(value) else ""
         if old is None or not feature:
             continue
-        if feature not in catalog.usable:
-            problems.append(missing_feature(old, feature))
+        if feature not in catalog.usable or old.later:
+            problems.append(missing(old, feature))
             continue
         spelling = old.new_spelling(feature, value)
         does = "switches on" if old.switch else "is a setting of"
@@ -249,9 +254,10 @@ def request_of(given: Mapping[str, Any], catalog: Catalog) -> tuple[Layer, list[
     return Layer(SOURCE, tuple(features), settings), notes, problems
 
 
-def missing_feature(old: OldFlag, feature: str) -> Problem:
-    """MS111: the feature that a flag stands for does not exist yet."""
-    text = f"{old.flag} stands for the feature {feature}, which this version of mindspeed does not have yet"
+def missing(old: OldFlag, feature: str) -> Problem:
+    """MS111: the feature or the setting that a flag stands for does not exist yet."""
+    what = f"setting {feature}.{old.setting}" if old.later else f"feature {feature}"
+    text = f"{old.flag} stands for the {what}, which this version of mindspeed does not have yet"
     return Problem("MS111", text, (feature,), where="command line", fix=f"remove {old.flag}")
 
 

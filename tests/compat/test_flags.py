@@ -135,7 +135,15 @@ def test_registering_the_arguments_twice_is_harmless_and_the_help_names_the_new_
 def test_a_setting_that_a_flag_gives_exists_once_its_feature_does(old):
     for name in old.features:
         if name in catalog().usable and old.setting:
-            assert old.setting in catalog().models[name].model_fields
+            assert (old.setting in catalog().models[name].model_fields) is not old.later
+
+
+def test_a_flag_of_a_setting_that_is_not_there_yet_is_a_problem_that_says_so():
+    (problem,) = read_old_flags(["--attention-mask-type", "general"], (), catalog()).problems
+    assert problem.message == (
+        "--attention-mask-type stands for the setting context-parallel.mask_type, "
+        "which this version of mindspeed does not have yet"
+    )
 
 
 def test_the_tables_of_the_guide_are_those_of_the_code():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 from mindspeed.plugins import (
@@ -22,6 +23,9 @@ class RingAttentionArgs(FeatureArgs):
     window: int = Field(1, ge=1, description="neighbouring ranks of an inner ring; 1 is a single ring")
     keep: Literal["none", "half", "full"] = Field(
         "none", description="received blocks kept for backward instead of sent again: none, their keys, keys and values"
+    )
+    second_communicator: bool = Field(
+        False, description="send and receive on different communicators, for backends that run one transfer of each at a time"
     )
 
 
@@ -48,6 +52,20 @@ class RingAttention(Feature[RingAttentionArgs]):
         ),
         numerics=Numerics.reordered(reason="the softmax is summed block by block"),
     )
+
+    @hookimpl
+    def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
+        if self.args.second_communicator:
+            from mindspeed.features.ring_attention.layers import make_second_group
+
+            make_second_group(get_group("cp"))
+
+    @hookimpl
+    def groups_destroyed(self) -> None:
+        if self.args.second_communicator:
+            from mindspeed.features.ring_attention.layers import forget_second_group
+
+            forget_second_group()
 
     @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:

@@ -4,11 +4,27 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import torch.distributed as dist
 from torch import Tensor
 
 from mindspeed.features._shared.context_parallel.core_attention import CoreAttention, with_core_attention
 from mindspeed.features.ring_attention.attention import ring_attention, zigzag
 from mindspeed.features.ring_attention.feature import RingAttentionArgs
+
+_second: list[dist.ProcessGroup] = []
+
+
+def make_second_group(cp_group: dist.ProcessGroup) -> None:
+    """Another communicator of the same ranks; called by every rank of the group."""
+    ranks = dist.get_process_group_ranks(cp_group)
+    _second[:] = [dist.new_group(ranks, use_local_synchronization=True, group_desc="RING_SECOND_GROUP")]
+
+
+def forget_second_group() -> None:
+    """Megatron's groups are about to go, and this with them."""
+    for group in _second:
+        dist.destroy_process_group(group)
+    _second.clear()
 
 
 class RingCoreAttention(CoreAttention):
@@ -29,6 +45,7 @@ class RingCoreAttention(CoreAttention):
             dropout=self.drops,
             window=self.args.window,
             keep=self.args.keep,
+            second_group=_second[0] if _second else None,
             layout=zigzag(self.group.size()),
         )
 

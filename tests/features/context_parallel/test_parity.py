@@ -28,7 +28,7 @@ def test_it_does_with_rotary_positions_and_few_key_heads(prove: Prove, algorithm
     assert prove(algorithm, "rms-norm", settings=cp(2), world=world).problems == []
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", [ALGORITHMS[0], *(pytest.param(name, marks=LONG) for name in ALGORITHMS[1:])])
 def test_it_does_in_bf16(prove: Prove, algorithm: str) -> None:
     assert prove(algorithm, settings=cp(2), world={"dtype": "bf16"}).problems == []
 
@@ -48,13 +48,24 @@ BESIDE = {
 }
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", [ALGORITHMS[0], *(pytest.param(name, marks=LONG) for name in ALGORITHMS[1:])])
 @pytest.mark.parametrize("other", BESIDE)
-def test_it_does_beside_other_layouts(prove: Prove, algorithm: str, other: str, request: pytest.FixtureRequest) -> None:
+def test_it_does_beside_other_layouts(prove: Prove, algorithm: str, other: str) -> None:
     settings, features = BESIDE[other]
-    if algorithm != "ring-attention" and not request.config.option.markexpr.startswith("long"):
-        pytest.skip("in the long run; ring-attention stands for all here")
     assert prove(algorithm, *features, settings=cp(2, **settings)).problems == []
+
+
+@pytest.mark.parametrize(
+    ("size", "settings"),
+    [
+        (2, {"keep": "half", "second_communicator": True}),
+        pytest.param(4, {"window": 2, "keep": "full"}, marks=LONG),
+        pytest.param(3, {"second_communicator": True}, marks=LONG),
+    ],
+)
+def test_settings_of_the_ring_change_nothing(prove: Prove, size: int, settings: dict[str, Any]) -> None:
+    world = {"seq_length": 48, "num_attention_heads": 4} if size == 3 else None
+    assert prove("ring-attention", settings=cp(size, **{"ring-attention": settings}), world=world).problems == []
 
 
 def test_it_keeps_fewer_activations(prove: Prove) -> None:
