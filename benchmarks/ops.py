@@ -9,7 +9,7 @@ import sys
 
 import torch
 
-from benchmarks.operators import moe, streaming
+from benchmarks.operators import attention, moe, streaming
 from benchmarks.table import Row, main
 
 THREADS = 2
@@ -18,7 +18,7 @@ THREADS = 2
 def rows() -> list[Row]:
     torch.set_num_threads(THREADS)
     torch.manual_seed(0)
-    return [*streaming.rows(), *moe.rows()]
+    return [*streaming.rows(), *moe.rows(), *attention.rows()]
 
 
 if __name__ == "__main__":

@@ -1,43 +1,13 @@
 #include "grouped_product.h"
 
 #include "blocked_product.h"
+#include "rounded.h"
 
 #include <c10/util/Exception.h>
 
 #if MINDSPEED_AVX512
 namespace mindspeed {
 namespace {
-
-// Rounded to nearest even; what is not a number stays so.
-__m256i rounded(__m512 values) {
-  const __m512i bits = _mm512_castps_si512(values);
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
-  const __mmask16 unordered = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
-  const __m512i result = _mm512_mask_mov_epi32(up, unordered, _mm512_set1_epi32(0x7FC00000));
-  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(result, 16));
-}
-
-// Whole vectors are stored without a mask, which costs more than the store itself on some processors.
-void store(float *to, __m512 values, __mmask16 mask) {
-  if (mask == 0xFFFF)
-    _mm512_storeu_ps(to, values);
-  else
-    _mm512_mask_storeu_ps(to, mask, values);
-}
-
-void store_halves(void *to, __m256i values, __mmask16 mask) {
-  if (mask == 0xFFFF)
-    _mm256_storeu_si256(static_cast<__m256i *>(to), values);
-  else
-    _mm256_mask_storeu_epi16(to, mask, values);
-}
-
-void store(c10::BFloat16 *to, __m512 values, __mmask16 mask) { store_halves(to, rounded(values), mask); }
-
-void store(c10::Half *to, __m512 values, __mmask16 mask) {
-  store_halves(to, _mm512_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), mask);
-}
 
 // Ask for the memory of a part of a matrix before it is written.
 template <class Number>

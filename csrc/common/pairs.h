@@ -186,15 +186,31 @@ template <class T> Pair covered(const Pair &values, Part part) {
 }
 
 // Bytes as numbers, in the order of pairs of T.
+#if defined(CPU_CAPABILITY_AVX512)
+inline __m256i load_byte_bits(const uint8_t *from, Whole) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from));
+}
+
+inline __m256i load_byte_bits(const uint8_t *from, Part part) { return _mm256_maskz_loadu_epi8(mask_of(part), from); }
+
+template <class T, class Extent> Pair load_bytes(const uint8_t *from, Extent extent) {
+  const __m256i bytes = load_byte_bits(from, extent);
+  if constexpr (IN_TURNS<T>)
+    return {_mm512_cvtepi32_ps(_mm512_cvtepu16_epi32(_mm256_and_si256(bytes, _mm256_set1_epi16(0xFF)))),
+            _mm512_cvtepi32_ps(_mm512_cvtepu16_epi32(_mm256_srli_epi16(bytes, 8)))};
+  return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm256_castsi256_si128(bytes))),
+          _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm256_extracti128_si256(bytes, 1)))};
+}
+#else
 template <class T, class Extent> Pair load_bytes(const uint8_t *from, Extent extent) {
   int64_t count = LENGTH;
   if constexpr (std::is_same_v<Extent, Part>)
     count = extent.count;
-  alignas(64) float values[LENGTH] = {};
-  for (int64_t i = 0; i < count; ++i)
-    values[i] = from[i];
-  return IN_TURNS<T> ? split(load_raw(values)) : load_raw(values);
+  float values[LENGTH] = {};
+  std::copy_n(from, count, values);
+  return load_raw(values);
 }
+#endif
 
 // Stores past the caches if `Streamed`; a part of a pair goes the usual way.
 template <bool Streamed, class T, class Extent> void write_pair(T *to, const Pair &values, Extent extent) {
@@ -216,11 +232,11 @@ template <class Body> void each_pair(int64_t begin, int64_t end, Body body) {
     body(i, Part{end - i});
 }
 
-// N sums over [0, count): body(sums, i, extent) adds to N pairs. Blocks of 4096 numbers are summed in fp32, in several
+// N sums over [0, count): body(sums, i, extent) adds to N pairs. Blocks of 4096 numbers are summed in fp32, in two
 // independent chains, and the blocks in fp64, so that long rows keep their precision.
 template <int N, class Body> std::array<double, N> pair_sums(int64_t count, Body body) {
   constexpr int64_t BLOCK = 4096;
-  constexpr int CHAINS = N < 3 ? 2 : 1;
+  constexpr int CHAINS = 2;
   std::array<double, N> totals{};
   for (int64_t start = 0; start < count; start += BLOCK) {
     const int64_t end = std::min(start + BLOCK, count);

@@ -11,6 +11,7 @@
 #include <torch/library.h>
 
 #include <limits>
+#include <optional>
 #include <tuple>
 
 namespace mindspeed {
@@ -35,52 +36,74 @@ const auto &unpermute_operator() {
 
 int64_t slots_per_token(const Tensor &indices) { return indices.dim() == 2 ? indices.size(1) : 1; }
 
-// Every row is the token that its index names. False if one names none.
-template <class Index>
-bool name_tokens(const Tensor &indices, int64_t tokens, int32_t *slots, std::vector<int32_t> &sources) {
-  const Index *names = indices.const_data_ptr<Index>();
-  for (size_t row = 0; row < sources.size(); ++row) {
-    if (names[row] < 0 || names[row] >= tokens)
-      return false;
-    slots[row] = sources[row] = static_cast<int32_t>(names[row]);
-  }
-  return true;
-}
+// Rows of tokens and of experts, as bytes.
+struct Rows {
+  const char *tokens;
+  char *permuted;
+  int64_t bytes, kept;
+  bool stream;
 
-// Rows by expert: `slots` says where each slot of a token went, `sources` which token each kept row is.
-template <class Index>
-void sort_slots(const Tensor &indices, int32_t *slots, std::vector<int32_t> &sources) {
+  void copy(int64_t token, int64_t row) const {
+    if (row >= kept)
+      return;
+    if (stream)
+      stream_row(tokens + token * bytes, permuted + row * bytes, bytes);
+    else
+      copy_row(tokens + token * bytes, permuted + row * bytes, bytes);
+  }
+};
+
+// Rows by expert; `slots` says where each slot of a token went. A token is read once, for all its slots.
+template <class Index> void copy_sorted(const Tensor &indices, const Rows &rows, int32_t *slots) {
   const uint32_t topk = static_cast<uint32_t>(slots_per_token(indices));
-  const int32_t kept = static_cast<int32_t>(sources.size());
-  sort_stably(indices.const_data_ptr<Index>(), indices.numel(), [&](int64_t slot, int32_t place) {
+  sort_stably(indices.const_data_ptr<Index>(), indices.numel(), rows.bytes / 2, [&](int64_t slot, int32_t place) {
     slots[slot] = place;
-    if (place < kept)
-      sources[place] = static_cast<int32_t>(static_cast<uint32_t>(slot) / topk);
+    rows.copy(static_cast<uint32_t>(slot) / topk, place);
   });
 }
 
-Two permute(const Tensor &tokens_, const Tensor &indices_, int64_t rows, bool padded) {
-  const int64_t count = indices_.numel(), bytes = tokens_.size(1) * static_cast<int64_t>(tokens_.element_size());
+// Every row is the token that its index names.
+template <class Index> void copy_named(const Tensor &indices, const Rows &rows, int32_t *slots) {
+  const Index *names = indices.const_data_ptr<Index>();
+  std::copy(names, names + indices.numel(), slots);
+  parallel(indices.numel(), rows.bytes / 2, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row)
+      rows.copy(names[row], row);
+  });
+}
+
+template <class Index> bool name_tokens(const Tensor &indices, int64_t tokens) {
+  if (indices.numel() == 0)
+    return true;
+  const auto range = range_of(indices.const_data_ptr<Index>(), indices.numel());
+  return range.least >= 0 && range.most < tokens;
+}
+
+template <class Index>
+std::optional<Two> permute_by(const Tensor &tokens, const Tensor &indices, int64_t kept, bool padded) {
+  if (padded && !name_tokens<Index>(indices, tokens.size(0)))
+    return std::nullopt;
+  const Tensor slots = at::empty({indices.numel()}, indices.options().dtype(at::kInt));
+  const Tensor out = fresh({kept, tokens.size(1)}, tokens.options());
+  const Rows rows{static_cast<const char *>(tokens.const_data_ptr()), static_cast<char *>(out.mutable_data_ptr()),
+                  tokens.size(1) * static_cast<int64_t>(tokens.element_size()), kept, streamed(out, tokens.size(1))};
+  padded ? copy_named<Index>(indices, rows, slots.mutable_data_ptr<int32_t>())
+         : copy_sorted<Index>(indices, rows, slots.mutable_data_ptr<int32_t>());
+  return Two(out, slots);
+}
+
+Two permute(const Tensor &tokens_, const Tensor &indices_, int64_t kept, bool padded) {
+  const int64_t count = indices_.numel();
   const bool integer = indices_.scalar_type() == at::kInt || indices_.scalar_type() == at::kLong;
-  const bool fits = rows >= 0 && rows <= count && (!padded || rows == count);
+  const bool fits = kept >= 0 && kept <= count && (!padded || kept == count) && tokens_.dim() == 2 &&
+                    (padded || count == tokens_.size(0) * slots_per_token(indices_));
   const bool small = std::max(count, tokens_.size(0)) < std::numeric_limits<int32_t>::max();
-  const auto reference = [&] { return call_reference(permute_operator(), tokens_, indices_, rows, padded); };
   if (!integer || !fits || !small)
-    return reference();
+    return call_reference(permute_operator(), tokens_, indices_, kept, padded);
   const Tensor tokens = tokens_.contiguous(), indices = indices_.contiguous();
-  const Tensor slots = at::empty({count}, indices.options().dtype(at::kInt));
-  std::vector<int32_t> sources(rows);
-  int32_t *places = slots.mutable_data_ptr<int32_t>();
-  const bool wide = indices.scalar_type() == at::kLong;
-  if (!padded)
-    wide ? sort_slots<int64_t>(indices, places, sources) : sort_slots<int32_t>(indices, places, sources);
-  else if (!(wide ? name_tokens<int64_t>(indices, tokens.size(0), places, sources)
-                  : name_tokens<int32_t>(indices, tokens.size(0), places, sources)))
-    return reference();
-  const Tensor out = fresh({rows, tokens.size(1)}, tokens.options());
-  gather_rows(static_cast<const char *>(tokens.const_data_ptr()), static_cast<char *>(out.mutable_data_ptr()), rows,
-              bytes, streamed(out, out.size(1)), [&](int64_t row) { return int64_t{sources[row]}; });
-  return {out, slots};
+  const auto result = indices.scalar_type() == at::kLong ? permute_by<int64_t>(tokens, indices, kept, padded)
+                                                         : permute_by<int32_t>(tokens, indices, kept, padded);
+  return result ? *result : call_reference(permute_operator(), tokens_, indices_, kept, padded);
 }
 
 struct PermuteFunction : torch::autograd::Function<PermuteFunction> {

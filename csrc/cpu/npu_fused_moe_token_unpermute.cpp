@@ -6,7 +6,7 @@
 #include "operators.h"
 #include "reference.h"
 #include "rows.h"
-#include "vectors.h"
+#include "pairs.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -73,7 +73,7 @@ Shares shares_of_rows(const std::vector<int32_t> &tokens_of, const std::vector<f
   for (const int32_t token : tokens_of)
     ++shares.begins[token + 1];
   std::partial_sum(shares.begins.begin(), shares.begins.end(), shares.begins.begin());
-  sort_stably(tokens_of.data(), static_cast<int64_t>(tokens_of.size()), [&](int64_t row, int32_t place) {
+  sort_stably(tokens_of.data(), static_cast<int64_t>(tokens_of.size()), 2, [&](int64_t row, int32_t place) {
     shares.rows[place] = static_cast<int32_t>(row);
     if (!weights.empty())
       shares.weights[place] = weights[row];
@@ -87,21 +87,19 @@ template <class T> struct Sums {
   T *out;
   int64_t count, width; // of rows
 
-  template <int VECTORS, class Extent>
+  template <int PAIRS, class Extent>
   void chunk(const Shares &shares, int64_t begin, int64_t end, int64_t at, T *to, Extent extent) const {
-    Floats totals[VECTORS];
-    for (auto &total : totals)
-      total = Floats(0.0f);
+    Pair totals[PAIRS];
     for (int64_t share = begin; share < end; ++share) {
       if (shares.rows[share] >= count)
         continue;
       const T *row = rows + shares.rows[share] * width + at;
-      const Floats weight(shares.weights.empty() ? 1.0f : shares.weights[share]);
-      for (int v = 0; v < VECTORS; ++v)
-        totals[v] = totals[v] + load(row + v * LANES, extent) * weight;
+      const Pair weight(shares.weights.empty() ? 1.0f : shares.weights[share]);
+      for (int v = 0; v < PAIRS; ++v)
+        totals[v] = totals[v] + load_pair(row + v * LENGTH, extent) * weight;
     }
-    for (int v = 0; v < VECTORS; ++v)
-      store(to + at + v * LANES, totals[v], extent);
+    for (int v = 0; v < PAIRS; ++v)
+      store_pair(to + at + v * LENGTH, totals[v], extent);
   }
 
   // Token t; the rows of the one after it are asked for.
@@ -111,9 +109,9 @@ template <class T> struct Sums {
       if (shares.rows[share] < count)
         ask_for(rows + shares.rows[share] * width, width * static_cast<int64_t>(sizeof(T)));
     int64_t at = 0;
-    for (; at + 4 * LANES <= width; at += 4 * LANES)
+    for (; at + 4 * LENGTH <= width; at += 4 * LENGTH)
       chunk<4>(shares, begin, end, at, out + t * width, Whole());
-    each_vector(at, width, [&](int64_t i, auto extent) { chunk<1>(shares, begin, end, i, out + t * width, extent); });
+    each_pair(at, width, [&](int64_t i, auto extent) { chunk<1>(shares, begin, end, i, out + t * width, extent); });
   }
 };
 
@@ -171,15 +169,15 @@ template <class T> struct Gradients {
   template <bool Streamed> void share(int64_t token, int64_t row, int64_t slot) const {
     const T *from = dout + token * width, *other = rows + row * width;
     T *to = drows + row * width;
-    const Floats weight(probs == nullptr ? 1.0f : probs[slot]);
+    const Pair weight(probs == nullptr ? 1.0f : probs[slot]);
     if (rows == nullptr) {
-      each_vector(0, width, [=](int64_t i, auto extent) { write<Streamed>(to + i, load(from + i, extent) * weight, extent); });
+      each_pair(0, width, [=](int64_t i, auto extent) { write_pair<Streamed>(to + i, load_pair(from + i, extent) * weight, extent); });
       return;
     }
-    const auto [dot] = sums<1>(width, [=](auto &total, int64_t i, auto extent) {
-      const Floats gradient = load(from + i, extent);
-      write<Streamed>(to + i, gradient * weight, extent);
-      total[0] = at::vec::fmadd(gradient, load(other + i, extent), total[0]);
+    const auto [dot] = pair_sums<1>(width, [=](auto &total, int64_t i, auto extent) {
+      const Pair gradient = load_pair(from + i, extent);
+      write_pair<Streamed>(to + i, gradient * weight, extent);
+      total[0] = fmadd(gradient, load_pair(other + i, extent), total[0]);
     });
     dprobs[slot] = static_cast<float>(dot);
   }

@@ -30,7 +30,7 @@ def in_annotations(wanted: Collection[int], modules: Iterable[tuple[str, dict[st
     From Python 3.14 on annotations hold nothing before somebody reads them.
     """
     found: Counter[int] = Counter()
-    if sys.version_info >= (3, 14):
+    if not wanted or sys.version_info >= (3, 14):
         return found
     todo = [held for name, entries in modules for held in _annotations(name, entries)]
     seen: set[int] = set()
@@ -48,9 +48,12 @@ def in_annotations(wanted: Collection[int], modules: Iterable[tuple[str, dict[st
 
 
 def _annotations(module: str, entries: Mapping[str, Any]) -> Iterator[dict[str, Any] | tuple[Any, ...]]:
-    """The annotations of the functions and classes that a module defines."""
+    """The annotations of the functions and classes that a module defines.
+
+    Asks for ``type(entry)``, as `isinstance` reads ``__class__``, at which deprecated objects warn.
+    """
     for entry in entries.values():
-        if isinstance(entry, type) and entry.__module__ == module:
+        if issubclass(type(entry), type) and entry.__module__ == module:
             yield vars(entry).get("__annotations__", ())
             for member in vars(entry).values():
                 yield from (function.__annotations__ for function in _functions(member))

@@ -129,5 +129,11 @@ def call(hook: str, **arguments: Any) -> list[tuple[str, Any]]:
     return _session.manager.call(hook, **arguments) if _session is not None else []
 
 
+def tell(hook: str, feature: str, **arguments: Any) -> None:
+    """Call a hook on the named feature, where the active plan has it and it has the hook."""
+    if _session is not None and _session.manager.implements(hook, feature):
+        _session.manager.call_one(hook, feature, **arguments)
+
+
 def _names(plan: ActivationPlan) -> str:
     return ", ".join(plan.names) or "no features"

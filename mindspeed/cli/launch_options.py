@@ -5,9 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
+
+if TYPE_CHECKING:
+    from mindspeed.activation.plan import ActivationPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,19 @@ def launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--nproc", type=click.IntRange(1), default=1, metavar="N", help="processes on this node  [default: 1]")(
         decorated
     )
+
+
+lock_option = click.option(
+    "--lock", metavar="FILE", help="start nothing unless plan, versions and files are those of this lock file"
+)
+
+
+def hold_to_lock(file: str, plan: ActivationPlan) -> None:
+    """Raise MindSpeedError with MS618 unless a plan is that of the lock file."""
+    from mindspeed import registry
+    from mindspeed.activation.lock import hold_to, read_lock
+
+    hold_to(read_lock(file), plan, registry.catalog_for(plan.names), file)
 
 
 _RENDEZVOUS: Final = {

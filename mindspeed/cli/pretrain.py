@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from mindspeed.cli.launch_options import Processes, launch_options
+from mindspeed.cli.launch_options import Processes, hold_to_lock, launch_options, lock_option
 from mindspeed.cli.output import OK, PROBLEMS, json_option, wants_json
 from mindspeed.cli.request_options import COMMAND_LINE, Request, request_options
 from mindspeed.training.config import JOB_FILE, TrainConfig, flag
 
 if TYPE_CHECKING:
+    from mindspeed.activation.environment import Environment
+    from mindspeed.activation.plan import ActivationPlan
     from mindspeed.training.job import Job
 
 
@@ -44,12 +46,15 @@ def _click_type(annotation: Any) -> Any:
 
 @click.command()
 @launch_options
+@lock_option
 @click.option("--resume", metavar="RUN", help="folder of a run to continue, with its job file and its newest checkpoint")
 @train_options
 @request_options
 @json_option
 @click.pass_context
-def pretrain(ctx: click.Context, request: Request, processes: Processes, train: dict[str, Any], resume: str | None) -> None:
+def pretrain(
+    ctx: click.Context, request: Request, processes: Processes, lock: str | None, train: dict[str, Any], resume: str | None
+) -> None:
     """Train a GPT model, Llama-like or GPT-2-like, dense or MoE.
 
     mindspeed pretrain --nproc 2 --tp 2 --features sequence-parallel,distributed-optimizer
@@ -67,6 +72,8 @@ def pretrain(ctx: click.Context, request: Request, processes: Processes, train: 
     environment = request.environment(int(rank["WORLD_SIZE"]) if rank else processes.world_size)
     try:
         job, job_file = make_job(request.layers, {JOB_FILE: request.train, COMMAND_LINE: train}, environment, resume)
+        if lock is not None:
+            hold_to_lock(lock, _asked_plan(job_file, environment))
         if rank is None:
             ctx.exit(_start(job, job_file, processes))
         _join(job, job_file, rank)
@@ -78,6 +85,16 @@ def pretrain(ctx: click.Context, request: Request, processes: Processes, train: 
             raise
         leave_problems(error)
         ctx.exit(PROBLEMS)
+
+
+def _asked_plan(job_file: str, environment: Environment) -> ActivationPlan:
+    """The plan of a job without what the trainer adds of its own, as mindspeed lock makes it."""
+    import yaml
+
+    from mindspeed import registry
+    from mindspeed.activation.request import job_from_data
+
+    return registry.resolve([job_from_data(yaml.safe_load(job_file) or {}, JOB_FILE).layer], environment)
 
 
 def _start(job: Job, job_file: str, processes: Processes) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mindspeed.cli.launch_options import Processes, launch_options
+from mindspeed.cli.launch_options import Processes, hold_to_lock, launch_options, lock_option
 from mindspeed.cli.output import print_problems
 from mindspeed.cli.request_options import Request, request_options
 
@@ -21,10 +21,13 @@ if TYPE_CHECKING:
 @click.command(context_settings={"allow_interspersed_args": False})
 @request_options
 @launch_options
+@lock_option
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
 @click.argument("arguments", metavar="[ARGUMENT]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
-def run(ctx: click.Context, request: Request, processes: Processes, script: str, arguments: tuple[str, ...]) -> None:
+def run(
+    ctx: click.Context, request: Request, processes: Processes, lock: str | None, script: str, arguments: tuple[str, ...]
+) -> None:
     """Run a script with features switched on.
 
     The script is plain Megatron code and needs no change:
@@ -54,6 +57,8 @@ def run(ctx: click.Context, request: Request, processes: Processes, script: str,
     world_size = int(job["WORLD_SIZE"]) if job else processes.world_size
     try:
         plan, arguments = _resolve(request, script, arguments, world_size)
+        if lock is not None:
+            hold_to_lock(lock, plan)
     except MindSpeedError as error:
         joining.tell(error, {**os.environ, **(job or {})})
         raise

@@ -145,12 +145,9 @@ def with_loaded_checkpoint(original: Function) -> Function:
     def load_checkpoint(model: Any, optimizer: Any, scheduler: Any, *rest: Any, **kwargs: Any) -> Any:
         _found.clear()
         result = original(model, optimizer, scheduler, *rest, **kwargs)
-        active = session.current()
         state = TrainState(list(model), optimizer, scheduler, result[0] if isinstance(result, tuple) else 0)
         for feature, extra in _found.items():
-            plugin = active.manager.get_plugin(feature) if active is not None else None
-            if plugin is not None and hasattr(plugin, "load_extra"):
-                plugin.load_extra(state=state, data=extra)
+            session.tell("load_extra", feature, state=state, data=extra)
         _found.clear()
         return result
 

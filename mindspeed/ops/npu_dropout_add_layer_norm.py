@@ -88,7 +88,7 @@ def _checked(
     mixed = {x0.dtype, weight.dtype} == {torch.bfloat16, torch.float16}
     require(not mixed, op, f"x0 is {x0.dtype} and weight is {weight.dtype}, two 16-bit types")
     dtype = residual.dtype if residual is not None else wide_type(x0.dtype) if residual_in_fp32 else x0.dtype
-    mask = (torch.rand(x0.shape, device=x0.device) >= p).to(torch.uint8) if p > 0 else None
+    mask = torch.empty(x0.shape, dtype=torch.uint8, device=x0.device).bernoulli_(1 - p) if p > 0 else None
     tensors = (x0, residual, weight, bias, rowscale, layerscale, mask)
     out, z, *_ = torch.ops.mindspeed.npu_dropout_add_layer_norm(*tensors, p, epsilon, dtype, rms)
     return out, z, mask

@@ -7,7 +7,7 @@ Mode 0 pairs element i with element i + D/2 (``rot(x) = [-x2 | x1]`` of the halv
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -16,7 +16,8 @@ from mindspeed.ops.errors import require
 from mindspeed.ops.library import define
 from mindspeed.ops.numerics import rounded, wide
 
-HALF, INTERLEAVED = 0, 1
+HALF: Final = 0
+INTERLEAVED: Final = 1
 
 
 def npu_rotary_position_embedding(x: Tensor, cos: Tensor, sin: Tensor, mode: int = HALF) -> Tensor:
@@ -26,6 +27,30 @@ def npu_rotary_position_embedding(x: Tensor, cos: Tensor, sin: Tensor, mode: int
     dimensions, each 1 or that of ``x``, the last one D. The result is like ``x``. Raises OperatorError for other shapes,
     types or modes.
     """
+    if not _fits(x, cos, sin, mode):
+        _refuse(x, cos, sin, mode)
+    y: Tensor = _ROTATE(x, cos, sin, mode)
+    return y
+
+
+def _fits(x: Tensor, cos: Tensor, sin: Tensor, mode: int) -> bool:
+    """All checks at once: what a call that is right pays for."""
+    shape, table = x.shape, cos.shape
+    return (
+        mode in (HALF, INTERLEAVED)
+        and x.is_floating_point()
+        and cos.is_floating_point()
+        and cos.dtype == sin.dtype
+        and table == sin.shape
+        and 0 < len(shape) == len(table)
+        and shape[-1] % 2 == 0
+        and table[-1] == shape[-1]
+        and all(one == size or one == 1 for one, size in zip(table, shape, strict=True))
+    )
+
+
+def _refuse(x: Tensor, cos: Tensor, sin: Tensor, mode: int) -> None:
+    """Say which check failed."""
     op = "npu_rotary_position_embedding"
     require(x.is_floating_point(), op, f"x is {x.dtype}, not a floating-point type")
     same = cos.dtype == sin.dtype and cos.is_floating_point()
@@ -33,11 +58,7 @@ def npu_rotary_position_embedding(x: Tensor, cos: Tensor, sin: Tensor, mode: int
     require(mode in (HALF, INTERLEAVED), op, f"mode is {mode}; it is 0 (halves) or 1 (neighbours)")
     require(x.dim() > 0 and x.shape[-1] % 2 == 0, op, f"x of shape {tuple(x.shape)} has no even last dimension")
     require(cos.shape == sin.shape, op, f"cos has shape {tuple(cos.shape)} and sin {tuple(sin.shape)}; they must be equal")
-    fits = cos.dim() == x.dim() and cos.shape[-1] == x.shape[-1]
-    fits = fits and all(table in (1, size) for table, size in zip(cos.shape, x.shape, strict=True))
-    require(fits, op, f"cos of shape {tuple(cos.shape)} does not broadcast to x of shape {tuple(x.shape)}")
-    y: Tensor = torch.ops.mindspeed.npu_rotary_position_embedding(x, cos, sin, mode)
-    return y
+    require(False, op, f"cos of shape {tuple(cos.shape)} does not broadcast to x of shape {tuple(x.shape)}")
 
 
 def _quarter_turn(x: Tensor, mode: int) -> Tensor:
@@ -109,3 +130,4 @@ define(
     _tables_backward,
     _tables_backward_shapes,
 )
+_ROTATE: Final = torch.ops.mindspeed.npu_rotary_position_embedding.default

@@ -5,7 +5,7 @@ Computed in fp32 (fp64 for fp64 input) and rounded once to the type of ``x``. Sa
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -22,11 +22,17 @@ def swiglu(x: Tensor, dim: int = -1) -> Tensor:
     ``x`` is [..., 2 n, ...] of a floating-point type; the result is [..., n, ...] of the same type.
     Raises OperatorError for other shapes or types.
     """
+    if not (x.is_floating_point() and -x.dim() <= dim < x.dim() and x.shape[dim] % 2 == 0):
+        _refuse(x, dim)
+    y: Tensor = _SWIGLU(x, dim)
+    return y
+
+
+def _refuse(x: Tensor, dim: int) -> None:
+    """Say which check failed."""
     require(x.is_floating_point(), "swiglu", f"x is {x.dtype}, not a floating-point type")
     require(-x.dim() <= dim < x.dim(), "swiglu", f"x of shape {tuple(x.shape)} has no dimension {dim}")
-    require(x.shape[dim] % 2 == 0, "swiglu", f"dimension {dim} of x has size {x.shape[dim]}, which has no halves")
-    y: Tensor = torch.ops.mindspeed.swiglu(x, dim)
-    return y
+    require(False, "swiglu", f"dimension {dim} of x has size {x.shape[dim]}, which has no halves")
 
 
 def _halves(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
@@ -69,3 +75,4 @@ def _gradient(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
 
 define("swiglu(Tensor x, int dim) -> Tensor", _forward, _forward_shape, _save, _gradient)
 define("swiglu_backward(Tensor dy, Tensor x, int dim) -> Tensor", _backward, _backward_shape)
+_SWIGLU: Final = torch.ops.mindspeed.swiglu.default

@@ -157,7 +157,8 @@ CODES: Final[dict[str, str]] = {
     "MS612": "Another rank failed while the job was set up; this one stops because of it.",
     "MS613": "The checkpoint cannot be resumed with these features: one of them owns data in it, or changes its format. "
     "mindspeed checkpoint diff shows every difference and what becomes of it.",
-    "MS618": "This node has something else than the lock file of the job: a version, a file of a patch, or another plan.",
+    "MS618": "This node, or the job that is to start, has something else than the lock file: a version, a file of a patch, "
+    "a setting, or another plan.",
     "MS901": "An internal error: a bug in mindspeed or in a plugin's hook. The message names the plugin and the hook.",
 }
 """Every code with the paragraph that ``mindspeed explain CODE`` prints: 1xx discovery, 2xx resolution,

@@ -95,7 +95,7 @@ def load(job: Job, state: TrainState, data: str) -> list[str]:
         state.samples = 0
         notes.append("the data differs from the checkpoint's, so it is read from its beginning")
     for feature, extra in loaded.get("extra", {}).items():
-        _load_extra(state, feature, extra)
+        session.tell("load_extra", feature, state=state, data=extra)
     return notes
 
 
@@ -161,13 +161,6 @@ def _set_random_state(states: dict[str, Any]) -> None:
     torch.set_rng_state(states["torch"])
     torch.cuda.set_rng_state(states["device"])
     tensor_parallel.get_cuda_rng_tracker().set_states(states["tracker"])
-
-
-def _load_extra(state: TrainState, feature: str, extra: dict[str, Any]) -> None:
-    active = session.current()
-    plugin = active.manager.get_plugin(feature) if active is not None else None
-    if plugin is not None and hasattr(plugin, "load_extra"):
-        plugin.load_extra(state=state, data=extra)
 
 
 def _reason_of_first(error: CheckpointException) -> str:

@@ -37,8 +37,9 @@ class Placed:
         cut = self._cut(torch.empty(self.parameter.shape, dtype=torch.float32))
         for view in _views(cut):
             view.tensor.copy_(content(view))
-        merged = [part.data for part in cut] if isinstance(cut, list) else cut.data
-        return self.sharded.merge_fn(merged) if isinstance(self.sharded, ShardedTensorFactory) else merged
+        parts: Any = [part.data for part in cut] if isinstance(cut, list) else cut.data
+        whole: torch.Tensor = self.sharded.merge_fn(parts) if isinstance(self.sharded, ShardedTensorFactory) else parts
+        return whole
 
     def _cut(self, tensor: torch.Tensor) -> Any:
         """What a checkpoint makes of ``tensor``: one ShardedTensor, or a list of them."""
@@ -49,11 +50,11 @@ class Placed:
 
 
 class View(NamedTuple):
-    """Part of a tensor that is ``index`` of the full tensor ``name``, whose shape is ``shape``."""
+    """Part of a tensor that is ``full[where]`` of the full tensor ``name``, whose shape is ``shape``."""
 
     name: str
     shape: tuple[int, ...]
-    index: tuple[slice, ...]
+    where: tuple[slice, ...]
     tensor: torch.Tensor
 
 
@@ -75,7 +76,7 @@ def fill_weights(chunks: Sequence[torch.nn.Module], seed: int) -> None:
     """Give every parameter its share of a full tensor that depends on its name and ``seed`` alone, not on the layout."""
     with torch.no_grad():
         for placed in placed_parameters(chunks):
-            placed.parameter.copy_(placed.assembled(lambda view: _full_weight(view.name, view.shape, seed)[view.index]))
+            placed.parameter.copy_(placed.assembled(lambda view: _full_weight(view.name, view.shape, seed)[view.where]))
 
 
 def pieces_of(kind: str, placed: Placed, tensor: torch.Tensor) -> Iterator[Piece]:

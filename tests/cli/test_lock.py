@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from dataclasses import replace
 
 import pytest
 
 from mindspeed import registry
-from mindspeed.activation.lock import read_lock
+from mindspeed.activation.environment import made_up
+from mindspeed.activation.lock import hold_to, lock_of, read_lock
 from mindspeed.plugins.problems import MindSpeedError
 from tests.cli.conftest import LAPTOP
 
@@ -81,3 +85,72 @@ def test_a_damaged_lock_is_refused(tmp_path, text, why):
         f"MS509 the lock file cannot be read: {why.format(path=path)}\n  where: {path}\n"
         "  fix: write it again with mindspeed lock -f JOB.yaml"
     )
+
+
+@pytest.fixture
+def locked(mindspeed, job, tmp_path):
+    """Lock the job, and read the lock as ``(lock, plan, catalog)``."""
+    path = tmp_path / "job.lock"
+    assert mindspeed("lock", "-f", job, "-o", path, *LAPTOP).exit_code == 0
+    lock = read_lock(path)
+    return lock, lock.plan, registry.catalog_for(lock.plan.names)
+
+
+def test_a_job_is_held_to_its_lock(locked):
+    hold_to(*locked, "job.lock")
+
+
+def test_the_first_difference_from_a_lock_is_named_and_the_others_follow(locked):
+    lock, plan, catalog = locked
+    content = dict(lock.content) | {"version megatron": "0.15.3", "source mindspeed.features.swiglu.layers": "0", "level": "1"}
+    with pytest.raises(MindSpeedError) as caught:
+        hold_to(replace(lock, content=content), plan, catalog, "job.lock")
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.where) == ("MS618", "job.lock")
+    assert problem.message == "this job is not the one that was locked: it has megatron 0.16.1, the lock has 0.15.3"
+    assert problem.chain[0] == "optimization level 2, the lock has 1"
+    digest = lock.content["source mindspeed.features.swiglu.layers"]
+    assert problem.chain[1:] == (f"mindspeed.features.swiglu.layers with content {digest}, the lock has content 0",)
+    assert problem.fix == "start it as it was locked, or lock it again with mindspeed lock"
+
+
+def test_a_size_that_only_the_launcher_knows_is_no_difference():
+    environment = made_up("cpu", "0.16.1")
+    plans = [
+        registry.plan(["sequence-parallel"], world=world, environment=environment)
+        for world in ({"tp": 2}, {"tp": 2, "world_size": 2})
+    ]
+    catalog = registry.catalog_for(plans[0].names)
+    hold_to(lock_of({}, plans[0], catalog), plans[1], catalog, "job.lock")
+    with pytest.raises(MindSpeedError, match="it has no world world_size, the lock has world_size=2"):
+        hold_to(lock_of({}, plans[1], catalog), plans[0], catalog, "job.lock")
+
+
+@pytest.mark.parametrize("verb", ["run", "pretrain"])
+def test_a_job_that_is_not_the_locked_one_does_not_start(mindspeed, verb, tmp_path, monkeypatch):
+    script, path = tmp_path / "script.py", tmp_path / "job.lock"
+    script.write_text("raise SystemExit('the script was started')")
+    monkeypatch.setattr("mindspeed.training.launch.launch", lambda *words: pytest.fail("the job was started"))
+    request = ["--platform", "cpu", "--features", "swiglu", "--activation", "silu", "--gated-linear-unit"]
+    assert mindspeed("lock", "-o", path, *request, "--seq-length", "64").exit_code == 0
+    rest = ["--", script] if verb == "run" else ["--run", tmp_path / "run"]
+    done = mindspeed(verb, "--lock", path, *request, "--seq-length", "32", *rest)
+    assert done.exit_code == 1
+    assert done.stderr.startswith("MS618 this job is not the one that was locked: it has seq_length=32, the lock has 64")
+
+
+def test_the_locked_job_starts(mindspeed, tmp_path):
+    script, path = tmp_path / "script.py", tmp_path / "job.lock"
+    script.write_text("print('started')")
+    assert mindspeed("lock", "-o", path, "--platform", "cpu", "--world-size", "1").exit_code == 0
+    command = [sys.executable, "-m", "mindspeed", "run", "--lock", str(path), "--platform", "cpu", "--", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "started\n"), done.stderr
+
+
+def test_the_locked_job_of_the_trainer_starts_whatever_the_trainer_adds(mindspeed, tmp_path, monkeypatch):
+    path, request = tmp_path / "job.lock", ["--platform", "cpu", "--features", "rms-norm", "--normalization", "RMSNorm"]
+    assert mindspeed("lock", "-o", path, *request).exit_code == 0
+    monkeypatch.setattr("mindspeed.training.launch.launch", lambda *words: 7)
+    done = mindspeed("pretrain", "--lock", path, *request, "--run", tmp_path / "run")
+    assert (done.exit_code, done.stderr) == (7, "")

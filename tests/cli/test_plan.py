@@ -46,10 +46,9 @@ def test_every_feature_says_why_and_every_setting_where_from(sections, tmp_path)
 
 
 def test_a_patch_says_what_who_and_why(sections):
-    found = sections(
-        "swiglu", "--activation", "silu", "--gated-linear-unit", "--optimization-level", 2, "--without", "rms-norm"
-    )
-    assert found["patches"] == [
+    lines = sections("swiglu", "--activation", "silu", "--gated-linear-unit", "--optimization-level", 2)["patches"]
+    start = lines.index("swiglu: the activation of an MLP")
+    assert lines[start : start + 4] == [
         "swiglu: the activation of an MLP",
         "  replace megatron.core.fusions.fused_bias_swiglu:bias_swiglu_impl",
         "swiglu: the activation of an expert, times the routing probability of each token",

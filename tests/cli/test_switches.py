@@ -112,7 +112,7 @@ def test_only_what_is_named_and_what_that_requires_is_imported(run, install, tmp
         (tmp_path / f"{name}_features.py").write_text(f"raise RuntimeError('{name} was imported')")
     done = run("plan", *LAPTOP, "acme-top", "--without", "dove-top", "--optimization-level", "2", "--json")
     plan = json.loads(done.stdout)["plan"]
-    assert [feature["name"] for feature in plan["features"]] == ["bolt-base", "acme-top"]
+    assert [feature["name"] for feature in plan["features"] if feature["level"] == 2] == ["bolt-base", "acme-top"]
     assert {"acme_features", "bolt_features"} <= sys.modules.keys()
     assert sys.modules.keys().isdisjoint({"crow_features", "dove_features"})
     states = {row.name: row.state for row in registry.catalog(frozenset({"acme-top"})).rows}
@@ -248,7 +248,8 @@ def test_the_trace_has_a_line_for_each_step_patch_and_hook(tmp_path, on):
         assert lines == []
         return
     assert any(line.startswith("loaded    acme-trace of acme 1.0 in ") for line in lines)
-    assert any(line.startswith("resolved  acme-trace; plan ") for line in lines)
+    (resolved,) = [line for line in lines if line.startswith("resolved  ")]
+    assert "acme-trace" in resolved.partition("; plan ")[0].removeprefix("resolved  ").split(", ")
     assert "patched   fakelib:traced: wrap of acme-trace" in lines
     assert "hook      optimizer_built of acme-trace" in lines
     assert any(line.startswith("undone    ") for line in lines)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from shlex import split
 
 import pytest
 
-from tests.megatron_lm.checkout import LLAMA
+from tests.megatron_lm.checkout import LLAMA, ROOT
 
 FEATURES = split("--features rms-norm,swiglu")
 DP = split("--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather")
@@ -54,3 +55,45 @@ def test_a_checkpoint_is_refused_with_the_reason_where_its_features_are_gone(che
     assert "MS613 distributed-optimizer was removed" in refused.log
     weights = checkout.adapted(2, *flags, "--load", str(folder), "--finetune", "--no-load-optim", "--no-load-rng").ended_well()
     assert list(weights.steps) == [1, 2]
+
+
+COUNTER = """
+from mindspeed.plugins import Category, Feature, FeatureSpec, hookimpl
+
+class Counter(Feature):
+    spec = FeatureSpec("counter", "keeps how often it was saved", Category.TOOL)
+
+    def __init__(self, args, world):
+        super().__init__(args, world)
+        self.saved = 0
+
+    @hookimpl
+    def save_extra(self, state):
+        self.saved += 1
+        return {"saved": self.saved, "step": state.step}
+
+    @hookimpl
+    def load_extra(self, state, data):
+        self.saved = data["saved"]
+        print(f"the counter was saved {data['saved']} times, last in step {data['step']}")
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("saving", [[], ["--async-save"]], ids=["at once", "asynchronous"])
+def test_what_a_feature_saves_comes_back_when_the_run_is_resumed(checkout, saving):
+    package = checkout.folder / "packages"
+    (package / "counter_1-1.dist-info").mkdir(parents=True)
+    (package / "counter_feature.py").write_text(COUNTER)
+    (package / "counter_1-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: counter-1\nVersion: 1\n")
+    (package / "counter_1-1.dist-info" / "entry_points.txt").write_text(
+        "[mindspeed.features]\ncounter = counter_feature:Counter\n"
+    )
+    search = {"PYTHONPATH": os.pathsep.join(map(str, [package, checkout.root, ROOT]))}
+    folder = checkout.folder / "checkpoints"
+    flags = [*LLAMA, "--train-iters", "4", "--features", "counter", *DP]
+    checkout.adapted(2, *flags, "--save", str(folder), "--save-interval", "2", *saving, **search).ended_well()
+    resume_at(folder, 2)
+    rest = checkout.adapted(2, *flags, "--load", str(folder), **search).ended_well()
+    assert "the counter was saved 1 times, last in step 2" in rest.log
+    assert list(rest.steps) == [3, 4]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from shlex import split
 
 import pytest
@@ -46,3 +47,19 @@ def test_level_0_prints_the_digits_of_the_platform_alone(checkout, initial, layo
     assert level.steps == alone.steps
     assert len(level.steps) == 3
     assert {one["name"] for one in level.report["features"]} >= features
+
+
+@pytest.mark.long
+def test_bf16_and_evaluation_go_as_in_a_stock_process(checkout, initial):
+    flags = [*initial("llama"), *split("--train-iters 3 --bf16 --eval-iters 2 --eval-interval 2")]
+    alone = checkout.stock(1, *flags).ended_well()
+    run = checkout.adapted(2, *flags, *DP, "--features", "rms-norm,swiglu").ended_well()
+    assert run.losses == pytest.approx(alone.losses, rel=1e-2)
+    assert evaluated(run) == pytest.approx(evaluated(alone), rel=1e-2)
+    assert len(evaluated(run)) == 3, "after step 2, at the end, and on the test set"
+    assert run.report["problems"] == []
+
+
+def evaluated(run):
+    """The losses of all evaluations, as printed."""
+    return [float(loss) for loss in re.findall(r"validation loss at iteration .* lm loss value: (\S+) ", run.log)]

@@ -65,7 +65,8 @@ class Make:
 class Case:
     """A call of a public operator; ``operator`` is the file with its kernels, ``backward`` None where it has no gradient.
 
-    ``forward`` and ``backward`` are the operators of torch_npu that must run, in order.
+    ``forward`` and ``backward`` are the operators of torch_npu that must run, in order; ``group``: it communicates;
+    ``values``: torch_npu's documentation says what comes out.
     """
 
     operator: str
@@ -75,6 +76,7 @@ class Case:
     backward: tuple[str, ...] | None = None
     types: tuple[torch.dtype, ...] = ANY
     group: bool = False
+    values: bool = True
 
     def __str__(self) -> str:
         return f"{self.operator}-{self.what}"
@@ -295,8 +297,6 @@ def _attention(
         packed = layout == "TND"
         queries, keys = (SIZES["queries"], SIZES["keys"]) if not longer else (SIZES["keys"], SIZES["queries"])
         q_ends, kv_ends = (KV_ENDS, Q_ENDS) if longer else (Q_ENDS, KV_ENDS)
-        if packed and pse_type in (0, 1):
-            kv_ends = q_ends
         long_q, long_k = (q_ends[-1], kv_ends[-1]) if packed else (queries, keys)
         tensors = [
             _heads(m, layout, long_q, SIZES["heads"], SIZES["width"]),
@@ -317,12 +317,33 @@ def _attention(
             more |= {"pse": m.normal(SIZES["heads"], dtype=FP32).abs(), "q_start_idx": [2], "kv_start_idx": [1]}
         elif pse_type is not None:
             shape = {"BNSS": (2, 4, queries, keys), "1NSS": (1, 4, queries, keys), "1N1S": (1, 4, 1, keys)}
-            more["pse"] = m.leaf(*shape.get(pse_shape, (1, 4, 1024, keys)))
+            more["pse"] = m.leaf(*shape[pse_shape])
         if pse_type is not None:
             more["pse_type"] = pse_type
         return lambda: ops.fusion_attention(*tensors, SIZES["heads"], layout, **more)
 
     return case
+
+
+def _attention_of_last_rows(layout: str) -> Callable[[Make], Call]:
+    """A bias of 1024 rows."""
+
+    def case(m: Make) -> Call:
+        packed = layout == "TND"
+        length, longest = (12, 7) if packed else (1100, 1100)
+        more = {"actual_seq_qlen": [5, 12], "actual_seq_kvlen": [5, 12]} if packed else {}
+        tensors = [_heads(m, layout, length, heads, SIZES["width"]) for heads in (4, 2, 2)]
+        bias, mask = m.leaf(1, 4, 1024, longest), m.given(torch.zeros(2048, 2048, dtype=torch.bool))
+        return lambda: ops.fusion_attention(*tensors, 4, layout, pse=bias, atten_mask=mask, sparse_mode=3, **more)
+
+    return case
+
+
+def _attention_by_head(m: Make) -> Call:
+    """A mask of every head, for all sequences of the batch, and a window."""
+    tensors = [_heads(m, "BSND", 9, heads, SIZES["width"]) for heads in (4, 2, 2)]
+    mask = m.normal(1, 4, 9, 9, dtype=FP32) > 0.3
+    return lambda: ops.fusion_attention(*tensors, 4, "BSND", atten_mask=mask, pre_tokens=2, next_tokens=3)
 
 
 def _attention_grad(m: Make) -> Call:
@@ -403,6 +424,10 @@ def _attention_cases() -> list[Case]:
     for shape in ("1NSS", "1N1S"):
         found.append(Case("fusion_attention", f"pse {shape}", _attention("SBH", None, 1, shape), *v1))
     found.append(Case("fusion_attention", "narrow values", _attention("BSH", 2, value=4), *v1))
+    found.append(Case("fusion_attention", "a mask by head", _attention_by_head, *v1))
+    for layout in ("BNSD", "TND"):
+        call = _attention_of_last_rows(layout)
+        found.append(Case("fusion_attention", f"{layout} pse of 1024 rows", call, *v1, values=False))
     found.append(Case("fusion_attention", "gradients of a block", _attention_grad, ("npu_fusion_attention_grad",)))
     return found
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+
 from tests.npu_contract import schemas
+from tests.npu_contract.schemas import KERNELS
 
 
 def test_every_call_names_an_operator_and_arguments_of_torch_npu():
@@ -31,3 +34,9 @@ def test_a_wrong_call_is_told_in_one_sentence_each():
     assert complaints("torch.ops.npu.npu_swiglu(x, 0, 1)") == ["swiglu.py:1: npu_swiglu takes 2 arguments by place, not 3"]
     assert complaints("torch.ops.npu.npu_swiglu(x, **more)") == ["swiglu.py:1: npu_swiglu has no argument **"]
     assert complaints("torch.ops.npu.npu_silu(x)") == ["swiglu.py:1: npu_silu is not an operator of the committed schemas"]
+
+
+def test_no_operator_imports_torch_npu():
+    for file in KERNELS.parent.rglob("*.py"):
+        imports = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, (ast.Import, ast.ImportFrom))]
+        assert not any("torch_npu" in ast.unparse(node) for node in imports), file

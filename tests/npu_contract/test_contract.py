@@ -11,10 +11,14 @@ import pytest
 import torch
 
 from tests.npu_contract import coverage, fake_npu, schemas
-from tests.npu_contract.cases import CASES, Case
+from tests.npu_contract.cases import ANY, CASES, Case
 from tests.npu_contract.recording import BACKWARD, FORWARD, Record
 
-EACH = [pytest.param(case, dtype, id=f"{case}-{str(dtype)[6:]}") for case in CASES for dtype in case.types]
+EACH = [
+    pytest.param(case, dtype, id=f"{case}-{str(dtype)[6:]}")
+    for case in CASES
+    for dtype in (*case.types, *([torch.float16] if case.types == ANY else []))
+]
 
 
 @pytest.fixture(scope="module")

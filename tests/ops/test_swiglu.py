@@ -45,7 +45,7 @@ def test_large_gates_neither_overflow_nor_turn_into_nan():
     x = torch.tensor([[-1e4, 1e4, 1.0, 2.0]], requires_grad=True)
     y = swiglu(x)
     y.sum().backward()
-    assert y.tolist() == [[0.0, 2e4]]
+    assert y.tolist() == [[pytest.approx(0.0, abs=1e-30), 2e4]]  # a vector's exp ends at the smallest number, not at zero
     assert torch.isfinite(x.grad).all()
 
 

@@ -48,15 +48,17 @@ class AccumulatingExperts:
 def activation(config: Any, h: Tensor, probs_R1: Tensor) -> Tensor:
     """The activation [R, F] of ``h``, [R, 2F] where it is gated, times one weight per row: as Megatron's single experts
     compute it, not as its grouped ones, which compile it for every layer and every number of rows."""
+    active: Tensor
     if not config.gated_linear_unit:
-        return (config.activation_func(h) * probs_R1).to(h.dtype)
-    if config.bias_activation_fusion and config.activation_func is silu:
+        active = config.activation_func(h) * probs_R1
+    elif config.bias_activation_fusion and config.activation_func is silu:
         from megatron.core.fusions.fused_bias_swiglu import weighted_bias_swiglu_impl
 
-        fused: Tensor = weighted_bias_swiglu_impl(h, None, probs_R1)
-        return fused
-    gate, up = h.chunk(2, dim=-1)
-    return (config.activation_func(gate) * up * probs_R1).to(h.dtype)
+        active = weighted_bias_swiglu_impl(h, None, probs_R1)
+    else:
+        gate, up = h.chunk(2, dim=-1)
+        active = config.activation_func(gate) * up * probs_R1
+    return active.to(h.dtype)
 
 
 def product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:

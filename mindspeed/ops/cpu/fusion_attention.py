@@ -123,10 +123,9 @@ def _backward_part(part: Part) -> None:
     # of a row that sees nothing the kernel needs any number: exp(-inf - number) is zero
     logsumexp = torch.where(total > 0, maximum + total.log(), 0.0)
     q, k, v, out, dout = _padded([q_view, k_view, v_view, out, dout])
-    tiles = _tiles(part.scores, maximum.dtype, q.device)
-    sums = [torch.zeros(x.shape, dtype=wide_type(x.dtype), device=x.device) for x in (dk, dv)]
+    sums: list[Tensor] = []
     dq.zero_()
-    for rows, columns, causal, added in tiles:
+    for rows, columns, causal, added in _tiles(part.scores, maximum.dtype, q.device):
         here, there = slice(*rows), slice(*columns)
         grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             dout[:, :, here],
@@ -141,10 +140,15 @@ def _backward_part(part: Part) -> None:
             scale=part.scores.scale,
         )
         dq[:, :, here] = grads[0][..., : dq.shape[-1]]
-        for total_of, grad in zip(sums, grads[1:], strict=True):
-            total_of[:, :, there] += grad[..., : total_of.shape[-1]]
-    dk.copy_(sums[0])
-    dv.copy_(sums[1])
+        if columns == (0, k.shape[2]) and not sums and rows[1] == q.shape[2]:
+            dk.copy_(grads[1][..., : dk.shape[-1]])  # the only strip
+            dv.copy_(grads[2][..., : dv.shape[-1]])
+            return
+        sums = sums or [torch.zeros(x.shape, dtype=wide_type(x.dtype), device=x.device) for x in (dk, dv)]
+        for sum_, grad in zip(sums, grads[1:], strict=True):
+            sum_[:, :, there] += grad[..., : sum_.shape[-1]]
+    for grad, sum_ in zip((dk, dv), sums or [torch.zeros(())] * 2, strict=True):
+        grad.copy_(sum_)
 
 
 def forward(

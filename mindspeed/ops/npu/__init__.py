@@ -15,6 +15,8 @@ HALVES: Final = (torch.float16, torch.bfloat16)
 """The types that operators for training in mixed precision and those that communicate take."""
 TYPES: Final = (*HALVES, torch.float32)
 """The types that most operators of torch_npu take."""
+RANKS: Final = (2, 4, 8, 16)
+"""Sizes of a group that products fused with a collective take."""
 _LAST: Final = 65536
 
 

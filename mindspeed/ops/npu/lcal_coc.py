@@ -15,14 +15,13 @@ from torch import Tensor
 
 from mindspeed.ops import lcal_coc as reference
 from mindspeed.ops import process_groups
-from mindspeed.ops.npu import HALVES, filled
+from mindspeed.ops.npu import HALVES, RANKS, filled
 
-_RANKS: Final = (2, 4, 8, 16)
 _INNER: Final = range(256, 65535)
 
 
 def _taken(x1: Tensor, x2: Tensor, group: str, inner: range = _INNER) -> bool:
-    return x1.dtype in HALVES and filled(x1, x2) and process_groups.size_of(group) in _RANKS and x1.shape[1] in inner
+    return x1.dtype in HALVES and filled(x1, x2) and process_groups.size_of(group) in RANKS and x1.shape[1] in inner
 
 
 def pure_matmul(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor) -> None:

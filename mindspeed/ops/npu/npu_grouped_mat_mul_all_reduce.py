@@ -1,6 +1,7 @@
 """`npu_grouped_mat_mul_all_reduce` by one ``npu_mm_all_reduce_base`` per product.
 
-The bias is added to each sum afterwards, in fp32, in place of a share of it on every rank. fp32 and fp64 run the reference.
+The bias is added to each sum afterwards, in fp32, in place of a share of it on every rank. fp32, fp64 and groups of another
+size than 2, 4, 8 or 16 run the reference.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops import process_groups
-from mindspeed.ops.npu import HALVES, filled
+from mindspeed.ops.npu import HALVES, RANKS, filled
 from mindspeed.ops.npu_grouped_mat_mul_all_reduce import _forward
 from mindspeed.ops.numerics import rounded, wide
 
 
 def forward(x: list[Tensor], weight: list[Tensor], bias: list[Tensor] | None, group: str) -> list[Tensor]:
-    if any(part.dtype not in HALVES or not filled(part, matrix) for part, matrix in zip(x, weight, strict=True)):
+    taken = process_groups.size_of(group) in RANKS and all(part.dtype in HALVES for part in x)
+    if not (taken and filled(*x, *weight)):
         return _forward(x, weight, bias, group)
     name, results = process_groups.hccl_name(group), []
     for i, (part, matrix) in enumerate(zip(x, weight, strict=True)):

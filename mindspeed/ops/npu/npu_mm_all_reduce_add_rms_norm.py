@@ -1,7 +1,7 @@
 """`npu_mm_all_reduce_add_rms_norm` by ``npu_mm_all_reduce_base`` and then ``npu_add_rms_norm``.
 
 The sum over ranks is rounded before the residual is added, once more than in the reference. fp32, fp64, more than three
-dimensions and scales of other types than torch_npu documents run the reference.
+dimensions, scales of other types than torch_npu documents and groups of other sizes run the reference.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops import process_groups
-from mindspeed.ops.npu import HALVES, filled
+from mindspeed.ops.npu import HALVES, RANKS, filled
 from mindspeed.ops.npu_mm_all_reduce_add_rms_norm import _forward
 
 _SCALES: Final = {torch.float16: torch.int64, torch.bfloat16: torch.bfloat16}
@@ -57,7 +57,8 @@ def forward(
     epsilon: float,
 ) -> tuple[Tensor, Tensor]:
     optional = (bias, antiquant_scale, antiquant_offset, dequant_scale)
-    if not _taken(x1, x2, residual, *optional):
+    ranks = process_groups.size_of(group)
+    if ranks not in (1, *RANKS) or not _taken(x1, x2, residual, *optional):
         return _forward(x1, x2, residual, gamma, *optional, group, epsilon)
     product = torch.ops.npu.npu_mm_all_reduce_base(
         x1,

@@ -84,3 +84,56 @@ def turn(
     else:
         tl.store(y_row + pair, y1, mask=inside)
         tl.store(y_row + half + pair, y2, mask=inside)
+
+
+@triton.jit
+def table_gradients(
+    dy,
+    x,
+    dcos,
+    dsin,
+    B,
+    C,
+    half,
+    d_a,
+    d_b,
+    d_c,
+    x_a,
+    x_b,
+    x_c,
+    NEIGHBOURS: tl.constexpr,
+    ROWS: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
+    """``dcos = sum(dy x)`` and ``dsin = sum(dy rot(x))`` over C, in fp32; one program for one row [2 half] of the A B."""
+    a = (tl.program_id(0) // B).to(tl.int64)
+    b = (tl.program_id(0) % B).to(tl.int64)
+    pair = tl.arange(0, PAIRS)
+    if NEIGHBOURS:
+        first = 2 * pair
+        second = 2 * pair + 1
+    else:
+        first = pair
+        second = half + pair
+    cos1 = tl.zeros([ROWS, PAIRS], tl.float32)
+    cos2 = tl.zeros([ROWS, PAIRS], tl.float32)
+    sin1 = tl.zeros([ROWS, PAIRS], tl.float32)
+    sin2 = tl.zeros([ROWS, PAIRS], tl.float32)
+    for start in range(0, C, ROWS):
+        c = (start + tl.arange(0, ROWS)[:, None]).to(tl.int64)
+        inside = (c < C) & (pair[None, :] < half)
+        d_row = dy + a * d_a + b * d_b + c * d_c
+        x_row = x + a * x_a + b * x_b + c * x_c
+        d1 = tl.load(d_row + first[None, :], mask=inside, other=0.0).to(tl.float32)
+        d2 = tl.load(d_row + second[None, :], mask=inside, other=0.0).to(tl.float32)
+        x1 = tl.load(x_row + first[None, :], mask=inside, other=0.0).to(tl.float32)
+        x2 = tl.load(x_row + second[None, :], mask=inside, other=0.0).to(tl.float32)
+        cos1 += d1 * x1
+        cos2 += d2 * x2
+        sin1 -= d1 * x2
+        sin2 += d2 * x1
+    at = tl.program_id(0).to(tl.int64) * (2 * half)
+    tl.store(dcos + at + first, tl.sum(cos1, 0), mask=pair < half)
+    tl.store(dcos + at + second, tl.sum(cos2, 0), mask=pair < half)
+    tl.store(dsin + at + first, tl.sum(sin1, 0), mask=pair < half)
+    tl.store(dsin + at + second, tl.sum(sin2, 0), mask=pair < half)

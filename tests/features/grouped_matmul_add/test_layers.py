@@ -108,8 +108,8 @@ def config(**values: Any) -> SimpleNamespace:
 def test_what_grouped_experts_cannot_have_is_refused_all_at_once() -> None:
     check_config(config())
     check_config(config(moe_apply_probs_on_input=True, moe_router_topk=1))
+    clamped = {"activation_func_clamp_value": 7.0, "glu_linear_offset": 1.0}
     with pytest.raises(MindSpeedError) as error:
-        clamped = {"activation_func_clamp_value": 7.0, "glu_linear_offset": 1.0}
         check_config(config(add_bias_linear=True, moe_latent_size=8, moe_apply_probs_on_input=True, **clamped))
     assert str(error.value) == "\n".join(
         f"MS304 grouped-matmul-add: {what} in the model that is being built\n  fix: take out grouped-matmul-add"

@@ -53,8 +53,23 @@ def test_strides_are_taken_as_they_are(mode):
     assert_like_reference(turned(mode), wider, *tables(5, 1, 1, 16), kernels={"turn"})
 
 
-def test_gradients_of_the_tables_five_dimensions_and_no_elements_run_the_reference():
-    x, cos, sin = leaf(3, 1, 2, 8), leaf(3, 1, 1, 8, seed=2), leaf(3, 1, 1, 8, seed=3)
-    assert_like_reference(turned(0), x, cos, sin, kernels={"turn"})
+@pytest.mark.parametrize("mode", [0, 1])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_of_the_tables_are_like_the_reference(layout, mode):
+    shape, table = LAYOUTS[layout]
+    x, cos, sin = leaf(*shape), leaf(*table, seed=2), leaf(*table, seed=3)
+    ran = {"turn"} if layout == "full" else {"turn", "table_gradients"}
+    assert_like_reference(turned(mode), x, cos, sin, kernels=ran)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_gradients_of_the_tables_have_their_type(dtype):
+    x = strided(5, 2, 3, 16, dtype=dtype)
+    for table in (dtype, torch.float32):
+        cos, sin = leaf(5, 1, 1, 16, dtype=table, seed=2), leaf(5, 1, 1, 16, dtype=table, seed=3)
+        assert_like_reference(turned(0), x, cos, sin, kernels={"turn", "table_gradients"})
+
+
+def test_five_dimensions_and_no_elements_run_the_reference():
     assert_like_reference(turned(0), leaf(2, 2, 2, 2, 4), *tables(1, 2, 1, 1, 4), kernels=set(), tolerance=0)
     assert_like_reference(turned(0), leaf(0, 2, 2, 4), *tables(1, 1, 1, 4), kernels=set())
