@@ -34,13 +34,14 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]  # megatron has no ty
         softmax_scale: float | None = None,
         cp_comm_type: str | None = None,
         pg_collection: Any = None,
+        model_comm_pgs: Any = None,  # its name before Megatron 0.15
     ) -> None:
         super().__init__(config=config)
         self.layer_number = max(1, layer_number)
         self.attn_mask_type = attn_mask_type
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         self.scale = softmax_scale
-        self.group = getattr(pg_collection, "cp", None) or parallel_state.get_context_parallel_group()
+        self.group = getattr(pg_collection or model_comm_pgs, "cp", None) or parallel_state.get_context_parallel_group()
 
     def forward(
         self,
