@@ -64,8 +64,9 @@ def test_it_does_beside_other_layouts(prove: Prove, algorithm: str, other: str) 
     ],
 )
 def test_settings_of_the_ring_change_nothing(prove: Prove, size: int, settings: dict[str, Any]) -> None:
-    world = {"seq_length": 48, "num_attention_heads": 4} if size == 3 else None
-    assert prove("ring-attention", settings=cp(size, **{"ring-attention": settings}), world=world).problems == []
+    world = {"seq_length": 48} if size == 3 else None
+    given = cp(size, **{"ring-attention": settings})
+    assert prove("ring-attention", settings=given, world=world, nproc=size).problems == []
 
 
 def test_it_keeps_fewer_activations(prove: Prove) -> None:
