@@ -63,7 +63,7 @@ def _rows(mib: int, width: int, dtype: torch.dtype) -> int:
 
 
 def _same(value: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(value.float(), expected.float(), rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(value.float(), expected.float(), rtol=2e-2, atol=1e-1)
 
 
 def _plain_norm(x: Tensor, gamma: Tensor) -> Tensor:
