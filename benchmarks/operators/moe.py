@@ -85,7 +85,8 @@ def grouped(name: str, sizes: list[int]) -> list[Row]:
     groups, ends = torch.tensor(sizes), torch.tensor(sizes).cumsum(0).int()
 
     def ours(x: Tensor, w: Tensor) -> Tensor:
-        return npu_gmm_v2(x, w, group_list=groups)
+        y: Tensor = npu_gmm_v2(x, w, group_list=groups)
+        return y
 
     def loop(x: Tensor, w: Tensor) -> Tensor:
         return torch.cat([part @ one for part, one in zip(parts(x, sizes), w, strict=True)])
