@@ -112,9 +112,7 @@ def test_a_node_on_which_the_operators_are_not_built_would_hold_up_the_others(no
     rows = node(1)  # level 1 leaves them out where they are not built, so that the plan is another one too
     assert failed(rows) == ["operators", "plan"]
     assert rows["operators"]["found"].split(", ")[-1] == "swiglu reference (MINDSPEED_OPS is reference)"
-    assert (
-        rows["operators"]["fix"] == "mindspeed ops build, or install what is missing; see mindspeed ops list"
-    )
+    assert rows["operators"]["fix"] == "mindspeed ops build, or install what is missing; see mindspeed ops list"
 
 
 @pytest.mark.guards(1)
