@@ -24,7 +24,7 @@ constexpr int kTileRows = 8;
 constexpr int kTileColumns = 48;
 constexpr int kTileVectors = kTileColumns / 16;
 constexpr int kTileWords = kTileRows * kTileColumns;
-constexpr int64_t kBlockRows = 128;
+constexpr int64_t kBlockRows = 256;
 constexpr int64_t kBlockColumns = 192;
 constexpr int64_t kBlockSteps = 512;
 
@@ -55,6 +55,12 @@ private:
   std::unique_ptr<uint32_t, Free> words_;
   int64_t held_ = 0;
 };
+
+// One for all types of products.
+inline Scratch &scratch_of_thread() {
+  thread_local Scratch scratch;
+  return scratch;
+}
 
 struct FloatDot {
   using Sum = __m512;
@@ -267,8 +273,7 @@ private:
     const int64_t tiles = row_tiles * column_tiles;
     const int64_t rows_each = (next_rows.count() + tiles - 1) / tiles;
     const int64_t columns_each = (next_columns.count() + tiles - 1) / tiles;
-    thread_local Scratch scratch;
-    uint32_t *a = scratch.words(stage.steps * (kBlockRows + kBlockColumns) + kBlockRows * kBlockColumns);
+    uint32_t *a = scratch_of_thread().words(stage.steps * (kBlockRows + kBlockColumns) + kBlockRows * kBlockColumns);
     uint32_t *b = a + stage.steps * kBlockRows;
     uint32_t *partial = b + stage.steps * kBlockColumns;
     if (stage.parts > 1 || !packed(strip))
