@@ -5,6 +5,7 @@
 // second-level cache; partial sums stay 32 bits wide and are finished (scaled, added, rounded) once.
 #pragma once
 
+#include "memory.h"
 #include "panels.h"
 
 #include <ATen/Parallel.h>
@@ -23,7 +24,7 @@ constexpr int kTileRows = 8;
 constexpr int kTileColumns = 48;
 constexpr int kTileVectors = kTileColumns / 16;
 constexpr int kTileWords = kTileRows * kTileColumns;
-constexpr int64_t kBlockRows = 128;
+constexpr int64_t kBlockRows = 256;
 constexpr int64_t kBlockColumns = 192;
 constexpr int64_t kBlockSteps = 512;
 
@@ -37,10 +38,12 @@ class Scratch {
 public:
   uint32_t *words(int64_t count) {
     if (count > held_) {
-      words_.reset(static_cast<uint32_t *>(std::aligned_alloc(64, (count * 4 + 63) / 64 * 64)));
+      const int64_t bytes = (count * 4 + kHugePage - 1) / kHugePage * kHugePage;
+      words_.reset(static_cast<uint32_t *>(std::aligned_alloc(kHugePage, bytes)));
       held_ = words_ ? count : 0;
       if (!words_)
         throw std::bad_alloc();
+      prefer_huge_pages(words_.get(), bytes);
     }
     return words_.get();
   }
@@ -53,7 +56,11 @@ private:
   int64_t held_ = 0;
 };
 
-inline int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+// One for all types of products.
+inline Scratch &scratch_of_thread() {
+  thread_local Scratch scratch;
+  return scratch;
+}
 
 struct FloatDot {
   using Sum = __m512;
@@ -193,7 +200,7 @@ public:
     for (bool more = take(stage); more;) {
       Stage next = stage;
       more = advance(next);
-      multiply(stage, more ? lines_of(next) : Lines());
+      multiply(stage, more ? rows_of(next) : Lines(), more ? columns_of(next) : Lines());
       stage = next;
     }
   }
@@ -230,31 +237,46 @@ private:
     return stage.strip.column < stage.strip.end || take(stage);
   }
 
-  Lines lines_of(const Stage &stage) const {
+  bool packed(const Strip &strip) const { return packed_product_ == strip.product && packed_row_ == strip.row; }
+
+  // What a stage will pack of A and of B. The rows stay packed from one block of columns to the next.
+  Lines rows_of(const Stage &stage) const {
     const Product &product = products_[stage.strip.product];
-    const Operand &b = product.b;
-    constexpr int64_t size = sizeof(typename Right::Element);
-    const char *data = static_cast<const char *>(b.data) +
-                       (stage.strip.column * b.outer_stride + stage.begin() * b.inner_stride) * size;
-    const int64_t inner = stage.inner(product), columns = stage.columns();
-    if (b.outer_stride == 1)
-      return Lines(data, inner, columns * size, b.inner_stride * size);
-    return b.inner_stride == 1 ? Lines(data, columns, inner * size, b.outer_stride * size) : Lines();
+    if (stage.parts == 1 && stage.strip.column > 0)
+      return Lines();
+    return lines<typename Left::Element>(product.a, stage.strip.row, stage.rows(product), stage);
   }
 
-  void multiply(const Stage &stage, Lines upcoming) {
+  Lines columns_of(const Stage &stage) const {
+    const Product &product = products_[stage.strip.product];
+    return lines<typename Right::Element>(product.b, stage.strip.column, stage.columns(), stage);
+  }
+
+  template <class Element>
+  Lines lines(const Operand &operand, int64_t begin, int64_t outer, const Stage &stage) const {
+    constexpr int64_t size = sizeof(Element);
+    const int64_t inner = stage.inner(products_[stage.strip.product]);
+    const char *data = static_cast<const char *>(operand.data) +
+                       (begin * operand.outer_stride + stage.begin() * operand.inner_stride) * size;
+    if (operand.outer_stride == 1)
+      return Lines(data, inner, outer * size, operand.inner_stride * size);
+    return operand.inner_stride == 1 ? Lines(data, outer, inner * size, operand.outer_stride * size) : Lines();
+  }
+
+  void multiply(const Stage &stage, Lines next_rows, Lines next_columns) {
     const Strip &strip = stage.strip;
     const Product &product = products_[strip.product];
     const int64_t rows = stage.rows(product), columns = stage.columns(), inner = stage.inner(product);
     const int64_t row_tiles = (rows + kTileRows - 1) / kTileRows;
     const int64_t column_tiles = (columns + kTileColumns - 1) / kTileColumns;
     const int64_t steps = (inner + Left::per_word - 1) / Left::per_word;
-    const int64_t per_tile = (upcoming.count() + row_tiles * column_tiles - 1) / (row_tiles * column_tiles);
-    thread_local Scratch scratch;
-    uint32_t *a = scratch.words(stage.steps * (kBlockRows + kBlockColumns) + kBlockRows * kBlockColumns);
+    const int64_t tiles = row_tiles * column_tiles;
+    const int64_t rows_each = (next_rows.count() + tiles - 1) / tiles;
+    const int64_t columns_each = (next_columns.count() + tiles - 1) / tiles;
+    uint32_t *a = scratch_of_thread().words(stage.steps * (kBlockRows + kBlockColumns) + kBlockRows * kBlockColumns);
     uint32_t *b = a + stage.steps * kBlockRows;
     uint32_t *partial = b + stage.steps * kBlockColumns;
-    if (stage.parts > 1 || packed_product_ != strip.product || packed_row_ != strip.row)
+    if (stage.parts > 1 || !packed(strip))
       pack<Left, kTileRows>(product.a, strip.row, rows, stage.begin(), inner, a);
     packed_product_ = strip.product;
     packed_row_ = strip.row;
@@ -270,7 +292,8 @@ private:
         const int64_t height = std::min<int64_t>(kTileRows, rows - r * kTileRows), row = strip.row + r * kTileRows;
         const bool last = stage.part + 1 == stage.parts;
         uint32_t *sums = partial + (c * row_tiles + r) * kTileWords;
-        upcoming.fetch(per_tile);
+        next_rows.fetch(rows_each);
+        next_columns.fetch(columns_each);
         if (last)
           finish_.expect(strip.product, row, column, height, width);
         tile_kernel<Dot>(height, width)(steps, a + r * steps * kTileRows, panel, start,
@@ -300,7 +323,7 @@ inline std::vector<Strip> strips_of(const std::vector<Product> &products, int64_
   int64_t blocks = 0;
   for (const Product &product : products)
     blocks += (product.rows + kBlockRows - 1) / kBlockRows * ((product.columns + kBlockColumns - 1) / kBlockColumns);
-  const int64_t width = kBlockColumns * std::clamp<int64_t>(blocks / (32 * threads), 1, 4);
+  const int64_t width = kBlockColumns * std::clamp<int64_t>(blocks / (16 * threads), 1, 4);
   std::vector<Strip> strips;
   for (const int64_t p : order)
     for (int64_t row = 0; row < products[p].rows; row += kBlockRows)

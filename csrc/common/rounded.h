@@ -6,6 +6,10 @@
 #if MINDSPEED_AVX512
 namespace mindspeed {
 
+#if defined(__AVX512BF16__)
+// Numbers below the smallest normal one become zero.
+inline __m256i rounded(__m512 values) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(values)); }
+#else
 // Rounded to nearest even; what is not a number stays so.
 inline __m256i rounded(__m512 values) {
   const __m512i bits = _mm512_castps_si512(values);
@@ -15,6 +19,7 @@ inline __m256i rounded(__m512 values) {
   const __m512i result = _mm512_mask_mov_epi32(up, unordered, _mm512_set1_epi32(0x7FC00000));
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(result, 16));
 }
+#endif
 
 // Whole vectors are stored without a mask, which costs more than the store itself on some processors.
 inline void store(float *to, __m512 values, __mmask16 mask) {

@@ -6,6 +6,8 @@
 #include "reference.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <cmath>
@@ -13,6 +15,9 @@
 
 namespace mindspeed {
 namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
 
 using Maybe = std::optional<Tensor>;
 using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
@@ -176,30 +181,55 @@ template <class T, class Z> struct BackwardRows {
   bool rms;
 };
 
-// One row: its two gradients, and what it adds to those of weight and bias.
-template <class T, class Z>
-void backward_row(const BackwardRows<T, Z> &rows, int64_t row, float *dweight, float *dbias) {
-  const int64_t width = rows.width, start = row * width;
+// COUNT rows from `first`: their two gradients, and what they add to those of weight and bias.
+template <int COUNT, class T, class Z>
+void backward_rows(const BackwardRows<T, Z> &rows, int64_t first, float *dweight, float *dbias) {
+  const int64_t width = rows.width, start = first * width;
   const T *dout = rows.dout + start;
   const Z *z = rows.z + start, *dz = rows.dz ? rows.dz + start : nullptr;
-  const Pair mean(rows.mean[row]), rstd(rows.rstd[row]);
-  const auto normalized = [=](int64_t i, auto extent) { return (load_as<T>(z + i, extent) - mean) * rstd; };
-  const auto [dot, total] = pair_sums<2>(width, [&](auto &totals, int64_t i, auto extent) {
-    const Pair g = load_pair(dout + i, extent) * load_raw(rows.weight + i);
-    totals[0] = fmadd(g, normalized(i, extent), totals[0]);
-    totals[1] = totals[1] + g;
-  });
-  const Pair pull(static_cast<float>(dot / width)), centre(rows.rms ? 0.0f : static_cast<float>(total / width));
+  std::array<Pair, COUNT> mean, rstd, pull, centre;
+  for (int row = 0; row < COUNT; ++row) {
+    mean[row] = Pair(rows.mean[first + row]);
+    rstd[row] = Pair(rows.rstd[first + row]);
+  }
+  const auto normalized = [&](int row, int64_t i, auto extent) {
+    return (load_as<T>(z + row * width + i, extent) - mean[row]) * rstd[row];
+  };
+  for (int row = 0; row < COUNT; ++row) {
+    const auto [dot, total] = pair_sums<2>(width, [&](auto &totals, int64_t i, auto extent) {
+      const Pair g = load_pair(dout + row * width + i, extent) * load_raw(rows.weight + i);
+      totals[0] = fmadd(g, normalized(row, i, extent), totals[0]);
+      totals[1] = totals[1] + g;
+    });
+    pull[row] = Pair(static_cast<float>(dot / width));
+    centre[row] = Pair(rows.rms ? 0.0f : static_cast<float>(total / width));
+  }
   each_pair(0, width, [&](int64_t i, auto extent) {
-    const Pair given = load_pair(dout + i, extent), n = normalized(i, extent);
-    store_raw(dweight + i, fmadd(given, n, load_raw(dweight + i)));
-    store_raw(dbias + i, load_raw(dbias + i) + given);
-    Pair gradient = rstd * (given * load_raw(rows.weight + i) - centre - n * pull);
-    if (dz)
-      gradient = gradient + load_as<T>(dz + i, extent);
-    store_as<T>(rows.dresidual + start + i, gradient, extent);
-    store_pair(rows.dx0 + start + i, scaled<T>(gradient, rows.scales, row, i, width, extent), extent);
+    const Pair weight = load_raw(rows.weight + i);
+    Pair of_weight = load_raw(dweight + i), of_bias = load_raw(dbias + i);
+    for (int row = 0; row < COUNT; ++row) {
+      const int64_t at = row * width + i;
+      const Pair given = load_pair(dout + at, extent), n = normalized(row, i, extent);
+      of_weight = fmadd(given, n, of_weight);
+      of_bias = of_bias + given;
+      Pair gradient = rstd[row] * (given * weight - centre[row] - n * pull[row]);
+      if (dz)
+        gradient = gradient + load_as<T>(dz + at, extent);
+      store_as<T>(rows.dresidual + start + at, gradient, extent);
+      store_pair(rows.dx0 + start + at, scaled<T>(gradient, rows.scales, first + row, i, width, extent), extent);
+    }
+    store_raw(dweight + i, of_weight);
+    store_raw(dbias + i, of_bias);
   });
+}
+
+template <class T, class Z>
+void backward_chunk(const BackwardRows<T, Z> &rows, int64_t begin, int64_t end, float *dweight, float *dbias) {
+  int64_t row = begin;
+  for (; row + 4 <= end; row += 4)
+    backward_rows<4>(rows, row, dweight, dbias);
+  for (; row < end; ++row)
+    backward_rows<1>(rows, row, dweight, dbias);
 }
 
 // A gradient that nothing contributed to is one zero, seen everywhere.
@@ -228,8 +258,8 @@ Six backward_typed(const Tensor &dout_, const Tensor &dz_, const Tensor &z_, con
   std::vector<float> of_weight(chunks.count * row_length), of_bias(chunks.count * row_length);
   parallel(chunks.count, chunks.rows * rows.width / chunks.count, [&](int64_t begin, int64_t end) {
     for (int64_t chunk = begin; chunk < end; ++chunk)
-      for (int64_t row = chunks.begin(chunk); row < chunks.begin(chunk + 1); ++row)
-        backward_row(rows, row, of_weight.data() + chunk * row_length, of_bias.data() + chunk * row_length);
+      backward_chunk(rows, chunks.begin(chunk), chunks.begin(chunk + 1), of_weight.data() + chunk * row_length,
+                     of_bias.data() + chunk * row_length);
   });
   MINDSPEED_WITH_TYPE(weight_.scalar_type(), [&] {
     add_pair_chunks<T>(of_weight.data(), chunks.count, rows.width, dweight.mutable_data_ptr<scalar_t>());
@@ -251,10 +281,72 @@ Six backward(const Tensor &dout, const Tensor &dz, const Tensor &z, const Tensor
   });
 }
 
+// ---- autograd ----
+
+// One zero, seen as a tensor like `other`.
+Tensor zero_like(const Tensor &other) { return at::zeros({}, other.options()).expand_symint(other.sym_sizes()); }
+
+bool asks(const Maybe &tensor) { return tensor.has_value() && tensor->requires_grad(); }
+
+struct DropoutAddNorm : torch::autograd::Function<DropoutAddNorm> {
+  static variable_list forward(AutogradContext *context, const Tensor &x0, const Maybe &residual, const Tensor &weight,
+                               const Maybe &bias, const Maybe &rowscale, const Maybe &layerscale, const Maybe &mask,
+                               double p, double epsilon, at::ScalarType residual_dtype, bool rms) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    auto [out, z, mean, rstd] =
+        forward_op().call(x0, residual, weight, bias, rowscale, layerscale, mask, p, epsilon, residual_dtype, rms);
+    const bool of_scales = asks(rowscale) || asks(layerscale);
+    context->set_materialize_grads(false);
+    context->mark_non_differentiable({mean, rstd});
+    context->saved_data["p"] = p;
+    context->saved_data["rms"] = rms;
+    context->saved_data["residual"] = residual.has_value();
+    if (bias.has_value())
+      context->saved_data["bias"] = static_cast<int64_t>(bias->scalar_type());
+    context->save_for_backward({z, weight, mean, rstd, of_scales ? x0 : Tensor(), rowscale.value_or(Tensor()),
+                                layerscale.value_or(Tensor()), mask.value_or(Tensor())});
+    context->saved_data["type"] = static_cast<int64_t>(x0.scalar_type());
+    return {out, z, mean, rstd};
+  }
+
+  static variable_list backward(AutogradContext *context, const variable_list &gradients) {
+    const auto saved = context->get_saved_variables();
+    const auto maybe = [](const Tensor &tensor) { return tensor.defined() ? Maybe(tensor) : Maybe(); };
+    const auto &data = context->saved_data;
+    const Tensor &z = saved[0];
+    const Tensor dz = gradients[1].defined() ? gradients[1] : zero_like(z);
+    const Tensor dout = gradients[0].defined() ? gradients[0] : zero_like(z).to(static_cast<at::ScalarType>(data.at("type").toInt()));
+    auto [dx0, dresidual, dweight, dbias, drow, dlayer] =
+        backward_op().call(dout, dz, z, saved[1], saved[2], saved[3], maybe(saved[4]), maybe(saved[5]), maybe(saved[6]),
+                           maybe(saved[7]), data.at("p").toDouble(), data.at("rms").toBool());
+    const bool of_scales = saved[4].defined(), with_bias = data.count("bias") > 0;
+    return {dx0,
+            data.at("residual").toBool() ? dresidual : Tensor(),
+            dweight,
+            with_bias ? dbias.to(static_cast<at::ScalarType>(data.at("bias").toInt())) : Tensor(),
+            of_scales && saved[5].defined() ? drow : Tensor(),
+            of_scales && saved[6].defined() ? dlayer : Tensor(),
+            Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+  }
+};
+
+Four differentiable(c10::DispatchKeySet keys, const Tensor &x0, const Maybe &residual, const Tensor &weight,
+                    const Maybe &bias, const Maybe &rowscale, const Maybe &layerscale, const Maybe &mask, double p,
+                    double epsilon, at::ScalarType residual_dtype, bool rms) {
+  if (!needs_gradient(x0, residual, weight, bias, rowscale, layerscale))
+    return forward_op().redispatch(keys & c10::after_autograd_keyset, x0, residual, weight, bias, rowscale, layerscale,
+                                   mask, p, epsilon, residual_dtype, rms);
+  auto results = DropoutAddNorm::apply(x0, residual, weight, bias, rowscale, layerscale, mask, p, epsilon,
+                                       residual_dtype, rms);
+  return {results[0], results[1], results[2], results[3]};
+}
+
 TORCH_LIBRARY_IMPL(mindspeed, CPU, library) {
   library.impl("npu_dropout_add_layer_norm", forward);
   library.impl("npu_dropout_add_layer_norm_backward", backward);
 }
+
+TORCH_LIBRARY_IMPL(mindspeed, AutogradCPU, library) { library.impl("npu_dropout_add_layer_norm", differentiable); }
 
 } // namespace
 } // namespace mindspeed

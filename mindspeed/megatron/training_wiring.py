@@ -109,14 +109,27 @@ def with_train_step(original: Function) -> Function:
 
 
 def with_save_extra(original: Function) -> Function:
-    """Around ``generate_state_dict(args, model, optimizer, opt_param_scheduler, ...)``: features add what they keep."""
+    """Around ``generate_state_dict(args, model, optimizer, opt_param_scheduler, rng_state, iteration, ...)``: features add
+    what they keep.
+
+    Without an iteration it is asked for the shape of a checkpoint that is about to be read.
+    """
 
     @functools.wraps(original)
     def generate_state_dict(
-        args: Any, model: Any, optimizer: Any, scheduler: Any, rng_state: Any, *rest: Any, **kwargs: Any
+        args: Any,
+        model: Any,
+        optimizer: Any,
+        scheduler: Any,
+        rng_state: Any,
+        iteration: int | None = None,
+        *rest: Any,
+        **kwargs: Any,
     ) -> Any:
-        content = original(args, model, optimizer, scheduler, rng_state, *rest, **kwargs)
-        state = TrainState(list(model), optimizer, scheduler, getattr(args, "iteration", 0) or 0)
+        content = original(args, model, optimizer, scheduler, rng_state, iteration, *rest, **kwargs)
+        if iteration is None:
+            return content
+        state = TrainState(list(model), optimizer, scheduler, iteration)
         if extra := dict(session.call("save_extra", state=state)):
             content[EXTRA] = extra
         return content

@@ -94,8 +94,11 @@ def build(say: Say, force: bool = False, sources: Path = SOURCES, cache: Path | 
 
 def _already(key: Key, compiler: Compiler | None, force: bool, cache: Path | None) -> Built | None:
     """What is built for this key, by this compiler if there is one."""
-    found = None if force else libraries.find(key, cache)
-    return found if found is None or compiler is None or compiler.version == found.compiler else None
+    if force:
+        return None
+    if compiler is None:
+        return libraries.find(key, cache)
+    return libraries.read(libraries.record_of(libraries.place(key, compiler.version, cache)))
 
 
 def _no_compiler() -> Problem:
@@ -108,9 +111,10 @@ def _no_compiler() -> Problem:
 def _make(job: _Job) -> Built:
     """Compile, link, try, and only then put in place. Called with the lock held."""
     started = time.perf_counter()
-    for left_behind in job.library.parent.glob("building-*"):
+    prefix = f"building-{job.library.stem}-"  # the lock is this library's, and so is what was left behind
+    for left_behind in job.library.parent.glob(f"{prefix}*"):
         shutil.rmtree(left_behind, ignore_errors=True)
-    folder = Path(mkdtemp(prefix="building-", dir=job.library.parent))
+    folder = Path(mkdtemp(prefix=prefix, dir=job.library.parent))
     try:
         parts = _compile(job, source_files(job.sources), folder)
         draft = folder / job.library.name

@@ -81,12 +81,12 @@ def wanted(torch: str, sources: Path = SOURCES) -> Key:
 def find(key: Key, cache: Path | None = None) -> Built | None:
     """The library for ``key`` that was built last, or None."""
     files = sorted((_root(cache) / key.folder).glob("*.json"), key=lambda file: file.stat().st_mtime)
-    return next((built for file in reversed(files) if (built := _read(file)) is not None), None)
+    return next((built for file in reversed(files) if (built := read(file)) is not None), None)
 
 
 def others(key: Key, cache: Path | None = None) -> list[Built]:
     """Libraries in the cache that were built for something else than ``key``."""
-    found = [_read(file) for file in sorted(_root(cache).glob("*/*.json"))]
+    found = [read(file) for file in sorted(_root(cache).glob("*/*.json"))]
     return [built for built in found if built is not None and built.key != key]
 
 
@@ -134,7 +134,7 @@ def write_record(built: Built) -> None:
     os.replace(draft, record)
 
 
-def _read(record: Path) -> Built | None:
+def read(record: Path) -> Built | None:
     """A record whose library is there in full; None for another one."""
     try:
         data = json.loads(record.read_text(encoding="utf-8"))

@@ -85,6 +85,6 @@ def test_it_trains(checkout):
     saved = checkout.folder / "saved"
     run = checkout.run(["bash", str(SCRIPT)], {**variables, "SAVE": str(saved)}, beside=False).ended_well()
     assert list(run.steps) == [1, 2, 3]
-    assert {one["name"] for one in run.report["features"]} == {"tensor-parallel", "sequence-parallel", "rms-norm", "swiglu"}
+    assert {one["name"] for one in run.report["features"]} >= {"tensor-parallel", "sequence-parallel", "rms-norm", "swiglu"}
     assert run.report["problems"] == []
     assert (saved / "latest_checkpointed_iteration.txt").read_text() == "3"

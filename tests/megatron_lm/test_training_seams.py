@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,8 +73,9 @@ def test_what_features_add_to_a_checkpoint_comes_back_to_them(activate):
         },
         second={"load_extra": lambda self, state, data: back.append("nothing was saved")},
     )
-    generate = wiring.with_save_extra(lambda args, model, optimizer, scheduler, rng: {"model": "weights"})
-    saved = generate(SimpleNamespace(iteration=5), ["chunk"], "adam", "cosine", None)
+    generate = wiring.with_save_extra(lambda args, model, optimizer, scheduler, rng, iteration: {"model": "weights"})
+    assert generate(None, ["chunk"], "adam", "cosine", None) == {"model": "weights"}, "this asks for the shape of a checkpoint"
+    saved = generate(None, ["chunk"], "adam", "cosine", None, iteration=5)
     assert saved == {"model": "weights", "mindspeed": {"first": {"calls": 5}}}
     read = wiring.with_load_extra(lambda folder: (saved, folder, False))
     load = wiring.with_loaded_checkpoint(lambda model, optimizer, scheduler, load_arg="load": (read("ckpt"), (5, 0))[1])

@@ -3,86 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
 
 import mindspeed.ops as ops
-from mindspeed.ops.fusion_attention import LANES
 from mindspeed.ops.npu_ring_attention_update import token_major
-
-BF16, FP16, FP32, INT8, INT32, INT64 = (
-    torch.bfloat16,
-    torch.float16,
-    torch.float32,
-    torch.int8,
-    torch.int32,
-    torch.int64,
+from tests.npu_contract.attention_cases import attention_cases
+from tests.npu_contract.case import (
+    ANY,
+    BF16,
+    FP16,
+    FP32,
+    HALF,
+    INT8,
+    INT32,
+    INT64,
+    ONLY_BF16,
+    Call,
+    Case,
+    Make,
+    statistics,
 )
-ANY, HALF, ONLY_BF16 = (FP32, BF16), (BF16, FP16), (BF16,)
-
-
-@dataclass
-class Make:
-    """Where a case takes its tensors from: real ones on CPU, or fake ones on NPU under a `FakeTensorMode`.
-
-    ``leaves`` are those that get a gradient, ``written`` those that backward writes to.
-    """
-
-    dtype: torch.dtype
-    device: str
-    groups: dict[str, dist.ProcessGroup] = field(default_factory=dict)
-    leaves: list[Tensor] = field(default_factory=list)
-    written: list[Tensor] = field(default_factory=list)
-    seed: int = 0
-
-    def normal(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Numbers that need no gradient."""
-        self.seed += 1
-        values = torch.randn(shape, generator=torch.Generator().manual_seed(self.seed), dtype=torch.float64)
-        return self.given(values.to(dtype or self.dtype))
-
-    def leaf(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Numbers that need a gradient."""
-        tensor = self.normal(*shape, dtype=dtype).requires_grad_()
-        self.leaves.append(tensor)
-        return tensor
-
-    def integers(self, low: int, high: int, *shape: int, dtype: torch.dtype = INT64) -> Tensor:
-        self.seed += 1
-        values = torch.randint(low, high, shape, generator=torch.Generator().manual_seed(self.seed))
-        return self.given(values.to(dtype))
-
-    def given(self, values: Tensor) -> Tensor:
-        # not .to(): a fake tensor of one number keeps it, and would take it along to a device that is not there
-        return values if self.device == "cpu" else torch.empty(values.shape, dtype=values.dtype, device=self.device)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A call of a public operator; ``operator`` is the file with its kernels, ``backward`` None where it has no gradient.
-
-    ``forward`` and ``backward`` are the operators of torch_npu that must run, in order; ``group``: it communicates;
-    ``values``: torch_npu's documentation says what comes out.
-    """
-
-    operator: str
-    what: str
-    call: Callable[[Make], Callable[[], Any]]
-    forward: tuple[str, ...]
-    backward: tuple[str, ...] | None = None
-    types: tuple[torch.dtype, ...] = ANY
-    group: bool = False
-    values: bool = True
-
-    def __str__(self) -> str:
-        return f"{self.operator}-{self.what}"
-
-
-Call = Callable[[], Any]
 
 
 def _rms_norm(shape: tuple[int, ...], gamma: tuple[int, ...]) -> Callable[[Make], Call]:
@@ -116,19 +58,11 @@ def _rotary(x: tuple[int, ...], table: tuple[int, ...], mode: int, learned: bool
     return case
 
 
-def _statistics(m: Make, *shape: int, unseen: int = 1) -> tuple[Tensor, Tensor]:
-    """A maximum and a sum, repeated; the first ``unseen`` rows saw nothing."""
-    maximum, total = m.normal(*shape, 1, dtype=FP32), m.normal(*shape, 1, dtype=FP32).abs() + 0.5
-    nothing = m.given(torch.arange(shape[0]).view(-1, *(1 for _ in shape)) < unseen)
-    lean = maximum.masked_fill(nothing, -torch.inf), total.masked_fill(nothing, 0)
-    return tuple(x.expand(*x.shape[:-1], LANES).contiguous() for x in lean)  # type: ignore[return-value]
-
-
 def _ring(layout: str, softmax_layout: str = "", ends: tuple[int, ...] | None = None) -> Callable[[Make], Call]:
     def case(m: Make) -> Call:
         shape, rows = ((6, 2, 8), (2, 4, 6)) if layout == "SBH" else ((6, 4, 64), (6, 4))
         outs = [m.normal(*shape) for _ in range(2)]
-        stats = [_statistics(m, *rows), _statistics(m, *rows, unseen=0 if layout == "SBH" else 3)]
+        stats = [statistics(m, *rows), statistics(m, *rows, unseen=0 if layout == "SBH" else 3)]
         if layout == "TND" and m.device == "cpu":  # a row that saw nothing has the result 0
             seen = [s if ends is None else token_major(s, torch.tensor(ends)) for _, s in stats]
             outs = [out * (s[..., :1] > 0) for out, s in zip(outs, seen, strict=True)]
@@ -262,99 +196,6 @@ def _ffn_int8_weights(m: Make) -> Call:
     return lambda: ops.ffn(x, w1, w2, "silu", **more)
 
 
-SIZES = {"batch": 2, "heads": 4, "groups": 2, "queries": 7, "keys": 9, "width": 8}
-Q_ENDS, KV_ENDS = (3, 3, 7, 12), (4, 4, 10, 16)
-
-
-def _heads(m: Make, layout: str, length: int, heads: int, width: int) -> Tensor:
-    batch = SIZES["batch"]
-    shapes = {
-        "SBH": (length, batch, heads * width),
-        "BSH": (batch, length, heads * width),
-        "BSND": (batch, length, heads, width),
-        "BNSD": (batch, heads, length, width),
-        "TND": (length, heads, width),
-    }
-    return m.leaf(*shapes[layout])
-
-
-def _mask(m: Make, mode: int, queries: int, keys: int) -> Tensor:
-    full = m.normal(queries, keys, dtype=FP32) > 0.3
-    hidden = m.given(torch.arange(queries).view(-1, 1) == 1)  # a row that sees nothing
-    if mode == 0:
-        return full | hidden
-    if mode == 1:
-        return (full | hidden).expand(SIZES["batch"], 1, -1, -1)
-    return full
-
-
-def _attention(
-    layout: str, mode: int | None, pse_type: int | None = None, pse_shape: str = "BNSS", longer: bool = False, value: int = 8
-) -> Callable[[Make], Call]:
-    """A call with rows that see nothing wherever the mode can have them; without ``mode`` there is no mask."""
-
-    def case(m: Make) -> Call:
-        packed = layout == "TND"
-        queries, keys = (SIZES["queries"], SIZES["keys"]) if not longer else (SIZES["keys"], SIZES["queries"])
-        q_ends, kv_ends = (KV_ENDS, Q_ENDS) if longer else (Q_ENDS, KV_ENDS)
-        long_q, long_k = (q_ends[-1], kv_ends[-1]) if packed else (queries, keys)
-        tensors = [
-            _heads(m, layout, long_q, SIZES["heads"], SIZES["width"]),
-            _heads(m, layout, long_k, SIZES["groups"], SIZES["width"]),
-            _heads(m, layout, long_k, SIZES["groups"], value),
-        ]
-        if packed:
-            queries, keys = (max(b - a for a, b in zip((0, *e), e, strict=False)) for e in (q_ends, kv_ends))
-        more: dict[str, Any] = {"scale": 0.4}
-        if mode is not None:
-            full = _mask(m, 0 if packed and mode == 1 else mode, queries, keys)
-            more |= {"atten_mask": full, "sparse_mode": mode, "pre_tokens": 3, "next_tokens": 2}
-        if mode in (5, 6):
-            more["prefix"] = [4, 1, 5, 2][: len(q_ends) if packed else SIZES["batch"]]
-        if packed:
-            more |= {"actual_seq_qlen": list(q_ends), "actual_seq_kvlen": list(kv_ends)}
-        if pse_type in (2, 3):
-            more |= {"pse": m.normal(SIZES["heads"], dtype=FP32).abs(), "q_start_idx": [2], "kv_start_idx": [1]}
-        elif pse_type is not None:
-            shape = {"BNSS": (2, 4, queries, keys), "1NSS": (1, 4, queries, keys), "1N1S": (1, 4, 1, keys)}
-            more["pse"] = m.leaf(*shape[pse_shape])
-        if pse_type is not None:
-            more["pse_type"] = pse_type
-        return lambda: ops.fusion_attention(*tensors, SIZES["heads"], layout, **more)
-
-    return case
-
-
-def _attention_of_last_rows(layout: str) -> Callable[[Make], Call]:
-    """A bias of 1024 rows."""
-
-    def case(m: Make) -> Call:
-        packed = layout == "TND"
-        length, longest = (12, 7) if packed else (1100, 1100)
-        more = {"actual_seq_qlen": [5, 12], "actual_seq_kvlen": [5, 12]} if packed else {}
-        tensors = [_heads(m, layout, length, heads, SIZES["width"]) for heads in (4, 2, 2)]
-        bias, mask = m.leaf(1, 4, 1024, longest), m.given(torch.zeros(2048, 2048, dtype=torch.bool))
-        return lambda: ops.fusion_attention(*tensors, 4, layout, pse=bias, atten_mask=mask, sparse_mode=3, **more)
-
-    return case
-
-
-def _attention_by_head(m: Make) -> Call:
-    """A mask of every head, for all sequences of the batch, and a window."""
-    tensors = [_heads(m, "BSND", 9, heads, SIZES["width"]) for heads in (4, 2, 2)]
-    mask = m.normal(1, 4, 9, 9, dtype=FP32) > 0.3
-    return lambda: ops.fusion_attention(*tensors, 4, "BSND", atten_mask=mask, pre_tokens=2, next_tokens=3)
-
-
-def _attention_grad(m: Make) -> Call:
-    """The gradients of one block of keys, as context parallelism asks for them."""
-    q, k, v = (m.normal(2, 4, 5, 8) for _ in range(3))
-    stats = _statistics(m, 2, 4, 5, unseen=0)
-    more = {"softmax_max": stats[0] + 3, "softmax_sum": stats[1], "attention_in": m.normal(2, 4, 5, 8)}
-    dy = m.normal(2, 4, 5, 8)
-    return lambda: ops.fusion_attention_grad(q, k, v, dy, 4, "BNSD", **more)
-
-
 def _mm_all_reduce(operator: str, kind: str) -> Callable[[Make], Call]:
     def case(m: Make) -> Call:
         x1, x2, residual, gamma = m.normal(2, 3, 64), m.normal(64, 8), m.normal(2, 3, 8), m.normal(8)
@@ -407,31 +248,6 @@ def _rs(shard_type: int) -> Callable[[Make], Call]:
     return case
 
 
-def _attention_cases() -> list[Case]:
-    v1 = (("npu_fusion_attention",), ("npu_fusion_attention_grad",))
-    v2 = (("npu_fusion_attention_v2",), ("npu_fusion_attention_grad_v2",))
-    found = []
-    for layout in ("SBH", "BSH", "BSND", "BNSD", "TND"):
-        modes = (None, 0, 1, 2, 3, 4, 6, 7, 8) if layout == "TND" else (None, 0, 1, 2, 3, 4, 5, 6)
-        found += [Case("fusion_attention", f"{layout} mode {mode}", _attention(layout, mode), *v1) for mode in modes]
-        if layout != "TND":  # torch_npu takes no bias beside a packed sequence without tokens
-            found += [
-                Case("fusion_attention", f"{layout} pse {kind}", _attention(layout, 2, kind), *(v1 if kind == 1 else v2))
-                for kind in (0, 1, 2, 3)
-            ]
-    for mode in (3, 6):
-        found.append(Case("fusion_attention", f"more queries, mode {mode}", _attention("BNSD", mode, longer=True), *v1))
-    for shape in ("1NSS", "1N1S"):
-        found.append(Case("fusion_attention", f"pse {shape}", _attention("SBH", None, 1, shape), *v1))
-    found.append(Case("fusion_attention", "narrow values", _attention("BSH", 2, value=4), *v1))
-    found.append(Case("fusion_attention", "a mask by head", _attention_by_head, *v1))
-    for layout in ("BNSD", "TND"):
-        call = _attention_of_last_rows(layout)
-        found.append(Case("fusion_attention", f"{layout} pse of 1024 rows", call, *v1, values=False))
-    found.append(Case("fusion_attention", "gradients of a block", _attention_grad, ("npu_fusion_attention_grad",)))
-    return found
-
-
 CASES: tuple[Case, ...] = (
     Case("rms_norm", "rows", _rms_norm((4, 6, 16), (16,)), ("npu_rms_norm",), ("npu_rms_norm_backward",)),
     Case("rms_norm", "two dimensions", _rms_norm((4, 6, 16), (6, 16)), ("npu_rms_norm",), ("npu_rms_norm_backward",)),
@@ -449,7 +265,7 @@ CASES: tuple[Case, ...] = (
             ("learned neighbours", _rotary((2, 3, 5, 8), (1, 1, 5, 8), 1, True), ("npu_rotary_mul", "npu_rotary_mul_backward")),
         )
     ),
-    *_attention_cases(),
+    *attention_cases(),
     *(
         Case("npu_ring_attention_update", what, call, ("npu_ring_attention_update",))
         for what, call in (

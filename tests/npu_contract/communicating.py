@@ -10,7 +10,8 @@ from torch import Tensor
 
 from mindspeed.ops import process_groups
 from tests.npu_contract import bodies
-from tests.npu_contract.cases import CASES, Make
+from tests.npu_contract.case import Make
+from tests.npu_contract.cases import CASES
 from tests.npu_contract.hccl import group_of
 from tests.npu_contract.hccl import names as communicator_names
 from tests.npu_contract.recording import FORWARD, OnNpu, OnReference, forward_and_backward

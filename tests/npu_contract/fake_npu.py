@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tests.npu_contract.cases import Case, Make
+from tests.npu_contract.case import Case, Make
 from tests.npu_contract.hccl import communicators
 from tests.npu_contract.recording import Kernel, OnNpu, Record, described, forward_and_backward
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from tests.npu_contract import coverage, fake_npu, schemas
-from tests.npu_contract.cases import ANY, CASES, Case
+from tests.npu_contract.case import ANY, Case
+from tests.npu_contract.cases import CASES
 from tests.npu_contract.recording import BACKWARD, FORWARD, Record
 
 EACH = [

@@ -11,7 +11,8 @@ from torch import Tensor
 
 import mindspeed.ops as ops
 from tests.npu_contract import attention_bodies, bodies
-from tests.npu_contract.cases import CASES, Case, Make
+from tests.npu_contract.case import Case, Make
+from tests.npu_contract.cases import CASES
 from tests.npu_contract.recording import BACKWARD, FORWARD, OnNpu, OnReference, forward_and_backward
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}

@@ -29,3 +29,15 @@ CASES: dict[str, tuple[list[str], dict[str, Any], dict[str, Any]]] = {
 def test_training_is_that_of_megatron(prove: Prove, case: str) -> None:
     beside, settings, world = CASES[case]
     assert prove("flash-attention", *beside, settings=settings, world=world).problems == []
+
+
+FULL = {"recompute": {"granularity": "full", "method": "uniform", "num_layers": 1}}
+
+
+@pytest.mark.parametrize("settings", [{}, FULL], ids=["core attention", "whole layers"])
+@pytest.mark.parametrize("beside", [[], ["tensor-parallel"]], ids=["one process", "two tensor-parallel processes"])
+def test_recomputation_drops_the_same_elements_again(prove: Prove, beside: list[str], settings: dict[str, Any]) -> None:
+    """Recompute claims equal bits, so that both runs have dropout; and both have this feature."""
+    verdict = prove("recompute", beside=["flash-attention", *beside], settings=settings)
+    assert verdict.problems == []
+    assert verdict.proof.sites_reached["flash-attention"]["fusion_attention"] > 0
