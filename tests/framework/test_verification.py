@@ -36,6 +36,9 @@ UNPERMUTE = "mindspeed.ops.npu_fused_moe_token_unpermute"
 QKV = "decoder.layers.0.self_attention.linear_qkv.weight"
 EMBEDDING = "embedding.word_embeddings.weight"
 
+CONTEXT = "mindspeed.features._shared.context_parallel"
+CONTEXT_ALGORITHMS = ("ring-attention", "ulysses-attention", "kv-allgather-cp")
+
 NO_MODEL_HERE = {"ring-attention-update"}
 """Operator features that `verify` asks with other features: they change what those do."""
 
@@ -48,12 +51,15 @@ FEATURES = (
     "data-parallel",
     "distributed-optimizer",
     "expert-parallel",
+    "kv-allgather-cp",
     "pipeline-parallel",
     "recompute",
+    "ring-attention",
     "rms-norm",
     "sequence-parallel",
     "swiglu",
     "tensor-parallel",
+    "ulysses-attention",
     "virtual-pipeline",
 )
 
@@ -84,6 +90,7 @@ FAULTS = [
     ("expert-parallel", REDUCE_GRADIENTS, "skipped", f"gradient of {QKV}"),
     ("expert-parallel", f"{MAPPINGS}:all_to_all", "rolled", f"gradient of {QKV}"),
     ("recompute", "megatron.core.tensor_parallel.random:_set_all_rng_states", "skipped", f"gradient of {QKV}"),
+    *((name, f"{CONTEXT}.local:add_gradients", "skipped", f"gradient of {QKV}") for name in CONTEXT_ALGORITHMS),
     ("rms-norm", "mindspeed.ops.rms_norm:rms_norm", "scaled_up", f"gradient of {QKV}"),
     ("swiglu", "mindspeed.ops.swiglu:swiglu", "rolled", f"gradient of {QKV}"),
     ("rotary-embedding", f"{ROTARY}:npu_rotary_position_embedding", "rolled", f"gradient of {QKV}"),

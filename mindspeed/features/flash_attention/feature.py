@@ -20,7 +20,7 @@ class FlashAttentionArgs(FeatureArgs):
 class FlashAttention(Feature[FlashAttentionArgs]):
     """Core attention calls the operator ``mindspeed::fusion_attention``, and no scores, mask or dropout of S x S are kept.
 
-    Under context parallelism the outer attention belongs to the algorithm, which calls the same operator for its blocks.
+    Under context parallelism the core attention belongs to the algorithm, which calls the same operator for its blocks.
     """
 
     spec = FeatureSpec(
@@ -29,6 +29,7 @@ class FlashAttention(Feature[FlashAttentionArgs]):
         category=Category.COMPUTE,
         level=1,
         ops=("fusion_attention",),
+        applies=lambda args, world: world.cp == 1,
         numerics=Numerics.reordered(
             reason="the softmax is summed block by block; with attention dropout other elements are dropped"
         ),
