@@ -253,14 +253,3 @@ def test_the_trace_has_a_line_for_each_step_patch_and_hook(tmp_path, on):
     assert "patched   fakelib:traced: wrap of acme-trace" in lines
     assert "hook      optimizer_built of acme-trace" in lines
     assert any(line.startswith("undone    ") for line in lines)
-
-
-def test_a_size_that_only_an_unnamed_package_provides_is_refused_with_the_way_out(run, install, tmp_path):
-    install("acme", {"acme-ring": ""})
-    source = (tmp_path / "acme_features.py").read_text()
-    (tmp_path / "acme_features.py").write_text(source.replace("slots=", 'sizes={"cp": None}, slots='))
-    assert run("check", *LAPTOP, "--cp", "2", *OWN).stderr == (
-        "MS209 the context-parallel size is 2, and no built-in or named feature provides it\n"
-        "  fix: --cp 1, or name the feature of another distribution that does\n"
-    )
-    assert run("check", *LAPTOP, "--cp", "2", "acme-ring", *OWN).exit_code == 0

@@ -23,6 +23,7 @@ from mindspeed.plugins import (
     RequiresSlot,
     Supersedes,
 )
+from mindspeed.plugins.discovery import Catalog, Found
 from tests.framework.synthetic import CPU, ask, catalog, codes, make, order
 
 
@@ -175,6 +176,15 @@ def test_a_size_that_nobody_provides_is_a_problem():
     assert messages(ask(catalog(make("a")), world={"cp": 2})) == [
         "the context-parallel size is 2, and no installed feature provides it"
     ]
+
+
+def test_a_size_that_perhaps_a_package_that_was_not_loaded_provides_is_refused_with_the_way_out():
+    waiting = Found("acme-ring", "acme", "1.0", "acme.features:Ring")
+    (problem,) = ask(Catalog([waiting]), world={"cp": 2, "world_size": 2}).problems
+    assert str(problem) == (
+        "MS209 the context-parallel size is 2, and no built-in or named feature provides it\n"
+        "  fix: --cp 1, or name the feature of another distribution that does"
+    )
 
 
 def test_the_world_size_must_be_a_multiple_of_the_parallel_sizes():

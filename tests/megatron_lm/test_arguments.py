@@ -103,7 +103,7 @@ def run(tmp_path):
     def start(flags, line="first", under=None, **environment):
         path = stub.script(root, names, line)
         command = [sys.executable, *(["-m", "mindspeed", "run", *under, "--"] if under is not None else []), str(path)]
-        search = {"PYTHONPATH": str(ROOT), "MINDSPEED_PLATFORM": "cpu", "OMP_NUM_THREADS": "1"}
+        search = {"PYTHONPATH": str(ROOT), "MINDSPEED_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "MINDSPEED_OPS": "reference"}
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("MINDSPEED_", "MEGATRON_"))}
         done = subprocess.run(
             [*command, *SHAPE.split(), *flags.split()],

@@ -10,6 +10,8 @@ from tests.conftest import Prove
 
 LONG = pytest.mark.long
 ALGORITHMS = ["ring-attention", "ulysses-attention", "kv-allgather-cp"]
+RING_FIRST = [ALGORITHMS[0], *(pytest.param(name, marks=LONG) for name in ALGORITHMS[1:])]
+"""The ring in the default run, the others in the long one."""
 
 
 def cp(size: int, **settings: Any) -> dict[str, dict[str, Any]]:
@@ -22,13 +24,13 @@ def test_a_share_of_the_sequence_trains_as_the_whole(prove: Prove, algorithm: st
     assert prove(algorithm, settings=cp(size)).problems == []
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", RING_FIRST)
 def test_it_does_with_rotary_positions_and_few_key_heads(prove: Prove, algorithm: str) -> None:
     world = {"normalization": "RMSNorm", "num_query_groups": 2}
     assert prove(algorithm, "rms-norm", settings=cp(2), world=world).problems == []
 
 
-@pytest.mark.parametrize("algorithm", [ALGORITHMS[0], *(pytest.param(name, marks=LONG) for name in ALGORITHMS[1:])])
+@pytest.mark.parametrize("algorithm", RING_FIRST)
 def test_it_does_in_bf16(prove: Prove, algorithm: str) -> None:
     assert prove(algorithm, settings=cp(2), world={"dtype": "bf16"}).problems == []
 
@@ -48,8 +50,8 @@ BESIDE = {
 }
 
 
-@pytest.mark.parametrize("algorithm", [ALGORITHMS[0], *(pytest.param(name, marks=LONG) for name in ALGORITHMS[1:])])
-@pytest.mark.parametrize("other", BESIDE)
+@pytest.mark.parametrize("algorithm", RING_FIRST)
+@pytest.mark.parametrize("other", ["tensor-parallel", *(pytest.param(name, marks=LONG) for name in list(BESIDE)[1:])])
 def test_it_does_beside_other_layouts(prove: Prove, algorithm: str, other: str) -> None:
     settings, features = BESIDE[other]
     assert prove(algorithm, *features, settings=cp(2, **settings)).problems == []
