@@ -54,6 +54,7 @@ class Trainer:
         self.state = saving.TrainState(chunks, optimizer, build_scheduler(optimizer, self.config))
         notes = saving.load(job, self.state, source.identity) if job.checkpoint else []
         self.saved = self.state.step
+        self.asked_to_stop = False
         self.interrupted = False
         self.initial_loss = math.nan
         self.reporter: Reporter | None = None
@@ -98,7 +99,7 @@ class Trainer:
                 state.scheduler.step(increment=1)
         state.step += 1
         state.samples += self.samples_per_step
-        loss, self.interrupted = over_ranks(local_loss, self.interrupted)
+        loss, self.interrupted = over_ranks(local_loss, self.asked_to_stop)
         if not math.isfinite(loss) or (updated and not math.isfinite(gradient)):
             raise self._not_finite(loss)
         if math.isnan(self.initial_loss):
@@ -149,9 +150,9 @@ class Trainer:
 
     def _interrupt(self, number: int, frame: Any) -> None:
         """Stop after this step; a second Ctrl-C stops at once."""
-        if self.interrupted:
+        if self.asked_to_stop:
             raise KeyboardInterrupt
-        self.interrupted = True
+        self.asked_to_stop = True
 
     def _not_finite(self, loss: float) -> RunError:
         steps = saved_steps(self.job.run)

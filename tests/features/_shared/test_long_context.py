@@ -19,12 +19,7 @@ def losses(nproc: int, attention: str) -> list[str]:
     return [line.split()[3] for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize(
-    ("nproc", "attention"),
-    [
-        (2, "ring"),
-        *(pytest.param(*case, marks=pytest.mark.long) for case in [(4, "ring"), (4, "ulysses"), (3, "kv-allgather")]),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("nproc", "attention"), [(2, "ring"), (4, "ring"), (4, "ulysses"), (3, "kv-allgather")])
 def test_the_losses_are_those_of_one_process(nproc: int, attention: str) -> None:
     assert losses(nproc, attention) == losses(1, attention)
