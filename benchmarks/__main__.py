@@ -47,7 +47,11 @@ def write_readme(path: Path, rows: list[Row]) -> None:
     for row in rows:
         miss = "" if row.met else "missed"
         lines.append(f"| {row.what} | {row.bound} | {row.measured:.3g} {row.unit} | {miss} | `{row.command}` |")
-    notes = [f"- {row.what}: {row.note}." for row in rows if row.note]
+    remarks: dict[str, list[str]] = {}
+    for row in rows:
+        if row.note:
+            remarks.setdefault(row.note, []).append(row.what)
+    notes = [f"- {'; '.join(what)}: {note}." for note, what in remarks.items()]
     before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
     after = rest.partition(END)[2]
     path.write_text(f"{before}{BEGIN}\n" + "\n".join([*lines, "", *notes]) + f"\n{END}{after}", encoding="utf-8")

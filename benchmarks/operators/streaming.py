@@ -204,7 +204,7 @@ def large() -> list[Row]:
     for name, (moved, call) in calls.items():
         result = race(call, {"copy_": lambda: target.copy_(x)})
         share = result.ratios["copy_"] * moved / 2
-        why = "bound by the exponential, not by memory" if name == "swiglu" and share < 0.85 else ""
+        why = "by count of instructions the exponential bounds it; not profiled" if name == "swiglu" and share < 0.85 else ""
         note = "; ".join(t for t in (f"{result.seconds['ours'] * 1e3:.2f} ms", why, result.remark()) if t)
         what = f"{name}, {LARGE} MiB bfloat16, reused buffers: share of copy_ bandwidth"
         made.append(Row(what, 0.85, share, "x", COMMAND, note, least=True))
