@@ -1,1 +1,1 @@
-"""What several features share: plain torch, no Megatron."""
+"""What several features share: plain torch, and the places where it enters Megatron."""

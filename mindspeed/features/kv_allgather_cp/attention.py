@@ -45,7 +45,7 @@ def kv_allgather_attention(
     layout = layout or (zigzag if causal and mask is None else contiguous)(group.size())
     check_shares("kv_allgather_attention", query, key, value, mask, ends, layout, group.size())
     chosen = query.shape[-1] ** -0.5 if scale is None else scale
-    rule = Rule(chosen, causal and mask is None, mask, tuple(map(tuple, ends)), slopes, 1 - dropout, group.rank())
+    rule = Rule(chosen, causal and mask is None, mask, tuple(map(tuple, ends)), slopes, 1 - dropout, dist.get_rank())
     result: Tensor = _Gathered.apply(query, key, value, _Plan(rule, layout, group))  # type: ignore[no-untyped-call]
     return result
 

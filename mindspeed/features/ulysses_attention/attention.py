@@ -44,7 +44,7 @@ def ulysses_attention(
     tokens, heads = query.shape[0] * group.size(), query.shape[2] // group.size()
     own = None if slopes is None else slopes[group.rank() * heads : (group.rank() + 1) * heads]
     chosen = query.shape[-1] ** -0.5 if scale is None else scale
-    rule = Rule(chosen, causal and mask is None, mask, tuple(map(tuple, ends)), own, 1 - dropout, group.rank())
+    rule = Rule(chosen, causal and mask is None, mask, tuple(map(tuple, ends)), own, 1 - dropout, dist.get_rank())
     whole = [(0, tokens)]
     return attention_by_heads(
         query, key, value, group, lambda q, k, v: attention(q, k, v, rule, whole, whole), "ulysses_attention"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 from megatron.core import parallel_state
@@ -15,7 +16,7 @@ from mindspeed.megatron.specs import with_modules
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
 
-class CoreAttention(MegatronModule):  # type: ignore[misc]  # megatron has no types
+class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has no types
     """Stands for Megatron's local core attention, whose constructor takes one context-parallel rank only.
 
     A subclass says in `attend` how queries reach the keys of other ranks. A causal mask is never read, as in Transformer
@@ -62,8 +63,9 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]  # megatron has no ty
         out = self.attend(query, key, value, causal, None if causal or attention_mask is None else attention_mask)
         return out.flatten(2)
 
+    @abstractmethod
     def attend(self, query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None) -> Tensor:
-        raise NotImplementedError
+        """The result [tokens here, B, N, E]."""
 
     @property
     def drops(self) -> float:

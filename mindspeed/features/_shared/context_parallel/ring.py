@@ -55,8 +55,8 @@ def ring_attention(
 
     ``mask`` [tokens here, all tokens] or [batch, 1, tokens here, all tokens], True where hidden, takes the place of
     ``causal``. ``ends`` has for each row of the batch the ends of the documents packed into it, which do not see one another.
-    ``slopes`` [heads] are those of ALiBi. Ranks with one random state
-    drop different places. ``window`` ranks form an inner ring. Raises OperatorError.
+    ``slopes`` [heads] are those of ALiBi. Ranks with one random state drop different places. ``window`` ranks form an inner
+    ring. Raises OperatorError.
     """
     layout = layout or (zigzag if causal and mask is None else contiguous)(group.size())
     check_shares("ring_attention", query, key, value, mask, ends, layout, group.size())
@@ -68,7 +68,7 @@ def ring_attention(
         tuple(map(tuple, ends)),
         slopes,
         1 - dropout,
-        group.rank(),
+        dist.get_rank(),
     )
     plan = _Plan(rule, layout, Rounds(group.size(), window), Exchange(group, second_group), keep)
     result: Tensor = _Ring.apply(query, key, value, plan)  # type: ignore[no-untyped-call]
