@@ -6,6 +6,7 @@ Query i and key j count from the start of their sequences; d is the number of ke
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -76,3 +77,10 @@ def sight(
     if mode in (5, 6):
         return Sight(queries, keys, last=shift, prefix=prefix, mask=mask if mode == 5 else None)
     return Sight(queries, keys, last=0 if mode in (2, 8) else shift)
+
+
+@lru_cache(maxsize=8)
+def compressed_mask(device: torch.device) -> Tensor:
+    """The one mask of all causal modes, [2048, 2048], True hidden: 4 MiB, made once for each device."""
+    with torch.inference_mode(False):  # one that is made in inference mode could not be used in training
+        return torch.ones(2048, 2048, dtype=torch.bool, device=device).triu_(1)

@@ -6,19 +6,18 @@ Plain torch, without Megatron and without globals.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mindspeed.ops.attention_mask import compressed_mask
 from mindspeed.ops.fusion_attention import UNBOUNDED, fusion_attention
 
 ALL, CAUSAL, BAND = 1, 3, 4
 """Sparse modes: what the mask lets see, causal to the last key, and a window around that diagonal."""
 FULL_MASK = (0, 1)
 """Sparse modes that read a mask with an entry for each query and key."""
-COMPRESSED = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +57,6 @@ def attend_packed(
     how = _arguments(seen, scale, keep_prob, None, q_TND.device)
     how |= {"actual_seq_qlen": ends[0], "actual_seq_kvlen": ends[1], "softmax_layout": "TND"}
     return fusion_attention(q_TND, k_TKD, v_TKE, q_TND.shape[1], "TND", **how)[0]
-
-
-@lru_cache(maxsize=8)
-def compressed_mask(device: torch.device) -> Tensor:
-    """The one mask of all modes that need none in full: 4 MiB, made once for each device."""
-    with torch.inference_mode(False):  # one that is made in inference mode could not be used in training
-        return torch.ones(COMPRESSED, COMPRESSED, dtype=torch.bool, device=device).triu_(1)
 
 
 def _arguments(

@@ -14,10 +14,10 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from mindspeed.features.flash_attention.attention import compressed_mask
 from mindspeed.features.flash_attention.feature import FlashAttention as Feature
 from mindspeed.features.flash_attention.feature import FlashAttentionArgs
 from mindspeed.features.flash_attention.layers import FlashAttention, with_flash_attention
+from mindspeed.ops.attention_mask import compressed_mask
 from mindspeed.plugins import MindSpeedError, World
 from tests.ops.attention_formula import dense, sight
 from tests.ops.operator_checks import randn

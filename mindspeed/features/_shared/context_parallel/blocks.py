@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Final
 
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor
 from mindspeed.features._shared.context_parallel.layout import Span
 from mindspeed.features._shared.context_parallel.tiles import Tile, tiles
 from mindspeed.ops import fusion_attention as _registered  # noqa: F401 - makes torch.ops.mindspeed.fusion_attention
+from mindspeed.ops.attention_mask import compressed_mask
 from mindspeed.ops.numerics import unflatten
 
 UNBOUNDED: Final = 2147483647
@@ -83,7 +83,7 @@ def parts(
         for tile in tiles(_between(queries, first, last), keys, rule.causal, ends, join=rule.slopes is None):
             here = tile._replace(rows=(first + tile.rows[0], first + tile.rows[1]))
             cut = None if mask is None else mask[..., slice(*here.rows), slice(*here.columns)]
-            yield Part(here, batch, _causal_mask(device) if here.causal else cut, _seed(rule, device))
+            yield Part(here, batch, compressed_mask(device) if here.causal else cut, _seed(rule, device))
 
 
 def _seed(rule: Rule, device: torch.device) -> Tensor | None:
@@ -153,9 +153,3 @@ def _options(rule: Rule, part: Part, q: Tensor) -> tuple[Any, ...]:
     pse_type = 1 if rule.slopes is None else 2
     window = (UNBOUNDED, UNBOUNDED)
     return q.shape[2], "SBH", rule.scale, rule.keep_prob, *window, None, None, None, mode, pse_type, part.tile.start, 0
-
-
-@lru_cache(maxsize=4)
-def _causal_mask(device: torch.device) -> Tensor:
-    """The compressed mask of the operator's causal modes."""
-    return torch.ones(2048, 2048, dtype=torch.bool, device=device).triu(1)
