@@ -9,8 +9,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindspeed.features._shared.context_parallel.core_attention import CoreAttention, with_core_attention
+from mindspeed.features._shared.context_parallel.heads import own_heads
 from mindspeed.features._shared.context_parallel.layout import Layout, zigzag
 from mindspeed.features._shared.context_parallel.ring import ring_attention
+from mindspeed.features._shared.context_parallel.sight import Sight
 from mindspeed.features._shared.context_parallel.slicing import batch_share, table_share
 from mindspeed.features.hybrid_attention.attention import hybrid_attention, nested
 from mindspeed.features.hybrid_attention.feature import HybridAttentionArgs
@@ -64,8 +66,9 @@ class HybridCoreAttention(CoreAttention):
     feature = "hybrid-attention"
     args: ClassVar[HybridAttentionArgs] = HybridAttentionArgs()  # type: ignore[call-arg]
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor:
         groups = _groups()
+        slopes = own_heads(sight.slopes, groups.inner)
 
         def ring(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return ring_attention(
@@ -74,8 +77,10 @@ class HybridCoreAttention(CoreAttention):
                 v,
                 groups.outer,
                 scale=self.scale,
-                causal=causal,
-                mask=mask,
+                causal=sight.causal,
+                mask=sight.mask,
+                ends=sight.ends,
+                slopes=slopes,
                 dropout=self.drops,
                 window=self.args.window,
                 layout=zigzag(groups.outer.size()),

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from mindspeed.features._shared.context_parallel.core_attention import CoreAttention, with_core_attention
+from mindspeed.features._shared.context_parallel.sight import Sight
 from mindspeed.features.kv_allgather_cp.attention import kv_allgather_attention, zigzag
 
 
@@ -15,15 +16,17 @@ class GatheredCoreAttention(CoreAttention):
 
     feature = "kv-allgather-cp"
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor:
         return kv_allgather_attention(
             query,
             key,
             value,
             self.group,
             scale=self.scale,
-            causal=causal,
-            mask=mask,
+            causal=sight.causal,
+            mask=sight.mask,
+            ends=sight.ends,
+            slopes=sight.slopes,
             dropout=self.drops,
             layout=zigzag(self.group.size()),
         )

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindspeed.features._shared.context_parallel.core_attention import CoreAttention, with_core_attention
+from mindspeed.features._shared.context_parallel.sight import Sight
 from mindspeed.features.ring_attention.attention import ring_attention, zigzag
 from mindspeed.features.ring_attention.feature import RingAttentionArgs
 
@@ -33,15 +34,17 @@ class RingCoreAttention(CoreAttention):
     feature = "ring-attention"
     args: ClassVar[RingAttentionArgs] = RingAttentionArgs()  # type: ignore[call-arg]
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor:
         return ring_attention(
             query,
             key,
             value,
             self.group,
             scale=self.scale,
-            causal=causal,
-            mask=mask,
+            causal=sight.causal,
+            mask=sight.mask,
+            ends=sight.ends,
+            slopes=sight.slopes,
             dropout=self.drops,
             window=self.args.window,
             keep=self.args.keep,

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindspeed.features._shared.context_parallel.blocks import Rule
-from mindspeed.features._shared.context_parallel.heads import attention_by_heads
+from mindspeed.features._shared.context_parallel.heads import attention_by_heads, own_heads
 from mindspeed.features._shared.context_parallel.layout import contiguous
 from mindspeed.features._shared.context_parallel.local import attention
 
@@ -41,8 +41,7 @@ def ulysses_attention(
     [heads] are those of ALiBi. Ranks with one random state drop different places.
     Raises OperatorError.
     """
-    tokens, heads = query.shape[0] * group.size(), query.shape[2] // group.size()
-    own = None if slopes is None else slopes[group.rank() * heads : (group.rank() + 1) * heads]
+    tokens, own = query.shape[0] * group.size(), own_heads(slopes, group)
     chosen = query.shape[-1] ** -0.5 if scale is None else scale
     rule = Rule(chosen, causal and mask is None, mask, tuple(map(tuple, ends)), own, 1 - dropout, dist.get_rank())
     whole = [(0, tokens)]

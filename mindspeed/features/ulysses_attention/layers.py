@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from mindspeed.features._shared.context_parallel.core_attention import CoreAttention, with_core_attention
+from mindspeed.features._shared.context_parallel.sight import Sight
 from mindspeed.features._shared.context_parallel.slicing import batch_share, table_share
 from mindspeed.features.ulysses_attention.attention import contiguous, ulysses_attention
 
@@ -16,8 +17,19 @@ class UlyssesCoreAttention(CoreAttention):
 
     feature = "ulysses-attention"
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None) -> Tensor:
-        return ulysses_attention(query, key, value, self.group, scale=self.scale, causal=causal, mask=mask, dropout=self.drops)
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor:
+        return ulysses_attention(
+            query,
+            key,
+            value,
+            self.group,
+            scale=self.scale,
+            causal=sight.causal,
+            mask=sight.mask,
+            ends=sight.ends,
+            slopes=sight.slopes,
+            dropout=self.drops,
+        )
 
 
 def with_ulysses_attention(spec: Any, config: Any) -> Any:

@@ -12,6 +12,7 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
+from mindspeed.features._shared.context_parallel.sight import Sight
 from mindspeed.megatron.specs import with_modules
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
@@ -60,11 +61,11 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has 
             what = "a bias on its attention scores" if attention_bias is not None else "packed sequences"
             raise _refused(self.feature, f"the model has {what}")
         causal = kind == AttnMaskType.causal
-        out = self.attend(query, key, value, causal, None if causal or attention_mask is None else attention_mask)
-        return out.flatten(2)
+        sight = Sight(causal, mask=None if causal else attention_mask)
+        return self.attend(query, key, value, sight).flatten(2)
 
     @abstractmethod
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor:
         """The result [tokens here, B, N, E]."""
 
     @property

@@ -38,6 +38,11 @@ def attention_by_heads(query: Tensor, key: Tensor, value: Tensor, group: dist.Pr
     return result
 
 
+def own_heads(x: Tensor | None, group: dist.ProcessGroup) -> Tensor | None:
+    """Of what dimension 0 has for every query head, that for the heads of this rank."""
+    return None if x is None else x.chunk(group.size())[group.rank()]
+
+
 def by_rank(x: Tensor, ranks: int) -> Tensor:
     """[tokens, batch, heads, width] as [ranks, tokens, batch, heads of a rank, width]."""
     return unflatten(x, 2, (ranks, -1)).permute(2, 0, 1, 3, 4)
