@@ -1,70 +1,99 @@
 """Adaptive context parallelism: attention under any mask, computing and sending the blocks that it needs and no others.
 
 The mask is cut into a grid of blocks, one for each pair of ranks. Blocks in which nothing is seen cost nothing; `schedule`
-spreads the others over the ranks. Results that another rank computed are merged like blocks of a ring.
+spreads the others over the ranks. Results that another rank computed are merged like blocks of a ring. Which tokens a rank
+holds is a `Layout`, in order or as `best_layout` finds it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindspeed.features._shared.context_parallel.blocks import Part, Rule, Running, gradients, merge, see, start
+from mindspeed.features._shared.context_parallel.blocks import Part, Rule, Running, merge, see, seed, start
 from mindspeed.features._shared.context_parallel.checks import check_shares
-from mindspeed.features._shared.context_parallel.layout import contiguous
+from mindspeed.features._shared.context_parallel.layout import Layout, contiguous
+from mindspeed.features._shared.context_parallel.local import add_gradients
 from mindspeed.features._shared.context_parallel.tiles import Tile
+from mindspeed.features.adaptive_cp.remap import best_layout, coarse, grid
 from mindspeed.features.adaptive_cp.rounds import Tensors, Work, run
 from mindspeed.features.adaptive_cp.schedule import Block, Round, schedule
+from mindspeed.ops.attention_mask import compressed_mask
+
+__all__ = ["AdaptivePlan", "Layout", "adaptive_attention", "best_layout", "contiguous", "plan_mask"]
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptivePlan:
     """A mask with the rounds in which its blocks are computed; made once and used by every layer.
 
-    ``mask`` [tokens, tokens] is True where hidden, in the order in which tokens are spread over ranks.
+    ``mask`` [tokens, tokens] is True where hidden, in the order of the sequence; ``layout`` says who holds which tokens.
     """
 
     mask: Tensor
-    ranks: int
+    layout: Layout
     rounds: Sequence[Round]
+    _parts: dict[tuple[int, int], Part] = field(default_factory=dict, repr=False, compare=False)
 
-    def tile(self, block: Block) -> Tensor | None:
-        """The mask of a block; None when nothing in it is hidden."""
-        size = self.mask.shape[0] // self.ranks
-        tile = self.mask[block.query * size : (block.query + 1) * size, block.key * size : (block.key + 1) * size]
-        return tile if bool(tile.any()) else None
+    @property
+    def ranks(self) -> int:
+        """Size of the group."""
+        return self.layout.ranks
+
+    def part(self, block: Block) -> Part:
+        """What is seen of a block: the smallest rectangle around it, with its mask unless that is empty or causal."""
+        place = block.query, block.key
+        if place not in self._parts:
+            self._parts[place] = _part(self.layout.take(self.layout.take(self.mask, block.query), block.key, 1))
+        return self._parts[place]
 
 
-def plan_mask(mask: Tensor, ranks: int) -> AdaptivePlan:
-    """The plan of a mask whose side is a multiple of ``ranks``."""
-    size = mask.shape[0] // ranks
-    seen = ~mask.view(ranks, size, ranks, size).all(3).all(1)
-    return AdaptivePlan(mask, ranks, schedule(seen.tolist()))
+def plan_mask(mask: Tensor, ranks: int, layout: Layout | None = None) -> AdaptivePlan:
+    """The plan of a mask [tokens, tokens], by default with the tokens in order."""
+    layout = layout or contiguous(ranks)
+    return AdaptivePlan(mask, layout, schedule(grid(coarse(mask, layout.count).cpu(), layout).tolist()))
 
 
 def adaptive_attention(
-    query: Tensor, key: Tensor, value: Tensor, group: dist.ProcessGroup, plan: AdaptivePlan, *, scale: float | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    group: dist.ProcessGroup,
+    plan: AdaptivePlan,
+    *,
+    scale: float | None = None,
+    dropout: float = 0.0,
 ) -> Tensor:
-    """Attention over a sequence that is spread in order over the ranks of ``group``, under the mask of ``plan``.
+    """Attention over a sequence that is spread by ``plan.layout`` over the ranks of ``group``, under the mask of ``plan``.
 
     ``query`` is [tokens here, batch, heads, width], ``key`` and ``value`` have as many tokens, perhaps fewer heads, and the
-    value perhaps another width; the result is [tokens here, batch, heads, width of value]. Differentiable, without dropout.
-    Raises OperatorError.
+    value perhaps another width; the result is [tokens here, batch, heads, width of value]. Differentiable. Ranks with one
+    random state drop different places. Raises OperatorError.
     """
-    op, rows = "adaptive_attention", slice(group.rank() * query.shape[0], (group.rank() + 1) * query.shape[0])
-    check_shares(op, query, key, value, plan.mask[rows], (), contiguous(plan.ranks), group.size())
-    rule = Rule(query.shape[-1] ** -0.5 if scale is None else scale, causal=False)
+    check_shares("adaptive_attention", query, key, value, plan.mask[: query.shape[0]], (), plan.layout, group.size())
+    chosen = query.shape[-1] ** -0.5 if scale is None else scale
+    rule = Rule(chosen, causal=False, keep_prob=1 - dropout, rank=dist.get_rank())
     result: Tensor = _Adaptive.apply(query, key, value, rule, group, plan)  # type: ignore[no-untyped-call]
     return result
 
 
-def _part(plan: AdaptivePlan, block: Block, tokens: int) -> Part:
-    return Part(Tile((0, tokens), (0, tokens), False, 0), slice(None), plan.tile(block), None)
+def _part(tile: Tensor) -> Part:
+    seen = ~tile
+    rows, columns = (_around(seen.any(dim)) for dim in (1, 0))
+    tile = tile[slice(*rows), slice(*columns)]
+    causal = tile.shape[0] == tile.shape[1] and torch.equal(tile, torch.ones_like(tile).triu_(1))
+    mask = compressed_mask(tile.device) if causal else tile.contiguous() if bool(tile.any()) else None
+    return Part(Tile(rows, columns, causal, 0), slice(None), mask, None)
+
+
+def _around(marked: Tensor) -> tuple[int, int]:
+    places = marked.nonzero()
+    return int(places[0]), int(places[-1]) + 1
 
 
 class _Adaptive(torch.autograd.Function):
@@ -72,15 +101,17 @@ class _Adaptive(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, rule: Rule, group: dist.ProcessGroup, plan: AdaptivePlan
     ) -> Tensor:
-        tokens, own = query.shape[0], [query.contiguous(), *(x.contiguous() for x in (key, value))]
+        own = [x.contiguous() for x in (query, key, value)]
         running = start(query, value.shape[-1])
+        parts: dict[Block, Part] = {}
 
         def compute(block: Block, arrived: Tensors) -> Tensors:
-            q = arrived[0] if block.moves_queries else query
-            k, v = arrived if block.moves_keys else (key, value)
+            q = arrived[0] if block.moves_queries else own[0]
+            k, v = arrived if block.moves_keys else own[1:]
             into = start(q, value.shape[-1]) if block.moves_queries else running
-            see(into, rule, _part(plan, block, tokens), q, k, v)
-            return [into.out, into.lse]
+            parts[block] = replace(plan.part(block), seed=seed(rule, query.device))
+            see(into, rule, parts[block], q, k, v)
+            return _both(into)
 
         def take(_: Block, results: Tensors) -> None:
             merge(running.out, running.lse, *results)
@@ -90,31 +121,26 @@ class _Adaptive(torch.autograd.Function):
 
         run(plan.rounds, group, Work(given, compute, lambda _: _both(running), take), lambda block: block.moves_queries)
         out = running.out.to(query.dtype)
-        ctx.rule, ctx.group, ctx.plan = rule, group, plan
+        ctx.rule, ctx.group, ctx.plan, ctx.parts = rule, group, plan, parts
         ctx.save_for_backward(*own, out, running.lse)
         return out
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, lse = ctx.saved_tensors
-        plan, dout, tokens = ctx.plan, dout.contiguous(), query.shape[0]
+        dout = dout.contiguous()
         dq, dk, dv = (torch.zeros_like(x, dtype=lse.dtype) for x in (query, key, value))
 
         def compute(block: Block, arrived: Tensors) -> Tensors:
             q, o, do, statistics = arrived if block.moves_queries else (query, out, dout, lse)
             k, v = arrived if block.moves_keys else (key, value)
-            shares = gradients(ctx.rule, _part(plan, block, tokens), do, q, k, v, o, statistics)
-            wide = [share.to(lse.dtype) for share in shares]
-            if not block.moves_queries:
-                dq.add_(wide[0])
-            if block.moves_keys:
-                return wide[1:]
-            dk.add_(wide[1])
-            dv.add_(wide[2])
-            return wide[:1]
+            foreign = [torch.zeros_like(x) for x in sums(block)]
+            into = [dq, *foreign] if block.moves_keys else [*foreign, dk, dv] if block.moves_queries else [dq, dk, dv]
+            add_gradients(into, ctx.rule, [ctx.parts[block]], do, q, k, v, o, statistics)
+            return foreign
 
         def sums(block: Block) -> Tensors:
-            return [dk, dv] if block.moves_keys else [dq]
+            return [dk, dv] if block.moves_keys else [dq] if block.moves_queries else []
 
         def take(block: Block, results: Tensors) -> None:
             for total, share in zip(sums(block), results, strict=True):
@@ -123,7 +149,7 @@ class _Adaptive(torch.autograd.Function):
         def given(block: Block) -> Tensors:
             return [key, value] if block.moves_keys else [query, out, dout, lse]
 
-        run(plan.rounds, ctx.group, Work(given, compute, sums, take), lambda block: block.query != block.key)
+        run(ctx.plan.rounds, ctx.group, Work(given, compute, sums, take), lambda block: block.query != block.key)
         return dq.to(query.dtype), dk.to(key.dtype), dv.to(value.dtype), None, None, None
 
 

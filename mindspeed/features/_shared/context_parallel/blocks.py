@@ -83,10 +83,11 @@ def parts(
         for tile in tiles(_between(queries, first, last), keys, rule.causal, ends, join=rule.slopes is None):
             here = tile._replace(rows=(first + tile.rows[0], first + tile.rows[1]))
             cut = None if mask is None else mask[..., slice(*here.rows), slice(*here.columns)]
-            yield Part(here, batch, compressed_mask(device) if here.causal else cut, _seed(rule, device))
+            yield Part(here, batch, compressed_mask(device) if here.causal else cut, seed(rule, device))
 
 
-def _seed(rule: Rule, device: torch.device) -> Tensor | None:
+def seed(rule: Rule, device: torch.device) -> Tensor | None:
+    """A new seed of dropout, this rank's own; None without dropout."""
     if rule.keep_prob == 1:
         return None
     return torch.randint(1 << 62, (), dtype=torch.int64, device=device).bitwise_xor_(rule.rank * 0x9E3779B97F4A7C15 % (1 << 62))
