@@ -25,6 +25,7 @@ from mindspeed.activation.request import Layer, layer_from_environment
 from mindspeed.activation.resolver import resolve as resolve_names
 from mindspeed.activation.session import ActivationReport, DeactivationReport, suspended
 from mindspeed.activation.state import HasVariant
+from mindspeed.plugins.constraints import AUTO
 from mindspeed.plugins.discovery import Catalog, Found, discover
 from mindspeed.plugins.problems import MindSpeedError, PatchError, Problem, ResolutionError
 from mindspeed.plugins.tracing import trace, tracing
@@ -103,8 +104,12 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
 
 
 def _named(layers: Sequence[Layer]) -> set[str]:
-    """Features that the layers name and do not disable."""
+    """Features that the layers name, also as the value of a setting, and do not disable; for a choice, whoever there is."""
+    values = {value for layer in layers for fields in layer.settings.values() for value in fields.values()}
     named = {name for layer in layers for name in (*layer.features, *layer.settings)}
+    named |= {value for value in values if isinstance(value, str)}
+    if AUTO in values:
+        named |= catalog(frozenset()).not_loaded.keys()
     return named.difference(*(layer.disabled for layer in layers))
 
 

@@ -8,6 +8,7 @@ from mindspeed.activation.environment import version_in
 from mindspeed.activation.plan import Row
 from mindspeed.activation.state import State
 from mindspeed.plugins.constraints import Check, Conflicts, RequiresAny, RequiresSlot
+from mindspeed.plugins.feature import FeatureArgs
 from mindspeed.plugins.problems import Problem
 from mindspeed.plugins.world import FIELDS, UnknownValue, World
 
@@ -21,9 +22,12 @@ def check_choices(state: State) -> None:
     for name, need in state.constraints(RequiresSlot):
         if need.slot not in state.holders:
             reason = f", because {need.reason}" if need.reason else ""
+            if (name, need.slot) in state.decided and getattr(state.args_of(name), need.setting, None) is not None:
+                continue  # a name or auto, whose problem was reported
             able = ", ".join(sorted(n for n in state.catalog.usable if need.slot in state.specs[n].slots))
             text = f"{name} needs a feature for {need.slot}{reason}"
-            state.problem("MS205", text, (name,), f"add one of {able} to the features")
+            fix = f"add one of {able} to the features"
+            state.problem("MS205", text, (name,), f"{fix}, or --set {name}.{need.setting}=auto" if need.setting else fix)
 
 
 def check_slots(state: State) -> None:
@@ -104,16 +108,22 @@ def run_checks(state: State) -> None:
         if args is None:
             continue
         try:
-            if check.test(args, state.world):
-                continue
-            message, fix = (text.format(args=args, world=state.world) for text in (check.message, check.fix))
+            found = failed(check, args, state.world)
         except UnknownValue as unknown:
             state.not_checked(name, unknown, check.message.format(args=args, world=Loose(state.world)))
             continue
         except Exception as error:  # a plugin's predicate may fail in any way; the message must name the plugin
             state.failed_itself("a check", name, error)
             continue
-        state.problem("MS304", f"{name}: {message}", (name,), fix)
+        if found:
+            state.problem("MS304", f"{name}: {found[0]}", (name,), found[1])
+
+
+def failed(check: Check, args: FeatureArgs, world: World) -> tuple[str, str] | None:
+    """Message and fix of a check that does not hold; raises whatever it raises, `UnknownValue` too."""
+    if check.test(args, world):
+        return None
+    return check.message.format(args=args, world=world), check.fix.format(args=args, world=world)
 
 
 class Loose:

@@ -69,7 +69,7 @@ class PlannedPatch:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Something the reader must know: ``kind`` is note, left-out, disabled or not-checked."""
+    """Something the reader must know: ``kind`` is note, choice, left-out, disabled or not-checked."""
 
     kind: str
     feature: str

@@ -16,6 +16,7 @@ from typing import Any
 from mindspeed import __version__
 from mindspeed.activation import checks
 from mindspeed.activation.arguments import flag
+from mindspeed.activation.choices import chosen
 from mindspeed.activation.collector import collector_paused
 from mindspeed.activation.environment import Environment
 from mindspeed.activation.order import Edges
@@ -69,6 +70,8 @@ def _resolve(state: State, environment: Environment) -> Resolution:
     state.problems += environment.problems()
     checks.check_sizes(state)
     _propagate(state, _roots(state))
+    while named := list(chosen(state)):
+        _propagate(state, iter(named))
     state.freeze()
     _report_idle_settings(state)
     checks.check_choices(state)

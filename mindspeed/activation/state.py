@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mindspeed.activation.arguments import Arguments, flag
-from mindspeed.activation.plan import Row
+from mindspeed.activation.plan import Row, Value
 from mindspeed.activation.settings import Merged
 from mindspeed.plugins.constraints import Constraint, Predicate
 from mindspeed.plugins.discovery import Catalog
@@ -43,6 +43,7 @@ class State:
         self.problems: list[Problem] = list(merged.problems)
         self.arguments = Arguments(merged.settings)
         self.holders: dict[str, list[str]] = {}
+        self.decided: set[tuple[str, str]] = set()
         self._by_kind: dict[type[Any], list[tuple[str, Any]]] = defaultdict(list)
 
     def known(self, name: str, source: str) -> bool:
@@ -71,6 +72,13 @@ class State:
             return args
         self.problems += [problem for problem in args if problem not in self.problems]
         return None
+
+    def give(self, name: str, settings: Mapping[str, Any], source: str) -> None:
+        """Settings that a choice brings along for a feature that it makes active; what the user gave stays."""
+        given = self.merged.settings.setdefault(name, {})
+        for key, value in settings.items():
+            given.setdefault(key, Value(value, source))
+        self.args.pop(name, None)
 
     def freeze(self) -> None:
         """Index the active features by what they hold and declare; called once, after propagation."""
@@ -140,7 +148,8 @@ class State:
             text = f"{name}: {unknown.field} is not known, so this is not checked: {what!r}"
             self.problem("MS307", text, (name,), f"give {option}")
         else:
-            self.rows.append(Row("not-checked", name, f"{what!r} depends on {unknown.field}; give {option}"))
+            row = Row("not-checked", name, f"{what!r} depends on {unknown.field}; give {option}")
+            self.rows += [row] if row not in self.rows else []
 
     def root(self, name: str) -> str:
         """The feature of the request that brought ``name`` in."""

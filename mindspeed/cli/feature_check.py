@@ -32,6 +32,8 @@ def check(request: Request, names: tuple[str, ...]) -> None:
     for row in plan.rows:
         if row.kind == "not-checked":
             click.echo(f"not checked  {row.feature}: {row.text}")
+        elif row.kind == "choice":
+            click.echo(f"choice       {row.feature}: {row.text}")
         elif row.kind == "warning":
             click.echo(f"warning      {row.feature}: {row.text}")
     click.echo(f"no problems: {', '.join(plan.names) or 'no features'}; plan {plan.digest}")

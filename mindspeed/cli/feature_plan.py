@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -59,11 +59,20 @@ def sections(plan: ActivationPlan, every_target: bool = False) -> Iterator[tuple
     own = [planned for planned in applied if planned.owner in plan.names]
     below = [planned for planned in applied if planned.owner not in plan.names]
     yield "patches", _patches(own)
-    for kind, title in (("disabled", "disabled"), ("left-out", "left out"), ("not-checked", "not checked"), ("note", "notes")):
+    for kind, title in _ROWS.items():
         yield title, [f"{row.feature}: {row.text}" for row in plan.rows if row.kind == kind]
     yield "base plan", [line for feature in plan.base for line in _settings(feature)]
     yield "patches of the base plan", _patches(below, every_target)
     yield "digest", [plan.digest]
+
+
+_ROWS: Final = {
+    "choice": "choices",
+    "disabled": "disabled",
+    "left-out": "left out",
+    "not-checked": "not checked",
+    "note": "notes",
+}
 
 
 def _pairs(values: Mapping[str, object], but: tuple[str, ...] = ()) -> str:

@@ -170,7 +170,8 @@ def _sentence(name: str, constraint: Any) -> str:
     if isinstance(constraint, RequiresAny):
         return f"Requires one of {', '.join(constraint.names)}{because}."
     if isinstance(constraint, RequiresSlot):
-        return f"Requires a feature that holds the slot {constraint.slot}{because}."
+        chosen = f" {code(f'{name}.{constraint.setting}')} names it, or is `auto`." if constraint.setting else ""
+        return f"Requires a feature that holds the slot {constraint.slot}{because}.{chosen}"
     verbs: dict[type[Any], str] = {
         Requires: "Requires",
         Conflicts: "Excludes",

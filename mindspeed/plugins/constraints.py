@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from mindspeed.plugins.world import World
 
 Predicate = Callable[[Any, World], bool]
 """``(args, world) -> bool``; reads only the feature's own arguments and the world."""
+
+AUTO: Final = "auto"
+"""What a setting that names a feature says to leave the choice to mindspeed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a feature would cost in a world, where a choice among several is left to mindspeed.
+
+    The smallest ``amounts`` win, compared in order; they mean the same for all that can hold the slot. ``text`` says them to
+    the reader. ``settings`` are those of the feature that the cost holds for, where the user gave none.
+    """
+
+    amounts: tuple[float, ...]
+    text: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+CostOf = Callable[[Any, World], Cost]
+"""``(args, world) -> Cost``; a formula that needs a value nobody gave raises `UnknownValue`, as a predicate does."""
 
 
 class Slot:
@@ -48,11 +68,17 @@ class RequiresAny:
 
 @dataclass(frozen=True, slots=True)
 class RequiresSlot:
-    """Some active feature must hold the slot; never chosen for the user."""
+    """Some active feature must hold the slot; never chosen for the user, unless ``setting`` says so.
+
+    ``setting`` is a setting of the declaring feature, ``str | None``. A name makes that feature active, one of another
+    distribution too. ``auto`` takes the one with the least `FeatureSpec.cost` of those whose own checks and conflicts hold;
+    the plan says which, why, and what the others would cost. None leaves it to the features that are requested.
+    """
 
     slot: str
     reason: str = ""
     when: Predicate | None = None
+    setting: str = ""
 
 
 @dataclass(frozen=True, slots=True)

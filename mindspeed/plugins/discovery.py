@@ -43,6 +43,11 @@ class Catalog:
         self.requires: dict[str, tuple[Requires, ...]] = {
             name: tuple(c for c in spec.constraints if isinstance(c, Requires)) for name, spec in self.specs.items()
         }
+        self.choosers = tuple(
+            name
+            for name, spec in self.specs.items()
+            if any(isinstance(c, RequiresSlot) and c.setting for c in spec.constraints)
+        )
         self.level_one = tuple(name for name, spec in self.specs.items() if spec.level == 1)
         self.owners: dict[str, tuple[str, str | None]] = {
             size: (name, argument) for name, spec in self.specs.items() for size, argument in spec.sizes.items()

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, Generic, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from mindspeed.plugins.constraints import Constraint, Predicate
+from mindspeed.plugins.constraints import Constraint, CostOf, Predicate
 from mindspeed.plugins.world import World
 
 _NAME: Final = re.compile(r"(?:compat:)?[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -127,6 +127,7 @@ class FeatureSpec:
     ``sizes`` maps a parallel size of the world to the argument that is its other spelling
     (``{"tp": "size"}``; None for a size that is only derived), and a size above one adds the feature;
     ``ops`` the operators it switches to; ``applies`` whether level 1 has anything to do here;
+    ``cost`` what it costs, for a slot whose holder mindspeed may choose;
     ``state`` what it adds to checkpoints.
     """
 
@@ -144,6 +145,7 @@ class FeatureSpec:
     sizes: Mapping[str, str | None] = field(default_factory=dict)
     ops: tuple[str, ...] = ()
     applies: Callable[[Any, World], bool] = _always
+    cost: CostOf | None = None
     state: State = field(default_factory=State)
     since: str = "0.1"
 

@@ -107,6 +107,10 @@ CODES: Final[dict[str, str]] = {
     "MS305": "The job file cannot be read, or has a key that does not exist.",
     "MS306": "The plan says something else than the running process: another world size, another parsed argument.",
     "MS307": "A check could not be decided because a value is unknown, and strict resolution was asked for.",
+    "MS341": "A setting leaves a choice to mindspeed (auto), and it cannot be made: values that decide it are not known, or "
+    "none of the features that could be chosen fits this job. Give the values, or name a feature.",
+    "MS342": "A setting names a feature that cannot take the place: another one is active there, or the named one does "
+    "something else.",
     "MS401": "The target of a patch does not exist in this Megatron.",
     "MS402": "Two features patch one site in ways that cannot both hold.",
     "MS403": "A patch cannot be applied to this kind of target: a dataclass, or a class whose own source names itself.",

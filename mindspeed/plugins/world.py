@@ -13,6 +13,7 @@ PARALLEL_SIZES: Final = ("tp", "pp", "vpp", "cp", "ep")
 
 FIELDS: Final[dict[str, tuple[type, str]]] = {
     "world_size": (int, "number of processes"),
+    "ranks_per_node": (int, "processes of one node"),
     "tp": (int, "tensor-parallel size"),
     "pp": (int, "pipeline-parallel size (stages)"),
     "vpp": (int, "virtual pipeline size (model chunks per stage)"),
@@ -33,6 +34,8 @@ FIELDS: Final[dict[str, tuple[type, str]]] = {
     "gated_linear_unit": (bool, "the MLP is gated (SwiGLU)"),
     "activation": (str, "activation function of the MLP: gelu, silu ..."),
     "rotary": (bool, "positions are rotary, not learned"),
+    "multi_latent_attention": (bool, "keys and values are made from a short latent vector (MLA)"),
+    "mtp_num_layers": (int, "layers of multi-token prediction; 0 is none"),
     "dtype": (str, "fp32, bf16 or fp16"),
     "platform": (str, "npu, cuda or cpu"),
     "megatron": (str, "version of megatron-core"),
@@ -41,11 +44,12 @@ FIELDS: Final[dict[str, tuple[type, str]]] = {
 
 
 class UnknownValue(Exception):  # noqa: N818 - a signal to the resolver, not an error
-    """A field was read that nobody gave. The resolver turns it into a 'not checked' row."""
+    """Fields were read that nobody gave. The resolver turns the first into a 'not checked' row."""
 
-    def __init__(self, field: str) -> None:
-        self.field = field
-        super().__init__(f"{field} is not known")
+    def __init__(self, *fields: str) -> None:
+        self.fields = fields
+        self.field = fields[0]
+        super().__init__(f"{', '.join(fields)} is not known")
 
 
 class World:
@@ -81,6 +85,11 @@ class World:
     def num_micro_batches(self) -> int:
         """Micro-batches per step and pipeline."""
         return int(self.global_batch_size) // int(self.micro_batch_size * self.dp)
+
+    def need(self, *names: str) -> None:
+        """Raise `UnknownValue` for all of these that nobody gave, so that a reader learns of them at once."""
+        if unknown := [name for name in names if not self.knows(name)]:
+            raise UnknownValue(*unknown)
 
     def knows(self, name: str) -> bool:
         """Whether reading ``name`` gives a value, also for the derived ones."""

@@ -20,6 +20,9 @@ from mindspeed.plugins import (
 
 class ContextParallelArgs(FeatureArgs):
     size: int = Field(1, ge=1, description="ranks that share every sequence")
+    algorithm: str | None = Field(
+        None, description="the feature that does attention, such as ring-attention, or auto for the one that sends the least"
+    )
 
 
 class ContextParallel(Feature[ContextParallelArgs]):
@@ -39,6 +42,7 @@ class ContextParallel(Feature[ContextParallelArgs]):
                 Slot.CONTEXT_PARALLEL,
                 reason="attention has to look beyond the tokens of a rank: name ring-attention, ulysses-attention or another",
                 when=lambda args, world: args.size > 1,
+                setting="algorithm",
             ),
             Check(
                 lambda args, world: world.seq_length % args.size == 0,

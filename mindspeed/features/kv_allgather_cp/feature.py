@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mindspeed.features._shared.context_parallel.costs import cost_of_gathering
 from mindspeed.plugins import Category, Check, Feature, FeatureArgs, FeatureSpec, Numerics, Requires, Slot, hookimpl
 
 
@@ -15,6 +16,7 @@ class KvAllgatherCp(Feature[FeatureArgs]):
         summary="Context parallelism by gathering keys and values on every rank",
         category=Category.CONTEXT_PARALLEL,
         slots={Slot.CONTEXT_PARALLEL},
+        cost=cost_of_gathering,
         constraints=(
             Requires("context-parallel", reason="it owns the group and the rule of the loss"),
             Check(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
+from mindspeed.features._shared.context_parallel.costs import cost_of_ring
 from mindspeed.plugins import (
     Category,
     Check,
@@ -37,6 +38,7 @@ class RingAttention(Feature[RingAttentionArgs]):
         summary="Context parallelism by passing key and value blocks around a ring",
         category=Category.CONTEXT_PARALLEL,
         slots={Slot.CONTEXT_PARALLEL},
+        cost=cost_of_ring,
         constraints=(
             Requires("context-parallel", reason="it owns the group and the rule of the loss"),
             Check(

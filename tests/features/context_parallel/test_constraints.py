@@ -50,12 +50,13 @@ def test_a_window_divides_the_ring():
 
 
 def test_a_hybrid_has_neighbours_and_a_ring():
-    assert refusals("hybrid-attention", cp=4) == []
-    assert refusals("hybrid-attention", cp=2) == [
+    two = {"hybrid-attention": {"ulysses_degree": 2}}
+    assert refusals("hybrid-attention", cp=4, settings=two) == []
+    assert refusals("hybrid-attention", cp=2, settings=two) == [
         "MS304 hybrid-attention: 2 neighbours and a ring of two or more do not make 2 context-parallel ranks "
         "| a --cp that is two or more times 2, or ulysses-attention or ring-attention alone"
     ]
     (problem,) = refusals("hybrid-attention", cp=4, settings={"hybrid-attention": {"ulysses_degree": 1}})
     assert "ulysses_degree" in problem
     settings = {"hybrid-attention": {"ulysses_degree": 2, "window": 3}}
-    assert any("window 3 does not divide the ring" in text for text in refusals("hybrid-attention", cp=8, settings=settings))
+    assert any("window 3 is not a part of the ring" in text for text in refusals("hybrid-attention", cp=8, settings=settings))

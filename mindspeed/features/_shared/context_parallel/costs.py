@@ -7,8 +7,11 @@ times what Ulysses does, so it is the cheaper one for few key heads and few rank
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
+from typing import Any, Final
 
 from mindspeed.features._shared.context_parallel.heads_share import copies
+from mindspeed.plugins import Cost, World
 
 WIDE = 4
 """Bytes of a gradient of keys and values while it is summed over ranks."""
@@ -46,6 +49,9 @@ class Bytes:
         return Bytes(self.forward + other.forward, self.backward + other.backward)
 
 
+NOTHING: Final = Bytes(0, 0)
+
+
 def ring(a: Attention, ranks: int) -> Bytes:
     """Keys and values go round once in each direction of time, their gradients once."""
     forward = (ranks - 1) * a.block * a.element
@@ -62,12 +68,78 @@ def ulysses(a: Attention, ranks: int) -> Bytes:
 
 def hybrid(a: Attention, inner: int, outer: int) -> Bytes:
     """Ulysses over ``inner`` ranks around a ring of ``outer``, whose ranks have more tokens of fewer heads."""
-    keys = a.groups * copies(a.heads, a.groups, inner) // inner
-    inside = Attention(a.tokens * inner, a.heads // inner, keys, a.width, a.value_width, a.element)
-    return ulysses(a, inner) + ring(inside, outer)
+    return ulysses(a, inner) + ring(traded(a, inner), outer)
+
+
+def traded(a: Attention, ranks: int) -> Attention:
+    """What a rank has after ``ranks`` neighbours traded tokens for heads."""
+    keys = a.groups * copies(a.heads, a.groups, ranks) // ranks
+    return Attention(a.tokens * ranks, a.heads // ranks, keys, a.width, a.value_width, a.element)
 
 
 def gathered(a: Attention, ranks: int) -> Bytes:
     """Keys and values are gathered in forward and again in backward; gradients are scattered to their owners."""
     forward = (ranks - 1) * a.block * a.element
     return Bytes(forward, forward + (ranks - 1) * a.block * WIDE)
+
+
+ACROSS = 9
+"""A byte between nodes for which attention waits counts as so many inside a node: 450 GB/s against 50 GB/s for each rank."""
+
+
+def attention_of(world: World) -> Attention:
+    """One layer's attention on one rank, for one sequence. Raises UnknownValue for all that the world does not say."""
+    world.need("num_attention_heads", "num_query_groups", "hidden_size", "seq_length", "dtype")
+    width = world.hidden_size // world.num_attention_heads
+    heads, groups = (max(1, n // world.tp) for n in (world.num_attention_heads, world.num_query_groups))
+    return Attention(world.seq_length // world.cp, heads, groups, width, width, 4 if world.dtype == "fp32" else 2)
+
+
+def near(world: World) -> int:
+    """How many neighbouring context-parallel ranks share a node; all of them where nobody said how large a node is."""
+    return gcd(max(1, world.ranks_per_node // world.tp), world.cp) if world.knows("ranks_per_node") else int(world.cp)
+
+
+def cost(hidden: Bytes, waiting: Bytes, across: int, **settings: Any) -> Cost:
+    """Bytes as a `Cost`: of all those that ``waiting`` says, ``across`` go from node to node.
+
+    What a computation hides counts once, wherever it goes; where two send as much, the one that waits for less is better.
+    """
+    total = hidden.both + waiting.both
+    text = f"a rank sends {total:,} bytes for a layer and a sequence, forward and backward"
+    if across:
+        text += f", {across:,} of them between nodes while attention waits"
+    return Cost((total + (ACROSS - 1) * across, waiting.both), text, settings)
+
+
+def cost_of_ring(args: Any, world: World) -> Cost:
+    """A ring hides its transfers behind blocks."""
+    return cost(ring(attention_of(world), world.cp), NOTHING, 0)
+
+
+def cost_of_ulysses(args: Any, world: World) -> Cost:
+    sent = ulysses(attention_of(world), world.cp)
+    return cost(NOTHING, sent, _between(sent, world.cp, near(world)))
+
+
+def cost_of_gathering(args: Any, world: World) -> Cost:
+    sent = gathered(attention_of(world), world.cp)
+    return cost(NOTHING, sent, _between(sent, world.cp, near(world)))
+
+
+def cost_of_hybrid(degree: int | None, world: World) -> Cost:
+    """With ``degree`` neighbours, or else with as many as make it cheapest."""
+    a = attention_of(world)
+    fitting = [n for n in range(2, world.cp) if world.cp % n == 0 and a.heads % n == 0]
+    found = []
+    for inner in [degree] if degree else fitting or [2]:
+        sent = ulysses(a, inner)
+        across = _between(sent, inner, gcd(near(world), inner))
+        settings = {} if degree else {"ulysses_degree": inner}
+        found.append(cost(ring(traded(a, inner), world.cp // inner), sent, across, **settings))
+    return min(found, key=lambda one: one.amounts)
+
+
+def _between(sent: Bytes, ranks: int, near: int) -> int:
+    """Of what a rank sends to all others in equal shares, what goes to those of other nodes."""
+    return sent.both * (ranks - near) // (ranks - 1) if ranks > 1 else 0
