@@ -111,6 +111,10 @@ CODES: Final[dict[str, str]] = {
     "none of the features that could be chosen fits this job. Give the values, or name a feature.",
     "MS342": "A setting names a feature that cannot take the place: another one is active there, or the named one does "
     "something else.",
+    "MS332": "The shared attention mask cannot be had: the function that is to give it cannot be imported or gives something "
+    "else than a boolean tensor of all tokens by all tokens, or what the model sees is not for a shared mask.",
+    "MS333": "Adaptive context parallelism has no mask it can use: none is known, a batch came without one, its shape is "
+    "another, its samples have different ones, or the model needs what the algorithm cannot do.",
     "MS401": "The target of a patch does not exist in this Megatron.",
     "MS402": "Two features patch one site in ways that cannot both hold.",
     "MS403": "A patch cannot be applied to this kind of target: a dataclass, or a class whose own source names itself.",

@@ -81,7 +81,7 @@ def _orders(seen: Tensor, ranks: int) -> Iterator[Tensor]:
 
 
 def _walk(joined: Tensor) -> Tensor:
-    """All pieces, each beside its neighbours: from one with few neighbours on, nearest first, those with few neighbours first."""
+    """All pieces, each beside its neighbours: from one with few neighbours on, nearest first."""
     degree = joined.sum(1)
     left = torch.ones_like(degree, dtype=torch.bool)
     found: list[int] = []

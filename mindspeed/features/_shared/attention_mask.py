@@ -1,0 +1,76 @@
+"""The mask that all layers of a process share: which keys a query sees, said in words, and the one tensor made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+
+import torch
+from torch import Tensor
+
+from mindspeed.plugins.problems import MindSpeedError, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class MaskRule:
+    """``kind`` is causal, sliding-window, prefix, or ``package.module:function`` for a function of one's own.
+
+    A window's ``width`` counts the query itself. Tokens before ``prefix`` are seen by all.
+    """
+
+    kind: str = "causal"
+    width: int | None = None
+    prefix: int | None = None
+
+
+@lru_cache(maxsize=4)
+def mask_of(rule: MaskRule, tokens: int, device: torch.device) -> Tensor:
+    """The mask [tokens, tokens], True where hidden; made once. Raises MS332 for a function that gives none."""
+    with torch.inference_mode(False):  # one that is made in inference mode could not be used in training
+        mask = torch.ones(tokens, tokens, dtype=torch.bool, device=device).triu_(1)
+        if rule.kind == "sliding-window":
+            mask |= torch.ones_like(mask).tril_(-(rule.width or tokens))
+        elif rule.kind == "prefix":
+            mask[:, : rule.prefix] = False
+        elif rule.kind != "causal":
+            mask = _own(rule.kind, tokens).to(device)
+        return mask
+
+
+def _own(name: str, tokens: int) -> Tensor:
+    module, _, function = name.partition(":")
+    try:
+        make: Callable[[int], Tensor] = getattr(import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise _refused(f"{name} cannot be imported: {error}") from error
+    mask = make(tokens)
+    given = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+    if given != f"torch.bool {(tokens, tokens)}":
+        raise _refused(f"{name} gave {given}; expected is torch.bool {(tokens, tokens)}, True where hidden")
+    return mask
+
+
+def _refused(sentence: str) -> MindSpeedError:
+    fix = "--set shared-attention-mask.kind=package.module:function, a function of the number of tokens"
+    return MindSpeedError([Problem("MS332", f"shared-attention-mask: {sentence}", ("shared-attention-mask",), fix=fix)])
+
+
+_shared: list[MaskRule] = []
+
+
+def share(rule: MaskRule) -> None:
+    """This rule is that of the process, until `forget`."""
+    _shared[:] = [rule]
+
+
+def forget() -> None:
+    """No rule is shared any more, and its mask is let go."""
+    _shared.clear()
+    mask_of.cache_clear()
+
+
+def shared() -> MaskRule | None:
+    """The rule that the feature shared-attention-mask has given, if it is active."""
+    return _shared[0] if _shared else None

@@ -1,0 +1,125 @@
+"""Adaptive context parallelism in Megatron."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mindspeed.plugins import (
+    ArgOverride,
+    Category,
+    Check,
+    Conflicts,
+    Feature,
+    FeatureArgs,
+    FeatureSpec,
+    Field,
+    Numerics,
+    Patch,
+    Replace,
+    Requires,
+    Slot,
+    hookimpl,
+)
+
+_LAYERS = "mindspeed.features.adaptive_cp.layers"
+_REASON = "ranks hold the tokens that see one another"
+
+
+class AdaptiveCpArgs(FeatureArgs):
+    only_reschedule: bool = Field(False, description="leave the tokens in order, and only choose who computes which block")
+    coarse: int = Field(1024, ge=1, description="pieces that the mask is at most cut into when a better order is looked for")
+    without_coarse: bool = Field(False, description="look for a better order of single tokens")
+    dynamic_mask: bool = Field(
+        False, description="the mask comes with each batch and is planned anew when it changes; tokens stay in order"
+    )
+    ulysses_degree: int = Field(1, ge=1, description="neighbouring ranks that trade tokens for heads; 1 is none")
+    own_masks: bool = Field(False, description="not taken: a mask of your own is a function that you name")
+
+
+class AdaptiveCp(Feature[AdaptiveCpArgs]):
+    """Any mask is cut into blocks of ranks; those in which something is seen travel and are computed, and no others."""
+
+    spec = FeatureSpec(
+        name="adaptive-cp",
+        summary="Context parallelism for any mask, with only the blocks that it needs, in a balanced order",
+        category=Category.CONTEXT_PARALLEL,
+        slots={Slot.CONTEXT_PARALLEL},
+        constraints=(
+            Requires("context-parallel", reason="it owns the group and the rule of the loss"),
+            Requires(
+                "shared-attention-mask",
+                reason="all ranks know one mask before the first batch; else --set adaptive-cp.dynamic_mask=true",
+                when=lambda args, world: not args.dynamic_mask,
+            ),
+            Conflicts(
+                "shared-attention-mask",
+                reason="the mask comes with each batch; --set adaptive-cp.dynamic_mask=false takes the shared one",
+                when=lambda args, world: args.dynamic_mask,
+            ),
+            Check(
+                lambda args, world: not args.own_masks,
+                "a list of blocks is not taken from functions that are edited in place",
+                fix="--set shared-attention-mask.kind=package.module:function, which gives the mask",
+            ),
+            Check(
+                lambda args, world: world.pp <= 2,
+                "a mask that comes with each batch does not reach the middle of {world.pp} pipeline stages",
+                fix="--pp 2 or less, or shared-attention-mask with --set adaptive-cp.dynamic_mask=false",
+                when=lambda args, world: args.dynamic_mask,
+            ),
+            Check(
+                lambda args, world: world.cp % args.ulysses_degree == 0 and world.cp > args.ulysses_degree,
+                "two or more groups of {args.ulysses_degree} neighbours do not make {world.cp} context-parallel ranks",
+                fix="a --cp that is two or more times {args.ulysses_degree}, or --set adaptive-cp.ulysses_degree=1",
+                when=lambda args, world: args.ulysses_degree > 1 and world.cp > 1,
+            ),
+            Check(
+                lambda args, world: world.num_attention_heads % (args.ulysses_degree * world.tp) == 0,
+                "{world.num_attention_heads} attention heads do not divide among "
+                "{args.ulysses_degree} x tp = {args.ulysses_degree} x {world.tp} ranks",
+                fix="a smaller --set adaptive-cp.ulysses_degree",
+                when=lambda args, world: args.ulysses_degree > 1 and world.cp > 1,
+            ),
+        ),
+        numerics=Numerics.reordered(reason="the softmax is summed block by block"),
+    )
+
+    @hookimpl
+    def megatron_args(self) -> list[ArgOverride]:
+        mask = ArgOverride("create_attention_mask_in_dataloader", True, "the mask comes with each batch")
+        return [mask] if self.args.dynamic_mask else []
+
+    @hookimpl
+    def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
+        from mindspeed.features.adaptive_cp.layers import begin
+
+        begin(self.args, get_group("cp"))
+
+    @hookimpl
+    def groups_destroyed(self) -> None:
+        from mindspeed.features.adaptive_cp.layers import end
+
+        end()
+
+    @hookimpl
+    def layer_spec(self, spec: Any, config: Any) -> Any:
+        from mindspeed.features.adaptive_cp.layers import with_adaptive_attention
+
+        return with_adaptive_attention(spec, config, self.args) if self.world.cp > 1 else spec
+
+    @hookimpl
+    def patches(self) -> list[Patch]:
+        if self.world.cp == 1:
+            return []
+        embeddings = "megatron.core.models.common.embeddings"
+        return [
+            Replace("megatron.core.utils:get_batch_on_this_cp_rank", f"{_LAYERS}:share_of_batch", _REASON, optional=True),
+            Replace(
+                f"{embeddings}.rope_utils:get_pos_emb_on_this_cp_rank",
+                f"{_LAYERS}:share_of_table",
+                _REASON,
+                optional=True,
+                clears=(f"{embeddings}.rotary_pos_embedding:RotaryEmbedding.forward",),
+            ),
+        ]

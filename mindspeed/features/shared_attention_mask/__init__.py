@@ -1,0 +1,1 @@
+"""One attention mask for all layers and micro-batches."""

@@ -1,0 +1,100 @@
+"""One attention mask for all layers and micro-batches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+from mindspeed.plugins import (
+    After,
+    ArgOverride,
+    Category,
+    Check,
+    Conflicts,
+    Feature,
+    FeatureArgs,
+    FeatureSpec,
+    Field,
+    hookimpl,
+)
+from mindspeed.plugins.world import World
+
+_NAMED: Final = ("causal", "sliding-window", "prefix")
+_CAUSAL_ONLY: Final = ("ring-attention", "ulysses-attention", "hybrid-attention", "kv-allgather-cp")
+"""Algorithms of context parallelism that take a causal mask from here; any other one comes to them with the batch."""
+
+
+class SharedAttentionMaskArgs(FeatureArgs):
+    kind: str = Field(
+        "causal",
+        description="causal, sliding-window, prefix, or package.module:function, which gets the number of tokens and gives "
+        "the mask [tokens, tokens], True where hidden",
+    )
+    width: int | None = Field(None, ge=1, description="keys that a query of a sliding window sees, its own among them")
+    prefix: int | None = Field(None, ge=1, description="tokens at the start that every query sees")
+
+
+def _is_own(args: Any, world: World) -> bool:
+    return args.kind not in _NAMED
+
+
+class SharedAttentionMask(Feature[SharedAttentionMaskArgs]):
+    """The data loader makes no mask; the layers share one, made once, and none where the kernel needs none."""
+
+    spec = FeatureSpec(
+        name="shared-attention-mask",
+        summary="One attention mask for all layers and micro-batches instead of one for each sample",
+        category=Category.MEMORY,
+        constraints=(
+            Check(
+                lambda args, world: re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", args.kind) is not None,
+                "{args.kind} is no kind of mask and no package.module:function",
+                fix="--set shared-attention-mask.kind=causal, or sliding-window, prefix, or a function of yours",
+                when=_is_own,
+            ),
+            Check(
+                lambda args, world: (args.width is not None) is (args.kind == "sliding-window"),
+                "a width belongs to a sliding window and a sliding window has a width; the mask is {args.kind} and the width "
+                "{args.width}",
+                fix="--set shared-attention-mask.kind=sliding-window --set shared-attention-mask.width=N, or neither",
+            ),
+            Check(
+                lambda args, world: (args.prefix is not None) is (args.kind == "prefix"),
+                "a number of tokens that all see belongs to a prefix mask and it has one; the mask is {args.kind} and the "
+                "prefix {args.prefix}",
+                fix="--set shared-attention-mask.kind=prefix --set shared-attention-mask.prefix=N, or neither",
+            ),
+            After("flash-attention"),
+            *(
+                Conflicts(
+                    name,
+                    reason="it takes any mask but a causal one from the batch; adaptive-cp takes this one",
+                    when=lambda args, world: args.kind != "causal" and world.cp > 1,
+                )
+                for name in _CAUSAL_ONLY
+            ),
+        ),
+    )
+
+    @hookimpl
+    def megatron_args(self) -> list[ArgOverride]:
+        return [ArgOverride("create_attention_mask_in_dataloader", False, "the layers share one mask")]
+
+    @hookimpl
+    def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
+        from mindspeed.features._shared.attention_mask import MaskRule, share
+
+        share(MaskRule(self.args.kind, self.args.width, self.args.prefix))
+
+    @hookimpl
+    def groups_destroyed(self) -> None:
+        from mindspeed.features._shared.attention_mask import forget
+
+        forget()
+
+    @hookimpl
+    def layer_spec(self, spec: Any, config: Any) -> Any:
+        from mindspeed.features.shared_attention_mask.layers import with_shared_mask
+
+        return with_shared_mask(spec, self.args) if self.world.cp == 1 else spec
