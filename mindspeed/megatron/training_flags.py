@@ -176,7 +176,12 @@ RENAMED: Final[dict[str, Target]] = {
 }
 """Arguments of Megatron's configurations that Megatron-LM calls otherwise; all others have one name."""
 
-OF_TRAINING: Final = ("distributed_backend", "transformer_impl", "dist_ckpt_optim_fully_reshardable")
+OF_TRAINING: Final = (
+    "create_attention_mask_in_dataloader",
+    "distributed_backend",
+    "transformer_impl",
+    "dist_ckpt_optim_fully_reshardable",
+)
 """Arguments that only Megatron-LM has, no configuration of megatron-core."""
 
 
