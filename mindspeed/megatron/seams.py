@@ -83,6 +83,15 @@ SEAMS: Final[dict[str, Wrap]] = {
 }
 """The seam of every hook that megatron-core calls."""
 
+PREDICTION: Final = Wrap(
+    f"{_CORE}.transformer.multi_token_prediction:_get_mtp_block_submodules",
+    f"{_WIRING}:with_layer_spec",
+    "features exchange modules of the layers that predict further tokens as well",
+    phase="build",
+    optional=True,
+)
+"""The second seam of the hook ``layer_spec``: layers of multi-token prediction have a specification of their own."""
+
 
 _TRAINING: Final = "megatron.training"
 _TRAINING_WIRING: Final = "mindspeed.megatron.training_wiring"
@@ -167,7 +176,8 @@ def seams_for(
     ]
     loop = [seam for hook, seams in TRAINING_SEAMS.items() if hook in hooks for seam in seams]
     above = [*filter(_is_there, (*ARGUMENT_SEAMS, *CHECKPOINT_SEAMS)), *loop] if training else []
-    return [*bridge, *(seam for hook, seam in SEAMS.items() if hook in hooks), *above]
+    core = [seam for hook, seam in SEAMS.items() if hook in hooks]
+    return [*bridge, *core, *([PREDICTION] if "layer_spec" in hooks else []), *above]
 
 
 def _is_there(seam: Wrap) -> bool:

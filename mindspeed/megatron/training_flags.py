@@ -27,6 +27,7 @@ WORLD: Final[dict[str, str]] = {
     "micro_batch_size": "micro_batch_size",
     "global_batch_size": "global_batch_size",
     "normalization": "normalization",
+    "multi_latent_attention": "multi_latent_attention",
 }
 """Arguments that are a value of the world as they stand."""
 
@@ -83,6 +84,7 @@ DERIVED: Final = (
     Derived("num_query_groups", ("num_query_groups", "group_query_attention"), _query_groups),
     Derived("ffn_hidden_size", ("ffn_hidden_size", "hidden_size"), _mlp_size),
     Derived("num_experts", ("num_experts",), lambda values: values.get("num_experts") or 0),
+    Derived("mtp_num_layers", ("mtp_num_layers",), lambda values: values.get("mtp_num_layers") or 0),
     Derived("grouped_experts", ("moe_grouped_gemm",), lambda values: bool(values.get("moe_grouped_gemm"))),
     Derived(
         "gated_linear_unit",

@@ -12,7 +12,7 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.transformer.module import Float16Module
-from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
 from mindspeed.verification.placement import fill_weights
 from mindspeed.verification.shape import ModelShape, Recipe
@@ -26,6 +26,19 @@ BUCKET_SIZE: Final = 8192
 """Elements in a bucket of gradients. In Megatron's own size the tiny model is one bucket, and nothing overlaps."""
 
 
+LATENT: Final = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 12,
+    "qk_head_dim": 8,
+    "qk_pos_emb_head_dim": 4,
+    "v_head_dim": 10,
+    "original_max_position_embeddings": 16,
+    "rotary_scaling_factor": 4,
+    "mscale_all_dim": 0.5,
+}
+"""Multi-latent attention in which every width is another one, and positions are stretched (YaRN) with a softmax scale."""
+
+
 def transformer_config(shape: ModelShape, dtype: torch.dtype) -> TransformerConfig:
     """The shape as Megatron's configuration, without any size of a layout."""
     experts: dict[str, Any] = {}
@@ -37,12 +50,13 @@ def transformer_config(shape: ModelShape, dtype: torch.dtype) -> TransformerConf
             "moe_aux_loss_coeff": 1e-2,
             "moe_ffn_hidden_size": shape.ffn_hidden_size,
         }
-    return TransformerConfig(
+    latent = shape.multi_latent_attention
+    return (MLATransformerConfig if latent else TransformerConfig)(
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
         ffn_hidden_size=shape.ffn_hidden_size,
         num_attention_heads=shape.num_attention_heads,
-        num_query_groups=shape.num_query_groups,
+        num_query_groups=shape.num_attention_heads if latent else shape.num_query_groups,
         normalization=shape.normalization,
         gated_linear_unit=shape.gated_linear_unit,
         activation_func=getattr(F, shape.activation),
@@ -56,6 +70,7 @@ def transformer_config(shape: ModelShape, dtype: torch.dtype) -> TransformerConf
         pipeline_dtype=dtype,
         bf16=dtype is torch.bfloat16,
         **experts,
+        **(LATENT if latent else {}),
     )
 
 
@@ -64,7 +79,8 @@ def build_chunks(recipe: Recipe) -> list[DistributedDataParallel]:
     shape = recipe.shape
     dtype = torch.bfloat16 if recipe.dtype == "bf16" else torch.float32
     config = transformer_config(shape, dtype)
-    spec = get_gpt_layer_local_spec(shape.num_experts or None, normalization=shape.normalization)
+    latent = shape.multi_latent_attention
+    spec = get_gpt_layer_local_spec(shape.num_experts or None, multi_latent_attention=latent, normalization=shape.normalization)
     stages = parallel_state.get_virtual_pipeline_model_parallel_world_size()
     chunks = []
     for stage in range(stages or 1):
@@ -77,7 +93,7 @@ def build_chunks(recipe: Recipe) -> list[DistributedDataParallel]:
             pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
             post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
             share_embeddings_and_output_weights=shape.tied,
-            position_embedding_type="rope" if shape.rotary else "learned_absolute",
+            position_embedding_type="rope" if shape.rotary or latent else "learned_absolute",
             vp_stage=vp_stage,
         ).cuda()
         chunk.vp_stage = vp_stage

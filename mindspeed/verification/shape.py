@@ -12,7 +12,8 @@ class ModelShape:
     """A GPT-like model, by the names of `mindspeed.plugins.world.FIELDS` where they exist.
 
     ``bias`` adds biases to the linear layers, ``rotary`` takes rotary instead of learned positions, ``tied`` shares the
-    embedding with the output layer, ``dropout`` is used in attention and behind both residual branches.
+    embedding with the output layer, ``dropout`` is used in attention and behind both residual branches. With
+    ``multi_latent_attention`` positions are rotary inside attention, and the key heads are as many as the query heads.
     """
 
     name: str
@@ -30,6 +31,7 @@ class ModelShape:
     activation: str = "gelu"
     bias: bool = True
     rotary: bool = False
+    multi_latent_attention: bool = False
     tied: bool = True
     router_topk: int = 2
     dropout: float = 0.0

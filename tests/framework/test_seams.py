@@ -13,7 +13,7 @@ from mindspeed.activation.request import Layer
 from mindspeed.activation.sites import find_site
 from mindspeed.megatron import wiring
 from mindspeed.megatron.arguments import PLACES
-from mindspeed.megatron.seams import SEAMS, TRAINING_SEAMS, MegatronSeams, seams_for
+from mindspeed.megatron.seams import PREDICTION, SEAMS, TRAINING_SEAMS, MegatronSeams, seams_for
 from mindspeed.platforms import PLATFORMS, base_features
 from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, MindSpeedError, Patch, Replace, World, hookimpl
 from mindspeed.plugins.discovery import Catalog, Found
@@ -42,7 +42,8 @@ def activate(monkeypatch):
 
 def test_only_the_hooks_and_arguments_of_a_plan_are_wired():
     assert seams_for([], []) == []
-    assert seams_for(["layer_spec", "patches"], []) == [SEAMS["layer_spec"]]
+    assert seams_for(["model_built", "patches"], []) == [SEAMS["model_built"]]
+    assert seams_for(["layer_spec"], []) == [SEAMS["layer_spec"], PREDICTION]
     assert [patch.target for patch in seams_for([], ["overlap_param_gather"])] == [
         "megatron.core.distributed.distributed_data_parallel_config:DistributedDataParallelConfig.__post_init__",
         "megatron.core.optimizer.optimizer_config:OptimizerConfig.__post_init__",
@@ -65,7 +66,7 @@ def test_every_hook_has_a_seam_or_another_caller():
 
 
 def test_every_seam_and_every_place_of_arguments_exists_in_megatron():
-    targets = [seam.target for seam in SEAMS.values()] + [place.target for place in PLACES]
+    targets = [seam.target for seam in (*SEAMS.values(), PREDICTION)] + [place.target for place in PLACES]
     assert [target for target in targets if find_site(target) is None] == []
 
 

@@ -1,7 +1,7 @@
 """A training script as third parties write them: megatron-core, torch.cuda and NCCL, nothing else.
 
-It prints ``{"losses": [...], "layout": {...}}`` on the last rank. Weights and data depend on neither the layout nor
-the number of processes, so every layout must print the same losses.
+It prints ``{"losses": [...], "norms": [...], "layout": {...}}`` on the last rank. Weights and data depend on neither the
+layout nor the number of processes, so every layout must print the same losses and gradient norms.
 
     torchrun --nproc-per-node 2 plain_script.py --tp 2 --sequence-parallel
 """
@@ -18,12 +18,12 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factor
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.enums import ModelType
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 from megatron.core.transformer.module import Float16Module
-from megatron.core.utils import get_model_config, unwrap_model
+from megatron.core.utils import get_batch_on_this_cp_rank, get_model_config, unwrap_model
 
 VOCABULARY = 128
 
@@ -46,6 +46,9 @@ def parse(argv=None):
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], default="fp32")
     parser.add_argument("--llama", action="store_true", help="RMSNorm, SwiGLU, rotary positions, grouped queries")
+    parser.add_argument("--latent", action="store_true", help="multi-latent attention")
+    parser.add_argument("--further-tokens", type=int, help="layers of multi-token prediction")
+    parser.add_argument("--share-sequence", action="store_true", help="slice every batch over context-parallel ranks")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--global-batch", type=int, default=8)
@@ -66,7 +69,16 @@ def make_config(args):
     }
     full = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     recompute = {None: {}, "full": full, "selective": {"recompute_granularity": "selective"}}[args.recompute]
-    return TransformerConfig(
+    latent = {
+        "q_lora_rank": 16,
+        "kv_lora_rank": 12,
+        "qk_head_dim": 8,
+        "qk_pos_emb_head_dim": 4,
+        "v_head_dim": 10,
+        "original_max_position_embeddings": 16,
+        "mscale_all_dim": 0.5,
+    }
+    return (MLATransformerConfig if args.latent else TransformerConfig)(
         num_layers=args.layers,
         hidden_size=32,
         num_attention_heads=4,
@@ -85,7 +97,9 @@ def make_config(args):
         hidden_dropout=args.dropout,
         attention_dropout=args.dropout,
         gradient_accumulation_fusion=False,
+        mtp_num_layers=args.further_tokens,
         **(style if args.llama else {}),
+        **(latent if args.latent else {}),
         **(experts if args.experts else {}),
         **recompute,
     )
@@ -102,13 +116,21 @@ def make_model(args, config):
     stages = parallel_state.get_virtual_pipeline_model_parallel_world_size()
     for stage in range(stages or 1):
         vp_stage = stage if stages else None
-        spec = get_gpt_layer_local_spec(num_experts=args.experts, normalization="RMSNorm" if args.llama else "LayerNorm")
+        spec = get_gpt_layer_local_spec(
+            num_experts=args.experts,
+            multi_latent_attention=args.latent,
+            normalization="RMSNorm" if args.llama else "LayerNorm",
+        )
+        further = None
+        if args.further_tokens:
+            further = get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False, vp_stage=vp_stage)
         chunk = GPTModel(
             config=config,
             transformer_layer_spec=spec,
             vocab_size=VOCABULARY,
             max_sequence_length=args.sequence,
-            position_embedding_type="rope" if args.llama else "learned_absolute",
+            position_embedding_type="rope" if args.llama or args.latent else "learned_absolute",
+            mtp_block_spec=further,
             pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
             post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
             vp_stage=vp_stage,
@@ -195,13 +217,38 @@ def forward_step(batches, model):
     return output, loss_func
 
 
+def forward_share_step(batches, model):
+    """As `forward_step` for a share of the tokens, of which those of the first quarter of the sequence do not count."""
+    tokens = next(batches).cuda(non_blocking=True)
+    length = tokens.shape[1] - 1
+    counts = torch.ones(tokens[:, 1:].shape, device=torch.cuda.current_device())
+    counts[:, : length // 4] = 0
+    batch = {
+        "tokens": tokens[:, :-1].contiguous(),
+        "labels": tokens[:, 1:].contiguous(),
+        "loss_mask": counts,
+        "position_ids": torch.arange(length, device=torch.cuda.current_device()).unsqueeze(0),
+        "attention_mask": torch.tril(torch.ones((1, 1, length, length), device=torch.cuda.current_device())) < 0.5,
+    }
+    share = get_batch_on_this_cp_rank(batch)
+    counts = share.pop("loss_mask")
+    output = model(share["tokens"], share["position_ids"], share["attention_mask"], labels=share["labels"], loss_mask=counts)
+
+    def loss_func(output):
+        total, number = (output.float() * counts).sum(), counts.sum()
+        return total, number.int(), {"loss": torch.stack([total.detach(), number])}
+
+    return output, loss_func
+
+
 def train_step(args, model, optimizer, step):
+    """Loss and gradient norm of a step."""
     for chunk in model:
         chunk.zero_grad_buffer()
     optimizer.zero_grad()
     count = args.global_batch // parallel_state.get_data_parallel_world_size()
     reduced = get_forward_backward_func()(
-        forward_step_func=forward_step,
+        forward_step_func=forward_share_step if args.share_sequence else forward_step,
         data_iterator=[micro_batches(args, step) for _ in model] if len(model) > 1 else micro_batches(args, step),
         model=model if len(model) > 1 else model[0],
         num_microbatches=count,
@@ -209,14 +256,14 @@ def train_step(args, model, optimizer, step):
         micro_batch_size=1,
         forward_only=False,
     )
-    updated, _, _ = optimizer.step()
+    updated, norm, _ = optimizer.step()
     assert updated, "the optimizer skipped a step"
-    loss = torch.zeros(1, device="cuda")
+    loss = torch.zeros(2, device="cuda")
     if reduced:
-        loss += torch.stack([row["loss"] for row in reduced]).mean()
-        torch.distributed.all_reduce(loss, group=parallel_state.get_data_parallel_group())
-        loss /= parallel_state.get_data_parallel_world_size()
-    return loss.item()
+        rows = torch.stack([row["loss"] for row in reduced])
+        loss = rows.sum(0) if args.share_sequence else torch.stack([rows.sum(), torch.tensor(float(count))])
+        torch.distributed.all_reduce(loss, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
+    return (loss[0] / loss[1]).item(), float(norm)
 
 
 def checkpoint_state(model, optimizer, is_loading=False):
@@ -226,13 +273,20 @@ def checkpoint_state(model, optimizer, is_loading=False):
 
 
 def run(args):
-    """Train in the process group that is already there: the loss of every step, and the layout."""
+    """Make Megatron's groups in the process group that is already there, train, and destroy them again."""
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=args.tp,
         pipeline_model_parallel_size=args.pp,
         virtual_pipeline_model_parallel_size=args.vpp,
         expert_model_parallel_size=args.ep,
     )
+    result = train(args)
+    parallel_state.destroy_model_parallel()
+    return result
+
+
+def train(args):
+    """The loss and the gradient norm of every step, and the layout."""
     tensor_parallel.model_parallel_cuda_manual_seed(1234)
     model = make_model(args, make_config(args))
     optimizer = make_optimizer(args, model)
@@ -246,14 +300,13 @@ def run(args):
             unwrap_model(chunk).load_state_dict(loaded[f"model{index}"])
         optimizer.load_state_dict(loaded["optimizer"])
         first = loaded["step"]
-    losses = [train_step(args, model, optimizer, step) for step in range(first, first + args.steps)]
+    steps = [train_step(args, model, optimizer, step) for step in range(first, first + args.steps)]
     if args.save:
         if torch.distributed.get_rank() == 0:
             os.makedirs(args.save)
         torch.distributed.barrier()
         dist_checkpointing.save({**checkpoint_state(model, optimizer), "step": first + args.steps}, args.save)
-    parallel_state.destroy_model_parallel()
-    return losses, layout
+    return [loss for loss, _ in steps], [norm for _, norm in steps], layout
 
 
 def describe(model):
@@ -262,6 +315,7 @@ def describe(model):
     return {
         "tp": parallel_state.get_tensor_model_parallel_world_size(),
         "pp": parallel_state.get_pipeline_model_parallel_world_size(),
+        "cp": parallel_state.get_context_parallel_world_size(),
         "dp": parallel_state.get_data_parallel_world_size(),
         "ep": parallel_state.get_expert_model_parallel_world_size(),
         "chunks": len(model),
@@ -278,9 +332,9 @@ def describe(model):
 def main():
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.distributed.init_process_group("nccl")
-    losses, layout = run(parse())
+    losses, norms, layout = run(parse())
     if torch.distributed.get_rank() == torch.distributed.get_world_size() - 1:
-        print(json.dumps({"losses": losses, "layout": layout}), flush=True)
+        print(json.dumps({"losses": losses, "norms": norms, "layout": layout}), flush=True)
     torch.distributed.destroy_process_group()
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from mindspeed.features._shared.context_parallel.costs import cost_of_ulysses
+from mindspeed.features._shared.context_parallel.patches import NO_PREDICTION, any_length, sliced_by
 from mindspeed.plugins import (
     Category,
     Check,
@@ -12,7 +14,6 @@ from mindspeed.plugins import (
     FeatureSpec,
     Numerics,
     Patch,
-    Replace,
     Requires,
     Slot,
     hookimpl,
@@ -30,8 +31,10 @@ class UlyssesAttention(Feature[FeatureArgs]):
         summary="Context parallelism by trading tokens for heads before and after attention",
         category=Category.CONTEXT_PARALLEL,
         slots={Slot.CONTEXT_PARALLEL},
+        cost=cost_of_ulysses,
         constraints=(
             Requires("context-parallel", reason="it owns the group and the rule of the loss"),
+            NO_PREDICTION,
             Check(
                 lambda args, world: world.num_attention_heads % (world.cp * world.tp) == 0,
                 "{world.num_attention_heads} attention heads do not divide among cp x tp = {world.cp} x {world.tp} ranks",
@@ -51,14 +54,4 @@ class UlyssesAttention(Feature[FeatureArgs]):
     def patches(self) -> list[Patch]:
         if self.world.cp == 1:
             return []
-        embeddings = "megatron.core.models.common.embeddings"
-        return [
-            Replace("megatron.core.utils:get_batch_on_this_cp_rank", f"{_LAYERS}:stretch_of_batch", _REASON, optional=True),
-            Replace(
-                f"{embeddings}.rope_utils:get_pos_emb_on_this_cp_rank",
-                f"{_LAYERS}:stretch_of_table",
-                _REASON,
-                optional=True,
-                clears=(f"{embeddings}.rotary_pos_embedding:RotaryEmbedding.forward",),
-            ),
-        ]
+        return [*sliced_by(f"{_LAYERS}:stretch_of_batch", f"{_LAYERS}:stretch_of_table", _REASON), any_length()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from mindspeed.megatron.compat.fixes import CHECKPOINTS, FIXES, ON_CPU, PRODUCT, UNCOMPILED
-from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Patch, When, Wrap, hookimpl
+from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Patch, Ref, Set, When, Wrap, hookimpl
 
 _HERE: Final = "mindspeed.megatron.compat"
 
@@ -27,6 +27,16 @@ class MegatronCompat(Feature[FeatureArgs]):
             Wrap(target, f"{_HERE}.{wrapper}", why, when=When(versions) if versions else None)
             for target, versions, wrapper, why in FIXES
         ]
+        patches.append(
+            Set(
+                "megatron.core.transformer.multi_latent_attention:HAVE_TE",
+                Ref(f"{_HERE}.attention:HAVE_ENGINE"),
+                "the names of Transformer Engine's layers are there without it, as mocks that are no types",
+                when=When(">=0.14"),
+                phase="setup",
+                optional=True,
+            )
+        )
         without = "numpy 2 has no product"
         patches += [
             Wrap(f"{CHECKPOINTS}.{target}", f"{_HERE}.numpy2:{name}", without, when=When("<0.16"), phase="checkpoint")

@@ -64,6 +64,12 @@ FIXES: Final[tuple[tuple[str, str | None, str, str], ...]] = (
         "torch norms work under sequence parallelism once their parameters are marked for the gradient sum",
     ),
     (
+        "megatron.core.transformer.dot_product_attention:DotProductAttention.__init__",
+        None,
+        "attention:take_widths",
+        "multi-latent attention gives its widths, which only Transformer Engine's core attention takes",
+    ),
+    (
         "megatron.core.transformer.moe.moe_utils:router_gating_linear",
         ">=0.15",
         "moe:gate_without_engine",
@@ -120,5 +126,10 @@ ON_CPU: Final[tuple[tuple[str, str, str], ...]] = (
         "megatron.core.transformer.moe.moe_utils:maybe_move_tensor_to_cpu",
         "moe:move_to_host",
         "it asks is_cuda, and the splits of an all-to-all must become Python numbers",
+    ),
+    (
+        "megatron.core.models.common.embeddings.yarn_rotary_pos_embedding:YarnRotaryEmbedding.__init__",
+        "attention:made_on_host",
+        "it opens torch.device with the number of the device, which no torch without an accelerator can make",
     ),
 )
