@@ -32,6 +32,7 @@ class RingCoreAttention(CoreAttention):
     """Core attention by `ring_attention`; Megatron spreads tokens in zig-zag."""
 
     feature = "ring-attention"
+    zigzag = True
     args: ClassVar[RingAttentionArgs] = RingAttentionArgs()  # type: ignore[call-arg]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor:

@@ -25,6 +25,8 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has 
     """
 
     feature: ClassVar[str]
+    zigzag: ClassVar[bool] = False
+    """Whether tokens lie in Megatron's zig-zag, which its multi-token prediction takes for granted."""
 
     def __init__(
         self,
@@ -34,6 +36,8 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has 
         attention_type: str,
         attention_dropout: float | None = None,
         softmax_scale: float | None = None,
+        k_channels: int | None = None,  # these two come from multi-latent attention; the tensors have them
+        v_channels: int | None = None,
         cp_comm_type: str | None = None,
         pg_collection: Any = None,
         model_comm_pgs: Any = None,  # its name before Megatron 0.15
@@ -79,6 +83,9 @@ def with_core_attention(spec: Any, config: Any, attention: type[CoreAttention]) 
     wrong = {
         "softmax_type is not vanilla": getattr(config, "softmax_type", "vanilla") != "vanilla",
         "window_size is set": config.window_size is not None,
+        "mtp_num_layers is set, which only ring-attention and kv-allgather-cp can do": bool(
+            getattr(config, "mtp_num_layers", None) and not attention.zigzag
+        ),
     }
     problems = [_problem(attention.feature, text) for text, holds in wrong.items() if holds]
     if problems:
