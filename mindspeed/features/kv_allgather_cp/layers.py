@@ -15,6 +15,7 @@ class GatheredCoreAttention(CoreAttention):
     """Core attention by `kv_allgather_attention`; Megatron spreads tokens in zig-zag."""
 
     feature = "kv-allgather-cp"
+    zigzag = True
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor:
         return kv_allgather_attention(
