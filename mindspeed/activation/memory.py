@@ -18,7 +18,7 @@ from mindspeed import __version__
 from mindspeed.activation.source import state_of
 from mindspeed.plugins.entry_points import cache_folder
 
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 """Part of the file's name; goes up when sites, contracts or arguments are read in another way."""
 
 T = TypeVar("T")

@@ -58,6 +58,11 @@ PLACES: Final = (
         "megatron.core.parallel_state:initialize_model_parallel",
         (("parallel_state.py", "initialize_model_parallel"),),
     ),
+    ArgumentPlace(
+        "GPTModel",
+        "megatron.core.models.gpt.gpt_model:GPTModel.__init__",
+        (("models/gpt/gpt_model.py", "GPTModel"),),
+    ),
 )
 
 
@@ -114,10 +119,14 @@ def _declared(core: Path, place: ArgumentPlace) -> Iterator[str]:
             continue
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and node.name == name:
-                yield from (
-                    field.target.id
-                    for field in node.body
-                    if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-                )
+                for member in node.body:
+                    if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name):
+                        yield member.target.id
+                    elif isinstance(member, ast.FunctionDef) and member.name == "__init__":
+                        yield from _parameters(member, first=1)
             elif isinstance(node, ast.FunctionDef) and node.name == name:
-                yield from (parameter.arg for parameter in (*node.args.args, *node.args.kwonlyargs))
+                yield from _parameters(node)
+
+
+def _parameters(function: ast.FunctionDef, first: int = 0) -> Iterator[str]:
+    return (parameter.arg for parameter in (*function.args.args[first:], *function.args.kwonlyargs))

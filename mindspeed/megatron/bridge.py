@@ -68,8 +68,9 @@ def override_fields(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def override_parameters(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function that takes arguments of Megatron as parameters: they get the plan's values."""
+    """Wrap a function or an ``__init__`` that takes arguments of Megatron as parameters: they get the plan's values."""
     signature = inspect.signature(original)
+    place = original.__qualname__.removesuffix(".__init__").rpartition(".")[2]
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -78,7 +79,7 @@ def override_parameters(original: Callable[..., Any]) -> Callable[..., Any]:
             name: (bound.arguments.get(name, parameter.default), parameter.default)
             for name, parameter in signature.parameters.items()
         }
-        bound.arguments.update(_values_for(original.__name__, given))
+        bound.arguments.update(_values_for(place, given))
         return original(*bound.args, **bound.kwargs)
 
     return call

@@ -3,31 +3,45 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def with_modules(spec: Any, exchange: Mapping[type, Any], done: dict[int, Any] | None = None) -> Any:
-    """A copy of a spec in which every module class that is a key of ``exchange`` is the value instead.
+def with_modules(spec: Any, exchange: Mapping[type, Any]) -> Any:
+    """A copy of a spec in which every module class that is a key of ``exchange`` is the value instead."""
+    return with_parts(spec, lambda name, part: exchange.get(part, part) if isinstance(part, type) else part)
 
-    Goes through ModuleSpec, submodule dataclasses, lists and tuples. Parts without such a module are not copied, and
-    one part that occurs in several places (a layer spec in a list) stays one.
+
+def with_parts(spec: Any, exchange: Callable[[str, Any], Any]) -> Any:
+    """A copy of a spec in which every part is what ``exchange`` makes of it; ``name`` is the field that has it, or empty.
+
+    Goes through ModuleSpec, submodule dataclasses, lists and tuples, not into what was exchanged. Parts in which nothing is
+    exchanged are not copied, and one part that occurs in several places (a layer spec in a list) stays one.
     """
-    done = {} if done is None else done
-    if isinstance(spec, type):
-        return exchange.get(spec, spec)
-    if id(spec) in done:
-        return done[id(spec)]
-    changed = spec
-    if isinstance(spec, list | tuple):
-        items = [with_modules(item, exchange, done) for item in spec]
-        if any(new is not old for new, old in zip(items, spec, strict=True)):
-            changed = type(spec)(items)
-    elif dataclasses.is_dataclass(spec) and not isinstance(spec, type):
-        values = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec) if field.init}
-        fields = {name: with_modules(value, exchange, done) for name, value in values.items()}
+    done: dict[tuple[str, int], Any] = {}
+
+    def copied(name: str, part: Any) -> Any:
+        if (name, id(part)) not in done:
+            new = exchange(name, part)
+            done[name, id(part)] = new if new is not part else inside(part)
+        return done[name, id(part)]
+
+    def inside(part: Any) -> Any:
+        if isinstance(part, list | tuple):
+            items = [copied("", item) for item in part]
+            return type(part)(items) if any(new is not old for new, old in zip(items, part, strict=True)) else part
+        if not dataclasses.is_dataclass(part) or isinstance(part, type):
+            return part
+        values = {field.name: getattr(part, field.name) for field in dataclasses.fields(part) if field.init}
+        fields = {name: copied(name, value) for name, value in values.items()}
         fields = {name: value for name, value in fields.items() if value is not values[name]}
-        if fields:
-            changed = dataclasses.replace(spec, **fields)
-    done[id(spec)] = changed
-    return changed
+        return dataclasses.replace(part, **fields) if fields else part
+
+    return copied("", spec)
+
+
+def is_megatrons_own(function: Any, owner: type) -> bool:
+    """Whether a function is written in the module of a class; one that wraps another takes over its names only."""
+    written_in = getattr(getattr(function, "__code__", None), "co_filename", None)
+    return written_in == sys.modules[owner.__module__].__file__

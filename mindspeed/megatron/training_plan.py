@@ -29,6 +29,7 @@ REPORT_NAME: Final = "mindspeed-report.json"
 _SPELLINGS: Final = (
     ("--activation silu --gated-linear-unit", "--swiglu"),
     ("--dtype ", "--"),
+    ("--no-rotary", "no --position-embedding-type rope and no --use-rotary-position-embeddings"),
     ("--vpp", "--num-virtual-stages-per-pipeline-rank"),
     *((f"--{field}", f"--{dest.replace('_', '-')}") for dest, field in flags.WORLD.items() if field in PARALLEL_SIZES),
 )

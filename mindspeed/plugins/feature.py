@@ -128,7 +128,8 @@ class FeatureSpec:
     (``{"tp": "size"}``; None for a size that is only derived), and a size above one adds the feature;
     ``ops`` the operators it switches to; ``applies`` whether level 1 has anything to do here;
     ``cost`` what it costs, for a slot whose holder mindspeed may choose;
-    ``state`` what it adds to checkpoints.
+    ``state`` what it adds to checkpoints. ``reference`` is for a feature that trains another model than Megatron does alone:
+    the settings with which it takes Megatron's own means, as it does in the baseline that it is compared with.
     """
 
     name: str
@@ -147,6 +148,7 @@ class FeatureSpec:
     applies: Callable[[Any, World], bool] = _always
     cost: CostOf | None = None
     state: State = field(default_factory=State)
+    reference: Mapping[str, Any] | None = None
     since: str = "0.1"
 
     def __post_init__(self) -> None:

@@ -30,7 +30,8 @@ class Question:
     """Does training by ``plan`` give what training by ``baseline`` gives, within ``numerics``?
 
     ``features`` are the names under test. The baseline is unmodified Megatron in one process, unless the caller put
-    features beside, or those under test claim equal bits and leave the layout alone: then it has the same layout.
+    features beside, or those under test claim equal bits and leave the layout alone: then it has the same layout. A feature
+    that trains another model is on both sides, in the baseline by its reference.
     """
 
     features: tuple[str, ...]
@@ -84,8 +85,8 @@ class Asked:
         return [size for name in required_by(names, self.known) for size in self.known.feature(name).spec.sizes]
 
     def uninvited(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Features that level 1 would add by itself."""
-        invited = required_by(names, self.known)
+        """Features that level 1 would add by itself, and that none of these may require."""
+        invited = required_by(names, self.known, perhaps=True)
         return tuple(name for name in self.known.usable if self.known.feature(name).spec.level == 1 and name not in invited)
 
     def recipes(self) -> Iterator[Recipe]:
@@ -105,17 +106,19 @@ class Asked:
 
     def baseline(self, plan: ActivationPlan, recipe: Recipe) -> ActivationPlan:
         """The plan without what is under test, for the same model."""
-        both = required_by(self.beside, self.known)
+        references = {spec.name: dict(spec.reference) for spec in self.tested if spec.reference is not None}
+        both = required_by(self.beside, self.known) | references.keys()
         owned = [size for size in self.sizes_of(both) if size != "dp"]
         sizes = {size: getattr(plan.world, size) for size in owned}
         alone = not self.keeps_layout and not self.sizes_of(both)
         settings = {name: values for layer in self.layers for name, values in layer.settings.items() if name in both}
+        settings |= {name: {**settings.get(name, {}), **reference} for name, reference in references.items()}
         layer = Layer(
             "chosen by verify",
             features=tuple(sorted(both)),
             settings=settings,
             world={**recipe.world(), **sizes, "world_size": 1 if alone else plan.world.world_size},
-            without=self.uninvited(both),
+            without=tuple(name for name in self.uninvited(()) if name not in both),
             platform=plan.environment["platform"],
         )
         return registry.resolve([layer], self.environment)
@@ -165,18 +168,22 @@ def ask(
     return _question(asked, *second_best)
 
 
-def required_by(names: Iterable[str], known: Catalog) -> frozenset[str]:
-    """These features and all that they always require, as far as they are known."""
+def required_by(names: Iterable[str], known: Catalog, perhaps: bool = False) -> frozenset[str]:
+    """These features and all that they always require, or with ``perhaps`` may require, as far as they are known."""
     found: set[str] = set()
     todo = [name for name in names if name in known.usable]
     while todo:
         name = todo.pop()
         found.add(name)
         constraints: Iterable[Any] = known.feature(name).spec.constraints
-        required = (c.name for c in constraints if isinstance(c, Requires) and c.when is None)
+        required = (c.name for c in constraints if isinstance(c, Requires) and (perhaps or c.when is None))
         todo += [name for name in required if name not in found]
     return frozenset(found)
 
 
 def _question(asked: Asked, plan: ActivationPlan, recipe: Recipe) -> Question:
+    wanted = {planned.override.argument: bool(planned.override.value) for planned in plan.overrides}
+    recipe = replace(
+        recipe, documents=wanted.get("reset_attention_mask", False), restart=wanted.get("reset_position_ids", False)
+    )
     return Question(asked.features, plan, asked.baseline(plan, recipe), recipe, asked.numerics)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
@@ -11,9 +10,10 @@ from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
 from torch import Tensor
 
+from mindspeed.features._shared.position_bias import PositionBias
 from mindspeed.features.flash_attention.attention import ALL, BAND, CAUSAL, FULL_MASK, Seen, attend, attend_packed
 from mindspeed.features.flash_attention.feature import FlashAttentionArgs
-from mindspeed.megatron.specs import with_modules
+from mindspeed.megatron.specs import is_megatrons_own, with_modules
 from mindspeed.ops.fusion_attention import UNBOUNDED
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
@@ -41,7 +41,7 @@ def with_flash_attention(spec: Any, args: FlashAttentionArgs) -> Any:
 
     Where somebody patched the forward of Megatron's, the spec stays as it is: a subclass would never call the patch.
     """
-    if not _is_megatrons_own(DotProductAttention.forward):
+    if not is_megatrons_own(DotProductAttention.forward, DotProductAttention):
         return spec
     settings = {"args": args, "__module__": __name__}
     return with_modules(spec, {DotProductAttention: type("FlashAttention", (FlashAttention,), settings)})
@@ -55,6 +55,11 @@ class FlashAttention(DotProductAttention):  # type: ignore[misc]  # megatron has
 
     args: ClassVar[FlashAttentionArgs]
     """The settings; `with_flash_attention` makes the class that has them, for specs name classes."""
+
+    def __init__(self, *args: Any, position_bias: PositionBias | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        groups = kwargs.get("pg_collection") or kwargs.get("model_comm_pgs")  # its name before Megatron 0.15
+        self.position_bias = None if position_bias is None else position_bias.of_rank(groups)
 
     def forward(
         self,
@@ -72,12 +77,15 @@ class FlashAttention(DotProductAttention):  # type: ignore[misc]  # megatron has
         kind = self.attn_mask_type if attn_mask_type is None else attn_mask_type
         keep = 1 - self.attention_dropout.p if self.training else 1.0
         packed = packed_seq_params is not None and query.dim() == 3
+        if packed and self.position_bias is not None and self.position_bias.matrix:
+            sentence = "packed sequences take a position bias from slopes, not from a matrix"
+            raise MindSpeedError([_problem(sentence, "--set alibi.fused_type=2, without square, opposite and fill")])
         seen = self._seen(kind, attention_mask, packed)
         with self._random(keep):
             if packed:
                 ends = [lengths.tolist()[1:] for lengths in (packed_seq_params.cu_seqlens_q, packed_seq_params.cu_seqlens_kv)]
-                return attend_packed(query, key, value, (ends[0], ends[1]), seen, self._scale(), keep)
-            return attend(query, key, value, seen, self._scale(), keep)
+                return attend_packed(query, key, value, (ends[0], ends[1]), seen, self._scale(), keep, self.position_bias)
+            return attend(query, key, value, seen, self._scale(), keep, self.position_bias)
 
     def _seen(self, kind: AttnMaskType, mask: Tensor | None, packed: bool) -> Seen:
         """The setting, else the window of this layer, else the mask that was given, else what the type of the mask says."""
@@ -103,12 +111,6 @@ class FlashAttention(DotProductAttention):  # type: ignore[misc]  # megatron has
         shared = keep == 1 or self.config.sequence_parallel
         random: AbstractContextManager[Any] = nullcontext() if shared else get_cuda_rng_tracker().fork()
         return random
-
-
-def _is_megatrons_own(function: Any) -> bool:
-    """Whether a function is written in the module that its class is in; one that wraps another takes over its names only."""
-    written_in = getattr(getattr(function, "__code__", None), "co_filename", None)
-    return written_in == sys.modules[DotProductAttention.__module__].__file__
 
 
 def _problem(sentence: str, fix: str) -> Problem:

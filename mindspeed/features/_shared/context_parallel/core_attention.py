@@ -13,6 +13,7 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from mindspeed.features._shared.context_parallel.sight import Sight
+from mindspeed.features._shared.position_bias import PositionBias
 from mindspeed.megatron.specs import with_modules
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
@@ -41,13 +42,16 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has 
         cp_comm_type: str | None = None,
         pg_collection: Any = None,
         model_comm_pgs: Any = None,  # its name before Megatron 0.15
+        position_bias: PositionBias | None = None,
     ) -> None:
         super().__init__(config=config)
         self.layer_number = max(1, layer_number)
         self.attn_mask_type = attn_mask_type
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         self.scale = softmax_scale
-        self.group = getattr(pg_collection or model_comm_pgs, "cp", None) or parallel_state.get_context_parallel_group()
+        groups = pg_collection or model_comm_pgs
+        self.group = getattr(groups, "cp", None) or parallel_state.get_context_parallel_group()
+        self.position_bias = None if position_bias is None else position_bias.of_rank(groups)
 
     def forward(
         self,
@@ -65,7 +69,8 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has 
             what = "a bias on its attention scores" if attention_bias is not None else "packed sequences"
             raise _refused(self.feature, f"the model has {what}")
         causal = kind == AttnMaskType.causal
-        sight = Sight(causal, mask=None if causal else attention_mask)
+        slopes = None if self.position_bias is None else self.position_bias.slopes_on(query.device)
+        sight = Sight(causal, mask=None if causal else attention_mask, slopes=slopes)
         return self.attend(query, key, value, sight).flatten(2)
 
     @abstractmethod

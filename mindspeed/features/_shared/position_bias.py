@@ -1,0 +1,61 @@
+"""Linear position bias (ALiBi, arXiv 2108.12409): what is added to the score of a query and a key, by their distance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+Form = Literal["distance", "root", "signed"]
+"""What a slope is multiplied by: ``-|query - key|``, ``-sqrt |query - key|``, or ``key - query``."""
+
+
+@dataclass(frozen=True, slots=True)
+class PositionBias:
+    """``slopes`` of the heads, at first of all heads of the model.
+
+    ``matrix``: an operator that could work from slopes shall get the values. ``fill``: keys after the query get ``-inf``, which
+    hides them; that takes a matrix, as the signed form does.
+    """
+
+    slopes: tuple[float, ...]
+    form: Form = "distance"
+    matrix: bool = False
+    fill: bool = False
+
+    def of_rank(self, groups: Any = None) -> PositionBias:
+        """The share of this tensor-parallel rank in ``groups``, Megatron's collection, or among its global ones."""
+        tensor = getattr(groups, "tp", None)
+        if tensor is None:
+            from megatron.core import parallel_state
+
+            tensor = parallel_state.get_tensor_model_parallel_group()
+        heads = len(self.slopes) // tensor.size()
+        return replace(self, slopes=self.slopes[tensor.rank() * heads : (tensor.rank() + 1) * heads])
+
+    def slopes_on(self, device: torch.device) -> Tensor:
+        """[heads], fp32."""
+        return _slopes(self.slopes, device)
+
+    def values(self, rows: int, keys: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """[heads, rows, keys] for the last ``rows`` queries, the last of which stands at the last key. Not to be changed."""
+        return _values(self, rows, keys, device, dtype)
+
+
+@lru_cache(maxsize=8)
+def _slopes(slopes: tuple[float, ...], device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # training may come after
+        return torch.tensor(slopes, dtype=torch.float32, device=device)
+
+
+@lru_cache(maxsize=2)
+def _values(bias: PositionBias, rows: int, keys: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    with torch.inference_mode(False):
+        places = torch.arange(keys, dtype=torch.float64, device=device)
+        behind = places - places[keys - rows :, None]
+        by_form = {"distance": -behind.abs(), "root": -behind.abs().sqrt(), "signed": behind}
+        values = torch.tensor(bias.slopes, dtype=torch.float64, device=device)[:, None, None] * by_form[bias.form]
+        return (values.masked_fill(behind > 0, -torch.inf) if bias.fill else values).to(dtype)

@@ -1,0 +1,68 @@
+"""The bias in Megatron's layers: given to core attentions that take one, added to the scores of Megatron's own."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.spec_utils import ModuleSpec, get_module
+from torch import Tensor
+
+from mindspeed.features._shared.position_bias import Form, PositionBias
+from mindspeed.features.alibi.feature import AlibiArgs
+from mindspeed.features.alibi.slopes import slopes
+from mindspeed.megatron.specs import is_megatrons_own, with_parts
+from mindspeed.plugins.problems import MindSpeedError, Problem
+
+
+def with_position_bias(spec: Any, config: Any, args: AlibiArgs) -> Any:
+    """The spec of a block whose core attentions all have the bias. Raises MS304 for a model in which one would not."""
+    if getattr(config, "multi_latent_attention", False):
+        raise MindSpeedError([_problem("multi-latent attention has rotary positions in the model that is being built")])
+    form: Form = "signed" if args.signed else "root" if args.kind == 3 else "distance"
+    bias = PositionBias(slopes(config.num_attention_heads), form, matrix=args.kind == 0, fill=args.fill)
+    return with_parts(spec, lambda name, part: _biased(part, bias, args.fused) if name == "core_attention" else part)
+
+
+def _biased(part: Any, bias: PositionBias, fused: bool) -> ModuleSpec:
+    """The spec of a core attention that has the bias."""
+    attention = get_module(part)
+    if attention is DotProductAttention and not fused and is_megatrons_own(attention.forward, attention):
+        attention = BiasedScores
+    if "position_bias" not in inspect.signature(attention).parameters:
+        name = f"{attention.__module__}.{attention.__qualname__}"
+        raise MindSpeedError([_problem(f"the core attention of the model that is being built, {name}, takes no bias")])
+    given = part if isinstance(part, ModuleSpec) else ModuleSpec(module=attention)
+    return ModuleSpec(attention, {**given.params, "position_bias": bias}, given.submodules)
+
+
+class BiasedScores(DotProductAttention):  # type: ignore[misc]  # megatron has no types
+    """Megatron's own core attention, with the bias added to its matrix of scores before the softmax."""
+
+    def __init__(self, *args: Any, position_bias: PositionBias, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        own = position_bias.of_rank(kwargs.get("pg_collection") or kwargs.get("model_comm_pgs"))
+        self.scale_mask_softmax = BiasedSoftmax(self.scale_mask_softmax, own)
+
+
+class BiasedSoftmax(torch.nn.Module):
+    """Megatron's scaled and masked softmax of biased scores [batch, heads, queries, keys], not by its fused kernels."""
+
+    def __init__(self, softmax: Any, bias: PositionBias) -> None:
+        super().__init__()
+        self.softmax = softmax
+        self.bias = bias
+
+    def forward(self, scores: Tensor, mask: Tensor | None, *offset: Any) -> Tensor:
+        kind = torch.promote_types(scores.dtype, torch.float32) if self.softmax.softmax_in_fp32 else scores.dtype
+        bias = self.bias.values(*scores.shape[-2:], scores.device, kind)
+        # Megatron multiplies by the scale after this, having divided the scores by it.
+        biased = scores + (bias if self.softmax.scale is None else bias / self.softmax.scale)
+        probabilities: Tensor = self.softmax.forward_torch_softmax(biased, mask, *offset)
+        return probabilities
+
+
+def _problem(sentence: str) -> Problem:
+    return Problem("MS304", f"alibi: {sentence}", ("alibi",), fix="take out alibi")
