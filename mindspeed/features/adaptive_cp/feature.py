@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from mindspeed.features._shared.context_parallel.patches import NO_PREDICTION, any_length, sliced_by
 from mindspeed.plugins import (
     ArgOverride,
     Category,
@@ -16,7 +17,6 @@ from mindspeed.plugins import (
     Field,
     Numerics,
     Patch,
-    Replace,
     Requires,
     Slot,
     hookimpl,
@@ -47,6 +47,7 @@ class AdaptiveCp(Feature[AdaptiveCpArgs]):
         slots={Slot.CONTEXT_PARALLEL},
         constraints=(
             Requires("context-parallel", reason="it owns the group and the rule of the loss"),
+            NO_PREDICTION,
             Requires(
                 "shared-attention-mask",
                 reason="all ranks know one mask before the first batch; else --set adaptive-cp.dynamic_mask=true",
@@ -112,14 +113,4 @@ class AdaptiveCp(Feature[AdaptiveCpArgs]):
     def patches(self) -> list[Patch]:
         if self.world.cp == 1:
             return []
-        embeddings = "megatron.core.models.common.embeddings"
-        return [
-            Replace("megatron.core.utils:get_batch_on_this_cp_rank", f"{_LAYERS}:share_of_batch", _REASON, optional=True),
-            Replace(
-                f"{embeddings}.rope_utils:get_pos_emb_on_this_cp_rank",
-                f"{_LAYERS}:share_of_table",
-                _REASON,
-                optional=True,
-                clears=(f"{embeddings}.rotary_pos_embedding:RotaryEmbedding.forward",),
-            ),
-        ]
+        return [*sliced_by(f"{_LAYERS}:share_of_batch", f"{_LAYERS}:share_of_table", _REASON), any_length()]

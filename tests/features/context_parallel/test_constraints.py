@@ -60,3 +60,18 @@ def test_a_hybrid_has_neighbours_and_a_ring():
     assert "ulysses_degree" in problem
     settings = {"hybrid-attention": {"ulysses_degree": 2, "window": 3}}
     assert any("window 3 is not a part of the ring" in text for text in refusals("hybrid-attention", cp=8, settings=settings))
+
+
+@pytest.mark.parametrize("algorithm", ["ulysses-attention", "hybrid-attention", "adaptive-cp"])
+def test_further_tokens_are_predicted_in_a_zigzag_only(algorithm):
+    settings = {"hybrid-attention": {"ulysses_degree": 2}} if algorithm == "hybrid-attention" else {}
+    sentence = "multi-token prediction looks for the next tokens where Megatron's zig-zag has them, and here they are elsewhere"
+    problem = f"MS304 {algorithm}: {sentence} | ring-attention or kv-allgather-cp, or no --mtp-num-layers"
+    assert problem in refusals(algorithm, cp=4, mtp_num_layers=1, settings=settings)
+    assert problem not in refusals(algorithm, cp=4, mtp_num_layers=0, settings=settings)
+    assert problem not in refusals(algorithm, cp=1, mtp_num_layers=1, settings=settings)
+
+
+@pytest.mark.parametrize("algorithm", ["ring-attention", "kv-allgather-cp"])
+def test_a_zigzag_has_the_next_tokens_where_they_are_looked_for(algorithm):
+    assert refusals(algorithm, cp=2, mtp_num_layers=1) == []
