@@ -180,6 +180,8 @@ RENAMED: Final[dict[str, Target]] = {
 
 OF_TRAINING: Final = (
     "create_attention_mask_in_dataloader",
+    "reset_attention_mask",
+    "reset_position_ids",
     "distributed_backend",
     "transformer_impl",
     "dist_ckpt_optim_fully_reshardable",

@@ -115,6 +115,9 @@ CODES: Final[dict[str, str]] = {
     "else than a boolean tensor of all tokens by all tokens, or what the model sees is not for a shared mask.",
     "MS333": "Adaptive context parallelism has no mask it can use: none is known, a batch came without one, its shape is "
     "another, its samples have different ones, or the model needs what the algorithm cannot do.",
+    "MS335": "It is not known where the documents of a batch end, so that they cannot be kept apart.",
+    "MS336": "A row of packed sequences cannot be cut into equal pieces for context parallelism.",
+    "MS337": "Packed sequences do not fit into their row, or their padding would be seen.",
     "MS401": "The target of a patch does not exist in this Megatron.",
     "MS402": "Two features patch one site in ways that cannot both hold.",
     "MS403": "A patch cannot be applied to this kind of target: a dataclass, or a class whose own source names itself.",

@@ -21,11 +21,15 @@ from mindspeed.training.tokenizer import DatasetTokenizer
 
 @dataclass(slots=True)
 class Batch:
-    """One micro-batch, tensors of [samples, sequence]; all None for a stage that sees neither tokens nor labels."""
+    """One micro-batch, tensors of [samples, sequence]; all None for a stage that sees neither tokens nor labels.
+
+    ``mask`` is what a feature says of this micro-batch alone; without one, attention is causal.
+    """
 
     tokens: torch.Tensor | None = None
     labels: torch.Tensor | None = None
     positions: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
 
 
 def build_datasets(source: DataSource, seq_length: int, held_out: float, seed: int, cache: Path) -> tuple[Any, Any]:
@@ -68,16 +72,18 @@ class Batches:
     def _micro_batches(self, first: int, chunk: Any) -> Iterator[Batch]:
         stage = chunk.module.vp_stage
         ends = (parallel_state.is_pipeline_first_stage, parallel_state.is_pipeline_last_stage)
-        needed = any(is_end(ignore_virtual=False, vp_stage=stage) for is_end in ends)
+        own_mask = self.dataset.config.reset_attention_mask  # which every stage reads
+        needed = own_mask or any(is_end(ignore_virtual=False, vp_stage=stage) for is_end in ends)
         for number in range(self.count):
             start = first + (number * self.replicas + self.rank) * self.micro_batch_size
             yield self._batch(range(start, start + self.micro_batch_size)) if needed else Batch()
 
     def _batch(self, samples: range) -> Batch:
         items = [self.dataset[self._position(sample)] for sample in samples]
-        names = {"tokens": "tokens", "labels": "labels", "position_ids": "positions"}
-        tensors = {new: torch.stack([item[old] for item in items]).cuda(non_blocking=True) for old, new in names.items()}
-        return Batch(**get_batch_on_this_cp_rank(tensors))
+        names = ("tokens", "labels", "position_ids")
+        whole: dict[str, Any] = {name: torch.stack([item[name] for item in items]).cuda(non_blocking=True) for name in names}
+        share = get_batch_on_this_cp_rank({**whole, "attention_mask": None})
+        return Batch(*(share[name] for name in (*names, "attention_mask")))
 
     def _position(self, sample: int) -> int:
         epoch, position = divmod(sample, len(self.dataset))

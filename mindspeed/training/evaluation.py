@@ -86,10 +86,11 @@ def _logits(chunks: list[Any], ids: list[int], seq_length: int) -> torch.Tensor 
     """Logits of the token after ``ids`` on the last stage, [vocabulary]; None elsewhere."""
     padded = torch.tensor(ids + [0] * (seq_length - len(ids)), device=torch.cuda.current_device())[None]
     positions = torch.arange(seq_length, device=torch.cuda.current_device())[None]
-    share = utils.get_batch_on_this_cp_rank({"tokens": padded, "positions": positions})
+    share = utils.get_batch_on_this_cp_rank({"tokens": padded, "position_ids": positions, "attention_mask": None})
+    places = share["position_ids"]
 
     def forward(_: Any, chunk: Any) -> tuple[torch.Tensor, Any]:
-        return chunk(share["tokens"], share["positions"], None), partial(_last, share["positions"][0] == len(ids) - 1)
+        return chunk(share["tokens"], places, share["attention_mask"]), partial(_last, places[0] == len(ids) - 1)
 
     outputs = get_forward_backward_func()(
         forward_step_func=forward,

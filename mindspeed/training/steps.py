@@ -44,7 +44,7 @@ def over_ranks(loss: torch.Tensor | None, flag: bool = False) -> tuple[float, bo
 def _forward(batches: Iterator[Batch], chunk: Any) -> tuple[torch.Tensor, Any]:
     batch = next(batches)
     loss = _loss_per_token if get_model_config(chunk).calculate_per_token_loss else _mean_loss
-    return chunk(batch.tokens, batch.positions, None, labels=batch.labels), loss
+    return chunk(batch.tokens, batch.positions, batch.mask, labels=batch.labels), loss
 
 
 def _loss_per_token(losses_BS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -182,4 +182,8 @@ def required_by(names: Iterable[str], known: Catalog, perhaps: bool = False) -> 
 
 
 def _question(asked: Asked, plan: ActivationPlan, recipe: Recipe) -> Question:
+    wanted = {planned.override.argument: bool(planned.override.value) for planned in plan.overrides}
+    recipe = replace(
+        recipe, documents=wanted.get("reset_attention_mask", False), restart=wanted.get("reset_position_ids", False)
+    )
     return Question(asked.features, plan, asked.baseline(plan, recipe), recipe, asked.numerics)

@@ -65,7 +65,11 @@ SHAPES: Final = (GPT, LLAMA, MOE)
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One training run: ``steps`` optimizer steps over ``global_batch_size`` samples each, in ``dtype`` fp32 or bf16."""
+    """One training run: ``steps`` optimizer steps over ``global_batch_size`` samples each, in ``dtype`` fp32 or bf16.
+
+    With ``documents`` samples are packed documents that do not see one another, and with ``restart`` positions begin anew
+    with each of them.
+    """
 
     shape: ModelShape
     dtype: str = "fp32"
@@ -73,6 +77,8 @@ class Recipe:
     micro_batch_size: int = 1
     global_batch_size: int = 8
     seed: int = 1234
+    documents: bool = False
+    restart: bool = False
 
     def world(self) -> dict[str, Any]:
         """What the recipe adds to a plan's world."""

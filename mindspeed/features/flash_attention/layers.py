@@ -10,6 +10,7 @@ from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
 from torch import Tensor
 
+from mindspeed.features._shared.documents import Ends, are_documents, ends_of_packed, ends_of_rows, is_padded
 from mindspeed.features._shared.position_bias import PositionBias
 from mindspeed.features.flash_attention.attention import ALL, BAND, CAUSAL, FULL_MASK, Seen, attend, attend_packed
 from mindspeed.features.flash_attention.feature import FlashAttentionArgs
@@ -53,6 +54,7 @@ class FlashAttention(DotProductAttention):  # type: ignore[misc]  # megatron has
     Beyond it: packed sequences. Queries that see no key give zeros, where Megatron gives the mean of all values.
     """
 
+    knows_documents: ClassVar[bool] = True
     args: ClassVar[FlashAttentionArgs]
     """The settings; `with_flash_attention` makes the class that has them, for specs name classes."""
 
@@ -76,15 +78,25 @@ class FlashAttention(DotProductAttention):  # type: ignore[misc]  # megatron has
             raise MindSpeedError([_problem("the model adds a bias to its attention scores", "take out flash-attention")])
         kind = self.attn_mask_type if attn_mask_type is None else attn_mask_type
         keep = 1 - self.attention_dropout.p if self.training else 1.0
-        packed = packed_seq_params is not None and query.dim() == 3
+        rows = are_documents(attention_mask)
+        packed = rows or (packed_seq_params is not None and query.dim() == 3)
         if packed and self.position_bias is not None and self.position_bias.matrix:
             sentence = "packed sequences take a position bias from slopes, not from a matrix"
             raise MindSpeedError([_problem(sentence, "--set alibi.fused_type=2, without square, opposite and fill")])
         seen = self._seen(kind, attention_mask, packed)
+        if packed and not rows and seen.mode == ALL and is_padded(packed_seq_params):
+            text = "flash-attention: packed sequences are padded, and attention is not causal"
+            raise MindSpeedError([Problem("MS337", text, ("flash-attention",), fix="give packed sequences without padding")])
         with self._random(keep):
+            if rows:
+                tensors = (x.transpose(0, 1).flatten(0, 1) for x in (query, key, value))
+                ends = _behind_one_another(ends_of_rows(attention_mask))
+                out = attend_packed(*tensors, (ends, ends), seen, self._scale(), keep, self.position_bias)
+                return out.unflatten(0, (query.shape[1], -1)).transpose(0, 1).flatten(2)
             if packed:
-                ends = [lengths.tolist()[1:] for lengths in (packed_seq_params.cu_seqlens_q, packed_seq_params.cu_seqlens_kv)]
-                return attend_packed(query, key, value, (ends[0], ends[1]), seen, self._scale(), keep, self.position_bias)
+                ends_q = [*ends_of_packed(packed_seq_params, "q", query.shape[0])]
+                ends_kv = [*ends_of_packed(packed_seq_params, "kv", key.shape[0])]
+                return attend_packed(query, key, value, (ends_q, ends_kv), seen, self._scale(), keep, self.position_bias)
             return attend(query, key, value, seen, self._scale(), keep, self.position_bias)
 
     def _seen(self, kind: AttnMaskType, mask: Tensor | None, packed: bool) -> Seen:
@@ -111,6 +123,11 @@ class FlashAttention(DotProductAttention):  # type: ignore[misc]  # megatron has
         shared = keep == 1 or self.config.sequence_parallel
         random: AbstractContextManager[Any] = nullcontext() if shared else get_cuda_rng_tracker().fork()
         return random
+
+
+def _behind_one_another(rows: Ends) -> list[int]:
+    """The ends of documents when rows of equal length follow one another."""
+    return [number * row[-1] + end for number, row in enumerate(rows) for end in row]
 
 
 def _problem(sentence: str, fix: str) -> Problem:

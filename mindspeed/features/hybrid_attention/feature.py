@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from mindspeed.features._shared.context_parallel.costs import cost_of_hybrid
+from mindspeed.features._shared.context_parallel.patches import NO_PREDICTION, SPARED_MASK, packed_in, sliced_by
 from mindspeed.plugins import (
+    ArgOverride,
     Category,
     Check,
     Feature,
@@ -14,9 +17,9 @@ from mindspeed.plugins import (
     Field,
     Numerics,
     Patch,
-    Replace,
     Requires,
     Slot,
+    World,
     hookimpl,
 )
 
@@ -25,8 +28,18 @@ _REASON = "what a rank of the ring holds is spread over the neighbours that trad
 
 
 class HybridAttentionArgs(FeatureArgs):
-    ulysses_degree: int = Field(2, ge=2, description="neighbouring ranks that trade tokens for heads")
+    ulysses_degree: int | None = Field(
+        None, ge=2, description="neighbouring ranks that trade tokens for heads, at best those of a node"
+    )
     window: int = Field(1, ge=1, description="ranks of an inner ring among those of the ring; 1 is a single ring")
+
+
+def _is_hybrid(args: HybridAttentionArgs, world: World) -> bool:
+    return args.ulysses_degree is not None and world.cp > 1
+
+
+def _is_window(args: HybridAttentionArgs, world: World) -> bool:
+    return args.window == 1 or args.window * (args.ulysses_degree or 1) < world.cp
 
 
 class HybridAttention(Feature[HybridAttentionArgs]):
@@ -37,61 +50,71 @@ class HybridAttention(Feature[HybridAttentionArgs]):
         summary="Context parallelism by heads among near ranks and by a ring among far ones",
         category=Category.CONTEXT_PARALLEL,
         slots={Slot.CONTEXT_PARALLEL},
+        cost=lambda args, world: cost_of_hybrid(args.ulysses_degree, world),
         constraints=(
             Requires("context-parallel", reason="it owns the group and the rule of the loss"),
+            NO_PREDICTION,
+            Check(
+                lambda args, world: args.ulysses_degree is not None,
+                "it is not said how many neighbours trade tokens for heads",
+                fix="--set hybrid-attention.ulysses_degree=2, or more, at best the ranks of a node",
+                when=lambda args, world: world.cp > 1,
+            ),
             Check(
                 lambda args, world: world.cp % args.ulysses_degree == 0 and world.cp > args.ulysses_degree,
                 "{args.ulysses_degree} neighbours and a ring of two or more do not make {world.cp} context-parallel ranks",
                 fix="a --cp that is two or more times {args.ulysses_degree}, or ulysses-attention or ring-attention alone",
+                when=_is_hybrid,
             ),
             Check(
                 lambda args, world: world.num_attention_heads % (args.ulysses_degree * world.tp) == 0,
                 "{world.num_attention_heads} attention heads do not divide among "
                 "{args.ulysses_degree} x tp = {args.ulysses_degree} x {world.tp} ranks",
                 fix="a smaller --set hybrid-attention.ulysses_degree",
+                when=_is_hybrid,
             ),
             Check(
                 lambda args, world: world.seq_length % (2 * world.cp) == 0,
                 "sequence length {world.seq_length} is not a multiple of 2 x cp = 2 x {world.cp}",
                 fix="use a --seq-length that is a multiple of 2 x {world.cp}",
+                when=_is_hybrid,
             ),
             Check(
-                lambda args, world: world.cp % (args.ulysses_degree * args.window) == 0,
-                "window {args.window} does not divide the ring of {world.cp} / {args.ulysses_degree} ranks",
-                fix="--set hybrid-attention.window=1",
+                lambda args, world: world.cp % (args.ulysses_degree * args.window) == 0 and _is_window(args, world),
+                "window {args.window} is not a part of the ring of {world.cp} / {args.ulysses_degree} ranks",
+                fix="--set hybrid-attention.window=1, or another divisor of the ring that is smaller than it",
+                when=_is_hybrid,
             ),
         ),
         numerics=Numerics.reordered(reason="the softmax is summed block by block"),
     )
 
     @hookimpl
-    def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
-        from mindspeed.features.hybrid_attention.layers import make_groups
+    def megatron_args(self) -> list[ArgOverride]:
+        return [SPARED_MASK] if self.world.cp > 1 else []
 
-        make_groups(get_group("cp"), self.args.ulysses_degree)
+    @hookimpl
+    def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
+        if self.args.ulysses_degree is not None and self.world.cp > 1:
+            from mindspeed.features.hybrid_attention.layers import make_groups
+
+            make_groups(get_group("cp"), self.args.ulysses_degree)
 
     @hookimpl
     def groups_destroyed(self) -> None:
-        from mindspeed.features.hybrid_attention.layers import forget_groups
+        if self.world.cp > 1:
+            from mindspeed.features.hybrid_attention.layers import forget_groups
 
-        forget_groups()
+            forget_groups()
 
     @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
         from mindspeed.features.hybrid_attention.layers import with_hybrid_attention
 
-        return with_hybrid_attention(spec, config, self.args)
+        return with_hybrid_attention(spec, config, self.args) if self.world.cp > 1 else spec
 
     @hookimpl
     def patches(self) -> list[Patch]:
-        embeddings = "megatron.core.models.common.embeddings"
-        return [
-            Replace("megatron.core.utils:get_batch_on_this_cp_rank", f"{_LAYERS}:share_of_batch", _REASON, optional=True),
-            Replace(
-                f"{embeddings}.rope_utils:get_pos_emb_on_this_cp_rank",
-                f"{_LAYERS}:share_of_table",
-                _REASON,
-                optional=True,
-                clears=(f"{embeddings}.rotary_pos_embedding:RotaryEmbedding.forward",),
-            ),
-        ]
+        if self.world.cp == 1:
+            return []
+        return [*sliced_by(f"{_LAYERS}:share_of_batch", f"{_LAYERS}:share_of_table", _REASON), *packed_in(_LAYERS)]

@@ -10,13 +10,22 @@ from mindspeed.features._shared.context_parallel.core_attention import CoreAtten
 from mindspeed.features._shared.context_parallel.groups import forget_groups, made_groups, make_groups
 from mindspeed.features._shared.context_parallel.heads import own_heads
 from mindspeed.features._shared.context_parallel.layout import Layout, zigzag
+from mindspeed.features._shared.context_parallel.packed import slicer_of_packed, turner_of_packed
 from mindspeed.features._shared.context_parallel.ring import ring_attention
 from mindspeed.features._shared.context_parallel.sight import Sight
 from mindspeed.features._shared.context_parallel.slicing import batch_share, table_share
 from mindspeed.features.hybrid_attention.attention import hybrid_attention, nested
 from mindspeed.features.hybrid_attention.feature import HybridAttentionArgs
 
-__all__ = ["forget_groups", "make_groups", "share_of_batch", "share_of_table", "with_hybrid_attention"]
+__all__ = [
+    "forget_groups",
+    "make_groups",
+    "share_of_batch",
+    "share_of_packed",
+    "share_of_table",
+    "turn_of_packed",
+    "with_hybrid_attention",
+]
 
 
 class HybridCoreAttention(CoreAttention):
@@ -69,3 +78,6 @@ def share_of_table(pos_emb: Tensor, seq_dim: int, cp_group: Any) -> Tensor:
 def _layout(ranks: int) -> Layout:
     ring = made_groups("hybrid_attention").outer.size()
     return nested(zigzag(ring), ranks // ring)
+
+
+share_of_packed, turn_of_packed = slicer_of_packed(_layout), turner_of_packed(_layout)

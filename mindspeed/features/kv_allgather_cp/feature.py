@@ -5,7 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from mindspeed.features._shared.context_parallel.costs import cost_of_gathering
-from mindspeed.plugins import Category, Check, Feature, FeatureArgs, FeatureSpec, Numerics, Requires, Slot, hookimpl
+from mindspeed.features._shared.context_parallel.patches import SPARED_MASK, packed_in
+from mindspeed.plugins import (
+    ArgOverride,
+    Category,
+    Check,
+    Feature,
+    FeatureArgs,
+    FeatureSpec,
+    Numerics,
+    Patch,
+    Requires,
+    Slot,
+    hookimpl,
+)
 
 
 class KvAllgatherCp(Feature[FeatureArgs]):
@@ -29,7 +42,15 @@ class KvAllgatherCp(Feature[FeatureArgs]):
     )
 
     @hookimpl
+    def megatron_args(self) -> list[ArgOverride]:
+        return [SPARED_MASK] if self.world.cp > 1 else []
+
+    @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
         from mindspeed.features.kv_allgather_cp.layers import with_gathered_attention
 
         return with_gathered_attention(spec, config) if self.world.cp > 1 else spec
+
+    @hookimpl
+    def patches(self) -> list[Patch]:
+        return packed_in() if self.world.cp > 1 else []

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from mindspeed.features._shared.context_parallel.costs import cost_of_ring
+from mindspeed.features._shared.context_parallel.patches import SPARED_MASK, packed_in
 from mindspeed.plugins import (
+    ArgOverride,
     Category,
     Check,
     Feature,
@@ -14,6 +16,7 @@ from mindspeed.plugins import (
     FeatureSpec,
     Field,
     Numerics,
+    Patch,
     Requires,
     Slot,
     hookimpl,
@@ -56,6 +59,10 @@ class RingAttention(Feature[RingAttentionArgs]):
     )
 
     @hookimpl
+    def megatron_args(self) -> list[ArgOverride]:
+        return [SPARED_MASK] if self.world.cp > 1 else []
+
+    @hookimpl
     def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
         if self.args.second_communicator:
             from mindspeed.features.ring_attention.layers import make_second_group
@@ -74,3 +81,7 @@ class RingAttention(Feature[RingAttentionArgs]):
         from mindspeed.features.ring_attention.layers import with_ring_attention
 
         return with_ring_attention(spec, config, self.args) if self.world.cp > 1 else spec
+
+    @hookimpl
+    def patches(self) -> list[Patch]:
+        return packed_in() if self.world.cp > 1 else []

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from mindspeed.features._shared.context_parallel.costs import cost_of_ulysses
-from mindspeed.features._shared.context_parallel.patches import NO_PREDICTION, any_length, sliced_by
+from mindspeed.features._shared.context_parallel.patches import NO_PREDICTION, SPARED_MASK, any_length, packed_in, sliced_by
 from mindspeed.plugins import (
+    ArgOverride,
     Category,
     Check,
     Feature,
@@ -45,6 +46,10 @@ class UlyssesAttention(Feature[FeatureArgs]):
     )
 
     @hookimpl
+    def megatron_args(self) -> list[ArgOverride]:
+        return [SPARED_MASK] if self.world.cp > 1 else []
+
+    @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
         from mindspeed.features.ulysses_attention.layers import with_ulysses_attention
 
@@ -54,4 +59,8 @@ class UlyssesAttention(Feature[FeatureArgs]):
     def patches(self) -> list[Patch]:
         if self.world.cp == 1:
             return []
-        return [*sliced_by(f"{_LAYERS}:stretch_of_batch", f"{_LAYERS}:stretch_of_table", _REASON), any_length()]
+        return [
+            *sliced_by(f"{_LAYERS}:stretch_of_batch", f"{_LAYERS}:stretch_of_table", _REASON),
+            *packed_in(_LAYERS),
+            any_length(),
+        ]

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from mindspeed.features._shared.context_parallel.core_attention import CoreAttention, with_core_attention
+from mindspeed.features._shared.context_parallel.packed import slicer_of_packed, turner_of_packed
 from mindspeed.features._shared.context_parallel.sight import Sight
 from mindspeed.features._shared.context_parallel.slicing import batch_share, table_share
 from mindspeed.features.ulysses_attention.attention import contiguous, ulysses_attention
@@ -45,3 +46,6 @@ def stretch_of_batch(batch: dict[str, Any], cp_group: Any = None) -> dict[str, A
 def stretch_of_table(pos_emb: Tensor, seq_dim: int, cp_group: Any) -> Tensor:
     """Stands for Megatron's slicing of a position table."""
     return table_share(pos_emb, seq_dim, cp_group, contiguous)
+
+
+share_of_packed, turn_of_packed = slicer_of_packed(contiguous), turner_of_packed(contiguous)

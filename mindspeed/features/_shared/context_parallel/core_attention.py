@@ -13,6 +13,7 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from mindspeed.features._shared.context_parallel.sight import Sight
+from mindspeed.features._shared.documents import are_documents, ends_of_packed, ends_of_rows, is_padded
 from mindspeed.features._shared.position_bias import PositionBias
 from mindspeed.megatron.specs import with_modules
 from mindspeed.plugins.problems import MindSpeedError, Problem
@@ -26,6 +27,7 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has 
     """
 
     feature: ClassVar[str]
+    knows_documents: ClassVar[bool] = True
     zigzag: ClassVar[bool] = False
     """Whether tokens lie in Megatron's zig-zag, which its multi-token prediction takes for granted."""
 
@@ -63,15 +65,40 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has 
         attention_bias: Tensor | None = None,
         packed_seq_params: Any = None,
     ) -> Tensor:
-        """``query`` is [tokens here, B, N, D], key and value [tokens here, B, K, D | E]. Gives [tokens here, B, N * E]."""
+        """``query`` is [tokens here, B, N, D], key and value [tokens here, B, K, D | E]. Gives [tokens here, B, N * E].
+
+        Packed sequences come without B and go without it.
+        """
         kind = self.attn_mask_type if attn_mask_type is None else attn_mask_type
-        if attention_bias is not None or packed_seq_params is not None:
-            what = "a bias on its attention scores" if attention_bias is not None else "packed sequences"
-            raise _refused(self.feature, f"the model has {what}")
-        causal = kind == AttnMaskType.causal
+        if attention_bias is not None:
+            raise _refused(self.feature, "the model has a bias on its attention scores")
+        packed = packed_seq_params is not None
+        causal = kind == AttnMaskType.causal or (packed and kind == AttnMaskType.padding_causal)
         slopes = None if self.position_bias is None else self.position_bias.slopes_on(query.device)
-        sight = Sight(causal, mask=None if causal else attention_mask, slopes=slopes)
+        if packed:
+            sight = Sight(causal, ends=(self._packed(packed_seq_params, query, causal),), slopes=slopes)
+            return self.attend(query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1), sight).flatten(1)
+        if are_documents(attention_mask):
+            sight = Sight(causal, ends=ends_of_rows(attention_mask), slopes=slopes)
+        else:
+            sight = Sight(causal, mask=None if causal else attention_mask, slopes=slopes)
         return self.attend(query, key, value, sight).flatten(2)
+
+    def _packed(self, packed: Any, query: Tensor, causal: bool) -> tuple[int, ...]:
+        """The ends of packed sequences in the row that this rank has a share of."""
+        wrong = {
+            f"packed sequences come in the format {packed.qkv_format}, not thd": query.dim() != 3,
+            "packed sequences are padded, and attention is not causal": not causal and is_padded(packed),
+            "apply_rope_fusion turns packed sequences by Transformer Engine's layout": (
+                self.config.apply_rope_fusion and self.group.size() > 1
+            ),
+        }
+        tokens = query.shape[0] * self.group.size()
+        ends, of_keys = ends_of_packed(packed, "q", tokens), ends_of_packed(packed, "kv", tokens)
+        wrong["queries and keys are packed at different places"] = ends != of_keys
+        if any(wrong.values()):
+            raise _refused(self.feature, next(sentence for sentence, holds in wrong.items() if holds))
+        return ends
 
     @abstractmethod
     def attend(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor:

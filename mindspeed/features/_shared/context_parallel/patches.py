@@ -1,12 +1,17 @@
-"""What an algorithm changes in Megatron whose tokens do not lie in Megatron's zig-zag. Light, data only."""
+"""What an algorithm changes in Megatron beside the core attention. Light, data only."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from mindspeed.plugins import Check, Patch, Replace, World, Wrap
+from mindspeed.plugins import ArgOverride, Check, Patch, Replace, When, World, Wrap
 
 _EMBEDDINGS: Final = "megatron.core.models.common.embeddings"
+
+
+SPARED_MASK: Final = ArgOverride(
+    "create_attention_mask_in_dataloader", False, "a causal mask is implied, and one of the data has the square of its length"
+)
 
 
 def sliced_by(batch: str, table: str, reason: str) -> list[Patch]:
@@ -16,6 +21,17 @@ def sliced_by(batch: str, table: str, reason: str) -> list[Patch]:
     return [
         Replace("megatron.core.utils:get_batch_on_this_cp_rank", batch, reason, optional=True),
         Replace(f"{_EMBEDDINGS}.rope_utils:get_pos_emb_on_this_cp_rank", table, reason, optional=True, clears=clears),
+    ]
+
+
+def packed_in(module: str = "mindspeed.features._shared.context_parallel.packed") -> list[Patch]:
+    """``share_of_packed`` and ``turn_of_packed`` of a module, by default those of zig-zag, in the place of Megatron's."""
+    reason = "rows of packed sequences are cut as all rows are, without Transformer Engine and without padding each sequence"
+    slicer, since = "megatron.core.utils:get_thd_batch_on_this_cp_rank", When(megatron=">=0.16")
+    turner = f"{_EMBEDDINGS}.rope_utils:_apply_rotary_pos_emb_thd"
+    return [
+        Replace(slicer, f"{module}:share_of_packed", reason, optional=True, when=since),
+        Replace(turner, f"{module}:turn_of_packed", reason, optional=True),
     ]
 
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-Ends = tuple[tuple[int, ...], ...]
-"""For each row of a batch the ends of the documents packed into it; the last is the length. Nothing means one document."""
+    from mindspeed.features._shared.documents import Ends
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,65 @@
+"""Documents packed into the rows of a batch, which do not see one another.
+
+They travel as an int64 tensor [rows, documents] in the place of an attention mask, through every layer, stage and
+recomputation of a model: the ends of the documents of each row, the last repeated where another row has more. It stays on
+the host, where attention reads it without waiting for a device.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeGuard
+
+import torch
+from torch import Tensor
+
+from mindspeed.plugins.problems import MindSpeedError, Problem
+
+Ends = tuple[tuple[int, ...], ...]
+"""For each row of a batch the ends of the documents packed into it; the last is the length. Nothing means one document."""
+
+
+def ends_of_positions(positions_BS: Tensor) -> Tensor:
+    """The documents of rows in which every document begins with position 0. Raises MS335 where a row begins otherwise."""
+    first = (positions_BS == 0).cpu()
+    if not bool(first[:, 0].all()):
+        text = "a row of position ids does not begin with 0, so that its documents cannot be told"
+        fix = "give the position ids of whole rows, before they are cut for context parallelism"
+        raise MindSpeedError([Problem("MS335", text, fix=fix)])
+    length = first.shape[1]
+    rows = [[*row.nonzero().flatten().tolist()[1:], length] for row in first]
+    most = max(map(len, rows))
+    return torch.tensor([row + [length] * (most - len(row)) for row in rows])
+
+
+def are_documents(mask: Tensor | None) -> TypeGuard[Tensor]:
+    """Whether what stands in the place of an attention mask says where documents end."""
+    return mask is not None and mask.dtype == torch.int64 and mask.dim() == 2
+
+
+def ends_of_rows(documents: Tensor) -> Ends:
+    """The ends that such a tensor says."""
+    return tuple(tuple(dict.fromkeys(row)) for row in documents.tolist())
+
+
+def ends_of_packed(packed: Any, side: Literal["q", "kv"], tokens: int) -> tuple[int, ...]:
+    """The ends that Megatron's ``PackedSeqParams`` say of a row of ``tokens`` queries or keys, read from the device once.
+
+    Padding behind a sequence counts as its last tokens, which under a causal mask no other of its tokens sees; what follows
+    the last sequence stands alone. Raises MS337 for sequences that are longer than the row.
+    """
+    known: dict[tuple[str, int], tuple[int, ...]] = vars(packed).setdefault("_ends", {})
+    if (side, tokens) not in known:
+        padded = getattr(packed, f"cu_seqlens_{side}_padded")
+        starts: Tensor = getattr(packed, f"cu_seqlens_{side}") if padded is None else padded
+        ends = [end for end in starts.flatten().tolist() if end > 0]
+        if max(ends, default=0) > tokens:
+            text = f"packed sequences end at {max(ends)} and their row has {tokens} tokens"
+            raise MindSpeedError([Problem("MS337", text, fix="give cu_seqlens that are of this row")])
+        known[side, tokens] = tuple(dict.fromkeys([*ends, tokens]))
+    return known[side, tokens]
+
+
+def is_padded(packed: Any) -> bool:
+    """Whether there is padding behind packed sequences, which attention that is not causal would see."""
+    padded = packed.cu_seqlens_kv_padded
+    return padded is not None and padded is not packed.cu_seqlens_kv and not torch.equal(padded, packed.cu_seqlens_kv)

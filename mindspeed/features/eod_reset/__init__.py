@@ -1,0 +1,1 @@
+"""Documents packed into one sequence do not see one another."""

@@ -1,0 +1,100 @@
+"""Where documents end, from the data set to the batch: the position ids of a sample begin anew with each of them.
+
+Position ids are what Megatron's loaders, broadcasts and scripts hand on anyway, so nothing else has to travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+
+from mindspeed.features._shared.documents import ends_of_positions
+from mindspeed.features.eod_reset.feature import EodResetArgs
+
+Function = Callable[..., Any]
+
+_args = [EodResetArgs()]  # type: ignore[call-arg]
+
+
+def begin(args: EodResetArgs) -> None:
+    """Megatron's groups exist; data sets and batches come after them."""
+    _args[:] = [args]
+
+
+def with_documents_kept(post_init: Function) -> Function:
+    """Around the ``__post_init__`` of a data set's configuration."""
+
+    @wraps(post_init)
+    def wrapped(config: Any) -> None:
+        config.reset_position_ids, config.reset_attention_mask, config.create_attention_mask = True, True, False
+        post_init(config)
+
+    return wrapped
+
+
+def with_positions_anew(original: Function) -> Function:
+    """Around ``_get_ltor_masks_and_position_ids(tokens, eod, reset positions, reset mask, mask loss, make mask)``."""
+
+    @wraps(original)
+    def wrapped(data: torch.Tensor, eod_token: int, *rest: Any) -> Any:
+        _, _, eod_mask_loss, _ = rest
+        mask, loss_mask, positions = original(data, eod_token, True, True, eod_mask_loss, False)
+        if (length := _args[0].fixed_document_length) is not None:
+            positions = torch.arange(len(data), device=data.device) % length
+        return mask, loss_mask, positions
+
+    return wrapped
+
+
+def with_documents(original: Function) -> Function:
+    """Around ``get_batch_on_this_cp_rank(batch, ...)``: the ends of documents become the attention mask of the batch.
+
+    Raises MS335 for position ids of which a row does not begin with 0.
+    """
+
+    @wraps(original)
+    def wrapped(batch: dict[str, Any], *rest: Any, **named: Any) -> dict[str, Any]:
+        positions = batch.get("position_ids")
+        if positions is None or "attention_mask" not in batch:
+            share: dict[str, Any] = original(batch, *rest, **named)
+            return share
+        ends = ends_of_positions(positions)
+        share = original({**batch, "attention_mask": None, "position_ids": for_model(positions)}, *rest, **named)
+        batch.update({**share, "attention_mask": ends})
+        return batch
+
+    return wrapped
+
+
+def for_model(positions: torch.Tensor) -> torch.Tensor:
+    """Positions as the model takes them."""
+    if _args[0].reset_position_ids:
+        return positions
+    return torch.arange(positions.shape[1], device=positions.device).expand_as(positions).contiguous()
+
+
+def with_positions_everywhere(original: Function) -> Function:
+    """Around ``get_batch_on_this_tp_rank(data_iterator, ...)``, which broadcasts positions on the first stage only."""
+
+    @wraps(original)
+    def wrapped(*given: Any, **named: Any) -> dict[str, Any]:
+        from megatron.core import parallel_state
+
+        batch: dict[str, Any] = original(*given, **named)
+        group = parallel_state.get_tensor_model_parallel_group()
+        if group.size() > 1:
+            like = next(x for name in ("position_ids", "labels", "tokens") if (x := batch.get(name)) is not None)
+            positions = batch["position_ids"] if group.rank() == 0 else torch.empty_like(like)
+            torch.distributed.broadcast(positions, parallel_state.get_tensor_model_parallel_src_rank(), group=group)
+            batch["position_ids"] = positions
+        return batch
+
+    return wrapped
+
+
+def every_stage(vp_stage: int | None) -> bool:
+    """Stands for ``is_first_or_last_pipeline_stage``, by which Megatron-LM decides where data are read."""
+    return True

@@ -1,0 +1,129 @@
+"""Documents packed into one sequence do not see one another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mindspeed.plugins import (
+    After,
+    ArgOverride,
+    Category,
+    Check,
+    Conflicts,
+    Feature,
+    FeatureArgs,
+    FeatureSpec,
+    Field,
+    Numerics,
+    Patch,
+    Replace,
+    When,
+    Wrap,
+    hookimpl,
+)
+
+_LAYERS = "mindspeed.features.eod_reset.layers"
+_BATCHES = "mindspeed.features.eod_reset.batches"
+_DATASET = "megatron.core.datasets.gpt_dataset"
+_TRAINING = "megatron.training.utils"
+_STAGES = "every stage of a pipeline reads where documents end, so that nothing but activations goes between stages"
+
+
+class EodResetArgs(FeatureArgs):
+    reset_position_ids: bool = Field(True, description="positions begin anew with every document")
+    fixed_document_length: int | None = Field(
+        None, ge=1, description="documents end every so many tokens, and not where the data says; the last takes the rest"
+    )
+
+
+class EodReset(Feature[EodResetArgs]):
+    """The position ids of a batch say where documents begin; attention gets their ends in the place of a mask.
+
+    The ends go through the model with the micro-batch, so that pipelines, interleaving and recomputation read their own.
+    """
+
+    spec = FeatureSpec(
+        name="eod-reset",
+        summary="Documents packed into one sequence do not see one another, also under context parallelism",
+        category=Category.SCENARIO,
+        constraints=(
+            Check(
+                lambda args, world: args.fixed_document_length is None or args.fixed_document_length <= world.seq_length,
+                "documents of {args.fixed_document_length} tokens are longer than the sequence of {world.seq_length}",
+                fix="--set eod-reset.fixed_document_length=N with N up to {world.seq_length}",
+            ),
+            Conflicts("adaptive-cp", reason="it plans its work once, for one mask that all batches share"),
+            Conflicts("shared-attention-mask", reason="the documents of each batch take the place of the mask"),
+            After("flash-attention"),
+            After("alibi"),
+            After("ring-attention"),
+            After("ulysses-attention"),
+            After("hybrid-attention"),
+            After("kv-allgather-cp"),
+        ),
+        numerics=Numerics.reordered(reason="the softmax is summed over the keys of a document, not over all with some hidden"),
+    )
+
+    @hookimpl
+    def megatron_args(self) -> list[ArgOverride]:
+        return [
+            ArgOverride("reset_attention_mask", True, "documents do not see one another"),
+            ArgOverride("reset_position_ids", self.args.reset_position_ids, "eod-reset.reset_position_ids"),
+            ArgOverride(
+                "create_attention_mask_in_dataloader", False, "attention gets the ends of documents, and needs no mask"
+            ),
+        ]
+
+    @hookimpl
+    def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
+        from mindspeed.features.eod_reset.batches import begin
+
+        begin(self.args)
+
+    @hookimpl
+    def layer_spec(self, spec: Any, config: Any) -> Any:
+        from mindspeed.features.eod_reset.layers import with_documents
+
+        return with_documents(spec, config)
+
+    @hookimpl
+    def patches(self) -> list[Patch]:
+        patches: list[Patch] = [
+            Wrap(
+                f"{_DATASET}:GPTDatasetConfig.__post_init__",
+                f"{_BATCHES}:with_documents_kept",
+                "every sample has position ids of its own, which say where its documents begin, and no mask",
+                phase="build",
+                optional=True,
+            ),
+            Wrap(
+                f"{_DATASET}:_get_ltor_masks_and_position_ids",
+                f"{_BATCHES}:with_positions_anew",
+                "the position ids of a sample begin anew with every document",
+                optional=True,
+            ),
+            Wrap(
+                "megatron.core.utils:get_batch_on_this_cp_rank",
+                f"{_BATCHES}:with_documents",
+                "the ends of documents are read from a whole row, before it is cut",
+                optional=True,
+            ),
+            Wrap(
+                "megatron.core.models.gpt.gpt_model:GPTModel.forward",
+                f"{_LAYERS}:with_documents_required",
+                "a batch that does not say where its documents end is refused",
+            ),
+        ]
+        if self.world.pp > 1:
+            patches += [
+                Wrap(f"{_TRAINING}:get_batch_on_this_tp_rank", f"{_BATCHES}:with_positions_everywhere", _STAGES, optional=True),
+                Replace(
+                    f"{_TRAINING}:is_first_or_last_pipeline_stage",
+                    f"{_BATCHES}:every_stage",
+                    _STAGES,
+                    when=When(megatron=">=0.15"),
+                    optional=True,
+                ),
+            ]
+        return patches

@@ -1,0 +1,92 @@
+"""The model's side: core attentions that know documents, and a batch that says where they end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch.distributed as dist
+from megatron.core import parallel_state
+from torch import Tensor
+
+from mindspeed.features._shared.context_parallel.blocks import Rule
+from mindspeed.features._shared.context_parallel.core_attention import CoreAttention, with_core_attention
+from mindspeed.features._shared.context_parallel.local import attention
+from mindspeed.features._shared.context_parallel.sight import Sight
+from mindspeed.features._shared.documents import are_documents, ends_of_positions
+from mindspeed.features.eod_reset.batches import for_model
+from mindspeed.megatron.specs import with_parts
+from mindspeed.plugins.problems import MindSpeedError, Problem
+
+_NAME = "eod-reset"
+
+
+class DocumentAttention(CoreAttention):
+    """Core attention of one rank by the tiles and the operator of context parallelism."""
+
+    feature = _NAME
+    zigzag = True
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor:
+        scale = query.shape[-1] ** -0.5 if self.scale is None else self.scale
+        rule = Rule(
+            scale, sight.causal and sight.mask is None, sight.mask, sight.ends, sight.slopes, 1 - self.drops, dist.get_rank()
+        )
+        whole = [(0, query.shape[0])]
+        return attention(query, key, value, rule, whole, whole)
+
+
+def with_documents(spec: Any, config: Any) -> Any:
+    """The spec of a block in which no core attention ignores documents. Raises MS304 for one that does.
+
+    That of a feature which knows documents stays; Megatron's own is exchanged.
+    """
+    spec = with_core_attention(spec, config, DocumentAttention) if _ranks() == 1 else spec
+    ignorant: set[str] = set()
+
+    def look(name: str, part: Any) -> Any:
+        core = getattr(part, "module", part) if name == "core_attention" else None
+        if isinstance(core, type) and not getattr(core, "knows_documents", False):
+            ignorant.add(core.__name__)
+        return part
+
+    with_parts(spec, look)
+    if ignorant:
+        fix = "take out the feature that brings it, or eod-reset"
+        problems = [
+            Problem("MS304", f"{_NAME}: {name} does not know documents", (_NAME,), fix=fix) for name in sorted(ignorant)
+        ]
+        raise MindSpeedError(problems)
+    return spec
+
+
+def with_documents_required(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Around ``GPTModel.forward(model, tokens, position_ids, attention_mask, ...)``.
+
+    Raises MS335 for a batch that does not say where its documents end; packed sequences say it themselves.
+    """
+
+    @wraps(forward)
+    def wrapped(
+        model: Any, input_ids: Any, position_ids: Any = None, attention_mask: Any = None, *rest: Any, **named: Any
+    ) -> Any:
+        says = are_documents(attention_mask) or named.get("packed_seq_params") is not None
+        infers = named.get("inference_context") is not None or named.get("inference_params") is not None
+        if not says and not infers:
+            if position_ids is None or _ranks() > 1:
+                raise MindSpeedError([_unknown()])
+            attention_mask, position_ids = ends_of_positions(position_ids), for_model(position_ids)
+        return forward(model, input_ids, position_ids, attention_mask, *rest, **named)
+
+    return wrapped
+
+
+def _unknown() -> Problem:
+    text = "the model got a batch that does not say where its documents end"
+    fix = "call megatron.core.utils.get_batch_on_this_cp_rank with position_ids and attention_mask (None) on every stage, and "
+    return Problem("MS335", text, (_NAME,), fix=f"{fix}give the model the attention_mask that comes back")
+
+
+def _ranks() -> int:
+    return int(parallel_state.get_context_parallel_world_size())
