@@ -1,8 +1,9 @@
-"""Adaptive attention against dense attention of one process, and what it sends."""
+"""Adaptive attention against dense attention of one process, what it computes and what it sends."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,63 +13,216 @@ from torch import Tensor
 
 import mindspeed
 from mindspeed.features._shared.context_parallel import costs
-from mindspeed.features._shared.context_parallel.layout import contiguous
-from mindspeed.features.adaptive_cp.attention import adaptive_attention, plan_mask
+from mindspeed.features._shared.context_parallel.heads import attention_by_heads
+from mindspeed.features._shared.context_parallel.layout import contiguous, nested
+from mindspeed.features.adaptive_cp import attention, remap
+from mindspeed.features.adaptive_cp.attention import AdaptivePlan, adaptive_attention, best_layout, plan_mask
 from mindspeed.platforms.collectives import traffic
 from mindspeed.verification.pool import WorkerPool
 from tests.features._shared.shards import assert_like_dense, causal, made, reference
+from tests.features.adaptive_cp.masks import interleaved, scattered, window
 
 LONG = pytest.mark.long
+WORLDS = [1, 2, pytest.param(3, marks=LONG), pytest.param(4, marks=LONG)]
 
 
-def shares(tensors: Sequence[Tensor], mask: Tensor) -> list[Any]:
+def planned(mask: Tensor, ranks: int, reordered: bool, inner: int = 1) -> AdaptivePlan:
+    return plan_mask(mask, ranks, best_layout(mask, ranks, mask.shape[0], inner) if reordered else None)
+
+
+def shares(tensors: Sequence[Tensor], mask: Tensor, reordered: bool) -> list[Any]:
     """Result and gradients of this rank's share."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    *inputs, dout = (contiguous(world).take(x, rank).clone() for x in tensors)
+    plan = planned(mask, world, reordered)
+    *inputs, dout = (plan.layout.take(x, rank).clone() for x in tensors)
     q, k, v = (x.requires_grad_() for x in inputs)
-    out = adaptive_attention(q, k, v, dist.group.WORLD, plan_mask(mask, world))
+    out = adaptive_attention(q, k, v, dist.group.WORLD, plan)
     out.backward(dout)
     return [out.detach(), q.grad, k.grad, v.grad]
 
 
-def sent(tensors: Sequence[Tensor], mask: Tensor) -> int:
-    """Bytes that this rank sends in forward."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    q, k, v = (contiguous(world).take(x, rank) for x in tensors[:3])
-    with traffic() as counted:
-        adaptive_attention(q, k, v, dist.group.WORLD, plan_mask(mask, world))
-    return counted.total("send").bytes
+MASKS = {"causal": causal, "window": lambda n: window(n, n // 8), "scattered": scattered, "interleaved": interleaved}
 
 
-def window(tokens: int, width: int) -> Tensor:
-    return ~torch.ones(tokens, tokens, dtype=torch.bool).tril().triu(1 - width)
-
-
-def scattered(tokens: int) -> Tensor:
-    """A random mask with blocks of any size that see nothing, on the diagonal as well, and a row that sees nothing."""
-    mask = torch.rand(tokens, tokens, generator=torch.Generator().manual_seed(2)) < 0.5
-    mask[: tokens // 2, : tokens // 2] = True
-    mask[tokens - 3] = True
-    return mask
-
-
-MASKS = {"causal": causal, "window": lambda n: window(n, n // 8), "scattered": scattered}
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", MASKS)
-@pytest.mark.parametrize("world", [1, 2, pytest.param(3, marks=LONG), pytest.param(4, marks=LONG)])
+@pytest.mark.parametrize("world", WORLDS)
 def test_it_is_dense_attention(pool: WorkerPool, world: int, kind: str, dtype: torch.dtype) -> None:
+    """Few key heads, another width of values, two samples, a row and a diagonal block that see nothing, any order."""
     tensors = made(world * 8, 2, 4, 2, 8, 4, dtype)
-    mask = MASKS[kind](world * 8)
-    assert_like_dense(pool.call(shares, world, tensors, mask), contiguous(world), reference(tensors, mask))
+    mask, reordered = MASKS[kind](world * 8), kind == "interleaved"
+    layout = planned(mask, world, reordered).layout
+    assert (layout == contiguous(world)) is not (reordered and world > 1)
+    assert_like_dense(pool.call(shares, world, tensors, mask, reordered), layout, reference(tensors, mask))
+
+
+def hybrid_shares(tensors: Sequence[Tensor], mask: Tensor, inner: int) -> list[Any]:
+    """Result and gradients of this rank, with ``inner`` neighbours trading heads."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    plan = planned(mask, world // inner, True, inner)
+    layout = nested(plan.layout, inner)
+    near = [dist.new_group(list(range(first, first + inner))) for first in range(0, world, inner)][rank // inner]
+    far = [dist.new_group(list(range(first, world, inner))) for first in range(inner)][rank % inner]
+    *inputs, dout = (layout.take(x, rank).clone() for x in tensors)
+    q, k, v = (x.requires_grad_() for x in inputs)
+    out = attention_by_heads(q, k, v, near, partial(adaptive_attention, group=far, plan=plan), "a test")
+    out.backward(dout)
+    return [out.detach(), q.grad, k.grad, v.grad]
+
+
+@pytest.mark.parametrize(("world", "inner"), [(2, 2), pytest.param(4, 2, marks=LONG)])
+def test_neighbours_that_trade_heads_do_not_change_it(pool: WorkerPool, world: int, inner: int) -> None:
+    tensors = made(world * 8, 2, 4, 2, 8, 4)
+    mask = interleaved(world * 8)
+    layout = nested(planned(mask, world // inner, True, inner).layout, inner)
+    assert_like_dense(pool.call(hybrid_shares, world, tensors, mask, inner), layout, reference(tensors, mask))
+
+
+def watched(tensors: Sequence[Tensor], mask: Tensor) -> dict[str, Any]:
+    """Bytes that this rank sends in forward and backward, and the pairs of tokens whose scores it makes in each."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    plan, computed = plan_mask(mask, world), dict[str, list[Any]](see=[], add_gradients=[])
+    part = AdaptivePlan.part
+
+    def watch(name: str, place: int) -> Any:
+        original = getattr(attention, name)
+
+        def call(*args: Any) -> None:
+            computed[name] += [args[place]] if name == "see" else args[place]
+            original(*args)
+
+        return call
+
+    *inputs, dout = (contiguous(world).take(x, rank).clone() for x in tensors)
+    q, k, v = (x.requires_grad_() for x in inputs)
+    kept = {name: getattr(attention, name) for name in computed}
+    blocks: list[tuple[int, int]] = []
+    try:
+        for name in computed:
+            setattr(attention, name, watch(name, 2))
+        AdaptivePlan.part = lambda self, block: (blocks.append((block.query, block.key)), part(self, block))[1]  # type: ignore
+        with traffic() as forward:
+            out = adaptive_attention(q, k, v, dist.group.WORLD, plan)
+        with traffic() as backward:
+            out.backward(dout)
+    finally:
+        AdaptivePlan.part = part  # type: ignore[method-assign]
+        for name, function in kept.items():
+            setattr(attention, name, function)
+    sent = [counted.total("send").bytes for counted in (forward, backward)]
+    return {"sent": sent, "blocks": blocks, "calls": [len(calls) for calls in computed.values()]}
 
 
 @pytest.mark.long
-def test_a_window_of_an_eighth_sends_at_most_half_of_what_a_ring_does(pool: WorkerPool) -> None:
+def test_a_window_of_an_eighth_sends_at_most_half_of_what_a_ring_does_and_computes_only_its_blocks(pool: WorkerPool) -> None:
     tensors = made(64, 1, 4, 4, 8, 8, torch.bfloat16)
-    plan = mindspeed.plan(features=[], platform="cpu")
-    bytes_sent = pool.call(sent, 4, tensors, window(64, 8), plan=plan)
-    ring = costs.ring(costs.Attention(16, 4, 4, 8, 8, 2), 4).forward
-    assert sum(bytes_sent) == ring  # three blocks of keys and values by all four ranks, of which a ring has each send three
-    assert max(bytes_sent) <= ring / 2
+    mask, ring = window(64, 8), costs.ring(costs.Attention(16, 4, 4, 8, 8, 2), 4)
+    ranks = pool.call(watched, 4, tensors, mask, plan=mindspeed.plan(features=[], platform="cpu"))
+    needed = [(q, k) for q in range(4) for k in range(4) if not mask[q * 16 : (q + 1) * 16, k * 16 : (k + 1) * 16].all()]
+    assert sorted(block for rank in ranks for block in rank["blocks"]) == needed
+    for rank in ranks:
+        assert rank["calls"] == [len(rank["blocks"])] * 2
+    forward, backward = zip(*(rank["sent"] for rank in ranks), strict=True)
+    assert (
+        sum(forward) == ring.forward
+    )  # three blocks of keys and values by all four ranks, of which a ring has each send three
+    assert max(forward) <= ring.forward / 2
+    assert max(backward) <= ring.backward / 2
+    assert max(forward) + max(backward) <= ring.both / 2
+
+
+def bytes_of(plan: AdaptivePlan, rank: int, queries: int, keys: int, statistics: int) -> list[int]:
+    """What a rank sends by the schedule, forward and backward, for so many bf16 numbers of queries, and keys with values."""
+    forward = backward = 0
+    for block in (block for turn in plan.rounds for block in turn):
+        gives, computes = rank == (block.key if block.moves_keys else block.query), rank == block.where
+        if block.moves_keys:
+            forward += 2 * keys * gives
+            backward += 2 * keys * gives + 4 * keys * computes
+        elif block.moves_queries:
+            forward += 2 * queries * gives + 4 * (queries + statistics) * computes
+            backward += (3 * 2 * queries + 4 * statistics) * gives + 4 * queries * computes
+    return [forward, backward]
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=LONG)])
+@pytest.mark.parametrize("kind", ["causal", "scattered"])
+def test_it_sends_what_the_schedule_says(pool: WorkerPool, world: int, kind: str) -> None:
+    tensors = made(world * 8, 2, 4, 2, 8, 8, torch.bfloat16)
+    mask = MASKS[kind](world * 8)
+    ranks = pool.call(watched, world, tensors, mask, plan=mindspeed.plan(features=[], platform="cpu"))
+    numbers = 8 * 2 * 4 * 8, 2 * 8 * 2 * 2 * 8, 8 * 2 * 4
+    assert [rank["sent"] for rank in ranks] == [bytes_of(plan_mask(mask, world), rank, *numbers) for rank in range(world)]
+
+
+def test_of_a_block_only_the_rectangle_in_which_something_is_seen_is_computed() -> None:
+    plan = plan_mask(window(64, 8), 4)
+    parts = {(block.query, block.key): plan.part(block) for turn in plan.rounds for block in turn}
+    assert (parts[1, 0].tile.rows, parts[1, 0].tile.columns) == ((0, 7), (9, 16))
+    assert parts[1, 1].tile.rows == parts[1, 1].tile.columns == (0, 16)
+    assert [parts[q, k].tile.causal for q, k in ((1, 0), (1, 1))] == [False, False]
+    diagonal = plan_mask(causal(64), 4).part(plan_mask(causal(64), 4).rounds[0][0])
+    assert diagonal.tile.causal
+
+
+def dropped(tensors: Sequence[Tensor], mask: Tensor, dropout: float) -> list[Any]:
+    """What this rank's queries give each key, after dropout, and its result and gradients with the same places dropped."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    plan = plan_mask(mask, world)
+    tokens = mask.shape[0]
+    q, k, v, dout = (plan.layout.take(x, rank).clone() for x in tensors)
+    ones = plan.layout.take(torch.eye(tokens, dtype=q.dtype)[:, None, None].expand(-1, q.shape[1], q.shape[2], -1), rank)
+    torch.manual_seed(5)
+    shown = adaptive_attention(q, k, ones, dist.group.WORLD, plan, dropout=dropout)
+    torch.manual_seed(5)
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    out = adaptive_attention(q, k, v, dist.group.WORLD, plan, dropout=dropout)
+    out.backward(dout)
+    return [shown, out.detach(), q.grad, k.grad, v.grad]
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=LONG)])
+def test_dropped_places_are_those_of_one_process_with_the_same_ones_and_differ_between_ranks(
+    pool: WorkerPool, world: int
+) -> None:
+    tensors, mask = made(world * 8, 1, 2, 2, 8, 8), causal(world * 8)
+    found = pool.call(dropped, world, tensors, mask, 0.3)
+    layout = contiguous(world)
+    probabilities = layout.restore([shard[0] for shard in found]).permute(1, 2, 0, 3)
+    kept = probabilities != 0
+    assert 0.5 < float(kept[:, :, ~mask].double().mean()) < 0.9
+    first, second = (kept[0, :, rank * 8 : rank * 8 + 8, rank * 8 : rank * 8 + 8] for rank in (0, 1))
+    assert not torch.equal(first, second)
+    q, k, v = (x.clone().requires_grad_() for x in tensors[:3])
+    scores = torch.einsum("qbhd,kbhd->bhqk", q, k) * 8**-0.5
+    probs = scores.masked_fill(mask, -torch.inf).softmax(-1) * kept / 0.7
+    out = torch.einsum("bhqk,kbhe->qbhe", probs, v)
+    out.backward(tensors[3])
+    assert_like_dense([shard[1:] for shard in found], layout, [out.detach(), q.grad, k.grad, v.grad])
+
+
+def test_a_plan_for_another_length_is_refused(pool: WorkerPool) -> None:
+    (message,) = pool.call(refused, 1, made(8, 1, 2, 2, 8, 8), causal(12))
+    assert message == "MS505 adaptive_attention: mask has shape (8, 12); expected is (8, 8) or (1, 1, 8, 8)"
+
+
+def refused(tensors: Sequence[Tensor], mask: Tensor) -> str:
+    try:
+        adaptive_attention(*tensors[:3], dist.group.WORLD, plan_mask(mask, 1))
+    except Exception as error:
+        return str(error)
+    return "not refused"
+
+
+def test_the_layout_is_made_of_whole_numbers_alone() -> None:
+    """The same order whatever the number of threads, as ranks may have different ones."""
+    mask = scattered(96)
+    before = torch.get_num_threads()
+    try:
+        layouts = []
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            layouts.append(remap.best_layout(mask, 4, 96))
+    finally:
+        torch.set_num_threads(before)
+    assert layouts[0] == layouts[1]

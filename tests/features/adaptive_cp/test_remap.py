@@ -78,7 +78,9 @@ def test_a_causal_mask_stays_in_order() -> None:
     assert best_layout(causal(64), 4, 64) == contiguous(4)
 
 
-@pytest.mark.parametrize(("tokens", "ranks", "inner", "pieces"), [(64, 4, 1, 16), (60, 4, 1, 12), (14, 2, 1, 2), (64, 2, 2, 16)])
+@pytest.mark.parametrize(
+    ("tokens", "ranks", "inner", "pieces"), [(64, 4, 1, 16), (60, 4, 1, 12), (14, 2, 1, 2), (64, 2, 2, 16)]
+)
 def test_pieces_are_as_many_as_fit(tokens: int, ranks: int, inner: int, pieces: int) -> None:
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(pieces, generator=generator)

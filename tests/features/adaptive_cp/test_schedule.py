@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mindspeed.features.adaptive_cp import rounds
 from mindspeed.features.adaptive_cp.schedule import Block, schedule
 
 GRIDS = st.integers(1, 8).flatmap(lambda n: st.lists(st.lists(st.booleans(), min_size=n, max_size=n), min_size=n, max_size=n))
@@ -20,11 +29,11 @@ def test_every_needed_block_is_computed_once_by_one_of_its_two_ranks(needed) -> 
 
 @given(GRIDS)
 def test_a_rank_computes_one_block_in_a_round_and_idles_only_when_it_can_do_nothing(needed) -> None:
-    rounds = schedule(needed)
-    for number, turn in enumerate(rounds):
+    turns = schedule(needed)
+    for number, turn in enumerate(turns):
         busy = [block.where for block in turn]
         assert len(set(busy)) == len(busy)
-        later = [block for rest in rounds[number + 1 :] for block in rest]
+        later = [block for rest in turns[number + 1 :] for block in rest]
         idle = set(range(len(needed))) - set(busy)
         assert not any(block.query in idle for block in later)
 
@@ -35,9 +44,9 @@ def test_a_full_grid_takes_as_many_rounds_as_ranks() -> None:
 
 def test_idle_ranks_help_under_a_causal_mask() -> None:
     needed = [[k <= q for k in range(4)] for q in range(4)]
-    rounds = schedule(needed)
-    assert len(rounds) == 3  # ten blocks on four ranks
-    assert Block(3, 0, 0) in rounds[1]
+    turns = schedule(needed)
+    assert len(turns) == 3  # ten blocks on four ranks
+    assert Block(3, 0, 0) in turns[1]
 
 
 def test_a_window_sends_only_the_neighbours_keys() -> None:
@@ -45,3 +54,83 @@ def test_a_window_sends_only_the_neighbours_keys() -> None:
     moved = [block for turn in schedule(needed) for block in turn if block.moves_keys or block.moves_queries]
     assert len(moved) == 3
     assert len(schedule(needed)) == 2
+
+
+class Channels:
+    """A transport as strict as can be: a message moves when both ends have posted it, each pair's in the order of posting."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.posted: dict[tuple[int, int, str], int] = {}
+        self.met: dict[tuple[int, int, int], tuple[threading.Event, threading.Event, list[Any]]] = {}
+
+    def place(self, source: int, target: int, end: str) -> tuple[threading.Event, threading.Event, list[Any]]:
+        """The place of the next message of a pair as seen by one of its ends."""
+        with self.lock:
+            number = self.posted[source, target, end] = self.posted.get((source, target, end), -1) + 1
+            return self.met.setdefault((source, target, number), (threading.Event(), threading.Event(), []))
+
+    def post(self, group: Any, messages: Iterable[rounds.Message]) -> Any:
+        waits, arriving = [], []
+        for message in messages:
+            if group.rank() == message.source:
+                sent, taken, content = self.place(message.source, message.target, "send")
+                content += [message.block, *(x.clone() for x in message.tensors)]
+                sent.set()
+                waits.append((taken, None, []))
+            elif group.rank() == message.target:
+                sent, taken, content = self.place(message.source, message.target, "receive")
+                taken.set()
+                waits.append((sent, message, content))
+                arriving.append(message)
+
+        def wait() -> list[rounds.Message]:
+            for event, message, content in waits:
+                assert event.wait(20), "a message is waited for that the other end never posts"
+                if message is not None:
+                    assert content[0] == message.block
+                    for room, x in zip(message.tensors, content[1:], strict=True):
+                        room.copy_(x)
+            return arriving
+
+        return SimpleNamespace(wait=wait)
+
+
+def run_rank(rank: int, turns: list[Any], returns: Callable[[Block], bool]) -> tuple[list[Block], list[Block]]:
+    """What a rank computes and what it takes of others; every message says whose it is."""
+    computed: list[Block] = []
+    taken: list[Block] = []
+
+    def compute(block: Block, arrived: list[torch.Tensor]) -> list[torch.Tensor]:
+        source = block.key if block.moves_keys else block.query
+        assert [int(x) for x in arrived] == ([] if source == rank else [source])
+        computed.append(block)
+        return [torch.tensor(100 * block.query + block.key)]
+
+    def take(block: Block, results: list[torch.Tensor]) -> None:
+        assert [int(x) for x in results] == [100 * block.query + block.key]
+        taken.append(block)
+
+    own = [torch.tensor(rank)]
+    work = rounds.Work(lambda block: own, compute, lambda block: [torch.tensor(0)], take)
+    rounds.run(turns, SimpleNamespace(rank=lambda: rank), work, returns)  # type: ignore[arg-type]
+    return computed, taken
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@settings(max_examples=40)
+@given(needed=GRIDS)
+def test_both_ends_of_every_transfer_agree_and_nobody_waits_for_ever(backward: bool, needed: list[list[bool]]) -> None:
+    def returns(block: Block) -> bool:
+        return block.query != block.key if backward else block.moves_queries
+
+    turns, ranks, channels = schedule(needed), range(len(needed)), Channels()
+    with pytest.MonkeyPatch.context() as patched, ThreadPoolExecutor(len(needed)) as threads:
+        patched.setattr(rounds, "_post", channels.post)
+        done = list(threads.map(lambda rank: run_rank(rank, turns, returns), ranks, timeout=60))
+    blocks = [block for turn in turns for block in turn]
+    for rank, (computed, taken) in zip(ranks, done, strict=True):
+        assert computed == [block for block in blocks if block.where == rank]
+        owners = {block: block.key if block.moves_keys else block.query for block in blocks if returns(block)}
+        assert sorted(taken, key=str) == sorted((b for b, owner in owners.items() if owner == rank != b.where), key=str)
+    assert all(sent.is_set() and taken.is_set() for sent, taken, _ in channels.met.values())

@@ -1,0 +1,25 @@
+"""Masks of tests: functions of the number of tokens, True where hidden."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def interleaved(tokens: int) -> Tensor:
+    """Causal, and each token sees only those whose number is even or odd like its own."""
+    place = torch.arange(tokens)
+    return (place[:, None] < place[None, :]) | (place[:, None] % 2 != place[None, :] % 2)
+
+
+def window(tokens: int, width: int) -> Tensor:
+    """Each token sees ``width`` tokens, itself the last."""
+    return ~torch.ones(tokens, tokens, dtype=torch.bool).tril().triu(1 - width)
+
+
+def scattered(tokens: int) -> Tensor:
+    """A random mask with blocks of any size that see nothing, on the diagonal as well, and a row that sees nothing."""
+    mask = torch.rand(tokens, tokens, generator=torch.Generator().manual_seed(2)) < 0.5
+    mask[: tokens // 2, : tokens // 2] = True
+    mask[tokens - 3] = True
+    return mask
