@@ -169,9 +169,15 @@ _WRAPPED: Final[tuple[tuple[str, str, str, str], ...]] = (
     ),
     (
         "torch.distributed.distributed_c10d:",
-        "cpu_backend:scatter_uneven",
-        "nccl scatters parts of different shapes, gloo does not",
-        "reduce_scatter",
+        "cpu_reduce_scatter:scatter_parts",
+        "gloo's reduce-scatter sends twice the bytes that it must, and takes no parts of different shapes",
+        "reduce_scatter reduce_scatter_tensor _reduce_scatter_base",
+    ),
+    (
+        "torch.distributed.distributed_c10d:",
+        "cpu_reduce_scatter:coalesce",
+        "gloo's reduce-scatter sends twice the bytes that it must",
+        "_coalescing_manager",
     ),
     ("multiprocessing.spawn:", "children:bring_plan", "a spawned process gets the platform too", "get_preparation_data"),
 )

@@ -7,7 +7,7 @@ from functools import wraps
 from inspect import signature
 from typing import Any
 
-from torch.distributed.distributed_c10d import BroadcastOptions, GroupMember, ReduceOp, ReduceOptions
+from torch.distributed.distributed_c10d import BroadcastOptions, GroupMember
 
 from mindspeed.platforms.cpu_tensors import is_device
 
@@ -101,25 +101,6 @@ def gather_uneven(all_gather: Callable[..., Any]) -> Callable[..., Any]:
         return _finish(works, async_op)
 
     return gathered
-
-
-def scatter_uneven(reduce_scatter: Callable[..., Any]) -> Callable[..., Any]:
-    """``reduce_scatter`` of parts that differ in shape: one reduction to each rank."""
-
-    @wraps(reduce_scatter)
-    def scattered(output: Any, input_list: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
-        if _even(input_list):
-            return reduce_scatter(output, input_list, op, group, async_op)
-        group = group or GroupMember.WORLD
-        works = []
-        for root, part in enumerate(input_list):
-            options = ReduceOptions()
-            options.reduceOp, options.rootRank, options.rootTensor = op, root, 0
-            buffer = output.copy_(part) if root == group.rank() else part.clone()
-            works.append(group.reduce([buffer], options))
-        return _finish(works, async_op)
-
-    return scattered
 
 
 def _even(tensors: Sequence[Any]) -> bool:
