@@ -1,6 +1,6 @@
 """``python -m benchmarks.gpu``: the operators of CUDA checked and then timed on this machine's GPU; exit 3 without one.
 
-Rows G1 to G5 and G7 to G9. Each is checked against plain torch at the size it is timed at; a row that is wrong is not timed.
+Rows G1 to G9. Each is checked against plain torch at the size it is timed at; a row that is wrong is not timed.
 The file is written after every row; ``--resume`` leaves out what it holds. ``--interpret`` checks every row at a small size on
 the CPU, the kernels in Triton's interpreter: no times, but the script itself is tried.
 """
@@ -42,9 +42,9 @@ def main(output: Path, only: tuple[str, ...], resume: bool, interpret: bool) -> 
     if not interpret and not torch.cuda.is_available():
         click.echo("torch sees no GPU here, so nothing is timed; --interpret checks every row, small, on the CPU", err=True)
         sys.exit(NO_GPU)
-    from benchmarks.accelerator import products, streaming
+    from benchmarks.accelerator import products, ring, streaming
 
-    chosen = [case for case in (*streaming.CASES, *products.CASES) if not only or case.row in only]
+    chosen = [case for case in (*streaming.CASES, *products.CASES, *ring.CASES) if not only or case.row in only]
     sys.exit(_checked(chosen) if interpret else _timed(chosen, output, resume))
 
 

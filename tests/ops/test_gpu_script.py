@@ -7,9 +7,10 @@ import json
 import pytest
 import torch
 from click.testing import CliRunner
+from torch.nn.attention import SDPBackend
 
 from benchmarks import gpu
-from benchmarks.accelerator import measuring, products, streaming
+from benchmarks.accelerator import measuring, products, ring, streaming
 from benchmarks.accelerator.measuring import Race, Work, mismatch
 from benchmarks.accelerator.operation import Case
 from benchmarks.accelerator.products import sizes_of
@@ -82,6 +83,7 @@ def pretended(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(streaming, "CASES", cases)
     monkeypatch.setattr(products, "CASES", [])
+    monkeypatch.setattr(ring, "CASES", [])
     monkeypatch.setattr(measuring, "race", race)
     monkeypatch.setattr(gpu, "_machine", lambda: "a GPU")
     return raced
@@ -111,3 +113,17 @@ def test_rows_that_are_known_are_left_out_on_request(pretended, tmp_path):
     assert len(pretended) == 1
     assert CliRunner().invoke(main, arguments).exit_code == 0
     assert len(pretended) == 2
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 8])
+def test_an_emulated_ring_gives_what_one_process_does(ranks):
+    tensors = [torch.randn(ranks * 4, 1, heads, 8).requires_grad_() for heads in (4, 2, 2)]
+    dout = torch.randn_like(tensors[0])
+    expected = ring._flash(tensors, dout, [SDPBackend.MATH])
+    torch.testing.assert_close(ring.emulated(tensors, dout, ranks), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_row_of_the_emulated_ring_is_right_on_a_cpu():
+    (case,) = ring.CASES
+    assert case.row == "G6"
+    assert mismatch(case.prepare(True)) == ""

@@ -1,7 +1,8 @@
 """`fusion_attention` by torch's flash kernel for CPU: blocks of queries and keys stay in the cache, key heads are shared.
 
 What the kernel cannot take runs the reference: dropout, the gradient of a bias, and tensors without elements. Causal and
-full attention are one call; every other sight is one call per strip of queries, with a mask or bias of that strip alone.
+full attention are one call, causal attention to more keys than queries is two, whose results are merged; every other sight
+is one call per strip of queries, with a mask or bias of that strip alone.
 Statistics are ``(logsumexp, 1)``. The kernel rounds the probabilities of half-precision inputs to their type.
 """
 
@@ -26,13 +27,14 @@ _ROWS: Final = 64
 class Tile(NamedTuple):
     """Queries ``rows`` against the keys ``columns``, causal from its own corner or with ``added`` to the logits.
 
-    ``added`` is [B | 1, N | 1, rows, columns], -inf for a hidden key.
+    ``added`` is [B | 1, N | 1, rows, columns], -inf for a hidden key. ``more``: an earlier tile has the same queries.
     """
 
     rows: Span
     columns: Span
     causal: bool = False
     added: Tensor | None = None
+    more: bool = False
 
 
 def _tiles(scores: Scores, dtype: torch.dtype, device: torch.device) -> Iterator[Tile]:
@@ -50,6 +52,9 @@ def _tiles(scores: Scores, dtype: torch.dtype, device: torch.device) -> Iterator
             if -sight.last < queries:
                 yield Tile((-sight.last, queries), (0, keys), causal=True)
             return
+        yield Tile((0, queries), (0, sight.last))
+        yield Tile((0, queries), (sight.last, min(keys, sight.last + queries)), causal=True, more=True)
+        return
     rows = max(_ROWS, _NUMBERS // (keys * _masks(scores)))
     for start in range(0, queries, rows):
         end = min(start + rows, queries)
@@ -105,15 +110,26 @@ def _forward_part(part: Part) -> None:
     out.zero_()
     maximum.fill_(-torch.inf)
     total.zero_()
-    for rows, columns, causal, added in _tiles(part.scores, maximum.dtype, q.device):
+    for rows, columns, causal, added, more in _tiles(part.scores, maximum.dtype, q.device):
         here, there = slice(*rows), slice(*columns)
         result, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q[:, :, here], k[:, :, there], v[:, :, there], 0.0, causal, attn_mask=added, scale=part.scores.scale
         )
+        if more:
+            _merge(out[:, :, here], maximum[:, :, here], result[..., : out.shape[-1]], logsumexp)
+            continue
         seen = None if added is None else (added > -torch.inf).any(-1)
         out[:, :, here] = result[..., : out.shape[-1]]
         maximum[:, :, here] = logsumexp if seen is None else torch.where(seen, logsumexp, -torch.inf)
         total[:, :, here] = 1 if seen is None else seen.to(total.dtype)
+
+
+def _merge(out: Tensor, logsumexp: Tensor, more: Tensor, its_logsumexp: Tensor) -> None:
+    """Add the result for further keys, in place; every query sees keys on both sides."""
+    together = torch.logaddexp(logsumexp, its_logsumexp)
+    weight, its_weight = ((x - together).exp()[..., None] for x in (logsumexp, its_logsumexp))
+    out.copy_(out * weight + more * its_weight)
+    logsumexp.copy_(together)
 
 
 def _backward_part(part: Part) -> None:
@@ -125,7 +141,7 @@ def _backward_part(part: Part) -> None:
     q, k, v, out, dout = _padded([q_view, k_view, v_view, out, dout])
     sums: list[Tensor] = []
     dq.zero_()
-    for rows, columns, causal, added in _tiles(part.scores, maximum.dtype, q.device):
+    for rows, columns, causal, added, more in _tiles(part.scores, maximum.dtype, q.device):
         here, there = slice(*rows), slice(*columns)
         grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             dout[:, :, here],
@@ -139,7 +155,8 @@ def _backward_part(part: Part) -> None:
             attn_mask=added,
             scale=part.scores.scale,
         )
-        dq[:, :, here] = grads[0][..., : dq.shape[-1]]
+        share = grads[0][..., : dq.shape[-1]]
+        dq[:, :, here] = dq[:, :, here] + share if more else share
         if columns == (0, k.shape[2]) and not sums and rows[1] == q.shape[2]:
             dk.copy_(grads[1][..., : dk.shape[-1]])  # the only strip
             dv.copy_(grads[2][..., : dv.shape[-1]])
