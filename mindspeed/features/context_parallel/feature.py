@@ -14,6 +14,7 @@ from mindspeed.plugins import (
     RequiresSlot,
     Slot,
     State,
+    Wrap,
     hookimpl,
 )
 
@@ -62,3 +63,15 @@ class ContextParallel(Feature[ContextParallelArgs]):
                 ArgOverride("calculate_per_token_loss", True, "ranks may hold different numbers of tokens that count")
             )
         return overrides
+
+    @hookimpl
+    def patches(self) -> list[Patch]:
+        if self.args.size == 1:
+            return []
+        return [
+            Wrap(
+                "megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
+                "mindspeed.features.context_parallel.randomness:with_numbers_of_its_own",
+                "in a step, ranks that hold other tokens drop other elements of them",
+            )
+        ]
