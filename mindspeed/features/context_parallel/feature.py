@@ -11,6 +11,7 @@ from mindspeed.plugins import (
     FeatureSpec,
     Field,
     Numerics,
+    Patch,
     RequiresSlot,
     Slot,
     State,
