@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import importlib.util
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from mindspeed.activation.environment import SUPPORTED_MEGATRON
+from mindspeed.documentation.drawing import Picture
 from mindspeed.documentation.markdown import code, page, table
 from mindspeed.documentation.predicates import condition
 from mindspeed.plugins.constraints import After, Before, Check, Conflicts, Requires, RequiresAny, RequiresSlot, Supersedes
@@ -57,6 +60,7 @@ def feature_page(found: Found) -> str:
     parts = [
         [feature.spec.summary + "."],
         _text(feature),
+        _shown(feature),
         _declaration(found, feature),
         _settings(feature),
         _constraints(feature),
@@ -78,6 +82,27 @@ def index_page(catalog: Catalog) -> str:
 def _text(feature: type[Feature[Any]]) -> list[str]:
     text = inspect.cleandoc(feature.__doc__ or "").replace("``", "`")
     return [text] if text and text.rstrip(".") != feature.spec.summary else []
+
+
+def pictures(feature: type[Feature[Any]]) -> Sequence[Picture]:
+    """What a module ``page`` beside the feature's own has under ``PICTURES``."""
+    found: Sequence[Picture] = _own_page(feature, "PICTURES")
+    return found
+
+
+def _own_page(feature: type[Feature[Any]], name: str) -> Any:
+    module = f"{feature.__module__.rpartition('.')[0]}.page"
+    exists = feature.__module__.count(".") and importlib.util.find_spec(module)
+    return getattr(importlib.import_module(module), name, ()) if exists else ()
+
+
+def _shown(feature: type[Feature[Any]]) -> list[str]:
+    """Pictures with what they show, then the lines that the feature adds under ``LINES``."""
+    lines = []
+    for picture in pictures(feature):
+        lines += [f"![{picture.title}]({picture.name}.svg)", "", picture.text, ""]
+    lines += _own_page(feature, "LINES")
+    return ["## In pictures", "", *lines] if lines else []
 
 
 def _declaration(found: Found, feature: type[Feature[Any]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Every generated page by its path below ``docs/``."""
+"""Every generated page and picture by its path below ``docs/``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 import click
 
 from mindspeed import support
+from mindspeed.documentation.drawing import svg
 from mindspeed.documentation.drift import drift_page
-from mindspeed.documentation.features import feature_page, index_page
+from mindspeed.documentation.features import feature_page, index_page, pictures
 from mindspeed.documentation.markdown import page, table
 from mindspeed.documentation.operators import operators_page
 from mindspeed.documentation.reference import command_line_page, errors_page, hooks_page, settings_page
@@ -19,7 +20,9 @@ from mindspeed.plugins.discovery import Catalog
 def pages(catalog: Catalog, main: click.Group) -> dict[str, str]:
     """``{"features/rms-norm.md": text, ...}`` for the features of ``catalog`` and the verbs of ``main``."""
     found = {f"features/{name}.md": feature_page(row) for name, row in catalog.usable.items()}
+    drawn = [picture for row in catalog.usable.values() if row.feature for picture in pictures(row.feature)]
     return found | {
+        **{f"features/{picture.name}.svg": svg(picture) for picture in drawn},
         "features/index.md": index_page(catalog),
         "errors.md": errors_page(),
         "hooks.md": hooks_page(),
@@ -49,10 +52,10 @@ def support_page() -> str:
 
 
 def write(folder: Path, made: dict[str, str]) -> None:
-    """Write pages, and remove generated pages of features that are no more."""
+    """Write pages, and remove generated pages and pictures of features that are no more."""
     (folder / "features").mkdir(parents=True, exist_ok=True)
-    for old in (folder / "features").glob("*.md"):
-        if f"features/{old.name}" not in made:
+    for old in (folder / "features").iterdir():
+        if old.suffix in (".md", ".svg") and f"features/{old.name}" not in made:
             old.unlink()
     for name, text in made.items():
         (folder / name).write_text(text, encoding="utf-8")

@@ -109,9 +109,10 @@ def test_a_generated_page_is_what_the_declarations_say_now(name):
 def test_no_page_is_left_of_a_feature_that_is_no_more(tmp_path):
     (tmp_path / "features").mkdir()
     (tmp_path / "features" / "gone.md").write_text("# gone\n")
+    (tmp_path / "features" / "gone.svg").write_text("<svg/>")
     write(tmp_path, GENERATED)
-    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.md")) == sorted(GENERATED)
-    committed = {path.name for path in (ROOT / "docs" / "features").glob("*.md")}
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*")) == sorted(GENERATED)
+    committed = {path.name for path in (ROOT / "docs" / "features").iterdir()}
     assert committed == {Path(name).name for name in GENERATED if name.startswith("features/")}
 
 
