@@ -1,4 +1,4 @@
-"""Bytes that each algorithm sends, counted at the process group, against the closed forms; and what it keeps."""
+"""Bytes that each algorithm sends, at the process group and on the wire, against the closed forms; and what it keeps."""
 
 from __future__ import annotations
 
@@ -9,22 +9,15 @@ import torch
 
 import mindspeed
 from mindspeed.features._shared.context_parallel import costs
-from mindspeed.features._shared.context_parallel.layout import contiguous, zigzag
 from mindspeed.verification.pool import WorkerPool
+from tests.features._shared.algorithms import Algorithm, algorithms
 from tests.features._shared.shards import made
-from tests.features._shared.watched import bytes_sent, saved_bytes
+from tests.features._shared.watched import Sent, counted, kept_bytes, on_the_wire
 
-FEATURES = "mindspeed.features"
-RING = f"{FEATURES}.ring_attention.attention.ring_attention"
-ULYSSES = f"{FEATURES}.ulysses_attention.attention.ulysses_attention"
-GATHERED = f"{FEATURES}.kv_allgather_cp.attention.kv_allgather_attention"
-WORLDS = [2, pytest.param(4, marks=pytest.mark.long)]
-
-
-def counted(pool: WorkerPool, world: int, name: str, tensors: Any, **keywords: Any) -> Any:
-    layout = contiguous(world) if name == ULYSSES else zigzag(world)
-    plan = mindspeed.plan(features=[], platform="cpu")
-    return pool.call(bytes_sent, world, name, layout, tensors, keywords, plan=plan)
+LONG = pytest.mark.long
+WORLDS = [2, pytest.param(4, marks=LONG)]
+MESSAGES = 16384
+"""Bytes of gloo's messages about transfers, of all those of a call of forward and backward together."""
 
 
 def shape(tensors: Any, world: int) -> costs.Attention:
@@ -33,43 +26,41 @@ def shape(tensors: Any, world: int) -> costs.Attention:
     return costs.Attention(tokens, q.shape[2], k.shape[2], q.shape[3], v.shape[3], q.element_size())
 
 
-@pytest.mark.parametrize("groups", [1, 4])
-@pytest.mark.parametrize("world", WORLDS)
-def test_a_ring_sends_what_its_formula_says(pool: WorkerPool, world: int, groups: int) -> None:
-    tensors = made(world * 6, 2, 4, groups, 8, 4, torch.bfloat16)
-    expected = costs.ring(shape(tensors, world), world)
-    for forward, backward in counted(pool, world, RING, tensors):
-        assert (forward["send"], backward["send"]) == (expected.forward, expected.backward)
-        assert set(forward) | set(backward) == {"send", "recv"}
-
-
-@pytest.mark.parametrize(("keep", "share"), [("half", 2 / 3), ("full", 1.0)])
-def test_what_a_ring_keeps_it_does_not_send_again(pool: WorkerPool, keep: str, share: float) -> None:
-    tensors = made(12, 2, 4, 4, 8, 4, torch.bfloat16)
-    expected = costs.ring(shape(tensors, 2), 2)
-    for forward, backward in counted(pool, 2, RING, tensors, keep=keep):
-        assert forward["send"] == expected.forward
-        assert backward["send"] == expected.backward - round(expected.forward * share)
-
-
-@pytest.mark.parametrize("groups", [1, 4])
-@pytest.mark.parametrize("world", WORLDS)
-def test_ulysses_sends_what_its_formula_says(pool: WorkerPool, world: int, groups: int) -> None:
-    tensors = made(world * 6, 2, 4, groups, 8, 4, torch.bfloat16)
-    expected = costs.ulysses(shape(tensors, world), world)
-    for forward, backward in counted(pool, world, ULYSSES, tensors):
-        sent = [side["all_to_all"] * (world - 1) // world for side in (forward, backward)]
-        assert sent == [expected.forward, expected.backward]
-        assert set(forward) | set(backward) == {"all_to_all"}
+def everything(world: int, small: dict[str, Any], large: Any) -> tuple[dict[str, dict[str, Sent]], dict[str, int]]:
+    """What this rank counts of small tensors, and what the kernel counts of large ones, in one activation of the platform."""
+    return {name: counted(algorithms(world), x) for name, x in small.items()}, on_the_wire(algorithms(world), large)
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_gathering_sends_what_its_formula_says(pool: WorkerPool, world: int) -> None:
-    tensors = made(world * 6, 2, 4, 2, 8, 4, torch.bfloat16)
-    expected = costs.gathered(shape(tensors, world), world)
-    for forward, backward in counted(pool, world, GATHERED, tensors):
-        moved = [forward["all_gather"], backward["all_gather"] + backward["reduce_scatter"]]
-        assert [size * (world - 1) // world for size in moved] == [expected.forward, expected.backward]
+def test_every_algorithm_sends_what_its_formula_says(pool: WorkerPool, world: int) -> None:
+    small = {f"{groups} key heads": made(world * 8, 2, 4, groups, 8, 4, torch.bfloat16) for groups in (1, 4)}
+    large = made(world * 256, 1, 8, 8, 64, 64, torch.float32)
+    plan = mindspeed.plan(features=[], platform="cpu")
+    for rank, (by_group, by_kernel) in enumerate(pool.call(everything, world, world, small, large, plan=plan)):
+        for heads, sent in by_group.items():
+            a = shape(small[heads], world)
+            expected = {name: algorithm.sent(a, world, rank) for name, algorithm in algorithms(world).items()}
+            assert {name: one.bytes for name, one in sent.items()} == {n: (e.forward, e.backward) for n, e in expected.items()}
+            assert_calls({name: one.calls for name, one in sent.items()}, world)
+        a = shape(large, world)
+        for name, algorithm in algorithms(world).items():
+            needed = algorithm.sent(a, world, rank).both
+            assert needed <= by_kernel[name] <= 1.01 * needed + MESSAGES, name
+
+
+def assert_calls(calls: dict[str, Any], world: int) -> None:
+    """Queries, keys and values travel in one all-to-all and results in another; a ring of R ranks makes R - 1 exchanges."""
+    trades, far = {"all_to_all": 2}, world // 2
+    assert calls["ulysses"] == calls["hybrid, all trade"] == (trades, trades)
+    assert calls["kv-allgather"] == ({"all_gather": 1}, {"all_gather": 1, "reduce_scatter": 1})
+    ring = exchanges(world - 1), exchanges(2 * (world - 1))
+    assert calls["ring"] == calls["double ring"] == calls["hybrid, none trade"] == ring
+    if world > 2:
+        assert calls["hybrid"] == (trades | exchanges(far - 1), trades | exchanges(2 * (far - 1)))
+
+
+def exchanges(count: int) -> dict[str, int]:
+    return {"isend": count, "irecv": count}
 
 
 def test_a_ring_moves_less_than_ulysses_exactly_when_key_heads_are_few() -> None:
@@ -82,19 +73,24 @@ def test_a_ring_moves_less_than_ulysses_exactly_when_key_heads_are_few() -> None
                 assert ratio == pytest.approx(r * ranks / (1 + r))
 
 
-@pytest.mark.parametrize("name", [RING, GATHERED])
-@pytest.mark.parametrize("world", WORLDS)
-def test_only_the_own_share_is_kept_for_backward(pool: WorkerPool, name: str, world: int) -> None:
-    tensors = made(world * 6, 2, 4, 2, 8, 8, torch.bfloat16)
-    q, k, v, out = (x.numel() // world * 2 for x in tensors)
-    statistics = q // 2 // 8 * 4
-    assert pool.call(saved_bytes, world, name, zigzag(world), tensors, {}) == [q + k + v + out + statistics] * world
+def kept(a: costs.Attention, algorithm: Algorithm, world: int) -> int:
+    """Bytes of query, keys, values, result and the logarithm of each row's sum; and of a ring those that it was told to keep."""
+    inner = world if algorithm.kind == "ulysses" else algorithm.inner
+    a = costs.traded(a, inner)
+    received = {"none": 0, "half": a.width, "full": a.width + a.value_width}[algorithm.keep] * (world - 1)
+    numbers = a.heads * (a.width + a.value_width) + a.groups * (a.width + a.value_width + received)
+    return a.tokens * (numbers * a.element + a.heads * costs.WIDE)
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_ulysses_keeps_its_share_of_the_heads(pool: WorkerPool, world: int) -> None:
-    tensors = made(world * 6, 2, 4, 4, 8, 8, torch.bfloat16)
-    q, k, v, out = (x.numel() // world * 2 for x in tensors)
-    statistics = q // 2 // 8 * 4
-    kept = pool.call(saved_bytes, world, ULYSSES, contiguous(world), tensors, {})
-    assert kept == [q + k + v + out + statistics] * world
+def test_what_is_kept_grows_with_the_own_share_alone(pool: WorkerPool, world: int) -> None:
+    """No scores, no keys of other ranks, no key heads repeated for query heads; a constant mask of triangles is shared."""
+    cases = {name: one for name, one in algorithms(world).items() if one.mask == "full"}
+    tensors = {tokens: made(world * tokens, 2, 8, 4, 8, 4, torch.bfloat16) for tokens in (8, 16)}
+    short, long = (pool.call(kept_bytes, world, cases, x) for x in tensors.values())
+    for one, two in zip(short, long, strict=True):
+        for name, algorithm in cases.items():
+            saved = [kept(shape(x, world), algorithm, world) for x in tensors.values()]
+            assert [one[name][0], two[name][0]] == saved, name
+            if algorithm.kind != "adaptive":  # whose plan holds the mask that it was given
+                assert one[name][1] == two[name][1], name
