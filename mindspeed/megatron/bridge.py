@@ -45,13 +45,14 @@ def check_overrides(overrides: Sequence[PlannedOverride], version: str | None) -
 
 
 def untaken() -> tuple[PlannedOverride, ...]:
-    """The active plan's overrides that no configuration and no call has taken so far."""
+    """The active plan's overrides that no configuration and no call has taken so far; those for Megatron-LM need not be."""
     from mindspeed.activation.session import current
 
     session = current()
     if session is None:
         return ()
-    return tuple(planned for planned in session.plan.overrides if planned.override.argument not in session.taken)
+    done = {*OF_TRAINING, *session.taken}
+    return tuple(planned for planned in session.plan.overrides if planned.override.argument not in done)
 
 
 def override_fields(original: Callable[..., None]) -> Callable[..., None]:

@@ -139,6 +139,11 @@ def test_what_was_taken_is_recorded_with_what_the_script_had(activate):
     assert [override.owners for override in untaken()] == [("acme",)]
 
 
+def test_a_script_without_megatron_lms_loop_need_not_take_its_arguments(activate):
+    activate(planned("create_attention_mask_in_dataloader", False), planned("nowhere", 1, "acme"))
+    assert [override.override.argument for override in untaken()] == ["nowhere"]
+
+
 def test_nothing_is_untaken_without_a_plan():
     assert untaken() == ()
 

@@ -16,6 +16,9 @@ from typing import Any
 
 import pytest
 
+from mindspeed import plan
+from mindspeed.verification.pool import WorkerPool
+
 SCRIPT = Path(__file__).with_name("plain_script.py")
 EXPERTS = ("--experts", "4")
 
@@ -32,6 +35,13 @@ def losses_and_layout(nproc: int, options: tuple[str, ...], flags: tuple[str, ..
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
     return data["losses"], data["layout"]
+
+
+def losses_and_norms(nproc: int, options: tuple[str, ...], flags: tuple[str, ...]) -> list[float]:
+    done = run(nproc, options, ("--share-sequence", *flags))
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    return [*data["losses"], *data["norms"]]
 
 
 @lru_cache
@@ -123,3 +133,65 @@ def test_a_script_that_asks_for_something_else_than_the_plan_is_told_where():
         f"  where: TransformerConfig at {SCRIPT}:{line}\n"
         "  fix: remove recompute_granularity from the script, or change the settings of recompute\n"
     )
+
+
+def shared(cp: int, *features: str) -> tuple[str, ...]:
+    degree = ("--set", "hybrid-attention.ulysses_degree=2") if "hybrid-attention" in features else ()
+    return ("--cp", str(cp), "--features", ",".join(features), *degree)
+
+
+OVERLAPPED = ("distributed-optimizer", "async-ddp", "async-param-gather")
+BESIDE_SHARES = {
+    "alone": (1, (), ()),
+    "tp2 and sequence parallel": (2, ("sequence-parallel",), ("--tp", "2")),
+    "pp2": (2, (), ("--pp", "2")),
+    "the distributed optimizer and both overlaps": (1, OVERLAPPED, ()),
+    "the distributed optimizer, both overlaps and dp2": (2, OVERLAPPED, ()),
+}
+
+
+@lru_cache
+def whole_sequences(flags: tuple[str, ...]) -> list[float]:
+    return losses_and_norms(1, (), flags)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("beside", BESIDE_SHARES)
+@pytest.mark.parametrize("algorithm", ["ring-attention", "ulysses-attention", "hybrid-attention", "kv-allgather-cp"])
+def test_a_script_that_slices_its_batches_gives_the_losses_and_norms_of_one_process(algorithm, beside):
+    """The plan makes the loss right: the tokens that count are not spread evenly, and the script says nothing of it."""
+    times, features, options = BESIDE_SHARES[beside]
+    cp = 4 if algorithm == "hybrid-attention" else 2
+    shares = losses_and_norms(cp * times, (*shared(cp, algorithm, *features), *options), ("--llama",))
+    assert shares == pytest.approx(whole_sequences(("--llama",)), rel=5e-6)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("algorithm", ["ring-attention", "kv-allgather-cp"])
+@pytest.mark.parametrize("cp", [2, 4])
+def test_further_tokens_are_predicted_across_the_borders_of_a_zigzag(algorithm, cp):
+    flags = ("--llama", "--further-tokens", "2", "--per-token")
+    assert losses_and_norms(cp, shared(cp, algorithm), flags) == pytest.approx(whole_sequences(flags), rel=5e-6)
+
+
+@pytest.mark.long
+def test_further_tokens_are_refused_elsewhere_also_when_the_plan_knows_nothing_of_them():
+    done = run(2, shared(2, "ulysses-attention"), ("--llama", "--further-tokens", "1"))
+    assert (done.returncode, done.stdout) == (1, "")
+    sentence = "ulysses-attention: mtp_num_layers is set, which only ring-attention and kv-allgather-cp can do"
+    assert f"MS304 {sentence} in the model that is being built" in done.stderr
+
+
+def trained(*flags: str) -> list[float]:
+    """Losses and gradient norms of the script's own loop, as one rank of a group that is there."""
+    from tests.megatron.plain_script import parse, train
+
+    losses, norms, _ = train(parse(["--share-sequence", *flags]))
+    return [*losses, *norms]
+
+
+def test_a_loop_that_slices_its_batches_gives_the_losses_and_norms_of_one_process(pool: WorkerPool) -> None:
+    whole = pool.call(trained, 1, "--llama", plan=plan(platform="cpu", world={"world_size": 1}))
+    world = {"world_size": 2, "cp": 2, "num_attention_heads": 4, "seq_length": 32}
+    shares = pool.call(trained, 2, "--llama", plan=plan(["ulysses-attention"], platform="cpu", world=world))
+    assert shares[0] == shares[1] == pytest.approx(whole[0], rel=5e-6)

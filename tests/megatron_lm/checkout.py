@@ -35,6 +35,12 @@ LLAMA: Final = split(
 
 MOE: Final = split("--num-experts 4 --moe-router-topk 2 --moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 1e-2")
 
+LATENT: Final = split(
+    "--multi-latent-attention --position-embedding-type rope --normalization RMSNorm --swiglu --ffn-hidden-size 96 "
+    "--disable-bias-linear --untie-embeddings-and-output-weights --q-lora-rank 16 --kv-lora-rank 12 --qk-head-dim 8 "
+    "--qk-pos-emb-head-dim 4 --v-head-dim 10 --rotary-scaling-factor 4 --mscale-all-dim 0.5 --rope-type yarn"
+)
+
 CPU: Final = split(
     "--transformer-impl local --distributed-backend gloo --no-gradient-accumulation-fusion --no-masked-softmax-fusion "
     "--no-persist-layer-norm --no-rope-fusion"

@@ -6,9 +6,15 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.megatron_lm.checkout import LLAMA, MOE, Checkout, Run
+from tests.megatron_lm.checkout import LATENT, LLAMA, MOE, Checkout, Run
 
-MODELS = {"llama": tuple(LLAMA), "moe": (*LLAMA, *MOE)}
+MODELS = {
+    "gpt": (),
+    "llama": tuple(LLAMA),
+    "moe": (*LLAMA, *MOE),
+    "latent": tuple(LATENT),
+    "further": (*LLAMA, "--mtp-num-layers", "1"),
+}
 
 
 @pytest.fixture
@@ -33,14 +39,15 @@ def initial(tmp_path_factory) -> Callable[[str], list[str]]:
 
 
 @pytest.fixture(scope="session")
-def stock(initial, tmp_path_factory) -> Callable[[str], Run]:
-    """The stock run of a model in one process, from its initial checkpoint."""
-    runs: dict[str, Run] = {}
+def stock(initial, tmp_path_factory) -> Callable[..., Run]:
+    """The stock run of a model in one process, with more flags, from its initial checkpoint."""
+    runs: dict[tuple[str, ...], Run] = {}
 
-    def run(model: str) -> Run:
-        if model not in runs:
-            flags = [*initial(model), "--train-iters", "4"]
-            runs[model] = Checkout(tmp_path_factory.mktemp("stock")).stock(1, *flags).ended_well()
-        return runs[model]
+    def run(model: str, *more: str) -> Run:
+        asked = (model, *more)
+        if asked not in runs:
+            flags = [*initial(model), "--train-iters", "4", *more]
+            runs[asked] = Checkout(tmp_path_factory.mktemp("stock")).stock(1, *flags).ended_well()
+        return runs[asked]
 
     return run
