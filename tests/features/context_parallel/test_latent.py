@@ -1,0 +1,97 @@
+"""Multi-latent attention, whose keys are wider than its values, against stock Megatron and against the formula."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mindspeed import plan
+from mindspeed.verification.pool import WorkerPool
+from tests.conftest import Prove
+from tests.features._shared.shards import causal, dense
+
+LONG = pytest.mark.long
+LATENT = {"multi_latent_attention": True}
+
+
+def cp(size: int, **settings: Any) -> dict[str, dict[str, Any]]:
+    return {"context-parallel": {"size": size}, **settings}
+
+
+@pytest.mark.parametrize("algorithm", ["ring-attention", "ulysses-attention", pytest.param("kv-allgather-cp", marks=LONG)])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=LONG)])
+def test_a_share_of_the_sequence_trains_as_the_whole(prove: Prove, algorithm: str, size: int) -> None:
+    assert prove(algorithm, settings=cp(size), world=LATENT).problems == []
+
+
+@pytest.mark.long
+def test_it_does_with_neighbours_that_trade_heads_in_a_ring(prove: Prove) -> None:
+    settings = cp(4, **{"hybrid-attention": {"ulysses_degree": 2}})
+    assert prove("hybrid-attention", settings=settings, world=LATENT).problems == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("algorithm", ["ring-attention", "ulysses-attention", "kv-allgather-cp"])
+def test_it_does_beside_tensor_parallelism(prove: Prove, algorithm: str) -> None:
+    settings = cp(2, **{"tensor-parallel": {"size": 2}})
+    assert prove(algorithm, "tensor-parallel", "sequence-parallel", settings=settings, world=LATENT).problems == []
+
+
+@pytest.mark.long
+def test_it_does_in_bf16(prove: Prove) -> None:
+    assert prove("ring-attention", settings=cp(2), world={**LATENT, "dtype": "bf16"}).problems == []
+
+
+@pytest.mark.long
+def test_attention_without_the_score_matrix_does_it(prove: Prove) -> None:
+    assert prove("flash-attention", world=LATENT).problems == []
+
+
+class Formula(torch.nn.Module):
+    """A core attention that is nothing but the formula, with the constructor that multi-latent attention calls."""
+
+    def __init__(self, config: Any, softmax_scale: float, k_channels: int, v_channels: int, **others: Any) -> None:
+        super().__init__()
+        self.scale, self.widths = softmax_scale, (k_channels, v_channels)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **others: Any) -> Tensor:
+        assert (key.shape[-1], value.shape[-1]) == self.widths
+        return dense(query, key, value, causal(query.shape[0]), self.scale).flatten(2)
+
+
+def loss_and_gradients(by_formula: bool) -> dict[str, Tensor]:
+    """Of one sequence through a small model with Megatron's own layers, its core attention, or `Formula`."""
+    from megatron.core import tensor_parallel
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer.dot_product_attention import DotProductAttention
+
+    from mindspeed.megatron.specs import with_modules
+    from tests.megatron.plain_script import fill_weights, make_config, parse
+
+    tensor_parallel.model_parallel_cuda_manual_seed(1, force_reset_rng=True)
+    spec = get_gpt_layer_local_spec(multi_latent_attention=True)
+    config = make_config(parse(["--latent", "--layers", "2"]))
+    chosen = with_modules(spec, {DotProductAttention: Formula}) if by_formula else spec
+    model = GPTModel(config, chosen, vocab_size=32, max_sequence_length=24, position_embedding_type="rope")
+    fill_weights(model)
+    tokens = torch.arange(25)[None] * 7 % 32
+    loss = model(tokens[:, :-1], torch.arange(24)[None], causal(24)[None, None], labels=tokens[:, 1:]).mean()
+    loss.backward()
+    result = {"loss": loss.detach(), **{name: parameter.grad for name, parameter in model.named_parameters()}}
+    for module in model.modules():
+        vars(module).clear()
+    gc.collect()
+    return result
+
+
+def test_megatrons_core_attention_is_the_formula_also_where_keys_are_wider_than_values(pool: WorkerPool) -> None:
+    alone = plan(platform="cpu", level=0)
+    (ours,), (formula,) = (pool.call(loss_and_gradients, 1, by_formula, plan=alone) for by_formula in (False, True))
+    assert ours.keys() == formula.keys()
+    for name, expected in formula.items():
+        torch.testing.assert_close(ours[name], expected, rtol=1e-5, atol=1e-6 * float(expected.abs().max()), msg=name)
