@@ -127,6 +127,7 @@ FEATURES: Final[dict[str, str]] = {
     "recompute_granularity": "recompute",
     "recompute_activations": "recompute",
     "moe_permute_fusion": "moe-token-permute",
+    "reset_attention_mask": "eod-reset",
 }
 """Arguments that switch on a feature."""
 
@@ -147,10 +148,11 @@ SETTINGS: Final[dict[str, tuple[str, str]]] = {
     "recompute_num_layers": ("recompute", "num_layers"),
     "recompute_modules": ("recompute", "modules"),
     "distribute_saved_activations": ("recompute", "distribute"),
+    "reset_position_ids": ("eod-reset", "reset_position_ids"),
 }
 """Arguments that are a setting of a feature, read where that feature is active."""
 
-DEFAULTS_THAT_DIFFER: Final = ("moe_token_dispatcher_type",)
+DEFAULTS_THAT_DIFFER: Final = ("moe_token_dispatcher_type", "reset_position_ids")
 """Settings whose default in Megatron-LM is not ours: without a word of the user, Megatron-LM's holds."""
 
 OPTIONS_OF_OTHERS: Final = {"recompute_modules": ("core_attn", "mlp", "moe", "shared_experts")}

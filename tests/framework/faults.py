@@ -143,6 +143,16 @@ def plain_swiglu(original: Function) -> Function:
     return swiglu
 
 
+def one_document(original: Function) -> Function:
+    """Around a function that gives the ends of documents in each row: they are one document."""
+
+    @functools.wraps(original)
+    def ends_of_rows(documents: Any) -> Any:
+        return tuple((row[-1],) for row in original(documents))
+
+    return ends_of_rows
+
+
 def _has_first_layer(chunk: Any) -> bool:
     from megatron.core.utils import get_attr_wrapped_model
 

@@ -86,11 +86,13 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has 
 
     def _packed(self, packed: Any, query: Tensor, causal: bool) -> tuple[int, ...]:
         """The ends of packed sequences in the row that this rank has a share of."""
+        spread = self.group.size() > 1
         wrong = {
             f"packed sequences come in the format {packed.qkv_format}, not thd": query.dim() != 3,
             "packed sequences are padded, and attention is not causal": not causal and is_padded(packed),
-            "apply_rope_fusion turns packed sequences by Transformer Engine's layout": (
-                self.config.apply_rope_fusion and self.group.size() > 1
+            "apply_rope_fusion turns packed sequences by Transformer Engine's layout": spread and self.config.apply_rope_fusion,
+            "multi-token prediction looks for the next tokens of packed sequences in Transformer Engine's layout": (
+                spread and bool(getattr(self.config, "mtp_num_layers", None))
             ),
         }
         tokens = query.shape[0] * self.group.size()

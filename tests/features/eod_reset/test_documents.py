@@ -1,0 +1,155 @@
+"""Where documents end, from Megatron's data set to the batch: position ids say it, and its own mask agrees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from megatron.core.datasets.gpt_dataset import _get_ltor_masks_and_position_ids as stock
+from torch import Tensor
+
+import mindspeed
+from mindspeed.features._shared.documents import are_documents, ends_of_positions, ends_of_rows
+from mindspeed.features.eod_reset import batches
+from mindspeed.features.eod_reset.feature import EodResetArgs
+from mindspeed.plugins.problems import MindSpeedError, ResolutionError
+
+EOD = 9
+
+
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Settings of the feature for one test."""
+    monkeypatch.setattr(batches, "_args", [EodResetArgs()])
+    return lambda **settings: batches.begin(EodResetArgs(**settings))
+
+
+def hidden(ends: tuple[int, ...]) -> Tensor:
+    """What a token does not see, [tokens, tokens]."""
+    places = torch.arange(ends[-1])
+    number = torch.bucketize(places, torch.tensor(ends), right=True)
+    return (number[:, None] != number) | (places[:, None] < places)
+
+
+rows = st.lists(st.sampled_from([1, 2, EOD]), min_size=1, max_size=20)
+
+
+@given(rows)
+def test_the_ends_are_those_of_megatrons_dense_mask(row: list[int]) -> None:
+    mask, _, positions = stock(torch.tensor(row), EOD, True, True, False, True)
+    (ends,) = ends_of_rows(ends_of_positions(positions[None]))
+    assert torch.equal(hidden(ends), mask[0])
+
+
+@pytest.mark.parametrize(
+    ("row", "ends"),
+    [
+        ([1, 2, 3, 4], (4,)),
+        ([1, 2, 3, EOD], (4,)),
+        ([EOD, 2, EOD, EOD], (1, 3, 4)),
+        ([1, EOD, 2, 3], (2, 4)),
+    ],
+)
+def test_a_document_ends_behind_its_last_token_and_at_the_end_of_the_row(row: list[int], ends: tuple[int, ...]) -> None:
+    positions = stock(torch.tensor(row), EOD, True, True, False, False)[2]
+    assert ends_of_rows(ends_of_positions(positions[None])) == (ends,)
+
+
+@given(st.lists(rows.map(lambda row: (row + [1] * 20)[:20]), min_size=1, max_size=4))
+def test_rows_have_documents_of_their_own_and_they_travel_as_one_tensor(batch: list[list[int]]) -> None:
+    positions = [stock(torch.tensor(row), EOD, True, True, False, False)[2] for row in batch]
+    documents = ends_of_positions(torch.stack(positions))
+    alone = [ends_of_rows(ends_of_positions(row[None]))[0] for row in positions]
+    assert are_documents(documents)
+    assert ends_of_rows(documents) == tuple(alone)
+
+
+def test_masks_are_no_documents() -> None:
+    assert not are_documents(None)
+    assert not are_documents(torch.ones(1, 1, 4, 4, dtype=torch.bool))
+    assert not are_documents(torch.ones(1, 1, 4, 4, dtype=torch.int64))
+
+
+def test_a_row_that_begins_elsewhere_is_refused() -> None:
+    with pytest.raises(MindSpeedError) as refused:
+        ends_of_positions(torch.tensor([[0, 1, 2], [4, 5, 0]]))
+    assert str(refused.value) == (
+        "MS335 a row of position ids does not begin with 0, so that its documents cannot be told\n"
+        "  fix: give the position ids of whole rows, before they are cut for context parallelism"
+    )
+
+
+def test_a_sample_says_where_its_documents_begin_whatever_the_settings_of_the_data_set(chosen: Any) -> None:
+    made = batches.with_positions_anew(stock)
+    row = torch.tensor([1, EOD, 2, 3, EOD, 4, 5])
+    for restart in (True, False):
+        chosen(reset_position_ids=restart)
+        mask, loss_mask, positions = made(row, EOD, False, False, True, True)
+        assert mask is None
+        assert loss_mask.tolist() == [1, 0, 1, 1, 0, 1, 1]
+        assert positions.tolist() == [0, 1, 0, 1, 2, 0, 1]
+
+
+def test_documents_of_one_length_take_the_place_of_those_in_the_data(chosen: Any) -> None:
+    chosen(fixed_document_length=3)
+    _, _, positions = batches.with_positions_anew(stock)(torch.tensor([1, EOD, 2, 3, 4, 5, 6]), EOD, False, False, False, True)
+    assert ends_of_rows(ends_of_positions(positions[None])) == ((3, 6, 7),)
+
+
+def cut_in_two(batch: dict[str, Any]) -> dict[str, Any]:
+    """As Megatron's function on the second of two ranks."""
+    return {name: value if value is None else value[:, value.shape[1] // 2 :] for name, value in batch.items()}
+
+
+@pytest.mark.parametrize("restart", [True, False])
+def test_the_ends_are_read_before_a_row_is_cut(chosen: Any, restart: bool) -> None:
+    chosen(reset_position_ids=restart)
+    positions = torch.tensor([[0, 1, 0, 1, 2, 0], [0, 1, 2, 3, 4, 5]])
+    dense = torch.ones(2, 1, 6, 6, dtype=torch.bool)
+    batch = batches.with_documents(cut_in_two)({"tokens": positions, "position_ids": positions, "attention_mask": dense})
+    assert ends_of_rows(batch["attention_mask"]) == ((2, 5, 6), (6,))
+    assert batch["position_ids"].tolist() == ([[1, 2, 0], [3, 4, 5]] if restart else [[3, 4, 5], [3, 4, 5]])
+    assert batch["tokens"].tolist() == [[1, 2, 0], [3, 4, 5]]
+
+
+def test_a_batch_that_has_nothing_to_say_is_cut_as_ever() -> None:
+    batch = {"tokens": torch.arange(6)[None]}
+    assert batches.with_documents(cut_in_two)(batch)["tokens"].tolist() == [[3, 4, 5]]
+
+
+def refusal(*features: str, **settings: Any) -> str:
+    with pytest.raises(ResolutionError) as refused:
+        mindspeed.plan(
+            [*features, "eod-reset"], settings={"eod-reset": settings}, platform="cpu", world={"seq_length": 8, "world_size": 2}
+        )
+    return str(refused.value)
+
+
+def test_a_document_longer_than_the_sequence_is_refused() -> None:
+    assert refusal(fixed_document_length=9).startswith(
+        "MS304 eod-reset: documents of 9 tokens are longer than the sequence of 8\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("feature", "reason"),
+    [
+        ("adaptive-cp", "it plans its work once, for one mask that all batches share"),
+        ("shared-attention-mask", "the documents of each batch take the place of the mask"),
+    ],
+)
+def test_features_with_one_mask_for_all_batches_are_refused(feature: str, reason: str) -> None:
+    assert reason in refusal(feature)
+
+
+def test_every_stage_reads_the_data_where_there_is_a_pipeline() -> None:
+    world = {"world_size": 2, "pp": 2}
+    settings = {"pipeline-parallel": {"size": 2}}
+    sites = {patch.site for patch in mindspeed.plan(["eod-reset"], settings=settings, platform="cpu", world=world).patches}
+    alone = {patch.site for patch in mindspeed.plan(["eod-reset"], platform="cpu").patches}
+    reading = {"megatron.training.utils:get_batch_on_this_tp_rank", "megatron.training.utils:is_first_or_last_pipeline_stage"}
+    assert reading <= sites
+    assert reading.isdisjoint(alone)

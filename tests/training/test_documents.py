@@ -1,0 +1,44 @@
+"""``mindspeed pretrain`` on short documents that do not see one another: every stage and rank reads where they end."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from mindspeed.training.corpus import prepare
+from tests.training.conftest import TINY, WORDS, Run, losses
+
+pytestmark = pytest.mark.long
+FEATURE = ("--features", "eod-reset")
+RING = ("--features", "ring-attention", "--cp=2")
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The prefix of prepared data: some thousand documents, of one word each up to more than a sequence."""
+    folder, words = tmp_path_factory.mktemp("documents"), random.Random(0)
+    for number in range(1500):
+        (folder / f"{number:04}.txt").write_text(" ".join(words.choices(WORDS, k=words.randint(1, 9))))
+    prepare([str(folder)], str(folder.parent / "prepared"))
+    return str(folder.parent / "prepared")
+
+
+def trained(folder: Path, documents: str, *more: str) -> dict[int, float]:
+    run = folder / "run"
+    Run(*TINY, f"--data={documents}", f"--run={run}", "--train-iters=4", *more).done()
+    return losses(run)
+
+
+def test_every_layout_reads_the_ends_of_documents(tmp_path: Path, documents: str) -> None:
+    alone = trained(tmp_path / "alone", documents, *FEATURE)
+    assert trained(tmp_path / "plain", documents) != pytest.approx(alone, rel=1e-4), "the documents are seen apart"
+    for name, layout in {
+        "ring": (*RING, "--nproc=2"),
+        "stages": ("--pp=4", "--nproc=4"),
+        "interleaved": ("--pp=2", "--vpp=2", "--nproc=2"),
+        "ring and stages": (*RING, "--pp=2", "--nproc=4"),
+        "tensor": ("--tp=2", "--features", "sequence-parallel", "--nproc=2"),
+    }.items():
+        assert trained(tmp_path / name, documents, *FEATURE, *layout) == pytest.approx(alone, rel=1e-5), name
