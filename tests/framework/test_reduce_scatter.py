@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 import mindspeed
+from benchmarks._sockets import bytes_on_sockets
 from mindspeed.platforms.cpu_reduce_scatter import Reduction
-from tests.sockets import bytes_on_sockets
 
 LONG = pytest.mark.long
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

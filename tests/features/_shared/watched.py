@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks._sockets import bytes_on_sockets
 from mindspeed.features._shared.context_parallel.exchange import Pending
 from mindspeed.platforms.collectives import Traffic, traffic
 from tests.features._shared.algorithms import Algorithm, Attend
-from tests.sockets import bytes_on_sockets
 
 DELAY = 0.02
 """Seconds that a slow transfer takes, and a slow block."""

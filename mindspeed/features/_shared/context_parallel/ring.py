@@ -111,6 +111,7 @@ class _Ring(torch.autograd.Function):
             k, v = unpack(block, [key, value])
             for part in [*work[step], *(work[-1] if step == 0 else [])]:
                 see(running, plan.rule, part, query, k, v)
+            del k, v  # views of the block, which would outlive it
         out = running.out.to(query.dtype)
         ctx.plan, ctx.work = plan, work
         ctx.save_for_backward(query, key, value, out, running.lse, *kept)
@@ -141,6 +142,7 @@ class _Ring(torch.autograd.Function):
             k, v = _block(step, block, kept, like)
             total = own if step == 0 else torch.zeros_like(own)
             add(step, k, v, total)
+            del k, v
             if step:
                 total = total if returning is None else total.add_(returning.wait())
                 hop = plan.rounds.gradient_hop(rank, step)
