@@ -216,6 +216,25 @@ def test_megatrons_flags_win_over_a_job_file_and_the_plan_shows_what_they_overro
     assert two[0].message == "--mindspeed-config is given 2 times: a.yaml, b.yaml"
 
 
+def test_a_mask_that_is_reset_keeps_documents_apart_and_positions_go_on_unless_they_are_reset_too(plan):
+    for more, restart in (("", False), (" --reset-position-ids", True)):
+        made = plan(f"{SHAPE} --reset-attention-mask{more}")
+        arguments = {one.override.argument: one.override.value for one in made.overrides if "eod-reset" in one.owners}
+        assert arguments == {
+            "reset_attention_mask": True,
+            "reset_position_ids": restart,
+            "create_attention_mask_in_dataloader": False,
+        }
+    assert "eod-reset" not in plan(f"{SHAPE} --reset-position-ids").names
+
+
+def test_a_mask_that_is_reset_is_refused_where_it_would_not_be_read(plan):
+    line = f"{SHAPE} --reset-attention-mask --context-parallel-size 2 --features adaptive-cp"
+    problem = problems_of(plan, line, 2)[0]
+    reason = "it plans its work once, for one mask that all batches share"
+    assert problem.message == f"adaptive-cp and eod-reset exclude each other, because {reason}"
+
+
 def test_environment_variables_and_the_level_count(plan):
     line = f"{SHAPE} --swiglu --normalization RMSNorm"
     assert set(plan(line, environ={"MINDSPEED_FEATURES": "rms-norm,swiglu"}).names) == {"rms-norm", "swiglu"}
