@@ -56,12 +56,14 @@ def test_a_slow_transport_costs_no_time_unless_transfers_are_not_posted_early(po
             assert rank[name].waited < exposed, name
         for rank in at_once:
             assert rank[name].waited > 0.9 * transfers * DELAY > exposed, name
-        seconds = [min(rank[name].seconds for rank in side) for side in (early, at_once)]
+        seconds = [max(rank[name].seconds for rank in side) for side in (early, at_once)]
         assert seconds[1] - seconds[0] > 0.5 * (transfers - 1) * DELAY, name
 
 
 def slow(cases: dict[str, Algorithm], tensors: Any, at_once: bool) -> dict[str, Run]:
-    return all_recorded(cases, tensors, slow=True, at_once=at_once)
+    """The quickest of three, for other load only adds."""
+    runs = [all_recorded(cases, tensors, slow=True, at_once=at_once) for _ in range(3)]
+    return {name: min((run[name] for run in runs), key=lambda one: one.seconds) for name in cases}
 
 
 @pytest.mark.parametrize("world", WORLDS)

@@ -60,7 +60,7 @@ def assert_calls(calls: dict[str, Any], world: int) -> None:
 
 
 def exchanges(count: int) -> dict[str, int]:
-    return {"isend": count, "irecv": count}
+    return {"send": count, "recv": count}
 
 
 def test_a_ring_moves_less_than_ulysses_exactly_when_key_heads_are_few() -> None:
