@@ -79,9 +79,12 @@ def _as_active(args: Namespace) -> Namespace:
         return args
     features = {feature.name: feature.args for feature in active.plan.features}
     for old in OLD_FLAGS:
-        value: Any = next((value for value, feature in old.choices.items() if feature in features), None)
-        if old.feature in features:
-            value = features[old.feature].get(old.setting) if old.setting else True
+        feature = next((name for name in old.features if name in features), None)
+        if feature is None or old.needless:
+            continue
+        value: Any = next((value for value, name in old.choices.items() if name == feature and not old.chooser), True)
+        if old.setting:
+            value = features[feature].get(old.setting)
         if value is not None and not getattr(args, old.dest, None):
             setattr(args, old.dest, value)
     for name, value in vars(namespace_of(active.plan.world, {})).items():

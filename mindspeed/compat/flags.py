@@ -25,9 +25,9 @@ class OldFlag:
     """One flag of MindSpeed.
 
     ``feature`` is what it stands for; with ``choices`` the value chooses it (``{value: feature}``), or the value of the
-    flag ``chooser``. ``setting`` is the setting that takes the value. A flag that does not ``switch`` only gives a
-    setting. ``off`` are values that leave the feature off, as MindSpeed's defaults do. ``later``: the feature has no such
-    setting yet.
+    flag ``chooser``, the first if that is not given. ``setting`` is the setting that takes the value. A flag that does not
+    ``switch`` only gives a setting. ``off`` are values that leave the feature off, as MindSpeed's defaults do. ``needless``:
+    why nothing is to be done for what the flag asks.
     """
 
     flag: str
@@ -38,7 +38,7 @@ class OldFlag:
     off: tuple[Any, ...] = ()
     choices: Mapping[str, str] = field(default_factory=dict)
     chooser: str = ""
-    later: bool = False
+    needless: str = ""
 
     @property
     def dest(self) -> str:
@@ -66,18 +66,35 @@ class OldFlag:
         if not self.choices:
             return self.feature
         key = given.get(self.chooser.removeprefix("--").replace("-", "_")) if self.chooser else value
-        return self.choices.get(str(key), next(iter(self.choices.values())) if self.chooser else "")
+        return next(iter(self.choices.values())) if key is None else self.choices.get(str(key), "")
 
 
 def _switches(feature: str, *flags: str) -> Iterator[OldFlag]:
     return (OldFlag(flag, feature) for flag in flags)
 
 
-def _settings(
-    feature: str, takes: Literal["nothing", "int", "float", "text"], later: bool = False, **settings: str
-) -> Iterator[OldFlag]:
+def _settings(feature: str, takes: Literal["nothing", "int", "float", "text"], **settings: str) -> Iterator[OldFlag]:
     """Flags that only give a setting: ``setting="--flag"``."""
-    return (OldFlag(flag, feature, setting, takes, switch=False, later=later) for setting, flag in settings.items())
+    return (OldFlag(flag, feature, setting, takes, switch=False) for setting, flag in settings.items())
+
+
+def _settings_by_algorithm(takes: Literal["int", "text"], choices: Mapping[str, str], **settings: str) -> Iterator[OldFlag]:
+    """Flags that give a setting of the algorithm of context parallelism that is asked for."""
+    for setting, flag in settings.items():
+        yield OldFlag(flag, "", setting, takes, False, choices=choices, chooser="--context-parallel-algo")
+
+
+_ALGORITHMS: Final = {
+    "megatron_cp_algo": "ring-attention",
+    "ulysses_cp_algo": "ulysses-attention",
+    "hybrid_cp_algo": "hybrid-attention",
+    "adaptive_cp_algo": "adaptive-cp",
+    "hybrid_adaptive_cp_algo": "adaptive-cp",
+    "kvallgather_cp_algo": "kv-allgather-cp",
+}
+"""MindSpeed's names of the algorithms of context parallelism; the first is its default, here and below."""
+_WITH_RINGS: Final = {name: _ALGORITHMS[name] for name in ("megatron_cp_algo", "hybrid_cp_algo")}
+_CACHING: Final = {name: _ALGORITHMS[name] for name in ("megatron_cp_algo", "ulysses_cp_algo", "hybrid_cp_algo")}
 
 
 OLD_FLAGS: Final[tuple[OldFlag, ...]] = (
@@ -95,34 +112,36 @@ OLD_FLAGS: Final[tuple[OldFlag, ...]] = (
     *_settings("coc", "nothing", fused="--coc-fused-kernel"),
     *_switches("mc2", "--use-ascend-mc2"),
     # context parallelism
-    OldFlag(
-        "--context-parallel-algo",
-        takes="text",
-        choices={
-            "megatron_cp_algo": "ring-attention",
-            "ulysses_cp_algo": "ulysses-attention",
-            "hybrid_cp_algo": "hybrid-attention",
-            "adaptive_cp_algo": "adaptive-cp",
-            "hybrid_adaptive_cp_algo": "adaptive-cp",
-            "kvallgather_cp_algo": "kv-allgather-cp",
-        },
-    ),
-    *_settings("ring-attention", "int", window="--cp-window-size"),
+    OldFlag("--context-parallel-algo", takes="text", choices=_ALGORITHMS),
+    *_settings_by_algorithm("int", _WITH_RINGS, window="--cp-window-size"),
     *_settings("ring-attention", "nothing", second_communicator="--use-cp-send-recv-overlap"),
-    *_settings("ring-attention", "nothing", later=True, head_first="--megatron-cp-in-bnsd"),
     OldFlag(
-        "--ulysses-degree-in-cp",
-        setting="ulysses_degree",
-        takes="int",
+        "--megatron-cp-in-bnsd",
+        "ring-attention",
         switch=False,
-        choices={"hybrid_cp_algo": "hybrid-attention", "hybrid_adaptive_cp_algo": "adaptive-cp"},
-        chooser="--context-parallel-algo",
+        needless="the attention operator takes tensors as Megatron has them, and turns none",
     ),
-    *_settings("context-parallel", "text", later=True, mask_type="--attention-mask-type"),
-    *_settings("context-parallel", "nothing", later=True, mask_on_host="--attention-mask-on-cpu"),
-    *_settings("ulysses-attention", "text", later=True, kv_cache="--context-parallel-kv-cache-policy"),
-    *_settings("ulysses-attention", "int", later=True, kv_cache_interval="--context-parallel-cache-interval"),
-    *_settings("ulysses-attention", "nothing", later=True, kv_allgather="--use-ulysses-allgather-kv"),
+    *_settings_by_algorithm(
+        "int",
+        {"hybrid_cp_algo": "hybrid-attention", "hybrid_adaptive_cp_algo": "adaptive-cp"},
+        ulysses_degree="--ulysses-degree-in-cp",
+    ),
+    OldFlag(
+        "--attention-mask-type",
+        "context-parallel",
+        takes="text",
+        switch=False,
+        needless="a causal mask is implied, and any other that the model gives is read",
+    ),
+    OldFlag(
+        "--attention-mask-on-cpu",
+        "context-parallel",
+        switch=False,
+        needless="a causal mask is never made, and of another a rank has only what its algorithm reads",
+    ),
+    *_settings_by_algorithm("text", _CACHING, keep="--context-parallel-kv-cache-policy"),
+    *_settings_by_algorithm("int", _CACHING, interval="--context-parallel-cache-interval"),
+    *_settings("ulysses-attention", "nothing", kv_allgather="--use-ulysses-allgather-kv"),
     *_settings(
         "adaptive-cp",
         "nothing",
@@ -190,7 +209,7 @@ OLD_FLAGS: Final[tuple[OldFlag, ...]] = (
     OldFlag("--position-embedding-type", takes="text", choices={"alibi": "alibi"}),
     *_settings("alibi", "nothing", square="--square-alibi-mask", fill="--fill-neg-inf", opposite="--alibi-diagonal-opposite"),
     *_settings("alibi", "int", fused_type="--alibi-fusion-attn-type"),
-    *_settings("eod-reset", "int", fixed_length="--fix-sub-seq-length"),
+    OldFlag("--fix-sub-seq-length", "eod-reset", "fixed_document_length", "int", switch=False, off=(-1,)),
     *_switches("tflops", "--op-cal-tflops"),
     *_switches("deterministic", "--npu-deterministic"),
     *_switches("auto-tuning", "--auto-tuning", "--auto-settings"),
@@ -247,8 +266,13 @@ def request_of(given: Mapping[str, Any], catalog: Catalog) -> tuple[Layer, list[
         old = BY_DEST.get(dest)
         feature = old.feature_for(value, given) if old is not None and old.says_something(value) else ""
         if old is None or not feature:
+            if old is not None and old.chooser and old.says_something(value) and value not in old.off:
+                notes.append(f"{old.flag} means nothing with this {old.chooser}")
             continue
-        if feature not in catalog.usable or old.later:
+        if old.needless:
+            notes.append(f"{old.flag} is not needed: {old.needless}")
+            continue
+        if feature not in catalog.usable:
             problems.append(missing(old, feature))
             continue
         spelling = old.new_spelling(feature, value)
@@ -262,9 +286,8 @@ def request_of(given: Mapping[str, Any], catalog: Catalog) -> tuple[Layer, list[
 
 
 def missing(old: OldFlag, feature: str) -> Problem:
-    """MS111: the feature or the setting that a flag stands for does not exist yet."""
-    what = f"setting {feature}.{old.setting}" if old.later else f"feature {feature}"
-    text = f"{old.flag} stands for the {what}, which this version of mindspeed does not have yet"
+    """MS111: the feature that a flag stands for does not exist yet."""
+    text = f"{old.flag} stands for the feature {feature}, which this version of mindspeed does not have yet"
     return Problem("MS111", text, (feature,), where="command line", fix=f"remove {old.flag}")
 
 
@@ -274,11 +297,12 @@ def register_old_flags(parser: argparse.ArgumentParser, feature: str | None = No
         wanted = feature is None or feature in old.features
         if not wanted or old.flag in MEGATRON_VALUES or old.flag in parser._option_string_actions:
             continue
-        help = f"old spelling of {' or '.join(old.new_spelling(name, 'VALUE') for name in old.features)}"
+        spellings = " or ".join(old.new_spelling(name, "VALUE") for name in old.features)
+        help = f"not needed: {old.needless}" if old.needless else f"old spelling of {spellings}"
         if old.takes == "nothing":
             parser.add_argument(old.flag, action="store_true", help=help)
         else:
-            choices = list(old.choices) + list(old.off) if old.choices else None
+            choices = list(old.choices) + list(old.off) if old.choices and not old.chooser else None
             parser.add_argument(old.flag, type=_TYPES[old.takes], default=None, choices=choices, help=help)
 
 
@@ -314,7 +338,7 @@ def _split(argv: Sequence[str], known: Collection[str]) -> tuple[dict[str, Any],
 
 
 def _converted(old: OldFlag, text: str | None) -> tuple[Any, Problem | None]:
-    allowed = [*old.choices, *old.off]
+    allowed = [*old.choices, *old.off] if old.choices and not old.chooser else []
     if text is None:
         return None, Problem("MS301", f"{old.flag} has no value", old.features, where="command line")
     try:
@@ -322,7 +346,7 @@ def _converted(old: OldFlag, text: str | None) -> tuple[Any, Problem | None]:
     except ValueError:
         wanted = "a whole number" if old.takes == "int" else "a number"
         return None, Problem("MS301", f"{old.flag} is {text!r}, not {wanted}", old.features, where="command line")
-    if old.choices and value not in allowed:
+    if allowed and value not in allowed:
         fix = f"use one of {', '.join(map(str, allowed))}"
         return None, Problem("MS301", f"{old.flag} is {text!r}", old.features, where="command line", fix=fix)
     return value, None

@@ -21,7 +21,8 @@ def flag_rows(catalog: Catalog) -> list[str]:
             if old.chooser:
                 value = f" with {old.chooser} {values[feature][0]}"
             spelling = f"`{old.new_spelling(feature, True if old.takes == 'nothing' else 'VALUE')}`"
-            there = spelling if feature in catalog.usable and not old.later else "not there yet"
+            there = spelling if feature in catalog.usable else "not there yet"
+            there = f"not needed: {old.needless}" if old.needless else there
             rows.append(f"| `{old.flag}{value}` | {feature} | {there} |")
     return rows
 

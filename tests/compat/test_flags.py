@@ -135,14 +135,56 @@ def test_registering_the_arguments_twice_is_harmless_and_the_help_names_the_new_
 def test_a_setting_that_a_flag_gives_exists_once_its_feature_does(old):
     for name in old.features:
         if name in catalog().usable and old.setting:
-            assert (old.setting in catalog().models[name].model_fields) is not old.later
+            assert old.setting in catalog().models[name].model_fields
 
 
-def test_a_flag_of_a_setting_that_is_not_there_yet_is_a_problem_that_says_so():
-    (problem,) = read_old_flags(["--attention-mask-type", "general"], (), catalog()).problems
-    assert problem.message == (
-        "--attention-mask-type stands for the setting context-parallel.mask_type, "
-        "which this version of mindspeed does not have yet"
+@pytest.mark.parametrize(
+    ("argv", "note"),
+    [
+        (
+            ["--attention-mask-type", "general"],
+            "--attention-mask-type is not needed: a causal mask is implied, and any other that the model gives is read",
+        ),
+        (
+            ["--attention-mask-on-cpu"],
+            "--attention-mask-on-cpu is not needed: a causal mask is never made, and of another a rank has only what its "
+            "algorithm reads",
+        ),
+        (
+            ["--megatron-cp-in-bnsd"],
+            "--megatron-cp-in-bnsd is not needed: the attention operator takes tensors as Megatron has them, and turns none",
+        ),
+    ],
+)
+def test_a_flag_that_asks_for_what_is_so_anyway_is_taken_and_says_why(argv, note):
+    found = read_old_flags([*argv, "--lr", "1"], (), catalog())
+    assert (found.problems, found.rest, found.notes, found.layer.features) == ((), ("--lr", "1"), (note,), ())
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "feature"),
+    [
+        ([], "ring-attention"),
+        (["--context-parallel-algo", "megatron_cp_algo"], "ring-attention"),
+        (["--context-parallel-algo", "ulysses_cp_algo"], "ulysses-attention"),
+        (["--context-parallel-algo", "hybrid_cp_algo"], "hybrid-attention"),
+    ],
+)
+def test_the_policy_of_the_cache_is_a_setting_of_the_algorithm(algorithm, feature):
+    policy = ["--context-parallel-kv-cache-policy", "half", "--context-parallel-cache-interval", "1"]
+    found = read_old_flags([*policy, *algorithm], (), catalog())
+    assert found.problems == ()
+    assert found.layer.settings == {feature: {"keep": "half", "interval": 1}}
+    assert found.layer.features == ((feature,) if algorithm else ())
+
+
+def test_a_flag_that_means_nothing_with_the_algorithm_says_so():
+    argv = ["--context-parallel-algo", "kvallgather_cp_algo", "--context-parallel-kv-cache-policy", "half"]
+    found = read_old_flags([*argv, "--cp-window-size", "2"], (), catalog())
+    assert (found.problems, found.layer.settings) == ((), {})
+    assert found.notes[1:] == (
+        "--context-parallel-kv-cache-policy means nothing with this --context-parallel-algo",
+        "--cp-window-size means nothing with this --context-parallel-algo",
     )
 
 

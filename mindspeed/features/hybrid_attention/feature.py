@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from mindspeed.features._shared.context_parallel.costs import cost_of_hybrid
 from mindspeed.features._shared.context_parallel.patches import NO_PREDICTION, SPARED_MASK, packed_in, sliced_by
+from mindspeed.features._shared.context_parallel.rules import TWO_PIECES, interval_checks
 from mindspeed.plugins import (
     ArgOverride,
     Category,
@@ -32,14 +33,14 @@ class HybridAttentionArgs(FeatureArgs):
         None, ge=2, description="neighbouring ranks that trade tokens for heads, at best those of a node"
     )
     window: int = Field(1, ge=1, description="ranks of an inner ring among those of the ring; 1 is a single ring")
+    keep: Literal["none", "half", "full"] = Field(
+        "none", description="blocks of the ring kept for backward instead of sent again: none, their keys, keys and values"
+    )
+    interval: int = Field(0, ge=0, description="layers between two that keep blocks; 0: every layer")
 
 
 def _is_hybrid(args: HybridAttentionArgs, world: World) -> bool:
     return args.ulysses_degree is not None and world.cp > 1
-
-
-def _is_window(args: HybridAttentionArgs, world: World) -> bool:
-    return args.window == 1 or args.window * (args.ulysses_degree or 1) < world.cp
 
 
 class HybridAttention(Feature[HybridAttentionArgs]):
@@ -73,18 +74,14 @@ class HybridAttention(Feature[HybridAttentionArgs]):
                 fix="a smaller --set hybrid-attention.ulysses_degree",
                 when=_is_hybrid,
             ),
+            TWO_PIECES,
             Check(
-                lambda args, world: world.seq_length % (2 * world.cp) == 0,
-                "sequence length {world.seq_length} is not a multiple of 2 x cp = 2 x {world.cp}",
-                fix="use a --seq-length that is a multiple of 2 x {world.cp}",
-                when=_is_hybrid,
-            ),
-            Check(
-                lambda args, world: world.cp % (args.ulysses_degree * args.window) == 0 and _is_window(args, world),
+                lambda args, world: world.cp % (degree := args.ulysses_degree * args.window) == 0 and degree < world.cp,
                 "window {args.window} is not a part of the ring of {world.cp} / {args.ulysses_degree} ranks",
                 fix="--set hybrid-attention.window=1, or another divisor of the ring that is smaller than it",
-                when=_is_hybrid,
+                when=lambda args, world: _is_hybrid(args, world) and args.window > 1,
             ),
+            *interval_checks("hybrid-attention"),
         ),
         numerics=Numerics.reordered(reason="the softmax is summed block by block"),
     )

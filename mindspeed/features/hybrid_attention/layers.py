@@ -12,6 +12,7 @@ from mindspeed.features._shared.context_parallel.heads import own_heads
 from mindspeed.features._shared.context_parallel.layout import Layout, zigzag
 from mindspeed.features._shared.context_parallel.packed import slicer_of_packed, turner_of_packed
 from mindspeed.features._shared.context_parallel.ring import ring_attention
+from mindspeed.features._shared.context_parallel.rules import keeps
 from mindspeed.features._shared.context_parallel.sight import Sight
 from mindspeed.features._shared.context_parallel.slicing import batch_share, table_share
 from mindspeed.features.hybrid_attention.attention import hybrid_attention, nested
@@ -51,6 +52,7 @@ class HybridCoreAttention(CoreAttention):
                 slopes=slopes,
                 dropout=self.drops,
                 window=self.args.window,
+                keep=self.args.keep if keeps(self.layer_number, self.args.interval) else "none",
                 layout=zigzag(groups.outer.size()),
             )
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from mindspeed.features._shared.context_parallel.costs import cost_of_gathering
 from mindspeed.features._shared.context_parallel.patches import SPARED_MASK, packed_in
+from mindspeed.features._shared.context_parallel.rules import TWO_PIECES
 from mindspeed.plugins import (
     ArgOverride,
     Category,
-    Check,
     Feature,
     FeatureArgs,
     FeatureSpec,
@@ -32,11 +32,7 @@ class KvAllgatherCp(Feature[FeatureArgs]):
         cost=cost_of_gathering,
         constraints=(
             Requires("context-parallel", reason="it owns the group and the rule of the loss"),
-            Check(
-                lambda args, world: world.seq_length % (2 * world.cp) == 0,
-                "sequence length {world.seq_length} is not a multiple of 2 x cp = 2 x {world.cp}",
-                fix="use a --seq-length that is a multiple of 2 x {world.cp}",
-            ),
+            TWO_PIECES,
         ),
         numerics=Numerics.reordered(reason="gradients of keys are sums over ranks"),
     )

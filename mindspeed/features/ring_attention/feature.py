@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from mindspeed.features._shared.context_parallel.costs import cost_of_ring
 from mindspeed.features._shared.context_parallel.patches import SPARED_MASK, packed_in
+from mindspeed.features._shared.context_parallel.rules import TWO_PIECES, interval_checks
 from mindspeed.plugins import (
     ArgOverride,
     Category,
@@ -28,6 +29,7 @@ class RingAttentionArgs(FeatureArgs):
     keep: Literal["none", "half", "full"] = Field(
         "none", description="received blocks kept for backward instead of sent again: none, their keys, keys and values"
     )
+    interval: int = Field(0, ge=0, description="layers between two that keep blocks; 0: every layer")
     second_communicator: bool = Field(
         False, description="send and receive on different communicators, for backends that run one transfer of each at a time"
     )
@@ -44,16 +46,14 @@ class RingAttention(Feature[RingAttentionArgs]):
         cost=cost_of_ring,
         constraints=(
             Requires("context-parallel", reason="it owns the group and the rule of the loss"),
+            TWO_PIECES,
             Check(
-                lambda args, world: world.seq_length % (2 * world.cp) == 0,
-                "sequence length {world.seq_length} is not a multiple of 2 x cp = 2 x {world.cp}",
-                fix="use a --seq-length that is a multiple of 2 x {world.cp}",
+                lambda args, world: world.cp % args.window == 0 and args.window < world.cp,
+                "window {args.window} is not a part of the ring of {world.cp} ranks",
+                fix="--set ring-attention.window=1, or another divisor of {world.cp} that is smaller than it",
+                when=lambda args, world: world.cp > 1 and args.window > 1,
             ),
-            Check(
-                lambda args, world: world.cp % args.window == 0,
-                "window {args.window} does not divide the context-parallel size {world.cp}",
-                fix="--set ring-attention.window=1",
-            ),
+            *interval_checks("ring-attention"),
         ),
         numerics=Numerics.reordered(reason="the softmax is summed block by block"),
     )

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindspeed.features._shared.context_parallel.core_attention import CoreAttention, with_core_attention
+from mindspeed.features._shared.context_parallel.rules import keeps
 from mindspeed.features._shared.context_parallel.sight import Sight
 from mindspeed.features.ring_attention.attention import ring_attention, zigzag
 from mindspeed.features.ring_attention.feature import RingAttentionArgs
@@ -48,7 +49,7 @@ class RingCoreAttention(CoreAttention):
             slopes=sight.slopes,
             dropout=self.drops,
             window=self.args.window,
-            keep=self.args.keep,
+            keep=self.args.keep if keeps(self.layer_number, self.args.interval) else "none",
             second_group=_second[0] if _second else None,
             layout=zigzag(self.group.size()),
         )

@@ -11,11 +11,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindspeed.features._shared.context_parallel.blocks import Rule
-from mindspeed.features._shared.context_parallel.heads import attention_by_heads, own_heads
+from mindspeed.features._shared.context_parallel.heads import own_heads
 from mindspeed.features._shared.context_parallel.layout import contiguous
-from mindspeed.features._shared.context_parallel.local import attention
+from mindspeed.features.ulysses_attention.cached import Keep, attention_of_heads, fetch_of
 
-__all__ = ["contiguous", "ulysses_attention"]
+__all__ = ["Keep", "contiguous", "ulysses_attention"]
 
 
 def ulysses_attention(
@@ -30,6 +30,8 @@ def ulysses_attention(
     ends: Sequence[Sequence[int]] = (),
     slopes: Tensor | None = None,
     dropout: float = 0.0,
+    keep: Keep = "none",
+    kv_allgather: bool = False,
 ) -> Tensor:
     """Attention over a sequence that is spread in order over the ranks of ``group``; differentiable.
 
@@ -39,12 +41,13 @@ def ulysses_attention(
     ``mask`` [all tokens, all tokens] or [batch, 1, all tokens, all tokens], True where hidden, takes the place of ``causal``.
     ``ends`` has for each row of the batch the ends of the documents packed into it, which do not see one another. ``slopes``
     [heads] are those of ALiBi. Ranks with one random state drop different places.
-    Raises OperatorError.
+
+    Backward finds keys and values as attention saw them. Of those that ``keep`` names (half: keys, full: both) it finds this
+    rank's own and fetches the others again: less memory where key heads are fewer than ranks. ``kv_allgather`` gathers the
+    keys and values of a single key head instead of sending a copy to each rank. Raises OperatorError.
     """
-    tokens, own = query.shape[0] * group.size(), own_heads(slopes, group)
     chosen = query.shape[-1] ** -0.5 if scale is None else scale
+    own = own_heads(slopes, group)
     rule = Rule(chosen, causal and mask is None, mask, tuple(map(tuple, ends)), own, 1 - dropout, dist.get_rank())
-    whole = [(0, tokens)]
-    return attention_by_heads(
-        query, key, value, group, lambda q, k, v: attention(q, k, v, rule, whole, whole), "ulysses_attention"
-    )
+    fetch = fetch_of(query, key, group, keep, kv_allgather, "ulysses_attention")
+    return attention_of_heads(query, key, value, rule, fetch)

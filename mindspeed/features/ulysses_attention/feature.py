@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from mindspeed.features._shared.context_parallel.costs import cost_of_ulysses
 from mindspeed.features._shared.context_parallel.patches import NO_PREDICTION, SPARED_MASK, any_length, packed_in, sliced_by
+from mindspeed.features._shared.context_parallel.rules import interval_checks
 from mindspeed.plugins import (
     ArgOverride,
     Category,
@@ -13,6 +14,7 @@ from mindspeed.plugins import (
     Feature,
     FeatureArgs,
     FeatureSpec,
+    Field,
     Numerics,
     Patch,
     Requires,
@@ -24,7 +26,16 @@ _LAYERS = "mindspeed.features.ulysses_attention.layers"
 _REASON = "each rank holds one stretch of the sequence, in order, not an early and a late one"
 
 
-class UlyssesAttention(Feature[FeatureArgs]):
+class UlyssesAttentionArgs(FeatureArgs):
+    keep: Literal["none", "half", "full"] = Field(
+        "none",
+        description="what backward keeps as it was before heads were traded, and trades again: nothing, keys, keys and values",
+    )
+    interval: int = Field(0, ge=0, description="layers between two that do so; 0: every layer")
+    kv_allgather: bool = Field(False, description="gather keys and values of a single key head instead of a copy for each rank")
+
+
+class UlyssesAttention(Feature[UlyssesAttentionArgs]):
     """All-to-alls give every rank the whole sequence for some of the heads, and give the result back."""
 
     spec = FeatureSpec(
@@ -41,6 +52,20 @@ class UlyssesAttention(Feature[FeatureArgs]):
                 "{world.num_attention_heads} attention heads do not divide among cp x tp = {world.cp} x {world.tp} ranks",
                 fix="a smaller --cp, or ring-attention, which needs nothing of the heads",
             ),
+            Check(
+                lambda args, world: world.num_query_groups // world.tp % world.cp != 0,
+                "keep {args.keep} saves nothing: the {world.num_query_groups} key heads are a multiple of "
+                "cp x tp = {world.cp} x {world.tp} ranks, so none is sent twice",
+                fix="--set ulysses-attention.keep=none",
+                when=lambda args, world: args.keep != "none" and world.cp > 1,
+            ),
+            *interval_checks("ulysses-attention"),
+            Check(
+                lambda args, world: world.num_query_groups <= world.tp,
+                "{world.num_query_groups} key heads give each of tp = {world.tp} ranks more than the one that can be gathered",
+                fix="--set ulysses-attention.kv_allgather=false, or kv-allgather-cp, which gathers any number",
+                when=lambda args, world: args.kv_allgather and world.cp > 1,
+            ),
         ),
         numerics=Numerics.reordered(reason="gradients of weights are sums of shares of the sequence"),
     )
@@ -53,7 +78,7 @@ class UlyssesAttention(Feature[FeatureArgs]):
     def layer_spec(self, spec: Any, config: Any) -> Any:
         from mindspeed.features.ulysses_attention.layers import with_ulysses_attention
 
-        return with_ulysses_attention(spec, config) if self.world.cp > 1 else spec
+        return with_ulysses_attention(spec, config, self.args) if self.world.cp > 1 else spec
 
     @hookimpl
     def patches(self) -> list[Patch]:

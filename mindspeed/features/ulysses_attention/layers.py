@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from mindspeed.features._shared.context_parallel.core_attention import CoreAttention, with_core_attention
 from mindspeed.features._shared.context_parallel.packed import slicer_of_packed, turner_of_packed
+from mindspeed.features._shared.context_parallel.rules import keeps
 from mindspeed.features._shared.context_parallel.sight import Sight
 from mindspeed.features._shared.context_parallel.slicing import batch_share, table_share
 from mindspeed.features.ulysses_attention.attention import contiguous, ulysses_attention
+from mindspeed.features.ulysses_attention.feature import UlyssesAttentionArgs
 
 
 class UlyssesCoreAttention(CoreAttention):
     """Core attention by `ulysses_attention`."""
 
     feature = "ulysses-attention"
+    args: ClassVar[UlyssesAttentionArgs] = UlyssesAttentionArgs()  # type: ignore[call-arg]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor:
         return ulysses_attention(
@@ -30,12 +33,15 @@ class UlyssesCoreAttention(CoreAttention):
             ends=sight.ends,
             slopes=sight.slopes,
             dropout=self.drops,
+            keep=self.args.keep if keeps(self.layer_number, self.args.interval) else "none",
+            kv_allgather=self.args.kv_allgather,
         )
 
 
-def with_ulysses_attention(spec: Any, config: Any) -> Any:
-    """The spec of a block with every core attention exchanged."""
-    return with_core_attention(spec, config, UlyssesCoreAttention)
+def with_ulysses_attention(spec: Any, config: Any, args: UlyssesAttentionArgs) -> Any:
+    """The spec of a block with every core attention exchanged for one with these settings."""
+    attention = type("UlyssesCoreAttention", (UlyssesCoreAttention,), {"args": args, "__module__": __name__})
+    return with_core_attention(spec, config, attention)
 
 
 def stretch_of_batch(batch: dict[str, Any], cp_group: Any = None) -> dict[str, Any]:

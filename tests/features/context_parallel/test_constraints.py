@@ -1,10 +1,17 @@
+"""Every rule of context parallelism is a problem with its fix, for worlds that need not exist."""
+
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
-from tests.features.resolving import active, overrides, refusals
+from tests.features.resolving import MODEL, active, ask, not_checked, overrides, refusals
 
 ALGORITHMS = ["ring-attention", "ulysses-attention", "kv-allgather-cp"]
+ALL = [*ALGORITHMS, "hybrid-attention", "adaptive-cp"]
+RING, ULYSSES, HYBRID = "ring-attention", "ulysses-attention", "hybrid-attention"
+TWO = {HYBRID: {"ulysses_degree": 2}}
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -14,12 +21,18 @@ def test_an_algorithm_brings_the_group_along(algorithm):
 
 def test_a_group_needs_an_algorithm():
     (problem,) = refusals("context-parallel", cp=2)
-    assert "attention has to look beyond the tokens of a rank: name ring-attention, ulysses-attention or another" in problem
+    assert problem.startswith(
+        "MS205 context-parallel needs a feature for context-parallel, because attention has to look beyond the tokens of a "
+        "rank: name ring-attention, ulysses-attention or another | add one of "
+    )
+    assert problem.endswith(" to the features, or --set context-parallel.algorithm=auto")
 
 
 def test_two_algorithms_at_once_are_a_conflict():
-    problems = refusals("ring-attention", "ulysses-attention", cp=2)
-    assert any("take out ring-attention or take out ulysses-attention" in problem for problem in problems)
+    assert refusals(RING, ULYSSES, cp=2) == [
+        "MS203 ring-attention and ulysses-attention all hold the slot context-parallel "
+        "| take out ring-attention or take out ulysses-attention"
+    ]
 
 
 def test_the_loss_is_divided_by_tokens():
@@ -27,51 +40,199 @@ def test_the_loss_is_divided_by_tokens():
     assert overrides("context-parallel", size=1) == {"context_parallel_size": 1}
 
 
-@pytest.mark.parametrize("algorithm", ["ring-attention", "kv-allgather-cp"])
-def test_zigzag_needs_two_pieces_for_each_rank(algorithm):
-    assert refusals(algorithm, cp=4, seq_length=60) == [
-        f"MS304 {algorithm}: sequence length 60 is not a multiple of 2 x cp = 2 x 4 "
-        "| use a --seq-length that is a multiple of 2 x 4"
-    ]
+def zigzag(name: str) -> tuple[str, dict[str, Any], dict[str, Any], str]:
+    message = (
+        f"MS304 {name}: sequence length 60 is not a multiple of 2 x cp = 2 x 4 | use a --seq-length that is a multiple of 2 x 4"
+    )
+    return name, TWO if name == HYBRID else {}, {"cp": 4, "seq_length": 60}, message
 
 
-def test_heads_divide_among_ranks_that_trade_them():
-    assert refusals("ulysses-attention", cp=4, tp=2) == []
-    assert refusals("ulysses-attention", cp=4, num_attention_heads=6, num_query_groups=2) == [
+def prediction(name: str) -> tuple[str, dict[str, Any], dict[str, Any], str]:
+    settings = {HYBRID: TWO, "adaptive-cp": {"adaptive-cp": {"dynamic_mask": True}}}.get(name, {})
+    message = (
+        f"MS304 {name}: multi-token prediction looks for the next tokens where Megatron's zig-zag has them, and here they are "
+        "elsewhere | ring-attention or kv-allgather-cp, or no --mtp-num-layers"
+    )
+    return name, settings, {"cp": 4, "mtp_num_layers": 1}, message
+
+
+def cached(name: str, **settings: Any) -> dict[str, Any]:
+    return {name: settings | (TWO[HYBRID] if name == HYBRID else {})}
+
+
+RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+    # lengths
+    *map(zigzag, (RING, "kv-allgather-cp", HYBRID)),
+    (
+        ULYSSES,
+        {},
+        {"cp": 4, "seq_length": 62},
+        "MS304 context-parallel: sequence length 62 is not a multiple of 4 context-parallel ranks "
+        "| use a --seq-length that is a multiple of 4",
+    ),
+    # heads
+    (
+        ULYSSES,
+        {},
+        {"cp": 4, "num_attention_heads": 6, "num_query_groups": 2},
         "MS304 ulysses-attention: 6 attention heads do not divide among cp x tp = 4 x 1 ranks "
-        "| a smaller --cp, or ring-attention, which needs nothing of the heads"
+        "| a smaller --cp, or ring-attention, which needs nothing of the heads",
+    ),
+    (
+        HYBRID,
+        TWO,
+        {"cp": 4, "num_attention_heads": 7, "num_query_groups": 1},
+        "MS304 hybrid-attention: 7 attention heads do not divide among 2 x tp = 2 x 1 ranks "
+        "| a smaller --set hybrid-attention.ulysses_degree",
+    ),
+    # the window of a double ring
+    *(
+        (
+            RING,
+            {RING: {"window": window}},
+            {"cp": 4},
+            f"MS304 ring-attention: window {window} is not a part of the ring of 4 ranks "
+            "| --set ring-attention.window=1, or another divisor of 4 that is smaller than it",
+        )
+        for window in (3, 4, 8)
+    ),
+    (
+        RING,
+        {RING: {"window": 0}},
+        {"cp": 4},
+        "MS301 ring-attention.window is 0: input should be greater than or equal to 1 "
+        "| window is: neighbouring ranks of an inner ring; 1 is a single ring",
+    ),
+    *(
+        (
+            HYBRID,
+            {HYBRID: {"ulysses_degree": 2, "window": window}},
+            {"cp": 8},
+            f"MS304 hybrid-attention: window {window} is not a part of the ring of 8 / 2 ranks "
+            "| --set hybrid-attention.window=1, or another divisor of the ring that is smaller than it",
+        )
+        for window in (3, 4)
+    ),
+    # neighbours of a hybrid
+    (
+        HYBRID,
+        {},
+        {"cp": 4},
+        "MS304 hybrid-attention: it is not said how many neighbours trade tokens for heads "
+        "| --set hybrid-attention.ulysses_degree=2, or more, at best the ranks of a node",
+    ),
+    (
+        HYBRID,
+        {HYBRID: {"ulysses_degree": 1}},
+        {"cp": 4},
+        "MS301 hybrid-attention.ulysses_degree is 1: input should be greater than or equal to 2 "
+        "| ulysses_degree is: neighbouring ranks that trade tokens for heads, at best those of a node",
+    ),
+    *(
+        (
+            HYBRID,
+            TWO,
+            {"cp": cp, "world_size": cp, "seq_length": 6 * cp},
+            f"MS304 hybrid-attention: 2 neighbours and a ring of two or more do not make {cp} context-parallel ranks "
+            "| a --cp that is two or more times 2, or ulysses-attention or ring-attention alone",
+        )
+        for cp in (2, 3)
+    ),
+    # predicting more tokens than the next
+    *map(prediction, (ULYSSES, HYBRID, "adaptive-cp")),
+    # what backward keeps
+    *(
+        (
+            name,
+            cached(name, interval=1),
+            {"cp": 8},
+            f"MS304 {name}: interval 1 says which layers keep something, and keep is none "
+            f"| --set {name}.keep=full, or --set {name}.interval=0",
+        )
+        for name in (RING, ULYSSES, HYBRID)
+    ),
+    *(
+        (
+            name,
+            cached(name, interval=8, keep="half"),
+            {"cp": 8},
+            f"MS304 {name}: interval 8 is not below the number of layers, 8 | --set {name}.interval=0, or another below 8",
+        )
+        for name in (RING, ULYSSES, HYBRID)
+    ),
+    (
+        RING,
+        {RING: {"keep": "some"}},
+        {"cp": 4},
+        "MS301 ring-attention.keep is 'some': input should be 'none', 'half' or 'full' "
+        "| keep is: received blocks kept for backward instead of sent again: none, their keys, keys and values",
+    ),
+    (
+        ULYSSES,
+        {ULYSSES: {"keep": "full"}},
+        {"cp": 2},
+        "MS304 ulysses-attention: keep full saves nothing: the 4 key heads are a multiple of cp x tp = 2 x 1 ranks, so none is "
+        "sent twice | --set ulysses-attention.keep=none",
+    ),
+    (
+        ULYSSES,
+        {ULYSSES: {"kv_allgather": True}},
+        {"cp": 2, "tp": 2, "vocab_size": 512},
+        "MS304 ulysses-attention: 4 key heads give each of tp = 2 ranks more than the one that can be gathered "
+        "| --set ulysses-attention.kv_allgather=false, or kv-allgather-cp, which gathers any number",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "world", "expected"), RULES)
+def test_a_broken_rule_is_a_problem_with_its_fix(name, settings, world, expected):
+    assert refusals(name, settings=settings, model=MODEL | world) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "world"),
+    [
+        (ULYSSES, {}, {"cp": 4, "tp": 2}),
+        (ULYSSES, {}, {"cp": 4, "seq_length": 60}),
+        (ULYSSES, {ULYSSES: {"keep": "half", "interval": 7, "kv_allgather": True}}, {"cp": 4, "num_query_groups": 1}),
+        (ULYSSES, {ULYSSES: {"keep": "full"}}, {"cp": 8}),
+        (RING, {RING: {"window": 2, "keep": "half", "interval": 3}}, {"cp": 4}),
+        (HYBRID, TWO, {"cp": 4}),
+        (HYBRID, {HYBRID: {"ulysses_degree": 2, "window": 2, "keep": "full", "interval": 1}}, {"cp": 8}),
+        (RING, {}, {"cp": 4, "mtp_num_layers": 1}),
+        ("kv-allgather-cp", {}, {"cp": 4, "mtp_num_layers": 1}),
+    ],
+)
+def test_what_keeps_the_rules_is_fine(name, settings, world):
+    assert refusals(name, settings=settings, **world) == []
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_one_rank_keeps_every_rule_and_changes_nothing(name):
+    world = {"cp": 1, "seq_length": 61, "num_attention_heads": 7, "num_query_groups": 7}
+    resolution = ask(name, settings={"adaptive-cp": {"dynamic_mask": True}} if name == "adaptive-cp" else {}, **world)
+    assert resolution.problems == []
+    assert "the context-parallel size is 1, so context-parallel changes nothing" in [row.text for row in resolution.rows]
+
+
+def test_what_no_plan_knows_is_not_checked_and_says_which_flag_decides():
+    assert not_checked(ULYSSES, cp=2, seq_length=64) == [
+        "'? attention heads do not divide among cp x tp = 2 x 1 ranks' depends on num_attention_heads; "
+        "give --num-attention-heads"
+    ]
+    settings = {RING: {"interval": 2, "keep": "full"}}
+    assert not_checked(RING, settings=settings, cp=2) == [
+        "'sequence length ? is not a multiple of 2 context-parallel ranks' depends on seq_length; give --seq-length",
+        "'sequence length ? is not a multiple of 2 x cp = 2 x 2' depends on seq_length; give --seq-length",
+        "'interval 2 is not below the number of layers, ?' depends on num_layers; give --num-layers",
     ]
 
 
-def test_a_window_divides_the_ring():
-    assert refusals("ring-attention", cp=4, settings={"ring-attention": {"window": 3}}) == [
-        "MS304 ring-attention: window 3 does not divide the context-parallel size 4 | --set ring-attention.window=1"
+def test_all_broken_rules_are_said_at_once():
+    settings = {RING: {"window": 3, "interval": 9}, "context-parallel": {"algorithm": ULYSSES}}
+    found = [text.split(" | ")[0].split(":")[0] for text in refusals(RING, settings=settings, cp=4, seq_length=62)]
+    assert found == [
+        "MS342 context-parallel.algorithm (command line) names ulysses-attention, and ring-attention is active in its place",
+        "MS304 context-parallel",
+        *["MS304 ring-attention"] * 4,
     ]
-
-
-def test_a_hybrid_has_neighbours_and_a_ring():
-    two = {"hybrid-attention": {"ulysses_degree": 2}}
-    assert refusals("hybrid-attention", cp=4, settings=two) == []
-    assert refusals("hybrid-attention", cp=2, settings=two) == [
-        "MS304 hybrid-attention: 2 neighbours and a ring of two or more do not make 2 context-parallel ranks "
-        "| a --cp that is two or more times 2, or ulysses-attention or ring-attention alone"
-    ]
-    (problem,) = refusals("hybrid-attention", cp=4, settings={"hybrid-attention": {"ulysses_degree": 1}})
-    assert "ulysses_degree" in problem
-    settings = {"hybrid-attention": {"ulysses_degree": 2, "window": 3}}
-    assert any("window 3 is not a part of the ring" in text for text in refusals("hybrid-attention", cp=8, settings=settings))
-
-
-@pytest.mark.parametrize("algorithm", ["ulysses-attention", "hybrid-attention", "adaptive-cp"])
-def test_further_tokens_are_predicted_in_a_zigzag_only(algorithm):
-    settings = {"hybrid-attention": {"ulysses_degree": 2}} if algorithm == "hybrid-attention" else {}
-    sentence = "multi-token prediction looks for the next tokens where Megatron's zig-zag has them, and here they are elsewhere"
-    problem = f"MS304 {algorithm}: {sentence} | ring-attention or kv-allgather-cp, or no --mtp-num-layers"
-    assert problem in refusals(algorithm, cp=4, mtp_num_layers=1, settings=settings)
-    assert problem not in refusals(algorithm, cp=4, mtp_num_layers=0, settings=settings)
-    assert problem not in refusals(algorithm, cp=1, mtp_num_layers=1, settings=settings)
-
-
-@pytest.mark.parametrize("algorithm", ["ring-attention", "kv-allgather-cp"])
-def test_a_zigzag_has_the_next_tokens_where_they_are_looked_for(algorithm):
-    assert refusals(algorithm, cp=2, mtp_num_layers=1) == []

@@ -62,5 +62,9 @@ def test_key_heads_are_sent_no_more_often_than_needed(heads: int, groups: int, r
 
 def test_heads_that_the_ranks_do_not_divide_are_refused(pool: WorkerPool) -> None:
     q, k, v, _ = made(4, 1, 3, 1, 4, 4)
-    for messages in pool.call(refusals, 2, ULYSSES, [([q, k, v], {})]):
-        assert messages == ["MS505 ulysses_attention: 3 query heads do not divide among 2 ranks"]
+    q4, k2, v2, _ = made(4, 1, 4, 2, 4, 4)
+    for messages in pool.call(refusals, 2, ULYSSES, [([q, k, v], {}), ([q4, k2, v2], {"kv_allgather": True})]):
+        assert messages == [
+            "MS505 ulysses_attention: 3 query heads do not divide among 2 ranks",
+            "MS505 ulysses_attention: 2 key heads are here, and only a single one is gathered",
+        ]

@@ -8,13 +8,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from mindspeed.features._shared.context_parallel.heads_share import copies
 from mindspeed.plugins import Cost, World
 
 WIDE = 4
 """Bytes of a gradient of keys and values while it is summed over ranks."""
+
+
+Keep = Literal["none", "half", "full"]
+"""A policy for backward: it is about nothing, keys, or keys and values."""
+STATISTIC = 4
+"""Bytes of the logarithm of a row's denominator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,16 @@ class Attention:
     def block(self) -> int:
         """Numbers in this rank's keys and values."""
         return self.tokens * self.groups * (self.width + self.value_width)
+
+    def named(self, keep: Keep) -> int:
+        """Numbers in those that a policy is about."""
+        return {"none": 0, "half": self.tokens * self.groups * self.width, "full": self.block}[keep]
+
+    @property
+    def own(self) -> int:
+        """Bytes of query, key, value and result, and of one number for each row of the softmax."""
+        result = self.tokens * self.heads * (self.width + self.value_width)
+        return (result + self.block) * self.element + self.tokens * self.heads * STATISTIC
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +68,33 @@ class Bytes:
 NOTHING: Final = Bytes(0, 0)
 
 
-def ring(a: Attention, ranks: int) -> Bytes:
-    """Keys and values go round once in each direction of time, their gradients once."""
+def ring(a: Attention, ranks: int, keep: Keep = "none") -> Bytes:
+    """Keys and values go round once in each direction of time, but for what is kept, their gradients once."""
     forward = (ranks - 1) * a.block * a.element
-    return Bytes(forward, forward + (ranks - 1) * a.block * WIDE)
+    again = forward - (ranks - 1) * a.named(keep) * a.element
+    return Bytes(forward, again + (ranks - 1) * a.block * WIDE)
 
 
-def ulysses(a: Attention, ranks: int) -> Bytes:
-    """Query, key, value and result are traded once forward, their gradients once backward."""
-    keys = a.groups * copies(a.heads, a.groups, ranks)
-    numbers = a.tokens * (a.heads + keys) * (a.width + a.value_width)
-    sent = numbers * a.element * (ranks - 1) // ranks
-    return Bytes(sent, sent)
+def kept_by_ring(a: Attention, ranks: int, keep: Keep = "none") -> int:
+    """Bytes of inputs, result and statistics that backward finds, and of the blocks of others that are kept for it."""
+    return a.own + (ranks - 1) * a.named(keep) * a.element
+
+
+def ulysses(a: Attention, ranks: int, keep: Keep = "none") -> Bytes:
+    """Query, key, value and result are traded once forward, their gradients once backward, and what is kept as it was again.
+
+    Where one key head is gathered as much is sent.
+    """
+    times = copies(a.heads, a.groups, ranks)
+    numbers = (a.tokens * a.heads * (a.width + a.value_width), times * a.block, times * a.named(keep))
+    query, keys, again = (number * a.element * (ranks - 1) // ranks for number in numbers)
+    return Bytes(query + keys, query + keys + again)
+
+
+def kept_by_ulysses(a: Attention, ranks: int, keep: Keep = "none") -> int:
+    """Bytes that backward finds: those of a share of the heads, and of what is kept as it was."""
+    inside = traded(a, ranks)
+    return inside.own - (inside.named(keep) - a.named(keep)) * a.element
 
 
 def hybrid(a: Attention, inner: int, outer: int) -> Bytes:
@@ -114,11 +145,11 @@ def cost(hidden: Bytes, waiting: Bytes, across: int, **settings: Any) -> Cost:
 
 def cost_of_ring(args: Any, world: World) -> Cost:
     """A ring hides its transfers behind blocks."""
-    return cost(ring(attention_of(world), world.cp), NOTHING, 0)
+    return cost(ring(attention_of(world), world.cp, args.keep), NOTHING, 0)
 
 
 def cost_of_ulysses(args: Any, world: World) -> Cost:
-    sent = ulysses(attention_of(world), world.cp)
+    sent = ulysses(attention_of(world), world.cp, args.keep)
     return cost(NOTHING, sent, _between(sent, world.cp, near(world)))
 
 

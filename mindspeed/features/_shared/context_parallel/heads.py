@@ -27,15 +27,25 @@ def attention_by_heads(query: Tensor, key: Tensor, value: Tensor, group: dist.Pr
     The tokens of the ranks of ``group`` follow one another. ``op`` names the caller in errors. Raises OperatorError.
     """
     ranks, heads, groups = group.size(), query.shape[2], key.shape[2]
-    require(heads % ranks == 0, op, f"{heads} query heads do not divide among {ranks} ranks")
-    require(heads % groups == 0, op, f"{groups} key heads do not divide {heads} query heads")
-    times = copies(heads, groups, ranks)
+    times = times_sent(heads, groups, ranks, op)
     key, value = (x.repeat_interleave(times, 2) if times > 1 else x for x in (key, value))
     gathered = _Trade.apply(group, *(by_rank(x, ranks) for x in (query, key, value)))  # type: ignore[no-untyped-call]
     out = attend(*(x.flatten(0, 1) for x in gathered))
-    (scattered,) = _Trade.apply(group, unflatten(out, 0, (ranks, -1)))  # type: ignore[no-untyped-call]
+    return given_back(out, group)
+
+
+def given_back(out: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """All heads of this rank's tokens, from all tokens of this rank's heads; differentiable."""
+    (scattered,) = _Trade.apply(group, unflatten(out, 0, (group.size(), -1)))  # type: ignore[no-untyped-call]
     result: Tensor = scattered.permute(1, 2, 0, 3, 4).flatten(2, 3)
     return result
+
+
+def times_sent(heads: int, groups: int, ranks: int, op: str) -> int:
+    """How often each of the key heads is sent. Raises OperatorError where the heads do not divide."""
+    require(heads % ranks == 0, op, f"{heads} query heads do not divide among {ranks} ranks")
+    require(heads % groups == 0, op, f"{groups} key heads do not divide {heads} query heads")
+    return copies(heads, groups, ranks)
 
 
 def own_heads(x: Tensor | None, group: dist.ProcessGroup) -> Tensor | None:
@@ -54,14 +64,14 @@ class _Trade(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, group: dist.ProcessGroup, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.group = group
-        return _traded(group, tensors)
+        return traded(group, tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *_traded(ctx.group, grads)
+        return None, *traded(ctx.group, grads)
 
 
-def _traded(group: dist.ProcessGroup, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def traded(group: dist.ProcessGroup, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """One all-to-all for all tensors."""
     ranks = group.size()
     sent = torch.cat([x.reshape(ranks, -1) for x in tensors], 1)

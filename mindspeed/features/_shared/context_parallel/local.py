@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mindspeed.features._shared.context_parallel.blocks import Rule, gradients, parts, see, start
+from mindspeed.features._shared.context_parallel.blocks import Part, Rule, gradients, parts, see, start
 from mindspeed.features._shared.context_parallel.layout import Span
 
 
@@ -23,23 +23,34 @@ class _Local(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, rule: Rule, queries: Sequence[Span], keys: Sequence[Span]
     ) -> Tensor:
-        running = start(query, value.shape[-1])
-        ctx.rule, ctx.work = rule, list(parts(rule, queries, keys, query.device))
-        for part in ctx.work:
-            see(running, rule, part, query, key, value)
-        out = running.out.to(query.dtype)
-        ctx.save_for_backward(query, key, value, out, running.lse)
+        out, lse, ctx.work = look(query, key, value, rule, queries, keys)
+        ctx.rule = rule
+        ctx.save_for_backward(query, key, value, out, lse)
         return out
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        inputs = ctx.saved_tensors[:3]
-        sums = [torch.zeros_like(x, dtype=ctx.saved_tensors[4].dtype) for x in inputs]
-        add_gradients(sums, ctx.rule, ctx.work, dout, *ctx.saved_tensors)
-        return *(total.to(x.dtype) for total, x in zip(sums, inputs, strict=True)), None, None, None
+        return *gradients_of(ctx.rule, ctx.work, dout, *ctx.saved_tensors), None, None, None
 
 
-def add_gradients(sums: Sequence[Tensor], rule: Rule, work: Sequence[Any], dout: Tensor, *saved: Tensor) -> None:
+def look(
+    query: Tensor, key: Tensor, value: Tensor, rule: Rule, queries: Sequence[Span], keys: Sequence[Span]
+) -> tuple[Tensor, Tensor, list[Part]]:
+    """The result, the logarithm of the softmax's denominators, and the parts, which know the seeds of their dropout."""
+    running, work = start(query, value.shape[-1]), list(parts(rule, queries, keys, query.device))
+    for part in work:
+        see(running, rule, part, query, key, value)
+    return running.out.to(query.dtype), running.lse, work
+
+
+def gradients_of(rule: Rule, work: Sequence[Part], dout: Tensor, *saved: Tensor) -> list[Tensor]:
+    """Gradients of query, key and value, in their types; ``saved`` are query, key, value, result and denominators."""
+    sums = [torch.zeros_like(x, dtype=saved[4].dtype) for x in saved[:3]]
+    add_gradients(sums, rule, work, dout, *saved)
+    return [total.to(x.dtype) for total, x in zip(sums, saved[:3], strict=True)]
+
+
+def add_gradients(sums: Sequence[Tensor], rule: Rule, work: Sequence[Part], dout: Tensor, *saved: Tensor) -> None:
     """Add the shares of all parts to the wide gradients of query, key and value; ``saved`` as `gradients` takes them."""
     for part in work:
         here, there = slice(*part.tile.rows), slice(*part.tile.columns)
