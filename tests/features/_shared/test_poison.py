@@ -1,0 +1,51 @@
+"""Megatron under poison: every algorithm trains the same, and a wait that one forgets is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mindspeed.activation.patching import with_sites
+from mindspeed.activation.plan import PlannedPatch
+from mindspeed.activation.request import Layer
+from mindspeed.plugins.patches import Wrap
+from mindspeed.verification.harness import verify
+from mindspeed.verification.pool import WorkerPool
+from mindspeed.verification.question import ask
+from tests.conftest import Prove
+
+LONG = pytest.mark.long
+POISON: dict[str, dict[str, Any]] = {"context-parallel": {"size": 2}, "cpu-platform": {"poison": True}}
+WAIT = "mindspeed.features._shared.context_parallel.exchange:Pending.wait"
+OTHERS = ("ulysses-attention", "kv-allgather-cp")
+
+
+@pytest.mark.parametrize("algorithm", ["ring-attention", *(pytest.param(name, marks=LONG) for name in OTHERS)])
+def test_megatron_trains_the_same_when_early_uses_are_poison(prove: Prove, algorithm: str) -> None:
+    assert prove(algorithm, settings=POISON).problems == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("window", [1, 2])
+def test_it_does_on_four_ranks_where_neighbours_trade_heads(prove: Prove, window: int) -> None:
+    hybrid = {"ulysses_degree": 2, "window": window}
+    settings = {**POISON, "context-parallel": {"size": 4}, "hybrid-attention": hybrid}
+    assert prove("hybrid-attention", settings=settings).problems == []
+
+
+def unwaited(wait: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Around ``Pending.wait``: the received tensor, whether or not it is there."""
+    return lambda pending: pending.received
+
+
+def test_a_wait_that_the_ring_forgets_in_megatron_is_found(pool: WorkerPool) -> None:
+    question = ask(["ring-attention"], [Layer("test", settings=POISON)])
+    patch = Wrap(WAIT, f"{__name__}:unwaited", "a planted fault")
+    forgetful = with_sites([PlannedPatch("fault", patch, WAIT)])
+    verdict = verify(replace(question, plan=replace(question.plan, patches=(*question.plan.patches, *forgetful))), pool)
+    assert "gradient of decoder.layers.0.self_attention.linear_qkv.weight is not finite" in [
+        check.what for check in verdict.checks if not check.holds
+    ]
