@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from mindspeed.activation.environment import Environment, version_in
-from mindspeed.activation.patch_checks import check_patches, notes_on, with_sites
+from mindspeed.activation.patch_checks import check_patches, notes_on, places_of, with_sites
 from mindspeed.activation.places import is_installed
 from mindspeed.activation.plan import ActivationPlan, PlannedOverride, PlannedPatch, Row
 from mindspeed.activation.resolver import Resolution
@@ -28,47 +28,57 @@ def compose(resolution: Resolution, catalog: Catalog, environment: Environment) 
     from mindspeed.platforms import base_features
 
     world = resolution.world
-    names = [feature.name for feature in resolution.features]
-    manager = FeatureManager([catalog.feature(name)(resolution.args[name], world) for name in names])
+    names = {feature.name for feature in resolution.features}
+    types = (*base_features(environment.platform), *(catalog.feature(feature.name) for feature in resolution.features))
+    manager = FeatureManager([feature(resolution.args[feature.spec.name], world) for feature in types])
     problems: list[Problem] = []
-    base = FeatureManager([f(resolution.args[f.spec.name], world) for f in base_features(environment.platform)])
-    below = base.call("megatron_args") if environment.training else []
-    overrides = _overrides(below, manager.call("megatron_args"), problems)
+    below, above = _layers(manager.call("megatron_args"), names)
+    overrides = _overrides(below if environment.training else [], above, problems)
     problems += check_overrides(overrides, environment.megatron)
 
     slots = {slot for feature in resolution.features for slot in feature.slots}
     guard = _Guard(environment, slots)
-    hooks = [name for group in HOOK_CLASSES for name in vars(group) if not name.startswith("_") and manager.implements(name)]
+    hooks = [name for group in HOOK_CLASSES for name in vars(group) if name[0] != "_" and names & manager.owners(name)]
     taken = [planned.override.argument for planned in overrides]
     seams = ("megatron-seams", seams_for(hooks, taken, environment.training, environment.megatron))
     phases = ("megatron-seams", PHASES if names else ())
-    above = (seams, phases, *manager.call("patches"))  # a seam stays around what a feature puts in place of the original
-    patches = [guard.planned(owner, patch, ground=True) for owner, given in base.call("patches") for patch in given]
-    patches += [guard.planned(owner, patch) for owner, given in above for patch in given]
-    patches = with_sites(patches, environment.megatron)
-    patches = _superseded(patches, resolution.supersedes)
-    problems += check_patches(patches, environment.megatron)
+    ground, own = _layers(manager.call("patches"), names)
+    patches = [guard.planned(owner, patch, ground=True) for owner, given in ground for patch in given]
+    # a seam stays around what a feature puts in place of the original
+    patches += [guard.planned(owner, patch) for owner, given in (seams, phases, *own) for patch in given]
+    places = places_of(patches, environment.megatron)
+    patches = _superseded(with_sites(patches, environment.megatron, places), resolution.supersedes)
+    problems += check_patches(patches, environment.megatron, places)
     if is_installed(environment.megatron) and (mixed := mixed_roots()) is not None:
         problems.append(mixed)
     if problems:
         raise ResolutionError(problems)
-    return ActivationPlan(
+    plan = ActivationPlan(
         features=resolution.features,
         world=world,
         level=resolution.level,
         base=resolution.base,
         overrides=overrides,
         patches=tuple(patches),
-        rows=(*resolution.rows, *_skipped_rows(patches), *notes_on(patches, environment.megatron)),
+        rows=(*resolution.rows, *_skipped_rows(patches), *notes_on(patches, environment.megatron, places)),
         environment=environment.versions(),
         strict=resolution.strict,
     )
+    manager.forget_calls()
+    _unused[:] = [(plan, manager)]
+    return plan
+
+
+_unused: Final[list[tuple[ActivationPlan, FeatureManager]]] = []
+"""The plan that was made last, with its feature instances, until it is activated."""
 
 
 def manager_of(plan: ActivationPlan, catalog: Catalog) -> FeatureManager:
     """Feature instances of a plan, base first. Raises ResolutionError when this process lacks one of them."""
     from mindspeed.platforms import base_features
 
+    if _unused and _unused[0][0] is plan:
+        return _unused.pop()[1]
     known: dict[str, type[Feature[Any]]] = {f.spec.name: f for f in base_features(plan.environment["platform"])}
     problems, instances = [], []
     for planned in (*plan.base, *plan.features):
@@ -85,7 +95,12 @@ def manager_of(plan: ActivationPlan, catalog: Catalog) -> FeatureManager:
     return FeatureManager(instances)
 
 
-_Answers = list[tuple[str, list[ArgOverride]]]
+_Answers = list[tuple[str, list[Any]]]
+
+
+def _layers(answers: _Answers, names: Collection[str]) -> tuple[_Answers, _Answers]:
+    """What the base plan answered, and what the named features did."""
+    return [one for one in answers if one[0] not in names], [one for one in answers if one[0] in names]
 
 
 def _overrides(below: _Answers, wanted_by: _Answers, problems: list[Problem]) -> tuple[PlannedOverride, ...]:
@@ -136,6 +151,8 @@ class _Guard:
 def _superseded(patches: Sequence[PlannedPatch], supersedes: Sequence[tuple[str, str, str]]) -> list[PlannedPatch]:
     """Leave out the Replace of a feature that another one at the same site supersedes."""
     replacing = {(p.owner, p.site) for p in patches if isinstance(p.patch, Replace) and not p.skipped}
+    if not supersedes:
+        return list(patches)
     result = []
     for planned in patches:
         winner = next(

@@ -14,22 +14,26 @@ from mindspeed.megatron.version import megatron_version
 from mindspeed.plugins.patches import Mixin, Replace, Set, Wrap
 from mindspeed.plugins.problems import Problem
 
+Places = Mapping[str, Place]
+"""The place of every target, and of every cache to be cleared, of some patches: what `places_of` gives."""
 
-def with_sites(patches: Sequence[PlannedPatch], version: str | None = None) -> list[PlannedPatch]:
+
+def with_sites(patches: Sequence[PlannedPatch], version: str | None = None, places: Places | None = None) -> list[PlannedPatch]:
     """The patches with their sites looked up; a target that does not exist keeps its own name.
 
-    ``version`` is the megatron-core that the patches are for; without one it is what is installed here.
+    ``version`` is the megatron-core that the patches are for; without one it is what is installed here. ``places`` spares
+    looking for them again.
     """
-    return _placed(patches, _places(patches, version))
+    return _placed(patches, places or places_of(patches, version))
 
 
-def check_patches(patches: Sequence[PlannedPatch], version: str | None = None) -> list[Problem]:
+def check_patches(patches: Sequence[PlannedPatch], version: str | None = None, places: Places | None = None) -> list[Problem]:
     """Every problem of a set of patches: missing, unsuitable or changed targets, patches that exclude each other.
 
     The patches of the base plan and those of features are two layers: a feature may replace what the base left.
     """
     active = [planned for planned in patches if not planned.skipped]
-    places = _places(active, version)
+    places = places or places_of(active, version)
     problems = [problem for planned in active for problem in _check_target(planned, places, version)]
     active = _placed(active, places)
     for ground in (True, False):
@@ -49,26 +53,27 @@ def check_contracts(patches: Sequence[PlannedPatch], version: str | None) -> lis
         text = f"the plan is for megatron-core {version}, and {here} is installed here"
         return [Problem("MS306", text, fix=f"install megatron-core {version}, or make the plan again here")]
     active = [planned for planned in patches if not planned.skipped]
-    places = _places(active, version)
+    places = places_of(active, version)
     found = [problem for planned in active for problem in _broken(planned, places, version)]
     return list(dict.fromkeys(found))
 
 
-def notes_on(patches: Sequence[PlannedPatch], version: str | None) -> list[Row]:
+def notes_on(patches: Sequence[PlannedPatch], version: str | None, places: Places | None = None) -> list[Row]:
     """A row for every target that is no problem, and yet not what was recorded."""
     active = [planned for planned in patches if not planned.skipped]
-    return list(dict.fromkeys(contract_rows(active, _places(active, version), version)))
+    return list(dict.fromkeys(contract_rows(active, places or places_of(active, version), version)))
 
 
-def _places(patches: Sequence[PlannedPatch], version: str | None) -> dict[str, Place]:
+def places_of(patches: Sequence[PlannedPatch], version: str | None) -> dict[str, Place]:
+    """Where everything is that some patches name."""
     return find_places((name for planned in patches for name in (planned.patch.target, *planned.patch.clears)), version)
 
 
-def _placed(patches: Sequence[PlannedPatch], places: Mapping[str, Place]) -> list[PlannedPatch]:
+def _placed(patches: Sequence[PlannedPatch], places: Places) -> list[PlannedPatch]:
     return [replace(planned, site=_site_name(planned.patch.target, places)) for planned in patches]
 
 
-def _site_name(target: str, places: Mapping[str, Place]) -> str:
+def _site_name(target: str, places: Places) -> str:
     site = places[target].site
     return site.name if site is not None else target
 
@@ -86,7 +91,7 @@ def unsuitable_target(owner: str, kind: str, target: str, why: str, fix: str, wh
     return Problem("MS403", f"the {kind} of {target} by {owner} cannot be applied: {why}", (owner,), where=where, fix=fix)
 
 
-def _check_target(planned: PlannedPatch, places: Mapping[str, Place], version: str | None) -> Iterator[Problem]:
+def _check_target(planned: PlannedPatch, places: Places, version: str | None) -> Iterator[Problem]:
     yield from _broken(planned, places, version)
     owner, patch, place = planned.owner, planned.patch, places[planned.patch.target]
     if place.site is None:
@@ -101,7 +106,7 @@ def _check_target(planned: PlannedPatch, places: Mapping[str, Place], version: s
         yield unsuitable_target(owner, "mixin", site.name, "it is not a class", "use Wrap or Replace", where)
 
 
-def _broken(planned: PlannedPatch, places: Mapping[str, Place], version: str | None) -> Iterator[Problem]:
+def _broken(planned: PlannedPatch, places: Places, version: str | None) -> Iterator[Problem]:
     """MS401 for what does not exist, MS407 for a target that is not the recorded one."""
     for name in (planned.patch.target, *planned.patch.clears):
         if places[name].site is None:

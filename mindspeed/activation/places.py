@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from mindspeed.activation.contract_reading import read_contract
 from mindspeed.activation.contracts import ABSENT, Contract, contract_for, part_of
 from mindspeed.activation.memory import memory_of
-from mindspeed.activation.sites import Site, find_site
+from mindspeed.activation.sites import Site, find_site, follows_to, may_import
 from mindspeed.activation.source import files_consulted, find_module, trees_kept
 from mindspeed.megatron.version import megatron_portions, megatron_version
 
@@ -42,6 +42,26 @@ def find_places(targets: Iterable[str], version: str | None = None) -> dict[str,
     own = [target for target in wanted if part_of(target) is not None]
     places = _read_here(own) if own else {}
     return {target: places[target] if target in places else _outside(target) for target in wanted}
+
+
+def importers(names: Collection[tuple[str, str, str]]) -> set[tuple[str, str, str]]:
+    """Of ``(module, key, site)`` those whose key in a loaded module is an import of what the site binds; remembered or read."""
+    if not names:
+        return set()
+    memory = memory_of(megatron_portions())
+    found = set()
+    for module, key, site in names:
+        row = f"{module}:{key} imports {site}"
+        known = memory.recall(row, bool)
+        if known is None:
+            with files_consulted() as files:
+                known = may_import(module, site.rpartition(":")[2], key) and follows_to(f"{module}:{key}", site)
+            if files:
+                memory.keep(row, known, files)
+        if known:
+            found.add((module, key, site))
+    memory.save()
+    return found
 
 
 def _outside(target: str) -> Place:

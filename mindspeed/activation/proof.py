@@ -226,7 +226,7 @@ class Proof:
             for site, patch in sites.items():
                 yield _Watched(name, "patch", site, patch.phase, patch.optional)
             for hook in _HOOKS:
-                if self._manager.implements(hook, name):
+                if name in self._manager.owners(hook):
                     yield _Watched(name, "hook", hook, _HOOK_PHASES.get(hook, "step"))
             for override in (o.override for o in self.plan.overrides if name in o.owners):
                 yield _Watched(name, "argument", override.argument, "build", override.argument in OF_TRAINING)
@@ -268,7 +268,7 @@ class Proof:
             optional = {watched.name for watched in self._watched if watched.feature == name and watched.optional}
             points = tuple(_on_another_path(point) if point.name in optional else point for point in points)
         draft = FeatureProof(name, feature.spec.stability.value, points)
-        if "step" not in self._ended or not self._manager.implements("verify", name):
+        if "step" not in self._ended or name not in self._manager.owners("verify"):
             return draft
         return replace(draft, complaints=tuple(self._manager.call_one("verify", name, report=draft)))
 

@@ -11,7 +11,7 @@ import dataclasses
 import gc
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from operator import is_ as _is
 from types import FunctionType, MappingProxyType, ModuleType
 from typing import Any, Final, NamedTuple
@@ -42,12 +42,17 @@ MADE: Final[WeakSet[type]] = WeakSet()
 _OWN: Final = __name__.rpartition(".")[0]
 
 
-def module_dictionaries(names: Iterable[str] | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
+_dictionary: Final = vars(ModuleType)["__dict__"].__get__
+"""The dictionary of a module, whatever its class does when it is asked for one."""
+
+
+def module_dictionaries(names: Iterable[str] | None = None) -> list[tuple[str, dict[str, Any]]]:
     """``(name, dictionary)`` of the imported modules, or of those named; this package's own records are left out."""
     modules = sys.modules.copy()
-    for name, module in modules.items() if names is None else [(name, modules.get(name)) for name in names]:
-        if isinstance(module, ModuleType) and not name.startswith(_OWN):
-            yield name, ModuleType.__getattribute__(module, "__dict__")
+    asked = modules.items() if names is None else [(name, modules.get(name)) for name in names]
+    return [
+        (name, _dictionary(module)) for name, module in asked if isinstance(module, ModuleType) and not name.startswith(_OWN)
+    ]
 
 
 def defined_in(packages: Collection[str]) -> frozenset[int]:
@@ -110,6 +115,7 @@ class Rebinder:
         near = self._near()
         named = self._search_names(near)
         steps: tuple[Callable[[], None], ...] = (
+            lambda: self._search_namesakes(near_home=True),
             self._search_namesakes,
             lambda: self._search(named),
             lambda: self._leave_aside_annotations(named),
@@ -153,11 +159,14 @@ class Rebinder:
         for key, count in references.in_annotations(classes, module_dictionaries(modules)).items():
             self._missing[key] -= count
 
-    def _search_namesakes(self) -> None:
-        """Search the modules that have something missing under its own name."""
+    def _search_namesakes(self, near_home: bool = False) -> None:
+        """Search the modules that have a missing function under its own name, or those of them in the package that it is from,
+        which mostly exports it again."""
         missing = [self._exchanges[key].old for key, count in self._missing.items() if count]
-        named = [(old.__name__, old) for old in missing if isinstance(old, FunctionType)]
-        self._search([name for name, entries in module_dictionaries() for own, old in named if entries.get(own) is old])
+        functions = [old for old in missing if isinstance(old, FunctionType)]
+        packages = tuple({old.__module__.rpartition(".")[0] for old in functions}) if near_home else ("",)
+        modules = module_dictionaries([name for name in sys.modules if name.startswith(packages)]) if functions else []
+        self._search({name: None for old in functions for name, entries in modules if entries.get(old.__name__) is old})
 
     def _search_far(self, near: Collection[str]) -> None:
         """Search all other modules that may hold an exchanged object."""

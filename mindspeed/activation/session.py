@@ -131,7 +131,7 @@ def call(hook: str, **arguments: Any) -> list[tuple[str, Any]]:
 
 def tell(hook: str, feature: str, **arguments: Any) -> None:
     """Call a hook on the named feature, where the active plan has it and it has the hook."""
-    if _session is not None and _session.manager.implements(hook, feature):
+    if _session is not None and feature in _session.manager.owners(hook):
         _session.manager.call_one(hook, feature, **arguments)
 
 

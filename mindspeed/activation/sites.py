@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
-from mindspeed.activation.source import Binding, Module, Scope, dotted, find_module, loaded_module, read_scope
+from mindspeed.activation.source import Binding, Module, Scope, dotted, find_module, loaded_module, read_scope, read_text
 
 TREE: Final = "megatron"
 """The package inside which imports are followed."""
@@ -138,11 +138,20 @@ def follows_to(target: str, site: str) -> bool:
     return target == site
 
 
-def mentions(module: str, name: str) -> bool:
-    """Whether the source of a loaded module may import ``name``: a cheap test before it is parsed."""
+def may_import(module: str, name: str, key: str) -> bool:
+    """Whether the source of a loaded module may import ``name`` as ``key``: a cheap test before it is parsed."""
     found = loaded_module(module)
-    text = Path(found.file).read_bytes() if found is not None and found.file is not None else b""
-    return name.encode() in text or b"import *" in text
+    text = read_text(found) if found is not None else b""
+    if key == name and b"import *" in text:
+        return True
+    wanted = name.encode()
+    lines = text.splitlines() if wanted in text else []
+    return any(wanted in line and wanted in _WORD.findall(line) and _IMPORTING.fullmatch(line) for line in lines)
+
+
+_WORD: Final = re.compile(rb"\w+")
+_IMPORTING: Final = re.compile(rb".*\b(from|import)\b.*|[\s(]*\w+(\s+as\s+\w+)?(\s*,\s*\w+(\s+as\s+\w+)?)*[\s,)\\]*(#.*)?")
+"""A line that may be of an import statement: it begins one, or goes on with nothing but names."""
 
 
 def _outside(module: str, qualname: str, top: str) -> Site | None:

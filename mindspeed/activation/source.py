@@ -149,6 +149,15 @@ def read_scope(module: Module) -> Scope | None:
     return known[1]
 
 
+def read_text(module: Module) -> bytes:
+    """The source of a module, empty where there is none."""
+    if module.file is None:
+        return b""
+    if _consulted is not None:
+        _consulted.add(module.file)
+    return Path(module.file).read_bytes()
+
+
 def state_of(file: str) -> tuple[int, int]:
     """Size and modification time, by which it is known whether a file has changed. Raises OSError when it is gone."""
     state = os.stat(file)

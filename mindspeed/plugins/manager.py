@@ -50,10 +50,14 @@ class FeatureManager(pluggy.PluginManager):
         """What pluggy finds, asked only of names that a hook can have."""
         return super().parse_hookspec_opts(module_or_class, name) if name[0] != "_" else None
 
-    def implements(self, hook: str, feature: str | None = None) -> bool:
-        """Whether a feature of the plan, or the named one, implements ``hook``."""
-        implementations = getattr(self.hook, hook).get_hookimpls()
-        return any(feature in (None, implementation.plugin_name) for implementation in implementations)
+    def owners(self, hook: str) -> set[str]:
+        """The features of the plan that implement ``hook``."""
+        return {implementation.plugin_name for implementation in getattr(self.hook, hook).get_hookimpls()}
+
+    def forget_calls(self) -> None:
+        """Begin to count anew."""
+        self.calls.clear()
+        self.effects.clear()
 
     def call(self, hook: str, **arguments: Any) -> list[tuple[str, Any]]:
         """Call ``hook`` on every feature that has it: ``[(feature, result)]`` in plan order."""

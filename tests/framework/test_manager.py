@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from mindspeed import registry
+from mindspeed.activation.compose import manager_of
+from mindspeed.activation.environment import made_up
 from mindspeed.plugins import Category, Feature, FeatureSpec, World, hookimpl
 from mindspeed.plugins.feature import FeatureArgs
 from mindspeed.plugins.manager import FeatureManager
@@ -20,8 +23,8 @@ def feature(name, **hooks):
 def test_results_come_in_plan_order_with_their_feature():
     manager = FeatureManager([feature("a", patches=lambda self: ["x"]), feature("b"), feature("c", patches=lambda self: ["y"])])
     assert manager.call("patches") == [("a", ["x"]), ("c", ["y"])]
-    assert manager.implements("patches")
-    assert not manager.implements("verify")
+    assert manager.owners("patches") == {"a", "c"}
+    assert manager.owners("verify") == set()
 
 
 def test_a_folded_hook_chains_the_value_in_plan_order():
@@ -85,3 +88,12 @@ def test_a_hook_that_changes_nothing_was_called_and_did_nothing(hook, method, ar
     manager.call(hook, **arguments)
     assert manager.calls["a", hook] == 1
     assert manager.effects["a", hook] == did_something
+
+
+def test_the_features_that_made_a_plan_are_those_that_it_is_activated_with_once():
+    made = registry.plan(["rms-norm"], environment=made_up("cpu", "0.16.1"), world={"num_layers": 2})
+    first, second = (manager_of(made, registry.catalog()) for _ in range(2))
+    assert [feature.spec.name for feature in first.features] == [feature.spec.name for feature in second.features]
+    assert set(map(id, first.features)).isdisjoint(map(id, second.features))
+    assert not first.calls
+    assert not first.effects

@@ -7,14 +7,16 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import torch.distributed
 
 from mindspeed.activation import references
 from mindspeed.activation.rebinding import Rebinder
-from tests.framework.patch_cases import ATTENTION, STATE, applied, mixin, replace, wrap
+from tests.framework.patch_cases import ATTENTION, STATE, applied, mixin, put, replace, wrap
 from tests.framework.patch_fixtures import fake_megatron  # noqa: F401
 
 FAR = "a_module_that_knows_megatron"
@@ -175,3 +177,39 @@ def test_every_reference_to_a_class_but_its_names_is_known() -> None:
     assert references.EXACT
     # the name and the pair in the list of names; the variable of the comprehension is not counted
     assert set(eval(done.stdout).values()) == {2}
+
+
+def test_a_flag_is_found_under_its_own_name_where_it_is_imported_and_nowhere_else(far: ModuleType, tmp_path: Path) -> None:
+    state = sys.modules[STATE]
+    assert state.HAVE_FAST is False
+    text = {"importing": f"from {STATE} import HAVE_FAST\n", "defining": "HAVE_FAST = False\n"}
+    for name, source in text.items():
+        module = ModuleType(name)
+        module.__file__ = str(tmp_path / f"{name}.py")
+        Path(module.__file__).write_text(source, encoding="utf-8")
+        exec(source, vars(module))
+        sys.modules[name] = module
+    for _ in range(2):  # the second time from what was remembered
+        patches = applied(put(f"{STATE}:HAVE_FAST", True))
+        assert [sys.modules[name].HAVE_FAST for name in text] == [True, False]
+        patches.undo()
+        assert [sys.modules[name].HAVE_FAST for name in text] == [False, False]
+    for name in text:
+        del sys.modules[name]
+
+
+def test_a_function_that_its_package_exports_again_has_only_that_package_searched(
+    attention: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    search = Rebinder._search_namesakes
+
+    def noted(rebinder: Rebinder, near_home: bool = False) -> None:
+        asked.append(near_home)
+        search(rebinder, near_home)
+
+    monkeypatch.setattr(Rebinder, "_search_namesakes", noted)
+    patches = applied(wrap("torch.distributed.distributed_c10d:init_process_group"))
+    assert asked == [True]
+    assert torch.distributed.init_process_group is torch.distributed.distributed_c10d.init_process_group
+    patches.undo()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from mindspeed.activation.sites import find_site, follows_to, near_names
+from mindspeed.activation.sites import find_site, follows_to, may_import, near_names
 from mindspeed.activation.source import find_module
 from tests.framework.patch_fixtures import fake_megatron  # noqa: F401
 
@@ -144,3 +145,28 @@ def test_a_name_bound_in_branches_is_no_definition_elsewhere(tmp_path: Path, mon
     assert named("megatron.choice:Norm.forward") == ("megatron.choice:Norm.forward", "branches")
     assert named("megatron.choice:inside") == ("megatron.choice:inside", "function")
     assert find_site("megatron.choice:Hint") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "may"),
+    [
+        ("from megatron.core.state import FLAG", "FLAG", True),
+        ("from megatron.core.state import FLAG as OTHER", "OTHER", True),
+        ("from megatron.core.state import (\n    LIMIT,\n    FLAG as OTHER,  # why (not)\n)", "OTHER", True),
+        ("from megatron.core.state import LIMIT, \\\n  FLAG", "FLAG", True),
+        ("try: from megatron.core.state import FLAG\nexcept ImportError: FLAG = True", "FLAG", True),
+        ("from megatron.core.state import *", "FLAG", True),
+        ("from megatron.core.state import *", "OTHER", False),
+        ("FLAG = True\nif FLAG:\n    assert FLAG, 'wanted'", "FLAG", False),
+        ("from megatron.core.state import FLAG_OF_ANOTHER", "FLAG", False),
+        ("print(FLAG, 1)", "FLAG", False),
+    ],
+)
+def test_what_may_import_a_name_is_told_without_parsing(
+    text: str, key: str, may: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("importing")
+    module.__file__ = str(tmp_path / "importing.py")
+    Path(module.__file__).write_text(text, encoding="utf-8")
+    monkeypatch.setitem(sys.modules, "importing", module)
+    assert may_import("importing", "FLAG", key) is may
