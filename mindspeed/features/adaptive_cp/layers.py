@@ -63,6 +63,7 @@ class AdaptiveCoreAttention(CoreAttention):
     """Core attention by `adaptive_attention`, between neighbours that trade heads if there are any."""
 
     feature = _NAME
+    knows_documents = False
     args: ClassVar[AdaptiveCpArgs] = AdaptiveCpArgs()  # type: ignore[call-arg]
 
     def forward(
@@ -105,9 +106,7 @@ class AdaptiveCoreAttention(CoreAttention):
 
 
 def with_adaptive_attention(spec: Any, config: Any, args: AdaptiveCpArgs) -> Any:
-    """The spec of a block with every core attention exchanged. Raises MS304 for what it cannot do."""
-    if getattr(config, "mtp_num_layers", None):
-        raise _refused("multi-token prediction reads the next token from a neighbour, and here neighbours are elsewhere")
+    """The spec of a block with every core attention exchanged for one with these settings."""
     attention = type("AdaptiveCoreAttention", (AdaptiveCoreAttention,), {"args": args, "__module__": __name__})
     return with_core_attention(spec, config, attention)
 
@@ -135,5 +134,5 @@ def _layout_of(whole: Tensor, dim: int) -> Callable[[int], Layout]:
     return layout
 
 
-def _refused(sentence: str, fix: str = f"take out {_NAME}, or --cp 1") -> MindSpeedError:
+def _refused(sentence: str, fix: str) -> MindSpeedError:
     return MindSpeedError([Problem("MS333", f"{_NAME}: {sentence}", (_NAME,), fix=fix)])

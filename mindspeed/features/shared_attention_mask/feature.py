@@ -66,6 +66,7 @@ class SharedAttentionMask(Feature[SharedAttentionMaskArgs]):
                 fix="--set shared-attention-mask.kind=prefix --set shared-attention-mask.prefix=N, or neither",
             ),
             After("flash-attention"),
+            After("alibi"),
             *(
                 Conflicts(
                     name,

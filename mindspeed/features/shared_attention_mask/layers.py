@@ -17,7 +17,7 @@ from mindspeed.plugins.problems import MindSpeedError, Problem
 class SharedMask:
     """Put before a core attention: self-attention that would be causal sees by the rule, whatever mask it is given.
 
-    A core attention that is not Megatron's own (flash-attention's) needs no tensor for a causal mask or a window.
+    A core attention that calls the operator (flash-attention's) needs no tensor for a causal mask or a window.
     """
 
     rule: ClassVar[MaskRule]
@@ -62,7 +62,8 @@ class _Sharing(dict[type, Any]):
         if not issubclass(cls, DotProductAttention):
             return default
         if cls not in self:
-            members = {"rule": self.rule, "needs_tensor": cls is DotProductAttention, "__module__": __name__}
+            needs_tensor = not getattr(cls, "knows_documents", False)  # what the attention operator's own modules say
+            members = {"rule": self.rule, "needs_tensor": needs_tensor, "__module__": __name__}
             self[cls] = type(f"SharedMask{cls.__name__}", (SharedMask, cls), members)
         return self[cls]
 

@@ -165,42 +165,6 @@ def test_of_a_block_only_the_rectangle_in_which_something_is_seen_is_computed() 
     assert diagonal.tile.causal
 
 
-def dropped(tensors: Sequence[Tensor], mask: Tensor, dropout: float) -> list[Any]:
-    """What this rank's queries give each key, after dropout, and its result and gradients with the same places dropped."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    plan = plan_mask(mask, world)
-    tokens = mask.shape[0]
-    q, k, v, dout = (plan.layout.take(x, rank).clone() for x in tensors)
-    ones = plan.layout.take(torch.eye(tokens, dtype=q.dtype)[:, None, None].expand(-1, q.shape[1], q.shape[2], -1), rank)
-    torch.manual_seed(5)
-    shown = adaptive_attention(q, k, ones, dist.group.WORLD, plan, dropout=dropout)
-    torch.manual_seed(5)
-    q, k, v = (x.requires_grad_() for x in (q, k, v))
-    out = adaptive_attention(q, k, v, dist.group.WORLD, plan, dropout=dropout)
-    out.backward(dout)
-    return [shown, out.detach(), q.grad, k.grad, v.grad]
-
-
-@pytest.mark.parametrize("world", [2, pytest.param(4, marks=LONG)])
-def test_dropped_places_are_those_of_one_process_with_the_same_ones_and_differ_between_ranks(
-    pool: WorkerPool, world: int
-) -> None:
-    tensors, mask = made(world * 8, 1, 2, 2, 8, 8), causal(world * 8)
-    found = pool.call(dropped, world, tensors, mask, 0.3)
-    layout = contiguous(world)
-    probabilities = layout.restore([shard[0] for shard in found]).permute(1, 2, 0, 3)
-    kept = probabilities != 0
-    assert 0.5 < float(kept[:, :, ~mask].double().mean()) < 0.9
-    first, second = (kept[0, :, rank * 8 : rank * 8 + 8, rank * 8 : rank * 8 + 8] for rank in (0, 1))
-    assert not torch.equal(first, second)
-    q, k, v = (x.clone().requires_grad_() for x in tensors[:3])
-    scores = torch.einsum("qbhd,kbhd->bhqk", q, k) * 8**-0.5
-    probs = scores.masked_fill(mask, -torch.inf).softmax(-1) * kept / 0.7
-    out = torch.einsum("bhqk,kbhe->qbhe", probs, v)
-    out.backward(tensors[3])
-    assert_like_dense([shard[1:] for shard in found], layout, [out.detach(), q.grad, k.grad, v.grad])
-
-
 def test_a_plan_for_another_length_is_refused(pool: WorkerPool) -> None:
     (message,) = pool.call(refused, 1, made(8, 1, 2, 2, 8, 8), causal(12))
     assert message == "MS505 adaptive_attention: mask has shape (8, 12); expected is (8, 8) or (1, 1, 8, 8)"
