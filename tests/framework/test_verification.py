@@ -37,7 +37,7 @@ QKV = "decoder.layers.0.self_attention.linear_qkv.weight"
 EMBEDDING = "embedding.word_embeddings.weight"
 
 CONTEXT = "mindspeed.features._shared.context_parallel"
-CONTEXT_ALGORITHMS = ("ring-attention", "ulysses-attention", "kv-allgather-cp")
+CONTEXT_ALGORITHMS = ("ring-attention", "ulysses-attention", "kv-allgather-cp", "adaptive-cp")
 
 NO_MODEL_HERE = {"ring-attention-update"}
 """Operator features that `verify` asks with other features: they change what those do."""
@@ -46,6 +46,7 @@ OPERATORS = {name: spec.ops for name, spec in catalog(frozenset()).specs.items()
 """The operator features and their operators; a new one is in every test over them by itself."""
 
 FEATURES = (
+    "adaptive-cp",
     "async-ddp",
     "async-param-gather",
     "data-parallel",
@@ -58,6 +59,7 @@ FEATURES = (
     "ring-attention",
     "rms-norm",
     "sequence-parallel",
+    "shared-attention-mask",
     "swiglu",
     "tensor-parallel",
     "ulysses-attention",
@@ -93,6 +95,7 @@ FAULTS = [
     ("recompute", "megatron.core.tensor_parallel.random:_set_all_rng_states", "skipped", f"gradient of {QKV}"),
     *((name, f"{CONTEXT}.local:add_gradients", "skipped", f"gradient of {QKV}") for name in CONTEXT_ALGORITHMS),
     ("eod-reset", "mindspeed.features._shared.documents:ends_of_rows", "one_document", f"gradient of {QKV}"),
+    ("shared-attention-mask", "mindspeed.features._shared.attention_mask:make_mask", "rolled", f"gradient of {QKV}"),
     ("rms-norm", "mindspeed.ops.rms_norm:rms_norm", "scaled_up", f"gradient of {QKV}"),
     ("swiglu", "mindspeed.ops.swiglu:swiglu", "rolled", f"gradient of {QKV}"),
     ("rotary-embedding", f"{ROTARY}:npu_rotary_position_embedding", "rolled", f"gradient of {QKV}"),

@@ -29,14 +29,19 @@ class MaskRule:
 def mask_of(rule: MaskRule, tokens: int, device: torch.device) -> Tensor:
     """The mask [tokens, tokens], True where hidden; made once. Raises MS332 for a function that gives none."""
     with torch.inference_mode(False):  # one that is made in inference mode could not be used in training
-        mask = torch.ones(tokens, tokens, dtype=torch.bool, device=device).triu_(1)
-        if rule.kind == "sliding-window":
-            mask |= torch.ones_like(mask).tril_(-(rule.width or tokens))
-        elif rule.kind == "prefix":
-            mask[:, : rule.prefix] = False
-        elif rule.kind != "causal":
-            mask = _own(rule.kind, tokens).to(device)
-        return mask
+        return make_mask(rule, tokens, device)
+
+
+def make_mask(rule: MaskRule, tokens: int, device: torch.device) -> Tensor:
+    """A new mask, as `mask_of` gives it."""
+    if rule.kind not in ("causal", "sliding-window", "prefix"):
+        return _own(rule.kind, tokens).to(device)
+    mask = torch.ones(tokens, tokens, dtype=torch.bool, device=device).triu_(1)
+    if rule.kind == "sliding-window":
+        mask |= torch.ones_like(mask).tril_(-(rule.width or tokens))
+    elif rule.kind == "prefix":
+        mask[:, : rule.prefix] = False
+    return mask
 
 
 def _own(name: str, tokens: int) -> Tensor:
