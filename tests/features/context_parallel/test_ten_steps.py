@@ -1,0 +1,57 @@
+"""Ten steps of every algorithm of context parallelism against stock Megatron in one process, without dropout, in fp32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mindspeed.activation.request import Layer
+from mindspeed.verification.comparison import Tolerances, compare, losses_by_step
+from mindspeed.verification.pool import WorkerPool
+from mindspeed.verification.question import ask
+from mindspeed.verification.record import Record
+
+LONG = pytest.mark.long
+STEPS, BOUND = 10, 1e-5
+SIX_HEADS = {"num_attention_heads": 6, "num_query_groups": 6, "hidden_size": 48}
+FOUR = {"hybrid-attention": {"ulysses_degree": 2}}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "size", "settings", "world"),
+    [
+        ("ring-attention", 2, {}, {}),
+        pytest.param("ulysses-attention", 2, {}, {"seq_length": 26}, marks=LONG),
+        pytest.param("kv-allgather-cp", 2, {}, {"seq_length": 28}, marks=LONG),
+        pytest.param("adaptive-cp", 2, {}, {"seq_length": 22}, marks=LONG),
+        pytest.param("ring-attention", 3, {}, {"seq_length": 42}, marks=LONG),
+        pytest.param("ulysses-attention", 3, {}, {"seq_length": 27, **SIX_HEADS}, marks=LONG),
+        pytest.param("kv-allgather-cp", 3, {}, {"seq_length": 30}, marks=LONG),
+        pytest.param("ring-attention", 4, {"ring-attention": {"window": 2}}, {"seq_length": 40}, marks=LONG),
+        pytest.param("hybrid-attention", 4, FOUR, {"seq_length": 56}, marks=LONG),
+    ],
+)
+def test_losses_gradients_and_weights_of_ten_steps_are_those_of_stock_megatron(
+    pool: WorkerPool, algorithm: str, size: int, settings: dict[str, Any], world: dict[str, Any]
+) -> None:
+    layer = Layer("test", settings={"context-parallel": {"size": size}, **settings}, world=world)
+    question = ask((algorithm,), [layer], nproc=size)
+    assert question.recipe.shape.dropout == 0
+    recipe = replace(question.recipe, steps=STEPS)
+    stock = pool.run_once(question.baseline, recipe, 1)
+    found = pool.run(question.plan, recipe, size)
+    assert [check for check in compare(stock, found, Tolerances(BOUND, BOUND, BOUND)) if not check.holds] == []
+    assert len(losses_by_step(found)) == STEPS
+    assert gradient_norm(found) == pytest.approx(gradient_norm(stock), rel=BOUND)
+
+
+def gradient_norm(records: Sequence[Record]) -> float:
+    """The norm of the gradients of all parameters in the first step, as they come to the optimizer."""
+    whole: dict[str, Any] = {}
+    for piece in (piece for record in records for piece in record.pieces if piece.kind == "gradient"):
+        whole.setdefault(piece.name, np.zeros(piece.shape))[piece.index] = piece.values
+    return float(np.sqrt(sum((values**2).sum() for values in whole.values())))
