@@ -5,6 +5,7 @@ The layout comes from the script's own flags in one half of the cases, in the ot
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -184,9 +185,14 @@ def test_further_tokens_are_refused_elsewhere_also_when_the_plan_knows_nothing_o
 
 def trained(*flags: str) -> list[float]:
     """Losses and gradient norms of the script's own loop, as one rank of a group that is there."""
+    from megatron.core.optimizer.optimizer import MegatronOptimizer
+    from megatron.core.transformer.module import MegatronModule
+
     from tests.megatron.plain_script import parse, train
 
     losses, norms, _ = train(parse(["--share-sequence", *flags]))
+    for part in [one for one in gc.get_objects() if isinstance(one, MegatronModule | MegatronOptimizer)]:
+        vars(part).clear()  # the process goes on, and they would keep its groups
     return [*losses, *norms]
 
 

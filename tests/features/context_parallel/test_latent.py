@@ -83,7 +83,7 @@ def loss_and_gradients(by_formula: bool) -> dict[str, Tensor]:
     loss = model(tokens[:, :-1], torch.arange(24)[None], causal(24)[None, None], labels=tokens[:, 1:]).mean()
     loss.backward()
     result = {"loss": loss.detach(), **{name: parameter.grad for name, parameter in model.named_parameters()}}
-    for module in model.modules():
+    for module in list(model.modules()):
         vars(module).clear()
     gc.collect()
     return result
