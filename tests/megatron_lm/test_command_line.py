@@ -146,6 +146,8 @@ def test_sizes_and_switches_of_megatron_are_the_features_of_the_plan(plan):
         "gated_linear_unit": False,
         "activation": "gelu",
         "rotary": False,
+        "multi_latent_attention": False,
+        "mtp_num_layers": 0,
         "dtype": "fp32",
         "platform": "cpu",
         "megatron": "0.16.1",
