@@ -9,12 +9,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from megatron.core.datasets.gpt_dataset import _get_ltor_masks_and_position_ids as stock
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 import mindspeed
 from mindspeed.features._shared.documents import are_documents, ends_of_positions, ends_of_rows
-from mindspeed.features.eod_reset import batches
+from mindspeed.features.eod_reset import batches, layers
 from mindspeed.features.eod_reset.feature import EodResetArgs
+from mindspeed.features.flash_attention.feature import FlashAttentionArgs
+from mindspeed.features.flash_attention.layers import with_flash_attention
 from mindspeed.plugins.problems import MindSpeedError, ResolutionError
 
 EOD = 9
@@ -153,3 +157,24 @@ def test_every_stage_reads_the_data_where_there_is_a_pipeline() -> None:
     reading = {"megatron.training.utils:get_batch_on_this_tp_rank", "megatron.training.utils:is_first_or_last_pipeline_stage"}
     assert reading <= sites
     assert reading.isdisjoint(alone)
+
+
+def core_of(spec: Any) -> Any:
+    return spec.submodules.self_attention.submodules.core_attention
+
+
+def test_megatrons_own_core_attention_is_exchanged_and_one_that_knows_documents_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "_ranks", lambda: 1)
+    config, spec = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=2), get_gpt_layer_local_spec()
+    assert core_of(layers.with_documents(spec, config)) is layers.DocumentAttention
+    flash = with_flash_attention(spec, FlashAttentionArgs())
+    assert core_of(layers.with_documents(flash, config)) is core_of(flash)
+
+
+def test_a_core_attention_that_would_not_read_the_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "_ranks", lambda: 2)
+    with pytest.raises(MindSpeedError) as refused:
+        layers.with_documents(get_gpt_layer_local_spec(), None)
+    assert str(refused.value) == (
+        "MS304 eod-reset: DotProductAttention does not know documents\n  fix: take out the feature that brings it, or eod-reset"
+    )

@@ -89,6 +89,21 @@ def test_they_do_beside_other_layouts(prove: Prove, layout: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("algorithm", ["", *ALGORITHMS])
+def test_they_do_in_multi_latent_attention(prove: Prove, algorithm: str) -> None:
+    features = ["eod-reset", algorithm] if algorithm else ["eod-reset"]
+    settings = cp(2) if algorithm else {}
+    assert prove(*features, settings=settings, world={"multi_latent_attention": True}).problems == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("algorithm", ["flash-attention", *ALGORITHMS])
+def test_they_do_with_a_bias_by_position(prove: Prove, algorithm: str) -> None:
+    settings = cp(2) if algorithm in ALGORITHMS else {}
+    assert prove("eod-reset", "alibi", algorithm, settings=settings).problems == []
+
+
+@pytest.mark.long
 def test_they_do_in_bf16(prove: Prove) -> None:
     assert prove("eod-reset", "ring-attention", settings=cp(2), world={"dtype": "bf16"}).problems == []
 
