@@ -30,6 +30,7 @@ class Session:
     applied: AppliedPatches
     proof: Proof
     taken: dict[str, dict[str, Any]] = field(default_factory=dict)
+    complaints: set[Problem] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,17 @@ def tell(hook: str, feature: str, **arguments: Any) -> None:
     """Call a hook on the named feature, where the active plan has it and it has the hook."""
     if _session is not None and feature in _session.manager.owners(hook):
         _session.manager.call_one(hook, feature, **arguments)
+
+
+def complain(problem: Problem, aloud: bool = True) -> None:
+    """A feature sees the job do something wrong: said once, where ``aloud``; under a strict plan raised everywhere."""
+    if _session is None or problem in _session.complaints:
+        return
+    _session.complaints.add(problem)
+    if _session.plan.strict:
+        raise MindSpeedError([problem])
+    if aloud and _session.proof.say is not None:
+        _session.proof.say(str(problem))
 
 
 def _names(plan: ActivationPlan) -> str:

@@ -118,6 +118,9 @@ CODES: Final[dict[str, str]] = {
     "MS335": "It is not known where the documents of a batch end, so that they cannot be kept apart.",
     "MS336": "A row of packed sequences cannot be cut into equal pieces for context parallelism.",
     "MS337": "Packed sequences do not fit into their row, or their padding would be seen.",
+    "MS343": "A loss function returns two values in a job with context parallelism. Megatron then multiplies the loss by the "
+    "ranks that share a sequence and sums their gradients, so these are too large by a constant factor, which Adam hides. "
+    "Return the sum over this rank's tokens, their number and the report.",
     "MS401": "The target of a patch does not exist in this Megatron.",
     "MS402": "Two features patch one site in ways that cannot both hold.",
     "MS403": "A patch cannot be applied to this kind of target: a dataclass, or a class whose own source names itself.",

@@ -74,5 +74,11 @@ class ContextParallel(Feature[ContextParallelArgs]):
                 "megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
                 "mindspeed.features.context_parallel.randomness:with_numbers_of_its_own",
                 "in a step, ranks that hold other tokens drop other elements of them",
-            )
+            ),
+            Wrap(
+                "megatron.core.pipeline_parallel.schedules:forward_step_calc_loss",
+                "mindspeed.features.context_parallel.loss:with_rule_of_loss",
+                "a loss function of two values would make gradients too large, and is reported",
+                optional=True,
+            ),
         ]

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindspeed.features._shared.context_parallel.blocks import Rule
+from mindspeed.features._shared.context_parallel.checks import check_mask
 from mindspeed.features._shared.context_parallel.heads import own_heads
 from mindspeed.features._shared.context_parallel.layout import contiguous
 from mindspeed.features.ulysses_attention.cached import Keep, attention_of_heads, fetch_of
@@ -49,5 +50,7 @@ def ulysses_attention(
     chosen = query.shape[-1] ** -0.5 if scale is None else scale
     own = own_heads(slopes, group)
     rule = Rule(chosen, causal and mask is None, mask, tuple(map(tuple, ends)), own, 1 - dropout, dist.get_rank())
+    tokens = query.shape[0] * group.size()
+    check_mask("ulysses_attention", mask, query.shape[1], (tokens, tokens))
     fetch = fetch_of(query, key, group, keep, kv_allgather, "ulysses_attention")
     return attention_of_heads(query, key, value, rule, fetch)

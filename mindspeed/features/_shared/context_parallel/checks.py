@@ -29,9 +29,13 @@ def check_shares(
     require(layout.ranks == ranks, op, f"the layout is for {layout.ranks} ranks and the group has {ranks}")
     pieces = layout.count // ranks
     require(tokens % pieces == 0, op, f"{tokens} tokens here are not {pieces} equal pieces")
-    shape = (tokens, tokens * ranks)
+    check_mask(op, mask, batch, (tokens, tokens * ranks))
+    fits = not ends or (len(ends) == batch and all(row and row[-1] == tokens * ranks for row in ends))
+    require(fits, op, f"ends do not give {batch} rows whose last document ends at {tokens * ranks}")
+
+
+def check_mask(op: str, mask: Tensor | None, batch: int, shape: tuple[int, int]) -> None:
+    """Raise OperatorError unless a mask has ``shape``, queries and keys, or that with [batch, 1] in front."""
     given = None if mask is None else tuple(mask.shape)
     expected = f"{shape} or {(batch, 1, *shape)}"
     require(given in (None, shape, (batch, 1, *shape)), op, f"mask has shape {given}; expected is {expected}")
-    fits = not ends or (len(ends) == batch and all(row and row[-1] == tokens * ranks for row in ends))
-    require(fits, op, f"ends do not give {batch} rows whose last document ends at {tokens * ranks}")

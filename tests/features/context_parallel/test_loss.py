@@ -1,0 +1,53 @@
+"""The rule of the loss: a real loss function of two values at two context-parallel ranks, and one of three."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import mindspeed
+from mindspeed.verification.pool import WorkerPool
+from mindspeed.verification.shape import LLAMA, Recipe
+from tests.features.context_parallel.losses import steps
+
+RECIPE = Recipe(LLAMA, global_batch_size=1)
+PROBLEM = (
+    "MS343 context-parallel: the loss function returns two values, and with 2 context-parallel ranks that makes gradients too "
+    "large by a constant factor; Adam hides it, the gradient norm shows it\n"
+    "  fix: return three: the sum of the losses of this rank's tokens, their number (an int tensor), and the report"
+)
+
+
+def run(pool: WorkerPool, loss: str, size: int, strict: bool = False) -> Any:
+    features = ["context-parallel", "ring-attention"] if size > 1 else []
+    settings = {"context-parallel": {"size": size}} if size > 1 else {}
+    world = {**RECIPE.world(), "world_size": size}
+    plan = mindspeed.plan(features, settings, world=world, strict=strict, platform="cpu", level=2)
+    return pool.call(steps, size, RECIPE, loss, 2, plan=plan)
+
+
+def reports(said: list[str]) -> list[str]:
+    return [line for line in said if line.startswith("MS343")]
+
+
+def test_two_values_are_reported_once_on_the_first_rank_with_the_fix(pool: WorkerPool) -> None:
+    (first, error, _), (second, _, _) = run(pool, "two_values", 2)
+    assert (reports(first), error, reports(second)) == ([PROBLEM], "", [])
+
+
+def test_two_values_are_an_error_on_every_rank_under_strict_before_any_gradient_is_made(pool: WorkerPool) -> None:
+    assert [(error, norms) for _, error, norms in run(pool, "two_values", 2, strict=True)] == [(PROBLEM, [])] * 2
+
+
+def test_three_values_are_right_where_ranks_hold_different_numbers_of_tokens(pool: WorkerPool) -> None:
+    ((_, _, expected),) = run(pool, "mean_of_some", 1)
+    for said, _, norms in run(pool, "three_values", 2):
+        assert (reports(said), norms) == ([], pytest.approx(expected, rel=1e-5))
+
+
+def test_two_values_are_too_large_by_the_square_of_the_ranks(pool: WorkerPool) -> None:
+    ((said, _, expected),) = run(pool, "two_values", 1)
+    assert reports(said) == []
+    for _, _, norms in run(pool, "two_values", 2):
+        assert norms == pytest.approx([4 * norm for norm in expected], rel=1e-5)

@@ -1,0 +1,36 @@
+"""A mask of another shape than an algorithm reads is refused with the shape that it expects, through Megatron's layers."""
+
+from __future__ import annotations
+
+import pytest
+
+import mindspeed
+from mindspeed.verification.pool import WorkerPool
+from mindspeed.verification.shape import LLAMA, Recipe
+from tests.features.context_parallel.masks import refusal
+
+RECIPE = Recipe(LLAMA)
+LENGTH = LLAMA.seq_length
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "world", "expected"),
+    [
+        ("ring-attention", 2, "ring_attention: mask has shape (1, 1, 3, 5); expected is (12, 24) or (1, 1, 12, 24)"),
+        ("ulysses-attention", 2, "ulysses_attention: mask has shape (1, 1, 3, 5); expected is (24, 24) or (1, 1, 24, 24)"),
+        ("kv-allgather-cp", 2, "kv_allgather_attention: mask has shape (1, 1, 3, 5); expected is (12, 24) or (1, 1, 12, 24)"),
+        pytest.param(
+            "hybrid-attention",
+            4,
+            "ring_attention: mask has shape (1, 1, 3, 5); expected is (12, 24) or (1, 1, 12, 24)",
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_a_mask_of_another_shape_is_refused(pool: WorkerPool, algorithm: str, world: int, expected: str) -> None:
+    settings = {"context-parallel": {"size": world, "algorithm": algorithm}}
+    if algorithm == "hybrid-attention":
+        settings[algorithm] = {"ulysses_degree": 2}
+    plan = mindspeed.plan(settings=settings, world={**RECIPE.world(), "world_size": world}, platform="cpu")
+    rows, columns = (3, 5)
+    assert pool.call(refusal, world, RECIPE, rows, columns, plan=plan) == [f"MS505 {expected}"] * world
