@@ -22,8 +22,10 @@ train: ops  ## train a small GPT on real text over two processes
 test: ops  ## every test that belongs in a default run
 	$(BIN)/python -m pytest -q -m "not long" -n 2 --dist loadfile
 
-test-long: ops  ## the long matrices
-	$(BIN)/python -m pytest -q -m long
+LONG ?= tests/features tests/training/test_shares_of_sequences.py
+
+test-long: ops  ## the long matrix of context parallelism; with LONG=tests every long test
+	$(BIN)/python -m pytest -q -m long -n 2 --dist loadfile $(LONG)
 
 MEGATRONS := 0.14.0 0.15.0 0.15.3 0.16.0
 

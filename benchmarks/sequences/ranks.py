@@ -23,7 +23,10 @@ from mindspeed.features.ulysses_attention.attention import ulysses_attention
 SHARE: Final = 1536
 """Tokens of a rank."""
 HEADS, GROUPS, WIDTH = 4, 2, 64
-TURNS: Final = 4
+TURNS: Final = 9
+RARE: Final = 3
+"""All but the two rings, and wall times, are measured in every third turn only."""
+RINGS: Final = ("ring", "naive ring")
 DEGREE: Final = 2
 """Ranks that trade heads inside the hybrid."""
 ONE: Final = "one process"
@@ -43,11 +46,13 @@ def measured(token: str, share: int = SHARE, repeat: int = TURNS) -> dict[str, l
     for name, (attend, layout) in candidates.items():
         _check(name, _passed(attend, _shares(layout, tensors)), _shares(layout, expected))
     samples: dict[str, list[Sample]] = {name: [] for name in (ONE, *candidates)}
-    for _ in range(repeat):
-        if dist.get_rank() == 0:
-            samples[ONE].append(_timed(_alone, tensors, Path(token), lambda: None))
+    for turn in range(repeat):
+        rare = turn % RARE == 0
+        if rare and dist.get_rank() == 0:
+            samples[ONE].append(_timed(_alone, tensors, Path(token), lambda: None, rare))
         for name, (attend, layout) in candidates.items():
-            samples[name].append(_timed(attend, _shares(layout, tensors), Path(token), dist.barrier))
+            if rare or name in RINGS:
+                samples[name].append(_timed(attend, _shares(layout, tensors), Path(token), dist.barrier, rare))
     return samples
 
 
@@ -98,10 +103,12 @@ def _check(name: str, found: list[Tensor], expected: list[Tensor]) -> None:
             raise ValueError(f"result {number} of {name} is off by {largest:.2g}; {TOLERANCE:.2g} is allowed")
 
 
-def _timed(attend: Attend, tensors: list[Tensor], token: Path, together: Callable[[], object]) -> Sample:
+def _timed(attend: Attend, tensors: list[Tensor], token: Path, together: Callable[[], object], wall: bool) -> Sample:
     together()
     with turns(token) as segments:
         _passed(attend, tensors)
+    if not wall:
+        return Sample(tuple(segments))
     together()
     begin = time.perf_counter()
     _passed(attend, tensors)

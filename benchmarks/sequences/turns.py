@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
@@ -29,7 +30,7 @@ class Sample:
     """One forward and backward pass: ``segments`` between waits, ranks taking turns, and ``wall`` with all ranks at once."""
 
     segments: tuple[float, ...]
-    wall: float
+    wall: float = inf
 
 
 @contextmanager
