@@ -105,9 +105,9 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
 
 def _named(layers: Sequence[Layer]) -> set[str]:
     """Features that the layers name, also as the value of a setting, and do not disable; for a choice, whoever there is."""
-    values = {value for layer in layers for fields in layer.settings.values() for value in fields.values()}
-    named = {name for layer in layers for name in (*layer.features, *layer.settings)}
-    named |= {value for value in values if isinstance(value, str)}
+    given = (value for layer in layers for fields in layer.settings.values() for value in fields.values())
+    values = {value for value in given if isinstance(value, str)}
+    named = values.union(name for layer in layers for name in (*layer.features, *layer.settings))
     if AUTO in values:
         named |= catalog(frozenset()).not_loaded.keys()
     return named.difference(*(layer.disabled for layer in layers))
