@@ -59,11 +59,12 @@ def scatter_parts(reduce_scatter: Callable[..., Any]) -> Callable[..., Any]:
         bound = parameters.bind(*args, **kwargs)
         bound.apply_defaults()
         output, given, op, group, async_op = bound.arguments.values()
-        group = group or distributed_c10d.GroupMember.WORLD
-        if not _known(output, given, op, group):
+        group, op = group or distributed_c10d.GroupMember.WORLD, getattr(op, "op", op)
+        coalescing = group in distributed_c10d._world.pg_coalesce_state
+        if not _known(output, given, op, group) or (coalescing and group not in _coalesced):
             return reduce_scatter(*args, **kwargs)
         reduction = _begin(output, given, op, group)
-        if group in distributed_c10d._world.pg_coalesce_state:
+        if coalescing:
             _coalesced[group].append(reduction)
             return distributed_c10d._IllegalWork() if async_op else None
         if async_op:

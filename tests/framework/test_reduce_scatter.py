@@ -63,7 +63,7 @@ def differing() -> list[str]:
             wanted = stock(torch.empty(size, dtype=dtype), whole.clone(), op)
             results = [torch.empty_like(wanted) for _ in range(4)]
             dist.reduce_scatter_tensor(results[0], whole, op)
-            dist.reduce_scatter(results[1], list(whole.chunk(world)) if size else [whole] * world, op)
+            dist.reduce_scatter(results[1], list(whole.chunk(world)) if size else [whole] * world, dist.ReduceOp(op))
             dist.reduce_scatter_tensor(results[2], whole, op=op, async_op=True).wait()
             with _coalescing_manager():
                 dist.reduce_scatter_tensor(results[3], whole, op)
