@@ -13,7 +13,7 @@ from tests.training.conftest import TINY, Run, losses
 @pytest.mark.long
 def test_a_checkpoint_does_not_know_how_many_ranks_shared_a_sequence(tmp_path, text):
     whole, one, two = (tmp_path / name for name in ("whole", "one", "two"))
-    steps = ("--train-iters", 9, "--save-interval", 3)
+    steps = ("--train-iters", 9, "--save-interval", 3, "--keep", 3)
     Run(*TINY, "--nproc", 2, "--cp", 2, "--features", "ring-attention", *steps, "--data", text, "--run", whole).done()
     for step in (9, 6):
         shutil.rmtree(checkpoint_path(whole, step))
