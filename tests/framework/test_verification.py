@@ -47,6 +47,7 @@ OPERATORS = {name: spec.ops for name, spec in catalog(frozenset()).specs.items()
 
 FEATURES = (
     "adaptive-cp",
+    "alibi",
     "async-ddp",
     "async-param-gather",
     "data-parallel",
@@ -94,6 +95,7 @@ FAULTS = [
     ("expert-parallel", f"{MAPPINGS}:all_to_all", "rolled", f"gradient of {QKV}"),
     ("recompute", "megatron.core.tensor_parallel.random:_set_all_rng_states", "skipped", f"gradient of {QKV}"),
     *((name, f"{CONTEXT}.local:add_gradients", "skipped", f"gradient of {QKV}") for name in CONTEXT_ALGORITHMS),
+    ("alibi", "mindspeed.features.alibi.layers:with_position_bias", "nothing_changed", f"gradient of {QKV}"),
     ("eod-reset", "mindspeed.features._shared.documents:ends_of_rows", "one_document", f"gradient of {QKV}"),
     ("shared-attention-mask", "mindspeed.features._shared.attention_mask:make_mask", "rolled", f"gradient of {QKV}"),
     ("rms-norm", "mindspeed.ops.rms_norm:rms_norm", "scaled_up", f"gradient of {QKV}"),

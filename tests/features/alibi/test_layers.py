@@ -151,7 +151,7 @@ def test_a_long_matrix_has_its_last_rows_only() -> None:
 
 @pytest.mark.parametrize("args", [{"fused": False}, {}], ids=str)
 def test_half_precision_has_the_bias_in_fp32(args: dict[str, Any]) -> None:
-    """A bias of 1000 tokens, rounded to bf16, would be 4 away."""
+    """A bias of 450, rounded to bf16, would be up to 1 away."""
     inputs = tensors(900, 900, dtype=torch.bfloat16)
     out = attention(given={"bf16": True, "params_dtype": torch.bfloat16}, **args)(*inputs, None)
     assert out.dtype == torch.bfloat16
