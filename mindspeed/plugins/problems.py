@@ -92,7 +92,8 @@ CODES: Final[dict[str, str]] = {
     "your requests brought each in.",
     "MS203": "Two active features hold one exclusive slot. A slot is a role that only one feature can play.",
     "MS204": "A feature needs another one and strict resolution was asked for, so nothing is added by itself.",
-    "MS205": "A feature needs one of several others and none of them is active. mindspeed never picks one for you.",
+    "MS205": "A feature needs one of several others and none of them is active. mindspeed picks one for you only "
+    "where a setting of the feature says auto.",
     "MS206": "The declared order has a cycle. The path is printed with the feature that declared each edge.",
     "MS207": "A requested feature is above the optimisation level of this job.",
     "MS208": "A feature does not support this platform or this Megatron version.",

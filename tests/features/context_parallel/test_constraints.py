@@ -35,6 +35,21 @@ def test_two_algorithms_at_once_are_a_conflict():
     ]
 
 
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (("adaptive-cp", "alibi"), "the blocks that it computes take no bias by position"),
+        (("adaptive-cp", "eod-reset"), "it plans its work once, for one mask that all batches share"),
+    ],
+)
+def test_what_an_algorithm_cannot_do_is_a_conflict(names, reason):
+    settings = {"adaptive-cp": {"dynamic_mask": True}}
+    first, second = names
+    assert refusals(*names, settings=settings, cp=2, rotary=False, multi_latent_attention=False) == [
+        f"MS202 {first} and {second} exclude each other, because {reason} | take out {first} or take out {second}"
+    ]
+
+
 def test_the_loss_is_divided_by_tokens():
     assert overrides("context-parallel", size=2) == {"context_parallel_size": 2, "calculate_per_token_loss": True}
     assert overrides("context-parallel", size=1) == {"context_parallel_size": 1}

@@ -63,12 +63,28 @@ def test_it_does_beside_other_layouts(prove: Prove, algorithm: str, other: str) 
         (2, {"keep": "half", "second_communicator": True}),
         pytest.param(4, {"window": 2, "keep": "full"}, marks=LONG),
         pytest.param(3, {"second_communicator": True}, marks=LONG),
+        pytest.param(2, {"keep": "full", "interval": 1}, marks=LONG),
     ],
 )
 def test_settings_of_the_ring_change_nothing(prove: Prove, size: int, settings: dict[str, Any]) -> None:
     world = {"seq_length": 48} if size == 3 else None
     given = cp(size, **{"ring-attention": settings})
     assert prove("ring-attention", settings=given, world=world, nproc=size).problems == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("settings", [{"keep": "full", "interval": 1}, {"keep": "half", "kv_allgather": True}])
+def test_what_ulysses_fetches_again_changes_nothing(prove: Prove, size: int, settings: dict[str, Any]) -> None:
+    given = cp(size, **{"ulysses-attention": settings})
+    world = {"normalization": "RMSNorm", "num_query_groups": 1}
+    assert prove("ulysses-attention", settings=given, world=world).problems == []
+
+
+@pytest.mark.long
+def test_a_hybrid_keeps_blocks_of_its_ring(prove: Prove) -> None:
+    settings = cp(4, **{"hybrid-attention": {"ulysses_degree": 2, "keep": "full", "interval": 1}})
+    assert prove("hybrid-attention", settings=settings).problems == []
 
 
 def test_it_keeps_fewer_activations(prove: Prove) -> None:
