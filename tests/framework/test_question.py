@@ -51,6 +51,19 @@ def test_a_feature_brings_what_it_requires_under_test() -> None:
     assert question.baseline.names == ()
 
 
+def test_a_feature_that_trains_another_model_is_in_the_baseline_by_its_reference() -> None:
+    question = asked("alibi", "ring-attention", settings={"alibi": {"fused_type": 2}})
+    assert question.baseline.names == ("alibi",)
+    assert layout(question) == (1, 2)
+    fused = [next(f for f in plan.features if f.name == "alibi").args for plan in (question.baseline, question.plan)]
+    assert [(args["fused"], args["fused_type"]) for args in fused] == [(False, 2), (True, 2)]
+
+
+def test_what_a_feature_may_require_is_invited_and_not_taken_out() -> None:
+    assert asked("alibi").plan.names == ("flash-attention", "alibi")
+    assert asked("rms-norm").plan.names == ("rms-norm",)
+
+
 def test_features_beside_are_on_both_sides_with_their_settings_and_layout() -> None:
     question = asked("sequence-parallel", beside=("tensor-parallel",), settings={"tensor-parallel": {"size": 4}})
     assert question.baseline.names == ("tensor-parallel",)
