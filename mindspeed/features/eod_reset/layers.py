@@ -42,23 +42,28 @@ def with_documents(spec: Any, config: Any) -> Any:
 
     That of a feature which knows documents stays; Megatron's own is exchanged.
     """
-    spec = with_core_attention(spec, config, DocumentAttention) if _ranks() == 1 else spec
-    ignorant: set[str] = set()
+    if _ranks() == 1 and _ignorant(spec):
+        spec = with_core_attention(spec, config, DocumentAttention)
+    fix = "take out the feature that brings it, or eod-reset"
+    if names := _ignorant(spec):
+        raise MindSpeedError(
+            Problem("MS304", f"{_NAME}: {name} does not know documents", (_NAME,), fix=fix) for name in sorted(names)
+        )
+    return spec
+
+
+def _ignorant(spec: Any) -> set[str]:
+    """Names of core attentions in a spec that would not read where documents end."""
+    found: set[str] = set()
 
     def look(name: str, part: Any) -> Any:
         core = getattr(part, "module", part) if name == "core_attention" else None
         if isinstance(core, type) and not getattr(core, "knows_documents", False):
-            ignorant.add(core.__name__)
+            found.add(core.__name__)
         return part
 
     with_parts(spec, look)
-    if ignorant:
-        fix = "take out the feature that brings it, or eod-reset"
-        problems = [
-            Problem("MS304", f"{_NAME}: {name} does not know documents", (_NAME,), fix=fix) for name in sorted(ignorant)
-        ]
-        raise MindSpeedError(problems)
-    return spec
+    return found
 
 
 def with_documents_required(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,6 +16,7 @@ from mindspeed.features.flash_attention.attention import ALL, BAND, CAUSAL, FULL
 from mindspeed.features.flash_attention.feature import FlashAttentionArgs
 from mindspeed.megatron.specs import is_megatrons_own, with_modules
 from mindspeed.ops.fusion_attention import UNBOUNDED
+from mindspeed.ops.numerics import unflatten
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
 
@@ -88,11 +89,11 @@ class FlashAttention(DotProductAttention):  # type: ignore[misc]  # megatron has
             text = "flash-attention: packed sequences are padded, and attention is not causal"
             raise MindSpeedError([Problem("MS337", text, ("flash-attention",), fix="give packed sequences without padding")])
         with self._random(keep):
-            if rows:
-                tensors = (x.transpose(0, 1).flatten(0, 1) for x in (query, key, value))
+            if are_documents(attention_mask):
+                q, k, v = (x.transpose(0, 1).flatten(0, 1) for x in (query, key, value))
                 ends = _behind_one_another(ends_of_rows(attention_mask))
-                out = attend_packed(*tensors, (ends, ends), seen, self._scale(), keep, self.position_bias)
-                return out.unflatten(0, (query.shape[1], -1)).transpose(0, 1).flatten(2)
+                out = attend_packed(q, k, v, (ends, ends), seen, self._scale(), keep, self.position_bias)
+                return unflatten(out, 0, (query.shape[1], -1)).transpose(0, 1).flatten(2)
             if packed:
                 ends_q = [*ends_of_packed(packed_seq_params, "q", query.shape[0])]
                 ends_kv = [*ends_of_packed(packed_seq_params, "kv", key.shape[0])]

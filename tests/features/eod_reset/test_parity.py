@@ -110,4 +110,4 @@ def test_they_do_in_bf16(prove: Prove) -> None:
 
 def test_no_mask_is_kept_for_backward(prove: Prove) -> None:
     without, with_it = prove("eod-reset", world={"seq_length": 96}).proof.bytes["saved activations"]
-    assert with_it < 0.45 * without
+    assert with_it < 0.55 * without
