@@ -24,6 +24,11 @@ class MaskRule:
     width: int | None = None
     prefix: int | None = None
 
+    @property
+    def is_own(self) -> bool:
+        """Whether a function of the user's gives the mask."""
+        return ":" in self.kind
+
 
 @lru_cache(maxsize=4)
 def mask_of(rule: MaskRule, tokens: int, device: torch.device) -> Tensor:
@@ -34,12 +39,12 @@ def mask_of(rule: MaskRule, tokens: int, device: torch.device) -> Tensor:
 
 def make_mask(rule: MaskRule, tokens: int, device: torch.device) -> Tensor:
     """A new mask, as `mask_of` gives it."""
-    if rule.kind not in ("causal", "sliding-window", "prefix"):
+    if rule.is_own:
         return _own(rule.kind, tokens).to(device)
     mask = torch.ones(tokens, tokens, dtype=torch.bool, device=device).triu_(1)
-    if rule.kind == "sliding-window":
-        mask |= torch.ones_like(mask).tril_(-(rule.width or tokens))
-    elif rule.kind == "prefix":
+    if rule.width is not None:
+        mask |= torch.ones_like(mask).tril_(-rule.width)
+    if rule.prefix is not None:
         mask[:, : rule.prefix] = False
     return mask
 

@@ -20,10 +20,12 @@ from mindspeed.features._shared.context_parallel.checks import check_shares
 from mindspeed.features._shared.context_parallel.layout import Layout, contiguous
 from mindspeed.features._shared.context_parallel.local import add_gradients
 from mindspeed.features._shared.context_parallel.tiles import Tile
-from mindspeed.features.adaptive_cp.remap import best_layout, coarse, grid
+from mindspeed.features.adaptive_cp.masks import Mask, as_mask
+from mindspeed.features.adaptive_cp.remap import best_layout, grid
 from mindspeed.features.adaptive_cp.rounds import Tensors, Work, run
 from mindspeed.features.adaptive_cp.schedule import Block, Round, schedule
 from mindspeed.ops.attention_mask import compressed_mask
+from mindspeed.ops.errors import require
 
 __all__ = ["AdaptivePlan", "Layout", "adaptive_attention", "best_layout", "contiguous", "plan_mask"]
 
@@ -32,10 +34,10 @@ __all__ = ["AdaptivePlan", "Layout", "adaptive_attention", "best_layout", "conti
 class AdaptivePlan:
     """A mask with the rounds in which its blocks are computed; made once and used by every layer.
 
-    ``mask`` [tokens, tokens] is True where hidden, in the order of the sequence; ``layout`` says who holds which tokens.
+    ``mask`` is in the order of the sequence; ``layout`` says who holds which tokens.
     """
 
-    mask: Tensor
+    mask: Mask
     layout: Layout
     rounds: Sequence[Round]
     _parts: dict[tuple[int, int], Part] = field(default_factory=dict, repr=False, compare=False)
@@ -45,18 +47,19 @@ class AdaptivePlan:
         """Size of the group."""
         return self.layout.ranks
 
-    def part(self, block: Block) -> Part:
+    def part(self, block: Block, device: torch.device) -> Part:
         """What is seen of a block: the smallest rectangle around it, with its mask unless that is empty or causal."""
         place = block.query, block.key
         if place not in self._parts:
-            self._parts[place] = _part(self.layout.take(self.layout.take(self.mask, block.query), block.key, 1))
+            numbers = torch.arange(self.mask.tokens, device=device)
+            self._parts[place] = _part(self.mask.block(*(self.layout.take(numbers, rank) for rank in place)))
         return self._parts[place]
 
 
-def plan_mask(mask: Tensor, ranks: int, layout: Layout | None = None) -> AdaptivePlan:
-    """The plan of a mask [tokens, tokens], by default with the tokens in order."""
-    layout = layout or contiguous(ranks)
-    return AdaptivePlan(mask, layout, schedule(grid(coarse(mask, layout.count).cpu(), layout).tolist()))
+def plan_mask(mask: Tensor | Mask, ranks: int, layout: Layout | None = None) -> AdaptivePlan:
+    """The plan of a mask, [tokens, tokens] and True where hidden if it is a tensor; by default with the tokens in order."""
+    mask, layout = as_mask(mask), layout or contiguous(ranks)
+    return AdaptivePlan(mask, layout, schedule(grid(mask.seen(layout.count).cpu(), layout).tolist()))
 
 
 def adaptive_attention(
@@ -75,7 +78,9 @@ def adaptive_attention(
     value perhaps another width; the result is [tokens here, batch, heads, width of value]. Differentiable. Ranks with one
     random state drop different places. Raises OperatorError.
     """
-    check_shares("adaptive_attention", query, key, value, plan.mask[: query.shape[0]], (), plan.layout, group.size())
+    op, tokens = "adaptive_attention", query.shape[0] * group.size()
+    check_shares(op, query, key, value, None, (), plan.layout, group.size())
+    require(plan.mask.tokens == tokens, op, f"the plan is for {plan.mask.tokens} tokens and the ranks have {tokens}")
     chosen = query.shape[-1] ** -0.5 if scale is None else scale
     rule = Rule(chosen, causal=False, keep_prob=1 - dropout, rank=dist.get_rank())
     result: Tensor = _Adaptive.apply(query, key, value, rule, group, plan)  # type: ignore[no-untyped-call]
@@ -109,7 +114,7 @@ class _Adaptive(torch.autograd.Function):
             q = arrived[0] if block.moves_queries else own[0]
             k, v = arrived if block.moves_keys else own[1:]
             into = start(q, value.shape[-1]) if block.moves_queries else running
-            parts[block] = replace(plan.part(block), seed=seed(rule, query.device))
+            parts[block] = replace(plan.part(block, query.device), seed=seed(rule, query.device))
             see(into, rule, parts[block], q, k, v)
             return _both(into)
 

@@ -20,6 +20,7 @@ from mindspeed.features._shared.context_parallel.sight import Sight
 from mindspeed.features._shared.context_parallel.slicing import batch_share, table_share
 from mindspeed.features.adaptive_cp.attention import AdaptivePlan, adaptive_attention, best_layout, plan_mask
 from mindspeed.features.adaptive_cp.feature import AdaptiveCpArgs
+from mindspeed.features.adaptive_cp.masks import Mask, RuleMask, WholeMask
 from mindspeed.features.adaptive_cp.plans import Plans
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
@@ -47,7 +48,7 @@ def end() -> None:
 @lru_cache(maxsize=4)
 def _fixed(rule: MaskRule, args: AdaptiveCpArgs, tokens: int, ranks: int, device: torch.device) -> AdaptivePlan:
     """The plan of the shared mask over ``ranks`` that hold whole heads."""
-    mask = mask_of(rule, tokens, device)
+    mask: Mask = WholeMask(mask_of(rule, tokens, device)) if rule.is_own else RuleMask(rule, tokens)
     pieces = tokens if args.without_coarse else args.coarse
     return plan_mask(mask, ranks, None if args.only_reschedule else best_layout(mask, ranks, pieces, args.ulysses_degree))
 

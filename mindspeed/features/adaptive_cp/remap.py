@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mindspeed.features._shared.context_parallel.layout import Layout, contiguous
+from mindspeed.features.adaptive_cp.masks import Mask, as_mask
 from mindspeed.features.adaptive_cp.schedule import schedule
 
 
@@ -29,15 +30,15 @@ class Cost:
         return (self.blocks, self.rounds) < (other.blocks, other.rounds)
 
 
-def best_layout(mask: Tensor, ranks: int, pieces: int, inner: int = 1) -> Layout:
+def best_layout(mask: Tensor | Mask, ranks: int, pieces: int, inner: int = 1) -> Layout:
     """The layout of the tokens of a mask [tokens, tokens], True where hidden, over ``ranks``.
 
     ``pieces`` is the largest number that the sequence may be cut into; the true one is the largest multiple of ``ranks``
     that fits. Each piece can be cut into ``inner`` parts.
     """
-    count = _count(mask.shape[0] // inner, ranks, pieces)
-    seen = coarse(mask, count).cpu()
-    best, least = contiguous(ranks), cost(coarse(mask, ranks))
+    mask = as_mask(mask)
+    seen = mask.seen(_count(mask.tokens // inner, ranks, pieces)).cpu()
+    best, least = contiguous(ranks), cost(mask.seen(ranks))
     for order in _orders(seen, ranks):
         layout = Layout(tuple(tuple(sorted(share)) for share in order.view(ranks, -1).tolist()))
         found = cost(grid(seen, layout))
@@ -49,12 +50,6 @@ def best_layout(mask: Tensor, ranks: int, pieces: int, inner: int = 1) -> Layout
 def cost(needed: Tensor) -> Cost:
     """What the blocks ``needed`` [ranks, ranks] cost."""
     return Cost(int(needed.sum()), len(schedule(needed.tolist())))
-
-
-def coarse(mask: Tensor, count: int) -> Tensor:
-    """Whether a piece sees anything of another, [count, count], the tokens being cut into ``count`` pieces."""
-    size = mask.shape[0] // count
-    return ~mask.view(count, size, count, size).all(3).all(1)
 
 
 def grid(seen: Tensor, layout: Layout) -> Tensor:

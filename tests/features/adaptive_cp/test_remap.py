@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from mindspeed.features._shared.attention_mask import MaskRule, make_mask
 from mindspeed.features._shared.context_parallel.layout import contiguous
-from mindspeed.features.adaptive_cp.remap import best_layout, coarse, cost, grid
+from mindspeed.features.adaptive_cp.masks import RuleMask, WholeMask
+from mindspeed.features.adaptive_cp.remap import best_layout, cost, grid
 from tests.features._shared.shards import causal
 
 
@@ -39,7 +43,7 @@ def test_every_token_is_held_once_and_comes_back(case: tuple[Tensor, int, int]) 
 def test_an_order_is_taken_only_when_it_needs_fewer_blocks_or_as_many_in_fewer_rounds(case: tuple[Tensor, int, int]) -> None:
     mask, ranks, pieces = case
     layout = best_layout(mask, ranks, pieces)
-    found, before = cost(grid(coarse(mask, layout.count), layout)), cost(coarse(mask, ranks))
+    found, before = cost(grid(WholeMask(mask).seen(layout.count), layout)), cost(WholeMask(mask).seen(ranks))
     assert found < before or layout == contiguous(ranks)
 
 
@@ -49,7 +53,7 @@ def test_the_grid_of_an_order_is_that_of_the_reordered_mask(case: tuple[Tensor, 
     layout = best_layout(mask, ranks, pieces)
     rows = [layout.take(mask, rank) for rank in range(ranks)]
     blocks = [[not layout.take(row, rank, 1).all() for rank in range(ranks)] for row in rows]
-    assert grid(coarse(mask, layout.count), layout).tolist() == blocks
+    assert grid(WholeMask(mask).seen(layout.count), layout).tolist() == blocks
 
 
 def interleaved(tokens: int, stride: int) -> Tensor:
@@ -61,9 +65,9 @@ def interleaved(tokens: int, stride: int) -> Tensor:
 @pytest.mark.parametrize(("tokens", "ranks"), [(64, 4), (60, 3), (28, 2)])
 def test_tokens_of_interleaved_documents_are_brought_together(tokens: int, ranks: int) -> None:
     mask = interleaved(tokens, ranks)
-    assert cost(coarse(mask, ranks)).blocks == ranks * (ranks + 1) // 2
+    assert cost(WholeMask(mask).seen(ranks)).blocks == ranks * (ranks + 1) // 2
     layout = best_layout(mask, ranks, tokens)
-    assert grid(coarse(mask, layout.count), layout).tolist() == torch.eye(ranks, dtype=torch.bool).tolist()
+    assert grid(WholeMask(mask).seen(layout.count), layout).tolist() == torch.eye(ranks, dtype=torch.bool).tolist()
 
 
 def test_pieces_that_nothing_joins_but_two_marked_ones_are_clustered() -> None:
@@ -89,3 +93,19 @@ def test_pieces_are_as_many_as_fit(tokens: int, ranks: int, inner: int, pieces: 
     layout = best_layout(mask, ranks, 16 if tokens != 14 else 6, inner)
     assert layout.count == pieces
     assert tokens % (layout.count * inner) == 0
+
+
+RULES = st.one_of(
+    st.just(MaskRule()),
+    st.integers(1, 30).map(lambda width: MaskRule("sliding-window", width=width)),
+    st.integers(1, 30).map(lambda prefix: MaskRule("prefix", prefix=prefix)),
+)
+
+
+@given(RULES, st.integers(1, 6), st.integers(1, 5), st.randoms(use_true_random=False))
+def test_blocks_by_a_rule_are_those_of_its_whole_mask(rule: MaskRule, count: int, size: int, random: Random) -> None:
+    tokens = count * size
+    whole, ruled = WholeMask(make_mask(rule, tokens, torch.device("cpu"))), RuleMask(rule, tokens)
+    assert torch.equal(ruled.seen(count), whole.seen(count))
+    some = [torch.tensor(sorted(random.sample(range(tokens), random.randint(1, tokens)))) for _ in range(2)]
+    assert torch.equal(ruled.block(*some), whole.block(*some))
