@@ -2,7 +2,8 @@
 //
 // Every product is cut into blocks of rows and columns; threads take blocks from one queue, the largest products first, so
 // that a few crowded groups do not leave threads idle. Within a block the sum is cut so that both packed blocks stay in the
-// second-level cache; partial sums stay 32 bits wide and are finished (scaled, added, rounded) once.
+// second-level cache; partial sums stay 32 bits wide and are finished (scaled, added, rounded) once. A finish that adds to
+// sums which lie in memory is called for every part: then the rows of a part stay packed for all columns of a strip.
 #pragma once
 
 #include "memory.h"
@@ -15,6 +16,7 @@
 #include <memory>
 #include <new>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 #if MINDSPEED_AVX512
@@ -27,6 +29,19 @@ constexpr int kTileWords = kTileRows * kTileColumns;
 constexpr int64_t kBlockRows = 256;
 constexpr int64_t kBlockColumns = 192;
 constexpr int64_t kBlockSteps = 512;
+
+// How a product is cut: the sum into `parts` of `steps` words, and the rows. Where the sum is short more rows fit.
+struct Cut {
+  int64_t parts, steps, rows;
+
+  Cut(const Product &product, int64_t per_word) {
+    const int64_t words = (product.inner + per_word - 1) / per_word;
+    parts = std::max<int64_t>(1, (words + kBlockSteps - 1) / kBlockSteps);
+    steps = (words + parts - 1) / parts;
+    const int64_t fit = kBlockRows * kBlockSteps / std::max<int64_t>(steps, 1) / kTileRows * kTileRows;
+    rows = parts > 1 ? kBlockRows : std::clamp(fit, kBlockRows, 2 * kBlockRows);
+  }
+};
 
 // A part of one product that one thread computes: a block of rows, and of columns one or several blocks.
 struct Strip {
@@ -186,7 +201,7 @@ private:
 // What a thread does: strips from the queue, block by block, part by part of the sum.
 //
 // `finish.expect(product, row, column, rows, columns)` is called before the last sums of a tile are made, and
-// `finish(product, row, column, rows, columns, tile)` when they are there.
+// `finish(product, row, column, rows, columns, tile)` when they are there; if `Finish::adds`, both for every part.
 template <class Dot, class Left, class Right, class Finish> class Worker {
   static_assert(Left::per_word == Right::per_word, "words of both sides hold the same numbers");
 
@@ -196,60 +211,65 @@ public:
       : products_(products), strips_(strips), queue_(queue), finish_(finish) {}
 
   void run() {
-    Stage stage{};
-    for (bool more = take(stage); more;) {
-      Stage next = stage;
-      more = advance(next);
-      multiply(stage, more ? rows_of(next) : Lines(), more ? columns_of(next) : Lines());
-      stage = next;
+    for (std::optional<Stage> stage = take(), next; stage; stage = next) {
+      next = after(*stage);
+      pack_rows(*stage);
+      multiply(*stage, next ? rows_of(*next) : Lines(), next ? columns_of(*next) : Lines());
     }
   }
 
 private:
   struct Stage {
     Strip strip;
-    int64_t part, parts, steps; // of the sum; `steps` words each
+    Cut cut;
+    int64_t column, part; // of the strip, of the sum
 
-    int64_t begin() const { return part * steps * Left::per_word; }
+    int64_t begin() const { return part * cut.steps * Left::per_word; }
     int64_t inner(const Product &product) const {
-      return std::min(steps * Left::per_word, product.inner - begin());
+      return std::min(cut.steps * Left::per_word, product.inner - begin());
     }
-    int64_t rows(const Product &product) const { return std::min(kBlockRows, product.rows - strip.row); }
-    int64_t columns() const { return std::min(kBlockColumns, strip.end - strip.column); }
+    int64_t rows(const Product &product) const { return std::min(cut.rows, product.rows - strip.row); }
+    int64_t columns() const { return std::min(kBlockColumns, strip.end - column); }
   };
 
-  bool take(Stage &stage) {
+  std::optional<Stage> take() {
     const int64_t index = queue_++;
     if (index >= static_cast<int64_t>(strips_.size()))
-      return false;
+      return std::nullopt;
     const Strip &strip = strips_[index];
-    const int64_t words = (products_[strip.product].inner + Left::per_word - 1) / Left::per_word;
-    const int64_t parts = std::max<int64_t>(1, (words + kBlockSteps - 1) / kBlockSteps);
-    stage = {strip, 0, parts, (words + parts - 1) / parts};
-    return true;
+    return Stage{strip, Cut(products_[strip.product], Left::per_word), strip.column, 0};
   }
 
-  bool advance(Stage &stage) {
-    if (++stage.part < stage.parts)
-      return true;
-    stage.part = 0;
-    stage.strip.column += kBlockColumns;
-    return stage.strip.column < stage.strip.end || take(stage);
+  std::optional<Stage> after(Stage stage) {
+    if constexpr (Finish::adds) {
+      stage.column += kBlockColumns;
+      if (stage.column < stage.strip.end)
+        return stage;
+      stage.column = stage.strip.column;
+      return ++stage.part < stage.cut.parts ? stage : take();
+    } else {
+      if (++stage.part < stage.cut.parts)
+        return stage;
+      stage.part = 0;
+      stage.column += kBlockColumns;
+      return stage.column < stage.strip.end ? stage : take();
+    }
   }
 
-  bool packed(const Strip &strip) const { return packed_product_ == strip.product && packed_row_ == strip.row; }
+  // The rows stay packed from one block of columns to the next.
+  bool packed(const Stage &stage) const {
+    return packed_product_ == stage.strip.product && packed_row_ == stage.strip.row && packed_part_ == stage.part;
+  }
 
-  // What a stage will pack of A and of B. The rows stay packed from one block of columns to the next.
+  // What a stage will pack of A and of B.
   Lines rows_of(const Stage &stage) const {
     const Product &product = products_[stage.strip.product];
-    if (stage.parts == 1 && stage.strip.column > 0)
-      return Lines();
-    return lines<typename Left::Element>(product.a, stage.strip.row, stage.rows(product), stage);
+    return packed(stage) ? Lines() : lines<typename Left::Element>(product.a, stage.strip.row, stage.rows(product), stage);
   }
 
   Lines columns_of(const Stage &stage) const {
     const Product &product = products_[stage.strip.product];
-    return lines<typename Right::Element>(product.b, stage.strip.column, stage.columns(), stage);
+    return lines<typename Right::Element>(product.b, stage.column, stage.columns(), stage);
   }
 
   template <class Element>
@@ -263,6 +283,22 @@ private:
     return operand.inner_stride == 1 ? Lines(data, outer, inner * size, operand.outer_stride * size) : Lines();
   }
 
+  // Packed rows, packed columns, partial sums: one after the other.
+  static uint32_t *memory_for(const Cut &cut) {
+    return scratch_of_thread().words(cut.steps * (cut.rows + kBlockColumns) + cut.rows * kBlockColumns);
+  }
+
+  void pack_rows(const Stage &stage) {
+    if (packed(stage))
+      return;
+    const Product &product = products_[stage.strip.product];
+    pack<Left, kTileRows>(product.a, stage.strip.row, stage.rows(product), stage.begin(), stage.inner(product),
+                          memory_for(stage.cut));
+    packed_product_ = stage.strip.product;
+    packed_row_ = stage.strip.row;
+    packed_part_ = stage.part;
+  }
+
   void multiply(const Stage &stage, Lines next_rows, Lines next_columns) {
     const Strip &strip = stage.strip;
     const Product &product = products_[strip.product];
@@ -273,32 +309,27 @@ private:
     const int64_t tiles = row_tiles * column_tiles;
     const int64_t rows_each = (next_rows.count() + tiles - 1) / tiles;
     const int64_t columns_each = (next_columns.count() + tiles - 1) / tiles;
-    uint32_t *a = scratch_of_thread().words(stage.steps * (kBlockRows + kBlockColumns) + kBlockRows * kBlockColumns);
-    uint32_t *b = a + stage.steps * kBlockRows;
-    uint32_t *partial = b + stage.steps * kBlockColumns;
-    if (stage.parts > 1 || !packed(strip))
-      pack<Left, kTileRows>(product.a, strip.row, rows, stage.begin(), inner, a);
-    packed_product_ = strip.product;
-    packed_row_ = strip.row;
-    pack<Right, kTileColumns>(product.b, strip.column, columns, stage.begin(), inner, b);
+    const uint32_t *a = memory_for(stage.cut);
+    uint32_t *b = memory_for(stage.cut) + stage.cut.steps * stage.cut.rows;
+    uint32_t *partial = b + stage.cut.steps * kBlockColumns;
+    pack<Right, kTileColumns>(product.b, stage.column, columns, stage.begin(), inner, b);
+    const bool first = Finish::adds || stage.part == 0, last = Finish::adds || stage.part + 1 == stage.cut.parts;
     alignas(64) uint32_t tile[kTileWords];
     alignas(64) uint32_t start[kTileColumns];
     for (int64_t c = 0; c < column_tiles; ++c) {
       const uint32_t *panel = b + c * steps * kTileColumns;
       const int64_t width = std::min<int64_t>(kTileColumns, columns - c * kTileColumns);
-      const int64_t column = strip.column + c * kTileColumns;
+      const int64_t column = stage.column + c * kTileColumns;
       Dot::start(panel, steps, start);
       for (int64_t r = 0; r < row_tiles; ++r) {
         const int64_t height = std::min<int64_t>(kTileRows, rows - r * kTileRows), row = strip.row + r * kTileRows;
-        const bool last = stage.part + 1 == stage.parts;
         uint32_t *sums = partial + (c * row_tiles + r) * kTileWords;
         next_rows.fetch(rows_each);
         next_columns.fetch(columns_each);
         if (last)
           finish_.expect(strip.product, row, column, height, width);
-        tile_kernel<Dot>(height, width)(steps, a + r * steps * kTileRows, panel, start,
-                                        stage.part == 0 && !last ? sums : tile);
-        if (stage.part > 0)
+        tile_kernel<Dot>(height, width)(steps, a + r * steps * kTileRows, panel, start, first && !last ? sums : tile);
+        if (!first)
           add_tile<Dot>(last ? tile : sums, last ? sums : tile);
         if (last)
           finish_(strip.product, row, column, height, width, tile);
@@ -310,23 +341,26 @@ private:
   const std::vector<Strip> &strips_;
   std::atomic<int64_t> &queue_;
   const Finish &finish_;
-  int64_t packed_product_ = -1, packed_row_ = -1; // whose rows lie packed
+  int64_t packed_product_ = -1, packed_row_ = -1, packed_part_ = -1; // whose rows lie packed
 };
 
 // The largest products first. Wide strips pack their rows once, narrow ones spread better over `threads`.
-inline std::vector<Strip> strips_of(const std::vector<Product> &products, int64_t threads) {
+template <class Finish>
+std::vector<Strip> strips_of(const std::vector<Product> &products, int64_t per_word, int64_t threads) {
   std::vector<int64_t> order(products.size());
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
     return products[a].rows * products[a].inner > products[b].rows * products[b].inner;
   });
   int64_t blocks = 0;
-  for (const Product &product : products)
-    blocks += (product.rows + kBlockRows - 1) / kBlockRows * ((product.columns + kBlockColumns - 1) / kBlockColumns);
-  const int64_t width = kBlockColumns * std::clamp<int64_t>(blocks / (16 * threads), 1, 4);
+  for (const Product &product : products) {
+    const int64_t rows = Cut(product, per_word).rows;
+    blocks += (product.rows + rows - 1) / rows * ((product.columns + kBlockColumns - 1) / kBlockColumns);
+  }
+  const int64_t width = kBlockColumns * std::clamp<int64_t>(blocks / ((Finish::adds ? 4 : 16) * threads), 1, 4);
   std::vector<Strip> strips;
   for (const int64_t p : order)
-    for (int64_t row = 0; row < products[p].rows; row += kBlockRows)
+    for (int64_t row = 0, rows = Cut(products[p], per_word).rows; row < products[p].rows; row += rows)
       for (int64_t column = 0; column < products[p].columns; column += width)
         strips.push_back({p, row, column, std::min(column + width, products[p].columns)});
   return strips;
@@ -334,7 +368,7 @@ inline std::vector<Strip> strips_of(const std::vector<Product> &products, int64_
 
 template <class Dot, class Left, class Right, class Finish>
 void multiply_all(const std::vector<Product> &products, const Finish &finish) {
-  const std::vector<Strip> strips = strips_of(products, at::get_num_threads());
+  const std::vector<Strip> strips = strips_of<Finish>(products, Left::per_word, at::get_num_threads());
   const int64_t threads = std::min<int64_t>(at::get_num_threads(), static_cast<int64_t>(strips.size()));
   std::atomic<int64_t> queue{0};
   at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {

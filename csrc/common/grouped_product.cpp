@@ -19,6 +19,7 @@ void expect_part(const Destination &to, int64_t row, int64_t column, int64_t row
 }
 
 template <class Number> struct Store {
+  static constexpr bool adds = false;
   const Destination *destinations;
   void expect(int64_t product, int64_t row, int64_t column, int64_t rows, int64_t columns) const {
     expect_part<Number>(destinations[product], row, column, rows, columns);
@@ -37,6 +38,7 @@ template <class Number> struct Store {
 };
 
 struct Add {
+  static constexpr bool adds = true;
   const Destination *destinations;
   void expect(int64_t product, int64_t row, int64_t column, int64_t rows, int64_t columns) const {
     expect_part<float>(destinations[product], row, column, rows, columns);

@@ -1,34 +1,21 @@
-// Memory of results: fresh tensors, large ones on huge pages.
+// Memory of results.
 #pragma once
 
-#include <ATen/ops/empty.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/TensorOptions.h>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
+#include <cstdint>
 
 namespace mindspeed {
 
 constexpr int64_t kHugePage = int64_t{1} << 21;
 
 // Ask for huge pages wherever they fit into the memory. A refusal changes nothing but speed.
-inline void prefer_huge_pages(const void *memory, int64_t bytes) {
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-  const int64_t begin = reinterpret_cast<int64_t>(memory);
-  const int64_t first = (begin + kHugePage - 1) / kHugePage * kHugePage, last = (begin + bytes) / kHugePage * kHugePage;
-  if (last > first)
-    madvise(reinterpret_cast<void *>(first), last - first, MADV_HUGEPAGE);
-#else
-  (void)memory, (void)bytes;
-#endif
-}
+void prefer_huge_pages(const void *memory, int64_t bytes);
 
-// An uninitialised contiguous tensor. The first touch of a large one costs a page fault per page, which is more than the
-// work of an operator that streams: on huge pages, where the system grants them, there are 512 times fewer.
-inline at::Tensor fresh(at::IntArrayRef sizes, const at::TensorOptions &options) {
-  const at::Tensor out = at::empty(sizes, options);
-  prefer_huge_pages(out.const_data_ptr(), static_cast<int64_t>(out.nbytes()));
-  return out;
-}
+// An uninitialised contiguous tensor on the CPU. The first touch of large memory costs a page fault per page, which is
+// more than the work of an operator that streams. So that of large results comes from a stock of blocks that earlier
+// results have left, and goes back there when the last tensor on it does.
+at::Tensor fresh(at::IntArrayRef sizes, const at::TensorOptions &options);
 
 } // namespace mindspeed

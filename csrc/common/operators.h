@@ -10,6 +10,10 @@
 #include <cstdint>
 #include <type_traits>
 
+#if defined(__unix__)
+#include <unistd.h>
+#endif
+
 namespace mindspeed {
 
 using at::Tensor;
@@ -62,12 +66,19 @@ inline Chunks chunks_of(int64_t rows) {
   return {rows, std::min(rows, std::clamp<int64_t>(rows / 64, 16, 128))};
 }
 
-// Whether rows of results are stored past the caches: they are too large for any, and aligned.
-constexpr int64_t STREAMED_BYTES = int64_t(32) << 20;
+// Whether rows of results are stored past the caches: they are aligned, and would take half of the last cache.
+inline int64_t streamed_bytes() {
+#if defined(_SC_LEVEL3_CACHE_SIZE)
+  static const int64_t half = sysconf(_SC_LEVEL3_CACHE_SIZE) / 2;
+#else
+  constexpr int64_t half = 0;
+#endif
+  return half > 0 ? half : int64_t{16} << 20;
+}
 
 inline bool streamed(const Tensor &result, int64_t width) {
   const int64_t row = width * static_cast<int64_t>(result.element_size());
-  return static_cast<int64_t>(result.nbytes()) >= STREAMED_BYTES && row % 64 == 0;
+  return static_cast<int64_t>(result.nbytes()) >= streamed_bytes() && row % 64 == 0;
 }
 
 } // namespace mindspeed

@@ -232,11 +232,11 @@ template <class Body> void each_pair(int64_t begin, int64_t end, Body body) {
     body(i, Part{end - i});
 }
 
-// N sums over [0, count): body(sums, i, extent) adds to N pairs. Blocks of 4096 numbers are summed in fp32, in two
+// N sums over [0, count): body(sums, i, extent) adds to N pairs. Blocks of 4096 numbers are summed in fp32, few sums in two
 // independent chains, and the blocks in fp64, so that long rows keep their precision.
 template <int N, class Body> std::array<double, N> pair_sums(int64_t count, Body body) {
   constexpr int64_t BLOCK = 4096;
-  constexpr int CHAINS = 2;
+  constexpr int CHAINS = N > 4 ? 1 : 2;
   std::array<double, N> totals{};
   for (int64_t start = 0; start < count; start += BLOCK) {
     const int64_t end = std::min(start + BLOCK, count);
@@ -281,6 +281,11 @@ template <class T, class Result> void add_pair_chunks(const float *chunks, int64
   });
 }
 
-inline Pair sigmoid(const Pair &x) { return {sigmoid(x.first), sigmoid(x.second)}; }
+// The sigmoid of a pair that becomes numbers of T.
+template <class T> Pair sigmoid_for(const Pair &x) {
+  if constexpr (std::is_same_v<T, float>)
+    return {sigmoid(x.first), sigmoid(x.second)};
+  return {coarse_sigmoid(x.first), coarse_sigmoid(x.second)};
+}
 
 } // namespace mindspeed

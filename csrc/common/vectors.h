@@ -165,15 +165,43 @@ inline Floats exponential(Floats x) {
 #endif
 }
 
+#if defined(CPU_CAPABILITY_AVX512)
+// 1 / (1 + e), where one step of Newton doubles the 14 bits of the estimate.
+inline Floats share_of_one(__m512 e) {
+  const __m512 d = _mm512_add_ps(e, _mm512_set1_ps(1.0f)), estimate = _mm512_rcp14_ps(d);
+  return _mm512_mul_ps(estimate, _mm512_fnmadd_ps(d, estimate, _mm512_set1_ps(2.0f)));
+}
+#endif
+
 // 1 / (1 + exp(-x)) with an error below 4 ulp; below x = -87 it stays at the smallest normal numbers.
 inline Floats sigmoid(Floats x) {
 #if defined(CPU_CAPABILITY_AVX512)
-  const __m512 d = _mm512_add_ps(exponential(_mm512_min_ps(_mm512_set1_ps(87.0f), Floats(0.0f) - x)), _mm512_set1_ps(1.0f));
-  // one step of Newton doubles the 14 bits of the estimate
-  const __m512 estimate = _mm512_rcp14_ps(d);
-  return _mm512_mul_ps(estimate, _mm512_fnmadd_ps(d, estimate, _mm512_set1_ps(2.0f)));
+  // exp(-x) = 2^n 2^r with r = -x / ln 2 - n in [-1/2, 1/2], the factor -1 / ln 2 in two parts; a NaN passes the clamps
+  const __m512 clamped = _mm512_min_ps(_mm512_set1_ps(87.0f), _mm512_max_ps(_mm512_set1_ps(-87.0f), x));
+  const __m512 factor = _mm512_set1_ps(-1.44269502f), rest = _mm512_set1_ps(-1.92596299e-8f);
+  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(clamped, factor), _MM_FROUND_TO_NEAREST_INT);
+  const __m512 r = _mm512_fmadd_ps(clamped, rest, _mm512_fmsub_ps(clamped, factor, n));
+  __m512 p = _mm512_set1_ps(1.535920892e-4f);
+  for (float c : {1.339262701e-3f, 9.618384764e-3f, 5.550347269e-2f, 2.402264476e-1f, 6.931471825e-1f, 1.0f})
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(c));
+  return share_of_one(_mm512_scalef_ps(p, n));
 #else
   return Floats(1.0f) / (Floats(1.0f) + (Floats(0.0f) - x).exp());
+#endif
+}
+
+// The same with a relative error of 2^-17, for what is rounded to 16 bits.
+inline Floats coarse_sigmoid(Floats x) {
+#if defined(CPU_CAPABILITY_AVX512)
+  // exp(-x) = 2^t, of which scalef takes the integer below t and the polynomial the rest
+  const __m512 t = _mm512_min_ps(_mm512_set1_ps(126.0f), _mm512_mul_ps(x, _mm512_set1_ps(-1.44269504f)));
+  const __m512 r = _mm512_reduce_ps(t, _MM_FROUND_TO_NEG_INF);
+  __m512 p = _mm512_set1_ps(0.01353417f);
+  for (float c : {0.05201146f, 0.24144276f, 0.69300383f, 1.0000025f})
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(c));
+  return share_of_one(_mm512_scalef_ps(p, t));
+#else
+  return sigmoid(x);
 #endif
 }
 

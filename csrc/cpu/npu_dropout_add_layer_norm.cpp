@@ -45,15 +45,19 @@ bool takes(const Tensor &x, at::ScalarType z, std::initializer_list<const Maybe 
   return all && vectorizable(x.scalar_type()) && (z == x.scalar_type() || z == at::kFloat) && x.numel() > 0;
 }
 
-// A vector over the columns as fp32 in the order of pairs of T; empty without one.
-template <class T> std::vector<float> columns(const Maybe &tensor) {
+// A vector over the columns as fp32 in the order of pairs of T; zeros without one.
+template <class T> std::vector<float> columns(const Maybe &tensor, int64_t width) {
+  std::vector<float> values(padded(width));
   if (!tensor.has_value())
-    return {};
+    return values;
   const Tensor wide = tensor->to(at::kFloat).contiguous();
-  std::vector<float> values(padded(wide.numel()));
   const float *from = wide.const_data_ptr<float>();
   each_pair(0, wide.numel(), [&](int64_t i, auto extent) { store_raw(values.data() + i, load_as<T>(from + i, extent)); });
   return values;
+}
+
+template <class T> std::vector<float> columns_or_none(const Maybe &tensor, int64_t width) {
+  return tensor.has_value() ? columns<T>(tensor, width) : std::vector<float>();
 }
 
 Tensor wide_rows(const Maybe &rowscale) {
@@ -65,6 +69,8 @@ struct Scales {
   const float *rows, *columns;
   const uint8_t *mask;
   float kept;
+
+  bool any() const { return rows != nullptr || columns != nullptr || mask != nullptr; }
 };
 
 Scales scales_of(const Tensor &rowscale, const std::vector<float> &layerscale, const Tensor &mask, double p) {
@@ -101,32 +107,78 @@ template <class T, class Z> struct ForwardRows {
   bool rms;
 };
 
-template <class T, class Z> void forward_row(const ForwardRows<T, Z> &rows, int64_t row, float *sum) {
-  const int64_t width = rows.width, start = row * width;
-  const bool rms = rows.rms;
-  auto [total] = pair_sums<1>(width, [&](auto &totals, int64_t i, auto extent) {
-    Pair z = scaled<T>(load_pair(rows.x0 + start + i, extent), rows.scales, row, i, width, extent);
-    if (rows.residual)
-      z = z + load_as<T>(rows.residual + start + i, extent);
-    store_raw(sum + i, z);
-    store_as<T>(rows.z + start + i, z, extent);
-    totals[0] = rms ? fmadd(z, z, totals[0]) : totals[0] + z;
+// COUNT rows from `first`: weight and bias are read once for all of them.
+template <int COUNT, bool Scaled, bool Streamed, class T, class Z>
+void forward_rows(const ForwardRows<T, Z> &rows, int64_t first) {
+  const int64_t width = rows.width;
+  const T *x0 = rows.x0;
+  const Z *residual = rows.residual;
+  const Scales scales = rows.scales;
+  const auto sum = [=](int64_t row, int64_t i, auto extent) {
+    Pair value = load_pair(x0 + row * width + i, extent);
+    if constexpr (Scaled)
+      value = scaled<T>(value, scales, row, i, width, extent);
+    return residual == nullptr ? value : value + load_as<T>(residual + row * width + i, extent);
+  };
+  Z *z = rows.z;
+  // z is stored, and it and the squares of its distances from `shift` are summed
+  const auto sums_about = [=](int64_t row, float shift) {
+    const Pair centre(shift);
+    return pair_sums<2>(width, [=](auto &totals, int64_t i, auto extent) {
+      const Pair value = sum(row, i, extent), distance = covered<T>(value - centre, extent);
+      store_as<T>(z + row * width + i, value, extent);
+      totals[0] = totals[0] + value;
+      totals[1] = fmadd(distance, distance, totals[1]);
+    });
+  };
+  std::array<Pair, COUNT> mean, rstd;
+  for (int r = 0; r < COUNT; ++r) {
+    const int64_t row = first + r, begin = std::min(width, LENGTH);
+    // squares about the mean of the first few numbers; where that is far from the mean of all, again about the latter
+    double mean_of_row = 0, variance = 0;
+    float shift = 0.0f;
+    if (!rows.rms) {
+      const Pair start = sum(row, 0, Part{begin});
+      shift = sum_of_lanes(start.first + start.second) / begin;
+    }
+    for (int turn = 0; turn < 2; ++turn) {
+      const auto [total, squares] = sums_about(row, shift);
+      mean_of_row = rows.rms ? 0.0 : total / width;
+      const double offset = mean_of_row - shift;
+      variance = squares / width - offset * offset;
+      if (!(offset * offset > 16 * variance))
+        break;
+      shift = static_cast<float>(mean_of_row);
+    }
+    rows.mean[row] = static_cast<float>(mean_of_row);
+    rows.rstd[row] = static_cast<float>(1.0 / std::sqrt(variance + rows.epsilon));
+    mean[r] = Pair(rows.mean[row]);
+    rstd[r] = Pair(rows.rstd[row]);
+  }
+  const float *weight = rows.weight, *bias = rows.bias;
+  T *out = rows.out;
+  each_pair(0, width, [=](int64_t i, auto extent) {
+    const Pair scale = load_raw(weight + i), added = load_raw(bias + i);
+    for (int r = 0; r < COUNT; ++r) {
+      const int64_t at = (first + r) * width + i;
+      Pair value;
+      if constexpr (std::is_same_v<Z, float>) {
+        value = load_as<T>(z + at, extent);
+      } else {
+        value = sum(first + r, i, extent);
+      }
+      write_pair<Streamed>(out + at, fmadd((value - mean[r]) * rstd[r], scale, added), extent);
+    }
   });
-  const float mean = rms ? 0.0f : static_cast<float>(total / width);
-  const Pair centre(mean);
-  if (!rms)
-    total = pair_sums<1>(width, [&](auto &totals, int64_t i, auto extent) {
-      const Pair centred = covered<T>(load_raw(sum + i) - centre, extent);
-      totals[0] = fmadd(centred, centred, totals[0]);
-    })[0];
-  rows.mean[row] = mean;
-  rows.rstd[row] = static_cast<float>(1.0 / std::sqrt(total / width + rows.epsilon));
-  const Pair scale(rows.rstd[row]);
-  each_pair(0, width, [&](int64_t i, auto extent) {
-    Pair out = (load_raw(sum + i) - centre) * scale * load_raw(rows.weight + i);
-    if (rows.bias)
-      out = out + load_raw(rows.bias + i);
-    store_pair(rows.out + start + i, out, extent);
+}
+
+template <bool Scaled, bool Streamed, class T, class Z> void forward_all(const ForwardRows<T, Z> &rows, int64_t count) {
+  parallel(count, rows.width, [&](int64_t begin, int64_t end) {
+    int64_t row = begin;
+    for (; row + 4 <= end; row += 4)
+      forward_rows<4, Scaled, Streamed>(rows, row);
+    for (; row < end; ++row)
+      forward_rows<1, Scaled, Streamed>(rows, row);
   });
 }
 
@@ -136,21 +188,20 @@ Four forward_typed(const Tensor &x0_, const Maybe &residual_, const Tensor &weig
                    bool rms) {
   const Tensor x0 = x0_.contiguous(), residual = contiguous(residual_), mask = contiguous(mask_),
                rowscale = wide_rows(rowscale_);
-  const auto weight = columns<T>(weight_), bias = columns<T>(bias_), layerscale = columns<T>(layerscale_);
+  const int64_t width = x0.size(-1);
+  const auto weight = columns<T>(weight_, width), bias = columns<T>(bias_, width), layerscale = columns_or_none<T>(layerscale_, width);
   auto shape = x0.sizes().vec();
   Tensor out = fresh(shape, x0.options()), z = fresh(shape, x0.options().dtype(c10::CppTypeToScalarType<Z>()));
   shape.back() = 1;
   Tensor mean = at::empty(shape, x0.options().dtype(at::kFloat)), rstd = at::empty(shape, mean.options());
   const ForwardRows<T, Z> rows{x0.const_data_ptr<T>(), residual.defined() ? residual.const_data_ptr<Z>() : nullptr,
-                               weight.data(), bias.empty() ? nullptr : bias.data(),
-                               scales_of(rowscale, layerscale, mask, p), out.mutable_data_ptr<T>(),
+                               weight.data(), bias.data(), scales_of(rowscale, layerscale, mask, p), out.mutable_data_ptr<T>(),
                                z.mutable_data_ptr<Z>(), mean.mutable_data_ptr<float>(), rstd.mutable_data_ptr<float>(),
-                               x0.size(-1), epsilon, rms};
-  parallel(rstd.numel(), rows.width, [&](int64_t begin, int64_t end) {
-    std::vector<float> sum(padded(rows.width));
-    for (int64_t row = begin; row < end; ++row)
-      forward_row(rows, row, sum.data());
-  });
+                               width, epsilon, rms};
+  const bool stream = streamed(out, width);
+  const auto run = rows.scales.any() ? (stream ? forward_all<true, true, T, Z> : forward_all<true, false, T, Z>)
+                                     : (stream ? forward_all<false, true, T, Z> : forward_all<false, false, T, Z>);
+  run(rows, rstd.numel());
   return {out, z, mean, rstd};
 }
 
@@ -181,55 +232,71 @@ template <class T, class Z> struct BackwardRows {
   bool rms;
 };
 
-// COUNT rows from `first`: their two gradients, and what they add to those of weight and bias.
-template <int COUNT, class T, class Z>
+// COUNT rows from `first`: their two gradients, and what they add to those of weight and bias. With n = (z - mean) rstd and
+// g = dout weight, that of z is rstd (g - the mean of g - n times the mean of g n).
+template <int COUNT, bool Scaled, bool Streamed, class T, class Z>
 void backward_rows(const BackwardRows<T, Z> &rows, int64_t first, float *dweight, float *dbias) {
   const int64_t width = rows.width, start = first * width;
   const T *dout = rows.dout + start;
   const Z *z = rows.z + start, *dz = rows.dz ? rows.dz + start : nullptr;
-  std::array<Pair, COUNT> mean, rstd, pull, centre;
+  const float *weights = rows.weight;
+  std::array<Pair, COUNT> rstd, offset;
   for (int row = 0; row < COUNT; ++row) {
-    mean[row] = Pair(rows.mean[first + row]);
     rstd[row] = Pair(rows.rstd[first + row]);
+    offset[row] = Pair(-rows.mean[first + row] * rows.rstd[first + row]);
   }
-  const auto normalized = [&](int row, int64_t i, auto extent) {
-    return (load_as<T>(z + row * width + i, extent) - mean[row]) * rstd[row];
-  };
-  for (int row = 0; row < COUNT; ++row) {
-    const auto [dot, total] = pair_sums<2>(width, [&](auto &totals, int64_t i, auto extent) {
-      const Pair g = load_pair(dout + row * width + i, extent) * load_raw(rows.weight + i);
-      totals[0] = fmadd(g, normalized(row, i, extent), totals[0]);
-      totals[1] = totals[1] + g;
-    });
-    pull[row] = Pair(static_cast<float>(dot / width));
-    centre[row] = Pair(rows.rms ? 0.0f : static_cast<float>(total / width));
-  }
-  each_pair(0, width, [&](int64_t i, auto extent) {
-    const Pair weight = load_raw(rows.weight + i);
+  const auto sums = pair_sums<2 * COUNT>(width, [=](auto &totals, int64_t i, auto extent) {
+    const Pair weight = load_raw(weights + i);
     Pair of_weight = load_raw(dweight + i), of_bias = load_raw(dbias + i);
     for (int row = 0; row < COUNT; ++row) {
       const int64_t at = row * width + i;
-      const Pair given = load_pair(dout + at, extent), n = normalized(row, i, extent);
+      const Pair given = load_pair(dout + at, extent), g = given * weight;
+      const Pair n = fmadd(load_as<T>(z + at, extent), rstd[row], offset[row]);
       of_weight = fmadd(given, n, of_weight);
       of_bias = of_bias + given;
-      Pair gradient = rstd[row] * (given * weight - centre[row] - n * pull[row]);
-      if (dz)
-        gradient = gradient + load_as<T>(dz + at, extent);
-      store_as<T>(rows.dresidual + start + at, gradient, extent);
-      store_pair(rows.dx0 + start + at, scaled<T>(gradient, rows.scales, first + row, i, width, extent), extent);
+      totals[2 * row] = fmadd(g, n, totals[2 * row]);
+      totals[2 * row + 1] = totals[2 * row + 1] + g;
     }
     store_raw(dweight + i, of_weight);
     store_raw(dbias + i, of_bias);
   });
+  // as g rstd + z pull + rest
+  std::array<Pair, COUNT> pull, rest;
+  for (int row = 0; row < COUNT; ++row) {
+    const double r = rows.rstd[first + row], of_n = sums[2 * row] / width, of_g = rows.rms ? 0.0 : sums[2 * row + 1] / width;
+    pull[row] = Pair(static_cast<float>(-r * r * of_n));
+    rest[row] = Pair(static_cast<float>(r * (rows.mean[first + row] * r * of_n - of_g)));
+  }
+  const Scales scales = rows.scales;
+  T *dx0 = rows.dx0 + start;
+  Z *dresidual = rows.dresidual + start;
+  each_pair(0, width, [=](int64_t i, auto extent) {
+    const Pair weight = load_raw(weights + i);
+    for (int row = 0; row < COUNT; ++row) {
+      const int64_t at = row * width + i;
+      const Pair from_sums = fmadd(load_as<T>(z + at, extent), pull[row], rest[row]);
+      Pair gradient = fmadd(load_pair(dout + at, extent) * weight, rstd[row], from_sums);
+      if (dz != nullptr)
+        gradient = gradient + load_as<T>(dz + at, extent);
+      if constexpr (std::is_same_v<T, Z>) {
+        write_pair<Streamed>(dresidual + at, gradient, extent);
+      } else {
+        store_as<T>(dresidual + at, gradient, extent);
+      }
+      if constexpr (Scaled)
+        gradient = scaled<T>(gradient, scales, first + row, i, width, extent);
+      write_pair<Streamed>(dx0 + at, gradient, extent);
+    }
+  });
 }
 
-template <class T, class Z>
+template <bool Scaled, bool Streamed, class T, class Z>
 void backward_chunk(const BackwardRows<T, Z> &rows, int64_t begin, int64_t end, float *dweight, float *dbias) {
   int64_t row = begin;
   for (; row + 4 <= end; row += 4)
-    backward_rows<4>(rows, row, dweight, dbias);
+    backward_rows<4, Scaled, Streamed>(rows, row, dweight, dbias);
   for (; row < end; ++row)
-    backward_rows<1>(rows, row, dweight, dbias);
+    backward_rows<1, Scaled, Streamed>(rows, row, dweight, dbias);
 }
 
 // A gradient that nothing contributed to is one zero, seen everywhere.
@@ -246,24 +313,28 @@ Six backward_typed(const Tensor &dout_, const Tensor &dz_, const Tensor &z_, con
   const Tensor dout = dout_.contiguous(), z = z_.contiguous(), mean = mean_.contiguous(), rstd = rstd_.contiguous(),
                mask = contiguous(mask_), rowscale = wide_rows(rowscale_);
   const Tensor dz = is_zero(dz_) ? Tensor() : dz_.contiguous();
-  const auto weight = columns<T>(weight_), layerscale = columns<T>(layerscale_);
+  const int64_t width = z.size(-1);
+  const auto weight = columns<T>(weight_, width), layerscale = columns_or_none<T>(layerscale_, width);
   Tensor dx0 = fresh(dout.sizes(), dout.options()), dresidual = fresh(z.sizes(), z.options());
   Tensor dweight = at::empty(weight_.sizes(), weight_.options()), dbias = at::empty(weight_.sizes(), weight_.options());
   const BackwardRows<T, Z> rows{dout.const_data_ptr<T>(), dz.defined() ? dz.const_data_ptr<Z>() : nullptr,
                                 z.const_data_ptr<Z>(), weight.data(), mean.const_data_ptr<float>(),
                                 rstd.const_data_ptr<float>(), scales_of(rowscale, layerscale, mask, p),
-                                dx0.mutable_data_ptr<T>(), dresidual.mutable_data_ptr<Z>(), z.size(-1), rms};
+                                dx0.mutable_data_ptr<T>(), dresidual.mutable_data_ptr<Z>(), width, rms};
   const Chunks chunks = chunks_of(rstd.numel());
-  const int64_t row_length = padded(rows.width);
+  const int64_t row_length = padded(width);
+  const bool stream = streamed(dx0, width);
+  const auto run = rows.scales.any() ? (stream ? backward_chunk<true, true, T, Z> : backward_chunk<true, false, T, Z>)
+                                     : (stream ? backward_chunk<false, true, T, Z> : backward_chunk<false, false, T, Z>);
   std::vector<float> of_weight(chunks.count * row_length), of_bias(chunks.count * row_length);
-  parallel(chunks.count, chunks.rows * rows.width / chunks.count, [&](int64_t begin, int64_t end) {
+  parallel(chunks.count, chunks.rows * width / chunks.count, [&](int64_t begin, int64_t end) {
     for (int64_t chunk = begin; chunk < end; ++chunk)
-      backward_chunk(rows, chunks.begin(chunk), chunks.begin(chunk + 1), of_weight.data() + chunk * row_length,
-                     of_bias.data() + chunk * row_length);
+      run(rows, chunks.begin(chunk), chunks.begin(chunk + 1), of_weight.data() + chunk * row_length,
+          of_bias.data() + chunk * row_length);
   });
   MINDSPEED_WITH_TYPE(weight_.scalar_type(), [&] {
-    add_pair_chunks<T>(of_weight.data(), chunks.count, rows.width, dweight.mutable_data_ptr<scalar_t>());
-    add_pair_chunks<T>(of_bias.data(), chunks.count, rows.width, dbias.mutable_data_ptr<scalar_t>());
+    add_pair_chunks<T>(of_weight.data(), chunks.count, width, dweight.mutable_data_ptr<scalar_t>());
+    add_pair_chunks<T>(of_bias.data(), chunks.count, width, dbias.mutable_data_ptr<scalar_t>());
   });
   return {dx0, dresidual, dweight, dbias, at::empty({0}, dout.options()), at::empty({0}, dout.options())};
 }

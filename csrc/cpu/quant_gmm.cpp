@@ -66,6 +66,7 @@ template <class T> struct Quantized {
   const int64_t *starts;  // of each expert, a row
   int64_t columns, activation;
 
+  static constexpr bool adds = false;
   void expect(int64_t, int64_t, int64_t, int64_t, int64_t) const {}
 
   void operator()(int64_t expert, int64_t row, int64_t column, int64_t rows, int64_t width,

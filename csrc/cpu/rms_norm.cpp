@@ -147,34 +147,36 @@ template <int COUNT, bool Sum, bool Streamed, class T>
 void backward_rows(const BackwardRows<T> &rows, int64_t first, float *dgamma) {
   const int64_t width = rows.width, start = first * width;
   const T *dy = rows.dy + start, *x = rows.x + start, *dsum = rows.dsum + start, *gamma = rows.gamma;
-  const auto dots = pair_sums<COUNT>(width, [=](auto &totals, int64_t i, auto extent) {
-    const Pair scale = load_pair(gamma + i, extent);
-    for (int row = 0; row < COUNT; ++row) {
-      const int64_t at = row * width + i;
-      totals[row] = fmadd(load_pair(dy + at, extent) * scale, load_pair(x + at, extent), totals[row]);
-    }
-  });
-  // dx = (dy r) gamma + x pull and dgamma += (dy r) x
   std::array<Pair, COUNT> rstd, pull;
-  for (int row = 0; row < COUNT; ++row) {
-    const float r = rows.rstd[first + row];
-    rstd[row] = Pair(r);
-    pull[row] = Pair(static_cast<float>(-dots[row] * r * r * r / width));
-  }
-  T *dx = rows.dx + start;
-  each_pair(0, width, [&](int64_t i, auto extent) {
+  for (int row = 0; row < COUNT; ++row)
+    rstd[row] = Pair(rows.rstd[first + row]);
+  // dgamma += (dy x) r, and dots = the sums of (dy x) gamma
+  const auto dots = pair_sums<COUNT>(width, [=](auto &totals, int64_t i, auto extent) {
     const Pair scale = load_pair(gamma + i, extent);
     Pair total = load_raw(dgamma + i);
     for (int row = 0; row < COUNT; ++row) {
       const int64_t at = row * width + i;
-      const Pair g = load_pair(dy + at, extent) * rstd[row], value = load_pair(x + at, extent);
-      total = fmadd(g, value, total);
-      Pair gradient = fmadd(g, scale, value * pull[row]);
+      const Pair product = load_pair(dy + at, extent) * load_pair(x + at, extent);
+      total = fmadd(product, rstd[row], total);
+      totals[row] = fmadd(product, scale, totals[row]);
+    }
+    store_raw(dgamma + i, total);
+  });
+  // dx = (dy r) gamma + x pull
+  for (int row = 0; row < COUNT; ++row) {
+    const float r = rows.rstd[first + row];
+    pull[row] = Pair(static_cast<float>(-dots[row] * r * r * r / width));
+  }
+  T *dx = rows.dx + start;
+  each_pair(0, width, [=](int64_t i, auto extent) {
+    const Pair scale = load_pair(gamma + i, extent);
+    for (int row = 0; row < COUNT; ++row) {
+      const int64_t at = row * width + i;
+      Pair gradient = fmadd(load_pair(dy + at, extent) * rstd[row], scale, load_pair(x + at, extent) * pull[row]);
       if constexpr (Sum)
         gradient = gradient + load_pair(dsum + at, extent);
       write_pair<Streamed>(dx + at, gradient, extent);
     }
-    store_raw(dgamma + i, total);
   });
 }
 

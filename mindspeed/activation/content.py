@@ -57,7 +57,7 @@ and OMP_NUM_THREADS, which follows the number of cores.
 
 OWN_VARIABLES: Final = (
     *("MINDSPEED_PLAN", "MINDSPEED_TRAIN", "MINDSPEED_TRACE", "MINDSPEED_REPORT", "MINDSPEED_CACHE", "MINDSPEED_CSRC"),
-    *("MINDSPEED_JOINED", "MINDSPEED_LAUNCHED", "MINDSPEED_AGREEMENT_TIMEOUT"),
+    *("MINDSPEED_JOINED", "MINDSPEED_LAUNCHED", "MINDSPEED_AGREEMENT_TIMEOUT", "MINDSPEED_KEPT_MEMORY"),
 )
 """Variables of mindspeed that name files of one node, or belong to one process."""
 

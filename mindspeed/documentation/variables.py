@@ -13,6 +13,8 @@ VARIABLES: Final[dict[str, str]] = {
     "MINDSPEED_CACHE": "folder for prepared data, built operators and the index of installed packages; the user's cache folder "
     "if not given",
     "MINDSPEED_OPS": "`reference` runs the plain-torch reference of every operator, whatever is built",
+    "MINDSPEED_KEPT_MEMORY": "MiB of memory that results of the C++ operators have left and the next ones may have, in each "
+    "process; 256 if not given, 0 gives all back at once",
     "MINDSPEED_CSRC": "folder of the C++ sources of operators, for those who work on them; those of the package if not given",
     "MINDSPEED_DISABLE": "features to switch off whatever a job asks for: `a,b`; said loudly, and a row of the plan",
     "MINDSPEED_PLUGINS": "whose features may be loaded: `all`, `none`, or names of distributions: `acme,bolt`",
