@@ -74,8 +74,7 @@ class Job:
     @property
     def optimizer(self) -> str:
         """``distributed`` or ``plain``: checkpoints of the two differ."""
-        overrides = {planned.override.argument: planned.override.value for planned in self.plan.overrides}
-        return "distributed" if overrides.get("use_distributed_optimizer") else "plain"
+        return "distributed" if self._argument("use_distributed_optimizer") else "plain"
 
     @property
     def model(self) -> dict[str, Any]:
@@ -86,8 +85,14 @@ class Job:
             "normalization gated_linear_unit activation dtype"
         )
         model = {name: world.get(name) for name in names.split()} | {"style": self.config.style}
-        learned = not world["rotary"]
-        return model | ({"seq_length": world["seq_length"]} if learned else {"rotary_base": self.config.rotary_base})
+        if world["rotary"]:
+            return model | {"rotary_base": self.config.rotary_base}
+        table = self._argument("position_embedding_type") != "none"
+        return model | ({"seq_length": world["seq_length"]} if table else {})
+
+    def _argument(self, name: str) -> Any:
+        """The value that the plan gives to an argument of Megatron, or None."""
+        return next((planned.override.value for planned in self.plan.overrides if planned.override.argument == name), None)
 
 
 def make_job(

@@ -1,0 +1,53 @@
+"""Megatron-LM's pretrain_gpt.py by MindSpeed's flag for linear position bias, alone and with a sequence spread over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from shlex import split
+
+import pytest
+
+from tests.megatron_lm.checkout import Checkout, Run
+
+pytestmark = pytest.mark.long
+
+ALIBI = split(
+    "--position-embedding-type alibi --num-attention-heads 6 --hidden-size 48 --train-iters 4 --calculate-per-token-loss"
+)
+SPREAD = {
+    "ring": (2, "--context-parallel-size 2 --context-parallel-algo megatron_cp_algo --alibi-fusion-attn-type 2"),
+    "Ulysses": (2, "--context-parallel-size 2 --context-parallel-algo ulysses_cp_algo"),
+    "gathered": (2, "--context-parallel-size 2 --features kv-allgather-cp"),
+    "ring beside tensor parallelism": (
+        4,
+        "--context-parallel-size 2 --features ring-attention --tensor-model-parallel-size 2 --sequence-parallel",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """One process in which Megatron's own core attention has the bias added to its scores."""
+    unfused = split("--set alibi.fused=false --without flash-attention")
+    return Checkout(tmp_path_factory.mktemp("alone")).adapted(1, *ALIBI, *unfused).ended_well()
+
+
+def assert_alike(run: Run, other: Run) -> None:
+    assert run.losses == pytest.approx(other.losses, rel=1e-5)
+    assert len(set(run.losses)) == 4
+    assert run.report["problems"] == []
+
+
+def test_the_operator_trains_as_megatrons_scores(checkout: Checkout, alone: Run) -> None:
+    assert_alike(checkout.adapted(1, *ALIBI).ended_well(), alone)
+    assert "position_embedding_type ......................... none" in alone.log
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_a_share_of_the_sequence_does(checkout: Checkout, alone: Run, name: str) -> None:
+    nproc, flags = SPREAD[name]
+    assert_alike(checkout.adapted(nproc, *ALIBI, *split(flags)).ended_well(), alone)
+
+
+def test_without_the_bias_it_is_another_model(stock: Callable[..., Run], alone: Run) -> None:
+    assert stock("gpt").losses != pytest.approx(alone.losses, rel=1e-4)
