@@ -44,7 +44,7 @@ class BiasedScores(DotProductAttention):  # type: ignore[misc]  # megatron has n
     def __init__(self, *args: Any, position_bias: PositionBias, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         own = position_bias.of_rank(kwargs.get("pg_collection") or kwargs.get("model_comm_pgs"))
-        self.scale_mask_softmax = BiasedSoftmax(self.scale_mask_softmax, own)
+        self.scale_mask_softmax: Any = BiasedSoftmax(self.scale_mask_softmax, own)
 
 
 class BiasedSoftmax(torch.nn.Module):
@@ -57,7 +57,8 @@ class BiasedSoftmax(torch.nn.Module):
 
     def forward(self, scores: Tensor, mask: Tensor | None, *offset: Any) -> Tensor:
         kind = torch.promote_types(scores.dtype, torch.float32) if self.softmax.softmax_in_fp32 else scores.dtype
-        bias = self.bias.values(*scores.shape[-2:], scores.device, kind)
+        queries, keys = scores.shape[-2:]
+        bias = self.bias.values(queries, keys, scores.device, kind)
         # Megatron multiplies by the scale after this, having divided the scores by it.
         biased = scores + (bias if self.softmax.scale is None else bias / self.softmax.scale)
         probabilities: Tensor = self.softmax.forward_torch_softmax(biased, mask, *offset)

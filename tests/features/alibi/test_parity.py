@@ -22,6 +22,7 @@ CASES: dict[str, tuple[list[str], dict[str, Any], dict[str, Any]]] = {
     "square, filled": ([], {"alibi": {"square": True, "fill": True}}, {}),
     "shared key heads": ([], {}, {"num_query_groups": 2}),
     "six heads": ([], {}, {"num_attention_heads": 6, "num_query_groups": 3, "hidden_size": 48}),
+    "documents": (["eod-reset"], {}, {"micro_batch_size": 2}),
     "pipeline": (["pipeline-parallel"], {}, {}),
     "recomputed": (["recompute"], {"recompute": {"granularity": "full", "method": "uniform", "num_layers": 1}}, {}),
 }
@@ -60,7 +61,7 @@ def test_four_ranks_do(prove: Prove, algorithm: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["ring-attention", "ulysses-attention", "kv-allgather-cp"])
-@pytest.mark.parametrize("other", ["tensor-parallel", "pipeline-parallel", "recompute", "bf16"])
+@pytest.mark.parametrize("other", ["tensor-parallel", "pipeline-parallel", "recompute", "eod-reset", "bf16"])
 def test_they_do_beside_other_layouts(prove: Prove, algorithm: str, other: str) -> None:
     world = {"num_attention_heads": 12, "num_query_groups": 4, "hidden_size": 48}
     features = [] if other == "bf16" else [other]
