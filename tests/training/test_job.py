@@ -5,11 +5,12 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+import mindspeed
 from mindspeed import doctor
 from mindspeed.activation.request import Layer
 from mindspeed.cli import main
 from mindspeed.training.config import train_config
-from mindspeed.training.job import job_file
+from mindspeed.training.job import Job, job_file
 from mindspeed.training.shape import trainer_layer
 
 
@@ -33,7 +34,9 @@ def test_everything_that_is_wrong_is_reported_at_once(refuse, tmp_path):
     (tmp_path / "job.yaml").write_text(
         "world: {hidden_size: 30, micro_batch_size: 3}\ntrain: {train_iter: 3, lr: fast, data: none}\n"
     )
-    problems = refuse("-f", "job.yaml", "--features", "tensor-paralel", "--dtype", "fp8", "--resume", "gone", "--mtp-num-layers", "2")
+    problems = refuse(
+        "-f", "job.yaml", "--features", "tensor-paralel", "--dtype", "fp8", "--resume", "gone", "--mtp-num-layers", "2"
+    )
     assert {(problem["code"], message) for message, problem in problems.items()} == {
         ("MS305", "the job file cannot be read: [Errno 2] No such file or directory: 'gone/job.yaml'"),
         ("MS305", "unknown key 'train_iter' in train"),
@@ -70,6 +73,17 @@ def test_a_vocabulary_that_is_smaller_than_the_data_needs_is_refused(refuse, tex
 def test_a_folder_with_a_run_is_not_overwritten(refuse, run, text):
     problem = refuse("--data", text, "--run", run)[f"the folder {run} already holds a run with checkpoints"]
     assert problem["fix"] == f"--resume {run} continues it, and another --run starts a new one"
+
+
+def test_the_length_belongs_to_a_model_that_has_a_table_of_positions_and_to_no_other():
+    def model_of(*features, rotary):
+        world = {"world_size": 1, "rotary": rotary, "seq_length": 64}
+        chosen = mindspeed.plan(features, platform="cpu", world=world)
+        return Job(chosen, train_config({})[0], run="", data="").model
+
+    assert model_of(rotary=False)["seq_length"] == 64
+    assert model_of(rotary=True)["rotary_base"] == 10000
+    assert {"seq_length", "rotary_base"}.isdisjoint(model_of("alibi", rotary=False))
 
 
 def test_a_checkpoint_of_another_model_is_refused_with_every_difference(refuse, run):
