@@ -49,17 +49,17 @@ def ends_of_packed(packed: Any, side: Literal["q", "kv"], tokens: int) -> tuple[
     """
     known: dict[tuple[str, int], tuple[int, ...]] = vars(packed).setdefault("_ends", {})
     if (side, tokens) not in known:
-        padded = getattr(packed, f"cu_seqlens_{side}_padded")
+        padded = getattr(packed, f"cu_seqlens_{side}_padded", None)
         starts: Tensor = getattr(packed, f"cu_seqlens_{side}") if padded is None else padded
-        ends = [end for end in starts.flatten().tolist() if end > 0]
-        if max(ends, default=0) > tokens:
-            text = f"packed sequences end at {max(ends)} and their row has {tokens} tokens"
+        _, *ends = starts.flatten().tolist()
+        if ends[-1] > tokens:
+            text = f"packed sequences end at {ends[-1]} and their row has {tokens} tokens"
             raise MindSpeedError([Problem("MS337", text, fix="give cu_seqlens that are of this row")])
-        known[side, tokens] = tuple(dict.fromkeys([*ends, tokens]))
+        known[side, tokens] = (*ends, *([tokens] if ends[-1] < tokens else []))
     return known[side, tokens]
 
 
 def is_padded(packed: Any) -> bool:
     """Whether there is padding behind packed sequences, which attention that is not causal would see."""
-    padded = packed.cu_seqlens_kv_padded
+    padded = getattr(packed, "cu_seqlens_kv_padded", None)
     return padded is not None and padded is not packed.cu_seqlens_kv and not torch.equal(padded, packed.cu_seqlens_kv)

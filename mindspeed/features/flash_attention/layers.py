@@ -84,7 +84,7 @@ class FlashAttention(DotProductAttention):  # type: ignore[misc]  # megatron has
         if packed and self.position_bias is not None and self.position_bias.matrix:
             sentence = "packed sequences take a position bias from slopes, not from a matrix"
             raise MindSpeedError([_problem(sentence, "--set alibi.fused_type=2, without square, opposite and fill")])
-        seen = self._seen(kind, attention_mask, packed)
+        seen = self._seen(kind, None if rows else attention_mask, packed)
         if packed and not rows and seen.mode == ALL and is_padded(packed_seq_params):
             text = "flash-attention: packed sequences are padded, and attention is not causal"
             raise MindSpeedError([Problem("MS337", text, ("flash-attention",), fix="give packed sequences without padding")])

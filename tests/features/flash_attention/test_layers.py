@@ -166,6 +166,27 @@ def test_packed_sequences_do_not_see_one_another(kind):
     torch.testing.assert_close(out.flatten(1), expected[:, 0], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("args", [{}, {"sparse_mode": 0}], ids=str)
+def test_documents_of_rows_do_not_see_one_another(args):
+    documents = torch.tensor([[1, 4, LENGTH], [LENGTH] * 3])
+    numbers = [torch.bucketize(torch.arange(LENGTH), row.unique(), right=True) for row in documents]
+    together = torch.stack([number[:, None] == number for number in numbers])[:, None]
+    assert_agrees(attention(args=args), causal() & together, mask=documents)
+
+
+def test_padding_behind_packed_sequences_is_refused_where_it_would_be_seen():
+    ends, padded = (torch.tensor(row, dtype=torch.int32) for row in ([0, 3, 5], [0, 4, 8]))
+    starts = {"cu_seqlens_q": ends, "cu_seqlens_kv": ends, "cu_seqlens_q_padded": padded, "cu_seqlens_kv_padded": padded}
+    packed = [randn(8, heads, WIDTH, seed=1) for heads in (HEADS, GROUPS, GROUPS)]
+    params = SimpleNamespace(**starts, qkv_format="thd")
+    with pytest.raises(MindSpeedError) as refused:
+        attention(NONE)(*packed, None, attn_mask_type=NONE, packed_seq_params=params)
+    assert str(refused.value) == (
+        "MS337 flash-attention: packed sequences are padded, and attention is not causal\n"
+        "  fix: give packed sequences without padding"
+    )
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_types_stay_and_sums_are_wide(dtype):
     inputs = tensors(dtype=dtype)
