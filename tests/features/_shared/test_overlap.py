@@ -29,10 +29,14 @@ def hidden(events: list[tuple[str, int]]) -> list[bool]:
     return [("block", 0) in events[events.index(("post", n)) : events.index(("wait", n))] for n in numbers]
 
 
+def recorded(cases: dict[str, Algorithm], tensors: Any) -> dict[str, Run]:
+    return all_recorded(cases, tensors)
+
+
 @pytest.mark.parametrize("world", WORLDS)
 def test_every_transfer_is_behind_a_block_in_forward_and_backward(pool: WorkerPool, world: int) -> None:
     cases, tensors = overlapping(world), made(world * 8, 1, 4, 4, 8, 8)
-    for rank in pool.call(all_recorded, world, cases, tensors):
+    for rank in pool.call(recorded, world, cases, tensors):
         for name, algorithm in cases.items():
             forward, backward = (hidden(side) for side in rank[name].events)
             steps = world // algorithm.inner - 1
@@ -70,7 +74,7 @@ def slow(cases: dict[str, Algorithm], tensors: Any, at_once: bool) -> dict[str, 
 def test_a_ring_holds_its_own_block_and_at_most_two_more(pool: WorkerPool, world: int) -> None:
     """A double ring holds one more, which is on its way between windows while a window's blocks go round."""
     cases = {name: one for name, one in algorithms(world).items() if one.kind == "ring" and one.keep == "none"}
-    for rank in pool.call(all_recorded, world, cases, made(world * 8, 1, 4, 4, 8, 8, torch.bfloat16)):
+    for rank in pool.call(recorded, world, cases, made(world * 8, 1, 4, 4, 8, 8, torch.bfloat16)):
         for name, algorithm in cases.items():
             most = 3 if 1 < algorithm.window < world else 2
             assert max(rank[name].alive) == most, name
@@ -91,7 +95,7 @@ def test_nothing_is_used_before_it_is_waited_for_and_a_missing_wait_is_found(poo
 
 def with_poison(cases: dict[str, Algorithm], tensors: Any) -> tuple[Any, Any]:
     rings = {name: one for name, one in cases.items() if one.kind == "ring"}
-    return results(cases, tensors), results(rings, tensors, forget=True)
+    return results(cases, tensors), results(rings, tensors, early=True)
 
 
 def poison() -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -36,14 +35,9 @@ def test_it_does_on_four_ranks_where_neighbours_trade_heads(prove: Prove, window
     assert prove("hybrid-attention", settings=settings).problems == []
 
 
-def unwaited(wait: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Around ``Pending.wait``: the received tensor, whether or not it is there."""
-    return lambda pending: pending.received
-
-
 def test_a_wait_that_the_ring_forgets_in_megatron_is_found(pool: WorkerPool) -> None:
     question = ask(["ring-attention"], [Layer("test", settings=POISON)])
-    patch = Wrap(WAIT, f"{__name__}:unwaited", "a planted fault")
+    patch = Wrap(WAIT, "tests.features._shared.watched:used_early", "a planted fault")
     forgetful = with_sites([PlannedPatch("fault", patch, WAIT)])
     verdict = verify(replace(question, plan=replace(question.plan, patches=(*question.plan.patches, *forgetful))), pool)
     assert "gradient of decoder.layers.0.self_attention.linear_qkv.weight is not finite" in [

@@ -242,13 +242,23 @@ def _held(node: Any) -> Iterator[Tensor]:
                 things += gc.get_referents(thing)
 
 
-def results(cases: dict[str, Algorithm], tensors: Sequence[Tensor], forget: bool = False) -> dict[str, list[Tensor]]:
-    """Results and gradients; with ``forget`` no transfer of a ring is waited for before it is used."""
+def results(cases: dict[str, Algorithm], tensors: Sequence[Tensor], early: bool = False) -> dict[str, list[Tensor]]:
+    """Results and gradients; with ``early`` what a ring uses is what was there before it waited."""
     wait = Pending.wait
-    if forget:
-        Pending.wait = lambda self: self.received  # type: ignore[method-assign]
+    if early:
+        Pending.wait = used_early(wait)  # type: ignore[method-assign]
     try:
         return {name: Share.of(algorithm, tensors).both() for name, algorithm in cases.items()}
     finally:
         Pending.wait = wait  # type: ignore[method-assign]
-        torch.cuda.synchronize() if torch.cuda.is_available() else None  # what was not waited for ends here
+
+
+def used_early(wait: Callable[[Pending], Tensor]) -> Callable[[Pending], Tensor]:
+    """Around ``Pending.wait``: the received tensor as it was before; the wait itself keeps the transport in order."""
+
+    def late(pending: Pending) -> Tensor:
+        found = pending.received.clone()
+        wait(pending)
+        return found
+
+    return late
