@@ -1,4 +1,4 @@
-"""The matrix of context parallelism beside other layouts, where it needs more ranks than two: what the parity tests leave."""
+"""Context parallelism beside other layouts on four and on eight ranks: what the parity tests leave of the matrix."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AGAIN = (["recompute"], {"recompute": {"granularity": "full", "method": "uniform
 ALL = ([*TENSOR[0], *STAGES[0]], {**TENSOR[1], **STAGES[1]})
 
 CASES: dict[str, tuple[tuple[str, int, dict[str, Any]], tuple[list[str], dict[str, Any]], int]] = {
-    "hybrid, distributed optimizer with overlaps": (HYBRID, OPTIMIZER, 4),
+    "hybrid and replicas, distributed optimizer with overlaps": (HYBRID, OPTIMIZER, 8),
     "hybrid, recompute": (HYBRID, AGAIN, 4),
     "ring and replicas, distributed optimizer with overlaps": (RING, OPTIMIZER, 4),
     "Ulysses and replicas, distributed optimizer with overlaps": (ULYSSES, OPTIMIZER, 4),
