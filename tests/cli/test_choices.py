@@ -7,7 +7,18 @@ import json
 import pytest
 
 LAPTOP = ("--platform", "cpu", "--megatron", "0.16.1", "--optimization-level", "2", "--cp", "2", "--world-size", "2")
-SHAPE = ("--num-attention-heads", "8", "--num-query-groups", "8", "--hidden-size", "64", "--seq-length", "64", "--dtype", "bf16")
+SHAPE = (
+    "--num-attention-heads",
+    "8",
+    "--num-query-groups",
+    "8",
+    "--hidden-size",
+    "64",
+    "--seq-length",
+    "64",
+    "--dtype",
+    "bf16",
+)
 AUTO = ("--set", "context-parallel.algorithm=auto")
 CHOSEN = (
     "context-parallel.algorithm is auto, and ulysses-attention is chosen, which costs least: "

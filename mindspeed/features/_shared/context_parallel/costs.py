@@ -13,13 +13,11 @@ from typing import Any, Final, Literal
 from mindspeed.features._shared.context_parallel.heads_share import copies
 from mindspeed.plugins import Cost, World
 
-WIDE = 4
+WIDE: Final = 4
 """Bytes of a gradient of keys and values while it is summed over ranks."""
-
-
 Keep = Literal["none", "half", "full"]
 """A policy for backward: it is about nothing, keys, or keys and values."""
-STATISTIC = 4
+STATISTIC: Final = 4
 """Bytes of the logarithm of a row's denominator."""
 
 
@@ -114,7 +112,7 @@ def gathered(a: Attention, ranks: int) -> Bytes:
     return Bytes(forward, forward + (ranks - 1) * a.block * WIDE)
 
 
-ACROSS = 9
+ACROSS: Final = 9
 """A byte between nodes for which attention waits counts as so many inside a node: 450 GB/s against 50 GB/s for each rank."""
 
 
