@@ -35,8 +35,10 @@ def interface_up() -> None:
 
 
 def sent(world: int) -> dict[str, int]:
+    """The least of four: what a full buffer drops is sent again, and a busy machine has full buffers."""
     tensors = made(world * TOKENS, 1, HEADS, HEADS, WIDTH, WIDTH, torch.float32)
-    return on_the_wire(algorithms(world), tensors, on_loopback)
+    runs = [on_the_wire(algorithms(world), tensors, on_loopback) for _ in range(4)]
+    return {name: min(run[name] for run in runs) for name in runs[0]}
 
 
 def main(world: int) -> None:
