@@ -72,7 +72,6 @@ def steps(recipe: Recipe, loss: str, count: int) -> tuple[list[str], str, list[f
     except MindSpeedError as error:
         return said, str(error), norms
     finally:
-        for chunk in chunks:
-            for module in chunk.modules():
-                vars(module).clear()
+        for module in [module for chunk in chunks for module in chunk.modules()]:
+            vars(module).clear()
     return said, "", norms

@@ -29,5 +29,5 @@ def refusal(recipe: Recipe, rows: int, columns: int) -> str:
             return str(error)
         return "not refused"
     finally:
-        for module in chunk.modules():
+        for module in list(chunk.modules()):
             vars(module).clear()
