@@ -19,7 +19,8 @@ from tests.conftest import Prove
 LONG = pytest.mark.long
 POISON: dict[str, dict[str, Any]] = {"context-parallel": {"size": 2}, "cpu-platform": {"poison": True}}
 WAIT = "mindspeed.features._shared.context_parallel.exchange:Pending.wait"
-OTHERS = ("ulysses-attention", "kv-allgather-cp")
+OTHERS = ("ulysses-attention", "kv-allgather-cp", "adaptive-cp")
+FOUR = {"ring-attention": {"window": 2}, "hybrid-attention": {"ulysses_degree": 2}, "adaptive-cp": {"ulysses_degree": 2}}
 
 
 @pytest.mark.parametrize("algorithm", ["ring-attention", *(pytest.param(name, marks=LONG) for name in OTHERS)])
@@ -28,11 +29,10 @@ def test_megatron_trains_the_same_when_early_uses_are_poison(prove: Prove, algor
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("window", [1, 2])
-def test_it_does_on_four_ranks_where_neighbours_trade_heads(prove: Prove, window: int) -> None:
-    hybrid = {"ulysses_degree": 2, "window": window}
-    settings = {**POISON, "context-parallel": {"size": 4}, "hybrid-attention": hybrid}
-    assert prove("hybrid-attention", settings=settings).problems == []
+@pytest.mark.parametrize("algorithm", FOUR)
+def test_it_does_on_four_ranks_in_a_double_ring_and_where_neighbours_trade_heads(prove: Prove, algorithm: str) -> None:
+    settings = {**POISON, "context-parallel": {"size": 4}, algorithm: FOUR[algorithm]}
+    assert prove(algorithm, settings=settings).problems == []
 
 
 def test_a_wait_that_the_ring_forgets_in_megatron_is_found(pool: WorkerPool) -> None:
