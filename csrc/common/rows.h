@@ -8,10 +8,17 @@
 
 namespace mindspeed {
 
-// Rows picked one by one are invisible to the hardware's prefetcher: ask for one before it is needed.
+// Rows picked one by one are invisible to the hardware's prefetcher: ask for one before it is needed. Into the second
+// cache: the first one has so few places for lines on their way that whoever asks would wait for them.
 inline void ask_for(const void *row, int64_t bytes) {
   for (int64_t byte = 0; byte < bytes; byte += 64)
-    __builtin_prefetch(static_cast<const char *>(row) + byte);
+    __builtin_prefetch(static_cast<const char *>(row) + byte, 0, 2);
+}
+
+// How many steps of `bytes` each to ask ahead.
+inline int64_t steps_ahead(int64_t bytes, int64_t most) {
+  constexpr int64_t asked = int64_t{32} << 10;
+  return std::clamp<int64_t>(asked / std::max<int64_t>(bytes, 1), 1, most);
 }
 
 inline void copy_row(const char *from, char *to, int64_t bytes) { std::memcpy(to, from, bytes); }
@@ -29,7 +36,7 @@ inline void stream_row(const char *from, char *to, int64_t bytes) {
 // to[i] = from[source(i)] for i in [0, count), rows of `bytes` bytes; a negative source gives zeros.
 template <class Source>
 void gather_rows(const char *from, char *to, int64_t count, int64_t bytes, bool stream, Source source) {
-  constexpr int64_t ahead = 2;
+  const int64_t ahead = steps_ahead(bytes, 8);
   parallel(count, bytes / 2, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       if (i + ahead < end && source(i + ahead) >= 0)

@@ -102,12 +102,14 @@ template <class T> struct Sums {
       store_pair(to + at + v * LENGTH, totals[v], extent);
   }
 
-  // Token t; the rows of the one after it are asked for.
+  // Token t; the rows of one a few after it are asked for.
   void token(const Shares &shares, int64_t t, int64_t last) const {
-    const int64_t begin = shares.begin(t), end = shares.begin(t + 1), next = t + 1 < last ? shares.begin(t + 2) : end;
-    for (int64_t share = end; share < next; ++share)
+    const int64_t begin = shares.begin(t), end = shares.begin(t + 1), bytes = width * static_cast<int64_t>(sizeof(T));
+    const int64_t later = t + steps_ahead(bytes * shares.topk, 4);
+    for (int64_t share = later < last ? shares.begin(later) : 0, stop = later < last ? shares.begin(later + 1) : 0;
+         share < stop; ++share)
       if (shares.rows[share] < count)
-        ask_for(rows + shares.rows[share] * width, width * static_cast<int64_t>(sizeof(T)));
+        ask_for(rows + shares.rows[share] * width, bytes);
     int64_t at = 0;
     for (; at + 4 * LENGTH <= width; at += 4 * LENGTH)
       chunk<4>(shares, begin, end, at, out + t * width, Whole());
@@ -193,11 +195,11 @@ struct Index {
 };
 
 template <bool Streamed, class T> void all_gradients(const Gradients<T> &gradients, const Index &index, int64_t count) {
-  constexpr int64_t ahead = 2;
+  const int64_t bytes = gradients.width * static_cast<int64_t>(sizeof(T)), ahead = steps_ahead(bytes, 8);
   parallel(static_cast<int64_t>(index.numbers.size()), 2 * gradients.width, [&](int64_t begin, int64_t end) {
     for (int64_t slot = begin; slot < end; ++slot) {
       if (gradients.rows != nullptr && slot + ahead < end && index.row(slot + ahead) < count)
-        ask_for(gradients.rows + index.row(slot + ahead) * gradients.width, gradients.width * sizeof(T));
+        ask_for(gradients.rows + index.row(slot + ahead) * gradients.width, bytes);
       if (index.row(slot) < count)
         gradients.template share<Streamed>(index.token(slot), index.row(slot), slot);
     }
