@@ -98,11 +98,10 @@ def _own_page(feature: type[Feature[Any]], name: str) -> Any:
 
 def _shown(feature: type[Feature[Any]]) -> list[str]:
     """Pictures with what they show, then the lines that the feature adds under ``LINES``."""
-    lines = []
-    for picture in pictures(feature):
-        lines += [f"![{picture.title}]({picture.name}.svg)", "", picture.text, ""]
-    lines += _own_page(feature, "LINES")
-    return ["## In pictures", "", *lines] if lines else []
+    blocks = [[f"![{picture.title}]({picture.name}.svg)", "", picture.text] for picture in pictures(feature)]
+    own = list(_own_page(feature, "LINES"))
+    lines = [line for block in [*blocks, own] if block for line in ("", *block)]
+    return ["## In pictures", *lines] if lines else []
 
 
 def _declaration(found: Found, feature: type[Feature[Any]]) -> list[str]:
