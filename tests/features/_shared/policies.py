@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,14 +13,8 @@ from mindspeed.features._shared.context_parallel.layout import Layout
 from mindspeed.platforms.collectives import traffic
 from tests.features._shared.shards import function_of
 
-
-class Run(NamedTuple):
-    """One call: result and gradients, bytes given to each kind of collective in forward and in backward, and bytes kept."""
-
-    tensors: list[Tensor]
-    forward: dict[str, int]
-    backward: dict[str, int]
-    kept: int
+Run = tuple[list[Tensor], dict[str, int], dict[str, int], int]
+"""One call: result and gradients, bytes given to each kind of collective in forward and in backward, and bytes kept."""
 
 
 def runs(name: str, layout: Layout, tensors: Sequence[Tensor], policies: Sequence[dict[str, Any]]) -> list[Run]:
@@ -44,4 +38,4 @@ def _run(function: Any, layout: Layout, tensors: Sequence[Tensor], keywords: dic
         out.backward(dout)
     sent = [{kind: counted.total(kind).bytes for kind, _ in counted} for counted in (forward, backward)]
     gradients = [x.grad for x in (q, k, v) if x.grad is not None]
-    return Run([out.detach(), *gradients], *sent, sum(storages.values()))
+    return [out.detach(), *gradients], sent[0], sent[1], sum(storages.values())

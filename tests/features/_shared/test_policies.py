@@ -35,7 +35,7 @@ def shape(tensors: Any, world: int) -> costs.Attention:
 
 
 def assert_equal(run: Run, other: Run) -> None:
-    assert all(torch.equal(one, same) for one, same in zip(run.tensors, other.tensors, strict=True))
+    assert all(torch.equal(one, same) for one, same in zip(run[0], other[0], strict=True))
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -44,8 +44,9 @@ def test_what_a_ring_keeps_it_does_not_send_again(pool: WorkerPool, world: int) 
     for found in all_runs(pool, world, RING, tensors, [{"keep": keep} for keep in KEEP]):
         for keep, run in zip(KEEP, found, strict=True):
             expected = costs.ring(shape(tensors, world), world, keep)
-            assert (run.forward["send"], run.backward["send"]) == (expected.forward, expected.backward)
-            assert run.kept == costs.kept_by_ring(shape(tensors, world), world, keep)
+            _, forward, backward, kept = run
+            assert (forward["send"], backward["send"]) == (expected.forward, expected.backward)
+            assert kept == costs.kept_by_ring(shape(tensors, world), world, keep)
             assert_equal(run, found[0])
 
 
@@ -61,7 +62,7 @@ def test_ulysses_keeps_less_for_what_it_fetches_again(pool: WorkerPool, world: i
             sides = [{kind: size * (world - 1) // world for kind, size in side.items()} for side in run[1:3]]
             assert [sum(side.values()) for side in sides] == [expected.forward, expected.backward]
             assert [side.get("all_gather", 0) > 0 for side in sides] == [gather, gather and keep != "none"]
-            assert run.kept == costs.kept_by_ulysses(shape(tensors, world), world, keep)
+            assert run[3] == costs.kept_by_ulysses(shape(tensors, world), world, keep)
             assert_equal(run, found[0])
 
 
@@ -75,7 +76,7 @@ def test_dropout_drops_the_same_again(pool: WorkerPool, world: int, name: str) -
     for kept in found:
         for run, first, undropped in zip(kept, found[0], whole, strict=True):
             assert_equal(run, first)
-            assert not torch.equal(run.tensors[0], undropped.tensors[0])
+            assert not torch.equal(run[0][0], undropped[0][0])
 
 
 def test_what_ulysses_saves_is_the_copies_of_key_heads() -> None:
