@@ -116,6 +116,12 @@ _WRAPPED: Final[tuple[tuple[str, str, str, str], ...]] = (
         "rand randint randn randperm",
     ),
     (
+        "torch.utils.data.dataloader:_BaseDataLoaderIter.",
+        "cpu_random:draw_on_host",
+        "data is loaded on the host; a run that goes on would drop other elements than one that never stopped",
+        "__init__",
+    ),
+    (
         "torch:Tensor.",
         "cpu_tensors:place",
         "device cuda is the CPU, and no memory is pinned",

@@ -67,6 +67,22 @@ def place_random(factory: Callable[..., Any]) -> Callable[..., Any]:
     return draw
 
 
+def draw_on_host(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that draws from torch's default generator without naming it: here it draws from the host's."""
+
+    @wraps(function)
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        device = _DEVICE.get_state()
+        _DEVICE.set_state(HOST.get_state())
+        try:
+            return function(*args, **kwargs)
+        finally:
+            HOST.set_state(_DEVICE.get_state())
+            _DEVICE.set_state(device)
+
+    return draw
+
+
 def _is_traced() -> bool:
     """Whether a graph is being recorded, which cannot hold a generator."""
     return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0

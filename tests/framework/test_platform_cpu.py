@@ -127,6 +127,13 @@ def test_checkpointed_dropout_is_recomputed_as_it_was(reentrant):
     assert torch.equal(weight.grad, 2 * output.detach())
 
 
+def test_a_loader_of_data_draws_from_the_host():
+    device, host = torch.cuda.get_rng_state(), torch.get_rng_state()
+    assert list(torch.utils.data.DataLoader([1, 2], batch_size=None)) == [1, 2]
+    assert torch.equal(torch.cuda.get_rng_state(), device)
+    assert not torch.equal(torch.get_rng_state(), host)
+
+
 def test_a_generator_for_the_device_is_a_generator():
     generator = torch.Generator(device="cuda").manual_seed(5)
     again = torch.Generator().manual_seed(5)

@@ -17,14 +17,16 @@ RING = split("--context-parallel-size 2 --features ring-attention")
 
 
 def test_a_run_that_goes_on_drops_what_it_would_have(tmp_path: Path) -> None:
-    def run(name: str, *flags: str) -> list[float]:
+    def run(name: str, *flags: str) -> list[tuple[str, str]]:
         (tmp_path / name).mkdir()
-        return Checkout(tmp_path / name).adapted(2, *RING, *DROPOUT, *flags).ended_well().losses
+        return list(Checkout(tmp_path / name).adapted(2, *RING, *DROPOUT, *flags).ended_well().steps.values())
 
     saved = str(tmp_path / "saved")
     whole = run("whole", "--train-iters", "4")
     first = run("first", "--train-iters", "4", "--exit-interval", "2", "--save", saved, "--save-interval", "2")
     second = run("second", "--train-iters", "4", "--load", saved)
     assert first == whole[:2]
-    assert second == pytest.approx(whole[2:], rel=1e-6)
-    assert run("plain", "--train-iters", "4", "--hidden-dropout", "0") != pytest.approx(whole, rel=1e-5)
+    assert second[0] == whole[2]
+    # Megatron prints the mean of the first two losses after a start as the second one, but not so for the norm
+    assert second[1][1] == whole[3][1]
+    assert run("plain", "--train-iters", "1", "--hidden-dropout", "0")[0] != whole[0]
