@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks.sequences.ranks import GROUPS, HEADS, ONE, SHARE, WIDTH, measured
+from benchmarks.sequences.ranks import NAIVE_RING, ONE, SHARE, measured
 from benchmarks.sequences.turns import Sample
 from benchmarks.table import Row, main
 from mindspeed.verification.pool import WorkerPool
@@ -23,7 +23,6 @@ IDEAL: Final = 0.95
 """Of the ideal speed, one process divided by ranks, that an algorithm has to reach."""
 NAIVE: Final = {2: 0.72, 4: 0.62}
 """Of the naive ring's time that the balanced ring may take; by the number of pairs it is 2/3 and 4/7."""
-WHAT: Final = f"causal attention, {SHARE} tokens a rank, {HEADS} and {GROUPS} heads of {WIDTH}, float32, forward + backward"
 
 Ranks = Sequence[Mapping[str, Sequence[Sample]]]
 
@@ -41,13 +40,13 @@ def rows_of(ranks: int, samples: Ranks) -> list[Row]:
     """Rows of one number of ranks from what each of them measured."""
     seconds = {name: _critical([of[name] for of in samples if of[name]]) for name in samples[0]}
     walls = {name: min(max(run.wall for run in runs) for runs in _by_turn(name, samples)) for name in samples[0]}
-    alone, made = seconds.pop(ONE), []
+    alone, naive, made = seconds.pop(ONE), seconds.pop(NAIVE_RING), []
+    base = f"causal attention, {ranks} ranks of {SHARE} tokens, forward + backward"
     for name, spent in sorted(seconds.items()):
-        what = f"{WHAT}, {ranks} ranks: one process / ranks / {name}"
         note = f"{spent * 1e3:.0f} ms, one process {alone * 1e3:.0f} ms; wall {walls[name] * 1e3:.0f} ms"
-        made.append(Row(what, IDEAL, alone / ranks / spent, "x", COMMAND, note, least=True))
-    ratio = seconds["ring"] / seconds["naive ring"]
-    return [*made, Row(f"{WHAT}, {ranks} ranks: ring / naive ring", NAIVE[ranks], ratio, "x", COMMAND)]
+        made.append(Row(f"{base}: one process / ranks / {name}", IDEAL, alone / ranks / spent, "x", COMMAND, note, least=True))
+    note = f"the naive ring {naive * 1e3:.0f} ms, wall {walls[NAIVE_RING] * 1e3:.0f} ms"
+    return [*made, Row(f"{base}: ring / naive ring", NAIVE[ranks], seconds["ring"] / naive, "x", COMMAND, note)]
 
 
 def _by_turn(name: str, samples: Ranks) -> list[tuple[Sample, ...]]:
