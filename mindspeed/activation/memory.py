@@ -75,12 +75,14 @@ class Memory:
             self._new = False
 
 
-def memory_of(origin: Iterable[object]) -> Memory:
-    """The memory of what lies in some folders, with the state of its files as it is now."""
+def memory_of(origin: Iterable[object], now: bool = True) -> Memory:
+    """The memory of what lies in some folders, with the state of its files ``now``, or when it was last asked for."""
     key = tuple(map(str, origin))
-    if key not in _memories:
+    known = key in _memories
+    if not known:
         _memories[key] = Memory(key)
-    _memories[key].look()
+    if now or not known:
+        _memories[key].look()
     return _memories[key]
 
 

@@ -48,7 +48,7 @@ def importers(names: Collection[tuple[str, str, str]]) -> set[tuple[str, str, st
     """Of ``(module, key, site)`` those whose key in a loaded module is an import of what the site binds; remembered or read."""
     if not names:
         return set()
-    memory = memory_of(megatron_portions())
+    memory = memory_of(megatron_portions(), now=False)  # a loaded module is as its file was
     found = set()
     for module, key, site in names:
         row = f"{module}:{key} imports {site}"
