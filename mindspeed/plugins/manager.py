@@ -46,7 +46,7 @@ class FeatureManager(pluggy.PluginManager):
         """What `hookimpl` has marked a method with. Hooks are methods of the class, so nothing else is looked at."""
         marked = getattr(getattr(type(plugin), name, None), _MARK, None) if name[0] != "_" else None
         if marked is not None:
-            vars(plugin)[name] = getattr(plugin, name)  # where pluggy looks first: its static search takes most of a plan's time
+            vars(plugin)[name] = getattr(plugin, name)  # pluggy looks there first; its static search is most of its time
         return marked
 
     def parse_hookspec_opts(self, module_or_class: Any, name: str) -> Any:
