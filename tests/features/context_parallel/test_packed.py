@@ -42,11 +42,11 @@ def trained(recipe: Recipe, ends: list[int], packed: bool, padded: list[int] | N
     (chunk,) = build_chunks(recipe)
     tokens, labels = torch.randint(recipe.shape.vocab_size, (2, 1, TOKENS), generator=torch.Generator().manual_seed(3))
     room = padded or ends
-    starts = [0, *room[:-1]]
+    behind = [TOKENS] if room[-1] < TOKENS else []
     places = torch.arange(TOKENS)
-    number = torch.bucketize(places, torch.tensor(room), right=True)
-    positions = (places - torch.tensor(starts)[number])[None]
-    length = torch.tensor(ends).diff(prepend=torch.tensor([0]))
+    number = torch.bucketize(places, torch.tensor([*room, *behind]), right=True)
+    positions = (places - torch.tensor([0, *room])[number])[None]
+    length = torch.tensor([0, *ends, *behind]).diff()
     counts = (positions < length[number]).float()
     batch: dict[str, Any] = {"tokens": tokens, "labels": labels, "position_ids": positions, "places": places[None]}
     batch["loss_mask"] = counts
@@ -118,6 +118,13 @@ ALGORITHMS = [
 def test_packed_sequences_train_as_under_a_dense_mask(pool: WorkerPool, algorithm: str, ranks: int, shape: ModelShape) -> None:
     (stock,) = on(pool, [], 1, shape, False, ENDS)
     assert_equal(on(pool, [algorithm], ranks, shape, True, ENDS), stock)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ends", [[TOKENS], [0, 5, 5, TOKENS], [3, 7, 20]], ids=str)
+def test_one_sequence_empty_ones_and_a_row_that_goes_on_behind_the_last(pool: WorkerPool, ends: list[int]) -> None:
+    (stock,) = on(pool, [], 1, LLAMA, False, [*ends, TOKENS] if ends[-1] < TOKENS else ends)
+    assert_equal(on(pool, ["ring-attention"], 2, LLAMA, True, ends), stock)
 
 
 @pytest.mark.parametrize(("algorithm", "ranks"), [("flash-attention", 1), pytest.param("ring-attention", 2, marks=LONG)])
