@@ -68,10 +68,11 @@ def rows_of(where: str, ranks: int, count: int, found: list[dict[str, tuple[floa
     least = (ranks - 1) * count * 4
     sent, seconds = ({name: max(rank[name][n] for rank in found) for name in found[0]} for n in range(2))
     ours, gloo = seconds["reduce-scatter"], seconds["reduce-scatter of gloo"]
-    note = f"gloo's sends {sent['reduce-scatter of gloo'] / least:.3f} times the bytes needed; {ours * 1e3:.2f} ms, gloo's {gloo * 1e3:.2f} ms"
+    by_gloo = sent["reduce-scatter of gloo"] / least
+    note = f"{ours * 1e3:.2f} ms; gloo's {gloo * 1e3:.2f} ms with {by_gloo:.2f} times the bytes needed"
     return [
-        Row(f"reduce-scatter, {where}: bytes sent / bytes needed", 1.02, sent["reduce-scatter"] / least, "x", COMMAND, note),
-        Row(f"reduce-scatter, {where}: time / gloo's", 0.6, ours / gloo, "x", COMMAND),
+        Row(f"reduce-scatter, {where}: bytes sent / bytes needed", 1.02, sent["reduce-scatter"] / least, "x", COMMAND),
+        Row(f"reduce-scatter, {where}: time / gloo's", 0.6, ours / gloo, "x", COMMAND, note),
         Row(f"all-gather, which is gloo's, {where}: bytes sent / bytes needed", 1.02, sent["all-gather"] / least, "x", COMMAND),
     ]
 
