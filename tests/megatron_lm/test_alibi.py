@@ -18,10 +18,6 @@ SPREAD = {
     "ring": (2, "--context-parallel-size 2 --context-parallel-algo megatron_cp_algo --alibi-fusion-attn-type 2"),
     "Ulysses": (2, "--context-parallel-size 2 --context-parallel-algo ulysses_cp_algo"),
     "gathered": (2, "--context-parallel-size 2 --features kv-allgather-cp"),
-    "ring beside tensor parallelism": (
-        4,
-        "--context-parallel-size 2 --features ring-attention --tensor-model-parallel-size 2 --sequence-parallel",
-    ),
 }
 
 
