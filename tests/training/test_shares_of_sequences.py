@@ -1,4 +1,4 @@
-"""Checkpoints of context parallelism: what one number of ranks saved another continues, by another algorithm too."""
+"""Checkpoints of context parallelism: what one number of ranks saved another continues, and the other way round."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from tests.training.conftest import TINY, Run, losses
 
 @pytest.mark.long
 def test_a_checkpoint_does_not_know_how_many_ranks_shared_a_sequence(tmp_path, text):
-    whole, one, two = (tmp_path / name for name in ("whole", "one", "two"))
-    steps = ("--train-iters", 9, "--save-interval", 3, "--keep", 3)
-    Run(*TINY, "--nproc", 2, "--cp", 2, "--features", "ring-attention", *steps, "--data", text, "--run", whole).done()
+    whole, shared, alone = (tmp_path / name for name in ("whole", "shared", "alone"))
+    Run(*TINY, "--train-iters", 9, "--save-interval", 3, "--keep", 3, "--data", text, "--run", whole).done()
     for step in (9, 6):
         shutil.rmtree(checkpoint_path(whole, step))
-    alone = ("--nproc", 1, "--cp", 1, "--without", "context-parallel,ring-attention")
-    Run("--resume", whole, "--run", one, *alone).done()
-    shutil.rmtree(checkpoint_path(one, 9))
-    Run("--resume", one, "--run", two, "--nproc", 2, "--cp", 2, "--features", "ulysses-attention").done()
-    assert sorted(losses(one)) == [4, 5, 6, 7, 8, 9]
-    assert sorted(losses(two)) == [7, 8, 9]
-    for step, loss in (*losses(one).items(), *losses(two).items()):
+    Run("--resume", whole, "--run", shared, "--nproc", 2, "--cp", 2, "--features", "ulysses-attention").done()
+    shutil.rmtree(checkpoint_path(shared, 9))
+    one = ("--nproc", 1, "--cp", 1, "--without", "context-parallel,ulysses-attention")
+    Run("--resume", shared, "--run", alone, *one).done()
+    assert sorted(losses(shared)) == [4, 5, 6, 7, 8, 9]
+    assert sorted(losses(alone)) == [7, 8, 9]
+    for step, loss in (*losses(shared).items(), *losses(alone).items()):
         assert loss == pytest.approx(losses(whole)[step], rel=1e-5)
