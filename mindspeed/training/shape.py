@@ -68,7 +68,8 @@ def check_world(world: Mapping[str, Any], vocab_size: int) -> list[Problem]:
     for name in ("multi_latent_attention", "mtp_num_layers"):
         if world.get(name):
             text = f"{name} is {world[name]}, and the trainer does not build such a model"
-            problems.append(Problem("MS301", text, fix="train it by a script of your own, or Megatron-LM's, under mindspeed run"))
+            fix = "train it by a script of your own, or Megatron-LM's, under mindspeed run"
+            problems.append(Problem("MS301", text, fix=fix))
     rows = world.get("vocab_size")
     if isinstance(rows, int) and rows < vocab_size:
         text = f"vocab_size is {rows}, and the tokenizer of the data has {vocab_size} tokens"
