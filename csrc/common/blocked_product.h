@@ -29,6 +29,7 @@ constexpr int kTileWords = kTileRows * kTileColumns;
 constexpr int64_t kBlockRows = 256;
 constexpr int64_t kBlockColumns = 192;
 constexpr int64_t kBlockSteps = 512;
+constexpr int64_t kRowStep = 16; // so many packed rows end at a cache line, however long the sum
 
 // How a product is cut: the sum into `parts` of `steps` words, and the rows. Where the sum is short more rows fit.
 struct Cut {
@@ -38,7 +39,8 @@ struct Cut {
     const int64_t words = (product.inner + per_word - 1) / per_word;
     parts = std::max<int64_t>(1, (words + kBlockSteps - 1) / kBlockSteps);
     steps = (words + parts - 1) / parts;
-    const int64_t fit = kBlockRows * kBlockSteps / std::max<int64_t>(steps, 1) / kTileRows * kTileRows;
+    const int64_t fit = kBlockRows * kBlockSteps / std::max<int64_t>(steps, 1) / kRowStep * kRowStep;
+    static_assert(kRowStep % kTileRows == 0 && kBlockRows % kRowStep == 0, "packed columns begin where packed rows end");
     rows = parts > 1 ? kBlockRows : std::clamp(fit, kBlockRows, 2 * kBlockRows);
   }
 };

@@ -49,6 +49,20 @@ def test_sums_longer_than_a_block_are_kept_wide(dtype):
     assert_close(OPS.npu_gmm_sum(*rows, torch.tensor([3001]), False)[0].double(), exact, ROUNDING[dtype])
 
 
+def test_packed_columns_begin_at_a_cache_line_however_long_the_sum():
+    """Of a sum of 375 as many packed rows fit as would end in the middle of a line, where wide loads fail."""
+    sizes = torch.tensor([127, 375, 333, 189])
+    rows, columns = numbers(1024, 192), numbers(1024, 128, seed=2)
+    for ours, x, y in zip(
+        OPS.npu_gmm_sum(rows, columns, sizes, False), *(a.split(sizes.tolist()) for a in (rows, columns)), strict=True
+    ):
+        assert_close(ours.double(), x.double().t() @ y.double(), ROUNDING[torch.float32])
+    for length in range(257, 512, 2):
+        x, w = numbers(30, length), numbers(1, length, 50, seed=2)
+        exact = x.double() @ w[0].double()
+        assert_close(OPS.npu_gmm(x, w, None, torch.tensor([30]), False).double(), exact, ROUNDING[torch.float32])
+
+
 def test_what_is_not_a_number_stays_so():
     x = torch.tensor([[float("nan"), 1.0], [float("inf"), 1.0]]).bfloat16()
     y = OPS.npu_gmm(x, torch.ones(1, 2, 3).bfloat16(), None, torch.tensor([2]), False)
