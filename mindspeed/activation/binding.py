@@ -14,15 +14,11 @@ from typing import Any, Final
 
 from mindspeed.activation.journal import ABSENT, ATTRIBUTE, HEAP_TYPE, ITEM, Journal
 from mindspeed.activation.patch_checks import missing_target, unsuitable_target
-from mindspeed.activation.places import importers
 from mindspeed.activation.plan import PlannedPatch
-from mindspeed.activation.rebinding import MADE, Exchange, module_dictionaries
+from mindspeed.activation.rebinding import MADE, Exchange
 from mindspeed.activation.sites import IMPORTED, find_site, inside_tree
 from mindspeed.plugins.patches import Mixin, Ref, Replace, Set, Wrap
 from mindspeed.plugins.problems import MindSpeedError, PatchError, Problem
-
-_COMMON: Final = (bool, type(None))
-"""Types of values that hundreds of unrelated names share."""
 
 _RANK: Final = {Replace: 0, Mixin: 1, Wrap: 2, Set: 3}
 DESCRIPTORS: Final = (staticmethod, classmethod)
@@ -177,41 +173,6 @@ def _pairs(old: Any, new: Any) -> list[tuple[Any, Any]]:
     """The objects to exchange: of a descriptor, also the function in it."""
     inner = isinstance(old, DESCRIPTORS) and isinstance(new, DESCRIPTORS)
     return [(old, new), (old.__func__, new.__func__)] if inner else [(old, new)]
-
-
-def follow_imports(bounds: Sequence[Bound], journal: Journal, back: bool = False) -> dict[str, int]:
-    """Exchange shared objects in the modules that import their names from the sites; ``back`` gives the originals back.
-
-    Names of Megatron are found under any other name too; names of other packages, and those of True, False or
-    None, which every module has, only under their own.
-
-    Returns how many names were found, by site.
-    """
-    counts: dict[str, int] = {}
-    by_name: list[tuple[Bound, Any, Any]] = []
-    by_value: dict[int, list[tuple[Bound, Any, Any]]] = {}
-    for bound in bounds:
-        if len(bound.group.path) == 1:
-            old, new = (bound.current, bound.original) if back else (bound.original, bound.current)
-            telling = inside_tree(bound.group.module) and not isinstance(old, _COMMON)
-            into = by_value.setdefault(id(old), []) if telling else by_name
-            into.append((bound, old, new))
-
-    modules = module_dictionaries() if by_name or by_value else []
-    found: list[tuple[str, dict[str, Any], str, tuple[Bound, Any, Any]]] = []
-    for one in by_name:
-        name, old = one[0].name, one[1]
-        found += [(module, entries, name, one) for module, entries in modules if entries.get(name, ABSENT) is old]
-    for module, entries in modules if by_value else ():
-        if not by_value.keys().isdisjoint(map(id, entries.values())):
-            found += [(module, entries, key, one) for key, value in entries.items() for one in by_value.get(id(value), ())]
-    named = [(module, key, one[0].group.site) for module, _, key, one in found if module != one[0].group.module]
-    imported = importers(named)
-    for module, entries, key, (bound, old, new) in found:
-        if (module, key, bound.group.site) in imported:
-            journal.write(ITEM, entries, key, old, new)
-            counts[bound.group.site] = counts.get(bound.group.site, 0) + 1
-    return counts
 
 
 def loaded_object(name: str) -> Any:

@@ -19,13 +19,13 @@ from mindspeed.activation.binding import (
     Bound,
     SitePatches,
     by_site,
-    follow_imports,
     import_values,
     loaded_entry,
     loaded_object,
     locate,
 )
 from mindspeed.activation.collector import collector_paused
+from mindspeed.activation.following import follow_imports
 from mindspeed.activation.importing import PatchFinder
 from mindspeed.activation.journal import Journal
 from mindspeed.activation.patch_checks import check_patches, missing_target, with_sites
