@@ -226,6 +226,9 @@ OLD_FLAGS: Final[tuple[OldFlag, ...]] = (
     ),
 )
 
+_NEEDED: Final = {("--context-parallel-algo", "hybrid_adaptive_cp_algo"): "--ulysses-degree-in-cp"}
+"""What a value of an old flag means nothing without."""
+
 BY_FLAG: Final[dict[str, OldFlag]] = {old.flag: old for old in OLD_FLAGS}
 BY_DEST: Final[dict[str, OldFlag]] = {old.dest: old for old in OLD_FLAGS}
 
@@ -269,6 +272,10 @@ def request_of(given: Mapping[str, Any], catalog: Catalog) -> tuple[Layer, list[
             if old is not None and old.chooser and old.says_something(value) and value not in old.off:
                 notes.append(f"{old.flag} means nothing with this {old.chooser}")
             continue
+        needed = _NEEDED.get((old.flag, str(value)))
+        if needed is not None and given.get(BY_FLAG[needed].dest) is None:
+            text = f"{old.flag} {value} needs {needed}"
+            problems.append(Problem("MS301", text, (feature,), where="command line", fix=f"give {needed} 2 or more"))
         if old.needless:
             notes.append(f"{old.flag} is not needed: {old.needless}")
             continue

@@ -63,6 +63,17 @@ def test_the_value_of_context_parallel_algo_chooses_the_feature(value, feature):
     assert BY_FLAG["--context-parallel-algo"].feature_for(value, {}) == feature
 
 
+def test_the_hybrid_of_adaptive_attention_without_its_degree_is_no_plain_one():
+    algorithm = ["--context-parallel-algo", "hybrid_adaptive_cp_algo"]
+    (problem,) = read_old_flags(algorithm, (), catalog()).problems
+    assert (problem.code, problem.message, problem.fix) == (
+        "MS301",
+        "--context-parallel-algo hybrid_adaptive_cp_algo needs --ulysses-degree-in-cp",
+        "give --ulysses-degree-in-cp 2 or more",
+    )
+    assert read_old_flags([*algorithm, "--ulysses-degree-in-cp", "2"], (), catalog()).problems == ()
+
+
 @pytest.mark.parametrize(
     ("before", "feature"), [("alltoall", "moe-alltoall-dispatcher"), ("allgather", "moe-allgather-dispatcher")]
 )
