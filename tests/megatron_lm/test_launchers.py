@@ -17,7 +17,8 @@ def test_without_a_line_in_the_script_it_trains_as_one_stock_process_does(checko
     run = checkout.launched(4, ["--features", "rms-norm", "--set", "pipeline-parallel.size=2"], *flags).ended_well()
     assert run.losses == pytest.approx(stock("llama").losses, rel=1e-5)
     reached = {one["name"] for one in run.report["features"] if any(p["state"].startswith("reached") for p in one["points"])}
-    assert reached == {"rms-norm", "swiglu", "tensor-parallel", "pipeline-parallel", "recompute"}
+    by_level = {"flash-attention", "matmul-add", "rotary-embedding"}  # where their operators are built
+    assert reached - by_level == {"rms-norm", "swiglu", "tensor-parallel", "pipeline-parallel", "recompute"}
     assert run.log.count("features active, ") == 1
 
 
