@@ -22,7 +22,7 @@ train: ops  ## train a small GPT on real text over two processes
 test: ops  ## every test that belongs in a default run
 	$(BIN)/python -m pytest -q -m "not long" -n 2 --dist loadfile
 
-LONG ?= tests/features tests/training/test_shares_of_sequences.py
+LONG ?= tests/features tests/megatron/test_plain_script.py tests/training/test_shares_of_sequences.py
 
 test-long: ops  ## the long matrix of context parallelism; with LONG=tests every long test
 	$(BIN)/python -m pytest -q -m long -n 2 --dist loadfile $(LONG)

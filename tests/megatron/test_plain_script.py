@@ -72,7 +72,6 @@ SHORT = {
         {"tp": 2, "sequence_parallel": True, "recompute": "full"},
         ("--tp", "2", "--features", "sequence-parallel,recompute", *RECOMPUTE),
     ),
-    "pp2 x vpp2 with overlapped p2p by features": Case(2, CHUNKS, ("--pp", "2", "--vpp", "2")),
     "dp2, distributed optimizer and both overlaps by features": Case(
         2, OVERLAPS, ("--features", "distributed-optimizer,async-ddp,async-param-gather")
     ),
@@ -82,9 +81,10 @@ SHORT = {
         ("--ep", "2", "--num-experts", "4", "--set", "expert-parallel.dispatcher=alltoall"),
         model=EXPERTS,
     ),
-    "tp2 x pp2 by flags": Case(4, {"tp": 2, "pp": 2}, flags=("--tp", "2", "--pp", "2")),
 }
 LONG = {
+    "tp2 x pp2 by flags": Case(4, {"tp": 2, "pp": 2}, flags=("--tp", "2", "--pp", "2")),
+    "pp2 x vpp2 with overlapped p2p by features": Case(2, CHUNKS, ("--pp", "2", "--vpp", "2")),
     "tp2 and sequence parallel by flags": Case(
         2, {"tp": 2, "sequence_parallel": True}, flags=("--tp", "2", "--sequence-parallel")
     ),

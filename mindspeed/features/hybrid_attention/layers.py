@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -37,7 +38,7 @@ class HybridCoreAttention(CoreAttention):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor:
         groups = made_groups("hybrid_attention")
-        slopes = own_heads(sight.slopes, groups.inner)
+        asked = self.asked(replace(sight, slopes=own_heads(sight.slopes, groups.inner)))
 
         def ring(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return ring_attention(
@@ -45,12 +46,7 @@ class HybridCoreAttention(CoreAttention):
                 k,
                 v,
                 groups.outer,
-                scale=self.scale,
-                causal=sight.causal,
-                mask=sight.mask,
-                ends=sight.ends,
-                slopes=slopes,
-                dropout=self.drops,
+                **asked,
                 window=self.args.window,
                 keep=self.args.keep if keeps(self.layer_number, self.args.interval) else "none",
                 layout=zigzag(groups.outer.size()),

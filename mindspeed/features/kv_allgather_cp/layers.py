@@ -23,12 +23,7 @@ class GatheredCoreAttention(CoreAttention):
             key,
             value,
             self.group,
-            scale=self.scale,
-            causal=sight.causal,
-            mask=sight.mask,
-            ends=sight.ends,
-            slopes=sight.slopes,
-            dropout=self.drops,
+            **self.asked(sight),
             layout=zigzag(self.group.size()),
         )
 

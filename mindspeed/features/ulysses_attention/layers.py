@@ -27,12 +27,7 @@ class UlyssesCoreAttention(CoreAttention):
             key,
             value,
             self.group,
-            scale=self.scale,
-            causal=sight.causal,
-            mask=sight.mask,
-            ends=sight.ends,
-            slopes=sight.slopes,
-            dropout=self.drops,
+            **self.asked(sight),
             keep=self.args.keep if keeps(self.layer_number, self.args.interval) else "none",
             kv_allgather=self.args.kv_allgather,
         )

@@ -51,7 +51,8 @@ BESIDE = {
 
 
 @pytest.mark.parametrize("algorithm", RING_FIRST)
-@pytest.mark.parametrize("other", ["tensor-parallel", *(pytest.param(name, marks=LONG) for name in list(BESIDE)[1:])])
+@pytest.mark.parametrize("other", BESIDE)
+@pytest.mark.long
 def test_it_does_beside_other_layouts(prove: Prove, algorithm: str, other: str) -> None:
     settings, features = BESIDE[other]
     assert prove(algorithm, *features, settings=cp(2, **settings)).problems == []

@@ -7,7 +7,7 @@ import pytest
 from tests.conftest import Prove
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_replicas_train_as_one_process(prove: Prove, count: int) -> None:
     assert prove("data-parallel", nproc=count).problems == []
 

@@ -17,7 +17,7 @@ def test_grouped_experts_are_spread_over_ranks(prove: Prove, dtype: str) -> None
     assert prove("grouped-matmul-add", "expert-parallel", world={"dtype": dtype}, nproc=2).problems == []
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", [pytest.param("fp32", marks=pytest.mark.long), "bf16"])
 def test_grouped_experts_are_split_by_tensor_ranks(prove: Prove, dtype: str) -> None:
     beside = ["tensor-parallel", "sequence-parallel"]
     assert prove("grouped-matmul-add", beside=beside, world={"dtype": dtype}, nproc=2).problems == []

@@ -7,7 +7,7 @@ import pytest
 from tests.conftest import Prove
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_split_weights_train_as_whole_ones(prove: Prove, size: int) -> None:
     verdict = prove("tensor-parallel", settings={"tensor-parallel": {"size": size}})
     assert verdict.problems == []

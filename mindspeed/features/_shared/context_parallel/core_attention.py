@@ -111,6 +111,10 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has 
         """The share of probabilities that is dropped now."""
         return float(self.dropout) if self.training else 0.0
 
+    def asked(self, sight: Sight) -> dict[str, Any]:
+        """What an algorithm that knows any sight is asked for, by the names of its arguments."""
+        return {"scale": self.scale, "dropout": self.drops, **vars(sight)}
+
 
 def with_core_attention(spec: Any, config: Any, attention: type[CoreAttention]) -> Any:
     """The spec of a block with every core attention exchanged. Raises MS304 for what no algorithm here can do."""

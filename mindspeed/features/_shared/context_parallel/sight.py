@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from mindspeed.features._shared.documents import Ends
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sight:
     """Which keys a query sees, and how far away they seem.
 
