@@ -18,7 +18,6 @@ from mindspeed.features._shared.context_parallel.exchange import Pending
 
 WAITS: Final[tuple[tuple[Any, str], ...]] = (
     (Pending, "wait"),
-    (dist, "all_to_all_single"),
     (dist, "all_gather_into_tensor"),
     (dist, "reduce_scatter_tensor"),
 )

@@ -16,7 +16,7 @@ PICTURES = (
         "ulysses-attention",
         "Ulysses attention of four ranks",
         "Before and after attention a rank holds one stretch of tokens with all heads, during attention all tokens with one of "
-        "four heads. An all-to-all changes the one into the other: query, key and value on the way in, the result on the "
+        "four heads. All-to-alls change the one into the other: of query, key and value on the way in, of the result on the "
         "way out.",
         (
             (

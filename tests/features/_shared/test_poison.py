@@ -35,8 +35,9 @@ def test_it_does_on_four_ranks_in_a_double_ring_and_where_neighbours_trade_heads
     assert prove(algorithm, settings=settings).problems == []
 
 
-def test_a_wait_that_the_ring_forgets_in_megatron_is_found(pool: WorkerPool) -> None:
-    question = ask(["ring-attention"], [Layer("test", settings=POISON)])
+@pytest.mark.parametrize("algorithm", ["ring-attention", pytest.param("ulysses-attention", marks=LONG)])
+def test_a_forgotten_wait_in_megatron_is_found(pool: WorkerPool, algorithm: str) -> None:
+    question = ask([algorithm], [Layer("test", settings=POISON)])
     patch = Wrap(WAIT, "tests.features._shared.watched:used_early", "a planted fault")
     forgetful = with_sites([PlannedPatch("fault", patch, WAIT)])
     verdict = verify(replace(question, plan=replace(question.plan, patches=(*question.plan.patches, *forgetful))), pool)

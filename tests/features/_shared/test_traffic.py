@@ -49,8 +49,8 @@ def test_every_algorithm_sends_what_its_formula_says(pool: WorkerPool, world: in
 
 
 def assert_calls(calls: dict[str, Any], world: int) -> None:
-    """Queries, keys and values travel in one all-to-all and results in another; a ring of R ranks makes R - 1 exchanges."""
-    trades, far = {"all_to_all": 2}, world // 2
+    """Query, key, value and result each travel in an all-to-all; a ring of R ranks makes R - 1 exchanges."""
+    trades, far = {"all_to_all": 4}, world // 2
     assert calls["ulysses"] == calls["hybrid, all trade"] == (trades, trades)
     assert calls["kv-allgather"] == ({"all_gather": 1}, {"all_gather": 1, "reduce_scatter": 1})
     ring = exchanges(world - 1), exchanges(2 * (world - 1))

@@ -243,7 +243,7 @@ def _held(node: Any) -> Iterator[Tensor]:
 
 
 def results(cases: dict[str, Algorithm], tensors: Sequence[Tensor], early: bool = False) -> dict[str, list[Tensor]]:
-    """Results and gradients; with ``early`` what a ring uses is what was there before it waited."""
+    """Results and gradients; with ``early`` what is used is what was there before a wait."""
     wait = Pending.wait
     if early:
         Pending.wait = used_early(wait)  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Sending a tensor to one rank while receiving one from another, posted early and waited for late."""
+"""Sending a tensor to one rank or to all while receiving as much, posted early and waited for late."""
 
 from __future__ import annotations
 
@@ -48,6 +48,12 @@ class Exchange:
     def _group(self, sender: int) -> dist.ProcessGroup:
         """The communicator of what ``sender`` sends."""
         return self.second if self.second is not None and sender % 2 else self.group
+
+
+def post_trade(sent: Tensor, group: dist.ProcessGroup) -> Pending:
+    """Send slice r of dimension 0 to rank r of the group; what is received has the sender in dimension 0."""
+    received = torch.empty_like(sent)
+    return Pending(received, sent, [dist.all_to_all_single(received, sent, group=group, async_op=True)])
 
 
 def pack(tensors: Sequence[Tensor]) -> Tensor:

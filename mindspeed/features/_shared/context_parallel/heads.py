@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mindspeed.features._shared.context_parallel.exchange import post_trade
 from mindspeed.features._shared.context_parallel.heads_share import copies
 from mindspeed.ops.errors import require
 from mindspeed.ops.numerics import unflatten
@@ -72,10 +73,6 @@ class _Trade(torch.autograd.Function):
 
 
 def traded(group: dist.ProcessGroup, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """One all-to-all for all tensors."""
-    ranks = group.size()
-    sent = torch.cat([x.reshape(ranks, -1) for x in tensors], 1)
-    received = torch.empty_like(sent)
-    dist.all_to_all_single(received, sent, group=group)
-    parts = torch.split(received, [x.numel() // ranks for x in tensors], 1)
-    return tuple(part.reshape(x.shape) for part, x in zip(parts, tensors, strict=True))
+    """One all-to-all for each tensor, all posted before the first is waited for: no copies into a message and out of it."""
+    pending = [post_trade(x.contiguous(), group) for x in tensors]
+    return tuple(one.wait() for one in pending)
