@@ -46,11 +46,7 @@ class Batch:
 def train(recipe: Recipe, record: Record) -> None:
     """Train on the groups that exist and fill ``record``: losses, gradients of step 1, final weights."""
     tensor_parallel.model_parallel_cuda_manual_seed(recipe.seed, force_reset_rng=True)
-    run = _Run(recipe, record)
-    try:
-        run.train()
-    finally:
-        run.release()
+    _Run(recipe, record).train()
 
 
 def micro_batches(recipe: Recipe, step: int, rank: int, size: int) -> Iterator[Batch]:
@@ -124,13 +120,6 @@ class _Run:
             for (kind, _), count in (*moved.items(), *gathered.items()):
                 self.record.traffic[kind] = self.record.traffic.get(kind, 0) + count.bytes
         self.record_weights()
-
-    def release(self) -> None:
-        """Take the model apart: Megatron's objects refer to one another through autograd nodes, which Python's collector
-        cannot see, and a process group that is never freed keeps a thread that spins once its peers are gone."""
-        modules = [module for chunk in self.chunks for module in chunk.modules()]
-        for part in (*modules, *_optimizers(self.optimizer), self):
-            vars(part).clear()
 
     def forward_backward(self, step: int) -> None:
         for chunk in self.chunks:
@@ -225,8 +214,3 @@ def _gather_buffer(buffer: Any) -> None:
     for bucket in buffer.buckets:
         shares = list(bucket.grad_data.chunk(group.size()))
         dist.all_gather(shares, shares[group.rank()].clone(), group=group)
-
-
-def _optimizers(optimizer: Any) -> list[Any]:
-    """An optimizer and those it is a chain of."""
-    return [optimizer, *getattr(optimizer, "chained_optimizers", ())]

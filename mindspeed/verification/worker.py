@@ -5,6 +5,7 @@ Run as ``python -m mindspeed.verification.worker FD`` with the pool's end of a c
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import sys
@@ -116,6 +117,8 @@ def _groups(job: Job | Call, seed: int) -> Iterator[None]:
     from megatron.core import parallel_state
     from torch.distributed import FileStore  # type: ignore[attr-defined]
 
+    gc.collect()
+    gc.freeze()  # what is here now need not be looked at when the job is over
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     torch.cuda.set_device(job.rank % torch.cuda.device_count())
@@ -126,8 +129,20 @@ def _groups(job: Job | Call, seed: int) -> Iterator[None]:
         yield
         dist.barrier()
     finally:
+        _take_apart()
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
+
+
+def _take_apart() -> None:
+    """Free what a job has made of Megatron: its objects refer to one another through autograd nodes, which Python's collector
+    cannot see, and a process group that is never freed keeps threads that spin once its peers are gone."""
+    from megatron.core.optimizer.optimizer import MegatronOptimizer
+    from megatron.core.transformer.module import MegatronModule
+
+    for part in [one for one in gc.get_objects() if issubclass(type(one), MegatronModule | MegatronOptimizer)]:
+        vars(part).clear()
+    gc.collect()
 
 
 if __name__ == "__main__":

@@ -73,6 +73,4 @@ def steps(recipe: Recipe, loss: str, count: int) -> tuple[list[str], str, list[f
         return said, str(error), norms
     finally:
         active.proof.say = None  # a strict plan would judge the steps that were not made
-        for module in [module for chunk in chunks for module in chunk.modules()]:
-            vars(module).clear()
     return said, "", norms
