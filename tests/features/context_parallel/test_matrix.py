@@ -22,7 +22,6 @@ ALL = ([*TENSOR[0], *STAGES[0]], {**TENSOR[1], **STAGES[1]})
 
 CASES: dict[str, tuple[tuple[str, int, dict[str, Any]], tuple[list[str], dict[str, Any]], int]] = {
     "hybrid and replicas, distributed optimizer with overlaps": (HYBRID, OPTIMIZER, 8),
-    "hybrid in a double ring": (("hybrid-attention", 8, {"hybrid-attention": {"ulysses_degree": 2, "window": 2}}), ([], {}), 8),
     "hybrid, recompute": (HYBRID, AGAIN, 4),
     "ring and replicas, distributed optimizer with overlaps": (RING, OPTIMIZER, 4),
     "Ulysses and replicas, distributed optimizer with overlaps": (ULYSSES, OPTIMIZER, 4),

@@ -36,9 +36,10 @@ def test_it_does_in_bf16(prove: Prove, algorithm: str) -> None:
 
 
 @pytest.mark.long
-def test_neighbours_that_trade_heads_in_a_ring_do_as_well(prove: Prove) -> None:
-    settings = cp(4, **{"hybrid-attention": {"ulysses_degree": 2}})
-    assert prove("hybrid-attention", settings=settings).problems == []
+@pytest.mark.parametrize(("size", "window"), [(4, 1), (8, 2)])
+def test_neighbours_that_trade_heads_in_a_ring_do_as_well(prove: Prove, size: int, window: int) -> None:
+    settings = cp(size, **{"hybrid-attention": {"ulysses_degree": 2, "window": window}})
+    assert prove("hybrid-attention", settings=settings, world={"seq_length": 32}, nproc=size).problems == []
 
 
 BESIDE = {
