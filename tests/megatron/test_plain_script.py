@@ -74,12 +74,6 @@ SHORT = {
     "dp2, distributed optimizer and both overlaps by features": Case(
         2, OVERLAPS, ("--features", "distributed-optimizer,async-ddp,async-param-gather")
     ),
-    "ep2 with all-to-all by features": Case(
-        2,
-        EXPERT_RANKS | {"dispatcher": "alltoall"},
-        ("--ep", "2", "--num-experts", "4", "--set", "expert-parallel.dispatcher=alltoall"),
-        model=EXPERTS,
-    ),
 }
 LONG = {
     "tp2 x pp2 by flags": Case(4, {"tp": 2, "pp": 2}, flags=("--tp", "2", "--pp", "2")),
@@ -94,6 +88,12 @@ LONG = {
     "tp2 x pp2 by features": Case(4, {"tp": 2, "pp": 2}, ("--tp", "2", "--pp", "2")),
     "dp2, distributed optimizer and both overlaps by flags": Case(
         2, OVERLAPS, flags=("--distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
+    ),
+    "ep2 with all-to-all by features": Case(
+        2,
+        EXPERT_RANKS | {"dispatcher": "alltoall"},
+        ("--ep", "2", "--num-experts", "4", "--set", "expert-parallel.dispatcher=alltoall"),
+        model=EXPERTS,
     ),
     "ep2 with all-to-all by flags": Case(
         2, EXPERT_RANKS | {"dispatcher": "alltoall"}, flags=("--ep", "2", "--dispatcher", "alltoall"), model=EXPERTS

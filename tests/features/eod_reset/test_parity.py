@@ -57,7 +57,8 @@ def test_rotary_positions_need_no_restart(prove: Prove, algorithm: str) -> None:
     assert prove("eod-reset", algorithm, "rms-norm", settings=cp(2), world=world).problems == []
 
 
-@pytest.mark.parametrize("algorithm", [pytest.param("", marks=LONG), "ring-attention"])
+@pytest.mark.long
+@pytest.mark.parametrize("algorithm", ["", "ring-attention"])
 def test_positions_of_the_whole_sequence_may_stay(prove: Prove, algorithm: str) -> None:
     settings = cp(2) if algorithm else {}
     features = ["eod-reset", algorithm] if algorithm else ["eod-reset"]

@@ -12,7 +12,7 @@ def test_spread_experts_train_as_one_process(prove: Prove, dispatcher: str) -> N
     assert prove("expert-parallel", settings={"expert-parallel": {"dispatcher": dispatcher}}).problems == []
 
 
-@pytest.mark.parametrize("dispatcher", ["alltoall", "allgather"])
+@pytest.mark.parametrize("dispatcher", ["alltoall", pytest.param("allgather", marks=pytest.mark.long)])
 def test_spread_experts_train_as_one_process_beside_tensor_parallel(prove: Prove, dispatcher: str) -> None:
     settings = {"expert-parallel": {"dispatcher": dispatcher}}
     assert prove("expert-parallel", "tensor-parallel", "sequence-parallel", settings=settings, nproc=4).problems == []

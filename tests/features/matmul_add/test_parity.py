@@ -31,5 +31,6 @@ def test_the_linear_layers_of_experts_add_their_gradients_too(prove: Prove) -> N
     assert verdict.problems == []
 
 
+@pytest.mark.long
 def test_a_pipeline_of_four_stages_adds_gradients_in_each(prove: Prove) -> None:
     assert prove("matmul-add", "pipeline-parallel", world={"pp": 2, "tp": 2}, nproc=4).problems == []

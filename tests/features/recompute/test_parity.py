@@ -23,7 +23,9 @@ def test_recomputed_activations_are_bit_equal(prove: Prove, settings: dict[str, 
 
 
 @BOTH
-@pytest.mark.parametrize("beside", [["sequence-parallel"], ["virtual-pipeline"]], ids=lambda names: names[0])
+@pytest.mark.parametrize(
+    "beside", [["sequence-parallel"], pytest.param(["virtual-pipeline"], marks=pytest.mark.long)], ids=lambda names: names[0]
+)
 def test_recomputed_activations_are_bit_equal_in_a_layout(prove: Prove, settings: dict[str, object], beside: list[str]) -> None:
     assert prove("recompute", settings={"recompute": settings}, beside=beside).problems == []
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.conftest import Prove
 
 RING = {"context-parallel": {"size": 2}}
@@ -11,5 +13,6 @@ def test_a_ring_that_merges_by_the_operator_trains_as_one_process(prove: Prove) 
     assert prove("ring-attention", "ring-attention-update", settings=RING).problems == []
 
 
+@pytest.mark.long
 def test_it_changes_nothing_beside_a_ring(prove: Prove) -> None:
     assert prove("ring-attention-update", settings=RING, beside=["ring-attention"]).problems == []
