@@ -66,7 +66,7 @@ bench: ops  ## every row of the speed table, measured here
 
 docs: $(VENV)/installed  ## the generated pages of docs/, from declarations, help texts and marks on tests
 	$(BIN)/mindspeed docs --built-in --write docs
-	$(BIN)/python -m mindspeed.compat.guide docs/moving-from-mindspeed.md
+	$(BIN)/python -m tools.docs.migration_guide docs/moving-from-mindspeed.md
 	$(BIN)/python -m tests.guards
 	$(BIN)/python -m tests.transcripts
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from benchmarks.patching import LOADED, real_targets
 from benchmarks.table import Row, main, medians
-from mindspeed.activation.environment import made_up
-from mindspeed.activation.request import Layer
+from mindspeed.resolution.environment import made_up
+from mindspeed.resolution.request import Layer
 from mindspeed.plugins import ArgOverride, Category, Feature, FeatureSpec, Patch, Requires, hookimpl
 from mindspeed.plugins.discovery import Catalog, Found
 
@@ -21,7 +21,7 @@ COMMAND = "python -m benchmarks.apply"
 COUNT = 60
 OURS = (
     *(f"mindspeed.megatron.{name}" for name in ("bridge", "phases", "seams", "wiring")),
-    *(f"mindspeed.megatron.compat.{name}" for name in ("kernels", "moe", "norm", "optimizer", "versions")),
+    *(f"mindspeed.megatron.fixes.{name}" for name in ("kernels", "moe", "norm", "optimizer", "versions")),
 )
 """Modules that a plan names, whose import is not measured."""
 
@@ -47,8 +47,8 @@ def measure() -> dict[str, float]:
     for name in (*LOADED, *OURS):
         import_module(name)
     from mindspeed import registry
-    from mindspeed.activation.compose import manager_of
-    from mindspeed.activation.patching import apply
+    from mindspeed.planning.build_plan import manager_of
+    from mindspeed.patching.apply import apply
     from mindspeed.platforms import base_features
 
     catalog, environment = Catalog(features(COUNT)), made_up("cuda", "0.16.1")

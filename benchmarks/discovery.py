@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.table import Row, main, medians
-from mindspeed.activation.environment import made_up
-from mindspeed.activation.request import Layer
-from mindspeed.activation.resolver import resolve
+from mindspeed.resolution.environment import made_up
+from mindspeed.resolution.request import Layer
+from mindspeed.resolution.resolver import resolve
 from mindspeed.plugins import Category, Conflicts, Feature, FeatureSpec, Requires
 from mindspeed.plugins.discovery import Catalog, Found, discover
 

@@ -13,9 +13,9 @@ from types import FunctionType
 from typing import Any
 
 from benchmarks.table import Row, main
-from mindspeed.activation import source
-from mindspeed.activation.patching import apply, check_patches, with_sites
-from mindspeed.activation.plan import PlannedPatch
+from mindspeed.inspection import source
+from mindspeed.patching.apply import apply, check_patches, with_sites
+from mindspeed.planning.plan import PlannedPatch
 from mindspeed.plugins.patches import Mixin, Patch, Replace, Wrap
 
 COMMAND = "python -m benchmarks.patching"

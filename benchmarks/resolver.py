@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 from benchmarks.table import Row, main, medians
-from mindspeed.activation.environment import made_up
-from mindspeed.activation.request import Layer
-from mindspeed.activation.resolver import resolve
+from mindspeed.resolution.environment import made_up
+from mindspeed.resolution.request import Layer
+from mindspeed.resolution.resolver import resolve
 from mindspeed.plugins import After, Category, Feature, FeatureSpec, Requires
 from mindspeed.plugins.discovery import Catalog, Found
 

@@ -2,8 +2,10 @@
 
 import sys
 
-__version__ = "0.1.0"
-__all__ = ["activate", "deactivate", "defaults", "plan", "report", "suspended"]
+from mindspeed._version import __version__
+
+
+__all__ = ["__version__", "activate", "deactivate", "defaults", "plan", "report", "suspended"]
 
 
 class _OldNames:
@@ -12,7 +14,7 @@ class _OldNames:
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
         if name.startswith("mindspeed."):
-            from mindspeed.compat.imports import explain
+            from mindspeed.legacy.imports import explain
 
             if (error := explain(name)) is not None:
                 raise error

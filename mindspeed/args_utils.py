@@ -1,12 +1,12 @@
-"""Old import name; see `mindspeed.compat.arguments`. Consumers also write ``_MINDSPEED_ARGS``, so it lives here."""
+"""Old import name; see `mindspeed.legacy.arguments`. Consumers also write ``_MINDSPEED_ARGS``, so it lives here."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 
-from mindspeed.compat.arguments import get_full_args as get_full_args
-from mindspeed.compat.arguments import get_mindspeed_args as get_mindspeed_args
-from mindspeed.compat.arguments import process_args as process_args
+from mindspeed.legacy.arguments import get_full_args as get_full_args
+from mindspeed.legacy.arguments import get_mindspeed_args as get_mindspeed_args
+from mindspeed.legacy.arguments import process_args as process_args
 
 __all__ = ["get_full_args", "get_mindspeed_args", "process_args"]
 

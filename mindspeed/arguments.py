@@ -1,5 +1,5 @@
-"""Old import name; see `mindspeed.compat.arguments`."""
+"""Old import name; see `mindspeed.legacy.arguments`."""
 
-from mindspeed.compat.arguments import process_args as process_args
+from mindspeed.legacy.arguments import process_args as process_args
 
 __all__ = ["process_args"]

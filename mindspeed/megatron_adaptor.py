@@ -14,9 +14,9 @@ from dataclasses import replace
 from types import TracebackType
 
 from mindspeed import registry
-from mindspeed.activation import joining, session
-from mindspeed.activation.environment import probe
-from mindspeed.activation.session import ActivationReport
+from mindspeed.runtime import rendezvous, session
+from mindspeed.resolution.environment import probe
+from mindspeed.runtime.session import ActivationReport
 from mindspeed.megatron.training_plan import plan_training, report_beside
 from mindspeed.plugins.problems import MindSpeedError
 
@@ -33,7 +33,7 @@ def adapt(argv: MutableSequence[str]) -> ActivationReport | None:
     try:
         request, plan = plan_training(argv[1:], os.environ, environment)
     except MindSpeedError as error:
-        joining.tell(error)
+        rendezvous.tell(error)
         raise
     argv[1:] = request.rest
     if plan.names:
@@ -57,11 +57,11 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
 def __getattr__(name: str) -> object:
     """MindSpeed's other names of this module."""
     if name == "repatch":
-        from mindspeed.compat.activation import repatch
+        from mindspeed.legacy.activation import repatch
 
         return repatch
     if name == "get_mindspeed_args":
-        from mindspeed.compat.arguments import get_mindspeed_args
+        from mindspeed.legacy.arguments import get_mindspeed_args
 
         return get_mindspeed_args
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

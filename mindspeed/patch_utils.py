@@ -1,6 +1,6 @@
-"""Old import name; see `mindspeed.compat.patches`."""
+"""Old import name; see `mindspeed.legacy.patches`."""
 
-from mindspeed.compat.patches import MindSpeedPatchesManager as MindSpeedPatchesManager
-from mindspeed.compat.patches import PatchInfo as Patch
+from mindspeed.legacy.patches import MindSpeedPatchesManager as MindSpeedPatchesManager
+from mindspeed.legacy.patches import PatchInfo as Patch
 
 __all__ = ["MindSpeedPatchesManager", "Patch"]

@@ -14,17 +14,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from mindspeed.activation import compose, joining, session
-from mindspeed.activation.content import content_of
-from mindspeed.activation.disabled import disabled_layer, refuse_disabled
-from mindspeed.activation.environment import Environment, probe
-from mindspeed.activation.patch_checks import check_contracts
-from mindspeed.activation.plan import ActivationPlan, plan_from_json
-from mindspeed.activation.proof import ProofReport
-from mindspeed.activation.request import Layer, layer_from_environment
-from mindspeed.activation.resolver import resolve as resolve_names
-from mindspeed.activation.session import ActivationReport, DeactivationReport, suspended
-from mindspeed.activation.state import HasVariant
+from mindspeed.planning import build_plan
+
+from mindspeed.runtime import rendezvous, session
+from mindspeed.planning.fingerprint import content_of
+from mindspeed.planning.kill_switch import disabled_layer, refuse_disabled
+from mindspeed.resolution.environment import Environment, probe
+from mindspeed.planning.patch_checks import check_contracts
+from mindspeed.planning.plan import ActivationPlan, plan_from_json
+from mindspeed.runtime.effects import ProofReport
+from mindspeed.resolution.request import Layer, layer_from_environment
+from mindspeed.resolution.resolver import resolve as resolve_names
+from mindspeed.runtime.session import ActivationReport, DeactivationReport, suspended
+from mindspeed.resolution.resolution_state import HasVariant
 from mindspeed.plugins.constraints import AUTO
 from mindspeed.plugins.discovery import Catalog, Found, discover
 from mindspeed.plugins.problems import MindSpeedError, PatchError, Problem, ResolutionError
@@ -97,7 +99,7 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
     resolution = resolve_names(layers, known, environment, base_features(environment.platform), runs)
     if resolution.problems:
         raise ResolutionError(resolution.problems)
-    made = compose.compose(resolution, known, environment)
+    made = build_plan.compose(resolution, known, environment)
     if tracing():  # the digest of a large plan takes a while
         trace("resolved", f"{', '.join(made.names) or 'no features'}; plan {made.digest}")
     return made
@@ -128,7 +130,7 @@ def plan(
 
     ``settings`` is ``{feature: {field: value}}``; ``world`` holds sizes and the model's shape by the names of
     `mindspeed.plugins.world.FIELDS`; ``environment`` is probed here unless given
-    (`mindspeed.activation.environment.made_up`). Environment variables are read below these arguments.
+    (`mindspeed.resolution.environment.made_up`). Environment variables are read below these arguments.
     """
     api = Layer("API", tuple(features), settings or {}, world or {}, tuple(without), level, strict, platform)
     return resolve([layer_from_environment(os.environ), api], environment)
@@ -143,14 +145,14 @@ def activate(plan: ActivationPlan) -> ActivationReport:
     was_active = session.current() is not None
     try:
         refuse_disabled(plan)
-        manager = compose.manager_of(plan, catalog_for(plan.names))
+        manager = build_plan.manager_of(plan, catalog_for(plan.names))
         if not was_active and (broken := check_contracts(plan.patches, plan.environment.get("megatron"))):
             raise PatchError(broken)
         report = session.start(plan, manager)
         if not was_active:
-            joining.begin(lambda: content_of(plan, catalog_for(plan.names)))
+            rendezvous.begin(lambda: content_of(plan, catalog_for(plan.names)))
     except Exception as error:
-        joining.tell(error)
+        rendezvous.tell(error)
         if not was_active:
             deactivate()
         raise
@@ -159,7 +161,7 @@ def activate(plan: ActivationPlan) -> ActivationReport:
 
 def deactivate() -> DeactivationReport | None:
     """Undo the active plan; None when there is none."""
-    joining.end()
+    rendezvous.end()
     return session.stop()
 
 

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import pytest
 from hypothesis import settings
 
-from mindspeed.activation.request import Layer
+from mindspeed.resolution.request import Layer
 from mindspeed.verification.harness import Verdict, verify
 from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.question import ask
+from mindspeed.verification.case import ask
 
 settings.register_profile("ours", deadline=None)  # a busy machine is no failure
 settings.load_profile("ours")

@@ -21,11 +21,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.accelerator.measuring import Work
 from benchmarks.accelerator.operation import Case, device, randn
-from mindspeed.features._shared.context_parallel import ring
-from mindspeed.features._shared.context_parallel.blocks import Rule
-from mindspeed.features._shared.context_parallel.exchange import Exchange
-from mindspeed.features._shared.context_parallel.layout import zigzag
-from mindspeed.features._shared.context_parallel.rounds import Rounds
+from mindspeed.context_parallel import ring
+from mindspeed.context_parallel.blocks import Rule
+from mindspeed.context_parallel.exchange import Exchange
+from mindspeed.context_parallel.layout import zigzag
+from mindspeed.context_parallel.ring_schedule import Rounds
 
 RANKS: Final = 8
 SHARE: Final = 8192

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.sequences.turns import Sample, turns
-from mindspeed.features._shared.context_parallel.blocks import Rule
-from mindspeed.features._shared.context_parallel.local import attention
+from mindspeed.context_parallel.blocks import Rule
+from mindspeed.context_parallel.local_attention import attention
 from mindspeed.features.hybrid_attention.attention import hybrid_attention, nested
 from mindspeed.features.kv_allgather_cp.attention import kv_allgather_attention
 from mindspeed.features.ring_attention.attention import Layout, contiguous, ring_attention, zigzag

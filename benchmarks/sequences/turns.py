@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import torch.distributed as dist
 
-from mindspeed.features._shared.context_parallel.exchange import Pending
+from mindspeed.context_parallel.exchange import Pending
 
 WAITS: Final[tuple[tuple[Any, str], ...]] = (
     (Pending, "wait"),

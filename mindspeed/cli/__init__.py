@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from mindspeed import __version__
+from mindspeed._version import __version__
 from mindspeed.cli.lazy import Main
 
 main = Main(

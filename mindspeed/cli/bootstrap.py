@@ -50,7 +50,7 @@ def look_beside(script: str) -> None:
 
 def report_untaken() -> None:
     """Say on stderr which arguments of the plan no configuration and no call of the script has taken."""
-    from mindspeed.megatron.bridge import untaken
+    from mindspeed.megatron.argument_overrides import untaken
 
     for planned in untaken():
         owners = ", ".join(planned.owners)
@@ -70,9 +70,9 @@ def _become(script: str, arguments: Sequence[str]) -> None:
     try:
         exec(compile(source, path, "exec"), module.__dict__)
     except MindSpeedError as error:
-        from mindspeed.activation import joining
+        from mindspeed.runtime import rendezvous
 
-        joining.tell(error)
+        rendezvous.tell(error)
         raise
     except (Exception, KeyboardInterrupt) as error:
         frame = error.__traceback__.tb_next if error.__traceback__ is not None else None

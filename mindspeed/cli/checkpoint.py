@@ -27,7 +27,7 @@ def diff(ctx: click.Context, request: Request, path: str) -> None:
     or refused; the exit status is 1 when one is refused.
     """
     from mindspeed import registry
-    from mindspeed.activation.checkpoint_state import FILE, changes, read_record
+    from mindspeed.planning.checkpoint_state import FILE, changes, read_record
     from mindspeed.plugins.problems import Problem, RunError
     from mindspeed.training.checkpoints import FOLDER, newest_checkpoint
 

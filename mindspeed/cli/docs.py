@@ -21,8 +21,8 @@ def docs(names: tuple[str, ...], folder: Path | None, built_in: bool) -> None:
     Features of other packages have pages too.
     """
     from mindspeed.cli import main
-    from mindspeed.documentation.features import feature_page
-    from mindspeed.documentation.pages import pages, write
+    from tools.docs.features import feature_page
+    from tools.docs.pages import pages, write
     from mindspeed.plugins.discovery import BUILT_IN, discover
     from mindspeed.plugins.problems import MindSpeedError
 

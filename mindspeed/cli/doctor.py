@@ -19,7 +19,7 @@ def doctor(ctx: click.Context, matrix: bool) -> None:
     if matrix:
         _print_matrix()
         return
-    from mindspeed.doctor import examine
+    from mindspeed.diagnostics.doctor import examine
 
     findings = []
     for finding in examine():
@@ -41,15 +41,15 @@ def doctor(ctx: click.Context, matrix: bool) -> None:
 def _print_matrix() -> None:
     from dataclasses import astuple
 
-    from mindspeed import support
+    from mindspeed.diagnostics import support_matrix
 
     if wants_json():
-        print_json(support.to_json())
+        print_json(support_matrix.to_json())
         return
-    print_table(("COMPONENT", "VERSION", "STATE", "NOTE"), [astuple(cell) for cell in support.CELLS])
+    print_table(("COMPONENT", "VERSION", "STATE", "NOTE"), [astuple(cell) for cell in support_matrix.CELLS])
     click.echo()
     headers = ("PLATFORM", "MEGATRON", "TORCH", "TORCH_NPU", "CANN", "PYTHON", "HARDWARE", "STATE")
-    print_table(headers, [astuple(row) for row in support.COMBINATIONS])
+    print_table(headers, [astuple(row) for row in support_matrix.COMBINATIONS])
     click.echo()
-    for state, meaning in support.MEANING.items():
+    for state, meaning in support_matrix.MEANING.items():
         click.echo(f"{state}: {meaning}")

@@ -27,7 +27,7 @@ def explain(code: str) -> None:
 
 
 def _show_symptoms(text: str) -> None:
-    from mindspeed.symptoms import symptoms_in
+    from mindspeed.diagnostics.known_errors import symptoms_in
 
     found = symptoms_in(text)
     if wants_json():

@@ -12,7 +12,7 @@ from mindspeed.cli.output import json_option, print_json, wants_json
 from mindspeed.cli.request_options import Request, request_options
 
 if TYPE_CHECKING:
-    from mindspeed.activation.plan import ActivationPlan
+    from mindspeed.planning.plan import ActivationPlan
 
 
 @click.command()
@@ -41,8 +41,8 @@ def check(request: Request, names: tuple[str, ...]) -> None:
 
 def _with_padding(plan: ActivationPlan, train: dict[str, Any]) -> ActivationPlan:
     """The plan with a warning row when Megatron-LM would go wrong on the job's data and tokenizer; our trainer does not."""
-    from mindspeed.activation.plan import Row
-    from mindspeed.megatron.padding import warning
+    from mindspeed.planning.plan import Row
+    from mindspeed.megatron.pad_token_check import warning
 
     tokenizer, data = train.get("tokenizer"), train.get("data")
     if not isinstance(tokenizer, str) or not Path(tokenizer).exists():

@@ -15,8 +15,8 @@ from mindspeed.cli.output import json_option, print_json, wants_json
 from mindspeed.cli.request_options import Request, request_options
 
 if TYPE_CHECKING:
-    from mindspeed.activation.explanation import Explanation, Features
-    from mindspeed.activation.plan import ActivationPlan
+    from mindspeed.planning.explanation import Explanation, Features
+    from mindspeed.planning.plan import ActivationPlan
     from mindspeed.plugins.discovery import Catalog, Found
     from mindspeed.plugins.feature import FeatureSpec
 
@@ -57,7 +57,7 @@ def _classes(plan: ActivationPlan, known: Catalog) -> Features:
 
 
 def _explain_active(plan: ActivationPlan, features: Features, name: str) -> None:
-    from mindspeed.activation.explanation import explain as explain_feature
+    from mindspeed.planning.explanation import explain as explain_feature
 
     found = explain_feature(plan, features, name)
     spec = features[name].spec

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from mindspeed import __version__
+from mindspeed._version import __version__
 from mindspeed.cli.output import json_option, print_json, wants_json
 
 if TYPE_CHECKING:
     from mindspeed.plugins.problems import Problem
 
-TEMPLATES: Final = Path(__file__).resolve().parent.parent / "templates"
+TEMPLATES: Final = Path(__file__).with_name("templates")
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _SUFFIX: Final = ".template"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 if TYPE_CHECKING:
-    from mindspeed.activation.plan import ActivationPlan
+    from mindspeed.planning.plan import ActivationPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ lock_option = click.option(
 def hold_to_lock(file: str, plan: ActivationPlan) -> None:
     """Raise MindSpeedError with MS618 unless a plan is that of the lock file."""
     from mindspeed import registry
-    from mindspeed.activation.lock import hold_to, read_lock
+    from mindspeed.planning.lock import hold_to, read_lock
 
     hold_to(read_lock(file), plan, registry.catalog_for(plan.names), file)
 

@@ -24,7 +24,7 @@ def lock(request: Request, output: str) -> None:
     import yaml
 
     from mindspeed import registry
-    from mindspeed.activation.lock import facts_of, lock_of
+    from mindspeed.planning.lock import facts_of, lock_of
     from mindspeed.training.job import job_file
 
     plan = request.resolve()

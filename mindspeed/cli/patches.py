@@ -13,7 +13,7 @@ import click
 from mindspeed.cli.output import OK, PROBLEMS, json_option, print_json, print_table, wants_json
 
 if TYPE_CHECKING:
-    from mindspeed.activation.drift import DriftRow, Tree
+    from mindspeed.planning.drift import DriftRow, Tree
 
 
 @click.group()
@@ -33,9 +33,9 @@ def drift(ctx: click.Context, megatron: str | None) -> None:
     The verdict is same, appended (more parameters, all with defaults), body changed (equal parameters), changed, or gone,
     with the names that took its place. The exit status is 1 when a target is changed or gone.
     """
-    from mindspeed.activation.contracts import BASELINE
-    from mindspeed.activation.drift import FAILED, measure_drift
-    from mindspeed.activation.targets import megatron_targets
+    from mindspeed.inspection.contracts import BASELINE
+    from mindspeed.planning.drift import FAILED, measure_drift
+    from mindspeed.planning.targets import megatron_targets
     from mindspeed.plugins.discovery import discover
 
     catalog = discover()
@@ -61,17 +61,17 @@ def drift(ctx: click.Context, megatron: str | None) -> None:
 def record(megatron: str | None, into: Path | None) -> None:
     """Record every patch target of a Megatron, for maintainers.
 
-    Writes mindspeed/activation/contracts/VERSION.json for megatron.core, and megatron-lm-VERSION.json for a checkout;
-    mindspeed/megatron/argument_names/VERSION.json for the names of arguments of a supported version. The same source
+    Writes mindspeed/inspection/contract_files/VERSION.json for megatron.core, and megatron-lm-VERSION.json for a checkout;
+    mindspeed/inspection/config_argument_files/VERSION.json for the names of arguments of a supported version. The same source
     gives the same files.
     """
-    from mindspeed.activation.contracts import FOLDER
-    from mindspeed.activation.drift import installed_tree, source_tree
-    from mindspeed.activation.drift import record as write
-    from mindspeed.activation.environment import SUPPORTED_MEGATRON, version_in
-    from mindspeed.activation.targets import megatron_targets
-    from mindspeed.megatron.arguments import FOLDER as NAMES
-    from mindspeed.megatron.arguments import record_arguments
+    from mindspeed.inspection.contracts import FOLDER
+    from mindspeed.planning.drift import installed_tree, source_tree
+    from mindspeed.planning.drift import record as write
+    from mindspeed.resolution.environment import SUPPORTED_MEGATRON, version_in
+    from mindspeed.planning.targets import megatron_targets
+    from mindspeed.megatron.config_arguments import FOLDER as NAMES
+    from mindspeed.megatron.config_arguments import record_arguments
     from mindspeed.plugins.discovery import discover
 
     targets = megatron_targets(discover(import_third_parties=False))
@@ -87,7 +87,7 @@ def record(megatron: str | None, into: Path | None) -> None:
 
 
 def _tree(megatron: str | None) -> AbstractContextManager[Tree]:
-    from mindspeed.activation.drift import installed_tree, recorded_tree, source_tree
+    from mindspeed.planning.drift import installed_tree, recorded_tree, source_tree
 
     if megatron is None:
         return installed_tree()

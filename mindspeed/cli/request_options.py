@@ -13,9 +13,9 @@ import click
 from mindspeed.plugins.world import FIELDS, PLATFORMS
 
 if TYPE_CHECKING:
-    from mindspeed.activation.environment import Environment
-    from mindspeed.activation.plan import ActivationPlan
-    from mindspeed.activation.request import Layer
+    from mindspeed.resolution.environment import Environment
+    from mindspeed.planning.plan import ActivationPlan
+    from mindspeed.resolution.request import Layer
 
 COMMAND_LINE: Final = "command line"
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -40,7 +40,7 @@ class Request:
 
     def environment(self, world_size: int | None = None) -> Environment:
         """The environment to plan for: what is installed, except for what the command line made up."""
-        from mindspeed.activation.environment import probe
+        from mindspeed.resolution.environment import probe
 
         platform = next((layer.platform for layer in reversed(self.layers) if layer.platform), None)
         environment = probe(platform)
@@ -77,7 +77,7 @@ def request_from_options(options: Mapping[str, Any]) -> Request:
 
     Raises ResolutionError with every unreadable part of the three.
     """
-    from mindspeed.activation.request import JobFile, layer_from_environment, load_job_file
+    from mindspeed.resolution.request import JobFile, layer_from_environment, load_job_file
     from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
 
     problems: list[Problem] = []
@@ -98,7 +98,7 @@ def request_from_options(options: Mapping[str, Any]) -> Request:
 
 
 def _command_line(options: Mapping[str, Any]) -> Layer:
-    from mindspeed.activation.request import Layer, parse_assignments, split_names
+    from mindspeed.resolution.request import Layer, parse_assignments, split_names
 
     return Layer(
         source=COMMAND_LINE,

@@ -15,7 +15,7 @@ from mindspeed.cli.output import print_problems
 from mindspeed.cli.request_options import Request, request_options
 
 if TYPE_CHECKING:
-    from mindspeed.activation.plan import ActivationPlan
+    from mindspeed.planning.plan import ActivationPlan
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -41,8 +41,8 @@ def run(
 
     Inside a job of torchrun or Slurm this process joins the job. The exit status is that of the script.
     """
-    from mindspeed import doctor
-    from mindspeed.activation import joining
+    from mindspeed.diagnostics import doctor
+    from mindspeed.runtime import rendezvous
     from mindspeed.cli import bootstrap
     from mindspeed.plugins.problems import MindSpeedError
     from mindspeed.registry import PLAN_VARIABLE, write_plan
@@ -60,7 +60,7 @@ def run(
         if lock is not None:
             hold_to_lock(lock, plan)
     except MindSpeedError as error:
-        joining.tell(error, {**os.environ, **(job or {})})
+        rendezvous.tell(error, {**os.environ, **(job or {})})
         raise
     with tempfile.TemporaryDirectory(prefix="mindspeed-run-") as folder:
         path = Path(folder) / "plan.json"

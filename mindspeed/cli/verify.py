@@ -29,7 +29,7 @@ def verify(context: click.Context, request: Request, names: tuple[str, ...], npr
     """
     from mindspeed.verification.harness import verify as prove
     from mindspeed.verification.pool import WorkerPool
-    from mindspeed.verification.question import ask
+    from mindspeed.verification.case import ask
 
     beside = [name for layer in request.layers for name in layer.features if name not in names]
     question = ask(names, request.layers, beside, nproc, request.environment())

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from types import FunctionType, ModuleType
 from typing import Any
 
-from mindspeed.activation.plan import PlannedPatch
+from mindspeed.planning.plan import PlannedPatch
 from mindspeed.conformance.outcome import Outcome, judged
 from mindspeed.conformance.subjects import Subject, subjects
 

@@ -10,12 +10,12 @@ import yaml
 from pydantic import ValidationError
 
 from mindspeed import registry
-from mindspeed.activation.checks import Loose
-from mindspeed.activation.contracts import ABSENT, contract_for, recorded_versions
-from mindspeed.activation.explanation import code_place
-from mindspeed.activation.request import Layer, parse_assignments
-from mindspeed.activation.sites import find_site, near_names
-from mindspeed.activation.source import find_module, read_scope
+from mindspeed.resolution.constraint_checks import Loose
+from mindspeed.inspection.contracts import ABSENT, contract_for, recorded_versions
+from mindspeed.planning.explanation import code_place
+from mindspeed.resolution.request import Layer, parse_assignments
+from mindspeed.inspection.sites import find_site, near_names
+from mindspeed.inspection.source import find_module, read_scope
 from mindspeed.conformance.outcome import Outcome, judged
 from mindspeed.conformance.subjects import Subject
 from mindspeed.plugins.constraints import Check

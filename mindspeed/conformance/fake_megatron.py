@@ -9,8 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from mindspeed.activation.patching import apply, check_patches, with_sites
-from mindspeed.activation.plan import PlannedPatch
+from mindspeed.patching.apply import apply, check_patches, with_sites
+from mindspeed.planning.plan import PlannedPatch
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.problems import PatchError
 from mindspeed.plugins.world import World

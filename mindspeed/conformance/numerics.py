@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mindspeed import doctor
+from mindspeed.diagnostics import doctor
 from mindspeed.conformance.outcome import Outcome, judged
 from mindspeed.conformance.subjects import Subject
 from mindspeed.plugins.problems import MindSpeedError
 from mindspeed.verification.harness import verify
 from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.question import ask
+from mindspeed.verification.case import ask
 
 
 def parity(subjects: Sequence[Subject], pool: WorkerPool | None = None) -> list[Outcome]:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from mindspeed.activation.plan import ActivationPlan, PlannedPatch
+from mindspeed.planning.plan import ActivationPlan, PlannedPatch
 from mindspeed.plugins.discovery import Catalog, Found
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
 from mindspeed.registry import catalog
-from mindspeed.verification.question import ask
+from mindspeed.verification.case import ask
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""Old import name; see `mindspeed.compat.manager`."""
+"""Old import name; see `mindspeed.legacy.manager`."""
 
-from mindspeed.compat.feature import create_features_list as create_features_list
-from mindspeed.compat.manager import MindSpeedFeaturesManager as MindSpeedFeaturesManager
+from mindspeed.legacy.feature import create_features_list as create_features_list
+from mindspeed.legacy.manager import MindSpeedFeaturesManager as MindSpeedFeaturesManager
 
 __all__ = ["FEATURES_LIST", "MindSpeedFeaturesManager", "create_features_list"]
 

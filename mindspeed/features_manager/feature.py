@@ -1,5 +1,5 @@
-"""Old import name; see `mindspeed.compat.feature`."""
+"""Old import name; see `mindspeed.legacy.feature`."""
 
-from mindspeed.compat.feature import MindSpeedFeature as MindSpeedFeature
+from mindspeed.legacy.feature import MindSpeedFeature as MindSpeedFeature
 
 __all__ = ["MindSpeedFeature"]

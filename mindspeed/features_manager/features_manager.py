@@ -1,5 +1,5 @@
-"""Old import name; see `mindspeed.compat.manager`."""
+"""Old import name; see `mindspeed.legacy.manager`."""
 
-from mindspeed.compat.manager import MindSpeedFeaturesManager as MindSpeedFeaturesManager
+from mindspeed.legacy.manager import MindSpeedFeaturesManager as MindSpeedFeaturesManager
 
 __all__ = ["MindSpeedFeaturesManager"]

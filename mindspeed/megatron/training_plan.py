@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from mindspeed import registry
-from mindspeed.activation.environment import Environment
-from mindspeed.activation.plan import ActivationPlan, PlannedOverride, Row
-from mindspeed.activation.proof import REPORT_VARIABLE
-from mindspeed.activation.request import Layer
+from mindspeed.resolution.environment import Environment
+from mindspeed.planning.plan import ActivationPlan, PlannedOverride, Row
+from mindspeed.runtime.effects import REPORT_VARIABLE
+from mindspeed.resolution.request import Layer
 from mindspeed.megatron import training_flags as flags
 from mindspeed.megatron.training_request import Given, ScriptRequest, read_command_line
-from mindspeed.megatron.version import mixed_roots, package_root
+from mindspeed.inspection.megatron_copies import mixed_roots, package_root
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
 from mindspeed.plugins.world import PARALLEL_SIZES
 

@@ -14,11 +14,11 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final, NoReturn
 
-from mindspeed.activation.plan import Row
-from mindspeed.activation.request import JobFile, Layer, layer_from_environment, load_job_file, parse_assignments, split_names
+from mindspeed.planning.plan import Row
+from mindspeed.resolution.request import JobFile, Layer, layer_from_environment, load_job_file, parse_assignments, split_names
 from mindspeed.megatron import training_flags as flags
-from mindspeed.megatron.padding import warning_of_arguments
-from mindspeed.megatron.surface import Surface, recorded_surfaces, surface
+from mindspeed.megatron.pad_token_check import warning_of_arguments
+from mindspeed.inspection.cli_arguments import Surface, recorded_surfaces, surface
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
 
@@ -33,7 +33,7 @@ OWN_FLAGS: Final = {
 }
 """Our flags on a Megatron-LM command line, with what must follow each; an empty text is a switch."""
 
-OLD_FLAGS: Final = "mindspeed.compat.flags"
+OLD_FLAGS: Final = "mindspeed.legacy.flags"
 """The module that knows flags of the old MindSpeed; looked for only where a command line has something that Megatron lacks."""
 
 
@@ -285,7 +285,7 @@ def _command_line(own: Mapping[str, list[str]], problems: list[Problem]) -> Laye
 def _old_flags(
     arguments: list[str], given: Mapping[str, Given], known: Surface, catalog: Callable[[], Catalog], problems: list[Problem]
 ) -> tuple[Layer | None, list[str], list[Row]]:
-    """Ask `mindspeed.compat.flags`, where it is installed, for what Megatron's parser does not take: layer, rest, notes."""
+    """Ask `mindspeed.legacy.flags`, where it is installed, for what Megatron's parser does not take: layer, rest, notes."""
     strange = any(_is_strange(known, dest, argument.value) for dest, argument in given.items())
     if not (strange or unknown_options(arguments, known)) or not _is_there(OLD_FLAGS):
         return None, arguments, []

@@ -38,8 +38,8 @@ def base_features(platform: str) -> tuple[type[Feature[Any]], ...]:
 
     Raises PlatformError for a name that is none of `PLATFORMS`.
     """
-    from mindspeed.megatron.compat.feature import MegatronCompat
-    from mindspeed.megatron.seams import MegatronSeams
+    from mindspeed.megatron.fixes.feature import MegatronCompat
+    from mindspeed.megatron.hook_points import MegatronSeams
     from mindspeed.platforms.same_plan import SamePlan
 
     return _device_layer(platform), MegatronCompat, MegatronSeams, SamePlan

@@ -29,7 +29,7 @@ def bring_plan(get_preparation_data: Callable[..., dict[str, Any]]) -> Callable[
 
     @wraps(get_preparation_data)
     def prepared(name: str) -> dict[str, Any]:
-        from mindspeed.activation import session
+        from mindspeed.runtime import session
 
         data = get_preparation_data(name)
         active = session.current()
@@ -47,6 +47,6 @@ def activate_here(plan: str, path: Sequence[str]) -> None:
     """
     sys.path[:] = path
     from mindspeed import registry
-    from mindspeed.activation.plan import plan_from_json
+    from mindspeed.planning.plan import plan_from_json
 
     registry.activate(plan_from_json(json.loads(plan)))

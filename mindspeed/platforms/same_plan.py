@@ -38,8 +38,8 @@ def agree_first(init_process_group: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(init_process_group)
     def agreed(*args: Any, **kwargs: Any) -> Any:
-        from mindspeed.activation import joining
+        from mindspeed.runtime import rendezvous
 
-        return joining.around_init(init_process_group, parameters.bind(*args, **kwargs).arguments)
+        return rendezvous.around_init(init_process_group, parameters.bind(*args, **kwargs).arguments)
 
     return agreed

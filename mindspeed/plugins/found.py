@@ -77,7 +77,7 @@ def installed() -> list[Found]:
 
 
 def _built_in() -> Iterator[Found]:
-    from mindspeed import __version__
+    from mindspeed._version import __version__
 
     for folder in sorted(os.listdir(_FEATURES)):
         if (_FEATURES / folder / "feature.py").is_file():

@@ -1,7 +1,7 @@
 """Every hook a feature may implement, grouped by the object whose life it follows. This file is the reference.
 
 Hooks run in plan order, per step or rarer, never inside a layer. A hook that nobody in the plan
-implements is not even wired: its seam on Megatron (`mindspeed.megatron.seams`) is left out.
+implements is not even wired: its seam on Megatron (`mindspeed.megatron.hook_points`) is left out.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from mindspeed.activation import joining, last_words
+from mindspeed.runtime import rendezvous, error_file
 from mindspeed.plugins.problems import Problem, RunError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def launch(command: Sequence[str], nproc: int, env: Mapping[str, str], passthrou
     arguments.training_script, *arguments.training_script_args = command  # its own words are not for torchrun
     _silence_agent()
     defaults = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // nproc)), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": SAVING_TIME}
-    with _restored({**defaults, **os.environ, **env, last_words.LAUNCHED: "1"}):
+    with _restored({**defaults, **os.environ, **env, error_file.LAUNCHED: "1"}):
         try:
             run(arguments)  # type: ignore[no-untyped-call]
         except ChildFailedError as error:
@@ -96,8 +96,8 @@ def first_host(nodes: str) -> str:
 
 def leave_problems(error: BaseException) -> None:
     """Tell the other ranks and the launcher why this process ends; without a launcher do nothing."""
-    last_words.leave_problems(error)
-    joining.tell(error)
+    error_file.leave_problems(error)
+    rendezvous.tell(error)
 
 
 def _blame(item: tuple[int, ProcessFailure]) -> tuple[int, int, int]:

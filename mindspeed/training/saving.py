@@ -18,8 +18,8 @@ from megatron.core.utils import unwrap_model
 from torch.distributed.checkpoint.api import CheckpointException
 
 from mindspeed import registry
-from mindspeed.activation import session
-from mindspeed.activation.checkpoint_state import Record, read_record, record_of
+from mindspeed.runtime import session
+from mindspeed.planning.checkpoint_state import Record, read_record, record_of
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.training.checkpoints import Manifest, checkpoint_path, partial_path, read_manifest, remove_old, saved_steps
 from mindspeed.training.evaluation import gathered

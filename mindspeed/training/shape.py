@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from mindspeed.activation.request import Layer
+from mindspeed.resolution.request import Layer
 from mindspeed.plugins.problems import Problem
 from mindspeed.training.config import TrainConfig
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 
-from mindspeed.activation import session
+from mindspeed.runtime import session
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.training import saving
 from mindspeed.training.batches import Batches, build_datasets

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from mindspeed import registry
 from mindspeed.plugins.patches import Wrap
 from mindspeed.verification.comparison import Check
-from mindspeed.verification.question import Question, required_by
+from mindspeed.verification.case import Question, required_by
 from mindspeed.verification.record import Record
 
 

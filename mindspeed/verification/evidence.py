@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mindspeed.activation.session import Session
+from mindspeed.runtime.session import Session
 from mindspeed.verification.record import Record
 
 

@@ -11,7 +11,7 @@ from mindspeed.plugins.problems import Problem
 from mindspeed.verification.comparison import Check, Tolerances, compare, zero_or_not_finite
 from mindspeed.verification.effects import missing_effects
 from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.question import Question
+from mindspeed.verification.case import Question
 from mindspeed.verification.record import Record
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from mindspeed.activation.plan import ActivationPlan
+from mindspeed.planning.plan import ActivationPlan
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.verification.job import Call, Failure, Job
 from mindspeed.verification.record import Record

@@ -16,7 +16,7 @@ from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_attr_wrapped_model, unwrap_model
 
-from mindspeed.megatron.wiring import group_sizes
+from mindspeed.megatron.hook_wrappers import group_sizes
 from mindspeed.platforms import runtime
 from mindspeed.verification.activations import SavedActivations
 from mindspeed.verification.model import build_chunks, build_optimizer

@@ -58,8 +58,8 @@ def _variables_kept() -> Iterator[None]:
 def run(job: Job) -> Record:
     """One job in this process, which afterwards is as it was before."""
     from mindspeed import registry
-    from mindspeed.activation import session
-    from mindspeed.activation.plan import plan_from_json
+    from mindspeed.runtime import session
+    from mindspeed.planning.plan import plan_from_json
     from mindspeed.verification.evidence import evidence
 
     record = Record()
@@ -78,7 +78,7 @@ def run(job: Job) -> Record:
 def call(job: Call) -> bytes:
     """Call a function in a gloo group of its own, under its plan with Megatron's groups, and undo the plan."""
     from mindspeed import registry
-    from mindspeed.activation.plan import plan_from_json
+    from mindspeed.planning.plan import plan_from_json
 
     function, arguments = _function(job.file, job.name), pickle.loads(job.arguments)
     if job.plan is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from mindspeed import __version__
+from mindspeed._version import __version__
 
 
 def test_a_feature_of_another_package_has_a_page(mindspeed, install):

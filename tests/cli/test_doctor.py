@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from mindspeed import doctor
+from mindspeed.diagnostics import doctor
 
 
 @pytest.fixture

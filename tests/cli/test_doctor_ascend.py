@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed import ascend, doctor
-from mindspeed.ascend import Machine
+from mindspeed.diagnostics import ascend, doctor
+from mindspeed.diagnostics.ascend import Machine
 
 CANN = "usr/local/Ascend/ascend-toolkit/latest"
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from mindspeed import registry
-from mindspeed.activation.environment import made_up
-from mindspeed.activation.lock import hold_to, lock_of, read_lock
+from mindspeed.resolution.environment import made_up
+from mindspeed.planning.lock import hold_to, lock_of, read_lock
 from mindspeed.plugins.problems import MindSpeedError
 from tests.cli.conftest import LAPTOP
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed.activation.contracts import BASELINE, CORE, file_of, recorded_versions
-from tests.framework.megatron_copies import copy_megatron, edit
+from mindspeed.inspection.contracts import BASELINE, CORE, file_of, recorded_versions
+from tests.inspection.megatron_copies import copy_megatron, edit
 
 STATE = "megatron.core.parallel_state"
 
@@ -75,7 +75,7 @@ def test_an_unchanged_checkout_has_nothing_to_report(mindspeed, checkout):
 
 @pytest.mark.parametrize(("version", "code"), [("0.12.1", 1), ("0.14.0", 1), ("0.15.3", 1), ("0.16.1", 0)])
 def test_every_recorded_version_is_compared_from_its_record_alone(mindspeed, monkeypatch, version, code):
-    monkeypatch.setattr("mindspeed.activation.drift.read_contract", None)
+    monkeypatch.setattr("mindspeed.planning.drift.read_contract", None)
     result = mindspeed("patches", "drift", "--megatron", version, "--json")
     assert result.exit_code == code
     data = json.loads(result.stdout)

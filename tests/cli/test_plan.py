@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mindspeed.activation.plan import plan_from_json
+from mindspeed.planning.plan import plan_from_json
 from tests.cli.conftest import LAPTOP
 
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from mindspeed import build_locks, preflight
+from mindspeed.diagnostics import build_locks, preflight
 from mindspeed.ops import availability, variants
 from tests.cli.test_doctor import fake_megatron
 from tests.ops.built import pretend_built

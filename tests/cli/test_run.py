@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from mindspeed import doctor
+from mindspeed.diagnostics import doctor
 
 RUN = [sys.executable, "-c", "from mindspeed.cli import main; main()", "run", "--platform", "cpu"]
 
@@ -42,7 +42,7 @@ def test_a_script_sees_its_own_arguments_name_and_folder(run, tmp_path):
 def test_the_plan_is_active_in_the_script(run):
     done = run(
         """
-        from mindspeed.activation import session
+        from mindspeed.runtime import session
         print(session.current().plan.names)
         """,
         options=["--features", "recompute", "--set", "recompute.granularity=selective", "--optimization-level", "0"],
@@ -72,7 +72,7 @@ def test_several_processes_get_ranks_and_the_plan(run):
     done = run(
         """
         import os
-        from mindspeed.activation import session
+        from mindspeed.runtime import session
         print(f"{os.environ['RANK']} of {os.environ['WORLD_SIZE']}: {session.current().plan.world.tp}\\n", end="")
         """,
         options=["--nproc", "2", "--tp", "2"],

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from mindspeed import registry
-from mindspeed.activation import disabled
+from mindspeed.planning import kill_switch
 from mindspeed.plugins import MindSpeedError
 from mindspeed.plugins.discovery import discover
 from tests.cli.conftest import LAPTOP
@@ -25,11 +25,11 @@ def run(mindspeed):
 @pytest.fixture
 def disable(monkeypatch):
     def names(text):
-        disabled._announce.cache_clear()
+        kill_switch._announce.cache_clear()
         monkeypatch.setenv("MINDSPEED_DISABLE", text)
 
     yield names
-    disabled._announce.cache_clear()
+    kill_switch._announce.cache_clear()
 
 
 def test_a_disabled_feature_is_taken_out_recorded_and_announced_once(run, disable):
@@ -214,7 +214,7 @@ def test_more_than_two_hundred_third_parties_are_listed_from_metadata_in_plain_l
 TRACED = """
 import mindspeed, fakelib
 mindspeed.activate(mindspeed.plan(["acme-trace"], platform="cpu", level=2, without=["rms-norm", "swiglu"]))
-from mindspeed.activation import session
+from mindspeed.runtime import session
 session.call("optimizer_built", optimizer=None)
 mindspeed.deactivate()
 """

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mindspeed.activation.environment import made_up
-from mindspeed.activation.request import Layer
-from mindspeed.activation.resolver import Resolution, resolve
+from mindspeed.resolution.environment import made_up
+from mindspeed.resolution.request import Layer
+from mindspeed.resolution.resolver import Resolution, resolve
 from mindspeed.plugins import Feature
 from mindspeed.plugins.discovery import discover
 from mindspeed.plugins.world import World

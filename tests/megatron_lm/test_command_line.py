@@ -8,10 +8,10 @@ from shlex import split
 import pytest
 
 from mindspeed import registry
-from mindspeed.activation.environment import made_up
-from mindspeed.activation.request import Layer
+from mindspeed.resolution.environment import made_up
+from mindspeed.resolution.request import Layer
 from mindspeed.megatron import training_flags as flags
-from mindspeed.megatron.surface import recorded_surfaces, surface
+from mindspeed.inspection.cli_arguments import recorded_surfaces, surface
 from mindspeed.megatron.training_plan import is_training_script, plan_training
 from mindspeed.megatron.training_request import OWN_FLAGS, given_arguments, read_command_line
 from mindspeed.plugins.problems import ResolutionError

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from mindspeed.activation.environment import made_up
-from mindspeed.megatron.surface import surface
+from mindspeed.resolution.environment import made_up
+from mindspeed.inspection.cli_arguments import surface
 from mindspeed.megatron.training_plan import plan_training
 from mindspeed.megatron.training_request import OWN_FLAGS, unknown_options
 from tests.megatron_lm import stub

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mindspeed.activation import session
-from mindspeed.activation.plan import ActivationPlan
-from mindspeed.megatron import training_wiring as wiring
-from mindspeed.megatron.seams import ARGUMENT_SEAMS, SEAMS, TRAINING_SEAMS, seams_for
+from mindspeed.runtime import session
+from mindspeed.planning.plan import ActivationPlan
+from mindspeed.megatron import training_hook_wrappers as wiring
+from mindspeed.megatron.hook_points import ARGUMENT_SEAMS, SEAMS, TRAINING_SEAMS, seams_for
 from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, World, hookimpl
 from mindspeed.plugins.manager import FeatureManager
 from tests.megatron_lm import stub

@@ -10,9 +10,9 @@ from typing import Any
 import megatron.core  # noqa: F401  first, so that every original is there before the plan
 
 from mindspeed import registry
-from mindspeed.activation.environment import probe
-from mindspeed.activation.plan import ActivationPlan
-from mindspeed.activation.request import Layer
+from mindspeed.resolution.environment import probe
+from mindspeed.planning.plan import ActivationPlan
+from mindspeed.resolution.request import Layer
 from mindspeed.training.config import TrainConfig
 from mindspeed.training.job import make_job
 

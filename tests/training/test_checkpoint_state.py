@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from mindspeed.activation import checkpoint_state as states
-from mindspeed.activation.plan import ActivationPlan, PlannedFeature, Value
+from mindspeed.planning import checkpoint_state as states
+from mindspeed.planning.plan import ActivationPlan, PlannedFeature, Value
 from mindspeed.cli import main
 from mindspeed.plugins import Category, Feature, FeatureSpec, State, hookimpl
 from mindspeed.plugins.discovery import Catalog, Found

@@ -6,8 +6,8 @@ import yaml
 from click.testing import CliRunner
 
 import mindspeed
-from mindspeed import doctor
-from mindspeed.activation.request import Layer
+from mindspeed.diagnostics import doctor
+from mindspeed.resolution.request import Layer
 from mindspeed.cli import main
 from mindspeed.training.config import train_config
 from mindspeed.training.job import Job, job_file

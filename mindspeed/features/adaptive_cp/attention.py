@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindspeed.features._shared.context_parallel.blocks import Part, Rule, Running, merge, see, seed, start
-from mindspeed.features._shared.context_parallel.checks import check_shares
-from mindspeed.features._shared.context_parallel.layout import Layout, contiguous
-from mindspeed.features._shared.context_parallel.local import add_gradients
-from mindspeed.features._shared.context_parallel.tiles import Tile
+from mindspeed.context_parallel.blocks import Part, Rule, Running, merge, see, seed, start
+from mindspeed.context_parallel.checks import check_shares
+from mindspeed.context_parallel.layout import Layout, contiguous
+from mindspeed.context_parallel.local_attention import add_gradients
+from mindspeed.context_parallel.tiles import Tile
 from mindspeed.features.adaptive_cp.masks import Mask, as_mask
 from mindspeed.features.adaptive_cp.remap import best_layout, grid
 from mindspeed.features.adaptive_cp.rounds import Tensors, Work, run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mindspeed.features._shared.context_parallel.patches import NO_PREDICTION, any_length, sliced_by
+from mindspeed.context_parallel.patches import NO_PREDICTION, any_length, sliced_by
 from mindspeed.plugins import (
     ArgOverride,
     Category,

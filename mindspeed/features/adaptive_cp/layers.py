@@ -11,13 +11,13 @@ import torch.distributed as dist
 from megatron.core.transformer.enums import AttnMaskType
 from torch import Tensor
 
-from mindspeed.features._shared.attention_mask import MaskRule, mask_of, shared
-from mindspeed.features._shared.context_parallel.core_attention import CoreAttention, with_core_attention
-from mindspeed.features._shared.context_parallel.groups import forget_groups, made_groups, make_groups
-from mindspeed.features._shared.context_parallel.heads import attention_by_heads
-from mindspeed.features._shared.context_parallel.layout import Layout, contiguous, nested
-from mindspeed.features._shared.context_parallel.sight import Sight
-from mindspeed.features._shared.context_parallel.slicing import batch_share, table_share
+from mindspeed.context_parallel.attention_mask import MaskRule, mask_of, shared
+from mindspeed.context_parallel.core_attention import CoreAttention, with_core_attention
+from mindspeed.context_parallel.groups import forget_groups, made_groups, make_groups
+from mindspeed.context_parallel.heads import attention_by_heads
+from mindspeed.context_parallel.layout import Layout, contiguous, nested
+from mindspeed.context_parallel.sight import Sight
+from mindspeed.context_parallel.slicing import batch_share, table_share
 from mindspeed.features.adaptive_cp.attention import AdaptivePlan, adaptive_attention, best_layout, plan_mask
 from mindspeed.features.adaptive_cp.feature import AdaptiveCpArgs
 from mindspeed.features.adaptive_cp.masks import Mask, RuleMask, WholeMask

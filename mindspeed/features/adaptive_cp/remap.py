@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mindspeed.features._shared.context_parallel.layout import Layout, contiguous
+from mindspeed.context_parallel.layout import Layout, contiguous
 from mindspeed.features.adaptive_cp.masks import Mask, as_mask
 from mindspeed.features.adaptive_cp.schedule import schedule
 

@@ -10,7 +10,7 @@ from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.spec_utils import ModuleSpec, get_module
 from torch import Tensor
 
-from mindspeed.features._shared.position_bias import Form, PositionBias
+from mindspeed.context_parallel.position_bias import Form, PositionBias
 from mindspeed.features.alibi.feature import AlibiArgs
 from mindspeed.features.alibi.slopes import slopes
 from mindspeed.megatron.specs import is_megatrons_own, with_parts

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from megatron.core import parallel_state
 
-from mindspeed.activation import session
+from mindspeed.runtime import session
 from mindspeed.plugins.problems import Problem
 
 _NAME: Final = "context-parallel"

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from mindspeed.features._shared.documents import ends_of_positions
+from mindspeed.context_parallel.documents import ends_of_positions
 from mindspeed.features.eod_reset.feature import EodResetArgs
 
 Function = Callable[..., Any]

@@ -10,11 +10,11 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from mindspeed.features._shared.context_parallel.blocks import Rule
-from mindspeed.features._shared.context_parallel.core_attention import CoreAttention, with_core_attention
-from mindspeed.features._shared.context_parallel.local import attention
-from mindspeed.features._shared.context_parallel.sight import Sight
-from mindspeed.features._shared.documents import are_documents, ends_of_positions
+from mindspeed.context_parallel.blocks import Rule
+from mindspeed.context_parallel.core_attention import CoreAttention, with_core_attention
+from mindspeed.context_parallel.local_attention import attention
+from mindspeed.context_parallel.sight import Sight
+from mindspeed.context_parallel.documents import are_documents, ends_of_positions
 from mindspeed.features.eod_reset.batches import for_model
 from mindspeed.megatron.specs import with_parts
 from mindspeed.plugins.problems import MindSpeedError, Problem

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mindspeed.features._shared.position_bias import PositionBias
+from mindspeed.context_parallel.position_bias import PositionBias
 from mindspeed.ops.attention_mask import compressed_mask
 from mindspeed.ops.attention_scores import COMPRESSED_ROWS
 from mindspeed.ops.fusion_attention import UNBOUNDED, fusion_attention

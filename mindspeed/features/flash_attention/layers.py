@@ -10,8 +10,8 @@ from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
 from torch import Tensor
 
-from mindspeed.features._shared.documents import Ends, are_documents, ends_of_packed, ends_of_rows, is_padded
-from mindspeed.features._shared.position_bias import PositionBias
+from mindspeed.context_parallel.documents import Ends, are_documents, ends_of_packed, ends_of_rows, is_padded
+from mindspeed.context_parallel.position_bias import PositionBias
 from mindspeed.features.flash_attention.attention import ALL, BAND, CAUSAL, FULL_MASK, Seen, attend, attend_packed
 from mindspeed.features.flash_attention.feature import FlashAttentionArgs
 from mindspeed.megatron.specs import is_megatrons_own, with_modules

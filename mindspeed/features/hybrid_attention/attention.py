@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import Tensor
 
-from mindspeed.features._shared.context_parallel.heads import Attend, attention_by_heads
-from mindspeed.features._shared.context_parallel.layout import nested
+from mindspeed.context_parallel.heads import Attend, attention_by_heads
+from mindspeed.context_parallel.layout import nested
 
 __all__ = ["hybrid_attention", "nested"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from mindspeed.features._shared.context_parallel.costs import cost_of_hybrid
-from mindspeed.features._shared.context_parallel.patches import NO_PREDICTION, SPARED_MASK, packed_in, sliced_by
-from mindspeed.features._shared.context_parallel.rules import TWO_PIECES, interval_checks
+from mindspeed.context_parallel.costs import cost_of_hybrid
+from mindspeed.context_parallel.patches import NO_PREDICTION, SPARED_MASK, packed_in, sliced_by
+from mindspeed.context_parallel.rules import TWO_PIECES, interval_checks
 from mindspeed.plugins import (
     ArgOverride,
     Category,

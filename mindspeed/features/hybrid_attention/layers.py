@@ -7,15 +7,15 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from mindspeed.features._shared.context_parallel.core_attention import CoreAttention, with_core_attention
-from mindspeed.features._shared.context_parallel.groups import forget_groups, made_groups, make_groups
-from mindspeed.features._shared.context_parallel.heads import own_heads
-from mindspeed.features._shared.context_parallel.layout import Layout, zigzag
-from mindspeed.features._shared.context_parallel.packed import slicer_of_packed, turner_of_packed
-from mindspeed.features._shared.context_parallel.ring import ring_attention
-from mindspeed.features._shared.context_parallel.rules import keeps
-from mindspeed.features._shared.context_parallel.sight import Sight
-from mindspeed.features._shared.context_parallel.slicing import batch_share, table_share
+from mindspeed.context_parallel.core_attention import CoreAttention, with_core_attention
+from mindspeed.context_parallel.groups import forget_groups, made_groups, make_groups
+from mindspeed.context_parallel.heads import own_heads
+from mindspeed.context_parallel.layout import Layout, zigzag
+from mindspeed.context_parallel.packed import slicer_of_packed, turner_of_packed
+from mindspeed.context_parallel.ring import ring_attention
+from mindspeed.context_parallel.rules import keeps
+from mindspeed.context_parallel.sight import Sight
+from mindspeed.context_parallel.slicing import batch_share, table_share
 from mindspeed.features.hybrid_attention.attention import hybrid_attention, nested
 from mindspeed.features.hybrid_attention.feature import HybridAttentionArgs
 

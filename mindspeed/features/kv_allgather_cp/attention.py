@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindspeed.features._shared.context_parallel.blocks import Part, Rule, parts, see, start
-from mindspeed.features._shared.context_parallel.checks import check_shares
-from mindspeed.features._shared.context_parallel.exchange import pack, unpack
-from mindspeed.features._shared.context_parallel.layout import Layout, contiguous, zigzag
-from mindspeed.features._shared.context_parallel.local import add_gradients
+from mindspeed.context_parallel.blocks import Part, Rule, parts, see, start
+from mindspeed.context_parallel.checks import check_shares
+from mindspeed.context_parallel.exchange import pack, unpack
+from mindspeed.context_parallel.layout import Layout, contiguous, zigzag
+from mindspeed.context_parallel.local_attention import add_gradients
 
 __all__ = ["Layout", "contiguous", "kv_allgather_attention", "zigzag"]
 

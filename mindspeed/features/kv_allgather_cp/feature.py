@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspeed.features._shared.context_parallel.costs import cost_of_gathering
-from mindspeed.features._shared.context_parallel.patches import SPARED_MASK, packed_in
-from mindspeed.features._shared.context_parallel.rules import TWO_PIECES
+from mindspeed.context_parallel.costs import cost_of_gathering
+from mindspeed.context_parallel.patches import SPARED_MASK, packed_in
+from mindspeed.context_parallel.rules import TWO_PIECES
 from mindspeed.plugins import (
     ArgOverride,
     Category,

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from mindspeed.features._shared.context_parallel.core_attention import CoreAttention, with_core_attention
-from mindspeed.features._shared.context_parallel.sight import Sight
+from mindspeed.context_parallel.core_attention import CoreAttention, with_core_attention
+from mindspeed.context_parallel.sight import Sight
 from mindspeed.features.kv_allgather_cp.attention import kv_allgather_attention, zigzag
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from mindspeed.features._shared.context_parallel.costs import cost_of_ring
-from mindspeed.features._shared.context_parallel.patches import SPARED_MASK, packed_in
-from mindspeed.features._shared.context_parallel.rules import TWO_PIECES, interval_checks
+from mindspeed.context_parallel.costs import cost_of_ring
+from mindspeed.context_parallel.patches import SPARED_MASK, packed_in
+from mindspeed.context_parallel.rules import TWO_PIECES, interval_checks
 from mindspeed.plugins import (
     ArgOverride,
     Category,

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import torch.distributed as dist
 from torch import Tensor
 
-from mindspeed.features._shared.context_parallel.core_attention import CoreAttention, with_core_attention
-from mindspeed.features._shared.context_parallel.rules import keeps
-from mindspeed.features._shared.context_parallel.sight import Sight
+from mindspeed.context_parallel.core_attention import CoreAttention, with_core_attention
+from mindspeed.context_parallel.rules import keeps
+from mindspeed.context_parallel.sight import Sight
 from mindspeed.features.ring_attention.attention import ring_attention, zigzag
 from mindspeed.features.ring_attention.feature import RingAttentionArgs
 

@@ -39,7 +39,7 @@ class RingAttentionUpdate(Feature[FeatureArgs]):
     def patches(self) -> list[Patch]:
         return [
             Replace(
-                "mindspeed.features._shared.context_parallel.blocks:merge",
+                "mindspeed.context_parallel.blocks:merge",
                 "mindspeed.features.ring_attention_update.layers:merge",
                 reason="each block of keys is merged into what was seen before",
             )

@@ -84,13 +84,13 @@ class SharedAttentionMask(Feature[SharedAttentionMaskArgs]):
 
     @hookimpl
     def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
-        from mindspeed.features._shared.attention_mask import MaskRule, share
+        from mindspeed.context_parallel.attention_mask import MaskRule, share
 
         share(MaskRule(self.args.kind, self.args.width, self.args.prefix))
 
     @hookimpl
     def groups_destroyed(self) -> None:
-        from mindspeed.features._shared.attention_mask import forget
+        from mindspeed.context_parallel.attention_mask import forget
 
         forget()
 

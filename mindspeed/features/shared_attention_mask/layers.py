@@ -8,7 +8,7 @@ from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
 from torch import Tensor
 
-from mindspeed.features._shared.attention_mask import MaskRule, mask_of
+from mindspeed.context_parallel.attention_mask import MaskRule, mask_of
 from mindspeed.features.shared_attention_mask.feature import SharedAttentionMaskArgs
 from mindspeed.megatron.specs import with_modules
 from mindspeed.plugins.problems import MindSpeedError, Problem

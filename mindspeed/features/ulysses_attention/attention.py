@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch import Tensor
 
-from mindspeed.features._shared.context_parallel.blocks import Rule
-from mindspeed.features._shared.context_parallel.checks import check_mask
-from mindspeed.features._shared.context_parallel.heads import own_heads
-from mindspeed.features._shared.context_parallel.layout import contiguous
+from mindspeed.context_parallel.blocks import Rule
+from mindspeed.context_parallel.checks import check_mask
+from mindspeed.context_parallel.heads import own_heads
+from mindspeed.context_parallel.layout import contiguous
 from mindspeed.features.ulysses_attention.cached import Keep, attention_of_heads, fetch_of
 
 __all__ = ["Keep", "contiguous", "ulysses_attention"]

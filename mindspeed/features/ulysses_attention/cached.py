@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindspeed.features._shared.context_parallel.blocks import Rule
-from mindspeed.features._shared.context_parallel.exchange import pack, unpack
-from mindspeed.features._shared.context_parallel.heads import by_rank, given_back, times_sent, traded
-from mindspeed.features._shared.context_parallel.local import gradients_of, look
+from mindspeed.context_parallel.blocks import Rule
+from mindspeed.context_parallel.exchange import pack, unpack
+from mindspeed.context_parallel.heads import by_rank, given_back, times_sent, traded
+from mindspeed.context_parallel.local_attention import gradients_of, look
 from mindspeed.ops.errors import require
 from mindspeed.ops.numerics import unflatten
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from mindspeed.features._shared.context_parallel.costs import cost_of_ulysses
-from mindspeed.features._shared.context_parallel.patches import NO_PREDICTION, SPARED_MASK, any_length, packed_in, sliced_by
-from mindspeed.features._shared.context_parallel.rules import interval_checks
+from mindspeed.context_parallel.costs import cost_of_ulysses
+from mindspeed.context_parallel.patches import NO_PREDICTION, SPARED_MASK, any_length, packed_in, sliced_by
+from mindspeed.context_parallel.rules import interval_checks
 from mindspeed.plugins import (
     ArgOverride,
     Category,

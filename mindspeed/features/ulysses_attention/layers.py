@@ -6,11 +6,11 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from mindspeed.features._shared.context_parallel.core_attention import CoreAttention, with_core_attention
-from mindspeed.features._shared.context_parallel.packed import slicer_of_packed, turner_of_packed
-from mindspeed.features._shared.context_parallel.rules import keeps
-from mindspeed.features._shared.context_parallel.sight import Sight
-from mindspeed.features._shared.context_parallel.slicing import batch_share, table_share
+from mindspeed.context_parallel.core_attention import CoreAttention, with_core_attention
+from mindspeed.context_parallel.packed import slicer_of_packed, turner_of_packed
+from mindspeed.context_parallel.rules import keeps
+from mindspeed.context_parallel.sight import Sight
+from mindspeed.context_parallel.slicing import batch_share, table_share
 from mindspeed.features.ulysses_attention.attention import contiguous, ulysses_attention
 from mindspeed.features.ulysses_attention.feature import UlyssesAttentionArgs
 

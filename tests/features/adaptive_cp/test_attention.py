@@ -12,14 +12,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 import mindspeed
-from mindspeed.features._shared.context_parallel import costs
-from mindspeed.features._shared.context_parallel.heads import attention_by_heads
-from mindspeed.features._shared.context_parallel.layout import contiguous, nested
+from mindspeed.context_parallel import costs
+from mindspeed.context_parallel.heads import attention_by_heads
+from mindspeed.context_parallel.layout import contiguous, nested
 from mindspeed.features.adaptive_cp import attention, remap
 from mindspeed.features.adaptive_cp.attention import AdaptivePlan, adaptive_attention, best_layout, plan_mask
 from mindspeed.platforms.collectives import traffic
 from mindspeed.verification.pool import WorkerPool
-from tests.features._shared.shards import assert_like_dense, causal, made, reference
+from tests.context_parallel.shards import assert_like_dense, causal, made, reference
 from tests.features.adaptive_cp.masks import interleaved, scattered, window
 
 LONG = pytest.mark.long

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mindspeed.features._shared.attention_mask import MaskRule, make_mask
-from mindspeed.features._shared.context_parallel.layout import contiguous
+from mindspeed.context_parallel.attention_mask import MaskRule, make_mask
+from mindspeed.context_parallel.layout import contiguous
 from mindspeed.features.adaptive_cp.masks import RuleMask, WholeMask
 from mindspeed.features.adaptive_cp.remap import best_layout, cost, grid
-from tests.features._shared.shards import causal
+from tests.context_parallel.shards import causal
 
 
 @st.composite

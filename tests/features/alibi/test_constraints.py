@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from mindspeed.activation.environment import made_up
-from mindspeed.compat.flags import read_old_flags
+from mindspeed.resolution.environment import made_up
+from mindspeed.legacy.flags import read_old_flags
 from mindspeed.megatron.training_plan import in_megatrons_words, plan_training
 from mindspeed.plugins.problems import MindSpeedError
 from tests.features.resolving import CATALOG, active, ask, overrides, refusals

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mindspeed import plan
 from mindspeed.verification.pool import WorkerPool
-from tests.features._shared.shards import causal, dense
+from tests.context_parallel.shards import causal, dense
 
 SLOPES = [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]
 HEADS, LENGTH = 6, 24

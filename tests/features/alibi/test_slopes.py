@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from mindspeed.features._shared.position_bias import PositionBias
+from mindspeed.context_parallel.position_bias import PositionBias
 from mindspeed.features.alibi.slopes import slopes
 
 KNOWN = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mindspeed.features._shared.context_parallel import costs
+from mindspeed.context_parallel import costs
 from mindspeed.plugins import UnknownValue, World
 from tests.features.resolving import CATALOG, ask, refusals
 

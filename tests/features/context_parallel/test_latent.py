@@ -11,7 +11,7 @@ from torch import Tensor
 from mindspeed import plan
 from mindspeed.verification.pool import WorkerPool
 from tests.conftest import Prove
-from tests.features._shared.shards import causal, dense
+from tests.context_parallel.shards import causal, dense
 
 LONG = pytest.mark.long
 LATENT = {"multi_latent_attention": True}

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mindspeed.activation.request import Layer
+from mindspeed.resolution.request import Layer
 from mindspeed.verification.comparison import Tolerances, compare, losses_by_step
 from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.question import ask
+from mindspeed.verification.case import ask
 from mindspeed.verification.record import Record
 
 LONG = pytest.mark.long

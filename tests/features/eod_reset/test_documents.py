@@ -14,7 +14,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 import mindspeed
-from mindspeed.features._shared.documents import are_documents, ends_of_positions, ends_of_rows
+from mindspeed.context_parallel.documents import are_documents, ends_of_positions, ends_of_rows
 from mindspeed.features.eod_reset import batches, layers
 from mindspeed.features.eod_reset.feature import EodResetArgs
 from mindspeed.features.flash_attention.feature import FlashAttentionArgs

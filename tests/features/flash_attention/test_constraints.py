@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mindspeed.compat.flags import read_old_flags
+from mindspeed.legacy.flags import read_old_flags
 from mindspeed.features.flash_attention.layers import check_config
 from mindspeed.ops.variants import has_variant
 from mindspeed.plugins import MindSpeedError

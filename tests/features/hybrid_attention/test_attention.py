@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindspeed.features._shared.context_parallel.layout import contiguous, nested, zigzag
+from mindspeed.context_parallel.layout import contiguous, nested, zigzag
 from mindspeed.features.hybrid_attention.attention import hybrid_attention
 from mindspeed.features.ring_attention.attention import ring_attention
 from mindspeed.verification.pool import WorkerPool
-from tests.features._shared.shards import assert_like_dense, causal, made, reference
+from tests.context_parallel.shards import assert_like_dense, causal, made, reference
 
 
 def shares(tensors: Sequence[Tensor], inner: int, window: int) -> list[Any]:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from mindspeed.features._shared.context_parallel.layout import contiguous, zigzag
+from mindspeed.context_parallel.layout import contiguous, zigzag
 from mindspeed.verification.pool import WorkerPool
-from tests.features._shared.shards import assert_like_dense, attend, causal, document_numbers, made, reference
+from tests.context_parallel.shards import assert_like_dense, attend, causal, document_numbers, made, reference
 
 GATHERED = "mindspeed.features.kv_allgather_cp.attention.kv_allgather_attention"
 LONG = pytest.mark.long

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from mindspeed import registry
-from mindspeed.activation.environment import made_up
-from mindspeed.activation.request import Layer
+from mindspeed.resolution.environment import made_up
+from mindspeed.resolution.request import Layer
 from tests.features.resolving import MODEL, active, ask, overrides
 
 ARGUMENT = "gradient_accumulation_fusion"
@@ -37,7 +37,7 @@ def _others(features: tuple[str, ...]) -> tuple[str, ...]:
 def test_megatrons_own_flag_takes_it_out():
     flag = "Megatron's --no-gradient-accumulation-fusion"
     layer = Layer(flag, world=MODEL | {"world_size": 1}, without=("matmul-add",))
-    from mindspeed.activation.resolver import resolve
+    from mindspeed.resolution.resolver import resolve
     from tests.features.resolving import CATALOG
 
     resolution = resolve([layer], CATALOG, made_up("cpu", "0.16.1"), has_variant=lambda op, platform: True)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from mindspeed.features._shared.context_parallel.layout import contiguous, zigzag
+from mindspeed.context_parallel.layout import contiguous, zigzag
 from mindspeed.verification.pool import WorkerPool
-from tests.features._shared.shards import assert_like_dense, attend, causal, document_numbers, made, reference, refusals
+from tests.context_parallel.shards import assert_like_dense, attend, causal, document_numbers, made, reference, refusals
 
 RING = "mindspeed.features.ring_attention.attention.ring_attention"
 LONG = pytest.mark.long

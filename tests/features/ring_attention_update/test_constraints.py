@@ -3,15 +3,15 @@ from __future__ import annotations
 import torch
 
 from mindspeed import registry
-from mindspeed.activation.patching import apply
-from mindspeed.activation.request import Layer
-from mindspeed.features._shared.context_parallel import blocks
+from mindspeed.patching.apply import apply
+from mindspeed.resolution.request import Layer
+from mindspeed.context_parallel import blocks
 from mindspeed.features.ring_attention_update import layers
 from mindspeed.features.ring_attention_update.feature import RingAttentionUpdate
 from mindspeed.ops import npu_ring_attention_update
 from mindspeed.plugins import FeatureArgs, Field
 from tests.features.resolving import active, refusals
-from tests.framework.synthetic import CPU, catalog, make
+from tests.plugins.synthetic import CPU, catalog, make
 from tests.ops.operator_checks import randn
 
 

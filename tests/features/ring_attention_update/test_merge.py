@@ -7,7 +7,7 @@ import inspect
 import pytest
 import torch
 
-from mindspeed.features._shared.context_parallel import blocks
+from mindspeed.context_parallel import blocks
 from mindspeed.features.ring_attention_update import layers
 from mindspeed.ops import fusion_attention
 from tests.ops.attention_formula import MASKS, N, dense, qkv, sight, to_layout

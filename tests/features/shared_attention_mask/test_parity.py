@@ -10,9 +10,9 @@ from megatron.core.datasets.gpt_dataset import _get_ltor_masks_and_position_ids
 from torch import Tensor
 
 import mindspeed
-from mindspeed.activation.plan import ActivationPlan
-from mindspeed.features._shared import attention_mask
-from mindspeed.features._shared.attention_mask import MaskRule, mask_of
+from mindspeed.planning.plan import ActivationPlan
+from mindspeed.context_parallel import attention_mask
+from mindspeed.context_parallel.attention_mask import MaskRule, mask_of
 from mindspeed.plugins.problems import MindSpeedError
 from mindspeed.registry import catalog
 from mindspeed.verification.pool import WorkerPool

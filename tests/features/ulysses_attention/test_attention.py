@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from mindspeed.features._shared.context_parallel.heads_share import copies
-from mindspeed.features._shared.context_parallel.layout import contiguous
+from mindspeed.context_parallel.heads_share import copies
+from mindspeed.context_parallel.layout import contiguous
 from mindspeed.verification.pool import WorkerPool
-from tests.features._shared.shards import assert_like_dense, attend, causal, document_numbers, made, reference, refusals
+from tests.context_parallel.shards import assert_like_dense, attend, causal, document_numbers, made, reference, refusals
 
 ULYSSES = "mindspeed.features.ulysses_attention.attention.ulysses_attention"
 LONG = pytest.mark.long

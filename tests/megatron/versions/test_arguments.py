@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed.activation.contracts import CORE, recorded_versions
-from mindspeed.activation.environment import SUPPORTED_MEGATRON, version_in
-from mindspeed.activation.plan import PlannedOverride
-from mindspeed.megatron.arguments import FOLDER, PLACES, arguments_of, record_arguments, recorded_arguments
-from mindspeed.megatron.bridge import check_overrides
-from mindspeed.megatron.seams import seams_for
-from mindspeed.megatron.version import megatron_version, package_root
+from mindspeed.inspection.contracts import CORE, recorded_versions
+from mindspeed.resolution.environment import SUPPORTED_MEGATRON, version_in
+from mindspeed.planning.plan import PlannedOverride
+from mindspeed.megatron.config_arguments import FOLDER, PLACES, arguments_of, record_arguments, recorded_arguments
+from mindspeed.megatron.argument_overrides import check_overrides
+from mindspeed.megatron.hook_points import seams_for
+from mindspeed.inspection.megatron_copies import megatron_version, package_root
 from mindspeed.plugins.patches import ArgOverride
 
 
@@ -25,7 +25,7 @@ def override(argument: str) -> PlannedOverride:
 def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """No Megatron is at hand."""
     for name in ("package_root", "megatron_version"):
-        monkeypatch.setattr(f"mindspeed.megatron.arguments.{name}", lambda *_: None)
+        monkeypatch.setattr(f"mindspeed.megatron.config_arguments.{name}", lambda *_: None)
 
 
 def test_every_supported_release_with_contracts_has_recorded_names() -> None:

@@ -32,7 +32,7 @@ def unused(*args: Any) -> Any:
 
 @numpy_2
 def test_flattened_ranges_fill_their_shard_end_to_end():
-    from mindspeed.megatron.compat.numpy2 import check_coverage
+    from mindspeed.megatron.fixes.numpy2 import check_coverage
 
     check = check_coverage(unused)
     check([shard(2, 6), shard(0, 2)])
@@ -53,7 +53,7 @@ def test_flattened_ranges_fill_their_shard_end_to_end():
 def test_flattened_ranges_that_do_not_fill_their_shard_are_refused(shards):
     from megatron.core.dist_checkpointing.core import CheckpointingException
 
-    from mindspeed.megatron.compat.numpy2 import check_coverage
+    from mindspeed.megatron.fixes.numpy2 import check_coverage
 
     with pytest.raises(CheckpointingException, match="do not fill the 6 elements of a shard of weight"):
         check_coverage(unused)(shards)
@@ -63,7 +63,7 @@ def test_flattened_ranges_that_do_not_fill_their_shard_are_refused(shards):
 def test_the_size_and_the_coordinates_of_a_shard():
     from megatron.core.dist_checkpointing.core import CheckpointingException
 
-    from mindspeed.megatron.compat.numpy2 import local_coordinates, shard_size
+    from mindspeed.megatron.fixes.numpy2 import local_coordinates, shard_size
 
     assert shard_size(unused)(shard(None)) == 2 * 3 * 2
     assert shard_size(unused)(shard(1, 5)) == 4 * 2
@@ -74,7 +74,7 @@ def test_the_size_and_the_coordinates_of_a_shard():
 
 
 def test_a_router_without_bias_is_a_linear_layer_in_its_own_dtype():
-    from mindspeed.megatron.compat.moe import gate_without_engine_or_bias
+    from mindspeed.megatron.fixes.moe import gate_without_engine_or_bias
 
     torch.manual_seed(0)
     tokens, weight = torch.randn(3, 8, dtype=torch.bfloat16), torch.randn(4, 8, dtype=torch.bfloat16)
@@ -83,7 +83,7 @@ def test_a_router_without_bias_is_a_linear_layer_in_its_own_dtype():
 
 
 def test_the_step_is_no_state_that_is_saved_in_slices():
-    from mindspeed.megatron.compat.optimizer import leave_step
+    from mindspeed.megatron.fixes.optimizer import leave_step
 
     def states(self: Any, model_param: Any) -> dict[str, Any]:
         return {"param": model_param, "exp_avg": 1, "step": 2}

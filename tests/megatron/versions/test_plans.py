@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import mindspeed
-from mindspeed.activation.environment import SUPPORTED_MEGATRON, made_up, version_in
-from mindspeed.activation.plan import ActivationPlan
+from mindspeed.resolution.environment import SUPPORTED_MEGATRON, made_up, version_in
+from mindspeed.planning.plan import ActivationPlan
 from mindspeed.plugins.problems import ResolutionError
 from tests.megatron.versions.cases import FEATURES
 
@@ -36,12 +36,12 @@ MOE = "megatron.core.transformer.moe"
 GEGLU = "megatron.core.fusions.fused_bias_geglu"
 OPTIMIZER = "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer"
 CHECKPOINTS = "megatron.core.dist_checkpointing"
-UNCOMPILED = "mindspeed.megatron.compat.compiled:uncompiled"
+UNCOMPILED = "mindspeed.megatron.fixes.compiled:uncompiled"
 
 NUMPY = {
-    (f"{CHECKPOINTS}.mapping:ShardedTensor.local_coordinates", "mindspeed.megatron.compat.numpy2:local_coordinates"),
-    (f"{CHECKPOINTS}.exchange_utils:_shard_size", "mindspeed.megatron.compat.numpy2:shard_size"),
-    (f"{CHECKPOINTS}.validation:_validate_sharding_for_key_flattened", "mindspeed.megatron.compat.numpy2:check_coverage"),
+    (f"{CHECKPOINTS}.mapping:ShardedTensor.local_coordinates", "mindspeed.megatron.fixes.numpy2:local_coordinates"),
+    (f"{CHECKPOINTS}.exchange_utils:_shard_size", "mindspeed.megatron.fixes.numpy2:shard_size"),
+    (f"{CHECKPOINTS}.validation:_validate_sharding_for_key_flattened", "mindspeed.megatron.fixes.numpy2:check_coverage"),
 }
 QUICK_GEGLU = {
     (f"{GEGLU}:{name}", UNCOMPILED)
@@ -55,18 +55,18 @@ QUICK_GEGLU = {
         "weighted_bias_quick_geglu_back",
     )
 }
-BIASED_ROUTER = {(f"{MOE}.moe_utils:router_gating_linear", "mindspeed.megatron.compat.moe:gate_without_engine")}
-RESHARDABLE = {(f"{OPTIMIZER}.sharded_state_dict", "mindspeed.megatron.compat.optimizer:reshardable")}
+BIASED_ROUTER = {(f"{MOE}.moe_utils:router_gating_linear", "mindspeed.megatron.fixes.moe:gate_without_engine")}
+RESHARDABLE = {(f"{OPTIMIZER}.sharded_state_dict", "mindspeed.megatron.fixes.optimizer:reshardable")}
 ONLY_SINCE_0_16 = {
-    ("importlib.machinery:PathFinder.find_spec", "mindspeed.megatron.compat.kernels:import_without_triton"),
+    ("importlib.machinery:PathFinder.find_spec", "mindspeed.megatron.fixes.kernels:import_without_triton"),
     ("megatron.core.transformer.attention:Attention._apply_output_gate", UNCOMPILED),
     (f"{MOE}.router:TopKRouter._apply_expert_bias", UNCOMPILED),
     (f"{MOE}.token_dispatcher:MoEFlexTokenDispatcher.dispatch_preprocess", UNCOMPILED),
     ("megatron.core.fusions.fused_pad_routing_map:fused_pad_routing_map", UNCOMPILED),
 }
 ONLY_IN_0_14 = {
-    (f"{MOE}.moe_utils:router_gating_linear", "mindspeed.megatron.compat.moe:gate_without_engine_or_bias"),
-    (f"{OPTIMIZER}._get_main_param_and_optimizer_states", "mindspeed.megatron.compat.optimizer:leave_step"),
+    (f"{MOE}.moe_utils:router_gating_linear", "mindspeed.megatron.fixes.moe:gate_without_engine_or_bias"),
+    (f"{OPTIMIZER}._get_main_param_and_optimizer_states", "mindspeed.megatron.fixes.optimizer:leave_step"),
 }
 GUARDED = {
     "0.14.0": NUMPY | ONLY_IN_0_14,

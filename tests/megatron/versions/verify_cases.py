@@ -12,12 +12,12 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from mindspeed.activation.request import Layer
-from mindspeed.megatron.version import megatron_version, package_root
+from mindspeed.resolution.request import Layer
+from mindspeed.inspection.megatron_copies import megatron_version, package_root
 from mindspeed.plugins.problems import MindSpeedError
 from mindspeed.verification.harness import verify
 from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.question import ask
+from mindspeed.verification.case import ask
 from tests.megatron.versions.cases import CASES, Case
 
 

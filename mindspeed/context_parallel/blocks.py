@@ -1,0 +1,156 @@
+"""Attention of local queries to one block of keys after another, and its gradients, as if all keys had been there at once.
+
+Tensors are [tokens, batch, heads, width], as Megatron has them. The running result is kept in fp32 (fp64 for fp64 input)
+with the logarithm of the softmax's denominator; a block of keys is merged by
+
+    lse = log(exp(lse_a) + exp(lse_b)),    out = out_a exp(lse_a - lse) + out_b exp(lse_b - lse)
+
+(Milakov and Gimelshein, arXiv 1805.02867; Liu et al., arXiv 2310.01889). Backward needs only the final lse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from mindspeed.context_parallel.layout import Span
+from mindspeed.context_parallel.tiles import Tile, tiles
+from mindspeed.ops import fusion_attention as _registered  # noqa: F401 - makes torch.ops.mindspeed.fusion_attention
+from mindspeed.ops.attention_mask import compressed_mask
+from mindspeed.ops.numerics import unflatten
+
+UNBOUNDED: Final = 2147483647
+_FULL, _MASKED, _CAUSAL = 0, 1, 3
+"""Sparse modes of the operator: every key, a given mask, the last query sees the last key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a query sees, and how scores are made.
+
+    ``mask`` [queries here, keys everywhere] (or with [batch, 1] in front) is True where hidden, its keys in the order of the
+    whole sequence; it needs ``causal`` to be False. ``ends`` are the ends of the documents packed into each row of the batch.
+    ``slopes`` [heads] (fp32) add ``-slope * |query - key|`` to the scores (ALiBi, arXiv 2108.12409). Seeds of dropout are
+    drawn from the generator of the device and told apart by ``rank``, so that ranks with one random state drop other places.
+    """
+
+    scale: float
+    causal: bool = True
+    mask: Tensor | None = None
+    ends: tuple[tuple[int, ...], ...] = ()
+    slopes: Tensor | None = None
+    keep_prob: float = 1.0
+    rank: int = 0
+
+
+@dataclass(slots=True)
+class Running:
+    """The result so far: ``out`` [tokens, batch, heads, width] and ``lse`` [batch, heads, tokens], both wide."""
+
+    out: Tensor
+    lse: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One call of the operator: a tile, the rows of the batch that it is for, its mask and the seed of its dropout."""
+
+    tile: Tile
+    batch: slice
+    mask: Tensor | None
+    seed: Tensor | None
+
+
+def start(q: Tensor, value_width: int) -> Running:
+    """The result of having seen nothing."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    tokens, batch, heads, _ = q.shape
+    out = q.new_zeros((tokens, batch, heads, value_width), dtype=wide)
+    return Running(out, q.new_full((batch, heads, tokens), -torch.inf, dtype=wide))
+
+
+def parts(
+    rule: Rule, queries: Sequence[Span], keys: Sequence[Span], device: torch.device, rows: Span | None = None
+) -> Iterator[Part]:
+    """The calls for local queries and a block of keys, both given by their global ranges; of the queries only ``rows``."""
+    mask = None if rule.mask is None else torch.cat([rule.mask[..., a:b] for a, b in keys], -1)
+    first, last = rows or (0, sum(end - begin for begin, end in queries))
+    for batch, ends in [(slice(n, n + 1), ends) for n, ends in enumerate(rule.ends)] or [(slice(None), ())]:
+        for tile in tiles(_between(queries, first, last), keys, rule.causal, ends, join=rule.slopes is None):
+            here = tile._replace(rows=(first + tile.rows[0], first + tile.rows[1]))
+            cut = None if mask is None else mask[..., slice(*here.rows), slice(*here.columns)]
+            yield Part(here, batch, compressed_mask(device) if here.causal else cut, seed(rule, device))
+
+
+def seed(rule: Rule, device: torch.device) -> Tensor | None:
+    """A new seed of dropout, this rank's own; None without dropout."""
+    if rule.keep_prob == 1:
+        return None
+    return torch.randint(1 << 62, (), dtype=torch.int64, device=device).bitwise_xor_(rule.rank * 0x9E3779B97F4A7C15 % (1 << 62))
+
+
+def _between(spans: Sequence[Span], first: int, last: int) -> list[Span]:
+    """Global ranges of the local tokens from ``first`` to ``last``."""
+    found, place = [], 0
+    for begin, end in spans:
+        low, high = begin + max(first - place, 0), min(end, begin + last - place)
+        if low < high:
+            found.append((low, high))
+        place += end - begin
+    return found
+
+
+def see(running: Running, rule: Rule, part: Part, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Merge a part of a block of keys into the running result."""
+    here, there = slice(*part.tile.rows), slice(*part.tile.columns)
+    inputs = [x[tokens, part.batch].flatten(2) for x, tokens in ((q, here), (k, there), (v, there))]
+    out, maximum, total = torch.ops.mindspeed.fusion_attention(*inputs, *_sight(rule, part), *_options(rule, part, q))
+    merge(running.out[here, part.batch], running.lse[part.batch, :, here], out, maximum + total.log())
+
+
+def merge(out: Tensor, lse: Tensor, new_out: Tensor, new_lse: Tensor) -> None:
+    """Merge in place; rows that neither side saw stay zero."""
+    together = torch.logaddexp(lse, new_lse)
+    finite = together.masked_fill(together == -torch.inf, 0)
+    old_weight, new_weight = ((x - finite).exp().permute(2, 0, 1)[..., None] for x in (lse, new_lse))
+    out.mul_(old_weight).add_(new_out.view(out.shape) * new_weight)
+    lse.copy_(together)
+
+
+def gradients(
+    rule: Rule, part: Part, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """This part's share of the gradients of the queries of its rows and of the keys and values of its columns."""
+    here, there = slice(*part.tile.rows), slice(*part.tile.columns)
+    dout, q_rows, out = (x[here, part.batch].flatten(2) for x in (dout, q, out))
+    k_rows, v_rows = (x[there, part.batch].flatten(2) for x in (k, v))
+    lse = lse[part.batch, :, here]
+    dq, dk, dv, _ = torch.ops.mindspeed.fusion_attention_backward(
+        dout,
+        q_rows,
+        k_rows,
+        v_rows,
+        *_sight(rule, part),
+        out,
+        lse,
+        (lse > -torch.inf).to(lse.dtype),
+        False,
+        *_options(rule, part, q),
+    )
+    heads, groups = q.shape[2], k.shape[2]
+    return unflatten(dq, 2, (heads, -1)), unflatten(dk, 2, (groups, -1)), unflatten(dv, 2, (groups, -1))
+
+
+def _sight(rule: Rule, part: Part) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    return rule.slopes, part.mask, part.seed
+
+
+def _options(rule: Rule, part: Part, q: Tensor) -> tuple[Any, ...]:
+    mode = _CAUSAL if part.tile.causal else _FULL if part.mask is None else _MASKED
+    pse_type = 1 if rule.slopes is None else 2
+    window = (UNBOUNDED, UNBOUNDED)
+    return q.shape[2], "SBH", rule.scale, rule.keep_prob, *window, None, None, None, mode, pse_type, part.tile.start, 0

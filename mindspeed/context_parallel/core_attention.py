@@ -1,0 +1,141 @@
+"""Megatron's core attention under context parallelism: its arguments, scale and dropout, and an algorithm's attention."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from megatron.core import parallel_state
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.module import MegatronModule
+from torch import Tensor
+
+from mindspeed.context_parallel.sight import Sight
+from mindspeed.context_parallel.documents import are_documents, ends_of_packed, ends_of_rows, is_padded
+from mindspeed.context_parallel.position_bias import PositionBias
+from mindspeed.megatron.specs import with_modules
+from mindspeed.plugins.problems import MindSpeedError, Problem
+
+
+class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has no types
+    """Stands for Megatron's local core attention, whose constructor takes one context-parallel rank only.
+
+    A subclass says in `attend` how queries reach the keys of other ranks. A causal mask is never read, as in Transformer
+    Engine; any other mask has the rows of this rank and all columns.
+    """
+
+    feature: ClassVar[str]
+    knows_documents: ClassVar[bool] = True
+    zigzag: ClassVar[bool] = False
+    """Whether tokens lie in Megatron's zig-zag, which its multi-token prediction takes for granted."""
+
+    def __init__(
+        self,
+        config: Any,
+        layer_number: int,
+        attn_mask_type: AttnMaskType,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        k_channels: int | None = None,  # these two come from multi-latent attention; the tensors have them
+        v_channels: int | None = None,
+        cp_comm_type: str | None = None,
+        pg_collection: Any = None,
+        model_comm_pgs: Any = None,  # its name before Megatron 0.15
+        position_bias: PositionBias | None = None,
+    ) -> None:
+        super().__init__(config=config)
+        self.layer_number = max(1, layer_number)
+        self.attn_mask_type = attn_mask_type
+        self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
+        self.scale = softmax_scale
+        groups = pg_collection or model_comm_pgs
+        self.group = getattr(groups, "cp", None) or parallel_state.get_context_parallel_group()
+        self.position_bias = None if position_bias is None else position_bias.of_rank(groups)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        attn_mask_type: AttnMaskType | None = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: Any = None,
+    ) -> Tensor:
+        """``query`` is [tokens here, B, N, D], key and value [tokens here, B, K, D | E]. Gives [tokens here, B, N * E].
+
+        Packed sequences come without B and go without it.
+        """
+        kind = self.attn_mask_type if attn_mask_type is None else attn_mask_type
+        if attention_bias is not None:
+            raise _refused(self.feature, "the model has a bias on its attention scores")
+        packed = packed_seq_params is not None
+        causal = kind == AttnMaskType.causal or (packed and kind == AttnMaskType.padding_causal)
+        slopes = None if self.position_bias is None else self.position_bias.slopes_on(query.device)
+        if packed:
+            sight = Sight(causal, ends=(self._packed(packed_seq_params, query, causal),), slopes=slopes)
+            return self.attend(query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1), sight).flatten(1)
+        if are_documents(attention_mask):
+            sight = Sight(causal, ends=ends_of_rows(attention_mask), slopes=slopes)
+        else:
+            sight = Sight(causal, mask=None if causal else attention_mask, slopes=slopes)
+        return self.attend(query, key, value, sight).flatten(2)
+
+    def _packed(self, packed: Any, query: Tensor, causal: bool) -> tuple[int, ...]:
+        """The ends of packed sequences in the row that this rank has a share of."""
+        spread = self.group.size() > 1
+        wrong = {
+            f"packed sequences come in the format {packed.qkv_format}, not thd": query.dim() != 3,
+            "packed sequences are padded, and attention is not causal": not causal and is_padded(packed),
+            "apply_rope_fusion turns packed sequences by Transformer Engine's layout": spread and self.config.apply_rope_fusion,
+            "multi-token prediction looks for the next tokens of packed sequences in Transformer Engine's layout": (
+                spread and bool(getattr(self.config, "mtp_num_layers", None))
+            ),
+        }
+        tokens = query.shape[0] * self.group.size()
+        ends, of_keys = ends_of_packed(packed, "q", tokens), ends_of_packed(packed, "kv", tokens)
+        wrong["queries and keys are packed at different places"] = ends != of_keys
+        if any(wrong.values()):
+            raise _refused(self.feature, next(sentence for sentence, holds in wrong.items() if holds))
+        return ends
+
+    @abstractmethod
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor:
+        """The result [tokens here, B, N, E]."""
+
+    @property
+    def drops(self) -> float:
+        """The share of probabilities that is dropped now."""
+        return float(self.dropout) if self.training else 0.0
+
+    def asked(self, sight: Sight) -> dict[str, Any]:
+        """What an algorithm that knows any sight is asked for, by the names of its arguments."""
+        return {"scale": self.scale, "dropout": self.drops, **vars(sight)}
+
+
+def with_core_attention(spec: Any, config: Any, attention: type[CoreAttention]) -> Any:
+    """The spec of a block with every core attention exchanged. Raises MS304 for what no algorithm here can do."""
+    wrong = {
+        "softmax_type is not vanilla": getattr(config, "softmax_type", "vanilla") != "vanilla",
+        "window_size is set": config.window_size is not None,
+        "mtp_num_layers is set, which only ring-attention and kv-allgather-cp can do": bool(
+            getattr(config, "mtp_num_layers", None) and not attention.zigzag
+        ),
+    }
+    problems = [_problem(attention.feature, text) for text, holds in wrong.items() if holds]
+    if problems:
+        raise MindSpeedError(problems)
+    engine = sys.modules.get("megatron.core.extensions.transformer_engine")
+    fused = [cls] if (cls := getattr(engine, "TEDotProductAttention", None)) else []
+    return with_modules(spec, dict.fromkeys([DotProductAttention, *fused], attention))
+
+
+def _problem(feature: str, sentence: str) -> Problem:
+    return Problem("MS304", f"{feature}: {sentence} in the model that is being built", (feature,), fix=f"take out {feature}")
+
+
+def _refused(feature: str, sentence: str) -> MindSpeedError:
+    return MindSpeedError([Problem("MS304", f"{feature}: {sentence}", (feature,), fix="--cp 1")])

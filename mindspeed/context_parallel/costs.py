@@ -1,0 +1,174 @@
+"""How many bytes a rank sends for one layer, from closed forms: what a choice of algorithm is made by.
+
+With ``t`` tokens on a rank, ``P`` ranks, and the key heads being a share r of the query heads, a ring sends r P / (1 + r)
+times what Ulysses does, so it is the cheaper one for few key heads and few ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import Any, Final, Literal
+
+from mindspeed.context_parallel.heads_share import copies
+from mindspeed.plugins import Cost, World
+
+WIDE: Final = 4
+"""Bytes of a gradient of keys and values while it is summed over ranks."""
+Keep = Literal["none", "half", "full"]
+"""A policy for backward: it is about nothing, keys, or keys and values."""
+STATISTIC: Final = 4
+"""Bytes of the logarithm of a row's denominator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """One layer's attention on one rank: ``tokens`` here times batch, and bytes of an element."""
+
+    tokens: int
+    heads: int
+    groups: int
+    width: int
+    value_width: int
+    element: int
+
+    @property
+    def block(self) -> int:
+        """Numbers in this rank's keys and values."""
+        return self.tokens * self.groups * (self.width + self.value_width)
+
+    def named(self, keep: Keep) -> int:
+        """Numbers in those that a policy is about."""
+        return {"none": 0, "half": self.tokens * self.groups * self.width, "full": self.block}[keep]
+
+    @property
+    def own(self) -> int:
+        """Bytes of query, key, value and result, and of one number for each row of the softmax."""
+        result = self.tokens * self.heads * (self.width + self.value_width)
+        return (result + self.block) * self.element + self.tokens * self.heads * STATISTIC
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """Sent by one rank in forward and in backward."""
+
+    forward: int
+    backward: int
+
+    @property
+    def both(self) -> int:
+        return self.forward + self.backward
+
+    def __add__(self, other: Bytes) -> Bytes:
+        return Bytes(self.forward + other.forward, self.backward + other.backward)
+
+
+NOTHING: Final = Bytes(0, 0)
+
+
+def ring(a: Attention, ranks: int, keep: Keep = "none") -> Bytes:
+    """Keys and values go round once in each direction of time, but for what is kept, their gradients once."""
+    forward = (ranks - 1) * a.block * a.element
+    again = forward - (ranks - 1) * a.named(keep) * a.element
+    return Bytes(forward, again + (ranks - 1) * a.block * WIDE)
+
+
+def kept_by_ring(a: Attention, ranks: int, keep: Keep = "none") -> int:
+    """Bytes of inputs, result and statistics that backward finds, and of the blocks of others that are kept for it."""
+    return a.own + (ranks - 1) * a.named(keep) * a.element
+
+
+def ulysses(a: Attention, ranks: int, keep: Keep = "none") -> Bytes:
+    """Query, key, value and result are traded once forward, their gradients once backward, and what is kept as it was again.
+
+    Where one key head is gathered as much is sent.
+    """
+    times = copies(a.heads, a.groups, ranks)
+    numbers = (a.tokens * a.heads * (a.width + a.value_width), times * a.block, times * a.named(keep))
+    query, keys, again = (number * a.element * (ranks - 1) // ranks for number in numbers)
+    return Bytes(query + keys, query + keys + again)
+
+
+def kept_by_ulysses(a: Attention, ranks: int, keep: Keep = "none") -> int:
+    """Bytes that backward finds: those of a share of the heads, and of what is kept as it was."""
+    inside = traded(a, ranks)
+    return inside.own - (inside.named(keep) - a.named(keep)) * a.element
+
+
+def hybrid(a: Attention, inner: int, outer: int) -> Bytes:
+    """Ulysses over ``inner`` ranks around a ring of ``outer``, whose ranks have more tokens of fewer heads."""
+    return ulysses(a, inner) + ring(traded(a, inner), outer)
+
+
+def traded(a: Attention, ranks: int) -> Attention:
+    """What a rank has after ``ranks`` neighbours traded tokens for heads."""
+    keys = a.groups * copies(a.heads, a.groups, ranks) // ranks
+    return Attention(a.tokens * ranks, a.heads // ranks, keys, a.width, a.value_width, a.element)
+
+
+def gathered(a: Attention, ranks: int) -> Bytes:
+    """Keys and values are gathered in forward and again in backward; gradients are scattered to their owners."""
+    forward = (ranks - 1) * a.block * a.element
+    return Bytes(forward, forward + (ranks - 1) * a.block * WIDE)
+
+
+ACROSS: Final = 9
+"""A byte between nodes for which attention waits counts as so many inside a node: 450 GB/s against 50 GB/s for each rank."""
+
+
+def attention_of(world: World) -> Attention:
+    """One layer's attention on one rank, for one sequence. Raises UnknownValue for all that the world does not say."""
+    world.need("num_attention_heads", "num_query_groups", "hidden_size", "seq_length", "dtype")
+    width = world.hidden_size // world.num_attention_heads
+    heads, groups = (max(1, n // world.tp) for n in (world.num_attention_heads, world.num_query_groups))
+    return Attention(world.seq_length // world.cp, heads, groups, width, width, 4 if world.dtype == "fp32" else 2)
+
+
+def near(world: World) -> int:
+    """How many neighbouring context-parallel ranks share a node; all of them where nobody said how large a node is."""
+    return gcd(max(1, world.ranks_per_node // world.tp), world.cp) if world.knows("ranks_per_node") else int(world.cp)
+
+
+def cost(hidden: Bytes, waiting: Bytes, across: int, **settings: Any) -> Cost:
+    """Bytes as a `Cost`: of all those that ``waiting`` says, ``across`` go from node to node.
+
+    What a computation hides counts once, wherever it goes; where two send as much, the one that waits for less is better.
+    """
+    total = hidden.both + waiting.both
+    text = f"a rank sends {total:,} bytes for a layer and a sequence, forward and backward"
+    if across:
+        text += f", {across:,} of them between nodes while attention waits"
+    return Cost((total + (ACROSS - 1) * across, waiting.both), text, settings)
+
+
+def cost_of_ring(args: Any, world: World) -> Cost:
+    """A ring hides its transfers behind blocks."""
+    return cost(ring(attention_of(world), world.cp, args.keep), NOTHING, 0)
+
+
+def cost_of_ulysses(args: Any, world: World) -> Cost:
+    sent = ulysses(attention_of(world), world.cp, args.keep)
+    return cost(NOTHING, sent, _between(sent, world.cp, near(world)))
+
+
+def cost_of_gathering(args: Any, world: World) -> Cost:
+    sent = gathered(attention_of(world), world.cp)
+    return cost(NOTHING, sent, _between(sent, world.cp, near(world)))
+
+
+def cost_of_hybrid(degree: int | None, world: World) -> Cost:
+    """With ``degree`` neighbours, or else with as many as make it cheapest."""
+    a = attention_of(world)
+    fitting = [n for n in range(2, world.cp) if world.cp % n == 0 and a.heads % n == 0]
+    found = []
+    for inner in [degree] if degree else fitting or [2]:
+        sent = ulysses(a, inner)
+        across = _between(sent, inner, gcd(near(world), inner))
+        settings = {} if degree else {"ulysses_degree": inner}
+        found.append(cost(ring(traded(a, inner), world.cp // inner), sent, across, **settings))
+    return min(found, key=lambda one: one.amounts)
+
+
+def _between(sent: Bytes, ranks: int, near: int) -> int:
+    """Of what a rank sends to all others in equal shares, what goes to those of other nodes."""
+    return sent.both * (ranks - near) // (ranks - 1) if ranks > 1 else 0

@@ -1,0 +1,78 @@
+"""Trading a share of the tokens for a share of the heads: the all-to-all of Ulysses attention (arXiv 2309.14509).
+
+Each rank has some tokens of all heads before, and all tokens of some heads after; key heads are sent as often as ranks
+need them, no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mindspeed.context_parallel.exchange import post_trade
+from mindspeed.context_parallel.heads_share import copies
+from mindspeed.ops.errors import require
+from mindspeed.ops.numerics import unflatten
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Attention of query, key and value, each [tokens, batch, heads, width], to [tokens, batch, heads, width of value]."""
+
+
+def attention_by_heads(query: Tensor, key: Tensor, value: Tensor, group: dist.ProcessGroup, attend: Attend, op: str) -> Tensor:
+    """``attend`` with all tokens of the group and a share of the heads, on tensors with a share of the tokens and all heads.
+
+    The tokens of the ranks of ``group`` follow one another. ``op`` names the caller in errors. Raises OperatorError.
+    """
+    ranks, heads, groups = group.size(), query.shape[2], key.shape[2]
+    times = times_sent(heads, groups, ranks, op)
+    key, value = (x.repeat_interleave(times, 2) if times > 1 else x for x in (key, value))
+    gathered = _Trade.apply(group, *(by_rank(x, ranks) for x in (query, key, value)))  # type: ignore[no-untyped-call]
+    out = attend(*(x.flatten(0, 1) for x in gathered))
+    return given_back(out, group)
+
+
+def given_back(out: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """All heads of this rank's tokens, from all tokens of this rank's heads; differentiable."""
+    (scattered,) = _Trade.apply(group, unflatten(out, 0, (group.size(), -1)))  # type: ignore[no-untyped-call]
+    result: Tensor = scattered.permute(1, 2, 0, 3, 4).flatten(2, 3)
+    return result
+
+
+def times_sent(heads: int, groups: int, ranks: int, op: str) -> int:
+    """How often each of the key heads is sent. Raises OperatorError where the heads do not divide."""
+    require(heads % ranks == 0, op, f"{heads} query heads do not divide among {ranks} ranks")
+    require(heads % groups == 0, op, f"{groups} key heads do not divide {heads} query heads")
+    return copies(heads, groups, ranks)
+
+
+def own_heads(x: Tensor | None, group: dist.ProcessGroup) -> Tensor | None:
+    """Of what dimension 0 has for every query head, that for the heads of this rank."""
+    return None if x is None else x.chunk(group.size())[group.rank()]
+
+
+def by_rank(x: Tensor, ranks: int) -> Tensor:
+    """[tokens, batch, heads, width] as [ranks, tokens, batch, heads of a rank, width]."""
+    return unflatten(x, 2, (ranks, -1)).permute(2, 0, 1, 3, 4)
+
+
+class _Trade(torch.autograd.Function):
+    """Slice r of dimension 0 of each tensor goes to rank r; what comes back has the sender in dimension 0. Its own gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, group: dist.ProcessGroup, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.group = group
+        return traded(group, tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *traded(ctx.group, grads)
+
+
+def traded(group: dist.ProcessGroup, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """One all-to-all for each tensor, all posted before the first is waited for: no copies into a message and out of it."""
+    pending = [post_trade(x.contiguous(), group) for x in tensors]
+    return tuple(one.wait() for one in pending)

@@ -1,0 +1,90 @@
+"""Packed sequences spread over ranks: one row [1, tokens] of them is cut as any other row is, without Transformer Engine.
+
+Documents need no padding of their own and need not end where a rank's tokens do: attention cuts its work at their ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.common.embeddings import rope_utils
+from megatron.core.packed_seq_params import PackedSeqParams
+from torch import Tensor
+
+from mindspeed.context_parallel.layout import Layout, zigzag
+from mindspeed.plugins.problems import MindSpeedError, Problem
+
+_OF_ALL = ("attention_mask", "cu_seqlens", "cu_seqlens_padded", "max_seqlen")
+"""Entries of a batch that every rank has whole."""
+
+
+def slicer_of_packed(layout_of: Callable[[int], Layout]) -> Callable[..., tuple[dict[str, Any], PackedSeqParams]]:
+    """What stands for Megatron's ``get_thd_batch_on_this_cp_rank`` where ``layout_of(ranks)`` says which tokens are here.
+
+    It cuts every tensor [1, tokens, ...] of a batch, in place, and raises MS336 where the row is not as many equal pieces.
+    """
+
+    def get_thd_batch_on_this_cp_rank(
+        batch: dict[str, Any],
+        cu_seqlens: Tensor,
+        cu_seqlens_padded: Tensor | None,
+        max_seqlen: Tensor,
+        cp_size: int | None = None,
+        cp_rank: int | None = None,
+    ) -> tuple[dict[str, Any], PackedSeqParams]:
+        ranks = parallel_state.get_context_parallel_world_size() if cp_size is None else cp_size
+        rank = parallel_state.get_context_parallel_rank() if cp_rank is None else cp_rank
+        layout = layout_of(ranks)
+        for name, value in batch.items():
+            if value is not None and name not in _OF_ALL:
+                _check_length(value.shape[1], layout)
+                batch[name] = layout.take(value, rank, 1)
+        longest = int(max_seqlen.flatten()[0])
+        starts = {f"cu_seqlens_{side}": cu_seqlens for side in ("q", "kv")}
+        padded = {f"cu_seqlens_{side}_padded": cu_seqlens_padded for side in ("q", "kv")}
+        return batch, PackedSeqParams(qkv_format="thd", max_seqlen_q=longest, max_seqlen_kv=longest, **starts, **padded)
+
+    return get_thd_batch_on_this_cp_rank
+
+
+def turner_of_packed(layout_of: Callable[[int], Layout]) -> Callable[..., Tensor]:
+    """What stands for Megatron's ``_apply_rotary_pos_emb_thd``: positions of this rank's tokens, anew with each sequence.
+
+    ``freqs`` [positions, 1, 1, width] is the table of the longest sequence, or one of the whole row: then nothing begins anew.
+    """
+
+    def _apply_rotary_pos_emb_thd(
+        t: Tensor,
+        cu_seqlens: Tensor,
+        freqs: Tensor,
+        rotary_interleaved: bool = False,
+        multi_latent_attention: bool = False,
+        mscale: float = 1.0,
+        cp_group: Any = None,
+    ) -> Tensor:
+        group = cp_group or parallel_state.get_context_parallel_group()
+        places = torch.arange(t.shape[0] * group.size(), device=t.device)
+        starts = cu_seqlens.flatten().to(places.device, places.dtype)
+        own = layout_of(group.size()).take(places, group.rank())
+        if freqs.shape[0] != len(places):
+            # what follows the last sequence is padding, and may be longer than any of them
+            own = (own - starts[torch.searchsorted(starts, own, right=True) - 1]).clamp_(max=freqs.shape[0] - 1)
+        how = {"rotary_interleaved": rotary_interleaved, "multi_latent_attention": multi_latent_attention, "mscale": mscale}
+        turned: Tensor = rope_utils._apply_rotary_pos_emb_bshd(t.unsqueeze(1), freqs[own], **how).squeeze(1)
+        return turned
+
+    return _apply_rotary_pos_emb_thd
+
+
+share_of_packed, turn_of_packed = slicer_of_packed(zigzag), turner_of_packed(zigzag)
+"""Where tokens lie in Megatron's zig-zag."""
+
+
+def _check_length(tokens: int, layout: Layout) -> None:
+    if tokens % layout.count:
+        text = f"a row of packed sequences has {tokens} tokens, which are not {layout.count} equal pieces"
+        fix = f"pad the row to a multiple of {layout.count}; its documents may have any length"
+        raise MindSpeedError([Problem("MS336", text, fix=fix)])

@@ -1,0 +1,54 @@
+"""What an algorithm changes in Megatron beside the core attention. Light, data only."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from mindspeed.plugins import ArgOverride, Check, Patch, Replace, When, World, Wrap
+
+_EMBEDDINGS: Final = "megatron.core.models.common.embeddings"
+
+
+SPARED_MASK: Final = ArgOverride(
+    "create_attention_mask_in_dataloader", False, "a causal mask is implied, and one of the data has the square of its length"
+)
+
+
+def sliced_by(batch: str, table: str, reason: str) -> list[Patch]:
+    """Two functions, ``module:name``, in the place of Megatron's that slice a batch and a position table."""
+    tables = ("rotary_pos_embedding:RotaryEmbedding", "yarn_rotary_pos_embedding:YarnRotaryEmbedding")
+    clears = tuple(f"{_EMBEDDINGS}.{name}.forward" for name in tables)
+    return [
+        Replace("megatron.core.utils:get_batch_on_this_cp_rank", batch, reason, optional=True),
+        Replace(f"{_EMBEDDINGS}.rope_utils:get_pos_emb_on_this_cp_rank", table, reason, optional=True, clears=clears),
+    ]
+
+
+def packed_in(module: str = "mindspeed.context_parallel.packed") -> list[Patch]:
+    """``share_of_packed`` and ``turn_of_packed`` of a module, by default those of zig-zag, in the place of Megatron's."""
+    reason = "rows of packed sequences are cut as all rows are, without Transformer Engine and without padding each sequence"
+    slicer, since = "megatron.core.utils:get_thd_batch_on_this_cp_rank", When(megatron=">=0.16")
+    turner = f"{_EMBEDDINGS}.rope_utils:_apply_rotary_pos_emb_thd"
+    return [
+        Replace(slicer, f"{module}:share_of_packed", reason, optional=True, when=since),
+        Replace(turner, f"{module}:turn_of_packed", reason, optional=True),
+    ]
+
+
+def any_length() -> Patch:
+    """Lets Megatron-LM take a sequence of any length that the algorithm takes."""
+    wrapper = "mindspeed.context_parallel.lengths:take_any_length"
+    reason = "Megatron-LM wants two pieces of the sequence for each rank, which only its zig-zag has"
+    return Wrap("megatron.training.arguments:validate_args", wrapper, reason, phase="setup", optional=True)
+
+
+def _predicts(args: Any, world: World) -> bool:
+    return world.cp > 1 and world.knows("mtp_num_layers") and bool(world.mtp_num_layers)
+
+
+NO_PREDICTION: Final = Check(
+    lambda args, world: not _predicts(args, world),
+    "multi-token prediction looks for the next tokens where Megatron's zig-zag has them, and here they are elsewhere",
+    fix="ring-attention or kv-allgather-cp, or no --mtp-num-layers",
+)
+"""A model that is not described in the plan is refused when it is built."""

@@ -1,0 +1,163 @@
+"""Ring attention: queries stay, blocks of keys and values go round, and partial results are merged.
+
+Liu et al., arXiv 2310.01889. With the zig-zag layout every rank has equal work under a causal mask: each block but its own
+is half visible. No rank ever has more than its own and two other blocks, and no scores are kept.
+
+Backward runs the same rounds. The gradient of a block travels one step behind the block and reaches its owner at the end;
+both transfers are hidden: the first block arrives while the later half of the own queries is computed, the last gradient
+while the earlier half is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mindspeed.context_parallel.blocks import Part, Rule, parts, see, start
+from mindspeed.context_parallel.checks import check_shares
+from mindspeed.context_parallel.exchange import Exchange, Pending, pack, unpack
+from mindspeed.context_parallel.layout import Layout, contiguous, zigzag
+from mindspeed.context_parallel.local_attention import add_gradients
+from mindspeed.context_parallel.ring_schedule import Rounds
+from mindspeed.ops.errors import require
+
+Keep = Literal["none", "half", "full"]
+"""Received blocks that are kept for backward: none, their keys, or keys and values. What is kept is not sent again."""
+
+
+def ring_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    group: dist.ProcessGroup,
+    *,
+    scale: float | None = None,
+    causal: bool = True,
+    mask: Tensor | None = None,
+    ends: Sequence[Sequence[int]] = (),
+    slopes: Tensor | None = None,
+    dropout: float = 0.0,
+    window: int = 1,
+    keep: Keep = "none",
+    second_group: dist.ProcessGroup | None = None,
+    layout: Layout | None = None,
+) -> Tensor:
+    """Attention over a sequence that is spread over the ranks of ``group``; differentiable.
+
+    ``query`` is [tokens here, batch, heads, width], ``key`` and ``value`` have as many tokens, perhaps fewer heads, and the
+    value perhaps another width; the result is [tokens here, batch, heads, width of value]. Which tokens are here says
+    ``layout``: by default `zigzag` when ``causal``, else `contiguous`.
+
+    ``mask`` [tokens here, all tokens] or [batch, 1, tokens here, all tokens], True where hidden, takes the place of
+    ``causal``. ``ends`` has for each row of the batch the ends of the documents packed into it, which do not see one another.
+    ``slopes`` [heads] are those of ALiBi. Ranks with one random state drop different places. ``window`` ranks form an inner
+    ring. Raises OperatorError.
+    """
+    layout = layout or (zigzag if causal and mask is None else contiguous)(group.size())
+    check_shares("ring_attention", query, key, value, mask, ends, layout, group.size())
+    require(group.size() % window == 0, "ring_attention", f"a window of {window} does not divide {group.size()} ranks")
+    rule = Rule(
+        query.shape[-1] ** -0.5 if scale is None else scale,
+        causal and mask is None,
+        mask,
+        tuple(map(tuple, ends)),
+        slopes,
+        1 - dropout,
+        dist.get_rank(),
+    )
+    plan = _Plan(rule, layout, Rounds(group.size(), window), Exchange(group, second_group), keep)
+    result: Tensor = _Ring.apply(query, key, value, plan)  # type: ignore[no-untyped-call]
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    rule: Rule
+    layout: Layout
+    rounds: Rounds
+    exchange: Exchange
+    keep: Keep
+
+    def work(self, rank: int, tokens: int, device: torch.device) -> list[list[Part]]:
+        """The parts of each step, and last of all those of the own block that wait for the end of backward."""
+        length, layout = tokens * self.rounds.ranks, self.layout
+        blocks = [layout.spans(self.rounds.block(rank, step), length) for step in range(self.rounds.ranks)]
+        later, earlier = (tokens // 2, tokens), (0, tokens // 2)
+        mine = layout.spans(rank, length)
+        made = [list(parts(self.rule, mine, keys, device, later if n == 0 else None)) for n, keys in enumerate(blocks)]
+        return [*made, list(parts(self.rule, mine, blocks[0], device, earlier))]
+
+
+class _Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: _Plan) -> Tensor:
+        rank, ranks = plan.exchange.group.rank(), plan.rounds.ranks
+        work = plan.work(rank, query.shape[0], query.device)
+        running = start(query, value.shape[-1])
+        block, kept = pack([key, value]), list[Tensor]()
+        arriving: dict[int, Pending] = {}
+        for step in range(ranks):
+            if step:
+                block = arriving.pop(step).wait()
+                if plan.keep != "none":
+                    kept.append(block if plan.keep == "full" else block[: key.numel()].clone())
+            for hop in plan.rounds.hops(rank, step):
+                arriving[hop.due] = plan.exchange.post(block, hop.to, hop.source)
+            k, v = unpack(block, [key, value])
+            for part in [*work[step], *(work[-1] if step == 0 else [])]:
+                see(running, plan.rule, part, query, k, v)
+            del k, v  # views of the block, which would outlive it
+        out = running.out.to(query.dtype)
+        ctx.plan, ctx.work = plan, work
+        ctx.save_for_backward(query, key, value, out, running.lse, *kept)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        query, key, value, out, lse, *kept = ctx.saved_tensors
+        plan, work = ctx.plan, ctx.work
+        rank, ranks = plan.exchange.group.rank(), plan.rounds.ranks
+        like = [key, value]
+        sent = {"none": like, "half": [value], "full": []}[plan.keep]
+        wide = lse.dtype
+        dq = torch.zeros_like(query, dtype=wide)
+        own = torch.zeros(key.numel() + value.numel(), dtype=wide, device=query.device)
+
+        def add(step: int, k: Tensor, v: Tensor, total: Tensor) -> None:
+            add_gradients([dq, *unpack(total, like)], plan.rule, work[step], dout, query, k, v, out, lse)
+
+        block = pack(sent) if sent else None
+        arriving: dict[int, Pending] = {}
+        returning: Pending | None = None
+        for step in range(ranks):
+            if block is not None:
+                block = arriving.pop(step).wait() if step else block
+                for hop in plan.rounds.hops(rank, step):
+                    arriving[hop.due] = plan.exchange.post(block, hop.to, hop.source)
+            k, v = _block(step, block, kept, like)
+            total = own if step == 0 else torch.zeros_like(own)
+            add(step, k, v, total)
+            del k, v
+            if step:
+                total = total if returning is None else total.add_(returning.wait())
+                hop = plan.rounds.gradient_hop(rank, step)
+                returning = plan.exchange.post(total, hop.to, hop.source)
+        add(-1, key, value, own)
+        if returning is not None:
+            own += returning.wait()
+        dk, dv = unpack(own, like)
+        return dq.to(query.dtype), dk.to(key.dtype), dv.to(value.dtype), None
+
+
+def _block(step: int, received: Tensor | None, kept: list[Tensor], like: list[Tensor]) -> list[Tensor]:
+    """Keys and values of a step of backward: own, kept, received, or one of each."""
+    if step == 0:
+        return like
+    if received is None:
+        return unpack(kept[step - 1], like)
+    return [kept[step - 1].view(like[0].shape), received.view(like[1].shape)] if kept else unpack(received, like)

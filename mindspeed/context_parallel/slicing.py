@@ -1,0 +1,29 @@
+"""What a rank holds of a batch and of a position table, in the place of Megatron's functions, which know zig-zag only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from megatron.core import parallel_state
+from torch import Tensor
+
+from mindspeed.context_parallel.layout import Layout
+
+
+def batch_share(
+    batch: dict[str, Any], group: Any, layout_of: Callable[[int], Layout], rows: Callable[[Tensor], Tensor]
+) -> dict[str, Any]:
+    """This rank's share of every tensor [samples, tokens, ...], in place; ``rows`` takes those of a mask that count here."""
+    group = group or parallel_state.get_context_parallel_group()
+    if group.size() > 1:
+        layout = layout_of(group.size())
+        for name, value in batch.items():
+            if value is not None:
+                batch[name] = rows(value) if name == "attention_mask" else layout.take(value, group.rank(), 1)
+    return batch
+
+
+def table_share(table: Tensor, dim: int, group: Any, layout_of: Callable[[int], Layout]) -> Tensor:
+    """This rank's share of dimension ``dim`` of a table of all positions."""
+    return layout_of(group.size()).take(table, group.rank(), dim)

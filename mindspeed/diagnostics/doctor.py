@@ -1,0 +1,209 @@
+"""What this machine has and lacks for training: one finding per subject, none of which imports torch here.
+
+torch and torch_npu are imported in a process of their own, so that a broken build is a finding and not a crash.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from mindspeed._version import __version__
+
+from mindspeed.diagnostics import ascend
+from mindspeed.resolution.environment import SUPPORTED_MEGATRON, version_in
+from mindspeed.diagnostics.finding import Finding
+from mindspeed.inspection.megatron_copies import megatron_copies, mixed_roots
+from mindspeed.ops.availability import CPP, standings
+from mindspeed.ops.compiler import find_compiler
+from mindspeed.plugins.discovery import BUILT_IN, discover
+from mindspeed.plugins.problems import Problem
+
+__all__ = ["Finding", "examine", "megatron", "packages", "probe_torch", "problems"]
+
+INSTALL: Final = "pip install 'mindspeed[train]'"
+PROBE_SECONDS: Final = 120
+
+NEEDED: Final = {"numpy": "tensors on the host", "psutil": "saving checkpoints (Megatron hangs without it)", "six": "Megatron"}
+USEFUL: Final = {
+    "pybind11": "Megatron's data set helpers",
+    "tensorboard": "scalars of a run",
+    "matplotlib": "the loss curve",
+    "tokenizers": "tokenizer.json files",
+}
+
+
+def examine() -> Iterator[Finding]:
+    """Every finding, in the order of the report. Takes as long as torch takes to import."""
+    yield Finding("python", f"{platform.python_version()} ({sys.executable})")
+    yield Finding("mindspeed", f"{__version__} ({Path(__file__).parents[1]})")
+    torch = probe_torch()
+    yield from _torch(torch)
+    yield from ascend.findings()
+    yield from _npu(torch)
+    yield from megatron()
+    yield from packages()
+    yield from _devices(torch)
+    yield from _operators()
+    yield from _features()
+
+
+def problems() -> list[Problem]:
+    """What an import of torch or megatron would stumble over, found without importing them."""
+    found = [*_installed_torch(), *megatron()]
+    return [problem for finding in found if (problem := finding.problem()) is not None]
+
+
+def _installed_torch() -> Iterator[Finding]:
+    if find_spec("torch") is None:
+        yield Finding("torch", "not installed", "missing", INSTALL)
+
+
+_PROBE: Final = """
+import json, torch
+import torch.distributed as dist
+found = {"version": torch.__version__, "gloo": dist.is_available() and dist.is_gloo_available(), "cuda": torch.version.cuda}
+found["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+print(json.dumps(found))
+"""
+
+
+def probe_torch() -> dict[str, Any]:
+    """``version``, ``gloo``, ``cuda`` and ``gpus`` of torch, or ``error`` with the last line of what went wrong."""
+    return _probe(_PROBE)
+
+
+def _probe(program: str) -> dict[str, Any]:
+    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=PROBE_SECONDS, check=False, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"the import did not end within {PROBE_SECONDS} seconds"}
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        return {"error": lines[-1] if lines else f"the import ended with status {done.returncode}"}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _torch(found: dict[str, Any]) -> Iterator[Finding]:
+    if find_spec("torch") is None:
+        yield from _installed_torch()
+    elif "error" in found:
+        yield Finding("torch", f"cannot be imported: {found['error']}", "missing", f"reinstall it: {INSTALL}")
+    else:
+        yield Finding("torch", found["version"])
+        if found["gloo"]:
+            yield Finding("gloo", "available")
+        else:
+            yield Finding("gloo", "not in this torch build", "missing", "install a torch build with gloo, as on PyPI")
+
+
+def _npu(torch: dict[str, Any]) -> Iterator[Finding]:
+    if find_spec("torch_npu") is None:
+        fix = "pip install 'mindspeed[npu]' on a machine with CANN, see docs/ascend.md"
+        yield Finding("torch_npu", "not installed", "optional", fix)
+        return
+    found = _probe("import json, torch, torch_npu; print(json.dumps({'version': torch_npu.__version__}))")
+    if "error" in found:
+        fix = "install the torch_npu of this torch version, and source CANN's set_env.sh"
+        yield Finding("torch_npu", f"cannot be imported: {found['error']}", "warning", fix)
+    elif "version" in torch and _series(found["version"]) != _series(torch["version"]):
+        text = f"{found['version']} was made for another torch than {torch['version']}"
+        yield Finding("torch_npu", text, "warning", f"pip install torch_npu=={_series(torch['version'])}.*")
+    else:
+        yield Finding("torch_npu", found["version"])
+    if find_spec("transformer_engine") is not None and find_spec("transformer_engine_torch") is not None:
+        text = "its build for CUDA is installed beside torch_npu; Megatron imports it, and that ends in a search for cuDNN"
+        yield Finding("transformer_engine", text, "warning", "pip uninstall transformer_engine transformer_engine_torch")
+
+
+def _series(version: str) -> str:
+    """``2.9.0.post2`` -> ``2.9``."""
+    return ".".join(version.split(".")[:2])
+
+
+def megatron() -> Iterator[Finding]:
+    """Every importable copy of megatron-core; the first one wins."""
+    copies = megatron_copies()
+    if not copies:
+        yield Finding("megatron-core", "not installed", "missing", INSTALL)
+    for copy in copies:
+        version = copy.version or "unknown version"
+        supported = copy.version is not None and version_in(copy.version, SUPPORTED_MEGATRON)
+        if not copy.wins:
+            fix = "take it off PYTHONPATH or uninstall it, unless you know which one you want"
+            yield Finding("megatron-core", f"{version} ({copy.root}), never imported: the first one wins", "warning", fix)
+        elif supported:
+            yield Finding("megatron-core", f"{version} ({copy.root})")
+        else:
+            text = f"{version} ({copy.root}) is not supported, which needs {SUPPORTED_MEGATRON}"
+            yield Finding("megatron-core", text, "missing", "pip install megatron-core==0.16.1")
+    if (mixed := mixed_roots()) is not None:
+        yield Finding("megatron", mixed.message, "missing", mixed.fix)
+
+
+def packages() -> Iterator[Finding]:
+    """Python packages that training needs or uses."""
+    for names, state in ((NEEDED, "missing"), (USEFUL, "optional")):
+        for name, purpose in names.items():
+            if find_spec(name) is not None:
+                yield Finding(name, _version(name))
+            else:
+                yield Finding(name, f"not installed; it is for {purpose}", state, f"pip install {name}")
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "unknown version"
+
+
+def _devices(torch: dict[str, Any]) -> Iterator[Finding]:
+    from mindspeed.platforms import detect
+
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    yield Finding("cpu", f"{os.cpu_count()} cores, {memory:.0f} GiB memory")
+    gpus = torch.get("gpus") or []
+    yield Finding("cuda devices", ", ".join(gpus) or "none", "ok" if gpus else "optional")
+    npus = sorted(path.name for path in Path("/dev").glob("davinci[0-9]*"))
+    yield Finding("npu devices", ", ".join(npus) or "none", "ok" if npus else "optional")
+    yield Finding("platform", f"{detect()} is used unless --platform says otherwise")
+
+
+def _operators() -> Iterator[Finding]:
+    """The compiler of the C++ operators, and whether they are built for this machine."""
+    compiler = find_compiler(os.environ.get("CXX"))
+    if compiler is not None:
+        yield Finding("C++ compiler", f"{' '.join(compiler.command)} {compiler.version}")
+    else:
+        text = "not found; it is for C++ operators, which have slower substitutes"
+        yield Finding("C++ compiler", text, "optional", "apt-get install g++, or set CXX")
+    rows = [row for row in standings("cpu") if row.variant == CPP]
+    missing = [row for row in rows if row.runs != CPP]
+    if missing:
+        fix = "mindspeed ops build" if compiler is not None else ""
+        yield Finding("C++ operators", f"{missing[0].why.partition(':')[0]}; the references run", "optional", fix)
+    elif rows:
+        yield Finding("C++ operators", f"{len(rows)} are built")
+
+
+def _features() -> Iterator[Finding]:
+    catalog = discover()
+    third = sorted({f"{row.distribution} {row.version}" for row in catalog.usable.values() if row.distribution != BUILT_IN})
+    others = f", some from {', '.join(third)}" if third else ""
+    yield Finding("features", f"{len(catalog.usable)}{others}")
+    for row in catalog.broken.values():
+        if row.problem is not None:
+            yield Finding(row.name, f"{row.problem.code} {row.problem.message}", "warning", row.problem.fix)

@@ -1,0 +1,228 @@
+"""Can this node run a locked job? One check per subject, without torch here and without any other node."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from mindspeed.planning.fingerprint import content_of, different, in_words
+from mindspeed.planning.lock import Lock, facts_of
+from mindspeed.diagnostics.build_locks import build_locks, extension_cache
+from mindspeed.inspection.megatron_copies import megatron_copies, mixed_roots, package_root
+from mindspeed.plugins.problems import MindSpeedError, Problem
+
+GIB: Final = 2**30
+INT32: Final = 2**31 - 1
+SHARED_MEMORY: Final = Path("/dev/shm")
+LOCKED: Final = "MS618"
+"""Code of a node that differs from the lock; every other check has a code of the environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a node must have besides the lock's content: room in the run folder and in shared memory, in GiB."""
+
+    run: str = "."
+    free_disk: float = 10.0
+    free_shm: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the report; ``code`` is that of the problem which it is when it has not passed."""
+
+    name: str
+    passed: bool
+    found: str
+    wanted: str
+    fix: str = ""
+    code: str = LOCKED
+
+    def to_json(self) -> dict[str, Any]:
+        return {key: value for key, value in asdict(self).items() if key != "code"}
+
+    def problem(self) -> Problem | None:
+        """The problem of a check that has not passed."""
+        if self.passed:
+            return None
+        return Problem(self.code, f"{self.name}: found {self.found}, wanted {self.wanted}", fix=self.fix)
+
+
+def checks(lock: Lock, needs: Needs) -> Iterator[Check]:
+    """Every check, in the order of the report."""
+    yield from _megatron()
+    yield from _versions(lock)
+    yield from _features_and_plan(lock)
+    yield _operators(lock)
+    yield _data_helpers()
+    yield _sample_numbers(lock)
+    yield from _build_locks()
+    yield _space("disk", _existing(Path(needs.run)), needs.free_disk, "free some space, or give another --run FOLDER")
+    if SHARED_MEMORY.is_dir():
+        yield _space("shared-memory", SHARED_MEMORY, needs.free_shm, "start the container with a larger --shm-size")
+
+
+def _megatron() -> Iterator[Check]:
+    copies = megatron_copies()
+    found = "; ".join(f"{copy.version or 'unknown version'} in {copy.root}{' (wins)' * copy.wins}" for copy in copies)
+    mixed = mixed_roots()
+    single = len({copy.version for copy in copies}) == 1 and mixed is None
+    fix = mixed.fix if mixed is not None else "uninstall the copies that are not wanted, or take them from PYTHONPATH"
+    yield Check("megatron-copies", single, found or "none", "copies of one version", "" if single else fix, "MS506")
+
+
+def _versions(lock: Lock) -> Iterator[Check]:
+    from mindspeed.planning.fingerprint import installed_versions
+
+    here = installed_versions()
+    for name, wanted in lock.versions().items():
+        found = here.get(name)
+        fix = f"pip install {name}=={wanted}" if name not in ("python", "megatron") else f"use the image with {name} {wanted}"
+        passed = found == wanted
+        yield Check(f"version-{name}", passed, found or "not installed", wanted, "" if passed else fix)
+
+
+def _features_and_plan(lock: Lock) -> Iterator[Check]:
+    """Packages of features, contents of files, and the plan that the locked request becomes here."""
+    from mindspeed import registry
+
+    here = content_of(lock.plan, registry.catalog_for(lock.plan.names), {})
+    for name, wanted in facts_of(lock.content, "feature").items():
+        found = here.get(f"feature {name}", "")
+        if not wanted.startswith("mindspeed "):  # those of mindspeed have its version
+            passed = found == wanted
+            fix = "" if passed else f"pip install {wanted.replace(' ', '==')}"
+            yield Check(f"feature-{name}", passed, found or "not installed", wanted, fix)
+    for kind, what in (("source", "patch-contents"), ("target", "megatron-contents")):
+        locked, found_files = facts_of(lock.content, kind), facts_of(here, kind)
+        odd = [name for name in locked if found_files.get(name) != locked[name]]
+        text = f"{len(odd)} of {len(locked)} files differ: {_some(odd)}" if odd else f"{len(locked)} files as locked"
+        fix = "install the packages that the lock was made with" if odd else ""
+        yield Check(what, not odd, text, f"{len(locked)} files as locked", fix)
+    yield _plan(lock)
+
+
+def _plan(lock: Lock) -> Check:
+    from mindspeed import registry
+    from mindspeed.planning.fingerprint import plan_facts
+    from mindspeed.resolution.request import job_from_data
+
+    wanted = f"plan {lock.plan.digest}"
+    try:
+        made = registry.resolve([job_from_data(dict(lock.job), "lock file").layer])
+    except MindSpeedError as error:
+        found = "; ".join(f"{problem.code} {problem.message}" for problem in error.problems)
+        return Check("plan", False, found, wanted, "; ".join(p.fix for p in error.problems if p.fix))
+    if made.digest == lock.plan.digest:
+        return Check("plan", True, f"plan {made.digest}", wanted)
+    before, now = plan_facts(lock.plan, None), plan_facts(made, None)
+    odd = different(now, before)
+    found = "; ".join(in_words(key, now.get(key)) for key in odd[:5])
+    fix = "make this node's packages those of the lock, or lock the job again"
+    return Check("plan", False, found, "; ".join(in_words(key, before.get(key)) for key in odd[:5]), fix)
+
+
+def _operators(lock: Lock) -> Check:
+    """Whether this node runs the variants that the platform has; a node without them holds up all the others."""
+    from mindspeed import registry
+    from mindspeed.ops.availability import standings
+
+    catalog, platform = registry.catalog_for(lock.plan.names), lock.plan.environment["platform"]
+    ops = {op for name in lock.plan.names if name in catalog.specs for op in catalog.specs[name].ops}
+    rows = [row for row in standings(platform) if row.name in ops]
+    slow = [row for row in rows if row.runs != row.variant]
+    words = [f"{row.name} {row.runs or 'nothing'}{f' ({row.why})' if row in slow else ''}" for row in rows]
+    fix = "mindspeed ops build, or install what is missing; see mindspeed ops list" if slow else ""
+    return Check("operators", not slow, ", ".join(words) or "none needed", "the best variant of each operator", fix, "MS515")
+
+
+def _data_helpers() -> Check:
+    """Megatron's compiled data helpers load in a process of their own, or can be compiled."""
+    wanted = "compiled data helpers that load, or a compiler for them"
+    root = package_root("core")
+    if root is None:
+        return Check("data-helpers", False, "no megatron", wanted, "install megatron-core", "MS507")
+    folder = root / "core" / "datasets"
+    built = [folder / f"helpers_cpp{suffix}" for suffix in EXTENSION_SUFFIXES if (folder / f"helpers_cpp{suffix}").is_file()]
+    if built:
+        error = _load_error(built[0])
+        fix = f"remove {built[0]} and let Megatron compile it again" if error else ""
+        return Check("data-helpers", not error, error or f"{built[0].name} loads", wanted, fix, "MS507")
+    missing = [tool for tool in ("g++", "make") if shutil.which(tool) is None]
+    missing += [] if find_spec("pybind11") is not None else ["pybind11"]
+    missing += [] if os.access(folder, os.W_OK) else [f"permission to write to {folder}"]
+    text = "not compiled, but can be" if not missing else f"not compiled, and there is no {' and no '.join(missing)}"
+    fix = "" if not missing else "install megatron-core's wheel, or what is missing"
+    return Check("data-helpers", not missing, text, wanted, fix, "MS507")
+
+
+def _load_error(file: Path) -> str:
+    """Why an extension does not load, or nothing."""
+    program = (
+        "import sys; from importlib.util import module_from_spec, spec_from_file_location as spec\n"
+        "found = spec('helpers_cpp', sys.argv[1]); found.loader.exec_module(module_from_spec(found))"
+    )
+    command = [sys.executable, "-c", program, str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    if done.returncode == 0:
+        return ""
+    return (done.stderr.strip().splitlines() or [f"{file.name} ends the process with status {done.returncode}"])[-1]
+
+
+def _sample_numbers(lock: Lock) -> Check:
+    """Old data helpers number all tokens of a run in 32 bits."""
+    world, train = lock.plan.world.known(), lock.job.get("train", {})
+    sizes = (train.get("train_iters"), world.get("global_batch_size"), world.get("seq_length"))
+    wanted = "fewer tokens than 2^31, or data helpers that count in 64 bits"
+    if not all(isinstance(size, int) for size in sizes):
+        return Check("token-numbers", True, "number of tokens unknown", wanted, code="MS508")
+    iters, batch, length = sizes
+    tokens = iters * batch * length
+    wide = tokens <= INT32 or _counts_in_64_bits()
+    fix = "" if wide else "use Megatron 0.8 or newer"
+    return Check("token-numbers", wide, f"{iters} x {batch} x {length} = {tokens} tokens", wanted, fix, "MS508")
+
+
+def _counts_in_64_bits() -> bool:
+    root = package_root("core")
+    try:
+        source = (root / "core" / "datasets" / "helpers.cpp").read_text(encoding="utf-8") if root is not None else ""
+    except OSError:
+        return False
+    return re.search(r"int64_t\s+num_samples\s*=\s*0|int64_t\s+sample_idx_index", source) is not None
+
+
+def _build_locks() -> Iterator[Check]:
+    """Locks of extension builds that nobody will release; they are reported, never removed."""
+    locks = build_locks()
+    stale = [lock for lock in locks if lock.stale]
+    found = "; ".join(map(str, stale or locks)) or f"none in {extension_cache()}"
+    names = " ".join(str(lock.path) for lock in stale)
+    fix = f"rm {names}, unless another host builds in that folder" if stale else ""
+    yield Check("build-locks", not stale, found, "no lock that nobody will release", fix, "MS504")
+
+
+def _space(name: str, folder: Path, wanted: float, fix: str) -> Check:
+    free = shutil.disk_usage(folder).free / GIB
+    enough = free >= wanted
+    return Check(name, enough, f"{free:.1f} GiB free in {folder}", f"{wanted:g} GiB", "" if enough else fix, "MS503")
+
+
+def _existing(folder: Path) -> Path:
+    """The nearest folder above that exists: the run's own may be made later."""
+    folder = folder.absolute()
+    return next(path for path in (folder, *folder.parents) if path.is_dir())
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more

@@ -1,1 +1,0 @@
-"""What several features share: plain torch, and the places where it enters Megatron."""

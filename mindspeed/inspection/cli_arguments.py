@@ -1,0 +1,82 @@
+"""The arguments that Megatron-LM's own parser takes, recorded per version: read here without Megatron-LM and without torch.
+
+The files beside this module (``surface/<version>.json``) are written by `mindspeed.megatron.cli_recording`, which
+builds the parser of a checkout once.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from mindspeed.inspection.nearest_release import nearest
+
+FOLDER: Final = Path(__file__).with_name("cli_argument_files")
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of the parser, in argparse's words.
+
+    ``action`` is the name of argparse's action (``store``, ``store_true``, ``store_false``, ``boolean_optional``), ``type``
+    that of the function that converts the text (``int``, ``str``, ``moe_freq_type``) or None. Members of an enumeration
+    are their names, as the command line spells them. A positional argument has no ``options``.
+    """
+
+    options: tuple[str, ...]
+    dest: str
+    action: str = "store"
+    default: Any = None
+    type: str | None = None
+    nargs: int | str | None = None
+    choices: tuple[Any, ...] | None = None
+    const: Any = None
+    required: bool = False
+
+    @property
+    def takes_value(self) -> bool:
+        """Whether a value follows the option on the command line."""
+        return self.action in ("store", "append", "extend") and self.nargs != 0
+
+
+@dataclass(frozen=True, slots=True)
+class Surface:
+    """Every argument of one Megatron-LM version, in the parser's order."""
+
+    version: str
+    arguments: tuple[Argument, ...]
+    by_option: dict[str, Argument] = field(init=False, repr=False, compare=False)
+    by_dest: dict[str, tuple[Argument, ...]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        by_option = {option: argument for argument in self.arguments for option in argument.options}
+        by_dest: dict[str, tuple[Argument, ...]] = {}
+        for argument in self.arguments:
+            by_dest[argument.dest] = (*by_dest.get(argument.dest, ()), argument)
+        object.__setattr__(self, "by_option", by_option)
+        object.__setattr__(self, "by_dest", by_dest)
+
+
+def recorded_surfaces() -> tuple[str, ...]:
+    """Versions whose arguments are recorded, as their files are named."""
+    return tuple(sorted(file.stem for file in FOLDER.glob("*.json")))
+
+
+def surface(version: str) -> Surface | None:
+    """The arguments of Megatron-LM ``version``, or of the recorded one most like it; None when all are above."""
+    known = nearest(version, recorded_surfaces())
+    return _read(known) if known is not None else None
+
+
+@lru_cache(maxsize=8)
+def _read(version: str) -> Surface:
+    data = json.loads((FOLDER / f"{version}.json").read_text(encoding="utf-8"))
+    return Surface(data["megatron"], tuple(_argument(row) for row in data["arguments"]))
+
+
+def _argument(row: dict[str, Any]) -> Argument:
+    lists = {name: tuple(row[name]) for name in ("options", "choices") if row.get(name) is not None}
+    return Argument(**{**row, **lists})

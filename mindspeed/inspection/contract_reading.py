@@ -1,0 +1,171 @@
+"""Reads the contract of a target from source text: nothing is imported, and every Python version reads the same."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from mindspeed.inspection.contracts import ABSENT, Contract, near_by_content, part_of
+from mindspeed.inspection.sites import Site, definitions, find_site, near_names
+from mindspeed.inspection.source import dotted, find_module, parse, read_scope
+
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+_DESCRIPTORS: Final = ("staticmethod", "classmethod", "property")
+_KINDS: Final = {ast.FunctionDef: "function", ast.AsyncFunctionDef: "function", ast.ClassDef: "class"}
+_SAYS_NOTHING: Final = {
+    # fields that name or annotate; what is left decides what the code does
+    ast.FunctionDef: ("name", "args", "returns", "type_comment", "type_params"),
+    ast.AsyncFunctionDef: ("name", "args", "returns", "type_comment", "type_params"),
+    ast.ClassDef: ("name", "type_params"),
+    ast.arg: ("annotation", "type_comment"),
+    ast.Constant: ("kind",),
+}
+
+
+def read_contract(target: str) -> Contract:
+    """The contract of a target in the Megatron that is found on the path; of kind absent where there is none."""
+    site = find_site(target)
+    if site is None or site.kind == ABSENT:
+        return Contract(ABSENT)
+    contract = contract_at(site)
+    return contract if site.name == target else Contract(contract.kind, contract.signature, contract.body, site.name)
+
+
+def contract_at(site: Site) -> Contract:
+    """The contract of a site. What cannot be read (compiled code, a base in a package that is not here) has only a kind."""
+    nodes = _nodes(site)
+    return _contract(site, nodes) if nodes else Contract(site.kind)
+
+
+def successors(target: str, recorded: Contract) -> list[str]:
+    """What took the place of a vanished target: an equal body or signature beside it, then names that look alike."""
+    module, _, qualname = target.partition(":")
+    found = find_module(module)
+    scope = read_scope(found) if found is not None else None
+    owner, _, name = qualname.rpartition(".")
+    candidates: dict[str, Contract] = {}
+    if scope is not None and (not owner or scope.last(owner) is not None):
+        binding = scope.last(owner) if owner else None
+        below = binding.scope if binding is not None else scope
+        names = [other for other in (below.bindings if below is not None else ()) if other != name]
+        candidates = _read_all(f"{module}:{owner}." if owner else f"{module}:", names)
+    elif scope is not None:  # the class has another name, and its member perhaps the old one
+        classes = [other for other, bound in scope.bindings.items() if bound[-1].kind == "class"]
+        for other in classes:
+            candidates |= _read_all(f"{module}:{other}.", [name])
+    alike = [name for name in near_names(target) if ":" in name]  # a module alone replaces no target
+    return (near_by_content(recorded, candidates) or alike)[:3]
+
+
+def _read_all(prefix: str, names: Sequence[str]) -> dict[str, Contract]:
+    sites = ((f"{prefix}{name}", find_site(f"{prefix}{name}")) for name in names)
+    return {name: contract_at(site) for name, site in sites if site is not None and site.name == name}
+
+
+def _nodes(site: Site) -> list[ast.stmt]:
+    """The statements that bind a site; empty where they are not Megatron's, and so not part of its release."""
+    found = definitions(site)
+    if found is None or found[0].file is None or part_of(f"{found[0].name}:") is None:
+        return []
+    wanted = {binding.line for binding in found[1]}
+    return [node for node in _statements(parse(found[0].file)) if node.lineno in wanted and _binds(node, site)]
+
+
+def _contract(site: Site, nodes: Sequence[ast.stmt]) -> Contract:
+    signatures = [text for node in nodes if (text := _signature(node, site))]
+    kind = site.kind
+    if kind == "outside":  # a script beside the megatron folder
+        kind = _KINDS.get(type(nodes[-1]), "assignment")
+    if len(nodes) == 1 and kind in ("function", "method"):
+        given = [name for name in _decorators(nodes[0]) if name in _DESCRIPTORS]
+        kind = given[0] if given else kind
+    words: list[str] = []
+    for node in nodes:
+        _feed(node, words)
+    body = hashlib.blake2b("\n".join(words).encode(), digest_size=8).hexdigest()
+    return Contract(kind, " or ".join(dict.fromkeys(signatures)), body)
+
+
+def _statements(node: ast.AST) -> Iterator[ast.stmt]:
+    """Statements of a module, of its classes and of their branches, outermost first; not those inside functions."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt):
+            yield child
+        if isinstance(child, ast.stmt | ast.ExceptHandler) and not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _statements(child)
+
+
+def _binds(node: ast.stmt, site: Site) -> bool:
+    """Whether a statement on the right line is the one that binds, and not one around it."""
+    if isinstance(node, _Definition):
+        return node.name == site.qualname.rpartition(".")[2]
+    return isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Import | ast.ImportFrom)
+
+
+def _decorators(node: ast.stmt) -> list[str]:
+    listed = node.decorator_list if isinstance(node, _Definition) else []
+    return [dotted(one.func if isinstance(one, ast.Call) else one) for one in listed]
+
+
+def _signature(node: ast.stmt, site: Site) -> str:
+    """Parameters of a function, of a class those of its ``__init__``."""
+    if isinstance(node, ast.ClassDef):
+        constructors = _nodes(Site(site.module, f"{site.qualname}.__init__", "method"))
+        return _signature(constructors[-1], site) if constructors else ""
+    return signature_text(node.args) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else ""
+
+
+def signature_text(arguments: ast.arguments) -> str:
+    """Parameters as they are written, without annotations: ``(a, /, b=1, *rest, c, **more)``."""
+    plain = [*arguments.posonlyargs, *arguments.args]
+    defaults = [None] * (len(plain) - len(arguments.defaults)) + list(arguments.defaults)
+    parts = [_parameter(argument, default) for argument, default in zip(plain, defaults, strict=True)]
+    if arguments.posonlyargs:
+        parts.insert(len(arguments.posonlyargs), "/")
+    if arguments.vararg is not None:
+        parts.append(f"*{arguments.vararg.arg}")
+    elif arguments.kwonlyargs:
+        parts.append("*")
+    parts += [_parameter(*both) for both in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
+    if arguments.kwarg is not None:
+        parts.append(f"**{arguments.kwarg.arg}")
+    return f"({', '.join(parts)})"
+
+
+def _parameter(argument: ast.arg, default: ast.expr | None) -> str:
+    return argument.arg if default is None else f"{argument.arg}={ast.unparse(default)}"
+
+
+def _feed(value: Any, words: list[str], member: bool = False) -> None:
+    """Append the words of a syntax tree: node names, field names and constants, without empty fields and docstrings.
+
+    ``ast.dump`` differs between Python versions. A definition inside a class counts with its name and parameters.
+    """
+    if isinstance(value, ast.AST):
+        words.append(type(value).__name__)
+        ignored = () if member and isinstance(value, _Definition) else _SAYS_NOTHING.get(type(value), ())
+        for name, inner in ast.iter_fields(value):
+            if name in ignored or name in ("ctx", "returns", "type_comment", "type_params") or inner is None or inner == []:
+                continue
+            words.append(name)
+            if name == "body" and isinstance(value, _Definition):
+                inner = _without_docstring(inner)
+            elif isinstance(value, ast.JoinedStr):  # Python 3.12 puts empty texts between the parts
+                inner = [part for part in inner if not (isinstance(part, ast.Constant) and part.value == "")]
+            _feed(inner, words, member=True)
+        words.append(")")
+    elif isinstance(value, list):
+        for item in value:
+            _feed(item, words, member)
+        words.append("]")
+    else:
+        words.append(repr(value))
+
+
+def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
+    first = body[0]
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+        return body[1:]
+    return body

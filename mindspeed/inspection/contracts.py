@@ -1,0 +1,213 @@
+"""Contracts: what a target looked like in a Megatron release, and how another one differs from it.
+
+A contract is read from source text (`mindspeed.inspection.contract_reading`) and recorded per release in the files
+beside this module: ``contracts/<version>.json`` for megatron.core, ``contracts/megatron-lm-<version>.json`` for what
+only a Megatron-LM checkout has. Light: imports neither torch nor megatron.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from mindspeed.inspection.nearest_release import nearest
+
+FOLDER: Final = Path(__file__).with_name("contract_files")
+BASELINE: Final = "0.16.1"
+"""The release that the features are written against."""
+
+ABSENT: Final = "absent"
+CORE: Final = "core"
+CHECKOUT: Final = "megatron-lm"
+Part = Literal["core", "megatron-lm"]
+_SCRIPTS: Final = ("pretrain_gpt", "gpt_builders", "model_provider")
+
+Verdict = Literal["same", "appended", "body changed", "changed", "gone", "new", "not applied", "unrecorded"]
+"""How a target differs from its contract.
+
+appended: every call that was valid means the same; body changed: equal signature; changed: another signature or kind;
+new: absent in the contract, here now; not applied: every patch of it is guarded for other versions; unrecorded: there is
+no contract to compare with.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """What one target is: ``kind`` as of a site (``absent`` when there is none), ``signature`` without annotations.
+
+    ``body`` is a hash of the definition without its name, parameters, docstrings and layout. ``site`` is where the
+    definition is, when the target is another name of it. ``near`` names what took the place of an absent target.
+    """
+
+    kind: str
+    signature: str = ""
+    body: str = ""
+    site: str = ""
+    near: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        fields = {"kind": self.kind, "signature": self.signature, "body": self.body, "site": self.site}
+        return {name: value for name, value in (*fields.items(), ("near", list(self.near))) if value}
+
+
+@dataclass(frozen=True, slots=True)
+class Contracts:
+    """The contracts of one release by target; ``version`` is the release that was read."""
+
+    version: str
+    targets: Mapping[str, Contract]
+
+
+def part_of(target: str) -> Part | None:
+    """Which of the two files holds a target; None for one outside Megatron."""
+    module = target.partition(":")[0]
+    if module == "megatron.core" or module.startswith("megatron.core."):
+        return CORE
+    return CHECKOUT if module.startswith("megatron.") or module in _SCRIPTS else None
+
+
+def file_of(part: Part, version: str, folder: Path = FOLDER) -> Path:
+    return folder / (f"{version}.json" if part == CORE else f"{part}-{version}.json")
+
+
+def recorded_versions(part: Part = CORE) -> tuple[str, ...]:
+    """Releases with a contract file, lowest first."""
+    prefix = "" if part == CORE else f"{part}-"
+    names = (file.stem for file in FOLDER.glob(f"{prefix}[0-9]*.json"))
+    return tuple(sorted((name.removeprefix(prefix) for name in names), key=lambda name: tuple(map(int, name.split(".")))))
+
+
+@lru_cache(maxsize=16)
+def contracts(version: str, part: Part = CORE) -> Contracts | None:
+    """The contracts of a release, or of the recorded one most like it; None when every recorded one is above."""
+    known = nearest(version, recorded_versions(part))
+    return read_contracts(file_of(part, known)) if known is not None else None
+
+
+@lru_cache(maxsize=16)
+def read_contracts(file: Path) -> Contracts:
+    """The contracts in one file."""
+    data = json.loads(file.read_text(encoding="utf-8"))
+    rows = {target: Contract(**{**row, "near": tuple(row.get("near", ()))}) for target, row in data["targets"].items()}
+    return Contracts(data["megatron"], rows)
+
+
+def write_contracts(file: Path, version: str, targets: Mapping[str, Contract]) -> None:
+    """Write a contract file: one line per target, in name order."""
+    rows = ",\n".join(f"{json.dumps(target)}: {json.dumps(targets[target].to_json())}" for target in sorted(targets))
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(f'{{"megatron": "{version}", "targets": {{\n{rows}\n}}}}\n', encoding="utf-8")
+
+
+def contract_for(target: str, version: str) -> tuple[str, Contract] | None:
+    """``(recorded release, contract)`` that holds for a target in a version; None when nothing is recorded for it."""
+    part = part_of(target)
+    known = contracts(version, part) if part is not None else None
+    contract = known.targets.get(target) if known is not None else None
+    return (known.version, contract) if known is not None and contract is not None else None
+
+
+def compare(recorded: Contract, found: Contract) -> Verdict:
+    """How what was found differs from what was recorded."""
+    if found.kind == ABSENT:
+        return "same" if recorded.kind == ABSENT else "gone"
+    if recorded.kind == ABSENT:
+        return "new"
+    if recorded.kind != found.kind:
+        return "changed"
+    if recorded.signature == found.signature:
+        return "same" if recorded.body == found.body else "body changed"
+    return "appended" if _accepts_all_of(found.signature, recorded.signature) else "changed"
+
+
+def difference(recorded: Contract, found: Contract) -> str:
+    """What changed, in few words: ``it is a class and was a function``, ``parameters: +a, -b, c=2 (was 1)``; else empty."""
+    if ABSENT in (recorded.kind, found.kind):
+        return ""
+    if recorded.kind != found.kind:
+        return f"kind: {found.kind} (was {recorded.kind})"
+    if recorded.signature == found.signature:
+        return ""
+    one, two = _parameters(recorded.signature), _parameters(found.signature)
+    if one is None or two is None:
+        return f"parameters: {found.signature or 'none'} (were {recorded.signature or 'none'})"
+    old, new = one.defaults(), two.defaults()
+    words = [f"+{_assigned(name, new[name])}" for name in new if name not in old]
+    words += [f"-{name}" for name in old if name not in new]
+    words += [
+        f"{_assigned(name, new[name])} (was {_assigned(name, old[name])})"
+        for name in new
+        if name in old and old[name] != new[name]
+    ]
+    return f"parameters: {', '.join(words) or 'in another order'}"
+
+
+def _assigned(name: str, default: str) -> str:
+    return f"{name}={default}" if default else name
+
+
+def _accepts_all_of(new: str, old: str) -> bool:
+    """Whether every call that fits ``old`` fits ``new`` and gives each old parameter the same value."""
+    one, two = _parameters(old), _parameters(new)
+    if one is None or two is None:
+        return False
+    kept = len(one.positional)
+    if two.positional[:kept] != one.positional or (len(two.positional) > kept and one.rest):
+        return False
+    if one.rest not in (two.rest, "") or one.keywords not in (two.keywords, ""):
+        return False
+    added = dict(two.positional[kept:]) | {name: two.named[name] for name in two.named.keys() - one.named.keys()}
+    return all(two.named.get(name) == default for name, default in one.named.items()) and "" not in added.values()
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameters:
+    """Parameters with their defaults as text, ``""`` when required; names of ``*args`` and ``**kwargs``."""
+
+    positional: tuple[tuple[str, str], ...]
+    named: dict[str, str]
+    rest: str
+    keywords: str
+
+    def defaults(self) -> dict[str, str]:
+        """Every name with its default, ``*args`` and ``**kwargs`` with their stars."""
+        names = {name.removesuffix(", /"): default for name, default in self.positional} | self.named
+        return (
+            names | {f"*{name}": "" for name in (self.rest,) if name} | {f"**{name}": "" for name in (self.keywords,) if name}
+        )
+
+
+def _parameters(signature: str) -> _Parameters | None:
+    try:
+        (function,) = ast.parse(f"def f{signature}: ...").body
+    except (SyntaxError, ValueError):
+        return None
+    if not isinstance(function, ast.FunctionDef):
+        return None
+    given = function.args
+    names = [*(f"{argument.arg}, /" for argument in given.posonlyargs), *(argument.arg for argument in given.args)]
+    padded = [""] * (len(names) - len(given.defaults)) + [ast.unparse(default) for default in given.defaults]
+    named = {
+        argument.arg: "" if default is None else ast.unparse(default)
+        for argument, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)
+    }
+    rest = given.vararg.arg if given.vararg is not None else ""
+    keywords = given.kwarg.arg if given.kwarg is not None else ""
+    return _Parameters(tuple(zip(names, padded, strict=True)), named, rest, keywords)
+
+
+def near_by_content(wanted: Contract, candidates: Mapping[str, Contract], known: Collection[str] = ()) -> list[str]:
+    """Candidates that have the body of a vanished definition, else those that have its signature.
+
+    A signature says something only from two named parameters on. Names in ``known`` existed before, so they are not new.
+    """
+    fresh = {name: contract for name, contract in candidates.items() if name not in known and contract.kind == wanted.kind}
+    same_body = [name for name, contract in fresh.items() if contract.body == wanted.body]
+    if same_body or wanted.signature.replace("self", "").replace("cls", "").count(",") < 1:
+        return sorted(same_body)
+    return sorted(name for name, contract in fresh.items() if contract.signature == wanted.signature)

@@ -1,0 +1,373 @@
+"""Sites: where the last definition of a patch target is bound, found from source text alone.
+
+Imports are followed inside megatron only, so that the many names of one object are one site. An assignment, or a name
+bound in several branches, is a site of its own, never its value's. Targets in other packages are taken as written:
+much of torch is compiled or made at import, so their names are looked up when the patch is applied.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Final
+
+from mindspeed.inspection.source import Binding, Module, Scope, dotted, find_module, loaded_module, read_scope, read_text
+
+TREE: Final = "megatron"
+"""The package inside which imports are followed."""
+
+CHECKOUT: Final = frozenset(f"{TREE}.{name}" for name in ("training", "legacy", "post_training", "rl", "inference"))
+"""Packages that a Megatron-LM checkout has beside megatron.core, and the megatron-core distribution has not."""
+
+_MEMBERLESS: Final = ("object", "ABC", "abc.ABC", "Protocol", "typing.Protocol")
+"""Bases that give a class no member of its own, though their source does not say so."""
+
+_DATACLASS: Final = ("dataclass", "dataclasses.dataclass")
+
+
+IMPORTED: Final = "import"
+"""Kind of a module that is imported in a branch: where it is not installed, nothing has the name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a target is bound.
+
+    ``kind`` is function, class, method, assignment, branches (bound in several), import (of a module, in a branch), outside
+    (in another package, taken as written) or absent (its package is not installed here, so nothing is known). ``line`` is 0
+    when unknown.
+    """
+
+    module: str
+    qualname: str
+    kind: str
+    file: str = ""
+    line: int = 0
+
+    @property
+    def name(self) -> str:
+        """``module:qualname``."""
+        return f"{self.module}:{self.qualname}"
+
+    @property
+    def barrier(self) -> str:
+        """Why a class cannot be replaced or mixed into; empty when it can, and for anything else."""
+        found = _class_named(self.module, self.qualname.split(".")) if self.kind == "class" else None
+        return _barrier(found[0], self.qualname, found[1].scope) if found is not None and found[1].scope is not None else ""
+
+
+def find_site(target: str) -> Site | None:
+    """The site of ``"module:qualname"``, or None when there is no such name. Imports nothing.
+
+    A member that a class only inherits is a site on that class.
+    """
+    module, _, qualname = target.partition(":")
+    top = module.partition(".")[0]
+    if top != TREE:
+        return _outside(module, qualname, top)
+    if find_module(top) is None or awaits_checkout(module):
+        return Site(module, qualname, "absent")
+    return _resolve(module, qualname.split("."), set())
+
+
+def awaits_checkout(module: str) -> bool:
+    """Whether a module belongs to a package of `CHECKOUT` that is not on the path (yet)."""
+    package = ".".join(module.split(".")[:2])
+    return package in CHECKOUT and find_module(package) is None
+
+
+def definitions(site: Site) -> tuple[Module, tuple[Binding, ...]] | None:
+    """The module and the statements that bind a site, several where it depends on the run; None when they cannot be read.
+
+    Of a member that is only inherited, those of the class that has it.
+    """
+    module = find_module(site.module)
+    scope = read_scope(module) if module is not None else None
+    *owners, name = site.qualname.split(".")
+    for owner in owners:
+        binding = scope.last(owner) if scope is not None else None
+        if binding is None or binding.scope is None:
+            return None
+        scope = binding.scope
+    if module is not None and scope is not None and owners and name not in scope.bindings:
+        module, scope = _inherited(module, scope, name, set()) or (None, None)
+    if module is None or scope is None or name not in scope.bindings:
+        return None
+    found = scope.bindings[name]
+    return module, tuple(found) if found[-1].branch else (found[-1],)
+
+
+def _inherited(module: Module, scope: Scope, name: str, seen: set[tuple[str, int]]) -> tuple[Module, Scope] | None:
+    """The module and body of the base class that has a member."""
+    for base in scope.bases:
+        where = _class_named(module.name, base.split("."))
+        if where is None or where[1].scope is None or (where[0].name, where[1].line) in seen:
+            continue
+        seen.add((where[0].name, where[1].line))
+        if name in where[1].scope.bindings:
+            return where[0], where[1].scope
+        if (found := _inherited(where[0], where[1].scope, name, seen)) is not None:
+            return found
+    return None
+
+
+def inside_tree(module: str) -> bool:
+    """Whether imports of this module are followed."""
+    return module == TREE or module.startswith(f"{TREE}.")
+
+
+def follows_to(target: str, site: str) -> bool:
+    """Whether the name ``target`` is an import, over any number of modules of any package, of what ``site`` binds."""
+    seen = set()
+    while target != site and target not in seen:
+        seen.add(target)
+        module, _, name = target.partition(":")
+        found = loaded_module(module)
+        scope = read_scope(found) if found is not None else None
+        if scope is None:
+            return False
+        binding = scope.last(name)
+        if binding is not None and binding.kind == "import":
+            target = f"{binding.source}:{binding.name}"
+        elif binding is None and scope.stars:
+            return any(follows_to(f"{star}:{name}", site) for star in scope.stars)
+    return target == site
+
+
+def may_import(module: str, name: str, key: str) -> bool:
+    """Whether the source of a loaded module may import ``name`` as ``key``: a cheap test before it is parsed."""
+    found = loaded_module(module)
+    text = read_text(found) if found is not None else b""
+    if key == name and b"import *" in text:
+        return True
+    wanted = name.encode()
+    lines = text.splitlines() if wanted in text else []
+    return any(wanted in line and wanted in _WORD.findall(line) and _IMPORTING.fullmatch(line) for line in lines)
+
+
+_WORD: Final = re.compile(rb"\w+")
+_IMPORTING: Final = re.compile(rb".*\b(from|import)\b.*|[\s(]*\w+(\s+as\s+\w+)?(\s*,\s*\w+(\s+as\s+\w+)?)*[\s,)\\]*(#.*)?")
+"""A line that may be of an import statement: it begins one, or goes on with nothing but names."""
+
+
+def _outside(module: str, qualname: str, top: str) -> Site | None:
+    if find_module(top) is None:
+        return Site(module, qualname, "absent")
+    found = find_module(module)
+    return Site(module, qualname, "outside", found.file or "") if found is not None else None
+
+
+def _resolve(module: str, parts: list[str], seen: set[tuple[str, str]]) -> Site | None:
+    """Follow ``parts`` from a module. ``seen`` stops circular imports."""
+    if not inside_tree(module):
+        return _outside(module, ".".join(parts), module.partition(".")[0])
+    if (module, ".".join(parts)) in seen:
+        return None
+    seen.add((module, ".".join(parts)))
+    found = find_module(module)
+    if found is None:
+        return _through_attribute(module, parts, seen)
+    scope = read_scope(found)
+    if scope is None:
+        return Site(module, ".".join(parts), "outside")
+    name, rest = parts[0], parts[1:]
+    binding = scope.last(name)
+    if binding is None:
+        return _unbound(found, scope, parts, seen)
+    if binding.kind == "import":
+        return _imported(found, binding, parts, seen)
+    if binding.kind == "module" and not rest:
+        return Site(module, name, IMPORTED, found.file or "", binding.line) if binding.branch else None
+    if binding.kind == "module":
+        return _resolve(binding.source, rest, seen)
+    if not rest:
+        return Site(module, name, binding.kind, found.file or "", binding.line)
+    if binding.kind == "assignment" and binding.name:
+        return _resolve(module, [*binding.name.split("."), *rest], seen)
+    if binding.kind == "class" and binding.scope is not None:
+        return _member(found, [name], binding, rest)
+    # what an assignment or a branch leaves is known at run time only
+    return None if binding.kind == "function" else Site(module, ".".join(parts), binding.kind, found.file or "", binding.line)
+
+
+def _through_attribute(module: str, parts: list[str], seen: set[tuple[str, str]]) -> Site | None:
+    """``megatron.core.mpu`` is no file: it is a name that ``megatron.core`` binds to a module."""
+    parent, _, name = module.rpartition(".")
+    found = find_module(parent) if parent else None
+    scope = read_scope(found) if found is not None else None
+    return _resolve(parent, [name, *parts], seen) if scope is not None and scope.last(name) is not None else None
+
+
+def _unbound(module: Module, scope: Scope, parts: list[str], seen: set[tuple[str, str]]) -> Site | None:
+    if len(parts) > 1 and find_module(f"{module.name}.{parts[0]}") is not None:
+        return _resolve(f"{module.name}.{parts[0]}", parts[1:], seen)
+    for star in reversed(scope.stars):
+        site = _resolve(star, parts, seen) if inside_tree(star) else None
+        if site is not None:
+            return site
+    return None
+
+
+def _imported(module: Module, binding: Binding, parts: list[str], seen: set[tuple[str, str]]) -> Site | None:
+    here = Site(module.name, ".".join(parts), "assignment", module.file or "", binding.line)
+    if not inside_tree(binding.source):
+        return here if len(parts) == 1 else _outside_member(binding, parts)
+    if len(parts) > 1 and find_module(f"{binding.source}.{binding.name}") is not None:
+        return _resolve(f"{binding.source}.{binding.name}", parts[1:], seen)
+    return _resolve(binding.source, [binding.name, *parts[1:]], seen)
+
+
+def _outside_member(binding: Binding, parts: list[str]) -> Site | None:
+    submodule = f"{binding.source}.{binding.name}"
+    if find_module(submodule) is not None:
+        return _outside(submodule, ".".join(parts[1:]), submodule.partition(".")[0])
+    return _outside(binding.source, ".".join([binding.name, *parts[1:]]), binding.source.partition(".")[0])
+
+
+def _member(module: Module, owner: list[str], binding: Binding, rest: list[str]) -> Site | None:
+    """The site of ``rest`` below the class ``owner``, which ``binding`` defines."""
+    found = _lookup(module, binding, rest[0], set())
+    if found is None:
+        return None
+    path, file = [*owner, rest[0]], module.file or ""
+    if found.kind == "unknown":
+        return Site(module.name, ".".join([*owner, *rest]), "method", file)
+    if len(rest) > 1:
+        return _member(module, path, found, rest[1:]) if found.kind == "class" else None
+    kind = "method" if found.kind == "function" else found.kind
+    return Site(module.name, ".".join(path), kind, file, found.line)
+
+
+def _lookup(module: Module, binding: Binding, name: str, seen: set[tuple[str, int]]) -> Binding | None:
+    """A member in a class or its bases; of kind ``unknown`` when a base cannot be read."""
+    scope = binding.scope
+    if scope is None or (module.name, binding.line) in seen:
+        return None
+    seen.add((module.name, binding.line))
+    own = scope.last(name)
+    if own is not None:
+        return own
+    unknown = name in vars(object)
+    for base in scope.bases:
+        if base in _MEMBERLESS:
+            continue
+        where = _class_named(module.name, base.split("."))
+        found = _lookup(*where, name, seen) if where is not None else Binding("unknown", 0)
+        if found is not None and found.kind != "unknown":
+            return found
+        unknown = unknown or found is not None
+    return Binding("unknown", 0) if unknown else None
+
+
+def _class_named(source: str, path: list[str], hops: int = 20) -> tuple[Module, Binding] | None:
+    """The class that a dotted name means in a module, followed over imports of any package."""
+    head, tail = path[0], path[1:]
+    if hops == 0:
+        return None
+    if tail and find_module(f"{source}.{head}") is not None:
+        return _class_named(f"{source}.{head}", tail, hops - 1)
+    found = find_module(source)
+    scope = read_scope(found) if found is not None else None
+    if found is None or scope is None:
+        return None
+    binding = scope.last(head)
+    if binding is None:
+        return next((hit for star in scope.stars if (hit := _class_named(star, path, hops - 1)) is not None), None)
+    if binding.kind == "class" and not tail:
+        return found, binding
+    if binding.kind == "module" and tail:
+        return _class_named(binding.source, tail, hops - 1)
+    if binding.kind == "import":
+        return _class_named(binding.source, [binding.name, *tail], hops - 1)
+    return None
+
+
+def _barrier(module: Module, name: str, scope: Scope) -> str:
+    """Why a class cannot be replaced or mixed into: its generated or written methods mean this very class by name."""
+    if any(decorator in _DATACLASS for decorator in scope.decorators):
+        return "it is a dataclass"
+    first, last = scope.lines
+    lines = Path(module.file or "").read_text(encoding="utf-8").splitlines()[first - 1 : last]
+    if not any(re.search(rf"\b{name}\b", line) for line in lines[1:]):
+        return ""
+    for node in ast.walk(ast.parse(textwrap.dedent("\n".join(lines)))):
+        if isinstance(node, ast.Call) and (text := _names_class(node, name)):
+            return f"its own source says {text} (line {first + node.lineno - 1}), which would mean the new class"
+    return ""
+
+
+def _names_class(call: ast.Call, name: str) -> str:
+    """The text of a call that hands ``self`` to a method of the class by the class's own name."""
+    first = dotted(call.args[0]) if call.args else ""
+    function = dotted(call.func)
+    if function == "super" and first == name:
+        return f"super({name}, ...)"
+    if function.startswith(f"{name}.") and (first in ("self", "cls") or function.split(".")[1].startswith("__")):
+        return f"{function}(...)"
+    return ""
+
+
+def near_names(target: str) -> list[str]:
+    """Up to three existing targets that look like a missing one: in its module or class, or the same name elsewhere."""
+    module, _, qualname = target.partition(":")
+    found = find_module(module)
+    if found is None:
+        near = get_close_matches(module, _sibling_modules(module), n=3, cutoff=0.6)
+        moved = _defined_elsewhere(module, qualname)
+        return (moved or [f"{name}:{qualname}" for name in near if find_site(f"{name}:{qualname}")] or near)[:3]
+    owner, _, name = qualname.rpartition(".")
+    prefix = f"{module}:{owner}." if owner else f"{module}:"
+    near = get_close_matches(name, sorted(_names_at(found, owner) - {name}), n=3, cutoff=0.6)
+    near = [prefix + other for other in near] or _defined_elsewhere(module, qualname)
+    return [other for other in near if other != target][:3]
+
+
+def _names_at(module: Module, owner: str) -> set[str]:
+    """Names in a module, or in the class ``owner`` and its readable bases."""
+    if not owner:
+        scope = read_scope(module)
+        return set(scope.bindings) if scope is not None else set()
+    names: set[str] = set()
+    where = _class_named(module.name, owner.split("."))
+    todo = [where] if where is not None else []
+    while todo:
+        found, binding = todo.pop()
+        if binding.scope is not None:
+            names |= binding.scope.bindings.keys()
+            todo += [hit for base in binding.scope.bases if base and (hit := _class_named(found.name, base.split(".")))]
+    return names
+
+
+def _sibling_modules(module: str) -> list[str]:
+    parent = module
+    while "." in parent:
+        parent = parent.rpartition(".")[0]
+        found = find_module(parent)
+        if found is not None:
+            files = (file for portion in found.portions or () for file in Path(portion).iterdir())
+            return [f"{parent}.{file.stem}" for file in sorted(files) if file.suffix == ".py" or file.is_dir()]
+    return []
+
+
+def _defined_elsewhere(module: str, qualname: str) -> list[str]:
+    """Modules of the tree that define the first name of ``qualname`` at their top."""
+    if not inside_tree(module):
+        return []
+    definition = re.compile(rf"^(?:def|class) {re.escape(qualname.partition('.')[0])}\b", re.MULTILINE)
+    tree = find_module(TREE)
+    return [
+        f"{name}:{qualname}"
+        for portion in (tree.portions if tree is not None else None) or ()
+        for file in sorted(Path(portion).rglob("*.py"))
+        if definition.search(file.read_text(encoding="utf-8", errors="replace"))
+        for name in [_module_name(Path(portion), file)]
+    ]
+
+
+def _module_name(portion: Path, file: Path) -> str:
+    parts = (TREE, *file.relative_to(portion).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

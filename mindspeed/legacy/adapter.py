@@ -1,0 +1,211 @@
+"""An old feature as a real one: its arguments become settings, its checks a Check, its patches the plan's patches."""
+
+from __future__ import annotations
+
+import argparse
+import traceback
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal, cast
+
+from pydantic import ConfigDict, Field, PrivateAttr, create_model
+
+from mindspeed.legacy import object_refs
+from mindspeed.legacy.arguments import namespace_of
+from mindspeed.legacy.feature import MindSpeedFeature
+from mindspeed.legacy.patches import MindSpeedPatchesManager
+from mindspeed.legacy.registrations import Registration, patches_of
+from mindspeed.plugins.constraints import After, Check
+from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec, Numerics, Stability
+from mindspeed.plugins.hookspecs import hookimpl
+from mindspeed.plugins.patches import Patch
+from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.plugins.world import UnknownValue, World
+
+PREFIX: Final = "compat:"
+"""Every feature in MindSpeed's form has it before its name, so that it never shadows one of ours."""
+
+
+class OldArgs(FeatureArgs):
+    """Base of the argument model of an old feature; ``refusal`` is what its checks said last."""
+
+    model_config = ConfigDict(protected_namespaces=())
+    _refusal: str = PrivateAttr("its own validation of the arguments")
+
+    @property
+    def refusal(self) -> str:
+        return self._refusal
+
+
+class OldFeature(Feature[OldArgs]):
+    """Base of the adapters. ``legacy`` is the feature as its author wrote it."""
+
+    legacy: MindSpeedFeature
+    common: Callable[[], Namespace | None]
+    """The arguments that all features of the list share at this moment, or None when each has its own."""
+    forced_away: frozenset[Registration] = frozenset()
+    """Replacements that give way to forced ones of later features."""
+
+    def __init__(self, args: OldArgs, world: World) -> None:
+        super().__init__(args, world)
+        object_refs.provide(self.spec.name, self.patches)
+
+    @hookimpl
+    def patches(self) -> list[Patch]:
+        """Let the feature register its patches. Raises MindSpeedError for those that cannot be taken."""
+        registrations = registrations_of(self)
+        kept = [one for one in registrations if one not in self.forced_away]
+        patches, _, problems = patches_of(kept)
+        if problems:
+            raise MindSpeedError(problems)
+        return patches
+
+
+def name_of(feature: MindSpeedFeature) -> str:
+    """The name in plans and reports: ``compat:acme-rope``."""
+    return PREFIX + feature.feature_name.replace("_", "-")
+
+
+def adapt(
+    feature: MindSpeedFeature,
+    after: Sequence[str] = (),
+    common: Callable[[], Namespace | None] = lambda: None,
+    forced_away: frozenset[Registration] = frozenset(),
+) -> type[OldFeature]:
+    """A feature class that does what an object in MindSpeed's form does. ``after`` names those before it in its list."""
+    kind = type(feature)
+    summary = (kind.__doc__ or "").strip().partition("\n")[0].rstrip(".") or "a feature in MindSpeed's form"
+    refused = Check(_accepts(feature, common), "{args.refusal}")
+    spec = FeatureSpec(
+        name=name_of(feature),
+        summary=summary if kind.__doc__ != MindSpeedFeature.__doc__ else "a feature in MindSpeed's form",
+        category=Category.SCENARIO,
+        level=2 if feature.optimization_level >= 2 else 0,
+        constraints=(*(After(name) for name in after), refused),
+        numerics=Numerics.approximate(1.0, 1.0, "it was written for MindSpeed, which states no claim"),
+        stability=Stability.EXPERIMENTAL,
+    )
+    entries = {
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__doc__": kind.__doc__,
+        "spec": spec,
+        "legacy": feature,
+        "common": staticmethod(common),
+        "forced_away": forced_away,
+    }
+    adapter = cast("type[OldFeature]", type(kind.__name__, (OldFeature,), entries))
+    adapter.Args = _model(feature)  # afterwards: a new Feature class takes the model that its base names
+    return adapter
+
+
+def own_arguments(feature: MindSpeedFeature) -> list[argparse.Action]:
+    """The arguments that a feature registers; none for one that fails to, which is a broken row of the catalog."""
+    try:
+        return _registered(feature)
+    except Exception:  # foreign code may fail in any way
+        return []
+
+
+def _registered(feature: MindSpeedFeature) -> list[argparse.Action]:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    feature.register_args(parser)
+    return [action for action in parser._actions if action.option_strings]
+
+
+def registrations_of(adapter: OldFeature) -> list[Registration]:
+    """What a feature registers for its settings and world."""
+    feature = adapter.legacy
+    given = arguments_for(feature, adapter.args, adapter.world, type(adapter).common())
+    with MindSpeedPatchesManager.owned_by(adapter.spec.name) as registered:
+        try:
+            feature.pre_register_patches(MindSpeedPatchesManager, given)
+            feature.register_patches(MindSpeedPatchesManager, given)
+        except MindSpeedError:
+            raise
+        except ImportError as error:
+            text = f"{adapter.spec.name} imports what is not installed here when it registers its patches: {error}"
+            problem = Problem("MS406", text, (adapter.spec.name,), fix="plan it where torch and megatron are installed")
+            raise MindSpeedError([problem]) from error
+        except Exception as error:  # foreign code may fail in any way
+            text = f"{adapter.spec.name} failed when it registered its patches: {refusal_of(error)}"
+            raise MindSpeedError([Problem("MS901", text, (adapter.spec.name,))]) from error
+    return registered
+
+
+def arguments_for(
+    feature: MindSpeedFeature,
+    args: FeatureArgs,
+    world: World,
+    common: Namespace | None = None,
+    unknown_is_absent: bool = False,
+) -> Namespace:
+    """The namespace that a feature reads when it is on: Megatron's names, the common arguments, its settings, its switch."""
+    settings = {name: list(value) if isinstance(value, tuple) else value for name, value in args}
+    given = (vars(common) if common is not None else {}) | settings
+    if not given.get(feature.feature_name):
+        given[feature.feature_name] = True
+    return namespace_of(world, given, unknown_is_absent)
+
+
+def _accepts(feature: MindSpeedFeature, common: Callable[[], Namespace | None]) -> Callable[[Any, World], bool]:
+    """The feature's three validations as one test. Where Megatron-LM's parser will ask them, they are not asked here."""
+
+    def accepts(args: Any, world: World) -> bool:
+        from mindspeed.legacy.megatron_lm import wires_arguments
+
+        if common() is not None and wires_arguments():
+            return True
+        try:
+            given = arguments_for(feature, args, world, common(), unknown_is_absent=True)
+            for validate in (feature.pre_validate_args, feature.validate_args, feature.post_validate_args):
+                validate(given)
+        except AttributeError as error:
+            if error.obj is not given:
+                raise
+            raise UnknownValue(str(error.name)) from error
+        except Exception as error:  # MindSpeed's features refuse arguments with whatever error they like
+            args._refusal = refusal_of(error)
+            return False
+        return True
+
+    return accepts
+
+
+def refusal_of(error: Exception) -> str:
+    """What a check that raised has said, in one line; the source line of an assertion without words."""
+    if isinstance(error, MindSpeedError):
+        return "; ".join(problem.message for problem in error.problems)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return str(error) or f"{type(error).__name__} at {last.name}: {last.line}"
+
+
+def _model(feature: MindSpeedFeature) -> type[OldArgs]:
+    """The argument model of a feature; its own switch is no setting, unless it takes a value."""
+    fields: dict[str, Any] = {}
+    for action in _registered(feature):
+        if is_switch(feature, action):
+            continue
+        default = action.default if action.default is not argparse.SUPPRESS else None
+        fields[action.dest] = (_type(action), Field(default, description=action.help or action.dest))
+    return create_model(f"{type(feature).__name__}Args", __base__=OldArgs, **fields)
+
+
+def is_switch(feature: MindSpeedFeature, action: argparse.Action) -> bool:
+    """Whether an argument only switches its feature on."""
+    return action.dest == feature.feature_name and _is_flag(action)
+
+
+def _is_flag(action: argparse.Action) -> bool:
+    return action.nargs == 0 or isinstance(action, argparse.BooleanOptionalAction)
+
+
+def _type(action: argparse.Action) -> Any:
+    if _is_flag(action):
+        return bool
+    kind: Any = action.type if action.type in (int, float, str) else (str if action.type is None else Any)
+    if action.choices is not None:
+        kind = Literal[tuple(action.choices)]
+    if action.nargs not in (None, "?"):
+        kind = tuple[kind, ...]
+    return kind | None if kind is not Any else Any

@@ -1,0 +1,167 @@
+"""Arguments in MindSpeed's form: one namespace with what old features register, what the command line gives, and Megatron's."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from mindspeed.runtime import session
+from mindspeed.legacy.feature import MindSpeedFeature
+from mindspeed.legacy.flags import OLD_FLAGS
+from mindspeed.megatron.training_flags import FEATURES, SETTINGS, WORLD
+from mindspeed.plugins.world import World
+
+MEGATRON_SIZES: Final = WORLD | {
+    "virtual_pipeline_model_parallel_size": "vpp",
+    "world_size": "world_size",
+    "num_query_groups": "num_query_groups",
+    "num_experts": "num_experts",
+    "swiglu": "gated_linear_unit",
+}
+"""Megatron's arguments that are values of a world, by name."""
+
+
+def process_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add the arguments of every feature in the list, and ``--optimization-level``; returns the parser."""
+    from mindspeed.legacy.manager import MindSpeedFeaturesManager
+
+    if "--optimization-level" not in parser._option_string_actions:
+        levels = "0 for Megatron as it is, 1 for fused operators, 2 for everything that is asked for"
+        parser.add_argument("--optimization-level", type=int, choices=(0, 1, 2), default=2, help=levels)
+    for feature in MindSpeedFeaturesManager.FEATURES_LIST:
+        register(feature, parser)
+    return parser
+
+
+def register(feature: MindSpeedFeature, parser: argparse.ArgumentParser) -> None:
+    """Let a feature add its arguments, unless the parser has them all. One that fails to is a broken row of the catalog."""
+    from mindspeed.legacy.adapter import own_arguments
+
+    actions = own_arguments(feature)
+    options = {option for action in actions for option in action.option_strings}
+    if not options <= parser._option_string_actions.keys():
+        feature.register_args(parser)
+    elif not options:  # it may add a choice to an argument of another
+        with suppress(Exception):
+            feature.register_args(parser)
+
+
+def get_mindspeed_args(get_defaults: bool = False) -> Namespace:
+    """The command line as MindSpeed reads it: arguments of features by their parsers, all others by their look.
+
+    ``--name value`` of another parser becomes the attribute ``name``, with numbers as numbers; without a value it is
+    True. ``get_defaults`` gives the defaults alone and remembers nothing.
+    """
+    from mindspeed import args_utils
+
+    if get_defaults:
+        return _parse(())
+    if args_utils._MINDSPEED_ARGS is None:
+        args_utils._MINDSPEED_ARGS = _as_active(_parse(sys.argv[1:]))
+    return args_utils._MINDSPEED_ARGS
+
+
+def get_full_args() -> Namespace:
+    """Megatron's own arguments once it has them, before that `get_mindspeed_args`."""
+    variables = sys.modules.get("megatron.training.global_vars")
+    found = getattr(variables, "_GLOBAL_ARGS", None)
+    return found if found is not None else get_mindspeed_args()
+
+
+def _as_active(args: Namespace) -> Namespace:
+    """Add what the active plan knows: its flags may have been taken out of the command line when it was made."""
+    active = session.current()
+    if active is None:
+        return args
+    features = {feature.name: feature.args for feature in active.plan.features}
+    for old in OLD_FLAGS:
+        feature = next((name for name in old.features if name in features), None)
+        if feature is None or old.needless:
+            continue
+        value: Any = next((value for value, name in old.choices.items() if name == feature and not old.chooser), True)
+        if old.setting:
+            value = features[feature].get(old.setting)
+        if value is not None and not getattr(args, old.dest, None):
+            setattr(args, old.dest, value)
+    for name, value in vars(namespace_of(active.plan.world, {})).items():
+        if name in MEGATRON_SIZES and not hasattr(args, name):
+            setattr(args, name, value)
+    return args
+
+
+def _parse(argv: Sequence[str]) -> Namespace:
+    parser = process_args(argparse.ArgumentParser(allow_abbrev=False, add_help=False))
+    args, others = parser.parse_known_args(argv)
+    for name, value in _by_look(others).items():
+        if not hasattr(args, name):
+            setattr(args, name, value)
+    return args
+
+
+def _by_look(tokens: Sequence[str]) -> dict[str, Any]:
+    """Arguments that no parser here knows: ``--a 1 --b --c=x y`` -> ``{"a": 1, "b": True, "c": ["x", "y"]}``."""
+    found: dict[str, list[Any]] = {}
+    values: list[Any] | None = None
+    for token in tokens:
+        if token.startswith("--") and len(token) > 2:
+            name, equals, value = token[2:].partition("=")
+            values = found[name.replace("-", "_")] = [_scalar(value)] if equals else []
+        elif values is not None:
+            values.append(_scalar(token))
+    return {name: True if not given else given[0] if len(given) == 1 else given for name, given in found.items()}
+
+
+def _scalar(text: str) -> int | float | str:
+    if text[:1] in "+-.0123456789":
+        for kind in (int, float):
+            with suppress(ValueError):
+                return kind(text)
+    return text
+
+
+def namespace_of(world: World, given: Mapping[str, Any], unknown_is_absent: bool = False) -> Namespace:
+    """The arguments of a plan in MindSpeed's form: Megatron's defaults, the world's sizes, then ``given``.
+
+    Sizes that nobody gave are None, or absent.
+    """
+    from mindspeed.inspection.cli_arguments import surface
+
+    recorded = surface(world.megatron) if world.knows("megatron") else None
+    values = {argument.dest: argument.default for argument in (recorded.arguments if recorded is not None else ())}
+    values |= vars(get_mindspeed_args(get_defaults=True))
+    values |= {name: getattr(world, field) for name, field in MEGATRON_SIZES.items() if world.knows(field)}
+    if unknown_is_absent:
+        for name, field in MEGATRON_SIZES.items():
+            if not world.knows(field):
+                values.pop(name, None)
+    if world.knows("dtype"):
+        values |= {"bf16": world.dtype == "bf16", "fp16": world.dtype == "fp16"}
+    return Namespace(**values | dict(given))
+
+
+def world_of(args: Mapping[str, Any]) -> dict[str, Any]:
+    """The world's values among arguments in Megatron's names; what has another type is left out."""
+    from mindspeed.plugins.world import FIELDS
+
+    world = {field: args[name] for name, field in MEGATRON_SIZES.items() if type(args.get(name)) is FIELDS[field][0]}
+    if args.get("bf16") is True or args.get("fp16") is True:
+        world["dtype"] = "bf16" if args.get("bf16") is True else "fp16"
+    if args.get("swiglu") is True:
+        world["activation"] = "silu"
+    if not args.get("group_query_attention"):
+        world.pop("num_query_groups", None)  # Megatron's default of 1 means nothing then
+    return world
+
+
+def megatron_features(args: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Features that Megatron's own arguments switch on, with the settings that stand among them."""
+    names = dict.fromkeys(feature for argument, feature in FEATURES.items() if args.get(argument))
+    settings: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for argument, (feature, setting) in SETTINGS.items():
+        if feature in settings and args.get(argument) is not None:
+            settings[feature][setting] = args[argument]
+    return settings

@@ -1,0 +1,116 @@
+"""``MindSpeedFeature``: the base class that features written for MindSpeed derive from."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
+from typing import Any
+
+from mindspeed.legacy.flags import BY_DEST, OLD_FLAGS, register_old_flags
+from mindspeed.plugins.feature import Feature
+from mindspeed.plugins.problems import MindSpeedError, Problem
+
+
+class MindSpeedFeature:
+    """A feature in MindSpeed's form. Override what you need; patches go through the framework's engine.
+
+    ``feature_name`` is the name with underscores, which is also the argument that switches the feature on. A feature of
+    ``optimization_level`` 0 is always on (``default_patches``), others up to the level of the job.
+    """
+
+    def __init__(self, feature_name: str, optimization_level: int = 2) -> None:
+        self.feature_name = feature_name.strip().lower().replace("-", "_")
+        self.optimization_level = optimization_level
+        self.default_patches = optimization_level == 0
+
+    def register_args(self, parser: ArgumentParser) -> None:
+        """Add the feature's arguments."""
+
+    def pre_validate_args(self, args: Namespace) -> None:
+        """Change arguments before Megatron validates them."""
+
+    def validate_args(self, args: Namespace) -> None:
+        """Raise when arguments do not fit."""
+
+    def post_validate_args(self, args: Namespace) -> None:
+        """Change arguments after Megatron has validated them."""
+
+    def pre_register_patches(self, patch_manager: Any, args: Namespace) -> None:
+        """Register patches that must be known before others import Megatron; here all patches are."""
+
+    def register_patches(self, patch_manager: Any, args: Namespace) -> None:
+        """Register patches: ``patch_manager.register_patch("megatron.core.a.b", new)``."""
+
+    def is_need_apply(self, args: Namespace) -> bool:
+        """Whether these arguments switch the feature on."""
+        level = getattr(args, "optimization_level", 2)
+        return self.default_patches or (self.optimization_level <= level and bool(getattr(args, self.feature_name, None)))
+
+    def incompatible_check(self, global_args: Namespace, check_args: str) -> None:
+        """Raise MS202 when both this feature and the argument or feature ``check_args`` are on, MS110 when nobody has it."""
+        if self._is_on(global_args, check_args, "excludes"):
+            names = (self.feature_name, check_args)
+            raise MindSpeedError([Problem("MS202", f"{names[0]} and {names[1]} exclude each other", names, fix=_out(names))])
+
+    def dependency_check(self, global_args: Namespace, check_args: str) -> None:
+        """Raise MS205 when this feature is on without the argument or feature ``check_args``, MS110 when nobody has it."""
+        if self._is_on(global_args, check_args, "requires") is False:
+            text = f"{self.feature_name} requires {check_args}, which is not on"
+            fix = f"--{check_args.replace('_', '-')}, or take out {self.feature_name}"
+            raise MindSpeedError([Problem("MS205", text, (self.feature_name,), fix=fix)])
+
+    def _is_on(self, args: Namespace, name: str, verb: str) -> bool | None:
+        """Whether ``name`` is on beside this feature; None when this feature itself is off."""
+        from mindspeed.legacy.known_names import check_name
+
+        check_name(self.feature_name, name, verb, args)
+        if not getattr(args, self.feature_name, None):
+            return None
+        return bool(getattr(args, name.replace("-", "_"), None))
+
+    @staticmethod
+    def add_parser_argument_choices_value(parser: ArgumentParser, argument_name: str, new_choice: Any) -> None:
+        """Add a choice to an argument that is registered already; nothing happens when it is not."""
+        action = parser._option_string_actions.get(argument_name)
+        if action is not None and action.choices is not None and new_choice not in action.choices:
+            action.choices = [*action.choices, new_choice]
+
+    @classmethod
+    def as_mindspeed_feature(cls) -> type[Feature[Any]]:
+        """The class as a feature of the framework; discovery asks for it when an entry point names this class."""
+        from mindspeed.legacy.adapter import adapt
+
+        return adapt(cls())  # type: ignore[call-arg]
+
+
+class OwnFeature(MindSpeedFeature):
+    """A feature of this framework in MindSpeed's list: it has old flags, and no patches to register."""
+
+    def register_args(self, parser: ArgumentParser) -> None:
+        register_old_flags(parser, self.name)
+
+    @property
+    def name(self) -> str:
+        return self.feature_name.replace("_", "-")
+
+    def is_need_apply(self, args: Namespace) -> bool:
+        return self.name in switched_on(vars(args))
+
+
+def switched_on(given: Mapping[str, Any]) -> set[str]:
+    """Features that old flags, by attribute, switch on."""
+    return {
+        old.feature_for(given[dest], given)
+        for dest, old in BY_DEST.items()
+        if old.switch and given.get(dest) not in (None, False)
+    } - {""}
+
+
+def create_features_list() -> list[MindSpeedFeature]:
+    """A new list with every feature that has old flags."""
+    names = dict.fromkeys(name for old in OLD_FLAGS for name in old.features)
+    return [OwnFeature(name) for name in names]
+
+
+def _out(names: tuple[str, ...]) -> str:
+    return " or ".join(f"take out {name}" for name in names)

@@ -1,0 +1,359 @@
+"""Old MindSpeed flags: which feature each switches on, and which setting it gives. One table, read without torch and megatron.
+
+Flags that Megatron itself has are not in the table: they are read from Megatron's parser.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from mindspeed.resolution.request import Layer
+from mindspeed.plugins.discovery import Catalog
+from mindspeed.plugins.problems import Problem
+
+SOURCE: Final = "old MindSpeed flag"
+"""Source of values in a plan that came from an old flag."""
+
+_TYPES: Final[dict[str, type]] = {"int": int, "float": float, "text": str}
+
+
+@dataclass(frozen=True, slots=True)
+class OldFlag:
+    """One flag of MindSpeed.
+
+    ``feature`` is what it stands for; with ``choices`` the value chooses it (``{value: feature}``), or the value of the
+    flag ``chooser``, the first if that is not given. ``setting`` is the setting that takes the value. A flag that does not
+    ``switch`` only gives a setting. ``off`` are values that leave the feature off, as MindSpeed's defaults do. ``needless``:
+    why nothing is to be done for what the flag asks.
+    """
+
+    flag: str
+    feature: str = ""
+    setting: str = ""
+    takes: Literal["nothing", "int", "float", "text"] = "nothing"
+    switch: bool = True
+    off: tuple[Any, ...] = ()
+    choices: Mapping[str, str] = field(default_factory=dict)
+    chooser: str = ""
+    needless: str = ""
+
+    @property
+    def dest(self) -> str:
+        """The attribute that MindSpeed's features read."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Every feature that this flag can stand for."""
+        return tuple(dict.fromkeys(self.choices.values())) or (self.feature,)
+
+    def new_spelling(self, feature: str, value: Any = True) -> str:
+        """What to write instead: ``--features rms-norm``, or ``--set ring-attention.window=2``."""
+        given = f"--set {feature}.{self.setting}={str(value).lower() if value is True else value}" if self.setting else ""
+        return " ".join(filter(None, [f"--features {feature}" if self.switch else "", given]))
+
+    def says_something(self, value: Any) -> bool:
+        """Whether a value asks for anything: a setting may be 0, a switch that counts is off then."""
+        return value is not None and value is not False and not (self.switch and value == 0)
+
+    def feature_for(self, value: Any, given: Mapping[str, Any]) -> str:
+        """The feature that a value stands for; ``given`` are all arguments by attribute. ``""`` for none."""
+        if value in self.off:
+            return ""
+        if not self.choices:
+            return self.feature
+        key = given.get(self.chooser.removeprefix("--").replace("-", "_")) if self.chooser else value
+        return next(iter(self.choices.values())) if key is None else self.choices.get(str(key), "")
+
+
+def _switches(feature: str, *flags: str) -> Iterator[OldFlag]:
+    return (OldFlag(flag, feature) for flag in flags)
+
+
+def _settings(feature: str, takes: Literal["nothing", "int", "float", "text"], **settings: str) -> Iterator[OldFlag]:
+    """Flags that only give a setting: ``setting="--flag"``."""
+    return (OldFlag(flag, feature, setting, takes, switch=False) for setting, flag in settings.items())
+
+
+def _settings_by_algorithm(takes: Literal["int", "text"], choices: Mapping[str, str], **settings: str) -> Iterator[OldFlag]:
+    """Flags that give a setting of the algorithm of context parallelism that is asked for."""
+    for setting, flag in settings.items():
+        yield OldFlag(flag, "", setting, takes, False, choices=choices, chooser="--context-parallel-algo")
+
+
+_ALGORITHMS: Final = {
+    "megatron_cp_algo": "ring-attention",
+    "ulysses_cp_algo": "ulysses-attention",
+    "hybrid_cp_algo": "hybrid-attention",
+    "adaptive_cp_algo": "adaptive-cp",
+    "hybrid_adaptive_cp_algo": "adaptive-cp",
+    "kvallgather_cp_algo": "kv-allgather-cp",
+}
+"""MindSpeed's names of the algorithms of context parallelism; the first is its default, here and below."""
+_WITH_RINGS: Final = {name: _ALGORITHMS[name] for name in ("megatron_cp_algo", "hybrid_cp_algo")}
+_CACHING: Final = {name: _ALGORITHMS[name] for name in ("megatron_cp_algo", "ulysses_cp_algo", "hybrid_cp_algo")}
+
+
+OLD_FLAGS: Final[tuple[OldFlag, ...]] = (
+    # operators
+    *_switches("rms-norm", "--use-fused-rmsnorm"),
+    *_switches("swiglu", "--use-fused-swiglu"),
+    *_switches("rotary-embedding", "--use-fused-rotary-pos-emb"),
+    *_switches("flash-attention", "--use-fusion-attn-v2"),
+    *_settings("flash-attention", "int", sparse_mode="--sparse-mode", pre_tokens="--pre-tockens", next_tokens="--next-tockens"),
+    *_switches("moe-token-permute", "--use-fused-moe-token-permute-and-unpermute"),
+    *_switches("ring-attention-update", "--use-fused-ring-attention-update"),
+    *_switches("grouped-matmul-add", "--gemm-gradient-accumulation-fusion"),
+    *_switches("coc", "--use-ascend-coc"),
+    *_settings("coc", "int", mode="--coc-mode", parts="--coc-parallel-num"),
+    *_settings("coc", "nothing", fused="--coc-fused-kernel"),
+    *_switches("mc2", "--use-ascend-mc2"),
+    # context parallelism
+    OldFlag("--context-parallel-algo", takes="text", choices=_ALGORITHMS),
+    *_settings_by_algorithm("int", _WITH_RINGS, window="--cp-window-size"),
+    *_settings("ring-attention", "nothing", second_communicator="--use-cp-send-recv-overlap"),
+    OldFlag(
+        "--megatron-cp-in-bnsd",
+        "ring-attention",
+        switch=False,
+        needless="the attention operator takes tensors as Megatron has them, and turns none",
+    ),
+    *_settings_by_algorithm(
+        "int",
+        {"hybrid_cp_algo": "hybrid-attention", "hybrid_adaptive_cp_algo": "adaptive-cp"},
+        ulysses_degree="--ulysses-degree-in-cp",
+    ),
+    OldFlag(
+        "--attention-mask-type",
+        "context-parallel",
+        takes="text",
+        switch=False,
+        needless="a causal mask is implied, and any other that the model gives is read",
+    ),
+    OldFlag(
+        "--attention-mask-on-cpu",
+        "context-parallel",
+        switch=False,
+        needless="a causal mask is never made, and of another a rank has only what its algorithm reads",
+    ),
+    *_settings_by_algorithm("text", _CACHING, keep="--context-parallel-kv-cache-policy"),
+    *_settings_by_algorithm("int", _CACHING, interval="--context-parallel-cache-interval"),
+    *_settings("ulysses-attention", "nothing", kv_allgather="--use-ulysses-allgather-kv"),
+    *_settings(
+        "adaptive-cp",
+        "nothing",
+        without_coarse="--adaptive-cp-without-coarse",
+        dynamic_mask="--adaptive-cp-dynamic-attn-mask",
+        only_reschedule="--adaptive-cp-only-reschedule",
+        own_masks="--adaptive-cp-manually-set-mask-list",
+    ),
+    # pipelines and tensor parallelism
+    OldFlag("--noop-layers", "noop-layers", "layers", "text"),
+    *_switches("dynamic-shapes", "--variable-seq-lengths"),
+    *_switches("recompute-in-bubble", "--recompute-in-bubble"),
+    *_switches("recompute-in-advance", "--recompute-in-advance"),
+    *_switches("nano-pipe", "--use-nanopipe"),
+    *_settings("nano-pipe", "nothing", swap="--use-nanopipe-swap"),
+    *_switches("tensor-parallel-2d", "--tp-2d"),
+    *_settings("tensor-parallel-2d", "int", x="--tp-x", y="--tp-y"),
+    *_settings(
+        "tensor-parallel-2d",
+        "nothing",
+        overlap_gather="--enable-overlap-ag-with-matmul",
+        overlap_scatter="--enable-overlap-matmul-with-rs",
+        overlap_backward="--enable-backward-overlap-ag-with-matmul",
+    ),
+    *_switches("gloo-free-checkpoint", "--disable-gloo-group"),
+    # memory
+    OldFlag("--adaptive-recompute-device-size", "adaptive-recompute", "budget_mb", "int", off=(-1,)),
+    *_settings("adaptive-recompute", "int", profiling_steps="--adaptive-recompute-profiling-step"),
+    *_settings("adaptive-recompute", "nothing", swap="--adaptive-recompute-device-swap"),
+    *_switches("adaptive-recompute", "--adaptive-memory-optimization"),
+    *_switches("activation-recompute", "--recompute-activation-function"),
+    *_settings("activation-recompute", "int", num_layers="--recompute-activation-function-num-layers"),
+    *_switches("norm-recompute", "--recompute-norm"),
+    *_settings("norm-recompute", "int", num_layers="--recompute-norm-num-layers"),
+    *_switches("reuse-fp32-param", "--reuse-fp32-param"),
+    *_switches("swap-attention", "--swap-attention"),
+    *_settings("swap-attention", "text", modules="--swap-modules"),
+    *_switches("swap-optimizer", "--swap-optimizer"),
+    *_settings("swap-optimizer", "int", parts="--swap-optimizer-times"),
+    # mixture of experts
+    *_switches("moe-adaptive-recompute", "--moe-adaptive-recompute-activation"),
+    *_settings("moe-adaptive-recompute", "float", scale="--moe-adaptive-recompute-activation-scale"),
+    OldFlag(
+        "--moe-permutation-async-comm",
+        choices={"allgather": "moe-allgather-dispatcher", "alltoall": "moe-alltoall-dispatcher"},
+        chooser="--moe-token-dispatcher-type",
+    ),
+    OldFlag("--moe-zero-memory", "moe-zero-memory", "level", "text", off=("disable",)),
+    *_settings("moe-zero-memory", "int", num_layers="--moe-zero-memory-num-layers"),
+    *_switches("moe-allgather-overlap", "--moe-allgather-overlap-comm"),
+    *_switches("moe-alltoall-overlap", "--moe-alltoall-overlap-comm"),
+    *_switches("moe-tp-extend-ep", "--moe-tp-extend-ep"),
+    OldFlag("--n-shared-experts", "moe-shared-experts", "count", "int"),
+    *_settings("moe-shared-experts", "nothing", gate="--shared-expert-gate"),
+    OldFlag("--moe-model-type", takes="text", choices={"deepspeed_moe": "deepspeed-moe"}, off=("megatron_moe",)),
+    *_switches("deepspeed-moe-rearrange", "--enable-token-rearrange-opt"),
+    *_switches("deepspeed-moe-dropless", "--moe-no-drop"),
+    *_settings("deepspeed-moe-dropless", "nothing", padding="--moe-dynamic-padding"),
+    *_switches("pipe-experts", "--use-pipe-experts"),
+    *_settings("pipe-experts", "int", parts="--pipe-experts-multi-data"),
+    *_settings("pipe-experts", "nothing", streams="--pipe-experts-multi-stream"),
+    OldFlag("--ampipe-degree", "ampipe", "parts", "int", off=(1,)),
+    *_settings("ampipe", "nothing", overlap="--ampipe-tp-sp-comm-overlap"),
+    # scenarios and tools
+    OldFlag("--position-embedding-type", takes="text", choices={"alibi": "alibi"}),
+    *_settings("alibi", "nothing", square="--square-alibi-mask", fill="--fill-neg-inf", opposite="--alibi-diagonal-opposite"),
+    *_settings("alibi", "int", fused_type="--alibi-fusion-attn-type"),
+    OldFlag("--fix-sub-seq-length", "eod-reset", "fixed_document_length", "int", switch=False, off=(-1,)),
+    *_switches("tflops", "--op-cal-tflops"),
+    *_switches("deterministic", "--npu-deterministic"),
+    *_switches("auto-tuning", "--auto-tuning", "--auto-settings"),
+    *_settings("auto-tuning", "text", mode="--auto-settings-type", folder="--auto-settings-work-dir"),
+    *_settings("auto-tuning", "int", ranks="--auto-settings-ranks"),
+    *_settings("profiler", "text", level="--profile-level", folder="--profile-save-path"),
+    *_settings(
+        "profiler",
+        "nothing",
+        cpu="--profile-with-cpu",
+        stack="--profile-with-stack",
+        memory="--profile-with-memory",
+        shapes="--profile-record-shapes",
+    ),
+)
+
+_NEEDED: Final = {("--context-parallel-algo", "hybrid_adaptive_cp_algo"): "--ulysses-degree-in-cp"}
+"""What a value of an old flag means nothing without."""
+
+BY_FLAG: Final[dict[str, OldFlag]] = {old.flag: old for old in OLD_FLAGS}
+BY_DEST: Final[dict[str, OldFlag]] = {old.dest: old for old in OLD_FLAGS}
+
+MEGATRON_VALUES: Final = frozenset({"--position-embedding-type"})
+"""Megatron's own flags to which MindSpeed adds a value: never registered; the value is taken out before Megatron reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OldFlags:
+    """What the old flags of a command line ask for.
+
+    ``layer`` goes below every other source; ``rest`` is the command line without the old flags; ``notes`` name the new
+    spelling of each; ``problems`` are flags of what does not exist yet (MS111), or without their value (MS301).
+    """
+
+    layer: Layer
+    rest: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+
+def read_old_flags(argv: Sequence[str], known: Collection[str], catalog: Catalog) -> OldFlags:
+    """Read and take out the old flags of a command line.
+
+    ``known`` are the flags of the parser that reads the rest, Megatron's and the script's: those are never touched.
+    """
+    given, rest, problems = _split(argv, known)
+    layer, notes, missing = request_of(given, catalog)
+    return OldFlags(layer, tuple(rest), tuple(notes), (*problems, *missing))
+
+
+def request_of(given: Mapping[str, Any], catalog: Catalog) -> tuple[Layer, list[str], list[Problem]]:
+    """What arguments by attribute (``{"use_fused_rmsnorm": True}``) ask for, with notes and MS111 problems."""
+    features: list[str] = []
+    settings: dict[str, dict[str, Any]] = {}
+    notes, problems = [], []
+    for dest, value in given.items():
+        old = BY_DEST.get(dest)
+        feature = old.feature_for(value, given) if old is not None and old.says_something(value) else ""
+        if old is None or not feature:
+            if old is not None and old.chooser and old.says_something(value) and value not in old.off:
+                notes.append(f"{old.flag} means nothing with this {old.chooser}")
+            continue
+        needed = _NEEDED.get((old.flag, str(value)))
+        if needed is not None and given.get(BY_FLAG[needed].dest) is None:
+            text = f"{old.flag} {value} needs {needed}"
+            problems.append(Problem("MS301", text, (feature,), where="command line", fix=f"give {needed} 2 or more"))
+        if old.needless:
+            notes.append(f"{old.flag} is not needed: {old.needless}")
+            continue
+        if feature not in catalog.usable:
+            problems.append(missing(old, feature))
+            continue
+        spelling = old.new_spelling(feature, value)
+        does = "switches on" if old.switch else "is a setting of"
+        notes.append(f"{old.flag} {does} {feature}; the new spelling is {spelling}")
+        if old.switch and feature not in features:
+            features.append(feature)
+        if old.setting:
+            settings.setdefault(feature, {})[old.setting] = value
+    return Layer(SOURCE, tuple(features), settings), notes, problems
+
+
+def missing(old: OldFlag, feature: str) -> Problem:
+    """MS111: the feature that a flag stands for does not exist yet."""
+    text = f"{old.flag} stands for the feature {feature}, which this version of mindspeed does not have yet"
+    return Problem("MS111", text, (feature,), where="command line", fix=f"remove {old.flag}")
+
+
+def register_old_flags(parser: argparse.ArgumentParser, feature: str | None = None) -> None:
+    """Add the old flags, all or those of one feature, that a parser does not have yet."""
+    for old in OLD_FLAGS:
+        wanted = feature is None or feature in old.features
+        if not wanted or old.flag in MEGATRON_VALUES or old.flag in parser._option_string_actions:
+            continue
+        spellings = " or ".join(old.new_spelling(name, "VALUE") for name in old.features)
+        help = f"not needed: {old.needless}" if old.needless else f"old spelling of {spellings}"
+        if old.takes == "nothing":
+            parser.add_argument(old.flag, action="store_true", help=help)
+        else:
+            choices = list(old.choices) + list(old.off) if old.choices and not old.chooser else None
+            parser.add_argument(old.flag, type=_TYPES[old.takes], default=None, choices=choices, help=help)
+
+
+def _split(argv: Sequence[str], known: Collection[str]) -> tuple[dict[str, Any], list[str], list[Problem]]:
+    """Arguments of old flags by attribute, what remains of the command line, and problems with their values."""
+    given: dict[str, Any] = {}
+    rest: list[str] = []
+    problems: list[Problem] = []
+    tokens = list(argv)
+    while tokens:
+        token = tokens.pop(0)
+        flag, equals, value = token.partition("=")
+        old = BY_FLAG.get(flag)
+        if token == "--":
+            rest += [token, *tokens]
+            break
+        if old is None or (flag in known and flag not in MEGATRON_VALUES):
+            if old is None and flag == "--moe-token-dispatcher-type":
+                given[flag.removeprefix("--").replace("-", "_")] = value or next(iter(tokens), None)
+            rest.append(token)
+            continue
+        if old.takes == "nothing":
+            given[old.dest] = True
+            continue
+        text = value if equals else (tokens.pop(0) if tokens and not tokens[0].startswith("--") else None)
+        if flag in MEGATRON_VALUES and text not in old.choices:
+            rest += [token] if equals or text is None else [token, text]
+            continue
+        parsed, problem = _converted(old, text)
+        given[old.dest] = parsed
+        problems += [problem] if problem is not None else []
+    return given, rest, problems
+
+
+def _converted(old: OldFlag, text: str | None) -> tuple[Any, Problem | None]:
+    allowed = [*old.choices, *old.off] if old.choices and not old.chooser else []
+    if text is None:
+        return None, Problem("MS301", f"{old.flag} has no value", old.features, where="command line")
+    try:
+        value = _TYPES[old.takes](text)
+    except ValueError:
+        wanted = "a whole number" if old.takes == "int" else "a number"
+        return None, Problem("MS301", f"{old.flag} is {text!r}, not {wanted}", old.features, where="command line")
+    if allowed and value not in allowed:
+        fix = f"use one of {', '.join(map(str, allowed))}"
+        return None, Problem("MS301", f"{old.flag} is {text!r}", old.features, where="command line", fix=fix)
+    return value, None

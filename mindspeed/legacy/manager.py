@@ -1,0 +1,171 @@
+"""``MindSpeedFeaturesManager``: the list of features in MindSpeed's form, and the steps that a consumer takes with it."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from argparse import ArgumentParser, Namespace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from mindspeed.legacy.adapter import adapt, is_switch, name_of, own_arguments, refusal_of
+from mindspeed.legacy.feature import MindSpeedFeature, OwnFeature
+from mindspeed.legacy.feature import create_features_list as own_features
+from mindspeed.legacy.known_names import known_names, unknown_name
+from mindspeed.legacy.registrations import Registration
+from mindspeed.plugins.discovery import Found
+from mindspeed.plugins.problems import MindSpeedError, Problem
+
+
+class MindSpeedFeaturesManager:
+    """The one list of features in this process. A consumer may replace it; ours are in it as objects of the same form."""
+
+    FEATURES_LIST: ClassVar[list[MindSpeedFeature]] = own_features()
+
+    @classmethod
+    def set_features_list(cls, features_list: Sequence[MindSpeedFeature]) -> None:
+        """Replace the content of the list; everybody who holds the list sees it."""
+        cls.FEATURES_LIST[:] = list(features_list)
+
+    @classmethod
+    def create_features_list(cls) -> list[MindSpeedFeature]:
+        """A new list of the features of this framework that have old flags."""
+        return own_features()
+
+    @classmethod
+    def register_features_args(cls, parser: ArgumentParser) -> None:
+        """Add the arguments of every feature to a parser, and none twice."""
+        from mindspeed.legacy.arguments import process_args
+
+        process_args(parser)
+
+    @classmethod
+    def apply_features_pre_patches(cls, args: Namespace) -> None:
+        """Nothing to do ahead: patches of modules that are imported already reach every holder all the same."""
+
+    @classmethod
+    def apply_features_patches(cls, args: Namespace) -> None:
+        """Plan the features that ``args`` switches on, beside what is active, and activate them."""
+        from mindspeed.legacy import activation
+
+        activation.replan(args)
+
+    @classmethod
+    def pre_validate_features_args(cls, args: Namespace) -> None:
+        """Let every feature look at the arguments before Megatron does."""
+        cls._validate("pre_validate_args", args)
+
+    @classmethod
+    def validate_features_args(cls, args: Namespace) -> None:
+        """Let every feature refuse the arguments. Raises one MindSpeedError with the refusals of all."""
+        cls._validate("validate_args", args)
+
+    @classmethod
+    def post_validate_features_args(cls, args: Namespace) -> None:
+        """Let every feature look at the arguments after Megatron has."""
+        cls._validate("post_validate_args", args)
+
+    @classmethod
+    def _validate(cls, step: str, args: Namespace) -> None:
+        problems: list[Problem] = []
+        for feature in cls.FEATURES_LIST:
+            try:
+                getattr(feature, step)(args)
+            except MindSpeedError as error:
+                problems += error.problems
+            except Exception as error:  # features refuse with whatever error they like
+                text = f"{name_of(feature)}: {refusal_of(error)}"
+                problems.append(Problem("MS304", text, (name_of(feature),), where=where_of(feature)))
+        if problems:
+            raise MindSpeedError(problems)
+
+
+def old_features() -> list[MindSpeedFeature]:
+    """The features of the list that are written in MindSpeed's form."""
+    return [feature for feature in MindSpeedFeaturesManager.FEATURES_LIST if not isinstance(feature, OwnFeature)]
+
+
+def found_rows(common: Namespace | None, forced_away: frozenset[Registration] = frozenset()) -> list[Found]:
+    """The old features of the list as rows of the catalog, in order; a wrong one is a row with its problem."""
+    rows: list[Found] = []
+    before: list[str] = []
+    for feature in old_features():
+        name, (distribution, version) = name_of(feature), origin(feature)
+        row = Found(name, distribution, version, f"{type(feature).__module__}:{type(feature).__qualname__}")
+        try:
+            adapter = adapt(feature, tuple(before), lambda: common, forced_away)
+            row = Found(name, distribution, version, row.reference, adapter, next(_dead_checks(feature), None))
+        except Exception as error:  # foreign code may fail in any way; it must not take the others with it
+            text = f"feature {name} cannot be read: {type(error).__name__}: {error}"
+            row = Found(name, distribution, version, row.reference, None, Problem("MS101", text, (name,), where=row.where))
+        rows.append(row)
+        before.append(name)
+    return rows
+
+
+def origin(feature: MindSpeedFeature) -> tuple[str, str]:
+    """Distribution and version that a feature comes from; the package's name where it is not installed."""
+    from importlib import metadata
+
+    package = type(feature).__module__.partition(".")[0]
+    for distribution in metadata.packages_distributions().get(package, []):
+        return distribution, metadata.version(distribution)
+    return package, "not installed"
+
+
+def where_of(feature: MindSpeedFeature) -> str:
+    """``package/module.py:line`` of a feature's class."""
+    kind = type(feature)
+    try:
+        return f"{kind.__module__.replace('.', '/')}.py:{inspect.getsourcelines(kind)[1]}"
+    except (OSError, TypeError):
+        return kind.__module__
+
+
+def never_on(feature: MindSpeedFeature) -> str:
+    """Why no argument can switch a feature on, or ''. It can then only be asked for by name."""
+    kind = type(feature)
+    if feature.default_patches or kind.is_need_apply is not MindSpeedFeature.is_need_apply:
+        return ""
+    options = {action.dest: action.option_strings[0] for action in own_arguments(feature)}
+    if feature.feature_name in options or feature.feature_name in known_names() - {feature.feature_name}:
+        return ""
+    others = f", it registers {' and '.join(options.values())}" if options else ", it registers no argument"
+    return f"no argument switches it on: --{feature.feature_name.replace('_', '-')} does not exist{others}"
+
+
+def given_arguments(feature: MindSpeedFeature, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The feature's own arguments that have another value than their default, without its switch."""
+    return {
+        action.dest: given[action.dest]
+        for action in own_arguments(feature)
+        if action.dest in given and given[action.dest] != action.default and not is_switch(feature, action)
+    }
+
+
+def options_of(feature: MindSpeedFeature, names: Collection[str]) -> list[str]:
+    """Arguments as the command line spells them."""
+    return [action.option_strings[0] for action in own_arguments(feature) if action.dest in names]
+
+
+def _dead_checks(feature: MindSpeedFeature) -> Iterator[Problem]:
+    """MS110 for every check, written with a literal name, against a name that nobody has."""
+    known = None
+    for verb, name in _checked_names(type(feature)):
+        known = known if known is not None else known_names()
+        if name.replace("-", "_") not in known:
+            yield unknown_name(name_of(feature), name, verb, known, where_of(feature))
+
+
+def _checked_names(kind: type[Any]) -> Iterator[tuple[str, str]]:
+    verbs = {"incompatible_check": "excludes", "dependency_check": "requires"}
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+    except (OSError, TypeError, SyntaxError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in verbs:
+            values = [*node.args[1:], *(keyword.value for keyword in node.keywords if keyword.arg == "check_args")]
+            if values and isinstance(values[0], ast.Constant) and isinstance(values[0].value, str):
+                yield verbs[node.func.attr], values[0].value

@@ -1,0 +1,150 @@
+"""``MindSpeedPatchesManager`` and what its ``patches_info`` holds, on the patch engine of the framework."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, ClassVar
+
+from mindspeed.runtime import session
+from mindspeed.inspection.sites import find_site
+from mindspeed.legacy.registrations import Registration, target_of
+from mindspeed.plugins.problems import MindSpeedError, Problem
+
+DIRECT: str = "compat:patches"
+"""Name of the feature that owns the patches which no feature of the list registered."""
+
+
+class Applied(int):
+    """A truth value that can also be called, as MindSpeed's consumers do both."""
+
+    def __call__(self) -> bool:
+        return bool(self)
+
+    def __repr__(self) -> str:
+        return repr(bool(self))
+
+
+class PatchInfo:
+    """Everything registered for one target. ``remove_patch`` gives the original back, ``apply_patch`` patches again."""
+
+    def __init__(self, dotted: str) -> None:
+        self.dotted = dotted
+        self._suspension: ExitStack | None = None
+
+    @property
+    def registrations(self) -> list[Registration]:
+        return [one for one in MindSpeedPatchesManager.registrations if one.dotted == self.dotted]
+
+    @property
+    def patch_func(self) -> Any:
+        """The replacement, or None."""
+        return next((one.new for one in reversed(self.registrations) if not one.wraps), None)
+
+    @property
+    def wrappers(self) -> list[Any]:
+        """The wrappers, innermost first."""
+        return [one.new for one in self.registrations if one.wraps]
+
+    @property
+    def is_applied(self) -> Applied:
+        return Applied(self._suspension is None and self._site() is not None)
+
+    def apply_patch(self) -> None:
+        """Patch again after `remove_patch`; else apply everything that is registered."""
+        if self._suspension is not None:
+            self._suspension.close()
+            self._suspension = None
+        elif self._site() is None:
+            MindSpeedPatchesManager.apply_patches()
+
+    def remove_patch(self) -> None:
+        """Give the original back, replacement and wrappers alike, until `apply_patch`."""
+        site = self._site()
+        if site is not None and self._suspension is None:
+            self._suspension = ExitStack()
+            self._suspension.enter_context(session.suspended(site))
+
+    def forget_suspension(self) -> None:
+        """The plan that was suspended here is no longer active."""
+        self._suspension = None
+
+    def _site(self) -> str | None:
+        active, site = session.current(), find_site(target_of(self.dotted))
+        name = site.name if site is not None else ""
+        return name if active is not None and any(one.site == name for one in active.applied.sites) else None
+
+
+class MindSpeedPatchesManager:
+    """The registry of patches under MindSpeed's name. Nothing is planted: a missing target is an error with near names."""
+
+    patches_info: ClassVar[dict[str, PatchInfo]] = {}
+    registrations: ClassVar[list[Registration]] = []
+    """Calls of ``register_patch``, in order; those of features are made anew for every plan."""
+    _owner: ClassVar[str] = DIRECT
+
+    @classmethod
+    def register_patch(
+        cls, orig_func_name: str, new_func: Any = None, force_patch: bool = False, create_dummy: bool = False
+    ) -> None:
+        """Remember a patch until `apply_patches`, or until the plan of the feature that registers it is made.
+
+        ``new_func`` wraps the original when its name ends in ``wrapper`` or ``decorator`` and replaces it otherwise. Of two
+        replacements the forced, later one wins. ``create_dummy`` plants nothing.
+        """
+        if not isinstance(orig_func_name, str) or "." not in orig_func_name:
+            text = f"{orig_func_name!r} is not a target of the form package.module.name"
+            raise MindSpeedError([Problem("MS409", text, (cls._owner,), fix="write the full dotted name")])
+        one = Registration(cls._owner, orig_func_name, new_func, force_patch, create_dummy)
+        if one not in cls.registrations:
+            cls.registrations.append(one)
+        cls.patches_info.setdefault(orig_func_name, PatchInfo(orig_func_name))
+
+    @classmethod
+    def apply_patches(cls) -> None:
+        """Put everything that is registered in force. Nothing happens when it already is."""
+        from mindspeed.legacy import activation
+
+        activation.replan()
+
+    @classmethod
+    def remove_patches(cls) -> None:
+        """Undo the patches that were applied through the old names; `apply_patches` puts them back."""
+        from mindspeed.legacy import activation
+
+        activation.withdraw()
+
+    @classmethod
+    def remove_wrappers(cls, orig_func_name: str, wrappers_name: str, remove_check: bool = True) -> None:
+        """Forget the wrappers of a target by name, and apply what remains if it was applied.
+
+        Raises MS409 when ``remove_check`` is set and there is no such wrapper.
+        """
+        gone = [
+            one for one in cls.registrations if one.wraps and one.dotted == orig_func_name and one.new.__name__ == wrappers_name
+        ]
+        if not gone and remove_check:
+            text = f"{orig_func_name} has no wrapper {wrappers_name}"
+            raise MindSpeedError([Problem("MS409", text, fix="see MindSpeedPatchesManager.patches_info")])
+        cls.registrations[:] = [one for one in cls.registrations if one not in gone]
+        from mindspeed.legacy import activation
+
+        activation.refresh()
+
+    @classmethod
+    @contextmanager
+    def owned_by(cls, owner: str) -> Iterator[list[Registration]]:
+        """Take the calls within the block as those of a feature; gives the list that they end up in."""
+        before_owner, before = cls._owner, list(cls.registrations)
+        cls._owner = owner
+        cls.registrations[:] = [one for one in before if one.owner != owner]
+        found: list[Registration] = []
+        try:
+            yield found
+        except BaseException:
+            cls.registrations[:] = before
+            raise
+        else:
+            found += [one for one in cls.registrations if one.owner == owner]
+        finally:
+            cls._owner = before_owner

@@ -1,0 +1,139 @@
+"""The argument bridge: puts the plan's `ArgOverride`s where Megatron reads its arguments.
+
+A script stays plain Megatron code. It builds its configurations and calls ``initialize_model_parallel``, and every
+one of them that has an argument of that name receives the plan's value before Megatron looks at it. A script that
+asks for something else than the plan is told so. Nothing here imports megatron.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final
+
+from mindspeed.planning.plan import PlannedOverride
+from mindspeed.megatron.config_arguments import arguments_of
+from mindspeed.megatron.training_flags import OF_TRAINING
+from mindspeed.plugins.problems import MindSpeedError, Problem
+
+_OWN_FOLDERS: Final = tuple(str(Path(__file__).resolve().parents[1] / name) for name in ("megatron", "runtime"))
+
+
+def check_overrides(overrides: Sequence[PlannedOverride], version: str | None) -> list[Problem]:
+    """MS401 for every override of an argument that Megatron does not have, with near names.
+
+    ``version`` is the Megatron the plan is for; nothing is known about one below all that are recorded.
+    """
+    places = arguments_of(version) if overrides else None
+    if places is None:
+        return []
+    names = frozenset(OF_TRAINING).union(*places.values())
+    problems = []
+    for planned in overrides:
+        argument = planned.override.argument
+        if argument not in names:
+            near = get_close_matches(argument, sorted(names), n=3, cutoff=0.6)
+            text = f"{argument}, set by {' and '.join(planned.owners)}, is not an argument of megatron-core {version}"
+            fix = f"did you mean {' or '.join(near)}?" if near else ""
+            problems.append(Problem("MS401", text, planned.owners, fix=fix))
+    return problems
+
+
+def untaken() -> tuple[PlannedOverride, ...]:
+    """The active plan's overrides that no configuration and no call has taken so far; those for Megatron-LM need not be."""
+    from mindspeed.runtime.session import current
+
+    session = current()
+    if session is None:
+        return ()
+    done = {*OF_TRAINING, *session.taken}
+    return tuple(planned for planned in session.plan.overrides if planned.override.argument not in done)
+
+
+def override_fields(original: Callable[..., None]) -> Callable[..., None]:
+    """Wrap the ``__post_init__`` of a configuration class: its fields get the plan's values first."""
+
+    @functools.wraps(original)
+    def post_init(config: Any, *args: Any) -> None:
+        fields = {field.name: (getattr(config, field.name, None), _default(field)) for field in dataclasses.fields(config)}
+        for name, value in _values_for(type(config).__name__, fields).items():
+            setattr(config, name, value)
+        original(config, *args)
+
+    return post_init
+
+
+def override_parameters(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function or an ``__init__`` that takes arguments of Megatron as parameters: they get the plan's values."""
+    signature = inspect.signature(original)
+    place = original.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        given = {
+            name: (bound.arguments.get(name, parameter.default), parameter.default)
+            for name, parameter in signature.parameters.items()
+        }
+        bound.arguments.update(_values_for(place, given))
+        return original(*bound.args, **bound.kwargs)
+
+    return call
+
+
+def _values_for(place: str, given: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
+    """The plan's values for one place. ``given`` maps the names it has to ``(value, default)``.
+
+    Records what was taken in the session. Raises MS605 for every value that the script chose otherwise.
+    """
+    from mindspeed.runtime.session import current
+
+    session = current()
+    if session is None:
+        return {}
+    values, problems = {}, []
+    for planned in session.plan.overrides:
+        argument, wanted = planned.override.argument, _as_megatron_takes(planned.override.value)
+        if argument not in given:
+            continue
+        value, default = given[argument]
+        if value not in (default, wanted):
+            problems.append(_disagreement(place, planned, value))
+            continue
+        values[argument] = wanted
+        before = session.taken.setdefault(argument, {})
+        if before.get(place, wanted) == wanted:
+            before[place] = value
+    if problems:
+        raise MindSpeedError(problems)
+    return values
+
+
+def _disagreement(place: str, planned: PlannedOverride, value: Any) -> Problem:
+    argument, owners = planned.override.argument, ", ".join(planned.owners)
+    text = f"the script sets {argument}={value!r}, the plan sets {planned.override.value!r} ({owners})"
+    fix = f"remove {argument} from the script, or change the settings of {owners}"
+    return Problem("MS605", text, planned.owners, where=f"{place} at {_caller()}", fix=fix)
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def _as_megatron_takes(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _caller() -> str:
+    """``file:line`` of the code that made the configuration, past ours and the generated ``__init__`` methods."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(("<string>", *_OWN_FOLDERS)):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

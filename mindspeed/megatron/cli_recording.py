@@ -1,0 +1,87 @@
+"""Records the arguments of a Megatron-LM checkout: ``python -m mindspeed.megatron.cli_recording CHECKOUT``.
+
+Run once per release by a maintainer; it imports the checkout, torch included. What is written depends on the checkout
+alone: packages that building a parser does not call are stood in for when they are missing, and the environment
+variables that defaults read are cleared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import json
+import os
+import sys
+from collections.abc import Iterator
+from importlib import util
+from pathlib import Path
+from typing import Any, Final
+from unittest.mock import MagicMock
+
+from mindspeed.inspection.cli_arguments import FOLDER
+
+_UNUSED_BY_PARSERS: Final = (
+    # (package, what stands for it when it is missing)
+    ("regex", "regex"),
+    ("triton", "megatron.core.transformer.custom_layers.batch_invariant_kernels"),  # torch asks for triton itself
+)
+_ACTIONS: Final = {
+    argparse._StoreAction: "store",
+    argparse._StoreTrueAction: "store_true",
+    argparse._StoreFalseAction: "store_false",
+    argparse._StoreConstAction: "store_const",
+    argparse._AppendAction: "append",
+    argparse.BooleanOptionalAction: "boolean_optional",
+}
+
+
+def record(checkout: Path, folder: Path = FOLDER) -> Path:
+    """Write ``<version>.json`` of the checkout into ``folder`` and return its path. Raises ImportError outside a checkout."""
+    sys.path.insert(0, str(checkout.resolve()))
+    for name in [name for name in os.environ if name.startswith(("NVTE_", "MSC_", "CUDA_"))]:
+        del os.environ[name]
+    sys.modules.update({module: MagicMock() for package, module in _UNUSED_BY_PARSERS if util.find_spec(package) is None})
+    from megatron.core import __version__ as version
+    from megatron.training.arguments import add_megatron_arguments
+
+    parser = add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
+    rows = [json.dumps(dict(_row(action))) for action in parser._actions if not isinstance(action, argparse._HelpAction)]
+    text = f'{{"megatron": "{version}", "arguments": [\n' + ",\n".join(rows) + "\n]}\n"
+    folder.mkdir(exist_ok=True)
+    file = folder / f"{version}.json"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def _row(action: argparse.Action) -> Iterator[tuple[str, Any]]:
+    """The fields of `mindspeed.inspection.cli_arguments.Argument` that differ from its defaults."""
+    yield "options", action.option_strings
+    yield "dest", action.dest
+    kind = _ACTIONS.get(type(action), type(action).__name__)
+    if kind != "store":
+        yield "action", kind
+    if action.default is not None:
+        yield "default", _plain(action.default)
+    if action.type is not None:
+        yield "type", getattr(action.type, "__name__", "callable")
+    if action.nargs is not None and kind == "store":
+        yield "nargs", action.nargs
+    if action.choices is not None:
+        yield "choices", [_plain(choice) for choice in action.choices]
+    if kind in ("store_const", "store") and action.const is not None:
+        yield "const", _plain(action.const)
+    if action.required:
+        yield "required", True
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, bool | int | float | str | None) else str(value)
+
+
+if __name__ == "__main__":
+    for path in map(Path, sys.argv[1:]):
+        print(record(path))

@@ -1,0 +1,238 @@
+"""Wrapper factories of the seams on Megatron-LM's training loop: arguments, the step, checkpoints.
+
+A wrapper asks for the active plan at every call, so one that outlives its plan does what the original does. Megatron-LM is
+imported only inside the calls.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mindspeed.planning import checkpoint_state
+
+from mindspeed.runtime import session
+from mindspeed.planning.plan import ActivationPlan
+from mindspeed.megatron import training_flags as flags
+from mindspeed.inspection.cli_arguments import surface
+from mindspeed.megatron.training_plan import contradiction
+from mindspeed.plugins.problems import MindSpeedError, Problem, RunError
+
+Function = Callable[..., Any]
+
+
+@dataclass(slots=True)
+class TrainState:
+    """What hooks get as ``state``: model chunks, optimizer and scheduler of this rank, and the steps that are done."""
+
+    chunks: list[Any]
+    optimizer: Any
+    scheduler: Any
+    step: int = 0
+
+
+def with_plan_arguments(original: Function) -> Function:
+    """Around ``validate_args(args, defaults)``: the plan's arguments come first, and what Megatron made of all is compared.
+
+    Raises MS605 for an argument that somebody set otherwise, MS306 for a size that is not the plan's.
+    """
+
+    @functools.wraps(original)
+    def validate_args(args: Any, *rest: Any, **kwargs: Any) -> Any:
+        active = session.current()
+        if active is None:
+            return original(args, *rest, **kwargs)
+        put_arguments(active, args)
+        validated = original(args, *rest, **kwargs)
+        if problems := differences(active, validated if validated is not None else args):
+            raise MindSpeedError(problems)
+        return validated
+
+    return validate_args
+
+
+def put_arguments(active: session.Session, args: Any) -> None:
+    """Give the parsed arguments the plan's values. Raises MindSpeedError with MS605 for every one that was set otherwise."""
+    values = vars(args)
+    known = surface(active.plan.environment.get("megatron", "")) if "megatron" in active.plan.environment else None
+    problems = []
+    for planned in active.plan.overrides:
+        target = flags.target_of(planned.override.argument, values)
+        if target.dest not in values or _said_otherwise(target.dest, values):
+            continue
+        value, wanted = values[target.dest], target.as_argument(planned.override.value)
+        default = known.by_dest[target.dest][0].default if known is not None and target.dest in known.by_dest else None
+        if value not in (None, default, wanted):
+            problems.append(contradiction(planned, f"Megatron's argument {target.dest}", value, wanted))
+            continue
+        setattr(args, target.dest, wanted)
+        active.taken.setdefault(planned.override.argument, {})["Megatron-LM"] = value
+    if problems:
+        raise MindSpeedError(problems)
+
+
+def _said_otherwise(dest: str, values: flags.Values) -> bool:
+    """Whether the number of model chunks is given by the layers of each, which must stand alone."""
+    return dest == "num_virtual_stages_per_pipeline_rank" and values.get("num_layers_per_virtual_pipeline_stage") is not None
+
+
+def differences(active: session.Session, args: Any) -> list[Problem]:
+    """MS306 for every size and property of the model that the plan was made for and Megatron's arguments have otherwise."""
+    planned = active.plan.world.known()
+    problems = []
+    for field, (value, names) in flags.world_of(vars(args)).items():
+        if field in planned and planned[field] != value:
+            text = f"the plan was made for {field} {planned[field]}, and Megatron's {names[0]} makes it {value}"
+            fix = f"give {_option(names[0])} on the command line, where mindspeed reads it too, or change the plan's {field}"
+            problems.append(Problem("MS306", text, where="Megatron-LM's validated arguments", fix=fix))
+    return problems
+
+
+def _option(dest: str) -> str:
+    return "--" + dest.replace("_", "-")
+
+
+def with_train_step(original: Function) -> Function:
+    """Around ``train_step(forward_step_func, data_iterator, model, optimizer, opt_param_scheduler, ...)``."""
+
+    @functools.wraps(original)
+    def train_step(forward: Any, data: Any, model: Any, optimizer: Any, scheduler: Any, *rest: Any, **kwargs: Any) -> Any:
+        state = TrainState(list(model), optimizer, scheduler, _steps_done())
+        with ExitStack() as around:
+            for _, entered in session.call("around_train_step", state=state):
+                around.enter_context(entered)
+            return original(forward, data, model, optimizer, scheduler, *rest, **kwargs)
+
+    return train_step
+
+
+def with_save_extra(original: Function) -> Function:
+    """Around ``generate_state_dict(args, model, optimizer, opt_param_scheduler, rng_state, iteration, ...)``: features add
+    what they keep.
+
+    Without an iteration it is asked for the shape of a checkpoint that is about to be read.
+    """
+
+    @functools.wraps(original)
+    def generate_state_dict(
+        args: Any,
+        model: Any,
+        optimizer: Any,
+        scheduler: Any,
+        rng_state: Any,
+        iteration: int | None = None,
+        *rest: Any,
+        **kwargs: Any,
+    ) -> Any:
+        content = original(args, model, optimizer, scheduler, rng_state, iteration, *rest, **kwargs)
+        if iteration is None:
+            return content
+        state = TrainState(list(model), optimizer, scheduler, iteration)
+        if extra := dict(session.call("save_extra", state=state)):
+            content[EXTRA] = extra
+        return content
+
+    return generate_state_dict
+
+
+def with_load_extra(original: Function) -> Function:
+    """Around ``_load_base_checkpoint``: remembers what features have in the checkpoint that is read."""
+
+    @functools.wraps(original)
+    def load_base_checkpoint(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        content = result[0] if isinstance(result, tuple) else None
+        if isinstance(content, dict) and EXTRA in content:
+            _found.update(content[EXTRA])
+        return result
+
+    return load_base_checkpoint
+
+
+def with_loaded_checkpoint(original: Function) -> Function:
+    """Around ``load_checkpoint(model, optimizer, opt_param_scheduler, ...)``: features take back what they have saved."""
+
+    @functools.wraps(original)
+    def load_checkpoint(model: Any, optimizer: Any, scheduler: Any, *rest: Any, **kwargs: Any) -> Any:
+        _found.clear()
+        result = original(model, optimizer, scheduler, *rest, **kwargs)
+        state = TrainState(list(model), optimizer, scheduler, result[0] if isinstance(result, tuple) else 0)
+        for feature, extra in _found.items():
+            session.tell("load_extra", feature, state=state, data=extra)
+        _found.clear()
+        return result
+
+    return load_checkpoint
+
+
+def with_record_saved(original: Function) -> Function:
+    """Around ``save_checkpoint(iteration, model, ...)``: the checkpoint remembers the features that it was saved with."""
+
+    @functools.wraps(original)
+    def save_checkpoint(iteration: int, *args: Any, **kwargs: Any) -> Any:
+        result = original(iteration, *args, **kwargs)
+        active = session.current()
+        if active is not None and not kwargs.get("non_persistent_ckpt"):
+            _write_record(active.plan, iteration)
+        return result
+
+    return save_checkpoint
+
+
+def _write_record(plan: ActivationPlan, iteration: int) -> None:
+    """Write on rank 0, into the folder of the iteration, which exists also while others still write into it."""
+    import torch.distributed as dist
+    from megatron.training import get_args
+    from megatron.training.checkpointing import get_checkpoint_name
+
+    from mindspeed import registry
+
+    folder = Path(get_checkpoint_name(get_args().save, iteration, return_base_dir=True))
+    if dist.get_rank() == 0 and folder.is_dir():
+        checkpoint_state.record_of(plan, registry.catalog_for(plan.names)).write(folder)
+
+
+def with_record_compared(original: Function) -> Function:
+    """Around ``_load_base_checkpoint(load_dir, args, ...)``, whose second result is the checkpoint's folder.
+
+    Raises RunError with MS613 for every change of features after which its state cannot be taken over; a run that takes
+    only the weights (``--finetune``, ``--no-load-optim``) may change them all.
+    """
+
+    @functools.wraps(original)
+    def load_base_checkpoint(load_dir: Any, args: Any, *rest: Any, **kwargs: Any) -> Any:
+        result = original(load_dir, args, *rest, **kwargs)
+        active = session.current()
+        folder = result[1] if isinstance(result, tuple) and len(result) > 1 else None
+        if active is not None and folder and not (getattr(args, "finetune", False) or getattr(args, "no_load_optim", False)):
+            _compare_record(active.plan, Path(folder))
+        return result
+
+    return load_base_checkpoint
+
+
+def _compare_record(plan: ActivationPlan, folder: Path) -> None:
+    from mindspeed import registry
+
+    record = checkpoint_state.read_record(folder) if folder.is_dir() else None
+    if record is None:
+        return
+    found = checkpoint_state.changes(record, plan, registry.catalog_for(plan.names))
+    if refused := checkpoint_state.refusals(found, str(folder)):
+        raise RunError(refused)
+
+
+EXTRA = "mindspeed"
+"""The key under which a checkpoint of Megatron-LM holds what features add."""
+
+_found: dict[str, Any] = {}
+
+
+def _steps_done() -> int:
+    from megatron.training import get_args
+
+    return int(getattr(get_args(), "curr_iteration", 0) or 0)

@@ -1,0 +1,343 @@
+"""Finding every holder of an object and giving it another one.
+
+Holders are the entries of module dictionaries, class dictionaries and containers, fields of dataclass instances such as
+Megatron's ``ModuleSpec``, defaults of functions and of dataclass fields, and the ``__bases__`` of subclasses. Dictionaries
+are read directly, so that no lazy ``__getattr__`` fires.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import sys
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from operator import is_ as _is
+from types import FunctionType, MappingProxyType, ModuleType
+from typing import Any, Final, NamedTuple
+from weakref import WeakSet
+
+from mindspeed.patching import reference_counts
+from mindspeed.patching.journal import ATTRIBUTE, ELEMENT, HEAP_TYPE, ITEM, KEY, MEMBER, SLOT, Journal, Place
+from mindspeed.inspection.sites import TREE, inside_tree
+from mindspeed.plugins.problems import PatchError, Problem
+
+
+class Exchange(NamedTuple):
+    """An object to be exchanged for another one.
+
+    The modules ``keeping`` the old one are those that define the new one; ``layers`` are classes whose ancestors keep
+    it as base, as does every class that was made by patching.
+    """
+
+    old: Any
+    new: Any
+    keeping: frozenset[str] = frozenset()
+    layers: tuple[type, ...] = ()
+
+
+MADE: Final[WeakSet[type]] = WeakSet()
+"""Classes made by patching; those of an earlier plan may live on in models."""
+
+_OWN: Final = __name__.rpartition(".")[0]
+
+
+_dictionary: Final = vars(ModuleType)["__dict__"].__get__
+"""The dictionary of a module, whatever its class does when it is asked for one."""
+
+
+def module_dictionaries(names: Iterable[str] | None = None) -> list[tuple[str, dict[str, Any]]]:
+    """``(name, dictionary)`` of the imported modules, or of those named; this package's own records are left out."""
+    modules = sys.modules.copy()
+    asked = modules.items() if names is None else [(name, modules.get(name)) for name in names]
+    return [
+        (name, _dictionary(module)) for name, module in asked if isinstance(module, ModuleType) and not name.startswith(_OWN)
+    ]
+
+
+def defined_in(packages: Collection[str]) -> frozenset[int]:
+    """Ids of the loaded modules of some top-level packages; of Megatron's also of the functions and classes they define.
+
+    Asks for ``type(value)``, as `isinstance` reads ``__class__``, at which deprecated objects warn.
+    """
+    found = []
+    for name, entries in module_dictionaries([name for name in sys.modules if name.partition(".")[0] in packages]):
+        found.append(id(sys.modules[name]))
+        if inside_tree(name):
+            found += [
+                id(value)
+                for value in entries.values()
+                if issubclass(type(value), FunctionType | type) and value.__module__ == name
+            ]
+    return frozenset(found)
+
+
+class Rebinder:
+    """Exchanges objects of some top-level packages wherever modules hold them.
+
+    ``counts`` says in how many places each was found, by the id of the old object. ``held`` tells of some how many there
+    are to find: modules far from the packages are not searched when all that is exchanged has been found as often.
+    """
+
+    def __init__(
+        self,
+        exchanges: Collection[Exchange],
+        packages: Collection[str],
+        journal: Journal,
+        held: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
+        self.journal = journal
+        self.packages = packages
+        self.counts: dict[int, int] = dict.fromkeys((id(exchange.old) for exchange in exchanges), 0)
+        self._missing = {key: held.get(key, -1) for key in self.counts}
+        self._exchanges = {id(exchange.old): exchange for exchange in exchanges}
+        self._kept: dict[str, set[int]] = {}
+        for key, exchange in self._exchanges.items():
+            for module in exchange.keeping:
+                self._kept.setdefault(module, set()).add(key)
+        self._module = ""
+        self._seen: set[int] = set()
+        self._todo: list[Any] = []
+        self._new: dict[int, Any] = {}
+        self._ids: frozenset[int] = frozenset()
+
+    def rebind(self, modules: Iterable[str] | None = None) -> None:
+        """Search the modules named, or all.
+
+        Of all modules, only those with something of the packages among their globals are looked into: they can hold its
+        objects in their containers, classes and defaults. The main program always is; of the modules of a patched package
+        beside Megatron, such as torch, only those that name an exchanged object.
+        """
+        self._reparent()
+        if modules is not None:
+            self._search(modules)
+            return
+        near = self._near()
+        named = self._search_names(near)
+        steps: tuple[Callable[[], None], ...] = (
+            lambda: self._search_namesakes(near_home=True),
+            self._search_namesakes,
+            lambda: self._search(named),
+            lambda: self._leave_aside_annotations(named),
+            lambda: self._search(near),
+            lambda: self._search_far(near),
+        )
+        for step in steps:
+            if any(self._missing.values()):
+                step()
+
+    def _near(self) -> list[str]:
+        """The modules of Megatron and of the packages that patch it, and the main program."""
+        patching = {module.partition(".")[0] for exchange in self._exchanges.values() for module in exchange.keeping}
+        packages = {TREE, *patching, "__main__"}
+        below = tuple(f"{package}." for package in packages)
+        return [name for name in sys.modules.copy() if name.startswith(below) or name in packages]
+
+    def _search_names(self, modules: Iterable[str]) -> list[str]:
+        """Look at the names in modules, not at what they stand for. Returns the modules that had something missing."""
+        named: dict[str, set[int]] = {}
+        for name, entries in module_dictionaries(modules):
+            self._enter(name)
+            before = len(self.journal.changes)
+            self._exchange(ITEM, entries, entries)
+            for change in self.journal.changes[before:]:
+                named.setdefault(name, set()).add(id(change.old))
+            if kept := self._kept.get(name):  # the module of a replacement may name the original
+                for key in filter(kept.__contains__, map(id, entries.values())):
+                    self._missing[key] -= 1
+        missing = {key for key, count in self._missing.items() if count}
+        homes = {getattr(self._exchanges[key].old, "__module__", "") for key in missing}
+        return [
+            name
+            for name in {**named, **dict.fromkeys(homes)}
+            if name not in self._kept and (name in homes or named[name] & missing)
+        ]
+
+    def _leave_aside_annotations(self, modules: Iterable[str]) -> None:
+        """Take for found what annotations hold, which nobody calls."""
+        classes = {key for key, count in self._missing.items() if count > 0 and isinstance(self._exchanges[key].old, type)}
+        for key, count in reference_counts.in_annotations(classes, module_dictionaries(modules)).items():
+            self._missing[key] -= count
+
+    def _search_namesakes(self, near_home: bool = False) -> None:
+        """Search the modules that have a missing function under its own name, or those of them in the package that it is from,
+        which mostly exports it again."""
+        missing = [self._exchanges[key].old for key, count in self._missing.items() if count]
+        functions = [old for old in missing if isinstance(old, FunctionType)]
+        packages = tuple({old.__module__.rpartition(".")[0] for old in functions}) if near_home else ("",)
+        modules = module_dictionaries([name for name in sys.modules if name.startswith(packages)]) if functions else []
+        self._search({name: None for old in functions for name, entries in modules if entries.get(old.__name__) is old})
+
+    def _search_far(self, near: Collection[str]) -> None:
+        """Search all other modules that may hold an exchanged object."""
+        telling = self.counts.keys() | defined_in(self.packages)
+        own = {package for package in self.packages if not inside_tree(package)}
+        self._search(
+            name
+            for name, entries in module_dictionaries(set(sys.modules).difference(near))
+            if not (self.counts.keys() if name.partition(".")[0] in own else telling).isdisjoint(map(id, entries.values()))
+        )
+
+    def _search(self, modules: Iterable[str]) -> None:
+        """Search modules and all that they hold; those that keep an original last, so that they keep only what is theirs."""
+        for name, entries in sorted(module_dictionaries(modules), key=lambda found: found[0] in self._kept):
+            self._enter(name)
+            self._look(ITEM, entries, entries)
+            while self._todo:
+                holder = self._todo.pop()
+                _visitors[type(holder)](self, holder)
+
+    def _enter(self, module: str) -> None:
+        """Select what may be exchanged in a module."""
+        self._module = module
+        kept = self._kept.get(module, ())
+        if len(self._new) != len(self._exchanges) - len(kept) or kept:
+            self._new = {key: exchange.new for key, exchange in self._exchanges.items() if key not in kept}
+            self._ids = frozenset(self._new)
+
+    def _write(self, place: Place, holder: Any, key: Any, old: Any) -> None:
+        self.journal.write(place, holder, key, old, self._new[id(old)])
+        self.counts[id(old)] += 1
+        self._missing[id(old)] -= 1
+
+    def _reparent(self) -> None:
+        """Give the subclasses of an exchanged class the new one as base."""
+        for old, new, _, layers in self._exchanges.values():
+            if isinstance(old, type) and isinstance(new, type):
+                kept = {ancestor for layer in (new, *layers) for ancestor in layer.__mro__}
+                subclasses: list[type] = type.__subclasses__(old)
+                for subclass in subclasses:
+                    if subclass not in kept and subclass not in MADE:
+                        self._change_base(subclass, old, new)
+
+    def _change_base(self, subclass: type, old: type, new: type) -> None:
+        bases = tuple(new if base is old else base for base in subclass.__bases__)
+        try:
+            try:
+                self.journal.write(SLOT, subclass, "__bases__", subclass.__bases__, bases)
+            except TypeError:
+                gc.collect()  # dead classes of an earlier plan, whose order of bases would break, are still its subclasses
+                self.journal.write(SLOT, subclass, "__bases__", subclass.__bases__, bases)
+        except TypeError as error:
+            text = f"{subclass.__module__}.{subclass.__qualname__} cannot follow its patched base class: {error}"
+            raise PatchError([Problem("MS404", text)]) from error
+        self.counts[id(old)] += 1
+
+    def _exchange(self, place: Place, holder: Any, entries: Mapping[Any, Any]) -> None:
+        """Exchange the values of a mapping."""
+        if not self._ids.isdisjoint(map(id, entries.values())):
+            for key, value in list(entries.items()):
+                if id(value) in self._new:
+                    self._write(place, holder, key, value)
+
+    def _look(self, place: Place, holder: Any, entries: Mapping[Any, Any]) -> None:
+        """Exchange the values of a mapping, renew immutable ones that contain something exchanged, queue other holders."""
+        self._exchange(place, holder, entries)
+        if any(map(_visitors.__getitem__, set(map(type, entries.values())))):
+            for key, value in list(entries.items()):
+                kind = type(value)
+                if kind is FunctionType:
+                    if value.__defaults__ or value.__kwdefaults__:
+                        self._visit_function(value)
+                elif _visitors[kind] is not None:
+                    renewed = self._renewed(value)
+                    if renewed is not value:
+                        self.journal.write(place, holder, key, value, renewed)
+
+    def _renewed(self, value: Any) -> Any:
+        """The value that stands for ``value``: itself unless it is immutable and contains something exchanged."""
+        kind = type(value)
+        if id(value) in self._new:
+            self.counts[id(value)] += 1
+            return self._new[id(value)]
+        if kind is tuple or kind is frozenset:
+            parts = [self._renewed(part) for part in value]
+            if all(map(_is, parts, value)):
+                return value
+            if id(value) not in self._seen:  # others may share it, yet it holds each of its parts once
+                self._seen.add(id(value))
+                for key in filter(self._ids.__contains__, map(id, value)):
+                    self._missing[key] -= 1
+            return kind(parts)
+        if kind is staticmethod or kind is classmethod:
+            function = self._renewed(value.__func__)
+            return value if function is value.__func__ else kind(function)
+        if kind is FunctionType:
+            self._visit_function(value)
+        elif (visit := _visitors[kind]) is None or id(value) in self._seen:
+            return value
+        elif visit is not Rebinder._visit_class or value.__module__ == self._module:  # a class belongs to its own module
+            self._seen.add(id(value))
+            self._todo.append(value)
+        return value
+
+    def _visit_function(self, function: FunctionType) -> None:
+        """Renew defaults, in the function's own module; elsewhere it is only a name."""
+        defaults, keywords = function.__defaults__, function.__kwdefaults__
+        if function.__module__ == self._module:
+            renewed = self._renewed(defaults) if defaults else defaults
+            if renewed is not defaults:
+                self.journal.write(SLOT, function, "__defaults__", defaults, renewed)
+            if keywords:
+                self._exchange(ITEM, keywords, keywords)
+
+    def _visit_class(self, cls: type) -> None:
+        if cls.__flags__ & HEAP_TYPE:
+            self._look(ATTRIBUTE, cls, vars(cls))
+
+    def _visit_dict(self, entries: dict[Any, Any]) -> None:
+        self._look(ITEM, entries, entries)
+        if type(entries) is dict:
+            self._rename(KEY, entries)
+
+    def _visit_list(self, elements: list[Any]) -> None:
+        self._look(ELEMENT, elements, dict(enumerate(elements)))
+
+    def _visit_set(self, members: set[Any]) -> None:
+        self._rename(MEMBER, members)
+
+    def _visit_field(self, field: dataclasses.Field[Any]) -> None:
+        """A field of a dataclass, whose default a dataclass that derives from it takes over."""
+        if id(field.default) in self._new:
+            self._write(SLOT, field, "default", field.default)
+
+    def _visit_instance(self, instance: Any) -> None:
+        fields = getattr(instance, "__dict__", None)
+        if type(fields) is dict:
+            self._look(ITEM, fields, fields)
+
+    def _rename(self, place: Place, holder: Any) -> None:
+        if not self._ids.isdisjoint(map(id, holder)):
+            for key in [key for key in holder if id(key) in self._new]:
+                self._write(place, holder, key, key)
+
+
+class _Visitors(dict[type, Any]):
+    """What to do with a holder of a type; None for a type that holds nothing that is exchanged."""
+
+    def __missing__(self, kind: type) -> Any:
+        visitor: Callable[[Rebinder, Any], None] | None = None
+        if issubclass(kind, type):
+            visitor = Rebinder._visit_class
+        elif "__dataclass_fields__" in vars(kind):
+            visitor = Rebinder._visit_instance
+        self[kind] = visitor
+        return visitor
+
+
+def _renewed_in_place(rebinder: Rebinder, value: Any) -> None:
+    """Immutable holders never wait: they are renewed where they are found."""
+
+
+_visitors: Final = _Visitors(
+    {
+        dict: Rebinder._visit_dict,
+        OrderedDict: Rebinder._visit_dict,
+        defaultdict: Rebinder._visit_dict,
+        list: Rebinder._visit_list,
+        set: Rebinder._visit_set,
+        FunctionType: Rebinder._visit_function,
+        dataclasses.Field: Rebinder._visit_field,
+        **dict.fromkeys((tuple, frozenset, staticmethod, classmethod), _renewed_in_place),
+    }
+)

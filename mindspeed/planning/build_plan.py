@@ -1,0 +1,172 @@
+"""From resolved names to a plan: ask the features for overrides and patches, add the base plan, check the whole set."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from mindspeed.resolution.environment import Environment, version_in
+from mindspeed.planning.patch_checks import check_patches, notes_on, places_of, with_sites
+from mindspeed.inspection.target_info import is_installed
+from mindspeed.planning.plan import ActivationPlan, PlannedOverride, PlannedPatch, Row
+from mindspeed.resolution.resolver import Resolution
+from mindspeed.plugins.discovery import Catalog
+from mindspeed.plugins.feature import Feature
+from mindspeed.plugins.hookspecs import HOOK_CLASSES
+from mindspeed.plugins.manager import FeatureManager
+from mindspeed.plugins.patches import ArgOverride, Patch, Replace
+from mindspeed.plugins.problems import Problem, ResolutionError
+
+
+def compose(resolution: Resolution, catalog: Catalog, environment: Environment) -> ActivationPlan:
+    """Make the plan of a resolution without problems. Raises ResolutionError for conflicts between patches or overrides."""
+    from mindspeed.megatron.argument_overrides import check_overrides
+    from mindspeed.megatron.run_phases import PHASES
+    from mindspeed.megatron.hook_points import seams_for
+    from mindspeed.inspection.megatron_copies import mixed_roots
+    from mindspeed.platforms import base_features
+
+    world = resolution.world
+    names = {feature.name for feature in resolution.features}
+    types = (*base_features(environment.platform), *(catalog.feature(feature.name) for feature in resolution.features))
+    manager = FeatureManager([feature(resolution.args[feature.spec.name], world) for feature in types])
+    problems: list[Problem] = []
+    below, above = _layers(manager.call("megatron_args"), names)
+    overrides = _overrides(below if environment.training else [], above, problems)
+    problems += check_overrides(overrides, environment.megatron)
+
+    slots = {slot for feature in resolution.features for slot in feature.slots}
+    guard = _Guard(environment, slots)
+    hooks = [name for group in HOOK_CLASSES for name in vars(group) if name[0] != "_" and names & manager.owners(name)]
+    taken = [planned.override.argument for planned in overrides]
+    seams = ("megatron-seams", seams_for(hooks, taken, environment.training, environment.megatron))
+    phases = ("megatron-seams", PHASES if names else ())
+    ground, own = _layers(manager.call("patches"), names)
+    patches = [guard.planned(owner, patch, ground=True) for owner, given in ground for patch in given]
+    # a seam stays around what a feature puts in place of the original
+    patches += [guard.planned(owner, patch) for owner, given in (seams, phases, *own) for patch in given]
+    places = places_of(patches, environment.megatron)
+    patches = _superseded(with_sites(patches, environment.megatron, places), resolution.supersedes)
+    problems += check_patches(patches, environment.megatron, places)
+    if is_installed(environment.megatron) and (mixed := mixed_roots()) is not None:
+        problems.append(mixed)
+    if problems:
+        raise ResolutionError(problems)
+    plan = ActivationPlan(
+        features=resolution.features,
+        world=world,
+        level=resolution.level,
+        base=resolution.base,
+        overrides=overrides,
+        patches=tuple(patches),
+        rows=(*resolution.rows, *_skipped_rows(patches), *notes_on(patches, environment.megatron, places)),
+        environment=environment.versions(),
+        strict=resolution.strict,
+    )
+    manager.forget_calls()
+    _unused[:] = [(plan, manager)]
+    return plan
+
+
+_unused: Final[list[tuple[ActivationPlan, FeatureManager]]] = []
+"""The plan that was made last, with its feature instances, until it is activated."""
+
+
+def manager_of(plan: ActivationPlan, catalog: Catalog) -> FeatureManager:
+    """Feature instances of a plan, base first. Raises ResolutionError when this process lacks one of them."""
+    from mindspeed.platforms import base_features
+
+    if _unused and _unused[0][0] is plan:
+        return _unused.pop()[1]
+    known: dict[str, type[Feature[Any]]] = {f.spec.name: f for f in base_features(plan.environment["platform"])}
+    problems, instances = [], []
+    for planned in (*plan.base, *plan.features):
+        feature = known.get(planned.name) or (catalog.feature(planned.name) if planned.name in catalog.usable else None)
+        if feature is None:
+            text = f"the plan has {planned.name} from {planned.distribution} {planned.version}, which is not installed here"
+            problems.append(
+                Problem("MS201", text, (planned.name,), fix=f"pip install {planned.distribution}=={planned.version}")
+            )
+            continue
+        instances.append(feature(feature.Args(**planned.args), plan.world))
+    if problems:
+        raise ResolutionError(problems)
+    return FeatureManager(instances)
+
+
+_Answers = list[tuple[str, list[Any]]]
+
+
+def _layers(answers: _Answers, names: Collection[str]) -> tuple[_Answers, _Answers]:
+    """What the base plan answered, and what the named features did."""
+    return [one for one in answers if one[0] not in names], [one for one in answers if one[0] in names]
+
+
+def _overrides(below: _Answers, wanted_by: _Answers, problems: list[Problem]) -> tuple[PlannedOverride, ...]:
+    """Merge what the features want, ``(feature, overrides)`` in plan order; those of the base plan, whose defaults
+    differ only in Megatron-LM, are asked only for its training loop, and hold only where no feature says otherwise."""
+    by_argument: dict[str, list[tuple[str, ArgOverride]]] = {}
+    decided = {override.argument for _, given in wanted_by for override in given}
+    for owner, given in [(o, [one for one in given if one.argument not in decided]) for o, given in below] + wanted_by:
+        for override in given:
+            by_argument.setdefault(override.argument, []).append((owner, override))
+    for argument, wanted in by_argument.items():
+        if any(override.value != wanted[0][1].value for _, override in wanted):
+            who = " and ".join(f"{owner} sets it to {override.value!r}" for owner, override in wanted)
+            names = tuple(owner for owner, _ in wanted)
+            problems.append(
+                Problem(
+                    "MS402", f"Megatron's {argument} cannot have two values: {who}", names, fix=f"take out {' or '.join(names)}"
+                )
+            )
+    return tuple(
+        PlannedOverride(tuple(dict.fromkeys(owner for owner, _ in wanted)), wanted[0][1]) for wanted in by_argument.values()
+    )
+
+
+class _Guard:
+    """Decides a patch's `When` for one environment and one set of held slots."""
+
+    def __init__(self, environment: Environment, slots: set[str]) -> None:
+        self.environment = environment
+        self.slots = slots
+
+    def planned(self, owner: str, patch: Patch, ground: bool = False) -> PlannedPatch:
+        return PlannedPatch(owner, patch, patch.target, ground, self._skipped(patch))
+
+    def _skipped(self, patch: Patch) -> str:
+        when = patch.when
+        if when is None:
+            return ""
+        if when.platform is not None and when.platform != self.environment.platform:
+            return f"only on {when.platform}"
+        if when.megatron is not None and not version_in(self.environment.megatron or "", when.megatron):
+            return f"only for megatron-core {when.megatron}"
+        if when.slot_empty is not None and when.slot_empty in self.slots:
+            return f"the slot {when.slot_empty} is held"
+        return ""
+
+
+def _superseded(patches: Sequence[PlannedPatch], supersedes: Sequence[tuple[str, str, str]]) -> list[PlannedPatch]:
+    """Leave out the Replace of a feature that another one at the same site supersedes."""
+    replacing = {(p.owner, p.site) for p in patches if isinstance(p.patch, Replace) and not p.skipped}
+    if not supersedes:
+        return list(patches)
+    result = []
+    for planned in patches:
+        winner = next(
+            (
+                f"superseded by {new}, because {reason}"
+                for new, old, reason in supersedes
+                if old == planned.owner and isinstance(planned.patch, Replace) and (new, planned.site) in replacing
+            ),
+            "",
+        )
+        result.append(replace(planned, skipped=planned.skipped or winner))
+    return result
+
+
+def _skipped_rows(patches: Iterable[PlannedPatch]) -> Iterable[Row]:
+    skipped = (p for p in patches if p.skipped and not p.ground)
+    return (Row("left-out", p.owner, f"patch of {p.patch.target} is left out: {p.skipped}") for p in skipped)

@@ -1,0 +1,186 @@
+"""What a checkpoint knows of the features it was saved with, and what becomes of it in a job with others. Light.
+
+The declaration of each feature's state is stored with the checkpoint: when it is resumed, the feature may be gone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from mindspeed.planning.fingerprint import content_of
+from mindspeed.planning.lock import facts_of
+from mindspeed.planning.plan import ActivationPlan, PlannedFeature
+from mindspeed.plugins.discovery import Catalog
+from mindspeed.plugins.feature import State, Verdict
+from mindspeed.plugins.problems import Problem, RunError
+
+FILE: Final = "features.json"
+FORMAT: Final = 1
+_SOFTWARE: Final = ("mindspeed", "megatron", "torch")
+
+
+@dataclass(frozen=True, slots=True)
+class SavedFeature:
+    """A feature as a checkpoint remembers it."""
+
+    name: str
+    distribution: str
+    version: str
+    settings: Mapping[str, Any]
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The features at work in a checkpoint's run, in activation order, and the content of their plan (`content_of`)."""
+
+    features: tuple[SavedFeature, ...]
+    plan: str
+    content: Mapping[str, str] = field(default_factory=dict)
+
+    def write(self, folder: Path) -> None:
+        """Store in a checkpoint folder."""
+        (folder / FILE).write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=2) + "\n", encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One difference between the checkpoint and the job that resumes it, and what becomes of the checkpoint."""
+
+    feature: str
+    what: str
+    verdict: Verdict
+    reason: str
+    saved: str = ""
+    now: str = ""
+    fix: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"{self.verdict:<11}  {self.what}: {self.reason}"
+
+
+def record_of(plan: ActivationPlan, catalog: Catalog) -> Record:
+    """What a checkpoint of this plan must remember."""
+    saved = (
+        SavedFeature(feature.name, feature.distribution, feature.version, feature.args, _declared(feature, catalog))
+        for feature in _at_work(plan, catalog)
+    )
+    return Record(tuple(saved), plan.digest, content_of(plan, catalog))
+
+
+def read_record(folder: Path) -> Record | None:
+    """The record of a checkpoint folder; None when it has none. Raises RunError with MS602 for a damaged one."""
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["format"] != FORMAT:
+            raise ValueError(f"format {data['format']} is not {FORMAT}")
+        features = tuple(SavedFeature(**feature | {"state": State(**feature["state"])}) for feature in data["features"])
+        return Record(features, data["plan"], data["content"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        text = f"the features of the checkpoint cannot be read: {type(error).__name__}: {error}"
+        raise RunError([Problem("MS602", text, where=str(path))]) from error
+
+
+def changes(record: Record, plan: ActivationPlan, catalog: Catalog) -> list[Change]:
+    """Every difference that a checkpoint could notice; refused ones first."""
+    found = [*_features(record, plan, catalog), *_software(record, plan, catalog)]
+    return sorted(found, key=lambda change: ("refused", "convertible", "safe").index(change.verdict))
+
+
+def refusals(found: list[Change], where: str) -> list[Problem]:
+    """MS613 for every change after which the checkpoint cannot be resumed."""
+    return [
+        Problem("MS613", f"{change.what}: {change.reason}", (change.feature,), where=where, fix=change.fix)
+        for change in found
+        if change.verdict == "refused"
+    ]
+
+
+def _features(record: Record, plan: ActivationPlan, catalog: Catalog) -> Iterator[Change]:
+    saved = {feature.name: feature for feature in record.features}
+    now = {feature.name: feature for feature in _at_work(plan, catalog)}
+    for name in [*saved, *(name for name in now if name not in saved)]:
+        if name not in now:
+            yield _removed(saved[name])
+        elif name not in saved:
+            yield _added(now[name], _declared(now[name], catalog))
+        else:
+            yield from _kept(saved[name], now[name], _declared(now[name], catalog))
+
+
+def _removed(old: SavedFeature) -> Change:
+    settings = "".join(f" --set {old.name}.{key}={value}" for key, value in old.settings.items() if value is not None)
+    fix = f"--features {old.name}{settings}" if settings else f"--features {old.name}"
+    what = f"{old.name} was removed"
+    return Change(old.name, what, old.state.verdict("removed"), _reason(old.state), saved=f"{old.version}", fix=fix)
+
+
+def _added(new: PlannedFeature, state: State) -> Change:
+    what, fix = f"{new.name} was added", f"--without {new.name}"
+    return Change(new.name, what, state.verdict("added"), _reason(state), now=new.version, fix=fix)
+
+
+def _kept(old: SavedFeature, new: PlannedFeature, state: State) -> Iterator[Change]:
+    """Differences of a feature that both have; its present declaration counts, which knows the older versions."""
+    for key in [*old.settings, *(key for key in new.args if key not in old.settings)]:
+        before, after = _text(old.settings.get(key)), _text(new.args.get(key))
+        if before != after:
+            what, fix = f"{new.name}.{key} was {before} and is {after}", f"--set {new.name}.{key}={before}"
+            yield Change(new.name, what, state.verdict("changed", key), _reason(state), before, after, fix)
+    before, after = f"{old.distribution} {old.version}", f"{new.distribution} {new.version}"
+    if before != after:
+        what, fix = f"{new.name} was that of {before} and is that of {after}", f"pip install {before.replace(' ', '==')}"
+        yield Change(new.name, what, state.verdict("upgraded"), _reason(state), before, after, fix)
+
+
+def _software(record: Record, plan: ActivationPlan, catalog: Catalog) -> Iterator[Change]:
+    """Versions and files, which no checkpoint holds; a reader of a curve that bends wants to know of them."""
+    here = content_of(plan, catalog)
+    before, after = facts_of(record.content, "version"), facts_of(here, "version")
+    for name in _SOFTWARE:
+        if name in before and before[name] != after.get(name):
+            what = f"{name} was {before[name]} and is {after.get(name)}"
+            yield Change("", what, "safe", "its checkpoints carry their own format", before[name], after.get(name, ""))
+    old, new = facts_of(record.content, "source"), facts_of(here, "source")
+    for module in sorted(name for name in old.keys() & new.keys() if old[name] != new[name]):
+        yield Change("", f"{module} has another content", "safe", "code is not state", old[module], new[module])
+
+
+def _at_work(plan: ActivationPlan, catalog: Catalog) -> Iterator[PlannedFeature]:
+    """The features of a plan without those whose parallel size is one, which is the same as not being there."""
+    for feature in plan.features:
+        spec = catalog.specs.get(feature.name)
+        settings = [setting for setting in spec.sizes.values() if setting is not None] if spec is not None else []
+        if not settings or any(feature.args.get(setting, 2) != 1 for setting in settings):
+            yield feature
+
+
+def _declared(feature: PlannedFeature, catalog: Catalog) -> State:
+    """The state that a feature declares; one that declares none and saves data has data of its own."""
+    found = catalog.usable.get(feature.name)
+    if found is None or found.feature is None:
+        return State()
+    state = found.feature.spec.state
+    if state.kind == "none" and hasattr(found.feature, "save_extra"):
+        return State("own", "it saves data of its own")
+    return state
+
+
+def _reason(state: State) -> str:
+    return state.reason or {"none": "it adds nothing to checkpoints", "own": "it saves data of its own"}.get(
+        state.kind, "Megatron's distributed checkpoints can be cut anew"
+    )
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -1,0 +1,157 @@
+"""Drift: how every target in Megatron differs between the release that features are written for and another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from mindspeed.inspection.contract_reading import read_contract, successors
+from mindspeed.inspection.contracts import (
+    ABSENT,
+    BASELINE,
+    CHECKOUT,
+    CORE,
+    FOLDER,
+    Contract,
+    Part,
+    Verdict,
+    compare,
+    contracts,
+    difference,
+    file_of,
+    part_of,
+    read_contracts,
+    recorded_versions,
+    write_contracts,
+)
+from mindspeed.resolution.environment import version_in
+from mindspeed.inspection.source import only_tree, trees_kept
+from mindspeed.planning.targets import Target
+from mindspeed.inspection.megatron_copies import megatron_version, package_root, version_of
+from mindspeed.plugins.problems import MindSpeedError, Problem
+
+FAILED: Final = ("changed", "gone")
+"""Verdicts that a feature does not survive without a look at it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriftRow:
+    """One target of one feature. ``near`` names what took its place; ``why`` says what the verdict alone does not."""
+
+    feature: str
+    target: str
+    verdict: Verdict
+    near: tuple[str, ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A Megatron to compare with: its version, and how the contract of a target in it is found.
+
+    ``find`` gives None for a target in a part that this Megatron lacks. ``root`` is the folder of a source tree.
+    """
+
+    version: str | None
+    find: Callable[[str], Contract | None]
+    root: Path | None = None
+
+
+def measure_drift(targets: Sequence[Target], tree: Tree) -> list[DriftRow]:
+    """A row for every target, in the order given."""
+    return [_row(target, tree) for target in targets]
+
+
+def recorded_tree(version: str) -> Tree:
+    """A recorded release. Raises MindSpeedError MS502 for a version without a contract file."""
+    if version not in recorded_versions(CORE):
+        known = ", ".join(recorded_versions(CORE))
+        text = f"no contracts are recorded for megatron-core {version}, only for {known}"
+        fix = "give the path of a source tree or an unpacked wheel: mindspeed patches drift --megatron PATH"
+        raise MindSpeedError([Problem("MS502", text, fix=fix)])
+    found: dict[str, Contract] = {}
+    parts: list[Part] = [part for part in (CORE, CHECKOUT) if version in recorded_versions(part)]
+    for part in parts:
+        found |= read_contracts(file_of(part, version)).targets
+    return Tree(version, found.get)
+
+
+@contextmanager
+def source_tree(path: Path) -> Iterator[Tree]:
+    """A checkout or an unpacked wheel, read within the block. Raises MindSpeedError MS502 for a folder without Megatron."""
+    root = next((folder for folder in (path, path.parent) if (folder / "megatron" / "core").is_dir()), None)
+    if root is None:
+        text = f"{path} holds no megatron/core"
+        raise MindSpeedError([Problem("MS502", text, fix="give the folder that holds megatron/, or a recorded version")])
+    root = root.resolve()
+    with only_tree(root, "megatron"), trees_kept():
+        yield Tree(version_of(root / "megatron"), _reader(_parts((root / "megatron" / "training").is_dir())), root)
+
+
+@contextmanager
+def installed_tree() -> Iterator[Tree]:
+    """The Megatron that this process would import. Raises MindSpeedError MS502 when there is none."""
+    root = package_root("core")
+    if root is None:
+        raise MindSpeedError([Problem("MS502", "megatron-core is not installed", fix="pip install megatron-core==0.16.1")])
+    with trees_kept():
+        yield Tree(megatron_version(), _reader(_parts(package_root("training") is not None)), root.parent)
+
+
+def record(tree: Tree, targets: Sequence[Target], folder: Path = FOLDER) -> list[Path]:
+    """Write the contract files of the parts that a source tree has; ``near`` of a missing target is found by its baseline.
+
+    Raises MindSpeedError MS502 for a tree that does not say its version.
+    """
+    if tree.version is None:
+        text = f"{tree.root} does not say its version"
+        raise MindSpeedError([Problem("MS502", text, fix="look at megatron/core/package_info.py")])
+    rows: dict[Part, dict[str, Contract]] = {}
+    for target in dict.fromkeys(target.target for target in targets):
+        part, found = part_of(target), tree.find(target)
+        if part is None or found is None:
+            continue
+        if found.kind == ABSENT:
+            found = Contract(ABSENT, near=tuple(successors(target, _baseline(target) or Contract(ABSENT))))
+        rows.setdefault(part, {})[target] = found
+    files = []
+    for part, contents in rows.items():
+        files.append(file_of(part, tree.version, folder))
+        write_contracts(files[-1], tree.version, contents)
+    return files
+
+
+def _parts(has_training: bool) -> tuple[Part, ...]:
+    return (CORE, CHECKOUT) if has_training else (CORE,)
+
+
+def _reader(parts: Sequence[Part]) -> Callable[[str], Contract | None]:
+    return lambda target: read_contract(target) if part_of(target) in parts else None
+
+
+def _baseline(target: str) -> Contract | None:
+    part = part_of(target)
+    known = contracts(BASELINE, part) if part is not None else None
+    return known.targets.get(target) if known is not None else None
+
+
+def _row(target: Target, tree: Tree) -> DriftRow:
+    version = tree.version
+    if target.guards and version is not None and not any(version_in(version, guard) for guard in target.guards):
+        return DriftRow(
+            target.feature, target.target, "not applied", why=f"only for megatron-core {' or '.join(target.guards)}"
+        )
+    found, recorded = tree.find(target.target), _baseline(target.target)
+    if found is None or (recorded is None and found.kind != ABSENT):
+        why = "no Megatron-LM there" if found is None and part_of(target.target) == CHECKOUT else "no contract to compare with"
+        return DriftRow(target.feature, target.target, "unrecorded", why=why)
+    if found.kind == ABSENT:
+        near = found.near
+        if tree.root is not None:
+            near = tuple(successors(target.target, recorded or found))
+        return DriftRow(target.feature, target.target, "gone", near)
+    verdict = compare(recorded or found, found)
+    return DriftRow(target.feature, target.target, verdict, why=difference(recorded or found, found))

@@ -1,0 +1,156 @@
+"""Why a plan is as it is: for one feature its reasons, its place in the order, its settings, and what stands at its sites.
+
+Pure: reads the plan, the declarations and source text; imports neither torch nor megatron.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from mindspeed.planning.plan import ActivationPlan, PlannedFeature, PlannedOverride, PlannedPatch, Row
+from mindspeed.inspection.sites import find_site
+from mindspeed.inspection.source import find_module, read_scope
+from mindspeed.plugins.constraints import After, Before, Requires, Supersedes
+from mindspeed.plugins.feature import Feature
+from mindspeed.plugins.patches import Mixin, Ref, Replace, Wrap
+from mindspeed.plugins.world import UnknownValue
+
+Features = Mapping[str, type[Feature[Any]]]
+_LAYERS: Final = (Replace, Mixin, Wrap)
+_DONE: Final = {"replace": "replaced", "mixin": "mixed into", "wrap": "wrapped", "set": "set"}
+
+
+class Edge(NamedTuple):
+    """``first`` comes before ``second``; ``kind`` is the constraint that says so, declared by ``owner``."""
+
+    first: str
+    second: str
+    kind: str
+    owner: str
+    reason: str = ""
+
+    def __str__(self) -> str:
+        because = f", because {self.reason}" if self.reason else ""
+        return f"{self.first} comes before {self.second}: {self.owner} declares {self.kind}{because}"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A name in source text. ``line`` is 0 where it is bound in compiled code, or not found."""
+
+    name: str
+    file: str = ""
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.name}  {self.file}:{self.line}" if self.line else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedPatch:
+    """One patch: where its target is defined, where its own code is, and all that the plan puts there, inside out."""
+
+    patch: PlannedPatch
+    target: Place
+    code: Place | None
+    chain: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Everything that one active feature is and does in a plan. ``number`` counts from 1 in activation order."""
+
+    feature: PlannedFeature
+    number: int
+    edges: tuple[Edge, ...]
+    overrides: tuple[PlannedOverride, ...]
+    patches: tuple[ExplainedPatch, ...]
+    rows: tuple[Row, ...]
+
+
+def explain(plan: ActivationPlan, features: Features, name: str) -> Explanation:
+    """Explain an active feature, one of the base plan too. ``features`` has the class of every feature of the plan."""
+    order = (*plan.base, *plan.features)
+    number = next(index for index, feature in enumerate(order, 1) if feature.name == name)
+    edges = tuple(edge for edge in order_edges(plan, features) if name in (edge.first, edge.second))
+    patches = tuple(_explained(plan, planned) for planned in plan.patches if planned.owner == name)
+    overrides = tuple(override for override in plan.overrides if name in override.owners)
+    rows = tuple(row for row in plan.rows if row.feature == name)
+    return Explanation(order[number - 1], number, edges, overrides, patches, rows)
+
+
+def order_edges(plan: ActivationPlan, features: Features) -> list[Edge]:
+    """Every order that holds in this plan, and who declared it."""
+    active = {feature.name: feature for feature in plan.features}
+    edges = []
+    for name, planned in active.items():
+        feature = features[name]
+        args = feature.Args(**planned.args)
+        for constraint in feature.spec.constraints:
+            if not isinstance(constraint, After | Before | Requires | Supersedes) or constraint.name not in active:
+                continue
+            if constraint.when is not None and not _holds(constraint.when, args, plan.world):
+                continue
+            first, second = (name, constraint.name) if isinstance(constraint, Before) else (constraint.name, name)
+            edges.append(Edge(first, second, type(constraint).__name__, name, getattr(constraint, "reason", "")))
+    return edges
+
+
+def _holds(when: Any, args: Any, world: Any) -> bool:
+    try:
+        return bool(when(args, world))
+    except UnknownValue:
+        return False
+
+
+def _explained(plan: ActivationPlan, planned: PlannedPatch) -> ExplainedPatch:
+    value = planned.patch.value
+    reference = value.target if isinstance(value, Ref) else value if isinstance(planned.patch, _LAYERS) else None
+    return ExplainedPatch(
+        planned,
+        target_place(planned.patch.target),
+        code_place(reference) if reference is not None else None,
+        tuple(_chain(plan.patches, planned.site)),
+    )
+
+
+def _chain(patches: Iterable[PlannedPatch], site: str) -> Iterator[str]:
+    """What a call goes through, inside out: the original, then for each of base plan and features what it puts there."""
+    here = [planned for planned in patches if planned.site == site and not planned.skipped]
+    yield "the original"
+    for ground in (True, False):
+        layer = [planned for planned in here if planned.ground == ground]
+        for kind in _DONE:
+            for planned in layer:
+                if planned.patch.kind == kind:
+                    value = planned.patch.value
+                    yield f"{_DONE[kind]} by {planned.owner}: {value.target if isinstance(value, Ref) else value}"
+
+
+def target_place(target: str) -> Place:
+    """Where the name that a patch targets is bound, imports followed."""
+    site = find_site(target)
+    if site is not None and site.line:
+        return Place(site.name, site.file, site.line)
+    return code_place(target)
+
+
+def code_place(reference: str, hops: int = 10) -> Place:
+    """Where ``"module:qualname"`` is defined, read from source text over any number of imports."""
+    module, _, path = reference.partition(":")
+    found = find_module(module)
+    scope = read_scope(found) if found is not None else None
+    parts = path.split(".")
+    while found is not None and scope is not None:
+        binding = scope.last(parts[0])
+        if binding is None:
+            break
+        if binding.kind == "import" and hops:
+            place = code_place(f"{binding.source}:{'.'.join([binding.name, *parts[1:]])}", hops - 1)
+            return Place(reference, place.file, place.line)
+        if len(parts) == 1 or binding.scope is None:
+            return Place(reference, found.file or "", binding.line)
+        scope, parts = binding.scope, parts[1:]
+    return Place(reference)

@@ -1,0 +1,221 @@
+"""What a plan is made of in this process, as facts that two processes, or a process and a file, can compare.
+
+A fact is a key ``"kind name"`` with a text as its value: ``"setting ring-attention.window": "2"``. Files count by what is
+in them, never by where they are. Imports neither torch nor megatron.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from mindspeed.planning.plan import ActivationPlan, PlannedFeature
+from mindspeed.inspection.source import find_module
+from mindspeed.plugins.discovery import Catalog
+from mindspeed.plugins.patches import Ref, Set
+
+Content = Mapping[str, str]
+
+VARIABLES: Final[dict[str, str]] = {
+    "CUDA_DEVICE_MAX_CONNECTIONS": "order of computation and communication on the device",
+    "CUBLAS_WORKSPACE_CONFIG": "whether matrix products are deterministic",
+    "NVIDIA_TF32_OVERRIDE": "precision of matrix products",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "precision of matrix products",
+    "NVTE_*": "which attention and which kernels Transformer Engine takes",
+    "NCCL_ALGO": "algorithm of collectives; ranks that differ hang",
+    "NCCL_PROTO": "protocol of collectives; ranks that differ hang",
+    "NCCL_BUFFSIZE": "chunks of collectives; ranks that differ hang",
+    "NCCL_MIN_NCHANNELS": "channels of collectives; ranks that differ hang",
+    "NCCL_MAX_NCHANNELS": "channels of collectives; ranks that differ hang",
+    "NCCL_COLLNET_ENABLE": "algorithm of collectives",
+    "NCCL_NVLS_ENABLE": "algorithm of collectives",
+    "NCCL_NET": "transport between nodes; ranks that differ hang",
+    "NCCL_IB_DISABLE": "transport between nodes; ranks that differ hang",
+    "HCCL_ALGO": "algorithm of collectives",
+    "HCCL_BUFFSIZE": "chunks of collectives",
+    "HCCL_DETERMINISTIC": "whether sums of collectives have a fixed order",
+    "HCCL_OP_EXPANSION_MODE": "where collectives are scheduled",
+    "HCCL_INTRA_ROCE_ENABLE": "transport inside a node",
+    "HCCL_INTRA_PCIE_ENABLE": "transport inside a node",
+    "LCCL_DETERMINISTIC": "whether sums of collectives have a fixed order",
+    "CLOSE_MATMUL_K_SHIFT": "order of summation in matrix products",
+    "ATB_MATMUL_SHUFFLE_K_ENABLE": "order of summation in matrix products",
+    "PYTHONHASHSEED": "order of sets, and of whatever is made from them",
+    "MINDSPEED_*": "features and settings",
+}
+"""Environment variables that must be equal on all ranks, and what each decides; ``*`` stands for any ending.
+
+Left out on purpose is what may differ between nodes: network interfaces, addresses, devices, debug output, allocators,
+and OMP_NUM_THREADS, which follows the number of cores.
+"""
+
+OWN_VARIABLES: Final = (
+    *("MINDSPEED_PLAN", "MINDSPEED_TRAIN", "MINDSPEED_TRACE", "MINDSPEED_REPORT", "MINDSPEED_CACHE", "MINDSPEED_CSRC"),
+    *("MINDSPEED_JOINED", "MINDSPEED_LAUNCHED", "MINDSPEED_AGREEMENT_TIMEOUT", "MINDSPEED_KEPT_MEMORY"),
+)
+"""Variables of mindspeed that name files of one node, or belong to one process."""
+
+_PACKAGES: Final = {"torch": "torch", "torch_npu": "torch-npu", "transformer_engine": "transformer-engine"}
+_KINDS: Final = (
+    *("version", "operator", "feature", "setting", "level", "world", "argument"),
+    *("variable", "source", "target", "patch", "order", "plan"),
+)
+"""Kinds of facts in the order in which their differences are told."""
+
+
+def content_of(plan: ActivationPlan, catalog: Catalog, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The facts of a plan as this process would carry it out.
+
+    Versions are those installed here, which need not be those that the plan was made for.
+    """
+    content = {f"version {name}": version for name, version in installed_versions().items()}
+    content |= {f"operator {name}": variant for name, variant in operators(plan, catalog).items()}
+    content |= plan_facts(plan, catalog)
+    content |= {f"variable {name}": environ[name] for name in matching(environ)}
+    content |= {f"source {name}": digest for name, digest in source_digests(plan, catalog).items()}
+    content |= {f"target {name}": digest for name, digest in target_digests(plan).items()}
+    return content
+
+
+def plan_facts(plan: ActivationPlan, catalog: Catalog | None) -> dict[str, str]:
+    """What was resolved; with a catalog the versions of features are those installed here."""
+    content = {"level": str(plan.level), "order": ", ".join(plan.names), "plan": plan.digest}
+    for feature in (*plan.base, *plan.features):
+        content[f"feature {feature.name}"] = _provider(feature, catalog)
+        content |= {f"setting {feature.name}.{name}": _text(value) for name, value in feature.args.items()}
+    content |= {f"world {name}": _text(value) for name, value in plan.world.known().items()}
+    content |= {f"argument {o.override.argument}": _text(o.override.value) for o in plan.overrides}
+    for planned in plan.patches:
+        if not planned.skipped:
+            key = f"patch {planned.site} by {planned.owner}"
+            value = planned.patch.value.target if isinstance(planned.patch.value, Ref) else _text(planned.patch.value)
+            content[key] = f"{content[key]}, {value}" if key in content else f"{planned.patch.kind} {value}"
+    return content
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of what results depend on, of this process; what is not installed is left out."""
+    from mindspeed._version import __version__
+    from mindspeed.inspection.megatron_copies import megatron_version
+
+    found = {"mindspeed": __version__, "python": platform.python_version(), "megatron": megatron_version()}
+    found |= {name: _version(distribution) for name, distribution in _PACKAGES.items()}
+    return {name: version for name, version in found.items() if version is not None}
+
+
+def operators(plan: ActivationPlan, catalog: Catalog) -> dict[str, str]:
+    """Which variant of each operator of the plan runs here: C++ on one rank and torch on another round differently."""
+    from mindspeed.ops.availability import kinds
+
+    specs = [catalog.specs[name] for name in plan.names if name in catalog.specs]
+    return kinds({op for spec in specs for op in spec.ops}, plan.environment.get("platform", ""))
+
+
+def source_digests(plan: ActivationPlan, catalog: Catalog) -> dict[str, str]:
+    """Content of the module of every replacement, wrapper and mixin, and of the files beside every feature's own."""
+    modules = set()
+    for planned in plan.patches:
+        value = planned.patch.value
+        if planned.skipped or (isinstance(planned.patch, Set) and not isinstance(value, Ref)):
+            continue
+        modules.add((value.target if isinstance(value, Ref) else value).partition(":")[0])
+    for feature in plan.features:
+        found = catalog.usable.get(feature.name)
+        if found is not None:
+            modules |= set(_beside(found.reference.partition(":")[0]))
+    return _digests(modules)
+
+
+def target_digests(plan: ActivationPlan) -> dict[str, str]:
+    """Content of every Megatron module that has a patch."""
+    modules = {planned.site.partition(":")[0] for planned in plan.patches if not planned.skipped}
+    return _digests(module for module in modules if module.partition(".")[0] == "megatron")
+
+
+def matching(environ: Mapping[str, str]) -> list[str]:
+    """The variables that are set and that `VARIABLES` lists."""
+    exact = {name for name in VARIABLES if not name.endswith("*")}
+    prefixes = tuple(name[:-1] for name in VARIABLES if name.endswith("*"))
+    return sorted(name for name in environ if (name in exact or name.startswith(prefixes)) and name not in OWN_VARIABLES)
+
+
+def digest_of(content: Content) -> str:
+    """Equal contents have equal digests."""
+    return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def different(first: Content, second: Content) -> list[str]:
+    """Keys of the facts that differ, the most telling first: a version before the modules that differ with it."""
+    keys = [key for key in {**first, **second} if first.get(key) != second.get(key)]
+    if len(keys) > 1:  # its digest says no more than that something differs
+        keys = [key for key in keys if key != "plan"]
+    return sorted(keys, key=lambda key: (_KINDS.index(key.partition(" ")[0]), key))
+
+
+def in_words(key: str, value: str | None) -> str:
+    """``ring-attention.window=2`` of a fact; None is one that is not there."""
+    kind, _, name = key.partition(" ")
+    if value is None:
+        return {"variable": f"no {name}", "version": f"no {name}"}.get(kind, f"no {kind} {name}")
+    if kind in ("setting", "variable", "world"):
+        return f"{name}={value}"
+    return {
+        "version": f"{name} {value}",
+        "operator": f"the operator {name} as {value}",
+        "feature": f"{name} of {value}",
+        "argument": f"Megatron argument {name}={value}",
+        "source": f"{name} with content {value}",
+        "target": f"{name} with content {value}",
+        "patch": f"{name}: {value}",
+        "level": f"optimization level {value}",
+        "order": f"the features {value or 'none'}",
+    }.get(kind, f"{key} {value}")
+
+
+def only_value(key: str, value: str | None) -> str:
+    """The part of `in_words` that tells two values of one fact apart."""
+    kind = key.partition(" ")[0]
+    if value is None:
+        return "none" if kind not in ("variable", "version") else f"has no {key.partition(' ')[2]}"
+    return f"content {value}" if kind in ("source", "target") else value
+
+
+def _provider(feature: PlannedFeature, catalog: Catalog | None) -> str:
+    here = catalog.usable.get(feature.name) if catalog is not None else None
+    return f"{here.distribution} {here.version}" if here is not None else f"{feature.distribution} {feature.version}"
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+
+
+def _version(distribution: str) -> str | None:
+    """The whole version, with its local part: ``2.13.0+cpu`` and ``2.13.0+cu130`` are not the same."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _beside(module: str) -> Iterator[str]:
+    """A feature's module and, where it lies in a package, its neighbours."""
+    yield module
+    package, _, _ = module.rpartition(".")
+    found = find_module(module) if package else None
+    if found is not None and found.file is not None:
+        yield from (f"{package}.{file.stem}" for file in Path(found.file).parent.glob("*.py") if file.stem != "__init__")
+
+
+def _digests(modules: Iterable[str]) -> dict[str, str]:
+    found = {}
+    for name in sorted(modules):
+        module = find_module(name)
+        if module is not None and module.file is not None:
+            found[name] = hashlib.blake2b(Path(module.file).read_bytes(), digest_size=8).hexdigest()
+    return found

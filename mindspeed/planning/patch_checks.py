@@ -1,0 +1,151 @@
+"""Checks of a set of patches before anything is touched. Reads source text; imports nothing."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from mindspeed.planning.contract_checks import broken_contract, contract_rows, vanished
+from mindspeed.inspection.target_info import Place, find_places
+from mindspeed.planning.plan import PlannedPatch, Row
+from mindspeed.inspection.sites import near_names
+from mindspeed.inspection.megatron_copies import megatron_version
+from mindspeed.plugins.patches import Mixin, Replace, Set, Wrap
+from mindspeed.plugins.problems import Problem
+
+Places = Mapping[str, Place]
+"""The place of every target, and of every cache to be cleared, of some patches: what `places_of` gives."""
+
+
+def with_sites(patches: Sequence[PlannedPatch], version: str | None = None, places: Places | None = None) -> list[PlannedPatch]:
+    """The patches with their sites looked up; a target that does not exist keeps its own name.
+
+    ``version`` is the megatron-core that the patches are for; without one it is what is installed here. ``places`` spares
+    looking for them again.
+    """
+    return _placed(patches, places or places_of(patches, version))
+
+
+def check_patches(patches: Sequence[PlannedPatch], version: str | None = None, places: Places | None = None) -> list[Problem]:
+    """Every problem of a set of patches: missing, unsuitable or changed targets, patches that exclude each other.
+
+    The patches of the base plan and those of features are two layers: a feature may replace what the base left.
+    """
+    active = [planned for planned in patches if not planned.skipped]
+    places = places or places_of(active, version)
+    problems = [problem for planned in active for problem in _check_target(planned, places, version)]
+    active = _placed(active, places)
+    for ground in (True, False):
+        problems += _conflicts([planned for planned in active if planned.ground == ground])
+    return list(dict.fromkeys(problems))
+
+
+def check_contracts(patches: Sequence[PlannedPatch], version: str | None) -> list[Problem]:
+    """What keeps a plan, perhaps one made elsewhere, from the Megatron that is installed here; nothing where none is.
+
+    MS306 for another version than the plan's; MS401 and MS407 for targets that are not those of its version.
+    """
+    here = megatron_version()
+    if version is None or here is None:
+        return []
+    if here != version:
+        text = f"the plan is for megatron-core {version}, and {here} is installed here"
+        return [Problem("MS306", text, fix=f"install megatron-core {version}, or make the plan again here")]
+    active = [planned for planned in patches if not planned.skipped]
+    places = places_of(active, version)
+    found = [problem for planned in active for problem in _broken(planned, places, version)]
+    return list(dict.fromkeys(found))
+
+
+def notes_on(patches: Sequence[PlannedPatch], version: str | None, places: Places | None = None) -> list[Row]:
+    """A row for every target that is no problem, and yet not what was recorded."""
+    active = [planned for planned in patches if not planned.skipped]
+    return list(dict.fromkeys(contract_rows(active, places or places_of(active, version), version)))
+
+
+def places_of(patches: Sequence[PlannedPatch], version: str | None) -> dict[str, Place]:
+    """Where everything is that some patches name."""
+    return find_places((name for planned in patches for name in (planned.patch.target, *planned.patch.clears)), version)
+
+
+def _placed(patches: Sequence[PlannedPatch], places: Places) -> list[PlannedPatch]:
+    return [replace(planned, site=_site_name(planned.patch.target, places)) for planned in patches]
+
+
+def _site_name(target: str, places: Places) -> str:
+    site = places[target].site
+    return site.name if site is not None else target
+
+
+def missing_target(owner: str, target: str, where: str = "") -> Problem:
+    """MS401 for a target that does not exist, with near names."""
+    near = near_names(target)
+    text = f"{owner} patches {target}, which does not exist"
+    fix = f"did you mean {' or '.join(near)}?" if near else f"check which versions {owner} supports"
+    return Problem("MS401", text, (owner,), where=where, fix=fix)
+
+
+def unsuitable_target(owner: str, kind: str, target: str, why: str, fix: str, where: str = "") -> Problem:
+    """MS403: a patch of this kind cannot be applied to this target."""
+    return Problem("MS403", f"the {kind} of {target} by {owner} cannot be applied: {why}", (owner,), where=where, fix=fix)
+
+
+def _check_target(planned: PlannedPatch, places: Places, version: str | None) -> Iterator[Problem]:
+    yield from _broken(planned, places, version)
+    owner, patch, place = planned.owner, planned.patch, places[planned.patch.target]
+    if place.site is None:
+        return
+    site, where = place.site, f"{place.site.file}:{place.site.line}" if place.site.line else place.site.file
+    if isinstance(patch, Replace | Mixin) and place.barrier:
+        fix = "patch a method of the class instead, or use an argument of your own for a configuration value"
+        yield unsuitable_target(owner, patch.kind, site.name, place.barrier, fix, where)
+    elif isinstance(patch, Wrap) and site.kind == "class":
+        yield unsuitable_target(owner, "wrap", site.name, "it is a class", "wrap one of its methods, or use Mixin", where)
+    elif isinstance(patch, Mixin) and site.kind in ("function", "method"):
+        yield unsuitable_target(owner, "mixin", site.name, "it is not a class", "use Wrap or Replace", where)
+
+
+def _broken(planned: PlannedPatch, places: Places, version: str | None) -> Iterator[Problem]:
+    """MS401 for what does not exist, MS407 for a target that is not the recorded one."""
+    for name in (planned.patch.target, *planned.patch.clears):
+        if places[name].site is None:
+            gone = vanished(planned, name, places[name], version) if version is not None else None
+            yield gone or missing_target(planned.owner, name)
+    changed = broken_contract(planned, places[planned.patch.target], version) if version is not None else None
+    if changed is not None:
+        yield changed
+
+
+def _conflicts(patches: Sequence[PlannedPatch]) -> Iterator[Problem]:
+    by_site: dict[str, list[PlannedPatch]] = defaultdict(list)
+    for planned in patches:
+        by_site[planned.site].append(planned)
+    for site, here in by_site.items():
+        replacing = [planned for planned in here if isinstance(planned.patch, Replace)]
+        if len(replacing) > 1:
+            owners = _and(replacing)
+            text = f"{owners} replace {site}; only one can" if " and " in owners else f"{owners} replaces {site} twice"
+            yield _conflict(replacing, text, ", or let one declare Supersedes")
+        setting = [planned for planned in here if isinstance(planned.patch, Set)]
+        if len({repr(planned.patch.value) for planned in setting}) > 1:
+            values = " and ".join(sorted(f"{planned.owner} sets it to {planned.patch.value!r}" for planned in setting))
+            yield _conflict(setting, f"{site} cannot have two values: {values}")
+        owner = site
+        while "." in owner.partition(":")[2]:
+            owner = owner.rpartition(".")[0]
+            for planned in by_site.get(owner, ()):
+                if isinstance(planned.patch, Replace):
+                    member = site.rpartition(".")[2]
+                    text = f"{planned.owner} replaces the class {owner} and {_and(here)} patches its member {member}"
+                    yield _conflict([planned, *here], text)
+
+
+def _conflict(patches: Sequence[PlannedPatch], text: str, way_out: str = "") -> Problem:
+    owners = tuple(sorted({planned.owner for planned in patches}))
+    chain = tuple(sorted(f"{p.owner}: {p.patch.kind} of {p.patch.target}, {p.patch.reason}" for p in patches))
+    return Problem("MS402", text, owners, chain, fix=f"take out {' or '.join(owners)}{way_out}")
+
+
+def _and(patches: Iterable[PlannedPatch]) -> str:
+    return " and ".join(sorted({planned.owner for planned in patches}))

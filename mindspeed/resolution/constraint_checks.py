@@ -1,0 +1,140 @@
+"""Judging a set of active features: choices, slots, conflicts, platforms, and the features' own checks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mindspeed.resolution.environment import version_in
+from mindspeed.planning.plan import Row
+from mindspeed.resolution.resolution_state import State
+from mindspeed.plugins.constraints import Check, Conflicts, RequiresAny, RequiresSlot
+from mindspeed.plugins.feature import FeatureArgs
+from mindspeed.plugins.problems import Problem
+from mindspeed.plugins.world import FIELDS, UnknownValue, World
+
+
+def check_choices(state: State) -> None:
+    for name, constraint in state.constraints(RequiresAny):
+        if not any(choice in state.active for choice in constraint.names):
+            reason = f", because {constraint.reason}" if constraint.reason else ""
+            choices = ", ".join(constraint.names)
+            state.problem("MS205", f"{name} needs one of {choices}{reason}", (name,), f"add one of {choices} to the features")
+    for name, need in state.constraints(RequiresSlot):
+        if need.slot not in state.holders:
+            reason = f", because {need.reason}" if need.reason else ""
+            if (name, need.slot) in state.decided and getattr(state.args_of(name), need.setting, None) is not None:
+                continue  # a name or auto, whose problem was reported
+            able = ", ".join(sorted(n for n in state.catalog.usable if need.slot in state.specs[n].slots))
+            text = f"{name} needs a feature for {need.slot}{reason}"
+            fix = f"add one of {able} to the features"
+            state.problem("MS205", text, (name,), f"{fix}, or --set {name}.{need.setting}=auto" if need.setting else fix)
+
+
+def check_slots(state: State) -> None:
+    for slot, names in sorted(state.holders.items()):
+        if len(names) > 1:
+            state.problem("MS203", f"{_listing(names)} all hold the slot {slot}", tuple(names), _ways_out(state, names))
+
+
+def check_conflicts(state: State) -> None:
+    seen: set[frozenset[str]] = set()
+    for name, constraint in state.constraints(Conflicts):
+        others = state.holders.get(constraint.name, [constraint.name])
+        for other in others:
+            pair = frozenset((name, other))
+            if other == name or other not in state.active or pair in seen:
+                continue
+            seen.add(pair)
+            because = f", because {constraint.reason}" if constraint.reason else ""
+            names = tuple(sorted(pair))
+            state.problem("MS202", f"{names[0]} and {names[1]} exclude each other{because}", names, _ways_out(state, names))
+
+
+def _ways_out(state: State, names: Sequence[str]) -> str:
+    """The smallest removals: for each side, the requested feature at the root of its chain."""
+    roots = dict.fromkeys(state.root(name) for name in names)
+    return " or ".join(f"take out {root}" for root in roots)
+
+
+def check_sizes(state: State) -> None:
+    world = state.world
+    product = world.tp * world.pp * world.cp
+    if world.knows("world_size") and world.world_size % product:
+        factors = f"tp x pp x cp = {world.tp} x {world.pp} x {world.cp} = {product}"
+        text = f"world size {world.world_size} is not a multiple of {factors}"
+        fix = f"--world-size {-(-world.world_size // product) * product}, or smaller parallel sizes"
+        state.problems.append(Problem("MS302", text, fix=fix))
+
+
+def note_idle_owners(state: State) -> None:
+    """A row for every active feature whose parallel size is 1: it is there and changes nothing."""
+    for name in sorted(state.active):
+        for size in state.specs[name].sizes:
+            if state.world.knows(size) and getattr(state.world, size) == 1:
+                meaning = "data-parallel size" if size == "dp" else FIELDS[size][1]
+                state.rows.append(Row("note", name, f"the {meaning} is 1, so {name} changes nothing"))
+
+
+def check_platforms(state: State) -> None:
+    platform = str(state.world.platform)
+    for name in state.active:
+        spec = state.specs[name]
+        if spec.platforms and platform not in spec.platforms:
+            text = f"{name} does not run on {platform}, only on {', '.join(sorted(spec.platforms))}"
+            state.problem("MS208", text, (name,), f"take out {state.root(name)}")
+        if spec.megatron and state.world.knows("megatron") and not version_in(state.world.megatron, spec.megatron):
+            text = f"{name} needs megatron-core {spec.megatron}, this is {state.world.megatron}"
+            state.problem("MS208", text, (name,), f"install a megatron-core {spec.megatron}, or take out {state.root(name)}")
+
+
+def check_operators(state: State) -> None:
+    """A row for every active feature with an operator that runs its plain-torch reference; under strict a problem."""
+    platform = str(state.world.platform)
+    for name in sorted(state.active):
+        missing = [op for op in state.specs[name].ops if not state.has_variant(op, platform)]
+        if not missing:
+            continue
+        text = f"only the reference of {', '.join(missing)} runs on {platform}"
+        if state.merged.strict:
+            fix = "mindspeed ops list says why; mindspeed ops build builds those in C++"
+            state.problem("MS515", f"{name}: {text}", (name,), fix)
+        else:
+            state.rows.append(Row("note", name, f"{text}, which is slower; mindspeed ops list says why"))
+
+
+def run_checks(state: State) -> None:
+    for name, check in state.constraints(Check):
+        args = state.args_of(name)
+        if args is None:
+            continue
+        try:
+            found = failed(check, args, state.world)
+        except UnknownValue as unknown:
+            state.not_checked(name, unknown, check.message.format(args=args, world=Loose(state.world)))
+            continue
+        except Exception as error:  # a plugin's predicate may fail in any way; the message must name the plugin
+            state.failed_itself("a check", name, error)
+            continue
+        if found:
+            state.problem("MS304", f"{name}: {found[0]}", (name,), found[1])
+
+
+def failed(check: Check, args: FeatureArgs, world: World) -> tuple[str, str] | None:
+    """Message and fix of a check that does not hold; raises whatever it raises, `UnknownValue` too."""
+    if check.test(args, world):
+        return None
+    return check.message.format(args=args, world=world), check.fix.format(args=args, world=world)
+
+
+class Loose:
+    """A world for messages only: an unknown value reads as a question mark."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._world, name) if self._world.knows(name) else "?"
+
+
+def _listing(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"

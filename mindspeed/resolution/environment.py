@@ -1,0 +1,87 @@
+"""The environment a plan is made for: platform and versions, probed here or made up. Imports neither torch nor megatron."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Final
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from mindspeed.plugins.problems import Problem
+from mindspeed.plugins.world import PLATFORMS
+
+SUPPORTED_MEGATRON: Final = ">=0.14,<0.17"
+"""Range of megatron-core that the built-in features are proven on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Platform and versions. None is *unknown*; ``world_size`` is that of a job this process already belongs to.
+
+    ``training`` says that the process runs Megatron-LM's training loop, ``megatron.training``.
+    """
+
+    platform: str
+    megatron: str | None = None
+    torch: str | None = None
+    world_size: int | None = None
+    source: str = "made up"
+    training: bool = False
+
+    def versions(self) -> dict[str, str]:
+        """The known versions that belong into a plan."""
+        from mindspeed._version import __version__
+
+        known = {"platform": self.platform, "mindspeed": __version__, "megatron": self.megatron, "torch": self.torch}
+        return {name: value for name, value in known.items() if value is not None}
+
+    def problems(self) -> list[Problem]:
+        """What makes this environment unusable for every feature."""
+        found = []
+        if self.platform not in PLATFORMS:
+            text = f"unknown platform {self.platform!r}"
+            found.append(Problem("MS501", text, where=self.source, fix=f"use one of {', '.join(PLATFORMS)}"))
+        if self.megatron is not None and not version_in(self.megatron, SUPPORTED_MEGATRON):
+            text = f"megatron-core {self.megatron} is not supported, which needs {SUPPORTED_MEGATRON}"
+            found.append(Problem("MS502", text, where=self.source, fix="pip install megatron-core==0.16.1"))
+        return found
+
+
+def probe(platform: str | None = None, environ: Mapping[str, str] = os.environ) -> Environment:
+    """What is installed here, read from metadata and source files without importing them."""
+    from mindspeed.inspection.megatron_copies import megatron_version
+    from mindspeed.platforms import detect
+
+    size = environ.get("WORLD_SIZE", "")
+    return Environment(
+        platform=platform or detect(),
+        megatron=megatron_version(),
+        torch=installed_version("torch"),
+        world_size=int(size) if size.isdigit() else None,
+        source="probed",
+    )
+
+
+def made_up(platform: str, megatron: str | None = None, torch: str | None = None) -> Environment:
+    """An environment for a job that will run elsewhere."""
+    return Environment(platform, megatron, torch)
+
+
+def installed_version(distribution: str) -> str | None:
+    """Version of an installed distribution without its local part (``2.13.0+cpu`` -> ``2.13.0``), or None."""
+    try:
+        return metadata.version(distribution).partition("+")[0]
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def version_in(version: str, specifier: str) -> bool:
+    """Whether ``version`` lies in ``specifier``; an empty specifier admits all, a malformed version nothing."""
+    try:
+        return not specifier or SpecifierSet(specifier, prereleases=True).contains(Version(version))
+    except InvalidVersion:
+        return False

@@ -1,0 +1,158 @@
+"""The state that the phases of one resolution share: what is active and why, arguments, problems found so far."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from mindspeed.resolution.setting_validation import Arguments, flag
+from mindspeed.planning.plan import Row, Value
+from mindspeed.resolution.request_merge import Merged
+from mindspeed.plugins.constraints import Constraint, Predicate
+from mindspeed.plugins.discovery import Catalog
+from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec
+from mindspeed.plugins.problems import Problem
+from mindspeed.plugins.world import UnknownValue
+
+HasVariant = Callable[[str, str], bool]
+"""``(op, platform) -> bool``: whether an operator has more than its reference there."""
+
+
+class Active(NamedTuple):
+    """Why a feature is active: ``parent`` names the feature that required it, "" is the request itself."""
+
+    reason: str
+    parent: str = ""
+
+
+class State:
+    """Made for one resolution and thrown away with it."""
+
+    def __init__(self, merged: Merged, catalog: Catalog, base: Sequence[type[Feature[Any]]], has_variant: HasVariant) -> None:
+        self.merged = merged
+        self.catalog = catalog
+        self.base = {feature.spec.name: feature for feature in base}
+        self.models = {**catalog.models, **{name: feature.Args for name, feature in self.base.items()}}
+        self.specs = {**catalog.specs, **{name: feature.spec for name, feature in self.base.items()}}
+        self.has_variant = has_variant
+        self.world = merged.as_world()
+        self.active: dict[str, Active] = {}
+        self.args: dict[str, FeatureArgs] = {}
+        self.rows: list[Row] = []
+        self.problems: list[Problem] = list(merged.problems)
+        self.arguments = Arguments(merged.settings)
+        self.holders: dict[str, list[str]] = {}
+        self.decided: set[tuple[str, str]] = set()
+        self._by_kind: dict[type[Any], list[tuple[str, Any]]] = defaultdict(list)
+
+    def known(self, name: str, source: str) -> bool:
+        """Whether a feature can be used; reports why not. ``source`` says who named it: a source, or a feature."""
+        if name in self.catalog.usable:
+            return True
+        if name in self.catalog.broken:
+            problem = self.catalog.broken[name].problem
+            if problem is not None and problem not in self.problems:
+                self.problems.append(problem)
+            return False
+        near = self.catalog.near(name)
+        fix = f"did you mean {' or '.join(near)}?" if near else "mindspeed features list shows every name"
+        if not any(problem.code == "MS201" and problem.features == (name,) for problem in self.problems):
+            self.problems.append(Problem("MS201", f"there is no feature {name!r}", (name,), where=source, fix=fix))
+        return False
+
+    def args_of(self, name: str) -> FeatureArgs | None:
+        """The validated arguments of a feature, or None after their problems were reported."""
+        known = self.args.get(name)
+        if known is not None:
+            return known
+        args = self.arguments.validate(name, self.models[name])
+        if isinstance(args, FeatureArgs):
+            self.args[name] = args
+            return args
+        self.problems += [problem for problem in args if problem not in self.problems]
+        return None
+
+    def give(self, name: str, settings: Mapping[str, Any], source: str) -> None:
+        """Settings that a choice brings along for a feature that it makes active; what the user gave stays."""
+        given = self.merged.settings.setdefault(name, {})
+        for key, value in settings.items():
+            given.setdefault(key, Value(value, source))
+        self.args.pop(name, None)
+
+    def freeze(self) -> None:
+        """Index the active features by what they hold and declare; called once, after propagation."""
+        for name in sorted(self.active):
+            spec = self.specs[name]
+            for slot in self.slots(name):
+                self.holders.setdefault(slot, []).append(name)
+            for constraint in spec.constraints:
+                self._by_kind[type(constraint)].append((name, constraint))
+
+    def constraints(self, *kinds: type[Any]) -> Iterator[tuple[str, Any]]:
+        """Constraints of these kinds over the active features, in name order, whose ``when`` holds."""
+        for kind in kinds:
+            for name, constraint in self._by_kind[kind]:
+                if constraint.when is None or self.holds(name, constraint):
+                    yield name, constraint
+
+    def holds(self, name: str, constraint: Constraint) -> bool:
+        """Whether the ``when`` of a constraint holds; an unknown value is reported and counts as no."""
+        return constraint.when is None or self._decide(name, constraint.when, constraint)
+
+    def slots(self, name: str) -> frozenset[str] | set[str]:
+        """The slots that a feature holds with its arguments."""
+        spec = self.specs[name]
+        return spec.slots if spec.slots_when is None or self._decide(name, spec.slots_when, spec) else frozenset()
+
+    def _decide(self, name: str, when: Predicate, declared: Constraint | FeatureSpec) -> bool:
+        args = self.args_of(name)
+        if args is None:
+            return False
+        try:
+            return bool(when(args, self.world))
+        except UnknownValue as unknown:
+            parts = (getattr(declared, field, "") for field in ("slots", "name", "names", "slot", "message"))
+            target = next(filter(None, parts))
+            what = target if isinstance(target, str) else ", ".join(target)
+            self.not_checked(name, unknown, f"{type(declared).__name__} {what}")
+            return False
+        except Exception as error:  # a plugin's predicate may fail in any way; the message must name the plugin
+            self.failed_itself("a condition", name, error)
+            return False
+
+    def failed_itself(self, what: str, name: str, error: Exception) -> None:
+        text = f"{what} of {name} failed itself: {type(error).__name__}: {error}"
+        self.problem("MS901", text, (name,), f"report it to the authors of {self.catalog.usable[name].distribution}")
+
+    def problem(self, code: str, message: str, names: tuple[str, ...], fix: str) -> None:
+        chain = tuple(line for name in names if name in self.active for line in self.why(name))
+        where = "; ".join(self.catalog.usable[name].where for name in names if name in self.catalog.usable)
+        problem = Problem(code, message, names, chain, where, fix)
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    def why(self, name: str) -> tuple[str, ...]:
+        """The chain of reasons from ``name`` back to the request."""
+        lines = []
+        while name:
+            reason, parent = self.active[name]
+            lines.append(f"{name}: {reason}")
+            name = parent
+        return tuple(lines)
+
+    def not_checked(self, name: str, unknown: UnknownValue, what: str) -> None:
+        """A row, or under strict a problem, for a check that needs a value nobody gave."""
+        option = flag(unknown.field)
+        if self.merged.strict:
+            text = f"{name}: {unknown.field} is not known, so this is not checked: {what!r}"
+            self.problem("MS307", text, (name,), f"give {option}")
+        else:
+            row = Row("not-checked", name, f"{what!r} depends on {unknown.field}; give {option}")
+            self.rows += [row] if row not in self.rows else []
+
+    def root(self, name: str) -> str:
+        """The feature of the request that brought ``name`` in."""
+        while self.active[name].parent:
+            name = self.active[name].parent
+        return name

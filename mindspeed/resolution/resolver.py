@@ -1,0 +1,256 @@
+"""The resolver: a pure function from a request to active features in order, or to all problems.
+
+Deciding a fixed request is unit propagation, so every phase is linear: settings, world, requirements
+to a fixed point, slots and conflicts, checks, order. Predicates read only their feature's own arguments
+and the world, which are fixed before propagation; one that reads an unknown value is *not checked*.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
+from typing import Any
+
+from mindspeed._version import __version__
+from mindspeed.resolution import constraint_checks
+from mindspeed.resolution.setting_validation import flag
+from mindspeed.resolution.slot_selection import chosen
+from mindspeed.patching.gc_pause import collector_paused
+from mindspeed.resolution.environment import Environment
+from mindspeed.resolution.order import Edges
+from mindspeed.planning.plan import PlannedFeature, Row
+from mindspeed.resolution.request import Layer
+from mindspeed.resolution.request_merge import merge
+from mindspeed.resolution.resolution_state import Active, HasVariant, State
+from mindspeed.plugins.constraints import (
+    After,
+    Before,
+    Requires,
+    Supersedes,
+)
+from mindspeed.plugins.discovery import BUILT_IN, Catalog
+from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec
+from mindspeed.plugins.problems import Problem
+from mindspeed.plugins.world import FIELDS, PARALLEL_SIZES, UnknownValue, World
+
+
+@dataclass(slots=True)
+class Resolution:
+    """What the resolver decided. Without problems, ``features`` is the activation order."""
+
+    world: World
+    level: int
+    strict: bool = False
+    features: tuple[PlannedFeature, ...] = ()
+    base: tuple[PlannedFeature, ...] = ()
+    args: dict[str, FeatureArgs] = field(default_factory=dict)
+    supersedes: tuple[tuple[str, str, str], ...] = ()
+    rows: list[Row] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def resolve(
+    layers: Sequence[Layer],
+    catalog: Catalog,
+    environment: Environment,
+    base: Sequence[type[Feature[Any]]] = (),
+    has_variant: HasVariant = lambda op, platform: True,
+) -> Resolution:
+    """Decide a request. Pure and total: never raises for bad input, reports every problem it can find.
+
+    ``base`` are the plugins of level 0 that every plan has; only their settings are decided here.
+    """
+    with collector_paused():
+        return _resolve(State(merge(layers, catalog, environment), catalog, base, has_variant), environment)
+
+
+def _resolve(state: State, environment: Environment) -> Resolution:
+    state.problems += environment.problems()
+    constraint_checks.check_sizes(state)
+    _propagate(state, _roots(state))
+    while named := list(chosen(state)):
+        _propagate(state, iter(named))
+    state.freeze()
+    _report_idle_settings(state)
+    constraint_checks.check_choices(state)
+    constraint_checks.check_slots(state)
+    constraint_checks.check_conflicts(state)
+    constraint_checks.check_platforms(state)
+    constraint_checks.check_operators(state)
+    constraint_checks.run_checks(state)
+    constraint_checks.note_idle_owners(state)
+    order = _order(state)
+    for name in state.base:
+        state.args_of(name)
+    result = Resolution(
+        state.world, state.merged.level, state.merged.strict, args=state.args, rows=state.rows, problems=state.problems
+    )
+    if not state.problems:
+        result.features = tuple(_planned(state, name, state.why(name)) for name in order)
+        result.base = tuple(_planned(state, name, ("every plan has it",)) for name in state.base)
+        result.supersedes = tuple((n, c.name, c.reason) for n, c in state.constraints(Supersedes) if c.name in state.active)
+    return result
+
+
+def _roots(state: State) -> Iterator[tuple[str, Active]]:
+    """Every name that the request itself makes active, with its reason."""
+    for name, source in state.merged.requested.items():
+        if name in state.merged.disabled:
+            continue
+        if name in state.merged.without:
+            text = f"{name} is requested ({source}) and taken out ({state.merged.without[name]})"
+            state.problems.append(Problem("MS210", text, (name,), fix=f"drop {name} from one of the two"))
+        elif state.known(name, source):
+            if state.specs[name].level > state.merged.level:
+                level = state.specs[name].level
+                text = f"{name} has optimization level {level}, this job has {state.merged.level}"
+                state.problems.append(Problem("MS207", text, (name,), fix=f"--optimization-level {level}"))
+            yield name, Active(f"{source} asks for it" if source.startswith("Megatron's ") else "you asked for it")
+    for name, source in state.merged.without.items():
+        if name not in state.merged.requested and name not in state.catalog.not_loaded:
+            state.known(name, source)
+    state.rows += _disabled(state)
+    yield from _owners_of_sizes(state)
+    if state.merged.level >= 1:
+        yield from _level_one(state)
+
+
+def _disabled(state: State) -> Iterator[Row]:
+    """What an off-switch takes out, whether it was asked for or not; a name that means nothing is said to mean nothing."""
+    for name, source in state.merged.disabled.items():
+        if name in state.catalog.names:
+            asked = state.merged.requested.get(name)
+            yield Row("disabled", name, f"taken out by {source}{f', though requested ({asked})' if asked else ''}")
+        else:
+            near = " or ".join(state.catalog.near(name))
+            yield Row("disabled", name, f"{source} names no feature{f'; did you mean {near}?' if near else ''}")
+
+
+def _owners_of_sizes(state: State) -> Iterator[tuple[str, Active]]:
+    for size in (*PARALLEL_SIZES, "dp"):
+        if not state.world.knows(size) or getattr(state.world, size) <= 1:
+            continue
+        meaning = "data-parallel size" if size == "dp" else FIELDS[size][1]
+        value = getattr(state.world, size)
+        if size in state.catalog.owners:
+            owner = state.catalog.owners[size][0]
+            if owner in state.merged.disabled:
+                if size != "dp":
+                    text = f"the {meaning} is {value}, and {state.merged.disabled[owner]} takes {owner}, which provides it, out"
+                    state.problems.append(Problem("MS211", text, (owner,), fix=f"--{size} 1, or leave {owner} on"))
+            elif owner not in state.merged.without:
+                yield owner, Active(f"the {meaning} is {value}")
+            elif size != "dp":
+                text = f"the {meaning} is {value}, and {owner}, which provides it, is taken out"
+                state.problems.append(Problem("MS210", text, (owner,), fix=f"drop --without {owner} or set --{size} 1"))
+        elif size != "dp":
+            text = f"the {meaning} is {value}, and no installed feature provides it"
+            fix = f"--{size} 1"
+            if state.catalog.not_loaded:
+                text = f"the {meaning} is {value}, and no built-in or named feature provides it"
+                fix += ", or name the feature of another distribution that does"
+            state.problems.append(Problem("MS209", text, fix=fix))
+
+
+def _level_one(state: State) -> Iterator[tuple[str, Active]]:
+    for name in state.catalog.level_one:
+        if name in state.merged.requested or name in state.merged.disabled:
+            continue
+        if left_out := _left_out(state, name, state.specs[name]):
+            state.rows.append(Row("left-out", name, left_out))
+        else:
+            yield name, Active("optimization level 1 switches it on")
+
+
+def _left_out(state: State, name: str, spec: FeatureSpec) -> str:
+    """Why level 1 does not switch a feature on, or ''."""
+    if name in state.merged.without:
+        source = state.merged.without[name]
+        return f"taken out by {source}" if source.startswith("Megatron's ") else "taken out by --without"
+    platform = str(state.world.platform)
+    if spec.platforms and platform not in spec.platforms:
+        return f"not for {platform}"
+    if spec.numerics.claim not in ("exact", "reordered"):
+        return f"its numerics are {spec.numerics.claim}"
+    if missing := [op for op in spec.ops if not state.has_variant(op, platform)]:
+        return f"only the reference of {', '.join(missing)} runs on {platform}"
+    args = state.args_of(name)
+    if args is None:
+        return "its settings are not valid"
+    try:
+        return "" if spec.applies(args, state.world) else "it does not apply to this model"
+    except UnknownValue as unknown:
+        return f"whether it applies depends on {flag(unknown.field)}, which is not known"
+
+
+def _propagate(state: State, roots: Iterator[tuple[str, Active]]) -> None:
+    queue = deque[tuple[str, Active]](roots)
+    asked = {name for name, _ in queue}
+    active, without, strict = state.active, state.merged.without, state.merged.strict
+    disabled, requires, usable = state.merged.disabled, state.catalog.requires, state.catalog.usable
+    while queue:
+        name, why = queue.popleft()
+        if name in active:
+            continue
+        active[name] = why
+        state.args_of(name)
+        for constraint in requires[name]:
+            needed = constraint.name
+            if needed in active or not (constraint.when is None or state.holds(name, constraint)):
+                continue
+            because = f", because {constraint.reason}" if constraint.reason else ""
+            if needed in disabled:
+                text = f"{name} requires {needed}{because}, and {disabled[needed]} takes {needed} out"
+                state.problem("MS211", text, (name, needed), f"disable {name} too, or leave {needed} on")
+            elif needed in without:
+                text = f"{name} requires {needed}{because}, and {needed} is taken out"
+                state.problem("MS210", text, (name, needed), f"drop --without {needed}, or take out {name}")
+            elif strict and needed not in asked:
+                text = f"{name} requires {needed}{because}"
+                state.problem("MS204", text, (name, needed), f"add {needed} to the features, or drop --strict")
+            elif needed in usable or state.known(needed, f"required by {name}"):
+                queue.append((needed, Active(f"required by {name}{because}", name)))
+
+
+def _report_idle_settings(state: State) -> None:
+    for name, fields in state.merged.settings.items():
+        sources = ", ".join(sorted({value.source for value in fields.values()}))
+        if name in state.base:
+            continue
+        if name not in state.catalog.usable:
+            if name not in state.merged.disabled:
+                state.known(name, sources)
+            continue
+        owned = {argument for owner, argument in state.catalog.owners.values() if owner == name}
+        idle = [key for key, value in fields.items() if not (key in owned and value.value == 1)]
+        if name not in state.active and idle:
+            state.args_of(name)
+            state.rows.append(Row("note", name, f"settings are given ({sources}), but the feature is not active"))
+
+
+def _order(state: State) -> list[str]:
+    behind = ((constraint.name, name) for name, constraint in state.constraints(After, Requires, Supersedes))
+    ahead = ((name, constraint.name) for name, constraint in state.constraints(Before))
+    edges = Edges(state.active, chain(behind, ahead))
+    order = edges.sorted()
+    if len(order) < len(state.active):
+        cycle = edges.cycle(order)
+        steps = tuple(_step(state, first, second) for first, second in pairwise(cycle))
+        text = f"the order has a cycle: {' -> '.join(cycle)}"
+        state.problems.append(Problem("MS206", text, tuple(cycle[:-1]), steps, fix="take out one of them"))
+    return order
+
+
+def _step(state: State, first: str, second: str) -> str:
+    behind = any(name == second and c.name == first for name, c in state.constraints(After, Requires, Supersedes))
+    return f"{first} comes before {second}, declared by {second if behind else first}"
+
+
+def _planned(state: State, name: str, why: tuple[str, ...]) -> PlannedFeature:
+    row, spec = state.catalog.usable.get(name), state.specs[name]
+    distribution, version = (row.distribution, row.version) if row else (BUILT_IN, __version__)
+    settings = state.arguments.settings_of(name, state.args[name])
+    slots = tuple(sorted(state.slots(name))) if spec.slots else ()
+    return PlannedFeature(name, distribution, version, why, settings, spec.level, slots)

@@ -1,0 +1,71 @@
+"""Validating settings against a feature's argument model, in the user's words."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import ValidationError
+
+from mindspeed.planning.plan import Value
+from mindspeed.resolution.request_merge import Settings
+from mindspeed.plugins.feature import FeatureArgs
+from mindspeed.plugins.problems import Problem
+
+
+class Arguments:
+    """The settings of one request; models without settings share one default instance."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._defaults: dict[type[FeatureArgs], FeatureArgs] = {}
+        self._default_settings: dict[type[FeatureArgs], dict[str, Value]] = {}
+
+    def validate(self, name: str, model: type[FeatureArgs]) -> FeatureArgs | list[Problem]:
+        """The arguments of feature ``name``, or every problem with its settings (MS301)."""
+        given = self._settings.get(name)
+        if not given and model in self._defaults:
+            return self._defaults[model]
+        try:
+            args = model(**{key: value.value for key, value in (given or {}).items()})
+        except ValidationError as error:
+            return [self._explain(name, model, detail) for detail in error.errors()]
+        if not given:
+            self._defaults[model] = args
+        return args
+
+    def settings_of(self, name: str, args: FeatureArgs) -> dict[str, Value]:
+        """Every setting of a feature with its source, defaults included."""
+        given = self._settings.get(name)
+        model = type(args)
+        if not given and model in self._default_settings:
+            return self._default_settings[model]
+        settings = {
+            key: Value(value, given[key].source, given[key].overrode) if given and key in given else Value(value, "default")
+            for key, value in args.model_dump(mode="json").items()
+        }
+        if not given:
+            self._default_settings[model] = settings
+        return settings
+
+    def _explain(self, name: str, model: type[FeatureArgs], detail: Any) -> Problem:
+        fields = model.model_fields
+        key = ".".join(map(str, detail["loc"]))
+        given = self._settings.get(name, {}).get(key.partition(".")[0])
+        where = given.source if given else ""
+        if detail["type"] == "extra_forbidden":
+            near = get_close_matches(key, fields, n=3, cutoff=0.5) or list(fields)
+            fix = f"did you mean {' or '.join(f'{name}.{field}' for field in near)}?" if near else f"{name} has no settings"
+            return Problem("MS301", f"{name} has no setting {key!r}", (name,), where=where, fix=fix)
+        if detail["type"] == "missing":
+            return Problem("MS301", f"{name} needs the setting {key}", (name,), fix=f"--set {name}.{key}=VALUE")
+        if not key:
+            return Problem("MS301", f"{name}: {detail['msg'].removeprefix('Value error, ')}", (name,))
+        text = f"{name}.{key} is {detail['input']!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+        description = fields[key].description if key in fields else None
+        return Problem("MS301", text, (name,), where=where, fix=f"{key} is: {description}" if description else "")
+
+
+def flag(field_name: str) -> str:
+    """The command-line spelling of a field: ``world_size`` -> ``--world-size``."""
+    return "--" + field_name.replace("_", "-")

@@ -1,0 +1,156 @@
+"""Who holds a slot that a feature requires, where a setting of that feature names it or leaves it to mindspeed.
+
+Pure: the features that could hold it are judged by what they declare, their own checks, conflicts and costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mindspeed.resolution.setting_validation import flag
+from mindspeed.resolution.constraint_checks import failed
+from mindspeed.resolution.environment import version_in
+from mindspeed.planning.plan import Row
+from mindspeed.resolution.resolution_state import Active, State
+from mindspeed.plugins.constraints import AUTO, Check, Conflicts, Cost, RequiresSlot
+from mindspeed.plugins.world import UnknownValue
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A feature that could hold a slot: its cost, or why it cannot, or the values without which nobody can tell."""
+
+    name: str
+    cost: Cost | None = None
+    refusal: str = ""
+    unknown: tuple[str, ...] = ()
+
+
+def chosen(state: State) -> Iterator[tuple[str, Active]]:
+    """Every feature that is named by a setting of an active one, or chosen for it, with its reason; each is given once."""
+    for name in state.catalog.choosers:
+        for need in state.specs[name].constraints if name in state.active else ():
+            if isinstance(need, RequiresSlot) and need.setting and (name, need.slot) not in state.decided:
+                state.decided.add((name, need.slot))
+                wanted = getattr(state.args_of(name), need.setting, None)
+                if wanted is not None and state.holds(name, need):
+                    yield from _automatic(state, name, need) if wanted == AUTO else _named(state, name, need, wanted)
+
+
+def _named(state: State, name: str, need: RequiresSlot, wanted: str) -> Iterator[tuple[str, Active]]:
+    setting, source = _setting(state, name, need)
+    if not state.known(wanted, f"{setting} ({source})"):
+        return
+    if need.slot not in state.specs[wanted].slots:
+        text = f"{setting} names {wanted}, which is not a feature for {need.slot}"
+        state.problem("MS342", text, (name,), f"--set {setting}= one of {', '.join(_able(state, need.slot))}, or auto")
+        return
+    others = [other for other in _holders(state, need.slot) if other != wanted]
+    for other in others:
+        text = f"{setting} ({source}) names {wanted}, and {other} is active in its place"
+        fix = f"take out {state.root(other)}, or --set {setting}={other}"
+        state.problem("MS342", text, (name, other), fix)
+    if not others:
+        yield from _allowed(state, wanted, Active(f"{setting} ({source}) names it", name), setting)
+
+
+def _automatic(state: State, name: str, need: RequiresSlot) -> Iterator[tuple[str, Active]]:
+    setting, source = _setting(state, name, need)
+    candidates = [_candidate(state, other, need.slot) for other in _able(state, need.slot)]
+    if here := _holders(state, need.slot):
+        state.rows.append(Row("choice", name, f"{setting} is auto, and {here[0]} is active already: nothing is chosen"))
+        state.rows += [Row("choice", name, _line(one)) for one in candidates if one.name != here[0]]
+        return
+    if unknown := tuple(dict.fromkeys(field for one in candidates for field in one.unknown)):
+        text = f"{setting} is auto, and the choice is not decided: {', '.join(unknown)} not known"
+        fix = f"give {' and '.join(map(flag, unknown))}, or name one of {', '.join(_able(state, need.slot))}"
+        state.problem("MS341", text, (name,), fix)
+        return
+    able = sorted((one.cost.amounts, one.name, one) for one in candidates if one.cost is not None)
+    if not able:
+        reasons = "; ".join(f"{one.name}: {one.refusal}" for one in candidates)
+        state.problem("MS341", f"{setting} is auto, and nothing can be chosen: {reasons}", (name,), "change what they need")
+        return
+    best = able[0][2]
+    why = "costs least" if len(able) > 1 else "alone can"
+    state.rows.append(Row("choice", name, f"{setting} is auto, and {best.name} is chosen, which {why}: {_text(best)}"))
+    state.rows += [Row("choice", name, _line(one)) for *_, one in able[1:]]
+    state.rows += [Row("choice", name, _line(one)) for one in candidates if one.cost is None]
+    state.give(best.name, best.cost.settings if best.cost else {}, f"{setting}=auto")
+    yield best.name, Active(f"{setting} is auto ({source}), and it {why}: {_text(best)}", name)
+
+
+def _candidate(state: State, name: str, slot: str) -> Candidate:
+    spec, platform = state.specs[name], str(state.world.platform)
+    for taken_out in (state.merged.without, state.merged.disabled):
+        if name in taken_out:
+            return Candidate(name, refusal=f"taken out by {taken_out[name]}")
+    if spec.level > state.merged.level:
+        return Candidate(name, refusal=f"its optimization level is {spec.level}, this job's is {state.merged.level}")
+    if spec.platforms and platform not in spec.platforms:
+        return Candidate(name, refusal=f"it does not run on {platform}")
+    if spec.megatron and state.world.knows("megatron") and not version_in(state.world.megatron, spec.megatron):
+        return Candidate(name, refusal=f"it needs megatron-core {spec.megatron}")
+    if excluded := next(_excluded(state, name, slot), ""):
+        return Candidate(name, refusal=f"it and {excluded} exclude each other")
+    if (args := state.args_of(name)) is None:
+        return Candidate(name, refusal="its settings are not valid")
+    if spec.cost is None:
+        return Candidate(name, refusal="it does not say what it costs")
+    try:
+        cost = spec.cost(args, state.world)
+        args = state.models[name](**(dict(cost.settings) | args.model_dump(exclude_unset=True)))
+        checks = [c for c in spec.constraints if isinstance(c, Check) and (c.when is None or c.when(args, state.world))]
+        for found in filter(None, (failed(check, args, state.world) for check in checks)):
+            return Candidate(name, refusal=found[0])
+    except UnknownValue as unknown:
+        return Candidate(name, unknown=unknown.fields)
+    except Exception as error:  # a plugin's formula may fail in any way; the message must name the plugin
+        return Candidate(name, refusal=f"its cost or a check failed itself: {type(error).__name__}: {error}")
+    return Candidate(name, cost)
+
+
+def _excluded(state: State, name: str, slot: str) -> Iterator[str]:
+    """Active features that exclude a candidate, by its declaration or by theirs."""
+    mine = {c.name for c in state.specs[name].constraints if isinstance(c, Conflicts) and state.holds(name, c)}
+    for other in sorted(state.active):
+        theirs = (c for c in state.specs[other].constraints if isinstance(c, Conflicts) and c.name in (name, slot))
+        if other in mine or mine & state.slots(other) or any(state.holds(other, c) for c in theirs):
+            yield other
+
+
+def _allowed(state: State, wanted: str, why: Active, setting: str) -> Iterator[tuple[str, Active]]:
+    """The named feature, unless it is taken out."""
+    for code, taken_out in (("MS210", state.merged.without), ("MS211", state.merged.disabled)):
+        if wanted in taken_out:
+            text = f"{setting} names {wanted}, and {wanted} is taken out by {taken_out[wanted]}"
+            state.problem(code, text, (why.parent, wanted), f"name another in {setting}, or leave {wanted} on")
+            return
+    yield wanted, why
+
+
+def _able(state: State, slot: str) -> list[str]:
+    return sorted(name for name in state.catalog.usable if slot in state.specs[name].slots)
+
+
+def _holders(state: State, slot: str) -> list[str]:
+    return sorted(name for name in state.active if slot in state.slots(name))
+
+
+def _setting(state: State, name: str, need: RequiresSlot) -> tuple[str, str]:
+    """The setting that chooses, and where its value is from."""
+    given = state.merged.settings.get(name, {}).get(need.setting)
+    return f"{name}.{need.setting}", given.source if given is not None else "default"
+
+
+def _line(one: Candidate) -> str:
+    if one.unknown:
+        return f"{one.name}: not known without {' and '.join(map(flag, one.unknown))}"
+    return f"{one.name}: {_text(one) if one.cost is not None else f'cannot, {one.refusal}'}"
+
+
+def _text(one: Candidate) -> str:
+    cost = one.cost or Cost((), "")
+    settings = ", ".join(f"{key}={value}" for key, value in cost.settings.items())
+    return f"{cost.text}, with {settings}" if settings else cost.text

@@ -1,0 +1,395 @@
+"""Proof of application: does what a plan says really happen in this process?
+
+A feature acts at *points*: patched sites, hooks, Megatron arguments, operators. A point is *effective* when what the
+plan put there is still there, and *reached* when it was called or read. Each point belongs to a phase; calls are counted
+from activation until that phase has ended once, and from then on nothing of the counting is left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Final
+
+from mindspeed.runtime.call_count import CallCount
+from mindspeed.planning.plan import ActivationPlan, PlannedPatch
+from mindspeed.plugins.feature import Feature
+from mindspeed.plugins.hookspecs import HOOK_CLASSES
+from mindspeed.plugins.manager import FeatureManager
+from mindspeed.plugins.patches import Mixin, Phase, Replace
+from mindspeed.plugins.problems import MindSpeedError, Problem
+
+if TYPE_CHECKING:
+    from mindspeed.patching.apply import AppliedPatches
+
+REPORT_VARIABLE: Final = "MINDSPEED_REPORT"
+"""Environment variable that names the file to which rank 0 writes the report."""
+
+_HOOK_PHASES: Final[dict[str, Phase]] = {
+    "config_ready": "build",
+    "groups_created": "setup",
+    "groups_destroyed": "teardown",
+    "layer_spec": "build",
+    "model_built": "build",
+    "optimizer_built": "build",
+    "save_extra": "checkpoint",
+}
+_PROVE_NOTHING: Final = frozenset({"patches", "megatron_args", "verify", "group_options", "load_extra"})
+"""Hooks that are asked in every run, or only in some."""
+
+_HOOKS: Final = [
+    name for group in HOOK_CLASSES for name in vars(group) if not name.startswith("_") and name not in _PROVE_NOTHING
+]
+_PATIENCE: Final = 30.0
+"""Seconds that rank 0 waits for another rank to end its first step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One place where a feature acts, as it stands now.
+
+    ``kind`` is patch, hook, argument or op; ``calls`` is None where calls cannot be counted (a plain value).
+    ``state`` is ``reached``, ``never reached``, ``other path`` (optional, and another point was reached), ``not yet due``,
+    ``not counted``, ``not effective``, ``reached on rank N`` for what only another rank has, or ``not known`` when that
+    rank did not say.
+    """
+
+    kind: str
+    name: str
+    phase: Phase
+    effective: bool
+    calls: int | None
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureProof:
+    """The points of one feature and the sentences of its own ``verify`` hook."""
+
+    name: str
+    stability: str
+    points: tuple[Point, ...]
+    complaints: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """``ring-attention: 3 sites, 3 effective, 3 reached (24 calls)``."""
+        reached = [point for point in self.points if point.state.startswith("reached")]
+        calls = sum(point.calls or 0 for point in self.points)
+        later = sum(point.state == "not yet due" for point in self.points)
+        return (
+            f"{self.name}: {_count(len(self.points), 'site')}, {sum(point.effective for point in self.points)} effective, "
+            f"{len(reached)} reached ({_count(calls, 'call')})" + (f", {later} not yet due" if later else "")
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ProofReport:
+    """What the active plan has done so far. ``problems`` are warnings, and errors under strict."""
+
+    digest: str
+    features: tuple[FeatureProof, ...]
+    problems: tuple[Problem, ...]
+    ended: tuple[Phase, ...] = ()
+
+    def summary(self) -> str:
+        """One line for a log."""
+        points = [point for feature in self.features for point in feature.points]
+        reached = sum(point.state.startswith("reached") for point in points)
+        later = sum(point.state == "not yet due" for point in points)
+        stale = sum(problem.code == "MS404" for problem in self.problems)
+        return (
+            f"mindspeed: {_count(len(self.features), 'feature')} active, {_count(len(points), 'site')}, "
+            f"{sum(point.effective for point in points)} effective, {reached} reached"
+            + (f", {later} not yet due" if later else "")
+            + f", {_count(stale, 'stale reference')}; plan {self.digest}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "digest": self.digest,
+            "ended": list(self.ended),
+            "features": [asdict(feature) | {"summary": str(feature)} for feature in self.features],
+            "problems": [problem.to_json() for problem in self.problems],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """A point that is being proven."""
+
+    feature: str
+    kind: str
+    name: str
+    phase: Phase
+    optional: bool = False
+
+
+class Proof:
+    """Watches one active plan.
+
+    `enter` tells which phase of the run begins. ``taken`` maps each argument of Megatron that was overridden to the
+    places that took it. Rank 0 writes the report to ``path`` and passes its summary and warnings to ``say``, line by line;
+    None says nothing.
+    """
+
+    applied: AppliedPatches | None = None
+    """The patches that are in force; set when all loaded modules are patched."""
+
+    def __init__(self, plan: ActivationPlan, manager: FeatureManager, taken: Mapping[str, Mapping[str, Any]]) -> None:
+        self.plan = plan
+        self.path: str | Path | None = os.environ.get(REPORT_VARIABLE)
+        self.say: Callable[[str], None] | None = _to_stderr
+        self._manager = manager
+        self._names = frozenset(plan.names)
+        self._taken = taken
+        self._running: Phase | None = "setup"
+        self._ended: dict[Phase, None] = {}
+        self._elsewhere: dict[int, str] = {}
+        self._counts: dict[tuple[str, str], list[CallCount]] = {}
+        self._phase_of: dict[tuple[str, str], Phase] = {}
+        self._finished = False
+        self._watched = tuple(self._points())
+
+    def bound(self, planned: PlannedPatch, made: Any) -> None:
+        """A patch was bound: count the calls of what was made for it, unless its phase is over."""
+        if planned.owner in self._names:
+            self._count((planned.owner, planned.site), planned.patch.phase, _functions_of(planned, made))
+
+    def enter(self, phase: Phase | None) -> None:
+        """A phase of the run begins, or a step begins again; what ran before ends. None is the time between phases.
+
+        When the first step has ended the report is made, with a warning for what was never reached. Raises MindSpeedError
+        with it under a strict plan.
+        """
+        before, self._running = self._running, phase
+        if phase == "step" and before != "step":
+            self._count_operators()
+        if before is None or before in self._ended or (before == phase and before != "step"):
+            return
+        if before == "step":
+            self._ask_other_ranks()
+        self._ended[before] = None
+        for key, counts in self._counts.items():
+            if self._phase_of[key] == before:
+                _stop(counts)
+        if before == "step":
+            self._judge(strict=self.plan.strict)
+
+    def finish(self) -> None:
+        """The run is over: stop all counting, so that every function is as it was, and write the last report."""
+        if self._finished:
+            return
+        self._finished = True
+        for counts in self._counts.values():
+            _stop(counts)
+        if self._running == "step" and "step" not in self._ended:
+            self._ended["step"] = None
+            self._judge(strict=False)
+        elif self.path:
+            self._write(self.report())
+
+    def report(self) -> ProofReport:
+        """What is known now. Walks the heap for stale holders, about 0.1 s."""
+        features = tuple(self._feature(feature) for feature in self._features())
+        problems = self.applied.audit() if self.applied is not None else []
+        for feature in features:
+            problems += _problems_of(feature)
+        return ProofReport(self.plan.digest, features, tuple(problems), tuple(self._ended))
+
+    def effects(self) -> dict[str, dict[str, int]]:
+        """How often the code of each feature did something so far: its sites and operators that can be counted, its hooks
+        but for calls that changed nothing."""
+        found: dict[str, dict[str, int]] = {}
+        for watched in self._watched:
+            calls = self._manager.effects[watched.feature, watched.name] if watched.kind == "hook" else self._calls(watched)
+            if watched.kind != "argument" and calls is not None:
+                found.setdefault(watched.feature, {})[watched.name] = calls
+        return found
+
+    def _features(self) -> list[Feature[Any]]:
+        """The requested features in plan order, without the base plan's."""
+        return [feature for feature in self._manager.features if feature.spec.name in self._names]
+
+    def _points(self) -> Iterator[_Watched]:
+        """Every point of every feature, equal on all ranks. An argument that only Megatron-LM has need not be taken."""
+        from mindspeed.megatron.training_flags import OF_TRAINING
+
+        for feature in self._features():
+            name = feature.spec.name
+            sites = {p.site: p.patch for p in self.plan.patches if p.owner == name and not p.skipped}
+            for site, patch in sites.items():
+                yield _Watched(name, "patch", site, patch.phase, patch.optional)
+            for hook in _HOOKS:
+                if name in self._manager.owners(hook):
+                    yield _Watched(name, "hook", hook, _HOOK_PHASES.get(hook, "step"))
+            for override in (o.override for o in self.plan.overrides if name in o.owners):
+                yield _Watched(name, "argument", override.argument, "build", override.argument in OF_TRAINING)
+            for op in feature.spec.ops:
+                yield _Watched(name, "op", op, "step")
+
+    def _count_operators(self) -> None:
+        """Count the public functions of the features' operators, whose modules are loaded when the model is built."""
+        for op in {watched.name for watched in self._watched if watched.kind == "op"}:
+            function = getattr(sys.modules.get(f"mindspeed.ops.{op}"), op, None)
+            if isinstance(function, FunctionType) and ("", op) not in self._counts:
+                self._count(("", op), "step", [function])
+
+    def _count(self, key: tuple[str, str], phase: Phase, functions: Sequence[FunctionType]) -> None:
+        if phase not in self._ended and not self._finished:
+            self._phase_of[key] = phase
+            self._counts.setdefault(key, []).extend(CallCount(function) for function in functions)
+
+    def _calls(self, watched: _Watched) -> int | None:
+        """Calls so far, or None where they cannot be counted."""
+        if watched.kind == "hook":
+            return self._manager.calls[watched.feature, watched.name]
+        if watched.kind == "argument":
+            return len(self._taken.get(watched.name, ()))
+        if watched.kind == "patch" and self._holds(watched.name) is None:
+            return 0
+        counts = self._counts.get((watched.feature if watched.kind == "patch" else "", watched.name))
+        if not counts:
+            return None if watched.kind == "patch" else 0
+        return sum(count.calls for count in counts)
+
+    def _holds(self, site: str) -> bool | None:
+        return self.applied.holds(site) if self.applied is not None else None
+
+    def _feature(self, feature: Feature[Any]) -> FeatureProof:
+        name = feature.spec.name
+        points = tuple(self._point(index, watched) for index, watched in enumerate(self._watched) if watched.feature == name)
+        if any(point.state.startswith("reached") and point.kind != "argument" for point in points):
+            optional = {watched.name for watched in self._watched if watched.feature == name and watched.optional}
+            points = tuple(_on_another_path(point) if point.name in optional else point for point in points)
+        draft = FeatureProof(name, feature.spec.stability.value, points)
+        if "step" not in self._ended or name not in self._manager.owners("verify"):
+            return draft
+        return replace(draft, complaints=tuple(self._manager.call_one("verify", name, report=draft)))
+
+    def _point(self, index: int, watched: _Watched) -> Point:
+        effective = watched.kind != "patch" or self._holds(watched.name) is not False
+        calls = self._calls(watched)
+        if not effective:
+            state = "not effective"
+        elif calls is None:
+            state = "not counted"
+        elif calls:
+            state = "reached"
+        elif watched.phase not in self._ended:
+            state = "not yet due"
+        else:
+            state = self._elsewhere.get(index, "never reached")
+        return Point(watched.kind, watched.name, watched.phase, effective, calls, state)
+
+    def _ask_other_ranks(self) -> None:
+        """What this rank never reached another one may have: rank 0 asks the store for it, the others tell it."""
+        group = _default_group()
+        if group is None or self.say is None:
+            return
+        rank, size, store = group
+        key = f"mindspeed/proof/{self.plan.digest}"
+        if rank:
+            store.set(f"{key}/{rank}", "".join("1" if self._calls(watched) else "0" for watched in self._watched))
+            return
+        due = ("setup", "build", "step")
+        missing = {i for i, watched in enumerate(self._watched) if self._calls(watched) == 0 and watched.phase in due}
+        for other in range(1, size) if missing else ():
+            try:
+                store.wait([f"{key}/{other}"], timedelta(seconds=_PATIENCE))
+                reached = store.get(f"{key}/{other}").decode()
+            except Exception:  # torch raises DistStoreError or RuntimeError, by version
+                self._elsewhere |= dict.fromkeys(missing, f"not known: rank {other} did not say")
+                return
+            found = {i for i in missing if reached[i] == "1"}
+            self._elsewhere |= dict.fromkeys(found, f"reached on rank {other}")
+            missing -= found
+
+    def _judge(self, strict: bool) -> None:
+        """Say on rank 0 what the first step has shown. Raises MindSpeedError for problems if ``strict``."""
+        if _rank() or (self.say is None and not self.path):
+            return
+        report = self.report()
+        self._write(report)
+        if report.problems and strict:
+            raise MindSpeedError(report.problems)
+        say = self.say or _to_nobody
+        for line in (report.summary(), *map(str, report.problems)):
+            say(line)
+
+    def _write(self, report: ProofReport) -> None:
+        if not self.path or _rank():
+            return
+        try:
+            Path(self.path).write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
+        except OSError as error:  # a full disk ends no training that could go on
+            (self.say or _to_nobody)(f"mindspeed: the report cannot be written: {error}")
+
+
+def _functions_of(planned: PlannedPatch, made: Any) -> list[FunctionType]:
+    """The functions whose calls show that a patch was reached: itself, or the methods that its class brings."""
+    inner = getattr(made, "__func__", made)
+    if isinstance(inner, FunctionType):
+        return [inner]
+    if not isinstance(inner, type) or not isinstance(planned.patch, Replace | Mixin):
+        return []
+    brought = inner.__bases__[0]
+    methods = (getattr(value, "__func__", value) for value in vars(brought).values())
+    return [method for method in methods if isinstance(method, FunctionType)]
+
+
+def _on_another_path(point: Point) -> Point:
+    return replace(point, state="other path") if point.state == "never reached" else point
+
+
+_KINDS: Final = {"patch": "the patched", "hook": "the hook", "argument": "Megatron's argument", "op": "the operator"}
+
+
+def _problems_of(feature: FeatureProof) -> Iterator[Problem]:
+    for point in feature.points:
+        if point.state == "never reached":
+            place = f"{_KINDS[point.kind]} {point.name}"
+            text = f"{feature.name} has no effect at {place}: its {point.phase} phase ended without a call"
+            fix = f"take out {feature.name}, or check whether this model has what it changes"
+            yield Problem("MS410", text, (feature.name,), fix=fix)
+        elif point.state == "not effective":
+            text = f"somebody has bound {point.name} again since {feature.name} patched it"
+            yield Problem("MS411", text, (feature.name,), fix="activate the plan after the code that assigns this name")
+    for sentence in feature.complaints:
+        yield Problem("MS412", f"{feature.name}: {sentence}", (feature.name,))
+
+
+def _to_nobody(line: str) -> None:
+    """For runs whose caller reads the report itself."""
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _stop(counts: Sequence[CallCount]) -> None:
+    for count in reversed(counts):
+        count.stop()
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _rank() -> int:
+    group = _default_group()
+    return group[0] if group is not None else int(os.environ.get("RANK", "0"))
+
+
+def _default_group() -> tuple[int, int, Any] | None:
+    """Rank, size and store of torch's default process group; None without one. Never imports torch."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    store = distributed.distributed_c10d._get_default_store()
+    return distributed.get_rank(), distributed.get_world_size(), store

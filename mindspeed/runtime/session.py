@@ -1,0 +1,151 @@
+"""The one active plan of this process: applied, reported, undone."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from mindspeed.patching.apply import AppliedPatches, SiteReport, apply
+from mindspeed.planning.plan import ActivationPlan, Row
+from mindspeed.runtime.effects import Proof, ProofReport
+from mindspeed.plugins.manager import FeatureManager
+from mindspeed.plugins.patches import Phase
+from mindspeed.plugins.problems import MindSpeedError, Problem
+
+
+@dataclass(slots=True)
+class Session:
+    """An active plan with its feature instances and applied patches.
+
+    ``taken`` records which Megatron object took an override, and the value that the script had there:
+    ``{"tensor_model_parallel_size": {"TransformerConfig": 1, "initialize_model_parallel": 1}}``.
+    """
+
+    plan: ActivationPlan
+    manager: FeatureManager
+    applied: AppliedPatches
+    proof: Proof
+    taken: dict[str, dict[str, Any]] = field(default_factory=dict)
+    complaints: set[Problem] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationReport:
+    """What activation did: the digest, every site with its owners, and the plan's rows."""
+
+    digest: str
+    features: tuple[str, ...]
+    sites: tuple[SiteReport, ...]
+    rows: tuple[Row, ...]
+
+    def summary(self) -> str:
+        """One line for a log."""
+        pending = sum(site.pending for site in self.sites)
+        later = f", {pending} when their module is imported" if pending else ""
+        names = ", ".join(self.features) or "no features"
+        return f"mindspeed: {names}; {len(self.sites)} sites patched{later}; plan {self.digest}"
+
+
+@dataclass(frozen=True, slots=True)
+class DeactivationReport:
+    """What `deactivate` restored, and what it cannot: objects that were made while the plan was active."""
+
+    digest: str
+    sites: int
+    remains: str = "models, optimizers, process groups and compiled functions made while the plan was active keep its effect"
+
+
+_lock = threading.RLock()
+_session: Session | None = None
+
+
+def current() -> Session | None:
+    """The active session of this process, or None."""
+    return _session
+
+
+def start(plan: ActivationPlan, manager: FeatureManager) -> ActivationReport:
+    """Apply the plan's patches. Nothing happens for an equal plan; a different one is refused with MS405."""
+    global _session
+    with _lock:
+        if _session is None:
+            _session = _started(plan, manager)
+            atexit.register(_session.proof.finish)
+        elif _session.plan.digest != plan.digest:
+            active = f"plan {_session.plan.digest} ({_names(_session.plan)}) is active"
+            text = f"{active}, and {plan.digest} ({_names(plan)}) is another one"
+            raise MindSpeedError([Problem("MS405", text, plan.names, fix="call mindspeed.deactivate() first")])
+        return ActivationReport(plan.digest, plan.names, _session.applied.sites, plan.rows)
+
+
+def _started(plan: ActivationPlan, manager: FeatureManager) -> Session:
+    taken: dict[str, dict[str, Any]] = {}
+    proof = Proof(plan, manager, taken)
+    applied = apply(plan.patches, proof.bound)
+    proof.applied = applied
+    return Session(plan, manager, applied, proof, taken)
+
+
+def stop() -> DeactivationReport | None:
+    """Undo the active plan's patches; None when none is active."""
+    global _session
+    with _lock:
+        if _session is None:
+            return None
+        session = _session
+        session.proof.finish()
+        atexit.unregister(session.proof.finish)
+        session.applied.undo()
+        _session = None
+        return DeactivationReport(session.plan.digest, len(session.applied.sites))
+
+
+@contextmanager
+def suspended(site: str) -> Iterator[None]:
+    """Put the original back at one site (``"module:qualname"``) for the length of a with-block."""
+    if _session is None:
+        yield
+        return
+    with _session.applied.suspended(site):
+        yield
+
+
+def enter(phase: Phase | None) -> None:
+    """Tell the proof of the active plan which phase of the run begins; None is the time between two."""
+    if _session is not None:
+        _session.proof.enter(phase)
+
+
+def report() -> ProofReport | None:
+    """What the active plan has done in this process so far; None without a plan."""
+    return _session.proof.report() if _session is not None else None
+
+
+def call(hook: str, **arguments: Any) -> list[tuple[str, Any]]:
+    """Call a hook on the active plan's features: ``[(feature, result)]`` in plan order; empty without a plan."""
+    return _session.manager.call(hook, **arguments) if _session is not None else []
+
+
+def tell(hook: str, feature: str, **arguments: Any) -> None:
+    """Call a hook on the named feature, where the active plan has it and it has the hook."""
+    if _session is not None and feature in _session.manager.owners(hook):
+        _session.manager.call_one(hook, feature, **arguments)
+
+
+def complain(problem: Problem, aloud: bool = True) -> None:
+    """A feature sees the job do something wrong: said once, where ``aloud``; under a strict plan raised everywhere."""
+    if _session is None or problem in _session.complaints:
+        return
+    _session.complaints.add(problem)
+    if _session.plan.strict:
+        raise MindSpeedError([problem])
+    if aloud and _session.proof.say is not None:
+        _session.proof.say(str(problem))
+
+
+def _names(plan: ActivationPlan) -> str:
+    return ", ".join(plan.names) or "no features"

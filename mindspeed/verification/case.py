@@ -1,0 +1,189 @@
+"""What is to be proven: a plan with the features, a plan without them, the model, and the claim. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from mindspeed import registry
+from mindspeed.resolution.environment import Environment
+from mindspeed.planning.plan import ActivationPlan
+from mindspeed.resolution.request import Layer
+from mindspeed.plugins.constraints import Requires
+from mindspeed.plugins.discovery import Catalog
+from mindspeed.plugins.feature import FeatureSpec, Numerics
+from mindspeed.plugins.problems import ResolutionError
+from mindspeed.verification.shape import SHAPES, Recipe
+
+DROPOUT: Final = 0.1
+"""For features that claim equal bits and leave the layout alone: both runs must then draw the same masks."""
+PROCESSES: Final = (1, 2, 4)
+"""Numbers of processes that are tried in turn when the caller gives none."""
+DEFAULT_SIZE: Final = 2
+"""Of every parallel size that a feature under test owns and nobody gave."""
+_CLAIMS: Final = ("exact", "reordered", "approximate")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Does training by ``plan`` give what training by ``baseline`` gives, within ``numerics``?
+
+    ``features`` are the names under test. The baseline is unmodified Megatron in one process, unless the caller put
+    features beside, or those under test claim equal bits and leave the layout alone: then it has the same layout. A feature
+    that trains another model is on both sides, in the baseline by its reference.
+    """
+
+    features: tuple[str, ...]
+    plan: ActivationPlan
+    baseline: ActivationPlan
+    recipe: Recipe
+    numerics: Numerics
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The request behind a question: see `ask` for the fields."""
+
+    features: tuple[str, ...]
+    layers: tuple[Layer, ...]
+    beside: tuple[str, ...]
+    nproc: int | None
+    environment: Environment | None
+    known: Catalog
+
+    @property
+    def world(self) -> dict[str, Any]:
+        """The sizes and the model shape that were given."""
+        return {name: value for layer in self.layers for name, value in layer.world.items()}
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The numbers of processes to try, the one that was given alone."""
+        given = self.nproc or self.world.get("world_size")
+        return (given,) if given else PROCESSES
+
+    @property
+    def tested(self) -> list[FeatureSpec]:
+        """What is under test: the named features and what they require, without what both runs have."""
+        names = required_by(self.features, self.known) - required_by(self.beside, self.known)
+        return [self.known.feature(name).spec for name in sorted(names)]
+
+    @property
+    def numerics(self) -> Numerics:
+        """The weakest claim of what is under test."""
+        claims = [spec.numerics for spec in self.tested] or [Numerics.exact()]
+        weakest = max(claims, key=lambda numerics: _CLAIMS.index(numerics.claim))
+        return replace(weakest, loss=max(c.loss for c in claims), gradient=max(c.gradient for c in claims))
+
+    @property
+    def keeps_layout(self) -> bool:
+        return self.numerics.claim == "exact" and not any(spec.sizes for spec in self.tested)
+
+    def sizes_of(self, names: Iterable[str]) -> list[str]:
+        """Parallel sizes that these features and their requirements own."""
+        return [size for name in required_by(names, self.known) for size in self.known.feature(name).spec.sizes]
+
+    def uninvited(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Features that level 1 would add by itself, and that none of these may require."""
+        invited = required_by(names, self.known, perhaps=True)
+        return tuple(name for name in self.known.usable if self.known.feature(name).spec.level == 1 and name not in invited)
+
+    def recipes(self) -> Iterator[Recipe]:
+        """A recipe for each tiny model, in the order of preference."""
+        given = {name: self.world[name] for name in ("dtype", "micro_batch_size", "global_batch_size") if name in self.world}
+        for shape in SHAPES:
+            shape = replace(shape.changed(self.world), dropout=DROPOUT if self.keeps_layout else 0.0)
+            yield Recipe(shape, **given)
+
+    def plan(self, recipe: Recipe, world_size: int) -> ActivationPlan:
+        """The plan with everything. Raises ResolutionError."""
+        names = (*self.beside, *self.features)
+        sizes = {size: DEFAULT_SIZE for size in self.sizes_of(names) if size != "dp" and not self._given(size)}
+        low = Layer("chosen by verify", world={**recipe.world(), **sizes, "world_size": world_size})
+        high = Layer("under test", features=names, without=self.uninvited(names))
+        return registry.resolve([low, *self.layers, high], self.environment)
+
+    def baseline(self, plan: ActivationPlan, recipe: Recipe) -> ActivationPlan:
+        """The plan without what is under test, for the same model."""
+        references = {spec.name: dict(spec.reference) for spec in self.tested if spec.reference is not None}
+        both = required_by(self.beside, self.known) | references.keys()
+        owned = [size for size in self.sizes_of(both) if size != "dp"]
+        sizes = {size: getattr(plan.world, size) for size in owned}
+        alone = not self.keeps_layout and not self.sizes_of(both)
+        settings = {name: values for layer in self.layers for name, values in layer.settings.items() if name in both}
+        settings |= {name: {**settings.get(name, {}), **reference} for name, reference in references.items()}
+        layer = Layer(
+            "chosen by verify",
+            features=tuple(sorted(both)),
+            settings=settings,
+            world={**recipe.world(), **sizes, "world_size": 1 if alone else plan.world.world_size},
+            without=tuple(name for name in self.uninvited(()) if name not in both),
+            platform=plan.environment["platform"],
+        )
+        return registry.resolve([layer], self.environment)
+
+    def suits(self, plan: ActivationPlan) -> bool:
+        """Whether every feature applies to the plan's model and, unless the processes are given, has ranks to work on."""
+        for planned in plan.features:
+            feature = self.known.feature(planned.name)
+            if not feature.spec.applies(feature.Args(**planned.args), plan.world):
+                return False
+            if len(self.processes) > 1 and any(getattr(plan.world, size) == 1 for size in feature.spec.sizes):
+                return False
+        return True
+
+    def _given(self, size: str) -> bool:
+        owner, argument = self.known.owners[size]
+        return any(size in layer.world or argument in layer.settings.get(owner, {}) for layer in self.layers)
+
+
+def ask(
+    features: Sequence[str],
+    layers: Sequence[Layer] = (),
+    beside: Sequence[str] = (),
+    nproc: int | None = None,
+    environment: Environment | None = None,
+) -> Question:
+    """The question whether ``features`` do what they claim. Raises ResolutionError when no tiny model suits them.
+
+    ``layers`` (low to high) may hold settings, sizes and a model shape; ``beside`` are features that both runs have.
+    What is not given is chosen: sizes under test are 2, model and number of processes the first that suit.
+    """
+    asked = Asked(tuple(features), tuple(layers), tuple(beside), nproc, environment, registry.catalog())
+    refused: list[ResolutionError] = []
+    second_best: tuple[ActivationPlan, Recipe] | None = None
+    for recipe in asked.recipes():
+        for count in asked.processes:
+            try:
+                plan = asked.plan(recipe, count)
+            except ResolutionError as error:
+                refused.append(error)
+                continue
+            if asked.suits(plan):
+                return _question(asked, plan, recipe)
+            second_best = second_best or (plan, recipe)
+    if second_best is None:
+        raise min(refused, key=lambda error: len(error.problems))
+    return _question(asked, *second_best)
+
+
+def required_by(names: Iterable[str], known: Catalog, perhaps: bool = False) -> frozenset[str]:
+    """These features and all that they always require, or with ``perhaps`` may require, as far as they are known."""
+    found: set[str] = set()
+    todo = [name for name in names if name in known.usable]
+    while todo:
+        name = todo.pop()
+        found.add(name)
+        constraints: Iterable[Any] = known.feature(name).spec.constraints
+        required = (c.name for c in constraints if isinstance(c, Requires) and (perhaps or c.when is None))
+        todo += [name for name in required if name not in found]
+    return frozenset(found)
+
+
+def _question(asked: Asked, plan: ActivationPlan, recipe: Recipe) -> Question:
+    wanted = {planned.override.argument: bool(planned.override.value) for planned in plan.overrides}
+    recipe = replace(
+        recipe, documents=wanted.get("reset_attention_mask", False), restart=wanted.get("reset_position_ids", False)
+    )
+    return Question(asked.features, plan, asked.baseline(plan, recipe), recipe, asked.numerics)

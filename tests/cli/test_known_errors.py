@@ -1,0 +1,54 @@
+"""``mindspeed explain`` on texts that others print."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mindspeed.diagnostics.known_errors import SYMPTOMS, symptoms_in
+
+TEXTS = [
+    "AttributeError: 'Parameter' object has no attribute 'main_grad'",
+    "ModuleNotFoundError: No module named 'megatron.core.datasets.helpers_cpp'",
+    "RuntimeError: [enforce fail at ...] Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144]",
+    "Using /home/user/.cache/torch_extensions/py310_cpu as PyTorch extensions root...",
+    "ImportError: libhccl.so: cannot open shared object file: No such file or directory",
+    "ImportError: /site-packages/torch_npu/lib/libtorch_npu.so: undefined symbol: _ZN3c104impl8GPUTrace13gpuTraceStateE",
+    "importlib.metadata.PackageNotFoundError: No package metadata was found for megatron-core",
+    "File transformer_engine/common/__init__.py, line 200, in _load_cudnn",
+    "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients in the TCPStore",
+    "TypeError: initialize_megatron() got an unexpected keyword argument 'extra_args_provider'",
+    "AssertionError: Rank 0: found NaN in local grad norm in backward pass before data-parallel communication collective",
+    "Exception: the patch of forward exist !",
+]
+
+
+@pytest.mark.guards(37)
+@pytest.mark.parametrize(("text", "symptom"), list(zip(TEXTS, SYMPTOMS, strict=True)), ids=range(len(TEXTS)))
+def test_a_text_is_told_from_the_others(text, symptom):
+    assert symptoms_in(text) == [symptom]
+
+
+def test_the_cause_and_the_fix_are_printed(mindspeed):
+    done = mindspeed("explain", "gloo connectFullMesh failed")
+    assert (done.exit_code, done.stdout) == (
+        0,
+        "A gloo group connects every rank to every other one, and one of these connections failed: an\n"
+        "interface or a host name that other nodes cannot reach, a firewall, too few file descriptors, or\n"
+        "simply too many ranks.\n"
+        "  fix: GLOO_SOCKET_IFNAME=<interface>, a host name with a reachable address, a larger ulimit -n, or\n"
+        "       Megatron-LM's --disable-gloo-process-groups\n",
+    )
+
+
+def test_json_holds_the_symptoms(mindspeed):
+    (found,) = json.loads(mindspeed("explain", "--json", "the patch of forward exist !").stdout)["symptoms"]
+    assert found.keys() == {"pattern", "cause", "fix"}
+    assert json.loads(mindspeed("explain", "--json", "it rains").stdout) == {"symptoms": []}
+
+
+def test_an_unknown_text_is_a_usage_error(mindspeed):
+    done = mindspeed("explain", "it rains")
+    assert done.exit_code == 2
+    assert "Error: no known symptom is like this text, and it is no code; see docs/troubleshooting.md" in done.stderr

@@ -1,0 +1,210 @@
+"""What the documents say is what the code is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mindspeed import ops
+
+from mindspeed.diagnostics import support_matrix
+from mindspeed.resolution.environment import SUPPORTED_MEGATRON, made_up, version_in
+from mindspeed.resolution.request import JOB_KEYS, Layer
+from mindspeed.resolution.resolver import resolve
+from mindspeed.inspection.sites import find_site
+from mindspeed.cli import main
+from tools.docs.pages import pages, write
+from tools.docs.predicates import condition
+from tools.docs.reference import JOB_FILE
+from mindspeed.diagnostics.variables import VARIABLES
+from mindspeed.plugins import World
+from mindspeed.plugins.discovery import BUILT_IN, Catalog, Found, discover
+from mindspeed.plugins.problems import CODES
+from mindspeed.registry import catalog
+from tests import transcripts
+
+ROOT = Path(__file__).resolve().parents[2]
+FEATURES = sorted(row.name for row in catalog().rows if row.distribution == BUILT_IN)
+
+
+def read(path: str) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+def test_the_feature_in_the_readme_is_the_example_package():
+    (shown,) = re.findall(r"```python\n(class ZLossArgs.*?)```", read("README.md"), re.DOTALL)
+    assert shown.strip() in read("examples/third_party_feature/acme_mindspeed/feature.py")
+
+
+def test_the_feature_in_the_guide_is_one_that_resolves():
+    source, *_ = re.findall(r"```python\n(.*?)```", read("docs/writing-a-feature.md"), re.DOTALL)
+    made = {"__name__": "acme_mindspeed.feature"}
+    exec(source, made)
+    feature = made["Clip"]
+    (patch,) = feature(feature.Args(), World({})).patches()
+    assert find_site(patch.target) is not None
+    known = Catalog([Found("acme-clip", "acme", "1.0", "acme_mindspeed.feature:Clip", feature)])
+    asked = Layer("test", ("acme-clip",), {"acme-clip": {"limit": 9}}, {"vocab_size": 8})
+    (problem,) = resolve([asked], known, made_up("cpu", "0.16.1")).problems
+    assert (problem.message, problem.fix) == ("acme-clip: a limit of 9.0 never clips 8 words", "--set acme-clip.limit=30")
+
+
+def test_the_transcripts_in_the_readme_are_filled():
+    blocks = re.findall(r"<!-- transcript: .*? -->\n```\n(.*?)```", read("README.md"), re.DOTALL)
+    assert len(blocks) == 2
+    assert all(len(block.splitlines()) > 3 for block in blocks)
+
+
+@pytest.mark.parametrize("file", transcripts.documents(), ids=lambda file: file.name)
+def test_a_document_shows_what_commands_print_now(file):
+    text = file.read_text(encoding="utf-8")
+    assert text == transcripts.refreshed(text), "run: make docs"
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_a_feature_has_a_page_with_its_claim_and_measured_effects(name):
+    folder = name.replace("-", "_")
+    page = read(f"mindspeed/features/{folder}/README.md")
+    assert page.startswith(f"# {name}\n")
+    assert catalog().feature(name).spec.numerics.claim in page.lower()
+    assert f"mindspeed features verify {name}" in page
+    assert (ROOT / "tests" / "features" / folder).is_dir()
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_a_feature_file_is_short_and_every_argument_is_described(name):
+    feature = catalog().feature(name)
+    lines = read(f"mindspeed/features/{name.replace('-', '_')}/feature.py").count("\n")
+    assert lines <= 150
+    assert all(field.description for field in feature.Args.model_fields.values())
+
+
+def test_every_code_that_is_raised_is_explained_and_every_explained_code_is_raised():
+    used = set()
+    for file in (ROOT / "mindspeed").rglob("*.py"):
+        if file.name != "problems.py":
+            used |= set(re.findall(r'"(MS\d{3})"', file.read_text(encoding="utf-8")))
+    assert used - CODES.keys() == set()
+    assert CODES.keys() - used == set()
+
+
+def test_framework_files_are_short():
+    long = {
+        str(file.relative_to(ROOT)): count
+        for file in (ROOT / "mindspeed").rglob("*.py")
+        if (count := file.read_text(encoding="utf-8").count("\n")) > 400
+    }
+    assert long == {}
+
+
+GENERATED = pages(discover(import_third_parties=False), main)
+
+
+@pytest.mark.guards(27)
+@pytest.mark.parametrize("name", GENERATED)
+def test_a_generated_page_is_what_the_declarations_say_now(name):
+    assert read(f"docs/{name}") == GENERATED[name], "run: make docs"
+
+
+def test_no_page_is_left_of_a_feature_that_is_no_more(tmp_path):
+    (tmp_path / "features").mkdir()
+    (tmp_path / "features" / "gone.md").write_text("# gone\n")
+    (tmp_path / "features" / "gone.svg").write_text("<svg/>")
+    write(tmp_path, GENERATED)
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*")) == sorted(GENERATED)
+    committed = {path.name for path in (ROOT / "docs" / "features").iterdir()}
+    assert committed == {Path(name).name for name in GENERATED if name.startswith("features/")}
+
+
+def documents():
+    return sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "mindspeed").rglob("*.md")])
+
+
+@pytest.mark.parametrize("file", documents(), ids=lambda file: str(file.relative_to(ROOT)))
+def test_links_between_documents_lead_somewhere(file):
+    text = re.sub(r"```.*?```", "", file.read_text(encoding="utf-8"), flags=re.DOTALL)
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = link.partition("#")
+        if "://" in link:
+            continue
+        target = (file.parent / path).resolve() if path else file
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def anchors(file):
+    """The anchors of a page's headings, as forges make them."""
+    titles = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_page_can_be_reached_from_the_index():
+    seen, queue = set(), [ROOT / "docs" / "index.md"]
+    while queue:
+        page = queue.pop()
+        if page in seen:
+            continue
+        seen.add(page)
+        links = re.findall(r"\]\(([^)\s#]+)", page.read_text(encoding="utf-8"))
+        queue += [target for link in links if (target := (page.parent / link).resolve()).suffix == ".md" and target.exists()]
+    assert set((ROOT / "docs").rglob("*.md")) - seen == set()
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "docs").rglob("*.md")), ids=lambda file: file.name)
+def test_pages_are_in_english(file):
+    text = file.read_text(encoding="utf-8")
+    assert file.read_text(encoding="utf-8").startswith("# ")
+    assert [letter for letter in text if "\u2e80" <= letter <= "\uffef"] == []
+
+
+def test_every_environment_variable_is_on_the_page_of_settings():
+    read_somewhere = set()
+    for file in (ROOT / "mindspeed").rglob("*.py"):
+        if file.name != "variables.py":
+            read_somewhere |= set(re.findall(r"\"(MINDSPEED_[A-Z_]+)\"", file.read_text(encoding="utf-8")))
+    assert VARIABLES.keys() == read_somewhere
+    assert JOB_FILE.keys() == set(JOB_KEYS)
+
+
+def wide(args, world):
+    return args.width > 2
+
+
+def several(args, world):
+    least = 2
+    return args.width > least
+
+
+def test_conditions_are_read_from_the_source_of_their_functions():
+    pair = (lambda args, world: world.tp > 1, lambda args, world: world.pp > 1)
+    assert [condition(one) for one in pair] == ["world.tp > 1", "world.pp > 1"]
+    assert condition(wide) == "args.width > 2"
+    assert condition(several) == "several"
+    assert condition(lambda args, world: wide(args, world) and world.cp == 1) == "args.width > 2 and world.cp == 1"
+
+
+def test_every_operator_is_on_the_page_with_its_call():
+    for name in (*ops.OPERATORS, *ops.FURTHER):
+        assert f"\n## {name}\n" in GENERATED["operators.md"]
+    assert "```python\nswiglu(x: Tensor, dim: int=-1) -> Tensor\n```" in GENERATED["operators.md"]
+    assert "- `mindspeed::swiglu(Tensor x, int dim) -> Tensor`" in GENERATED["operators.md"]
+
+
+@pytest.mark.guards(7)
+def test_the_support_matrix_agrees_with_what_the_resolver_accepts():
+    ran = (support_matrix.TESTED, support_matrix.LONG)
+    for cell in support_matrix.CELLS:
+        if cell.component == "megatron-core":
+            assert version_in(cell.version, SUPPORTED_MEGATRON) == (cell.state in ran), cell
+    assert {row.megatron for row in support_matrix.COMBINATIONS if row.state in ran} == {
+        cell.version for cell in support_matrix.CELLS if cell.component == "megatron-core" and cell.state in ran
+    }
+    pinned = dict(line.split("==") for line in read("constraints.txt").splitlines() if "==" in line)
+    assert [cell.version for cell in support_matrix.CELLS if cell.component == "torch" and cell.state in ran] == [
+        pinned.get("torch", "2.13.0")
+    ]
+    assert {row.platform for row in support_matrix.COMBINATIONS if row.state in ran} == {"cpu"}

@@ -1,0 +1,252 @@
+"""Contracts are read from text alone, say what callers can notice, and are recorded for every target and release."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from mindspeed.inspection.contract_reading import read_contract, successors
+from mindspeed.inspection.contracts import (
+    ABSENT,
+    BASELINE,
+    CHECKOUT,
+    CORE,
+    FOLDER,
+    Contract,
+    Part,
+    compare,
+    contract_for,
+    difference,
+    file_of,
+    part_of,
+    read_contracts,
+    recorded_versions,
+)
+from mindspeed.planning.drift import installed_tree, record
+from mindspeed.planning.targets import megatron_targets
+from tools.docs.drift import drift_page
+from mindspeed.plugins.discovery import discover
+
+ROOT = Path(__file__).parents[2]
+RELEASES = ("0.12.1", "0.14.0", "0.15.3", "0.16.1")
+
+
+def function(signature: str, body: str = "one") -> Contract:
+    return Contract("function", signature, body)
+
+
+@pytest.mark.parametrize(
+    ("new", "verdict", "words"),
+    [
+        (function("(a, b=1)"), "same", ""),
+        (function("(a, b=1)", "other"), "body changed", ""),
+        (function("(a, b=1, c=2)"), "appended", "parameters: +c=2"),
+        (function("(a, b=1, *, c=2)", "other"), "appended", "parameters: +c=2"),
+        (function("(a, b=1, *rest, **more)"), "appended", "parameters: +*rest, +**more"),
+        (function("(a, b=1, *, c)"), "changed", "parameters: +c"),
+        (function("(a, c=2, b=1)"), "changed", "parameters: +c=2"),
+        (function("(b=1, a=0)"), "changed", "parameters: a=0 (was a)"),
+        (function("(a, b=2)"), "changed", "parameters: b=2 (was b=1)"),
+        (function("(a)"), "changed", "parameters: -b"),
+        (function("(a, /, b=1)"), "changed", "parameters: in another order"),
+        (Contract("class", "(a, b=1)", "one"), "changed", "kind: class (was function)"),
+        (Contract(ABSENT), "gone", ""),
+    ],
+)
+def test_the_verdict_says_what_a_caller_can_notice(new: Contract, verdict: str, words: str) -> None:
+    old = function("(a, b=1)")
+    assert compare(old, new) == verdict
+    assert difference(old, new) == words
+
+
+def test_parameters_cannot_be_appended_where_the_rest_is_taken_already() -> None:
+    assert compare(function("(a, *rest)"), function("(a, b=1, *rest)")) == "changed"
+    assert compare(function("(a, **more)"), function("(a)")) == "changed"
+    assert compare(function("(*, a=1)"), function("(*, b=2, a=1)")) == "appended"
+
+
+def test_a_target_that_was_absent_is_new() -> None:
+    assert compare(Contract(ABSENT), function("()")) == "new"
+    assert compare(Contract(ABSENT), Contract(ABSENT)) == "same"
+
+
+MODULE = '''
+from megatron.core.jit import jit_fuser
+from megatron.core.base import Base
+
+FAST = True
+
+
+def plain(a: int, /, b: "str" = 1, *rest, c, d=None, **more) -> int:
+    """Text."""
+    return a + b
+
+
+@jit_fuser
+def decorated(a):
+    return a
+
+
+if FAST:
+    def either(a):
+        return a
+else:
+    def either(b):
+        return b
+
+
+class Derived(Base):
+    @staticmethod
+    def build(a):
+        return a
+
+    @property
+    def size(self):
+        return 1
+'''
+BASE = '''
+class Base:
+    """Text."""
+
+    def __init__(self, config, *, name="x"):
+        self.config = config
+
+    def forward(self, x):
+        return x
+'''
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package ``megatron.core`` of two modules, first on the path."""
+    core = tmp_path / "megatron" / "core"
+    core.mkdir(parents=True)
+    (tmp_path / "megatron" / "__init__.py").touch()
+    for name, text in (("__init__", ""), ("jit", "def jit_fuser(f):\n    return f\n"), ("module", MODULE), ("base", BASE)):
+        (core / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return core
+
+
+def contract(name: str) -> Contract:
+    return read_contract(f"megatron.core.module:{name}")
+
+
+def test_a_contract_holds_parameters_without_annotations(tree: Path) -> None:
+    assert contract("plain").signature == "(a, /, b=1, *rest, c, d=None, **more)"
+    assert contract("Derived").signature == "(self, config, *, name='x')"
+    assert contract("Derived.forward") == Contract("method", "(self, x)", read_contract("megatron.core.base:Base.forward").body)
+
+
+def test_a_contract_tells_kinds_apart(tree: Path) -> None:
+    names = ("plain", "Derived", "Derived.build", "Derived.size", "Derived.forward", "FAST", "either", "missing")
+    assert [contract(name).kind for name in names] == [
+        "function",
+        "class",
+        "staticmethod",
+        "property",
+        "method",
+        "assignment",
+        "branches",
+        "absent",
+    ]
+    assert contract("either").signature == "(a) or (b)"
+
+
+def test_a_contract_under_another_name_says_where_it_is(tree: Path) -> None:
+    assert contract("Base").site == "megatron.core.base:Base"
+
+
+def test_layout_comments_docstrings_and_annotations_are_not_part_of_a_body(tree: Path) -> None:
+    before = contract("plain")
+    file = tree / "module.py"
+    file.write_text(file.read_text().replace('"""Text."""', '"""Other."""  # new').replace("a + b", "(a +\n        b)"))
+    assert contract("plain") == before
+    file.write_text(file.read_text().replace("(a +", "(a -"))
+    assert compare(before, contract("plain")) == "body changed"
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("decorated", "@jit_fuser\n", ""),
+        ("either", "return b", "return -b"),
+        ("Derived", "return 1", "return 2"),
+        ("Derived", "def build(a)", "def build(b)"),
+        ("FAST", "True", "False"),
+    ],
+)
+def test_what_changes_behaviour_changes_the_body(tree: Path, name: str, old: str, new: str) -> None:
+    before = contract(name)
+    file = tree / "module.py"
+    file.write_text(file.read_text().replace(old, new))
+    assert contract(name).body != before.body
+
+
+def test_a_body_has_the_same_hash_in_every_python_version(tree: Path) -> None:
+    (tree / "module.py").write_text("def f(x, y=(1, 2)):\n    return f'{x!r:>{y}}' if x else {**y, 'a': ...}\n")
+    assert contract("f") == Contract("function", "(x, y=(1, 2))", "666fefe6c9a3a395")
+
+
+def test_a_renamed_definition_is_found_by_its_body_then_by_its_parameters(tree: Path) -> None:
+    old = {name: contract(name) for name in ("plain", "decorated", "Derived.build")}
+    file = tree / "module.py"
+    text = file.read_text().replace("def plain", "def ordinary").replace("class Derived", "class Inherited")
+    file.write_text(text)
+    assert successors("megatron.core.module:plain", old["plain"]) == ["megatron.core.module:ordinary"]
+    assert successors("megatron.core.module:Derived.build", old["Derived.build"]) == ["megatron.core.module:Inherited.build"]
+    file.write_text(text.replace("return a + b", "return a * b"))
+    assert successors("megatron.core.module:plain", old["plain"]) == ["megatron.core.module:ordinary"]
+
+
+def test_targets_outside_megatron_have_no_contract() -> None:
+    assert part_of("torch.cuda:is_available") is None
+    assert part_of("megatron.core.utils:divide") == CORE
+    assert part_of("megatron.training.training:train_step") == CHECKOUT
+    assert part_of("pretrain_gpt:forward_step") == CHECKOUT
+
+
+def test_a_version_between_recorded_ones_is_held_to_the_nearest_below() -> None:
+    target = "megatron.core.parallel_state:destroy_model_parallel"
+    assert contract_for(target, "0.16.2") == contract_for(target, "0.16.1")
+    found = contract_for(target, "0.15.9")
+    assert found is not None
+    assert found[0] == "0.15.3"
+    assert contract_for(target, "0.11.0") is None
+
+
+@pytest.mark.parametrize("part", [CORE, CHECKOUT])
+def test_the_releases_are_recorded(part: Part) -> None:
+    assert recorded_versions(part) == RELEASES
+
+
+AGAIN = "; record the releases again, see 'A new Megatron release' in CONTRIBUTING.md"
+
+
+@pytest.mark.parametrize("version", RELEASES)
+@pytest.mark.guards(10)
+def test_every_target_of_every_built_in_feature_platform_and_seam_is_recorded(version: str) -> None:
+    recorded = {target for part in (CORE, CHECKOUT) for target in read_contracts(file_of(part, version)).targets}
+    wanted = {target.target for target in megatron_targets(discover(import_third_parties=False))}
+    assert wanted - recorded == set(), f"without a row{AGAIN}"
+
+
+@pytest.mark.skipif(
+    metadata.version("megatron-core") != BASELINE, reason=f"the installed megatron-core is not {BASELINE}, the baseline"
+)
+def test_recording_the_installed_megatron_gives_the_committed_file(tmp_path: Path) -> None:
+    with installed_tree() as here:
+        record(here, megatron_targets(discover(import_third_parties=False)), tmp_path)
+    written = file_of(CORE, BASELINE, tmp_path)
+    assert written.read_text() == file_of(CORE, BASELINE, FOLDER).read_text(), f"not as recorded{AGAIN}"
+
+
+def test_the_page_of_drift_is_up_to_date_and_has_a_row_for_every_target() -> None:
+    catalog = discover(import_third_parties=False)
+    text = drift_page(catalog)
+    assert (ROOT / "docs" / "drift.md").read_text(encoding="utf-8") == text, f"run make docs{AGAIN}"
+    for target in megatron_targets(catalog):
+        assert f"| {target.feature} | `{target.target}` |" in text
+    assert "| feature | target | 0.12.1 | 0.14.0 | 0.15.3 | 0.16.1 |" in text

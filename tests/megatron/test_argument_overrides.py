@@ -1,0 +1,175 @@
+"""The bridge on classes and functions of the same form as Megatron's; Megatron itself is only read, not imported."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from mindspeed.runtime import session
+from mindspeed.planning.plan import ActivationPlan, PlannedOverride, plan_from_json
+from mindspeed.megatron.config_arguments import PLACES, known_arguments
+from mindspeed.megatron.argument_overrides import check_overrides, override_fields, override_parameters, untaken
+from mindspeed.inspection.megatron_copies import megatron_version, package_root
+from mindspeed.plugins import ArgOverride, MindSpeedError, World
+from mindspeed.plugins.manager import FeatureManager
+
+
+def planned(argument: str, value: Any, *owners: str) -> PlannedOverride:
+    return PlannedOverride(owners or ("tensor-parallel",), ArgOverride(argument, value, "a test wants it"))
+
+
+@pytest.fixture
+def activate(monkeypatch):
+    """Make a plan with these overrides the active one, without patches."""
+
+    def make(*overrides: PlannedOverride) -> session.Session:
+        plan = ActivationPlan(features=(), world=World({}), overrides=overrides)
+        active = session.Session(plan, FeatureManager([]), applied=None, proof=None)
+        monkeypatch.setattr(session, "_session", active)
+        return active
+
+    return make
+
+
+def config_class(seen: list[dict[str, Any]]) -> type[Any]:
+    @dataclass
+    class Config:
+        size: int = 1
+        modules: list[str] | None = None
+        names: list[str] = field(default_factory=list)
+
+        def __post_init__(self) -> None:
+            seen.append(vars(self).copy())
+
+    Config.__post_init__ = override_fields(Config.__post_init__)
+    return Config
+
+
+def test_a_configuration_has_the_plans_value_before_its_own_checks_run(activate):
+    seen: list[dict[str, Any]] = []
+    activate(planned("size", 4))
+    assert config_class(seen)().size == 4
+    assert seen == [{"size": 4, "modules": None, "names": []}]
+
+
+def test_without_a_plan_and_for_other_names_a_configuration_stays_as_it_is(activate):
+    config = config_class([])
+    assert config(size=3).size == 3
+    activate(planned("other", 4))
+    assert config(size=3).size == 3
+
+
+def test_a_tuple_becomes_a_list_and_survives_json(activate):
+    active = activate(planned("modules", ("core_attn", "mlp")))
+    assert config_class([])().modules == ["core_attn", "mlp"]
+    again = plan_from_json(active.plan.to_json())
+    assert again == active.plan
+    assert (
+        plan_from_json(
+            {
+                **active.plan.to_json(),
+                "overrides": [
+                    {
+                        "owners": ["tensor-parallel"],
+                        "argument": "modules",
+                        "value": ["core_attn", "mlp"],
+                        "reason": "a test wants it",
+                    }
+                ],
+            }
+        )
+        == active.plan
+    )
+
+
+@pytest.mark.guards(18)
+def test_a_script_that_wants_something_else_is_told_where(activate):
+    activate(planned("size", 2), planned("names", ("a",), "recompute", "other"))
+    config = config_class([])
+    line = inspect.currentframe().f_lineno + 2
+    with pytest.raises(MindSpeedError) as error:
+        config(size=4, names=["b"])
+    assert str(error.value) == (
+        "MS605 the script sets size=4, the plan sets 2 (tensor-parallel)\n"
+        f"  where: Config at {__file__}:{line}\n"
+        "  fix: remove size from the script, or change the settings of tensor-parallel\n"
+        "MS605 the script sets names=['b'], the plan sets ('a',) (recompute, other)\n"
+        f"  where: Config at {__file__}:{line}\n"
+        "  fix: remove names from the script, or change the settings of recompute, other"
+    )
+
+
+def test_a_script_may_give_the_default_or_the_plans_value(activate):
+    activate(planned("size", 2))
+    config = config_class([])
+    assert config(size=1).size == config(size=2).size == 2
+
+
+def test_a_function_gets_the_plans_values_however_it_is_called(activate):
+    activate(planned("tensor_size", 2), planned("order", "tp-dp"))
+
+    def initialize(tensor_size: int = 1, pipeline_size: int = 1, *, order: str = "tp-dp-pp") -> tuple[Any, ...]:
+        return tensor_size, pipeline_size, order
+
+    wrapped = override_parameters(initialize)
+    assert wrapped() == (2, 1, "tp-dp")
+    assert wrapped(1, 3) == (2, 3, "tp-dp")
+    assert wrapped(pipeline_size=3, tensor_size=2) == (2, 3, "tp-dp")
+    assert inspect.signature(wrapped) == inspect.signature(initialize)
+    with pytest.raises(MindSpeedError) as error:
+        wrapped(8)
+    (problem,) = error.value.problems
+    assert problem.message == "the script sets tensor_size=8, the plan sets 2 (tensor-parallel)"
+    assert problem.where.startswith(f"initialize at {__file__}:")
+
+
+@pytest.mark.guards(18)
+def test_what_was_taken_is_recorded_with_what_the_script_had(activate):
+    active = activate(planned("size", 2), planned("nowhere", 1, "acme"))
+    config = config_class([])
+    assert [override.override.argument for override in untaken()] == ["size", "nowhere"]
+    config(size=2)
+    assert active.taken == {"size": {"Config": 2}}
+    config()
+    config(size=2)
+    assert active.taken == {"size": {"Config": 1}}
+    assert [override.owners for override in untaken()] == [("acme",)]
+
+
+def test_a_script_without_megatron_lms_loop_need_not_take_its_arguments(activate):
+    activate(planned("create_attention_mask_in_dataloader", False), planned("nowhere", 1, "acme"))
+    assert [override.override.argument for override in untaken()] == ["nowhere"]
+
+
+def test_nothing_is_untaken_without_a_plan():
+    assert untaken() == ()
+
+
+def test_an_argument_that_megatron_does_not_have_is_a_problem_with_near_names():
+    overrides = [planned("tensor_model_parallel_size", 2), planned("tensor_parallel_size", 2), planned("zzz", 1, "a", "b")]
+    assert [str(problem) for problem in check_overrides(overrides, megatron_version())] == [
+        f"MS401 tensor_parallel_size, set by tensor-parallel, is not an argument of megatron-core {megatron_version()}\n"
+        "  fix: did you mean tensor_model_parallel_size or expert_tensor_parallel_size or context_parallel_size?",
+        f"MS401 zzz, set by a and b, is not an argument of megatron-core {megatron_version()}",
+    ]
+
+
+def test_arguments_of_a_megatron_that_nobody_knows_are_not_judged():
+    assert check_overrides([planned("zzz", 1)], "0.9.0") == []
+    assert check_overrides([planned("zzz", 1)], None) == []
+
+
+def test_the_names_of_every_place_are_read_from_source():
+    names = known_arguments(package_root("core"))
+    assert set(names) == {place.name for place in PLACES}
+    assert {"tensor_model_parallel_size", "recompute_modules", "q_lora_rank"} <= names["TransformerConfig"]
+    assert {"overlap_grad_reduce", "bucket_size"} <= names["DistributedDataParallelConfig"]
+    assert {"use_distributed_optimizer", "lr"} <= names["OptimizerConfig"]
+    assert {"expert_tensor_parallel_size", "order"} <= names["initialize_model_parallel"]
+
+
+def test_a_folder_without_megatron_has_no_names(tmp_path):
+    assert set(known_arguments(tmp_path).values()) == {frozenset()}

@@ -1,0 +1,139 @@
+"""The Megatron fixes, one by one, in this process."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import mindspeed
+from mindspeed.plugins.problems import PlatformError
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_cpu():
+    mindspeed.activate(mindspeed.plan(platform="cpu"))
+    yield
+    mindspeed.deactivate()
+
+
+def test_no_version_is_reached_without_transformer_engine():
+    from megatron.core.utils import is_te_min_version
+
+    assert is_te_min_version("0.1") is False
+    assert is_te_min_version("0.1", check_equality=False) is False
+
+
+def test_norms_under_sequence_parallelism_are_marked_and_the_config_stays():
+    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+
+    sizes = {"num_layers": 1, "hidden_size": 8, "num_attention_heads": 2, "tensor_model_parallel_size": 2}
+    config = TransformerConfig(**sizes, sequence_parallel=True, normalization="RMSNorm")
+    norm = WrappedTorchNorm(config, 8)
+    assert isinstance(norm, torch.nn.RMSNorm)
+    assert [parameter.sequence_parallel for parameter in norm.parameters()] == [True]
+    assert config.sequence_parallel
+    alone = WrappedTorchNorm(TransformerConfig(**sizes), 8)
+    assert [hasattr(parameter, "sequence_parallel") for parameter in alone.parameters()] == [False, False]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_router_is_a_linear_layer_in_its_own_dtype(dtype, bias):
+    from megatron.core.transformer.moe.moe_utils import router_gating_linear
+
+    torch.manual_seed(0)
+    router = torch.float64 if dtype is torch.float64 else torch.float32
+    parts = [torch.randn(3, 2, 8, dtype=dtype), torch.randn(4, 8, dtype=dtype), torch.randn(4, dtype=dtype) if bias else None]
+    ours = [part.clone().requires_grad_() if part is not None else None for part in parts]
+    plain = [part.clone().requires_grad_() if part is not None else None for part in parts]
+    weights = torch.randn(3, 2, 4, dtype=router)
+    output = router_gating_linear(*ours, router)
+    expected = torch.nn.functional.linear(*(part.to(router) if part is not None else None for part in plain))
+    (output * weights).sum().backward()
+    (expected * weights).sum().backward()
+    assert output.dtype is router
+    assert torch.equal(output, expected)
+    for mine, other in zip(ours, plain, strict=True):
+        if mine is not None:
+            torch.testing.assert_close(mine.grad, other.grad)
+
+
+def test_splits_of_an_all_to_all_become_numbers():
+    from megatron.core.transformer.moe.moe_utils import maybe_move_tensor_to_cpu
+
+    moved = maybe_move_tensor_to_cpu(torch.tensor([1, 2]), as_numpy=True)
+    assert (type(moved).__name__, moved.tolist()) == ("ndarray", [1, 2])
+    assert maybe_move_tensor_to_cpu(None, as_numpy=True) is None
+
+
+def test_every_function_that_megatron_compiles_is_plain():
+    import importlib
+
+    from mindspeed.megatron.fixes.functions import UNCOMPILED
+
+    compiled = []
+    for module, _, names in UNCOMPILED:
+        for name in names.split():
+            found = importlib.import_module(f"megatron.core.{module}")
+            for part in name.split("."):
+                found = getattr(found, part)
+            if hasattr(found, "_torchdynamo_orig_callable"):
+                compiled.append(f"{module}:{name}")
+    assert compiled == []
+
+
+def test_a_fresh_distributed_optimizer_is_at_step_zero(monkeypatch):
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    parameter = torch.nn.Parameter(torch.ones(2))
+    inner = torch.optim.AdamW([parameter])
+    state = DistributedOptimizer.state_dict(SimpleNamespace(optimizer=inner, grad_scaler=None))
+    assert [group["step"] for group in state["optimizer"]["param_groups"]] == [0]
+    assert len(inner.state) == 0
+
+
+def test_the_kernels_that_megatron_lm_imports_at_start_load_without_triton():
+    """Megatron-LM 0.16 imports this module in training/initialize.py; it imports triton unasked."""
+    from megatron.core.transformer.custom_layers import batch_invariant_kernels as kernels
+
+    assert kernels.is_batch_invariant_mode_enabled() is False
+    with pytest.raises(PlatformError) as refused:
+        kernels.matmul_persistent(torch.ones(2, 2), torch.ones(2, 2))
+    assert str(refused.value) == (
+        "MS501 megatron.core.transformer.custom_layers.batch_invariant_kernels.matmul_kernel_persistent is a Triton kernel, "
+        "and Triton is not installed here\n"
+        "  fix: pip install triton, or do without the Megatron option that calls it (batch_invariant_mode)"
+    )
+
+
+def test_nobody_else_is_told_that_triton_is_there():
+    import importlib.util
+    import sys
+
+    from megatron.core.transformer.custom_layers import batch_invariant_kernels  # noqa: F401
+
+    assert importlib.util.find_spec("triton") is None
+    assert not {"triton", "triton.language"} & sys.modules.keys()
+
+
+def test_the_kernels_of_megatron_lm_ask_for_no_compiler(tmp_path, monkeypatch):
+    """Every Megatron-LM runs this at start and builds nothing; without CUDA_HOME it would end there."""
+    import sys
+
+    import megatron
+
+    package = tmp_path / "legacy" / "fused_kernels"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    (package / "__init__.py").write_text("def load(args):\n    raise TypeError('CUDA_HOME is None')\n")
+    monkeypatch.setattr(megatron, "__path__", [*megatron.__path__, str(tmp_path)])
+    from megatron.legacy import fused_kernels
+
+    try:
+        assert fused_kernels.load(SimpleNamespace(rank=0)) is None
+    finally:
+        for name in ("megatron.legacy.fused_kernels", "megatron.legacy"):
+            del sys.modules[name]

@@ -1,0 +1,33 @@
+"""Processes that are spawned get the plan of their parent."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from multiprocessing import spawn
+from types import SimpleNamespace
+
+import pytest
+
+import mindspeed
+from mindspeed import registry
+from mindspeed.runtime import session
+from mindspeed.resolution.environment import made_up
+from mindspeed.planning.plan import ActivationPlan
+from mindspeed.platforms.children import bring_plan
+
+
+def test_a_spawned_process_activates_the_plan_on_the_import_path_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = mindspeed.plan(environment=made_up("cpu", "0.16.1"))
+    activated: list[tuple[str, str]] = []
+
+    def note(brought: ActivationPlan) -> None:
+        activated.append((brought.digest, sys.path[0]))
+
+    monkeypatch.setattr(session, "current", lambda: SimpleNamespace(plan=plan))
+    monkeypatch.setattr(registry, "activate", note)
+    monkeypatch.setattr(sys, "path", ["a checkout of Megatron-LM", *sys.path])
+    sent = pickle.dumps(bring_plan(spawn.get_preparation_data)("child")["mindspeed"])
+    monkeypatch.setattr(sys, "path", sys.path[1:])
+    pickle.loads(sent)
+    assert activated == [(plan.digest, "a checkout of Megatron-LM")]

@@ -1,0 +1,119 @@
+"""Choosing a platform, and what each one declares. Nothing here is activated."""
+
+from __future__ import annotations
+
+import glob
+import subprocess
+import sys
+from importlib import util
+
+import pytest
+
+from mindspeed import platforms
+from mindspeed.resolution.environment import version_in
+from mindspeed.planning.patch_checks import check_patches
+from mindspeed.planning.plan import PlannedPatch
+from mindspeed.megatron.fixes.feature import MegatronCompat
+from mindspeed.inspection.megatron_copies import megatron_version
+from mindspeed.platforms.cpu import CpuPlatform, CpuPlatformArgs
+from mindspeed.plugins import FeatureArgs, World
+from mindspeed.plugins.problems import PlatformError
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A function that makes up what this machine has: packages and device nodes."""
+    monkeypatch.delenv("MINDSPEED_PLATFORM", raising=False)
+
+    def make(*packages: str, nodes: tuple[str, ...] = ()) -> None:
+        monkeypatch.setattr(util, "find_spec", lambda name: object() if name in packages else None)
+        monkeypatch.setattr(
+            glob, "glob", lambda pattern: [node for node in nodes if node.startswith(pattern.partition("[")[0])]
+        )
+
+    return make
+
+
+def test_a_machine_with_torch_npu_and_a_device_is_npu(machine):
+    machine("torch_npu", nodes=("/dev/davinci0", "/dev/nvidia0"))
+    assert platforms.detect() == "npu"
+
+
+def test_torch_npu_without_a_device_is_not_npu(machine):
+    machine("torch_npu")
+    assert platforms.detect() == "cpu"
+
+
+def test_a_machine_with_an_nvidia_device_is_cuda(machine):
+    machine(nodes=("/dev/nvidia0",))
+    assert platforms.detect() == "cuda"
+
+
+def test_the_environment_variable_decides_before_the_devices(machine, monkeypatch):
+    machine("torch_npu", nodes=("/dev/davinci0",))
+    monkeypatch.setenv("MINDSPEED_PLATFORM", "cpu")
+    assert platforms.detect() == "cpu"
+
+
+def test_every_platform_has_a_feature_of_its_own_and_what_megatron_needs_everywhere():
+    names = {name: [feature.spec.name for feature in platforms.base_features(name)] for name in platforms.PLATFORMS}
+    everywhere = ["megatron-compat", "megatron-seams", "same-plan"]
+    assert names == {name: [f"{name}-platform", *everywhere] for name in ("npu", "cuda", "cpu")}
+
+
+def test_an_unknown_platform_is_refused():
+    with pytest.raises(PlatformError) as caught:
+        platforms.base_features("tpu")
+    assert str(caught.value) == "MS501 unknown platform 'tpu'\n  fix: use one of npu, cuda, cpu"
+
+
+def test_choosing_a_platform_imports_no_torch():
+    code = (
+        "import sys; from mindspeed import platforms; platforms.detect()\n"
+        "for name in platforms.PLATFORMS:\n"
+        "    for feature in platforms.base_features(name):\n"
+        "        if hasattr(feature, 'patches'): feature(feature.Args(), None).patches()\n"
+        "assert not {'torch', 'torch_npu', 'megatron'} & set(sys.modules), 'imported'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_cuda_is_not_patched():
+    cuda, *_ = platforms.base_features("cuda")
+    assert [patch.target for patch in cuda(FeatureArgs(), World({})).patches()] == ["mindspeed.platforms:ACTIVE"]
+
+
+def test_every_target_of_the_base_plan_exists():
+    features = (
+        CpuPlatform(CpuPlatformArgs(poison=True, collective_log="log"), World({})),
+        MegatronCompat(FeatureArgs(), World({})),
+    )
+    here = megatron_version() or ""
+    planned = [
+        PlannedPatch(feature.spec.name, patch, patch.target, ground=True)
+        for feature in features
+        for patch in feature.patches()
+        if patch.when is None or version_in(here, patch.when.megatron or "")
+    ]
+    assert check_patches(planned) == []
+
+
+def test_observers_of_a_collective_lie_around_its_fix_in_order():
+    patches = CpuPlatform(CpuPlatformArgs(poison=True, collective_log="log"), World({})).patches()
+    wrappers = [patch.value for patch in patches if patch.target == "torch.distributed.distributed_c10d:isend"]
+    assert [wrapper.rpartition(".")[2] for wrapper in wrappers] == [
+        "cpu_backend:keep_storage",
+        "collectives:counted",
+        "collective_log:logged",
+        "poison:poisoned",
+    ]
+
+
+def test_a_missing_torch_npu_is_one_clear_problem():
+    code = "import mindspeed; mindspeed.activate(mindspeed.plan(platform='npu'))"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.endswith(
+        "MS501 torch_npu cannot be imported: ModuleNotFoundError: No module named 'torch_npu'\n"
+        "  fix: install the torch_npu that fits this torch, and source CANN's set_env.sh; or choose --platform cpu\n"
+    )

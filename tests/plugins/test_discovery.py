@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import importlib
+import sys
+
+import pytest
+
+from mindspeed.plugins.discovery import discover
+from tests.plugins.synthetic import catalog, make
+
+GOOD = """
+from mindspeed.plugins import Category, Feature, FeatureSpec
+class Acme(Feature):
+    spec = FeatureSpec("{name}", "something of acme", Category.TOOL)
+"""
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Install a made-up distribution: a module and its metadata on sys.path."""
+
+    def put(distribution, entry, source, version="1.2"):
+        module = f"{distribution}_features"
+        (tmp_path / f"{module}.py").write_text(source)
+        info = tmp_path / f"{distribution}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text(f"[mindspeed.features]\n{entry} = {module}:Acme\n")
+        monkeypatch.delitem(sys.modules, module, raising=False)
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield put
+    importlib.invalidate_caches()
+
+
+def row(catalog, name):
+    return [row for row in catalog.rows if row.name == name]
+
+
+def test_a_third_party_is_found_with_its_distribution_and_version(install):
+    install("acme", "acme-clip", GOOD.format(name="acme-clip"))
+    (found,) = row(discover(), "acme-clip")
+    assert (found.distribution, found.version, found.state) == ("acme", "1.2", "ok")
+
+
+def test_metadata_alone_lists_it_without_importing(install):
+    install("acme", "acme-clip", "raise SystemExit('imported')")
+    (found,) = row(discover(import_third_parties=False), "acme-clip")
+    assert (found.distribution, found.version, found.state) == ("acme", "1.2", "not loaded")
+
+
+def test_a_plugin_that_fails_to_import_is_a_row(install):
+    install("acme", "acme-clip", "import no_such_module")
+    known = discover()
+    (found,) = row(known, "acme-clip")
+    assert found.state == "broken"
+    assert str(found.problem) == (
+        "MS101 feature acme-clip cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'\n"
+        "  where: acme 1.2, acme_features:Acme\n"
+        "  fix: fix or uninstall acme"
+    )
+    assert "tensor-parallel" in known.usable
+
+
+def test_a_name_that_differs_from_the_entry_point_is_refused(install):
+    install("acme", "acme-clip", GOOD.format(name="acme-clamp"))
+    (found,) = row(discover(), "acme-clip")
+    assert found.problem.code == "MS104"
+    assert found.problem.message == (
+        "feature acme-clip calls itself acme-clamp; folder or entry point and spec.name must be equal"
+    )
+
+
+def test_two_distributions_with_one_name_are_both_refused(install):
+    install("acme", "clip", GOOD.format(name="clip"))
+    install("bolt", "clip", GOOD.format(name="clip"))
+    known = discover()
+    assert "clip" not in known.usable
+    text = "the feature name clip is provided by acme 1.2 and bolt 1.2"
+    assert [found.problem.message for found in row(known, "clip")] == [text, text]
+
+
+def test_a_built_in_name_cannot_be_shadowed(install):
+    install("acme", "tensor-parallel", GOOD.format(name="tensor-parallel"))
+    known = discover()
+    assert known.usable["tensor-parallel"].distribution == "mindspeed"
+    assert [found.problem.code for found in row(known, "tensor-parallel") if found.problem] == ["MS102"]
+
+
+def test_near_names_forgive_underscores_and_capitals():
+    assert catalog(make("tensor-parallel"), make("swiglu")).near("Tensor_Parallell") == ["tensor-parallel"]

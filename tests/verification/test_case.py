@@ -1,0 +1,106 @@
+"""What `verify` asks when it is told little: model, layout, baseline and claim are chosen by what the features own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mindspeed.resolution.environment import made_up
+from mindspeed.resolution.request import Layer
+from mindspeed.plugins.problems import ResolutionError
+from mindspeed.verification.case import Question, ask
+
+HERE = made_up("cpu", "0.16.1")
+
+
+def asked(*features: str, beside: tuple[str, ...] = (), nproc: int | None = None, **layer: Any) -> Question:
+    return ask(features, [Layer("test", **layer)], beside, nproc, HERE)
+
+
+def layout(question: Question) -> tuple[int, int]:
+    """Processes of baseline and feature."""
+    return question.baseline.world.world_size, question.plan.world.world_size
+
+
+@pytest.mark.parametrize(
+    ("features", "model", "processes"),
+    [
+        (("tensor-parallel",), "gpt", 2),
+        (("data-parallel",), "gpt", 2),
+        (("virtual-pipeline",), "gpt", 2),
+        (("tensor-parallel", "pipeline-parallel"), "gpt", 4),
+        (("expert-parallel",), "moe", 2),
+        (("rms-norm",), "llama", 1),
+        (("swiglu", "tensor-parallel"), "llama", 2),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_the_first_model_and_the_fewest_processes_that_suit_are_taken(
+    features: tuple[str, ...], model: str, processes: int
+) -> None:
+    question = asked(*features)
+    assert question.recipe.shape.name == model
+    assert layout(question) == (1, processes)
+    assert question.baseline.names == ()
+
+
+def test_a_feature_brings_what_it_requires_under_test() -> None:
+    question = asked("async-param-gather")
+    assert set(question.plan.names) == {"async-ddp", "async-param-gather", "data-parallel", "distributed-optimizer"}
+    assert question.baseline.names == ()
+
+
+def test_a_feature_that_trains_another_model_is_in_the_baseline_by_its_reference() -> None:
+    question = asked("alibi", "ring-attention", settings={"alibi": {"fused_type": 2}})
+    assert question.baseline.names == ("alibi",)
+    assert layout(question) == (1, 2)
+    fused = [next(f for f in plan.features if f.name == "alibi").args for plan in (question.baseline, question.plan)]
+    assert [(args["fused"], args["fused_type"]) for args in fused] == [(False, 2), (True, 2)]
+
+
+def test_what_a_feature_may_require_is_invited_and_not_taken_out() -> None:
+    assert asked("alibi").plan.names == ("flash-attention", "alibi")
+    assert asked("rms-norm").plan.names == ("rms-norm",)
+
+
+def test_features_beside_are_on_both_sides_with_their_settings_and_layout() -> None:
+    question = asked("sequence-parallel", beside=("tensor-parallel",), settings={"tensor-parallel": {"size": 4}})
+    assert question.baseline.names == ("tensor-parallel",)
+    assert question.baseline.world.tp == 4
+    assert layout(question) == (4, 4)
+
+
+def test_an_exact_feature_is_compared_with_dropout_in_the_same_layout() -> None:
+    question = asked("recompute", nproc=2)
+    assert question.recipe.shape.dropout > 0
+    assert layout(question) == (2, 2)
+    assert question.numerics.claim == "exact"
+    assert question.baseline.names == ("data-parallel",)
+
+
+def test_a_reordered_feature_is_compared_without_dropout() -> None:
+    assert asked("tensor-parallel").recipe.shape.dropout == 0
+
+
+def test_the_weakest_claim_under_test_counts() -> None:
+    assert asked("recompute", "tensor-parallel").numerics.claim == "reordered"
+    assert asked("recompute", beside=("tensor-parallel",)).numerics.claim == "exact"
+
+
+def test_given_sizes_model_and_dtype_win() -> None:
+    question = asked("tensor-parallel", world={"tp": 4, "num_layers": 2, "seq_length": 32, "dtype": "bf16"})
+    assert question.plan.world.tp == 4
+    assert (question.recipe.shape.num_layers, question.recipe.shape.seq_length) == (2, 32)
+    assert question.recipe.dtype == "bf16"
+    assert question.baseline.world.num_layers == 2
+
+
+def test_a_request_that_no_model_suits_says_why() -> None:
+    with pytest.raises(ResolutionError, match=r"MS304 tensor-parallel: .*3"):
+        asked("tensor-parallel", settings={"tensor-parallel": {"size": 3}})
+
+
+def test_an_unknown_name_is_told_with_near_ones() -> None:
+    with pytest.raises(ResolutionError, match="MS201 there is no feature 'tensor-paralel'"):
+        asked("tensor-paralel")

@@ -1,0 +1,260 @@
+"""The proof harness: it finds planted faults and features that do nothing, and it does not blame healthy ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from mindspeed.patching.apply import with_sites
+from mindspeed.planning.plan import PlannedPatch
+from mindspeed.resolution.request import Layer
+from mindspeed.cli import main
+from mindspeed.features.rms_norm.feature import RmsNorm
+from mindspeed.plugins.patches import Wrap
+from mindspeed.plugins.problems import RunError
+from mindspeed.registry import catalog
+from mindspeed.verification import harness, case
+from mindspeed.verification import pool as workers
+from mindspeed.verification.harness import Verdict, verify
+from mindspeed.verification.pool import WorkerPool
+from mindspeed.verification.case import Question, ask
+from tests.verification import faults
+
+FINALIZE = "megatron.core.distributed.finalize_model_grads"
+MAPPINGS = "megatron.core.tensor_parallel.mappings"
+BUFFER = "megatron.core.distributed.param_and_grad_buffer"
+REDUCE_GRADIENTS = f"{BUFFER}:_ParamAndGradBucketGroup.start_grad_sync"
+RECEIVE = "megatron.core.pipeline_parallel.p2p_communication:P2PCommunicator.recv_forward"
+ROTARY = "mindspeed.ops.npu_rotary_position_embedding"
+UNPERMUTE = "mindspeed.ops.npu_fused_moe_token_unpermute"
+QKV = "decoder.layers.0.self_attention.linear_qkv.weight"
+EMBEDDING = "embedding.word_embeddings.weight"
+
+CONTEXT = "mindspeed.context_parallel"
+CONTEXT_ALGORITHMS = ("ring-attention", "ulysses-attention", "kv-allgather-cp", "adaptive-cp")
+
+NO_MODEL_HERE = {"ring-attention-update"}
+"""Operator features that `verify` asks with other features: they change what those do."""
+
+OPERATORS = {name: spec.ops for name, spec in catalog(frozenset()).specs.items() if spec.ops and name not in NO_MODEL_HERE}
+"""The operator features and their operators; a new one is in every test over them by itself."""
+
+FEATURES = (
+    "adaptive-cp",
+    "alibi",
+    "async-ddp",
+    "async-param-gather",
+    "data-parallel",
+    "distributed-optimizer",
+    "eod-reset",
+    "expert-parallel",
+    "kv-allgather-cp",
+    "pipeline-parallel",
+    "recompute",
+    "ring-attention",
+    "rms-norm",
+    "sequence-parallel",
+    "shared-attention-mask",
+    "swiglu",
+    "tensor-parallel",
+    "ulysses-attention",
+    "virtual-pipeline",
+)
+
+FAULTS = [
+    ("tensor-parallel", f"{MAPPINGS}:_reduce", "unreduced", f"gradient of {QKV}"),
+    (
+        "tensor-parallel",
+        "megatron.core.tensor_parallel.utils:VocabUtility.vocab_range_from_global_vocab_size",
+        "shifted_range",
+        f"gradient of {EMBEDDING}",
+    ),
+    (
+        "sequence-parallel",
+        f"{FINALIZE}:_allreduce_non_tensor_model_parallel_grads",
+        "skipped",
+        "gradient of decoder.layers.0.self_attention.linear_qkv.layer_norm_weight",
+    ),
+    ("sequence-parallel", f"{MAPPINGS}:_split_along_first_dim", "rolled", f"gradient of {QKV}"),
+    ("pipeline-parallel", f"{FINALIZE}:_allreduce_word_embedding_grads", "skipped", f"gradient of {EMBEDDING}"),
+    ("pipeline-parallel", RECEIVE, "rolled_in_place", f"gradient of {QKV}"),
+    ("virtual-pipeline", f"{FINALIZE}:_allreduce_word_embedding_grads", "skipped", f"gradient of {EMBEDDING}"),
+    ("virtual-pipeline", RECEIVE, "rolled_in_place", f"gradient of {QKV}"),
+    ("data-parallel", REDUCE_GRADIENTS, "skipped", f"gradient of {QKV}"),
+    ("distributed-optimizer", f"{BUFFER}:shard_buffer", "misplaced_shards", f"gradient of {QKV}"),
+    ("distributed-optimizer", f"{BUFFER}:_ParamAndGradBucketGroup.start_param_sync", "ungathered", f"weight of {QKV}"),
+    ("async-ddp", f"{BUFFER}:_ParamAndGradBucketGroup.finish_grad_sync", "skipped_at_first", f"gradient of {QKV}"),
+    ("async-param-gather", f"{BUFFER}:_ParamAndGradBucketGroup.start_param_sync", "ungathered", f"weight of {QKV}"),
+    ("expert-parallel", REDUCE_GRADIENTS, "skipped", f"gradient of {QKV}"),
+    ("expert-parallel", f"{MAPPINGS}:all_to_all", "rolled", f"gradient of {QKV}"),
+    ("recompute", "megatron.core.tensor_parallel.random:_set_all_rng_states", "skipped", f"gradient of {QKV}"),
+    *((name, f"{CONTEXT}.local:add_gradients", "skipped", f"gradient of {QKV}") for name in CONTEXT_ALGORITHMS),
+    ("alibi", "mindspeed.features.alibi.layers:with_position_bias", "nothing_changed", f"gradient of {QKV}"),
+    ("eod-reset", "mindspeed.context_parallel.documents:ends_of_rows", "one_document", f"gradient of {QKV}"),
+    ("shared-attention-mask", "mindspeed.context_parallel.attention_mask:make_mask", "rolled", f"gradient of {QKV}"),
+    ("rms-norm", "mindspeed.ops.rms_norm:rms_norm", "scaled_up", f"gradient of {QKV}"),
+    ("swiglu", "mindspeed.ops.swiglu:swiglu", "rolled", f"gradient of {QKV}"),
+    ("rotary-embedding", f"{ROTARY}:npu_rotary_position_embedding", "rolled", f"gradient of {QKV}"),
+    ("flash-attention", "mindspeed.ops.fusion_attention:fusion_attention", "rolled", f"gradient of {QKV}"),
+    ("matmul-add", "mindspeed.ops.npu_matmul_add_fp32:npu_matmul_add_fp32", "skipped", f"gradient of {QKV}"),
+    ("grouped-matmul-add", "mindspeed.ops.npu_gmm:npu_gmm", "rolled", f"gradient of {QKV}"),
+    ("moe-token-permute", f"{UNPERMUTE}:npu_fused_moe_token_unpermute", "rolled", f"gradient of {QKV}"),
+]
+DROPOUT: dict[str, dict[str, Any]] = {"recompute": {"granularity": "full", "method": "uniform", "num_layers": 1}}
+
+
+def asked(feature: str, settings: Mapping[str, Mapping[str, Any]] = DROPOUT) -> Question:
+    given = {name: values for name, values in settings.items() if name == feature}
+    return ask([feature], [Layer("test", settings=given)])
+
+
+def planted(question: Question, target: str, fault: str) -> Question:
+    """The question with one more patch in the plan, as a careless feature would bring it."""
+    patch = Wrap(target, f"tests.verification.faults:{fault}", "a planted fault")
+    fault_alone = with_sites([PlannedPatch("fault", patch, target)])
+    return replace(question, plan=replace(case.plan, patches=(*case.plan.patches, *fault_alone)))
+
+
+def failing(verdict: Verdict) -> list[str]:
+    return [check.what for check in verdict.checks if not check.holds]
+
+
+@pytest.mark.parametrize(("feature", "target", "fault", "blamed"), FAULTS, ids=lambda value: str(value).rpartition(".")[2])
+def test_a_planted_fault_is_found_and_its_parameter_named(
+    pool: WorkerPool, feature: str, target: str, fault: str, blamed: str
+) -> None:
+    verdict = verify(planted(asked(feature), target, fault), pool)
+    assert not verdict.holds
+    assert blamed in failing(verdict)
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_one_gradient_times_1_001_is_found_and_only_it_is_named(pool: WorkerPool, feature: str) -> None:
+    verdict = verify(planted(asked(feature), f"{FINALIZE}:finalize_model_grads", "scaled_gradient"), pool)
+    gradients = [check for check in verdict.checks if not check.holds and check.what.startswith("gradient")]
+    assert [check.what for check in gradients] == [f"gradient of {faults.SCALED}"]
+    assert gradients[0].largest_difference == pytest.approx(1e-3, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [("zero_gradient", f"gradient of {QKV} is zero"), ("nan_gradient", f"gradient of {QKV} is not finite")],
+)
+def test_a_gradient_that_is_zero_or_not_finite_fails(pool: WorkerPool, fault: str, sentence: str) -> None:
+    verdict = verify(planted(asked("rms-norm"), f"{FINALIZE}:finalize_model_grads", fault), pool)
+    assert sentence in failing(verdict)
+
+
+@pytest.mark.parametrize("feature", ["distributed-optimizer", "sequence-parallel", "recompute", "async-ddp"])
+@pytest.mark.guards(16, processes=True)
+def test_a_configuration_equal_to_the_baselines_fails(pool: WorkerPool, feature: str) -> None:
+    question = asked(feature, {})
+    idle = tuple(
+        replace(planned, override=replace(planned.override, value=None if feature == "recompute" else False))
+        if feature in planned.owners
+        else planned
+        for planned in case.plan.overrides
+    )
+    verdict = verify(replace(question, plan=replace(case.plan, overrides=idle)), pool)
+    assert failing(verdict) == [f"effect of {feature}: the configuration that reached the model equals the baseline's"]
+
+
+def idle(question: Question, feature: str) -> Question:
+    """The question with a feature that forgets its patches, arguments and specifications of layers."""
+    plan = case.plan
+    patches = tuple(p for p in plan.patches if p.owner != feature and "with_layer_spec" not in str(p.patch.value))
+    overrides = tuple(planned for planned in plan.overrides if feature not in planned.owners)
+    return replace(question, plan=replace(plan, patches=patches, overrides=overrides))
+
+
+@pytest.mark.parametrize("feature", OPERATORS)
+@pytest.mark.guards(16, processes=True)
+def test_an_operator_feature_that_forgets_its_work_fails(pool: WorkerPool, feature: str) -> None:
+    verdict = verify(idle(asked(feature), feature), pool)
+    assert failing(verdict) == [f"effect of {feature}: the operator {', '.join(OPERATORS[feature])} was not called"]
+
+
+@pytest.mark.parametrize(
+    ("feature", "target", "fault"),
+    [
+        ("rms-norm", "mindspeed.features.rms_norm.layers:with_operator_norms", "nothing_changed"),
+        ("swiglu", "megatron.core.fusions.fused_bias_swiglu:bias_swiglu_impl", "plain_swiglu"),
+    ],
+)
+@pytest.mark.guards(16, processes=True)
+def test_an_operator_feature_whose_glue_is_broken_fails(pool: WorkerPool, feature: str, target: str, fault: str) -> None:
+    verdict = verify(planted(asked(feature), target, fault), pool)
+    assert failing(verdict) == [f"effect of {feature}: the operator {OPERATORS[feature][0]} was not called"]
+
+
+@pytest.mark.guards(16, processes=True)
+def test_a_feature_whose_hook_changes_nothing_fails_also_without_an_operator(
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RmsNorm, "spec", replace(RmsNorm.spec, ops=()))
+    assert verify(asked("rms-norm"), pool).holds
+    verdict = verify(
+        planted(asked("rms-norm"), "mindspeed.features.rms_norm.layers:with_operator_norms", "nothing_changed"), pool
+    )
+    assert failing(verdict) == ["effect of rms-norm: no patch site was reached, and no hook changed anything"]
+
+
+def test_a_group_of_one_rank_fails(pool: WorkerPool) -> None:
+    verdict = verify(ask(["data-parallel"], nproc=1), pool)
+    assert failing(verdict) == ["effect of data-parallel: the group of dp has one rank"]
+
+
+def test_the_command_exits_1_and_names_the_parameter(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = planted(asked("data-parallel"), REDUCE_GRADIENTS, "skipped")
+    monkeypatch.setattr(case, "ask", lambda *args: broken)
+    monkeypatch.setattr(workers, "WorkerPool", lambda: nullcontext(pool))
+    result = CliRunner().invoke(main, ["features", "verify", "data-parallel", "--json"])
+    assert result.exit_code == 1
+    verdict = json.loads(result.stdout)
+    assert verdict.keys() == {"feature", "claim", "holds", "checks", "proof"}
+    assert verdict["proof"].keys() == {"world", "sites_reached", "bytes"}
+    assert not verdict["holds"]
+    assert f"gradient of {QKV}" in [
+        check["what"] for check in verdict["checks"] if check["largest_difference"] > check["tolerance"]
+    ]
+
+
+def test_the_command_exits_0_and_prints_the_worst_of_each_kind(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "WorkerPool", lambda: nullcontext(pool))
+    result = CliRunner().invoke(main, ["features", "verify", "sequence-parallel", "--features", "tensor-parallel"])
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:5]] == ["loss", "input", "gradient", "weight"]
+    assert lines[5] == "sizes: world_size 2, tp 2, pp 1, cp 1, dp 1, ep 1, vpp 1"
+    assert lines[-1] == "sequence-parallel: reordered holds"
+
+
+def test_a_rank_that_dies_ends_the_pool_and_is_named() -> None:
+    question = planted(asked("data-parallel"), f"{FINALIZE}:finalize_model_grads", "sudden_death")
+    with WorkerPool(search_path=["."]) as pool:
+        with pytest.raises(RunError, match="MS604 verification rank 1 ended with signal 9; the others were stopped"):
+            verify(question, pool)
+        with pytest.raises(RunError, match="MS604 verification rank 1 ended with signal 9"):
+            verify(question, pool)
+
+
+def test_a_rank_that_raises_is_named_with_its_error(pool: WorkerPool) -> None:
+    question = planted(asked("rms-norm"), f"{FINALIZE}:finalize_model_grads", "error")
+    with pytest.raises(RunError, match="MS607 verification rank 0 failed: RuntimeError: a planted error"):
+        verify(question, pool)
+    assert verify(asked("rms-norm"), pool).holds
+
+
+def test_an_equal_baseline_runs_once(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    harness.verify(asked("tensor-parallel"), pool)
+    runs: list[int] = []
+    monkeypatch.setattr(pool, "run", lambda plan, recipe, size: runs.append(size) or [])
+    question = asked("pipeline-parallel")
+    assert pool.run_once(case.baseline, case.recipe, 1)
+    assert runs == []

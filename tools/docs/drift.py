@@ -1,0 +1,54 @@
+"""The page of drift: every target of every patch against each recorded Megatron release, from the contract files alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from mindspeed.inspection.contracts import BASELINE, CORE, recorded_versions
+from mindspeed.planning.drift import FAILED, DriftRow, measure_drift, recorded_tree
+from mindspeed.planning.targets import megatron_targets
+from tools.docs.markdown import code, page, table
+from mindspeed.plugins.discovery import Catalog
+
+_MEANING: Final = (
+    "- *same*: nothing that a caller or a patch can notice",
+    "- *appended*: more parameters, all with defaults",
+    "- *body changed*: the same parameters, other code",
+    "- *changed*: other parameters, or another kind of thing",
+    "- *gone*: no such name",
+    "- *new*: absent from the baseline",
+    "- *not applied*: the patch is for other versions only",
+)
+
+
+def drift_page(catalog: Catalog) -> str:
+    """A row for every feature and target, a column for every release, and below what changed."""
+    targets = megatron_targets(catalog)
+    releases = {version: measure_drift(targets, recorded_tree(version)) for version in recorded_versions(CORE)}
+    verdicts = zip(*releases.values(), strict=True)
+    rows = [(rows[0].feature, code(rows[0].target), *(row.verdict for row in rows)) for rows in verdicts]
+    words = (
+        "Every place in Megatron that a feature, a platform, the compatibility fixes or a hook may patch, compared with "
+        f"{BASELINE}. `mindspeed patches drift --megatron VERSION|PATH` prints the same for a recorded release, a checkout or "
+        "an unpacked wheel. `megatron-lm` stands for what a job that starts with Megatron-LM's own script passes through. A "
+        "*changed* target is one to look at: a wrapper that passes its arguments on does not mind. Which features run on which "
+        "release is in [support](support.md)."
+    )
+    details = [_details(version, found) for version, found in releases.items() if any(row.verdict in FAILED for row in found)]
+    return page(
+        "Drift of Megatron",
+        "mindspeed/inspection/contract_files/",
+        [words, "", *_MEANING],
+        table(("feature", "target", *releases), rows),
+        *details,
+    )
+
+
+def _details(version: str, rows: Sequence[DriftRow]) -> list[str]:
+    cells = [(row.feature, code(row.target), row.verdict, row.why or _now(row)) for row in rows if row.verdict in FAILED]
+    return [f"## {version}", "", *table(("feature", "target", "verdict", f"in {version}"), cells)]
+
+
+def _now(row: DriftRow) -> str:
+    return f"now {' or '.join(map(code, row.near))}" if row.near else "nothing like it"

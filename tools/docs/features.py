@@ -1,0 +1,283 @@
+"""The page of a feature: everything that its declaration says, and the README beside it."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from mindspeed.resolution.environment import SUPPORTED_MEGATRON
+from tools.docs.drawing import Picture
+from tools.docs.markdown import code, page, table
+from tools.docs.predicates import condition
+from mindspeed.plugins.constraints import After, Before, Check, Conflicts, Requires, RequiresAny, RequiresSlot, Supersedes
+from mindspeed.plugins.discovery import Catalog, Found
+from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec, Numerics
+from mindspeed.plugins.hookspecs import HOOK_CLASSES
+from mindspeed.plugins.patches import ArgOverride, Patch, Ref, When
+from mindspeed.plugins.world import PLATFORMS, World
+
+LEVELS: Final = {
+    0: "0: part of Megatron itself, at every level",
+    1: "1: switched on by itself at level 1 where it applies and has a variant for the platform",
+    2: "2: on request",
+}
+MODEL: Final = {
+    "world_size": 8,
+    "num_layers": 8,
+    "hidden_size": 64,
+    "ffn_hidden_size": 256,
+    "num_attention_heads": 8,
+    "num_query_groups": 4,
+    "num_experts": 8,
+    "grouped_experts": False,
+    "vocab_size": 512,
+    "seq_length": 64,
+    "micro_batch_size": 1,
+    "global_batch_size": 16,
+    "normalization": "RMSNorm",
+    "gated_linear_unit": True,
+    "activation": "silu",
+    "rotary": True,
+    "dtype": "bf16",
+    "platform": "cpu",
+}
+"""The model for which pages list patches: patches may depend on the world."""
+
+
+def feature_page(found: Found) -> str:
+    """The page of a feature that was loaded. ``mindspeed features plan NAME`` says what it does in one job."""
+    feature = found.feature
+    if feature is None:
+        raise ValueError(f"{found.name} is not loaded")
+    parts = [
+        [feature.spec.summary + "."],
+        _text(feature),
+        _shown(feature),
+        _declaration(found, feature),
+        _settings(feature),
+        _constraints(feature),
+    ]
+    parts += [_changes(feature), _hooks(feature), _readme(feature)]
+    return page(found.name, f"the declaration in {feature.__module__}", *(part for part in parts if part))
+
+
+def index_page(catalog: Catalog) -> str:
+    """One line per feature."""
+    rows = [
+        (f"[{name}]({name}.md)", spec.category.value, str(spec.level), spec.numerics.claim, spec.stability.value, spec.summary)
+        for name, spec in catalog.specs.items()
+    ]
+    headers = ("feature", "category", "level", "numerics", "stability", "what it does")
+    return page("Features", "the declarations of the features", table(headers, rows))
+
+
+def _text(feature: type[Feature[Any]]) -> list[str]:
+    text = inspect.cleandoc(feature.__doc__ or "").replace("``", "`")
+    return [text] if text and text.rstrip(".") != feature.spec.summary else []
+
+
+def pictures(feature: type[Feature[Any]]) -> Sequence[Picture]:
+    """What a module ``page`` beside the feature's own has under ``PICTURES``."""
+    found: Sequence[Picture] = _own_page(feature, "PICTURES")
+    return found
+
+
+def _own_page(feature: type[Feature[Any]], name: str) -> Any:
+    module = f"{feature.__module__.rpartition('.')[0]}.page"
+    exists = feature.__module__.count(".") and importlib.util.find_spec(module)
+    return getattr(importlib.import_module(module), name, ()) if exists else ()
+
+
+def _shown(feature: type[Feature[Any]]) -> list[str]:
+    """Pictures with what they show, then the lines that the feature adds under ``LINES``."""
+    blocks = [[f"![{picture.title}]({picture.name}.svg)", "", picture.text] for picture in pictures(feature)]
+    own = list(_own_page(feature, "LINES"))
+    lines = [line for block in [*blocks, own] if block for line in ("", *block)]
+    return ["## In pictures", *lines] if lines else []
+
+
+def _declaration(found: Found, feature: type[Feature[Any]]) -> list[str]:
+    spec = feature.spec
+    slots = ", ".join(sorted(spec.slots))
+    rows = [
+        ("category", spec.category.value),
+        ("level", LEVELS[spec.level]),
+        ("stability", spec.stability.value),
+        ("numerics", _numerics(spec.numerics)),
+        ("platforms", ", ".join(name for name in PLATFORMS if not spec.platforms or name in spec.platforms)),
+        ("megatron-core", code(spec.megatron) if spec.megatron else f"{code(SUPPORTED_MEGATRON)}, all that mindspeed supports"),
+        ("slots", slots + (f", when {code(condition(spec.slots_when))}" if spec.slots_when else "") if slots else ""),
+        ("sizes", ", ".join(_size(size, spec, argument) for size, argument in spec.sizes.items())),
+        ("operators", ", ".join(f"[`mindspeed::{name}`](../operators.md#{name})" for name in spec.ops)),
+        ("in checkpoints", str(spec.state)),
+        ("provided by", f"{found.distribution}, since {spec.since}"),
+    ]
+    return table(("", ""), [row for row in rows if row[1]])
+
+
+def _size(size: str, spec: FeatureSpec, argument: str | None) -> str:
+    given = f"`--{size}`"
+    return f"{given} is `{spec.name}.{argument}`" if argument else f"follows from {given}"
+
+
+def _numerics(numerics: Numerics) -> str:
+    if numerics.claim == "exact":
+        text = "exact: bit for bit the results of the baseline"
+    else:
+        text = f"{numerics.claim}: in fp32 the loss within {numerics.loss:g}, every gradient within {numerics.gradient:g}"
+    return f"{text}; {numerics.reason}" if numerics.reason else text
+
+
+def settings_table(name: str, model: type[FeatureArgs]) -> list[str]:
+    """Lines of the table of a feature's settings; none if it takes none."""
+    rows = [
+        (code(f"{name}.{key}"), code(type_text(field)), _default(field), field.description or "")
+        for key, field in model.model_fields.items()
+    ]
+    return table(("setting", "type", "default", "meaning"), rows) if rows else []
+
+
+def type_text(field: FieldInfo) -> str:
+    """The type of a field with its limits: ``int, >= 1``."""
+    limits = []
+    for item in field.metadata:
+        for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<")):
+            if (bound := getattr(item, name, None)) is not None:
+                limits.append(f"{sign} {bound}")
+    return ", ".join([_annotation(field.annotation), *limits])
+
+
+def _annotation(annotation: Any) -> str:
+    arguments = [argument for argument in get_args(annotation) if argument is not type(None)]
+    if isinstance(annotation, type) and not arguments:
+        return annotation.__name__
+    if get_origin(annotation) is tuple:
+        return f"list of {' or '.join(map(_annotation, (item for item in arguments if item is not Ellipsis)))}"
+    if get_args(annotation) and all(isinstance(argument, str | int | float) for argument in arguments):
+        return " or ".join(map(str, arguments))
+    return " or ".join(map(_annotation, arguments)) or str(annotation)
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    return "" if value in (None, "") else code(value)
+
+
+def _settings(feature: type[Feature[Any]]) -> list[str]:
+    lines = settings_table(feature.spec.name, feature.Args)
+    return ["## Settings", "", *(lines or ["None."])]
+
+
+def _constraints(feature: type[Feature[Any]]) -> list[str]:
+    lines = []
+    for constraint in feature.spec.constraints:
+        when = f" This holds when {code(condition(constraint.when))}." if constraint.when else ""
+        lines.append(f"- {_sentence(feature.spec.name, constraint)}{when}")
+    return ["## Constraints", "", *(lines or ["None."])]
+
+
+def _sentence(name: str, constraint: Any) -> str:
+    because = f", because {constraint.reason}" if getattr(constraint, "reason", "") else ""
+    if isinstance(constraint, Check):
+        fix = f" Fix: {_placeholders(name, constraint.fix)}." if constraint.fix else ""
+        return f"Checked: {code(condition(constraint.test))}; otherwise “{_placeholders(name, constraint.message)}”.{fix}"
+    if isinstance(constraint, RequiresAny):
+        return f"Requires one of {', '.join(constraint.names)}{because}."
+    if isinstance(constraint, RequiresSlot):
+        chosen = f" {code(f'{name}.{constraint.setting}')} names it, or is `auto`." if constraint.setting else ""
+        return f"Requires a feature that holds the slot {constraint.slot}{because}.{chosen}"
+    verbs: dict[type[Any], str] = {
+        Requires: "Requires",
+        Conflicts: "Excludes",
+        After: "Comes after",
+        Before: "Comes before",
+        Supersedes: "Supersedes",
+    }
+    return f"{verbs[type(constraint)]} {constraint.name}{because}."
+
+
+def _placeholders(name: str, message: str) -> str:
+    """``{args.size}`` and ``{world.tp}`` as *feature.size* and *tp*."""
+    message = re.sub(r"\{world\.(\w+)[^}]*\}", r"*\1*", message)
+    return re.sub(r"\{args\.(\w+)[^}]*\}", rf"*{name}.\1*", message)
+
+
+def _changes(feature: type[Feature[Any]]) -> list[str]:
+    lines = ["## What it changes in Megatron"]
+    try:
+        instance = feature(feature.Args(), World(MODEL))
+        patches, overrides = _asked(instance, "patches"), _asked(instance, "megatron_args")
+    except Exception as error:  # a feature with required settings, or one that refuses the model of the page
+        return [
+            *lines,
+            "",
+            f"Depends on settings that have no default ({type(error).__name__}); see `mindspeed features plan`.",
+        ]
+    if patches:
+        headers = ("patch", "target", "with", "reason", "phase")
+        lines += ["", "With default settings:", "", *table(headers, map(_patch_row, patches))]
+    if overrides:
+        rows = [(code(item.argument), code(item.value), item.reason) for item in overrides]
+        lines += ["", *table(("argument of Megatron", "default here", "from"), rows)]
+    if others := sorted(_mentioned(feature) - {item.argument for item in overrides}):
+        lines += ["", f"Depending on the settings also {', '.join(map(code, others))}."]
+    return lines if len(lines) > 1 else [*lines, "", "No patch and no argument of its own."]
+
+
+def _asked(instance: Feature[Any], hook: str) -> list[Any]:
+    method = getattr(instance, hook, None)
+    found: list[Patch | ArgOverride] = method() if method else []
+    return found
+
+
+def _patch_row(patch: Patch) -> tuple[str, ...]:
+    value = patch.value.target if isinstance(patch.value, Ref) else patch.value
+    return patch.kind, code(patch.target), code(value), patch.reason + _guard(patch.when), patch.phase
+
+
+def _guard(when: When | None) -> str:
+    if when is None:
+        return ""
+    megatron = f"on megatron-core {when.megatron}" if when.megatron else ""
+    platform = f"on {when.platform}" if when.platform else ""
+    empty = f"where nothing holds the slot {when.slot_empty}" if when.slot_empty else ""
+    return f" (only {' and '.join(filter(None, (megatron, platform, empty)))})"
+
+
+def _mentioned(feature: type[Feature[Any]]) -> set[str]:
+    """Names of Megatron arguments that the source of a feature mentions."""
+    calls = [node for node in ast.walk(ast.parse(inspect.getsource(feature).lstrip())) if isinstance(node, ast.Call)]
+    overrides = [call for call in calls if ast.unparse(call.func) == "ArgOverride" and call.args]
+    return {call.args[0].value for call in overrides if isinstance(call.args[0], ast.Constant)}  # type: ignore[misc]
+
+
+def _hooks(feature: type[Feature[Any]]) -> list[str]:
+    data = ("patches", "megatron_args", "__doc__", "__module__")
+    hooks = [
+        name
+        for group in HOOK_CLASSES
+        for name in vars(group)
+        if name not in (*data, "__doc__", "__module__") and name in vars(feature)
+    ]
+    linked = [f"[`{name}`](../hooks.md#{name})" for name in hooks]
+    return [f"It takes part in {', '.join(linked)}."] if linked else []
+
+
+def _readme(feature: type[Feature[Any]]) -> list[str]:
+    """The README beside the feature, without its title and its table of settings, which stand above already."""
+    file = Path(inspect.getfile(feature)).with_name("README.md")
+    if not file.is_file():
+        return []
+    blocks: Iterable[str] = file.read_text(encoding="utf-8").strip().split("\n\n")
+    kept = [block for block in blocks if not block.startswith(("# ", "| setting "))]
+    return ["## Notes", "", "\n\n".join(kept)]

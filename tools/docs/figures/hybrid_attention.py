@@ -1,0 +1,46 @@
+"""For the page: a picture of hybrid attention: two neighbours that trade heads, in a ring of two."""
+
+from tools.docs.drawing import Arrow, Box, Picture, Timeline
+from mindspeed.context_parallel import costs
+from mindspeed.context_parallel.layout import nested, zigzag
+from tools.docs.figures.blocks_over_time import bytes_lines, pieces_strip, seen
+from mindspeed.context_parallel.ring_schedule import Rounds
+
+_DEGREE, _RINGS = 2, 2
+_RANKS = range(_DEGREE * _RINGS)
+_LAYOUT, _OUTER, _ROUNDS = nested(zigzag(_RINGS), _DEGREE), zigzag(_RINGS), Rounds(_RINGS)
+
+
+def _timeline() -> Timeline:
+    """Trade, the steps of the ring, trade."""
+    last = _RINGS + 1
+    boxes = {(rank, time): Box(f"tokens {rank}", rank) for rank in _RANKS for time in (0, last)}
+    arrows = []
+    for rank in _RANKS:
+        (ring, head), first = divmod(rank, _DEGREE), rank - rank % _DEGREE
+        for step in range(_RINGS):
+            block = _ROUNDS.block(ring, step)
+            keys = f"keys {block * _DEGREE}+{block * _DEGREE + 1}, heads {'ab'[head]}"
+            visible = seen(_OUTER, ring, _OUTER.spans(block, 2 * _OUTER.count))
+            boxes[rank, step + 1] = Box(keys, block * _DEGREE + head, visible)
+            arrows += [
+                Arrow((rank, step + 1), (hop.to * _DEGREE + head, hop.due + 1), "far") for hop in _ROUNDS.hops(ring, step)
+            ]
+        neighbours = [other for other in range(first, first + _DEGREE) if other != rank]
+        arrows += [Arrow((rank, time), (other, time + 1)) for time in (0, last - 1) for other in neighbours]
+    names = ["around", *(f"step {step}" for step in range(_RINGS)), "around"]
+    title = "What travels when, forward: solid tokens for heads among neighbours, dashed keys around the ring"
+    return Timeline(title, names, boxes, arrows, len(_RANKS), width=164, gap=56)
+
+
+PICTURES = (
+    Picture(
+        "hybrid-attention",
+        "Hybrid attention: two neighbours that trade heads, in a ring of two",
+        "Ranks 0 and 1, and 2 and 3, trade tokens for heads: then each has the tokens of both with half of the heads (a or b). "
+        "Ranks 0 and 2, and 1 and 3, are rings in which blocks of keys go round. At last the result is traded back.",
+        ((pieces_strip(_LAYOUT, "Who holds which piece"),), (_timeline(),)),
+    ),
+)
+
+LINES = bytes_lines(lambda a, ranks: costs.hybrid(a, _DEGREE, ranks // _DEGREE), (4, 8))

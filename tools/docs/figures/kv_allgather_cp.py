@@ -1,0 +1,39 @@
+"""For the page: a picture of gathered attention of four ranks."""
+
+from tools.docs.drawing import Arrow, Box, Picture, Timeline
+from mindspeed.context_parallel import costs
+from mindspeed.context_parallel.layout import zigzag
+from tools.docs.figures.blocks_over_time import bytes_lines, pieces_strip, scores, seen
+
+_LAYOUT, _RANKS = zigzag(4), range(4)
+_ALL = [(0, 2 * _LAYOUT.count)]
+
+PICTURES = (
+    Picture(
+        "kv-allgather-cp",
+        "Gathered attention of four ranks",
+        "Eight pieces in zig-zag: rank 0 holds the first and the last. Every rank sends its keys and values to all others, and "
+        "then computes its own queries against all keys at once (dark is what a causal mask shows).",
+        (
+            (
+                pieces_strip(_LAYOUT, "Who holds which piece"),
+                scores(_LAYOUT, lambda q, _: str(q), "Scores, and the rank that computes them"),
+            ),
+            (
+                Timeline(
+                    "What travels when: keys and values, all to all, forward",
+                    ["own", "all"],
+                    {
+                        **{(rank, 0): Box(f"keys {rank}", rank) for rank in _RANKS},
+                        **{(rank, 1): Box("queries " + str(rank), rank, seen(_LAYOUT, rank, _ALL)) for rank in _RANKS},
+                    },
+                    [Arrow((rank, 0), (other, 1)) for rank in _RANKS for other in _RANKS if rank != other],
+                    width=124,
+                    gap=110,
+                ),
+            ),
+        ),
+    ),
+)
+
+LINES = bytes_lines(costs.gathered)

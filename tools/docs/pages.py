@@ -1,0 +1,61 @@
+"""Every generated page and picture by its path below ``docs/``."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from pathlib import Path
+
+import click
+
+from mindspeed.diagnostics import support_matrix
+from tools.docs.drawing import svg
+from tools.docs.drift import drift_page
+from tools.docs.features import feature_page, index_page, pictures
+from tools.docs.markdown import page, table
+from tools.docs.operators import operators_page
+from tools.docs.reference import command_line_page, errors_page, hooks_page, settings_page
+from mindspeed.plugins.discovery import Catalog
+
+
+def pages(catalog: Catalog, main: click.Group) -> dict[str, str]:
+    """``{"features/rms-norm.md": text, ...}`` for the features of ``catalog`` and the verbs of ``main``."""
+    found = {f"features/{name}.md": feature_page(row) for name, row in catalog.usable.items()}
+    drawn = [picture for row in catalog.usable.values() if row.feature for picture in pictures(row.feature)]
+    return found | {
+        **{f"features/{picture.name}.svg": svg(picture) for picture in drawn},
+        "features/index.md": index_page(catalog),
+        "errors.md": errors_page(),
+        "hooks.md": hooks_page(),
+        "operators.md": operators_page(),
+        "settings.md": settings_page(catalog),
+        "cli.md": command_line_page(main),
+        "support.md": support_page(),
+        "drift.md": drift_page(catalog),
+    }
+
+
+def support_page() -> str:
+    """What was tried, and what never."""
+    states = [f"- *{state}*: {meaning}" for state, meaning in support_matrix.MEANING.items()]
+    cells = table(("component", "version", "state", "note"), [astuple(cell) for cell in support_matrix.CELLS])
+    headers = ("platform", "megatron-core", "torch", "torch_npu", "CANN", "Python", "hardware", "state")
+    together = table(headers, [astuple(row) for row in support_matrix.COMBINATIONS])
+    words = "`mindspeed doctor --matrix` prints these tables, with `--json` for programs. A state means what it says:"
+    npu = "The rows for npu follow the pairs that [Ascend/pytorch](https://gitcode.com/Ascend/pytorch) publishes."
+    return page(
+        "Support",
+        "mindspeed/diagnostics/support_matrix.py",
+        [words, "", *states],
+        ["## One by one", "", *cells],
+        ["## Together", "", npu, "", *together],
+    )
+
+
+def write(folder: Path, made: dict[str, str]) -> None:
+    """Write pages, and remove generated pages and pictures of features that are no more."""
+    (folder / "features").mkdir(parents=True, exist_ok=True)
+    for old in (folder / "features").iterdir():
+        if old.suffix in (".md", ".svg") and f"features/{old.name}" not in made:
+            old.unlink()
+    for name, text in made.items():
+        (folder / name).write_text(text, encoding="utf-8")

@@ -1,0 +1,134 @@
+"""Pages of reference: error codes, hooks, settings, the command line."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+import click
+
+from mindspeed.planning.fingerprint import VARIABLES as EQUAL
+from tools.docs.features import settings_table, type_text
+from tools.docs.markdown import code, page, table
+from mindspeed.diagnostics.variables import VARIABLES
+from mindspeed.plugins.discovery import Catalog
+from mindspeed.plugins.hookspecs import HOOK_CLASSES
+from mindspeed.plugins.problems import CODES
+from mindspeed.plugins.world import FIELDS, PLATFORMS
+
+GROUPS: Final = {
+    "1": "Discovery",
+    "2": "Resolution",
+    "3": "Arguments and world",
+    "4": "Patches and contracts",
+    "5": "Platform and operators",
+    "6": "Run time",
+    "9": "Internal",
+}
+JOB_FILE: Final = {
+    "features": "names of features to switch on",
+    "without": "names of features to leave out",
+    "settings": "`{feature: {setting: value}}`",
+    "world": "sizes and the model's shape, by the names below",
+    "level": "optimization level: 0, 1 or 2",
+    "platform": "npu, cuda or cpu; what is here if not given",
+    "strict": "add no requirement silently; what cannot be checked is a problem",
+    "train": "how to train, read by `mindspeed pretrain` alone",
+}
+
+
+def errors_page() -> str:
+    """Every code with its paragraph."""
+    status = "Exit status: 0 fine, 1 problems, 2 usage, 3 environment (MS5xx)."
+    parts = [[f"`mindspeed explain CODE` prints the same paragraphs. {status}"]]
+    for digit, name in GROUPS.items():
+        codes = [f"**{key}** {text}\n" for key, text in CODES.items() if key[2] == digit]
+        parts.append([f"## {name}", "", "\n".join(codes).rstrip()])
+    return page("Error codes", "mindspeed/plugins/problems.py", *parts)
+
+
+def hooks_page() -> str:
+    """Every hook with its signature, by the object whose life it follows."""
+    text = "A feature implements a hook as a method with the same name, marked `@hookimpl`; it may leave out parameters. "
+    text += "Hooks run in plan order, per step or rarer, never inside a layer. "
+    text += "A hook that no active feature implements is not wired."
+    parts = [[text]]
+    for group in HOOK_CLASSES:
+        words = " ".join(re.findall("[A-Z][a-z]+", group.__name__)[:-1])
+        parts.append([f"## {words}", *(["", _prose(group)] if group.__doc__ else [])])
+        for name, hook in vars(group).items():
+            if not name.startswith("_"):
+                parts.append([f"### {name}", "", f"```python\n{_signature(name, hook)}\n```", "", _prose(hook)])
+    return page("Hooks", "mindspeed/plugins/hookspecs.py", *parts)
+
+
+def _signature(name: str, hook: Any) -> str:
+    signature = inspect.signature(hook)
+    parameters = ", ".join(str(parameter).replace("'", "") for parameter in signature.parameters.values())
+    return f"def {name}({parameters}) -> {signature.return_annotation!s}"
+
+
+def _prose(function: Any) -> str:
+    return inspect.cleandoc(function.__doc__ or "").replace("``", "`")
+
+
+def settings_page(catalog: Catalog) -> str:
+    """Everything that can be set, and where."""
+    from mindspeed.platforms import base_features
+    from mindspeed.training.config import TrainConfig
+
+    order = (
+        "Sources of a value, low to high: default, job file, environment variable, command line, API. "
+        "`mindspeed features plan` shows the source of each value and what it overrode."
+    )
+    world = [(code(name), kind.__name__, meaning) for name, (kind, meaning) in FIELDS.items()]
+    train = [
+        (code(name), code(type_text(field)), "" if field.default is None else code(field.default), field.description or "")
+        for name, field in TrainConfig.model_fields.items()
+    ]
+    equal = "On all ranks of a job; ranks that differ stop before their first collective. `*` stands for any ending."
+    variables = [(code(name), meaning) for name, meaning in EQUAL.items()]
+    parts = [
+        [order],
+        ["## Job file", "", *table(("key", "meaning"), [(code(key), meaning) for key, meaning in JOB_FILE.items()])],
+        [
+            "## World",
+            "",
+            "On the command line with dashes: `--seq-length 4096`.",
+            "",
+            *table(("field", "type", "meaning"), world),
+        ],
+        ["## Environment variables", "", *table(("variable", "meaning"), [(code(k), v) for k, v in VARIABLES.items()])],
+        ["## Environment variables that must be equal", "", equal, "", *table(("variable", "what it decides"), variables)],
+        ["## Features", "", "On the command line `--set feature.setting=value`."],
+    ]
+    for name, model in catalog.models.items():
+        if lines := settings_table(name, model):
+            parts.append([f"### {name}", "", *lines])
+    parts.append(["## Platforms", "", "The plan has the platform of its machine by itself; `--set cpu-platform.poison=true`."])
+    for platform in PLATFORMS:
+        layer = base_features(platform)[0]
+        if lines := settings_table(layer.spec.name, layer.Args):
+            parts.append([f"### {layer.spec.name}", "", *lines])
+    trainer = "The section `train` of a job file; on the command line of `mindspeed pretrain` with dashes: `--train-iters 300`."
+    parts.append(["## Trainer", "", trainer, "", *table(("key", "type", "default", "meaning"), train)])
+    return page("Settings", "the models of the features, the world and the trainer", *parts)
+
+
+def command_line_page(main: click.Group) -> str:
+    """The help of every verb."""
+    parts = [[f"## {name}", "", f"```\n{text}\n```"] for name, text in _helps(main, "mindspeed", None)]
+    return page("Command line", "the help of the verbs", *parts)
+
+
+def _helps(command: click.Command, name: str, parent: click.Context | None) -> Iterator[tuple[str, str]]:
+    # as a call makes it: a bare Context knows nothing of the command's own settings, such as -h
+    context = command.make_context(name, [], parent, resilient_parsing=True, terminal_width=100, max_content_width=100)
+    yield context.command_path, "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
+    if isinstance(command, click.Group):
+        for verb in command.list_commands(context):
+            below = command.get_command(context, verb)
+            if below is not None and not below.hidden:
+                yield from _helps(below, verb, context)
