@@ -12,10 +12,10 @@ from pathlib import Path
 
 from benchmarks.patching import LOADED, real_targets
 from benchmarks.table import Row, main, medians
+from mindspeed.plugins import ArgOverride, Category, Feature, FeatureSpec, Patch, Requires, hookimpl
+from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
 from mindspeed.resolution.environment import made_up
 from mindspeed.resolution.request import Layer
-from mindspeed.plugins import ArgOverride, Category, Feature, FeatureSpec, Patch, Requires, hookimpl
-from mindspeed.plugins.discovery import Catalog, Found
 
 COMMAND = "python -m benchmarks.apply"
 COUNT = 60
@@ -26,12 +26,12 @@ OURS = (
 """Modules that a plan names, whose import is not measured."""
 
 
-def features(count: int) -> list[Found]:
+def features(count: int) -> list[DiscoveredFeature]:
     """Features with one patch of a loaded Megatron each; every second one requires the one before, every tenth sets a value."""
     return [_found(index, planned.patch) for index, planned in enumerate(real_targets(count))]
 
 
-def _found(index: int, patch: Patch) -> Found:
+def _found(index: int, patch: Patch) -> DiscoveredFeature:
     constraints = (Requires(f"feature-{index - 1}"),) if index % 2 else ()
     override = [ArgOverride("bias_dropout_fusion", False, "measured")] if index % 10 == 0 else []
     members = {
@@ -39,7 +39,9 @@ def _found(index: int, patch: Patch) -> Found:
         "patches": hookimpl(lambda self: [patch]),
         "megatron_args": hookimpl(lambda self: override),
     }
-    return Found(f"feature-{index}", "synthetic", "1", "synthetic:Feature", type(f"Feature{index}", (Feature,), members))
+    return DiscoveredFeature(
+        f"feature-{index}", "synthetic", "1", "synthetic:Feature", type(f"Feature{index}", (Feature,), members)
+    )
 
 
 def measure() -> dict[str, float]:
@@ -47,8 +49,8 @@ def measure() -> dict[str, float]:
     for name in (*LOADED, *OURS):
         import_module(name)
     from mindspeed import registry
-    from mindspeed.planning.build_plan import manager_of
     from mindspeed.patching.apply import apply
+    from mindspeed.planning.build_plan import manager_of
     from mindspeed.platforms import base_features
 
     catalog, environment = Catalog(features(COUNT)), made_up("cuda", "0.16.1")

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.table import Row, main, medians
+from mindspeed.plugins import Category, Conflicts, Feature, FeatureSpec, Requires
+from mindspeed.plugins.discovery import Catalog, DiscoveredFeature, discover
 from mindspeed.resolution.environment import made_up
 from mindspeed.resolution.request import Layer
 from mindspeed.resolution.resolver import resolve
-from mindspeed.plugins import Category, Conflicts, Feature, FeatureSpec, Requires
-from mindspeed.plugins.discovery import Catalog, Found, discover
 
 COMMAND = "python -m benchmarks.discovery"
 PACKAGES = 10_000
@@ -114,7 +114,7 @@ def conflict() -> float:
             constraints.append(Conflicts(f"made-{PACKAGES - 1}", reason="a benchmark"))
         spec = FeatureSpec(f"made-{number}", "made up", Category.TOOL, constraints=tuple(constraints))
         feature = type(f"Made{number}", (Feature,), {"spec": spec})
-        found.append(Found(spec.name, "made", "1", "made:Made", feature))
+        found.append(DiscoveredFeature(spec.name, "made", "1", "made:Made", feature))
     catalog, cpu = Catalog(found), made_up("cpu", "0.16.1")
     layer = Layer("API", features=("made-0", f"made-{PACKAGES - 100}"))
     (problem,) = resolve([layer], catalog, cpu).problems

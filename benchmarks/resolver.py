@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 from benchmarks.table import Row, main, medians
+from mindspeed.plugins import After, Category, Feature, FeatureSpec, Requires
+from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
 from mindspeed.resolution.environment import made_up
 from mindspeed.resolution.request import Layer
 from mindspeed.resolution.resolver import resolve
-from mindspeed.plugins import After, Category, Feature, FeatureSpec, Requires
-from mindspeed.plugins.discovery import Catalog, Found
 
 COMMAND = "python -m benchmarks.resolver"
 TARGETS = {60: 1.0, 1_000: 5.0, 10_000: 60.0}
@@ -25,7 +25,7 @@ def system(count: int) -> tuple[Catalog, Layer]:
         constraints = (*(Requires(name) for name in earlier[:2]), *(After(name) for name in earlier[2:]))
         spec = FeatureSpec(f"feature-{index}", "synthetic", Category.TOOL, constraints=constraints)
         feature = type(f"Feature{index}", (Feature,), {"spec": spec})
-        found.append(Found(spec.name, "synthetic", "1", "synthetic:Feature", feature))
+        found.append(DiscoveredFeature(spec.name, "synthetic", "1", "synthetic:Feature", feature))
     names = [row.name for row in found]
     return Catalog(found), Layer("API", features=tuple(draw.sample(names, count // 2)))
 

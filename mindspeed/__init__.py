@@ -4,7 +4,6 @@ import sys
 
 from mindspeed._version import __version__
 
-
 __all__ = ["__version__", "activate", "deactivate", "defaults", "plan", "report", "suspended"]
 
 

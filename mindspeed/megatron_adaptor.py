@@ -14,11 +14,11 @@ from dataclasses import replace
 from types import TracebackType
 
 from mindspeed import registry
-from mindspeed.runtime import rendezvous, session
-from mindspeed.resolution.environment import probe
-from mindspeed.runtime.session import ActivationReport
 from mindspeed.megatron.training_plan import plan_training, report_beside
 from mindspeed.plugins.problems import MindSpeedError
+from mindspeed.resolution.environment import probe
+from mindspeed.runtime import rendezvous, session
+from mindspeed.runtime.session import ActivationReport
 
 
 def adapt(argv: MutableSequence[str]) -> ActivationReport | None:
@@ -33,7 +33,7 @@ def adapt(argv: MutableSequence[str]) -> ActivationReport | None:
     try:
         request, plan = plan_training(argv[1:], os.environ, environment)
     except MindSpeedError as error:
-        rendezvous.tell(error)
+        rendezvous.report_failure(error)
         raise
     argv[1:] = request.rest
     if plan.names:

@@ -15,29 +15,28 @@ from pathlib import Path
 from typing import Any, Final
 
 from mindspeed.planning import build_plan
-
-from mindspeed.runtime import rendezvous, session
 from mindspeed.planning.fingerprint import content_of
 from mindspeed.planning.kill_switch import disabled_layer, refuse_disabled
-from mindspeed.resolution.environment import Environment, probe
 from mindspeed.planning.patch_checks import check_contracts
 from mindspeed.planning.plan import ActivationPlan, plan_from_json
-from mindspeed.runtime.effects import ProofReport
-from mindspeed.resolution.request import Layer, layer_from_environment
-from mindspeed.resolution.resolver import resolve as resolve_names
-from mindspeed.runtime.session import ActivationReport, DeactivationReport, suspended
-from mindspeed.resolution.resolution_state import HasVariant
 from mindspeed.plugins.constraints import AUTO
-from mindspeed.plugins.discovery import Catalog, Found, discover
+from mindspeed.plugins.discovery import Catalog, DiscoveredFeature, discover
 from mindspeed.plugins.problems import MindSpeedError, PatchError, Problem, ResolutionError
 from mindspeed.plugins.tracing import trace, tracing
+from mindspeed.resolution.environment import Environment, probe
+from mindspeed.resolution.request import Layer, layer_from_environment
+from mindspeed.resolution.resolution_state import HasVariant
+from mindspeed.resolution.resolver import resolve as resolve_names
+from mindspeed.runtime import rendezvous, session
+from mindspeed.runtime.effects import EffectReport
+from mindspeed.runtime.session import ActivationReport, DeactivationReport, suspended
 
 __all__ = ["activate", "activate_from_environment", "catalog", "deactivate", "defaults", "plan", "resolve", "suspended"]
 
 PLAN_VARIABLE: Final = "MINDSPEED_PLAN"
 """Environment variable that names the plan file of a child process."""
 
-_provided: tuple[Found, ...] = ()
+_provided: tuple[DiscoveredFeature, ...] = ()
 
 
 @lru_cache(maxsize=16)
@@ -51,7 +50,7 @@ def catalog(only: frozenset[str] | None = None) -> Catalog:
     return Catalog([*(row for row in found.rows if row.name not in names), *_provided]) if _provided else found
 
 
-def provide(rows: Iterable[Found]) -> None:
+def provide(rows: Iterable[DiscoveredFeature]) -> None:
     """Add features that this process made itself to the catalog, in place of those it added before."""
     global _provided
     _provided = tuple(rows)
@@ -99,7 +98,7 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
     resolution = resolve_names(layers, known, environment, base_features(environment.platform), runs)
     if resolution.problems:
         raise ResolutionError(resolution.problems)
-    made = build_plan.compose(resolution, known, environment)
+    made = build_plan.build_plan(resolution, known, environment)
     if tracing():  # the digest of a large plan takes a while
         trace("resolved", f"{', '.join(made.names) or 'no features'}; plan {made.digest}")
     return made
@@ -152,7 +151,7 @@ def activate(plan: ActivationPlan) -> ActivationReport:
         if not was_active:
             rendezvous.begin(lambda: content_of(plan, catalog_for(plan.names)))
     except Exception as error:
-        rendezvous.tell(error)
+        rendezvous.report_failure(error)
         if not was_active:
             deactivate()
         raise
@@ -165,7 +164,7 @@ def deactivate() -> DeactivationReport | None:
     return session.stop()
 
 
-def report() -> ProofReport | None:
+def report() -> EffectReport | None:
     """What the active plan has done in this process so far; None when there is none."""
     return session.report()
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import settings
 
 from mindspeed.resolution.request import Layer
+from mindspeed.verification.case import build_case
 from mindspeed.verification.harness import Verdict, verify
 from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.case import ask
 
 settings.register_profile("ours", deadline=None)  # a busy machine is no failure
 settings.load_profile("ours")
@@ -72,6 +72,6 @@ def prove(pool: WorkerPool) -> Prove:
         nproc: int | None = None,
     ) -> Verdict:
         layer = Layer("test", settings=settings or {}, world=world or {})
-        return verify(ask(features, [layer], beside, nproc), pool)
+        return verify(build_case(features, [layer], beside, nproc), pool)
 
     return prove

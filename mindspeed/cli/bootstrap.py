@@ -50,9 +50,9 @@ def look_beside(script: str) -> None:
 
 def report_untaken() -> None:
     """Say on stderr which arguments of the plan no configuration and no call of the script has taken."""
-    from mindspeed.megatron.argument_overrides import untaken
+    from mindspeed.megatron.argument_overrides import unused_overrides
 
-    for planned in untaken():
+    for planned in unused_overrides():
         owners = ", ".join(planned.owners)
         print(f"mindspeed: nothing in the script took {planned.override.argument} ({owners})", file=sys.stderr)
 
@@ -72,7 +72,7 @@ def _become(script: str, arguments: Sequence[str]) -> None:
     except MindSpeedError as error:
         from mindspeed.runtime import rendezvous
 
-        rendezvous.tell(error)
+        rendezvous.report_failure(error)
         raise
     except (Exception, KeyboardInterrupt) as error:
         frame = error.__traceback__.tb_next if error.__traceback__ is not None else None

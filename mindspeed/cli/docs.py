@@ -21,10 +21,10 @@ def docs(names: tuple[str, ...], folder: Path | None, built_in: bool) -> None:
     Features of other packages have pages too.
     """
     from mindspeed.cli import main
-    from tools.docs.features import feature_page
-    from tools.docs.pages import pages, write
     from mindspeed.plugins.discovery import BUILT_IN, discover
     from mindspeed.plugins.problems import MindSpeedError
+    from tools.docs.features import feature_page
+    from tools.docs.pages import pages, write
 
     if bool(names) == (folder is not None):
         raise click.UsageError("name features to print their pages, or give --write FOLDER for all pages")

@@ -41,8 +41,8 @@ def check(request: Request, names: tuple[str, ...]) -> None:
 
 def _with_padding(plan: ActivationPlan, train: dict[str, Any]) -> ActivationPlan:
     """The plan with a warning row when Megatron-LM would go wrong on the job's data and tokenizer; our trainer does not."""
-    from mindspeed.planning.plan import Row
     from mindspeed.megatron.pad_token_check import warning
+    from mindspeed.resolution.planned_feature import PlanNote
 
     tokenizer, data = train.get("tokenizer"), train.get("data")
     if not isinstance(tokenizer, str) or not Path(tokenizer).exists():
@@ -50,5 +50,5 @@ def _with_padding(plan: ActivationPlan, train: dict[str, Any]) -> ActivationPlan
     text = warning(tokenizer, [str(data)] if data else [], plan.environment.get("megatron"))
     if text is None:
         return plan
-    row = Row("warning", "Megatron-LM", f"{text} (mindspeed pretrain pads with an id of its own)")
+    row = PlanNote("warning", "Megatron-LM", f"{text} (mindspeed pretrain pads with an id of its own)")
     return replace(plan, rows=(*plan.rows, row))

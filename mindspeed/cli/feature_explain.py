@@ -17,7 +17,7 @@ from mindspeed.cli.request_options import Request, request_options
 if TYPE_CHECKING:
     from mindspeed.planning.explanation import Explanation, Features
     from mindspeed.planning.plan import ActivationPlan
-    from mindspeed.plugins.discovery import Catalog, Found
+    from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
     from mindspeed.plugins.feature import FeatureSpec
 
 _CODE: Final = re.compile(r"MS\d{3}", re.IGNORECASE)
@@ -183,7 +183,7 @@ def _explain_inactive(request: Request, plan: ActivationPlan, known: Catalog, na
     )
 
 
-def _why_not(plan: ActivationPlan, known: Catalog, row: Found) -> list[str]:
+def _why_not(plan: ActivationPlan, known: Catalog, row: DiscoveredFeature) -> list[str]:
     lines = [planned.text for planned in plan.rows if planned.feature == row.name and planned.kind != "not-checked"]
     if row.problem is not None:
         lines.append(row.problem.message)
@@ -199,7 +199,7 @@ def _why_not(plan: ActivationPlan, known: Catalog, row: Found) -> list[str]:
     return lines or ["nothing asked for it, and no active feature requires it"]
 
 
-def _ways(row: Found, spec: FeatureSpec | None) -> list[str]:
+def _ways(row: DiscoveredFeature, spec: FeatureSpec | None) -> list[str]:
     if row.problem is not None:
         return [row.problem.fix]
     sizes = [f"--{size} N, N above 1" for size in (spec.sizes if spec else ()) if size != "dp"]

@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from mindspeed.cli.output import json_option, print_json, print_table, wants_json
-from mindspeed.plugins.found import BUILT_IN, PLUGINS_VARIABLE, Found, installed, unmatched
+from mindspeed.plugins.found import BUILT_IN, PLUGINS_VARIABLE, DiscoveredFeature, installed, unmatched
 
 MANY: Final = 200
 """Above this number features of other distributions are not loaded to list them, and rows are not aligned."""
@@ -23,7 +23,7 @@ def list_features(no_import: bool) -> None:
 
     Features of other distributions are imported to read their declarations, unless there are more than 200 of them.
     """
-    rows: Sequence[Found] = installed()
+    rows: Sequence[DiscoveredFeature] = installed()
     if not no_import:
         from mindspeed.plugins.discovery import discover
 
@@ -35,7 +35,7 @@ def list_features(no_import: bool) -> None:
     _print(rows)
 
 
-def _print(rows: Sequence[Found]) -> None:
+def _print(rows: Sequence[DiscoveredFeature]) -> None:
     headers = ("NAME", "LEVEL", "STABILITY", "PLATFORMS", "SLOTS", "FROM", "STATE", "SUMMARY")
     if len(rows) <= MANY:
         print_table(headers, [_cells(row) for row in rows])
@@ -50,7 +50,7 @@ def _print(rows: Sequence[Found]) -> None:
         click.echo(f"\n{PLUGINS_VARIABLE} names {name}, and no distribution with features is called so")
 
 
-def _describe(row: Found) -> dict[str, Any]:
+def _describe(row: DiscoveredFeature) -> dict[str, Any]:
     """One row by the fixed keys; what only the class can say is None when it was not loaded."""
     from mindspeed.plugins.world import PLATFORMS
 
@@ -69,7 +69,7 @@ def _describe(row: Found) -> dict[str, Any]:
     }
 
 
-def _cells(row: Found) -> tuple[str, ...]:
+def _cells(row: DiscoveredFeature) -> tuple[str, ...]:
     if row.feature is None:
         return (row.name, "-", "-", "-", "-", f"{row.distribution} {row.version}", row.state, "-")
     known = _describe(row)

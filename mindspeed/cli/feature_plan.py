@@ -11,7 +11,8 @@ from mindspeed.cli.output import json_option, print_json, wants_json
 from mindspeed.cli.request_options import Request, request_options
 
 if TYPE_CHECKING:
-    from mindspeed.planning.plan import ActivationPlan, PlannedFeature, PlannedPatch
+    from mindspeed.planning.plan import ActivationPlan, PlannedPatch
+    from mindspeed.resolution.planned_feature import PlannedFeature
 
 
 @click.command()

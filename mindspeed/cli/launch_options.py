@@ -56,9 +56,9 @@ lock_option = click.option(
 def hold_to_lock(file: str, plan: ActivationPlan) -> None:
     """Raise MindSpeedError with MS618 unless a plan is that of the lock file."""
     from mindspeed import registry
-    from mindspeed.planning.lock import hold_to, read_lock
+    from mindspeed.planning.lock import read_lock, require_match
 
-    hold_to(read_lock(file), plan, registry.catalog_for(plan.names), file)
+    require_match(read_lock(file), plan, registry.catalog_for(plan.names), file)
 
 
 _RENDEZVOUS: Final = {

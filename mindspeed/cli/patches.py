@@ -66,13 +66,13 @@ def record(megatron: str | None, into: Path | None) -> None:
     gives the same files.
     """
     from mindspeed.inspection.contracts import FOLDER
-    from mindspeed.planning.drift import installed_tree, source_tree
-    from mindspeed.planning.drift import record as write
-    from mindspeed.resolution.environment import SUPPORTED_MEGATRON, version_in
-    from mindspeed.planning.targets import megatron_targets
     from mindspeed.megatron.config_arguments import FOLDER as NAMES
     from mindspeed.megatron.config_arguments import record_arguments
+    from mindspeed.planning.drift import installed_tree, source_tree
+    from mindspeed.planning.drift import record as write
+    from mindspeed.planning.targets import megatron_targets
     from mindspeed.plugins.discovery import discover
+    from mindspeed.resolution.environment import SUPPORTED_MEGATRON, version_in
 
     targets = megatron_targets(discover(import_third_parties=False))
     with installed_tree() if megatron is None else source_tree(Path(megatron)) as tree:

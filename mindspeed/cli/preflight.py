@@ -20,8 +20,8 @@ def preflight(ctx: click.Context, path: str, run: str | None, free_disk: float, 
     Nothing is exchanged with other nodes, and torch is not imported. The exit status is 0 when every check has passed,
     1 when the node has something else than the lock, 3 when only the machine itself lacks something.
     """
-    from mindspeed.planning.lock import read_lock
     from mindspeed.diagnostics.preflight import Needs, checks
+    from mindspeed.planning.lock import read_lock
 
     made = read_lock(path)
     results = list(checks(made, Needs(run or made.job.get("train", {}).get("run") or ".", free_disk, free_shm)))

@@ -18,8 +18,8 @@ from mindspeed.cli.request_options import COMMAND_LINE, Request, request_options
 from mindspeed.training.config import JOB_FILE, TrainConfig, flag
 
 if TYPE_CHECKING:
-    from mindspeed.resolution.environment import Environment
     from mindspeed.planning.plan import ActivationPlan
+    from mindspeed.resolution.environment import Environment
     from mindspeed.training.job import Job
 
 
@@ -63,8 +63,8 @@ def pretrain(
     the sources of Python's standard library. Sizes and the model's shape are those of --help; a job file (-f) has
     them under 'world', and the options of training under 'train'. Ctrl-C saves and ends.
     """
-    from mindspeed.runtime import rendezvous
     from mindspeed.plugins.problems import MindSpeedError
+    from mindspeed.runtime import rendezvous
     from mindspeed.training.job import make_job
     from mindspeed.training.launch import joined, leave_problems
 
@@ -80,7 +80,7 @@ def pretrain(
     except MindSpeedError as error:
         if rank is None:
             raise
-        rendezvous.tell(error, {**os.environ, **rank})
+        rendezvous.report_failure(error, {**os.environ, **rank})
         if rank["LOCAL_RANK"] == "0":  # the others of a node have the same to say
             raise
         leave_problems(error)

@@ -13,8 +13,8 @@ import click
 from mindspeed.plugins.world import FIELDS, PLATFORMS
 
 if TYPE_CHECKING:
-    from mindspeed.resolution.environment import Environment
     from mindspeed.planning.plan import ActivationPlan
+    from mindspeed.resolution.environment import Environment
     from mindspeed.resolution.request import Layer
 
 COMMAND_LINE: Final = "command line"
@@ -77,8 +77,8 @@ def request_from_options(options: Mapping[str, Any]) -> Request:
 
     Raises ResolutionError with every unreadable part of the three.
     """
-    from mindspeed.resolution.request import JobFile, layer_from_environment, load_job_file
     from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
+    from mindspeed.resolution.request import JobFile, layer_from_environment, load_job_file
 
     problems: list[Problem] = []
 

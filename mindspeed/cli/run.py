@@ -41,11 +41,11 @@ def run(
 
     Inside a job of torchrun or Slurm this process joins the job. The exit status is that of the script.
     """
-    from mindspeed.diagnostics import doctor
-    from mindspeed.runtime import rendezvous
     from mindspeed.cli import bootstrap
+    from mindspeed.diagnostics import doctor
     from mindspeed.plugins.problems import MindSpeedError
     from mindspeed.registry import PLAN_VARIABLE, write_plan
+    from mindspeed.runtime import rendezvous
     from mindspeed.training.launch import JobError, joined, launch, python
 
     if missing := doctor.problems():
@@ -60,7 +60,7 @@ def run(
         if lock is not None:
             hold_to_lock(lock, plan)
     except MindSpeedError as error:
-        rendezvous.tell(error, {**os.environ, **(job or {})})
+        rendezvous.report_failure(error, {**os.environ, **(job or {})})
         raise
     with tempfile.TemporaryDirectory(prefix="mindspeed-run-") as folder:
         path = Path(folder) / "plan.json"

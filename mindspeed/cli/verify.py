@@ -27,12 +27,12 @@ def verify(context: click.Context, request: Request, names: tuple[str, ...], npr
     gradients and weights. Features given by --features or in the job file are on both sides. The exit status is 1
     when a claim does not hold, or when a feature had no effect.
     """
+    from mindspeed.verification.case import build_case
     from mindspeed.verification.harness import verify as prove
     from mindspeed.verification.pool import WorkerPool
-    from mindspeed.verification.case import ask
 
-    beside = [name for layer in request.layers for name in layer.features if name not in names]
-    question = ask(names, request.layers, beside, nproc, request.environment())
+    also = [name for layer in request.layers for name in layer.features if name not in names]
+    question = build_case(names, request.layers, also, nproc, request.environment())
     with WorkerPool() as pool:
         verdict = prove(question, pool)
     if wants_json():

@@ -16,9 +16,9 @@ from importlib.util import find_spec
 from types import FunctionType, ModuleType
 from typing import Any
 
-from mindspeed.planning.plan import PlannedPatch
 from mindspeed.conformance.outcome import Outcome, judged
 from mindspeed.conformance.subjects import Subject, subjects
+from mindspeed.planning.plan import PlannedPatch
 
 CHECKS = ("reversible", "idempotent")
 

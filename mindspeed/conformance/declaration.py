@@ -10,20 +10,20 @@ import yaml
 from pydantic import ValidationError
 
 from mindspeed import registry
-from mindspeed.resolution.constraint_checks import Loose
-from mindspeed.inspection.contracts import ABSENT, contract_for, recorded_versions
-from mindspeed.planning.explanation import code_place
-from mindspeed.resolution.request import Layer, parse_assignments
-from mindspeed.inspection.sites import find_site, near_names
-from mindspeed.inspection.source import find_module, read_scope
 from mindspeed.conformance.outcome import Outcome, judged
 from mindspeed.conformance.subjects import Subject
+from mindspeed.inspection.contracts import ABSENT, contract_for, recorded_versions
+from mindspeed.inspection.sites import find_site, near_names
+from mindspeed.inspection.source import find_module, read_scope
+from mindspeed.planning.explanation import code_place
 from mindspeed.plugins.constraints import Check
 from mindspeed.plugins.feature import FeatureArgs
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import Ref, Set
 from mindspeed.plugins.problems import MindSpeedError
 from mindspeed.plugins.world import World
+from mindspeed.resolution.constraint_checks import Loose
+from mindspeed.resolution.request import Layer, parse_assignments
 
 LONGEST_SUMMARY = 100
 
@@ -159,7 +159,7 @@ def order(subject: Subject) -> Outcome:
     """Beside every other feature: the plan does not depend on which of the two was named first."""
     if subject.plan is None:
         return Outcome(subject.name, "order", "not run", "no job suits the feature")
-    wrong, beside, apart = [], 0, 0
+    wrong, also, apart = [], 0, 0
     world = subject.plan.world.known()
     platform = str(world.pop("platform"))
     world.pop("megatron", None)
@@ -169,8 +169,8 @@ def order(subject: Subject) -> Outcome:
         one, two = (_answer(names, world, platform) for names in ((subject.name, other), (other, subject.name)))
         if one != two:
             wrong.append(f"beside {other} the plan depends on which of the two is named first")
-        beside, apart = beside + one[0], apart + (not one[0])
-    text = f"{beside} of {beside + apart} other features go with it here; no plan depends on the order of names"
+        also, apart = also + one[0], apart + (not one[0])
+    text = f"{also} of {also + apart} other features go with it here; no plan depends on the order of names"
     return judged(subject.name, "order", wrong, text)
 
 

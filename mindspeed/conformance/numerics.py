@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mindspeed.diagnostics import doctor
 from mindspeed.conformance.outcome import Outcome, judged
 from mindspeed.conformance.subjects import Subject
+from mindspeed.diagnostics import doctor
 from mindspeed.plugins.problems import MindSpeedError
+from mindspeed.verification.case import build_case
 from mindspeed.verification.harness import verify
 from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.case import ask
 
 
 def parity(subjects: Sequence[Subject], pool: WorkerPool | None = None) -> list[Outcome]:
@@ -26,7 +26,7 @@ def parity(subjects: Sequence[Subject], pool: WorkerPool | None = None) -> list[
 
 def _parity(subject: Subject, pool: WorkerPool) -> Outcome:
     try:
-        verdict = verify(ask([subject.name]), pool)
+        verdict = verify(build_case([subject.name]), pool)
     except MindSpeedError as error:
         lines = str(error).splitlines()
         return Outcome(subject.name, "parity", "failed", lines[0], tuple(lines[1:]))

@@ -7,17 +7,17 @@ from difflib import get_close_matches
 from typing import Any
 
 from mindspeed.planning.plan import ActivationPlan, PlannedPatch
-from mindspeed.plugins.discovery import Catalog, Found
+from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
 from mindspeed.registry import catalog
-from mindspeed.verification.case import ask
+from mindspeed.verification.case import build_case
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
     """One feature under test; ``plan`` is the smallest job that suits it, None with ``problems`` when there is none."""
 
-    row: Found
+    row: DiscoveredFeature
     known: Catalog
     plan: ActivationPlan | None
     problems: tuple[Problem, ...] = ()
@@ -43,7 +43,7 @@ def subjects(name: str) -> list[Subject]:
     return [_subject(row, known) for row in rows_of(name)]
 
 
-def rows_of(name: str) -> list[Found]:
+def rows_of(name: str) -> list[DiscoveredFeature]:
     """The features of the distribution ``name``, else the feature of that name.
 
     Raises ResolutionError (MS201) when nothing is called so.
@@ -61,10 +61,10 @@ def rows_of(name: str) -> list[Found]:
     return rows
 
 
-def _subject(row: Found, known: Catalog) -> Subject:
+def _subject(row: DiscoveredFeature, known: Catalog) -> Subject:
     if row.problem is not None:
         return Subject(row, known, None, (row.problem,))
     try:
-        return Subject(row, known, ask([row.name]).plan)
+        return Subject(row, known, build_case([row.name]).plan)
     except MindSpeedError as error:
         return Subject(row, known, None, error.problems)

@@ -104,7 +104,7 @@ def _between(spans: Sequence[Span], first: int, last: int) -> list[Span]:
     return found
 
 
-def see(running: Running, rule: Rule, part: Part, q: Tensor, k: Tensor, v: Tensor) -> None:
+def accumulate_block(running: Running, rule: Rule, part: Part, q: Tensor, k: Tensor, v: Tensor) -> None:
     """Merge a part of a block of keys into the running result."""
     here, there = slice(*part.tile.rows), slice(*part.tile.columns)
     inputs = [x[tokens, part.batch].flatten(2) for x, tokens in ((q, here), (k, there), (v, there))]

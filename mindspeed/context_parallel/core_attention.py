@@ -12,9 +12,9 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
-from mindspeed.context_parallel.sight import Sight
 from mindspeed.context_parallel.documents import are_documents, ends_of_packed, ends_of_rows, is_padded
 from mindspeed.context_parallel.position_bias import PositionBias
+from mindspeed.context_parallel.sight import Sight
 from mindspeed.megatron.specs import with_modules
 from mindspeed.plugins.problems import MindSpeedError, Problem
 

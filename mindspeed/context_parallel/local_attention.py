@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mindspeed.context_parallel.blocks import Part, Rule, gradients, parts, see, start
+from mindspeed.context_parallel.blocks import Part, Rule, accumulate_block, gradients, parts, start
 from mindspeed.context_parallel.layout import Span
 
 
@@ -23,7 +23,7 @@ class _Local(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, rule: Rule, queries: Sequence[Span], keys: Sequence[Span]
     ) -> Tensor:
-        out, lse, ctx.work = look(query, key, value, rule, queries, keys)
+        out, lse, ctx.work = local_attention(query, key, value, rule, queries, keys)
         ctx.rule = rule
         ctx.save_for_backward(query, key, value, out, lse)
         return out
@@ -33,13 +33,13 @@ class _Local(torch.autograd.Function):
         return *gradients_of(ctx.rule, ctx.work, dout, *ctx.saved_tensors), None, None, None
 
 
-def look(
+def local_attention(
     query: Tensor, key: Tensor, value: Tensor, rule: Rule, queries: Sequence[Span], keys: Sequence[Span]
 ) -> tuple[Tensor, Tensor, list[Part]]:
     """The result, the logarithm of the softmax's denominators, and the parts, which know the seeds of their dropout."""
     running, work = start(query, value.shape[-1]), list(parts(rule, queries, keys, query.device))
     for part in work:
-        see(running, rule, part, query, key, value)
+        accumulate_block(running, rule, part, query, key, value)
     return running.out.to(query.dtype), running.lse, work
 
 

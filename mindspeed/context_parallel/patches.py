@@ -9,7 +9,7 @@ from mindspeed.plugins import ArgOverride, Check, Patch, Replace, When, World, W
 _EMBEDDINGS: Final = "megatron.core.models.common.embeddings"
 
 
-SPARED_MASK: Final = ArgOverride(
+NO_DATALOADER_MASK: Final = ArgOverride(
     "create_attention_mask_in_dataloader", False, "a causal mask is implied, and one of the data has the square of its length"
 )
 

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindspeed.context_parallel.blocks import Part, Rule, parts, see, start
+from mindspeed.context_parallel.blocks import Part, Rule, accumulate_block, parts, start
 from mindspeed.context_parallel.checks import check_shares
 from mindspeed.context_parallel.exchange import Exchange, Pending, pack, unpack
 from mindspeed.context_parallel.layout import Layout, contiguous, zigzag
@@ -110,7 +110,7 @@ class _Ring(torch.autograd.Function):
                 arriving[hop.due] = plan.exchange.post(block, hop.to, hop.source)
             k, v = unpack(block, [key, value])
             for part in [*work[step], *(work[-1] if step == 0 else [])]:
-                see(running, plan.rule, part, query, k, v)
+                accumulate_block(running, plan.rule, part, query, k, v)
             del k, v  # views of the block, which would outlive it
         out = running.out.to(query.dtype)
         ctx.plan, ctx.work = plan, work

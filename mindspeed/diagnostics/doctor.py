@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from mindspeed._version import __version__
-
 from mindspeed.diagnostics import ascend
-from mindspeed.resolution.environment import SUPPORTED_MEGATRON, version_in
 from mindspeed.diagnostics.finding import Finding
 from mindspeed.inspection.megatron_copies import megatron_copies, mixed_roots
 from mindspeed.ops.availability import CPP, standings
 from mindspeed.ops.compiler import find_compiler
 from mindspeed.plugins.discovery import BUILT_IN, discover
 from mindspeed.plugins.problems import Problem
+from mindspeed.resolution.environment import SUPPORTED_MEGATRON, version_in
 
 __all__ = ["Finding", "examine", "megatron", "packages", "probe_torch", "problems"]
 

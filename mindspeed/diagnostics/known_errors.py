@@ -82,7 +82,7 @@ SYMPTOMS: Final = (
         "need the Megatron that they were written for",
     ),
     Symptom(
-        r"grad(ient)?[_ ]norm:? *nan|found NaN in local grad norm|Found NaN in (the )?grad",
+        r"grad(ient)?[_ ]norm:? *nan|found NaN in local grad norm|DiscoveredFeature NaN in (the )?grad",
         "A gradient is not a number. When that is so from the first steps and on some data only: one token pads and ends "
         "documents, and samples without any label divide zero by zero.",
         "give the tokenizer a padding token of its own, or prepare the data without --append-eod; else look at the learning "

@@ -14,10 +14,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from mindspeed.planning.fingerprint import content_of, different, in_words
-from mindspeed.planning.lock import Lock, facts_of
 from mindspeed.diagnostics.build_locks import build_locks, extension_cache
 from mindspeed.inspection.megatron_copies import megatron_copies, mixed_roots, package_root
+from mindspeed.planning.fingerprint import content_of, describe, diff
+from mindspeed.planning.lock import Lock, facts_of
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
 GIB: Final = 2**30
@@ -125,10 +125,10 @@ def _plan(lock: Lock) -> Check:
     if made.digest == lock.plan.digest:
         return Check("plan", True, f"plan {made.digest}", wanted)
     before, now = plan_facts(lock.plan, None), plan_facts(made, None)
-    odd = different(now, before)
-    found = "; ".join(in_words(key, now.get(key)) for key in odd[:5])
+    odd = diff(now, before)
+    found = "; ".join(describe(key, now.get(key)) for key in odd[:5])
     fix = "make this node's packages those of the lock, or lock the job again"
-    return Check("plan", False, found, "; ".join(in_words(key, before.get(key)) for key in odd[:5]), fix)
+    return Check("plan", False, found, "; ".join(describe(key, before.get(key)) for key in odd[:5]), fix)
 
 
 def _operators(lock: Lock) -> Check:

@@ -22,10 +22,10 @@ _FORMAT: Final = 3
 """Part of the file's name; goes up when sites, contracts or arguments are read in another way."""
 
 T = TypeVar("T")
-_memories: dict[tuple[str, ...], Memory] = {}
+_caches: dict[tuple[str, ...], SourceCache] = {}
 
 
-class Memory:
+class SourceCache:
     """Values that JSON can hold by name, each with the source files that it was read from."""
 
     def __init__(self, origin: tuple[str, ...]) -> None:
@@ -40,7 +40,7 @@ class Memory:
             rows = {name: (value, files) for name, (value, files) in data["rows"].items()}
             self._states, self._rows = dict(data["files"]), rows
 
-    def look(self) -> None:
+    def revalidate(self) -> None:
         """Ask for the state of every file, and forget what was read from one that has changed."""
         changed = {file for file, state in self._states.items() if not _unchanged(file, state)}
         if changed:
@@ -48,13 +48,13 @@ class Memory:
             self._rows = {name: row for name, row in self._rows.items() if changed.isdisjoint(row[1])}
             self._decoded.clear()
 
-    def recall(self, name: str, decode: Callable[[Any], T]) -> T | None:
+    def get(self, name: str, decode: Callable[[Any], T]) -> T | None:
         """What ``decode`` makes of the value of a name, once in this process; None when there is none that holds."""
         if name in self._rows and name not in self._decoded:
             self._decoded[name] = decode(self._rows[name][0])
         return self._decoded.get(name)
 
-    def keep(self, name: str, value: Any, files: Collection[str]) -> None:
+    def put(self, name: str, value: Any, files: Collection[str]) -> None:
         """Remember a value that was read from these files."""
         for file in files:
             self._states[file] = list(state_of(file))
@@ -75,15 +75,15 @@ class Memory:
             self._new = False
 
 
-def memory_of(origin: Iterable[object], now: bool = True) -> Memory:
+def source_cache_of(origin: Iterable[object], now: bool = True) -> SourceCache:
     """The memory of what lies in some folders, with the state of its files ``now``, or when it was last asked for."""
     key = tuple(map(str, origin))
-    known = key in _memories
+    known = key in _caches
     if not known:
-        _memories[key] = Memory(key)
+        _caches[key] = SourceCache(key)
     if now or not known:
-        _memories[key].look()
-    return _memories[key]
+        _caches[key].revalidate()
+    return _caches[key]
 
 
 def _unchanged(file: str, state: Sequence[int]) -> bool:

@@ -14,23 +14,24 @@ from pydantic import ValidationError
 
 from mindspeed import registry
 from mindspeed._version import __version__
-from mindspeed.runtime import session
-from mindspeed.runtime.rendezvous import place_in
-from mindspeed.planning.plan import ActivationPlan, Row
-from mindspeed.resolution.request import Layer
 from mindspeed.legacy import arguments, flags, manager
 from mindspeed.legacy.adapter import PREFIX, OldArgs, OldFeature, name_of, own_arguments, refusal_of, registrations_of
 from mindspeed.legacy.feature import OwnFeature
-from mindspeed.legacy.megatron_lm import MegatronArguments, wires_arguments
 from mindspeed.legacy.known_names import known_names
+from mindspeed.legacy.megatron_lm import MegatronArguments, wires_arguments
 from mindspeed.legacy.patches import DIRECT, MindSpeedPatchesManager
-from mindspeed.legacy.registrations import Registration, forced_away, patches_of
-from mindspeed.plugins.discovery import BUILT_IN, Found
+from mindspeed.legacy.registrations import Registration, force_overridden, patches_of
+from mindspeed.planning.plan import ActivationPlan
+from mindspeed.plugins.discovery import BUILT_IN, DiscoveredFeature
 from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec, Stability
 from mindspeed.plugins.hookspecs import hookimpl
 from mindspeed.plugins.patches import Patch
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
 from mindspeed.plugins.world import World
+from mindspeed.resolution.planned_feature import PlanNote
+from mindspeed.resolution.request import Layer
+from mindspeed.runtime import session
+from mindspeed.runtime.rendezvous import place_in
 
 SOURCE: Final = "old names"
 """Source of values in a plan that came in through the old Python names."""
@@ -54,7 +55,7 @@ class DirectPatches(Feature[FeatureArgs]):
 
     @hookimpl
     def patches(self) -> list[Patch]:
-        patches, _, problems = patches_of([one for one in _direct() if one not in _state.forced_away])
+        patches, _, problems = patches_of([one for one in _direct() if one not in _state.force_overridden])
         if problems:
             raise MindSpeedError(problems)
         return patches
@@ -65,14 +66,14 @@ class _State:
     """What the old names asked for so far in this process.
 
     ``base`` is the plan that others had activated, ``digest`` that of the plan made here, ``args`` the arguments,
-    ``forced_away`` the replacements that give way to forced ones, ``taken_out`` the features whose old flag `repatch` set
+    ``force_overridden`` the replacements that give way to forced ones, ``taken_out`` the features whose old flag `repatch` set
     to a false value, ``strange`` notes on arguments that nobody knows, ``said`` what was already printed.
     """
 
     base: ActivationPlan | None = None
     digest: str = ""
     args: Namespace | None = None
-    forced_away: frozenset[Registration] = frozenset()
+    force_overridden: frozenset[Registration] = frozenset()
     taken_out: frozenset[str] = frozenset()
     strange: tuple[str, ...] = ()
     said: set[str] = dataclasses.field(default_factory=set)
@@ -86,7 +87,7 @@ class _Asked:
     """What arguments ask of the list: our features through old flags, old features, and what must be said."""
 
     layer: Layer
-    rows: list[Row]
+    rows: list[PlanNote]
     problems: list[Problem]
 
 
@@ -165,26 +166,26 @@ def _exchange(before: ActivationPlan | None, plan: ActivationPlan | None) -> Non
         raise
 
 
-def _plan() -> tuple[ActivationPlan, list[Row]]:
+def _plan() -> tuple[ActivationPlan, list[PlanNote]]:
     """The plan of everything that is asked for now, and the rows that the old names add to it."""
     common = _state.args
     registry.provide(manager.found_rows(common))
     asked = _asked(vars(common)) if common is not None else _Asked(Layer(SOURCE), [], [])
     rows = asked.rows
     calls = [*_calls_of(asked), *_direct()]
-    kept, given_way = forced_away(calls)
-    _state.forced_away = frozenset(calls) - frozenset(kept)
+    kept, given_way = force_overridden(calls)
+    _state.force_overridden = frozenset(calls) - frozenset(kept)
     rows += given_way
     for owner in dict.fromkeys(one.owner for one in kept):
         _, noted, wrong = patches_of([one for one in kept if one.owner == owner])
         rows += noted
         asked.problems += wrong
     layers = [asked.layer]
-    provided = manager.found_rows(common, _state.forced_away)
+    provided = manager.found_rows(common, _state.force_overridden)
     ours = [kind for kind, wanted in ((DirectPatches, _direct()), (MegatronArguments, wires_arguments())) if wanted]
     for kind in ours:
         reference = f"{kind.__module__}:{kind.__qualname__}"
-        provided.append(Found(kind.spec.name, BUILT_IN, __version__, reference, kind))
+        provided.append(DiscoveredFeature(kind.spec.name, BUILT_IN, __version__, reference, kind))
     layers.append(Layer(SOURCE, tuple(kind.spec.name for kind in ours)))
     registry.provide(provided)
     if _state.base is not None:
@@ -211,7 +212,7 @@ def _asked(given: Mapping[str, Any]) -> _Asked:
             unheard.append(f"{old.flag} does nothing: {' or '.join(old.features)} is not in the list of features")
     layer, notes, problems = flags.request_of({**given, **dict.fromkeys(flags.BY_DEST), **heard}, registry.catalog())
     features, settings = list(layer.features), {name: dict(fields) for name, fields in layer.settings.items()}
-    rows = [Row("note", "compat", note) for note in (*notes, *unheard, *_state.strange)]
+    rows = [PlanNote("note", "compat", note) for note in (*notes, *unheard, *_state.strange)]
     for name, fields in arguments.megatron_features(given).items():
         if name in registry.catalog().usable:
             features.append(name)
@@ -222,7 +223,7 @@ def _asked(given: Mapping[str, Any]) -> _Asked:
     for feature in manager.old_features():
         name, own_settings = name_of(feature), manager.given_arguments(feature, given)
         if name in broken and (problem := broken[name].problem) is not None:
-            rows.append(Row("note", name, problem.message))
+            rows.append(PlanNote("note", name, problem.message))
         try:
             needed = feature.is_need_apply(complete)
         except Exception as error:  # foreign code may fail in any way
@@ -237,7 +238,7 @@ def _asked(given: Mapping[str, Any]) -> _Asked:
                 text = f"{', '.join(manager.options_of(feature, own_settings))} is given to {name}, and {reason}"
                 fix = f"ask for it by name (--features {name}), or let it register --{name.removeprefix(PREFIX)}"
                 problems.append(Problem("MS110", text, (name,), where=manager.where_of(feature), fix=fix))
-            rows.append(Row("note", name, reason))
+            rows.append(PlanNote("note", name, reason))
     level = given.get("optimization_level", 2)
     layer = Layer(SOURCE, tuple(features), settings, world, level=level if level in (0, 1) else None)
     return _Asked(layer, rows, problems)
@@ -281,7 +282,7 @@ def _layer_of(plan: ActivationPlan, above: Layer) -> Layer:
     return Layer("active plan", features, settings, world, level=plan.level, strict=plan.strict, platform=plan.world.platform)
 
 
-def _say(rows: Sequence[Row]) -> None:
+def _say(rows: Sequence[PlanNote]) -> None:
     """Print rows that were not printed before, on rank 0."""
     if os.environ.get("RANK", "0") != "0":
         return

@@ -43,7 +43,7 @@ class OldFeature(Feature[OldArgs]):
     legacy: MindSpeedFeature
     common: Callable[[], Namespace | None]
     """The arguments that all features of the list share at this moment, or None when each has its own."""
-    forced_away: frozenset[Registration] = frozenset()
+    force_overridden: frozenset[Registration] = frozenset()
     """Replacements that give way to forced ones of later features."""
 
     def __init__(self, args: OldArgs, world: World) -> None:
@@ -54,7 +54,7 @@ class OldFeature(Feature[OldArgs]):
     def patches(self) -> list[Patch]:
         """Let the feature register its patches. Raises MindSpeedError for those that cannot be taken."""
         registrations = registrations_of(self)
-        kept = [one for one in registrations if one not in self.forced_away]
+        kept = [one for one in registrations if one not in self.force_overridden]
         patches, _, problems = patches_of(kept)
         if problems:
             raise MindSpeedError(problems)
@@ -70,7 +70,7 @@ def adapt(
     feature: MindSpeedFeature,
     after: Sequence[str] = (),
     common: Callable[[], Namespace | None] = lambda: None,
-    forced_away: frozenset[Registration] = frozenset(),
+    force_overridden: frozenset[Registration] = frozenset(),
 ) -> type[OldFeature]:
     """A feature class that does what an object in MindSpeed's form does. ``after`` names those before it in its list."""
     kind = type(feature)
@@ -92,7 +92,7 @@ def adapt(
         "spec": spec,
         "legacy": feature,
         "common": staticmethod(common),
-        "forced_away": forced_away,
+        "force_overridden": force_overridden,
     }
     adapter = cast("type[OldFeature]", type(kind.__name__, (OldFeature,), entries))
     adapter.Args = _model(feature)  # afterwards: a new Feature class takes the model that its base names

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from mindspeed.runtime import session
 from mindspeed.legacy.feature import MindSpeedFeature
 from mindspeed.legacy.flags import OLD_FLAGS
 from mindspeed.megatron.training_flags import FEATURES, SETTINGS, WORLD
 from mindspeed.plugins.world import World
+from mindspeed.runtime import session
 
 MEGATRON_SIZES: Final = WORLD | {
     "virtual_pipeline_model_parallel_size": "vpp",
@@ -80,7 +80,7 @@ def _as_active(args: Namespace) -> Namespace:
     features = {feature.name: feature.args for feature in active.plan.features}
     for old in OLD_FLAGS:
         feature = next((name for name in old.features if name in features), None)
-        if feature is None or old.needless:
+        if feature is None or old.noop_reason:
             continue
         value: Any = next((value for value, name in old.choices.items() if name == feature and not old.chooser), True)
         if old.setting:
@@ -96,13 +96,13 @@ def _as_active(args: Namespace) -> Namespace:
 def _parse(argv: Sequence[str]) -> Namespace:
     parser = process_args(argparse.ArgumentParser(allow_abbrev=False, add_help=False))
     args, others = parser.parse_known_args(argv)
-    for name, value in _by_look(others).items():
+    for name, value in _parse_unknown(others).items():
         if not hasattr(args, name):
             setattr(args, name, value)
     return args
 
 
-def _by_look(tokens: Sequence[str]) -> dict[str, Any]:
+def _parse_unknown(tokens: Sequence[str]) -> dict[str, Any]:
     """Arguments that no parser here knows: ``--a 1 --b --c=x y`` -> ``{"a": 1, "b": True, "c": ["x", "y"]}``."""
     found: dict[str, list[Any]] = {}
     values: list[Any] | None = None

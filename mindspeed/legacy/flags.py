@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from mindspeed.resolution.request import Layer
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.problems import Problem
+from mindspeed.resolution.request import Layer
 
 SOURCE: Final = "old MindSpeed flag"
 """Source of values in a plan that came from an old flag."""
@@ -26,7 +26,7 @@ class OldFlag:
 
     ``feature`` is what it stands for; with ``choices`` the value chooses it (``{value: feature}``), or the value of the
     flag ``chooser``, the first if that is not given. ``setting`` is the setting that takes the value. A flag that does not
-    ``switch`` only gives a setting. ``off`` are values that leave the feature off, as MindSpeed's defaults do. ``needless``:
+    ``switch`` only gives a setting. ``off`` are values that leave the feature off, as MindSpeed's defaults do. ``noop_reason``:
     why nothing is to be done for what the flag asks.
     """
 
@@ -38,7 +38,7 @@ class OldFlag:
     off: tuple[Any, ...] = ()
     choices: Mapping[str, str] = field(default_factory=dict)
     chooser: str = ""
-    needless: str = ""
+    noop_reason: str = ""
 
     @property
     def dest(self) -> str:
@@ -119,7 +119,7 @@ OLD_FLAGS: Final[tuple[OldFlag, ...]] = (
         "--megatron-cp-in-bnsd",
         "ring-attention",
         switch=False,
-        needless="the attention operator takes tensors as Megatron has them, and turns none",
+        noop_reason="the attention operator takes tensors as Megatron has them, and turns none",
     ),
     *_settings_by_algorithm(
         "int",
@@ -131,13 +131,13 @@ OLD_FLAGS: Final[tuple[OldFlag, ...]] = (
         "context-parallel",
         takes="text",
         switch=False,
-        needless="a causal mask is implied, and any other that the model gives is read",
+        noop_reason="a causal mask is implied, and any other that the model gives is read",
     ),
     OldFlag(
         "--attention-mask-on-cpu",
         "context-parallel",
         switch=False,
-        needless="a causal mask is never made, and of another a rank has only what its algorithm reads",
+        noop_reason="a causal mask is never made, and of another a rank has only what its algorithm reads",
     ),
     *_settings_by_algorithm("text", _CACHING, keep="--context-parallel-kv-cache-policy"),
     *_settings_by_algorithm("int", _CACHING, interval="--context-parallel-cache-interval"),
@@ -276,8 +276,8 @@ def request_of(given: Mapping[str, Any], catalog: Catalog) -> tuple[Layer, list[
         if needed is not None and given.get(BY_FLAG[needed].dest) is None:
             text = f"{old.flag} {value} needs {needed}"
             problems.append(Problem("MS301", text, (feature,), where="command line", fix=f"give {needed} 2 or more"))
-        if old.needless:
-            notes.append(f"{old.flag} is not needed: {old.needless}")
+        if old.noop_reason:
+            notes.append(f"{old.flag} is not needed: {old.noop_reason}")
             continue
         if feature not in catalog.usable:
             problems.append(missing(old, feature))
@@ -305,7 +305,7 @@ def register_old_flags(parser: argparse.ArgumentParser, feature: str | None = No
         if not wanted or old.flag in MEGATRON_VALUES or old.flag in parser._option_string_actions:
             continue
         spellings = " or ".join(old.new_spelling(name, "VALUE") for name in old.features)
-        help = f"not needed: {old.needless}" if old.needless else f"old spelling of {spellings}"
+        help = f"not needed: {old.noop_reason}" if old.noop_reason else f"old spelling of {spellings}"
         if old.takes == "nothing":
             parser.add_argument(old.flag, action="store_true", help=help)
         else:

@@ -17,20 +17,20 @@ class OldNameError(MindSpeedError, ModuleNotFoundError):
     """MS112. An ImportError too, so that consumers that try an import go on as before."""
 
 
-class Place(NamedTuple):
+class Replacement(NamedTuple):
     """What takes the place of an old module and all below it: features of the framework, or a sentence."""
 
     features: tuple[str, ...] = ()
     instead: str = ""
 
 
-def _features(*names: str) -> Place:
-    return Place(names)
+def _features(*names: str) -> Replacement:
+    return Replacement(names)
 
 
-OLD_MODULES: Final[dict[str, Place]] = {
+OLD_MODULES: Final[dict[str, Replacement]] = {
     "mindspeed.auto_settings": _features("auto-tuning"),
-    "mindspeed.core": Place(instead="the features of mindspeed take its place; 'mindspeed features list' shows them"),
+    "mindspeed.core": Replacement(instead="the features of mindspeed take its place; 'mindspeed features list' shows them"),
     "mindspeed.core.auto_parallel": _features("auto-tuning"),
     "mindspeed.core.context_parallel": _features("context-parallel"),
     "mindspeed.core.context_parallel.adaptive_context_parallel": _features("adaptive-cp"),
@@ -40,21 +40,21 @@ OLD_MODULES: Final[dict[str, Place]] = {
     "mindspeed.core.context_parallel.ring_context_parallel": _features("ring-attention"),
     "mindspeed.core.context_parallel.ulysses_context_parallel": _features("ulysses-attention"),
     "mindspeed.core.distributed": _features("async-ddp", "distributed-optimizer"),
-    "mindspeed.core.fusions": Place(instead="the operators of mindspeed.ops take its place"),
+    "mindspeed.core.fusions": Replacement(instead="the operators of mindspeed.ops take its place"),
     "mindspeed.core.fusions.fused_bias_swiglu": _features("swiglu"),
     "mindspeed.core.fusions.fused_rms_norm": _features("rms-norm"),
     "mindspeed.core.fusions.fused_rope": _features("rotary-embedding"),
     "mindspeed.core.fusions.grouped_matmul": _features("moe-grouped-gemm"),
     "mindspeed.core.fusions.ring_attn_update": _features("ring-attention-update"),
     "mindspeed.core.fusions.rms_norm": _features("rms-norm"),
-    "mindspeed.core.megatron_basic": Place(instead="the platform layer does this for every plan"),
+    "mindspeed.core.megatron_basic": Replacement(instead="the platform layer does this for every plan"),
     "mindspeed.core.memory": _features("recompute", "adaptive-recompute", "swap-attention"),
     "mindspeed.core.optimizer": _features("distributed-optimizer", "reuse-fp32-param", "swap-optimizer"),
-    "mindspeed.core.parallel_state": Place(instead="the hook groups_created of a feature makes groups beside Megatron's"),
+    "mindspeed.core.parallel_state": Replacement(instead="the hook groups_created of a feature makes groups beside Megatron's"),
     "mindspeed.core.pipeline_parallel": _features("pipeline-parallel", "virtual-pipeline", "nano-pipe"),
     "mindspeed.core.pipeline_parallel.noop_layers": _features("noop-layers"),
-    "mindspeed.core.qat": Place(),
-    "mindspeed.core.ssm": Place(),
+    "mindspeed.core.qat": Replacement(),
+    "mindspeed.core.ssm": Replacement(),
     "mindspeed.core.tensor_parallel": _features("tensor-parallel", "sequence-parallel"),
     "mindspeed.core.tensor_parallel.ascend_turbo": _features("mc2"),
     "mindspeed.core.tensor_parallel.lcal_coc": _features("coc"),
@@ -62,18 +62,18 @@ OLD_MODULES: Final[dict[str, Place]] = {
     "mindspeed.core.tensor_parallel.tp_2d": _features("tensor-parallel-2d"),
     "mindspeed.core.tensor_parallel_y_union_cp": _features("tensor-parallel-2d"),
     "mindspeed.core.transformer.moe": _features("expert-parallel", "moe-alltoall-overlap", "moe-allgather-overlap"),
-    "mindspeed.fsdp": Place(),
-    "mindspeed.lite": Place(instead="operators are in mindspeed.ops, also without Megatron"),
-    "mindspeed.mindspore": Place(),
+    "mindspeed.fsdp": Replacement(),
+    "mindspeed.lite": Replacement(instead="operators are in mindspeed.ops, also without Megatron"),
+    "mindspeed.mindspore": Replacement(),
     "mindspeed.model": _features("shared-attention-mask", "eod-reset"),
     "mindspeed.moe": _features("deepspeed-moe"),
-    "mindspeed.ops.fusion_attention_v2": Place(instead="mindspeed.ops.fusion_attention takes its place"),
-    "mindspeed.ops.gmm": Place(instead="mindspeed.ops.npu_gmm takes its place"),
-    "mindspeed.ops.npu_moe_token_permute": Place(instead="mindspeed.ops.npu_fused_moe_token_permute takes its place"),
-    "mindspeed.ops.npu_moe_token_unpermute": Place(instead="mindspeed.ops.npu_fused_moe_token_unpermute takes its place"),
-    "mindspeed.ops.npu_groupmatmul_add": Place(instead="mindspeed.ops.npu_groupmatmul_add_fp32 takes its place"),
-    "mindspeed.ops.npu_matmul_add": Place(instead="mindspeed.ops.npu_matmul_add_fp32 takes its place"),
-    "mindspeed.te": Place(instead="Megatron's local layers are used, and features act on them"),
+    "mindspeed.ops.fusion_attention_v2": Replacement(instead="mindspeed.ops.fusion_attention takes its place"),
+    "mindspeed.ops.gmm": Replacement(instead="mindspeed.ops.npu_gmm takes its place"),
+    "mindspeed.ops.npu_moe_token_permute": Replacement(instead="mindspeed.ops.npu_fused_moe_token_permute takes its place"),
+    "mindspeed.ops.npu_moe_token_unpermute": Replacement(instead="mindspeed.ops.npu_fused_moe_token_unpermute takes its place"),
+    "mindspeed.ops.npu_groupmatmul_add": Replacement(instead="mindspeed.ops.npu_groupmatmul_add_fp32 takes its place"),
+    "mindspeed.ops.npu_matmul_add": Replacement(instead="mindspeed.ops.npu_matmul_add_fp32 takes its place"),
+    "mindspeed.te": Replacement(instead="Megatron's local layers are used, and features act on them"),
     "mindspeed.te.pytorch.attention": _features("context-parallel", "flash-attention"),
     "mindspeed.utils": _features("context-parallel", "eod-reset"),
 }

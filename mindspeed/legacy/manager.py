@@ -14,7 +14,7 @@ from mindspeed.legacy.feature import MindSpeedFeature, OwnFeature
 from mindspeed.legacy.feature import create_features_list as own_features
 from mindspeed.legacy.known_names import known_names, unknown_name
 from mindspeed.legacy.registrations import Registration
-from mindspeed.plugins.discovery import Found
+from mindspeed.plugins.discovery import DiscoveredFeature
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
 
@@ -86,19 +86,21 @@ def old_features() -> list[MindSpeedFeature]:
     return [feature for feature in MindSpeedFeaturesManager.FEATURES_LIST if not isinstance(feature, OwnFeature)]
 
 
-def found_rows(common: Namespace | None, forced_away: frozenset[Registration] = frozenset()) -> list[Found]:
+def found_rows(common: Namespace | None, force_overridden: frozenset[Registration] = frozenset()) -> list[DiscoveredFeature]:
     """The old features of the list as rows of the catalog, in order; a wrong one is a row with its problem."""
-    rows: list[Found] = []
+    rows: list[DiscoveredFeature] = []
     before: list[str] = []
     for feature in old_features():
         name, (distribution, version) = name_of(feature), origin(feature)
-        row = Found(name, distribution, version, f"{type(feature).__module__}:{type(feature).__qualname__}")
+        row = DiscoveredFeature(name, distribution, version, f"{type(feature).__module__}:{type(feature).__qualname__}")
         try:
-            adapter = adapt(feature, tuple(before), lambda: common, forced_away)
-            row = Found(name, distribution, version, row.reference, adapter, next(_dead_checks(feature), None))
+            adapter = adapt(feature, tuple(before), lambda: common, force_overridden)
+            row = DiscoveredFeature(name, distribution, version, row.reference, adapter, next(_dead_checks(feature), None))
         except Exception as error:  # foreign code may fail in any way; it must not take the others with it
             text = f"feature {name} cannot be read: {type(error).__name__}: {error}"
-            row = Found(name, distribution, version, row.reference, None, Problem("MS101", text, (name,), where=row.where))
+            row = DiscoveredFeature(
+                name, distribution, version, row.reference, None, Problem("MS101", text, (name,), where=row.where)
+            )
         rows.append(row)
         before.append(name)
     return rows

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 
-from mindspeed.runtime import session
 from mindspeed.inspection.sites import find_site
 from mindspeed.legacy.registrations import Registration, target_of
 from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.runtime import session
 
 DIRECT: str = "compat:patches"
 """Name of the feature that owns the patches which no feature of the list registered."""

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any, Final
 
-from mindspeed.planning.plan import Row
 from mindspeed.inspection.sites import find_site
 from mindspeed.inspection.source import find_module
 from mindspeed.legacy import object_refs
 from mindspeed.plugins.patches import Patch, Replace, Set, Wrap
 from mindspeed.plugins.problems import Problem
+from mindspeed.resolution.planned_feature import PlanNote
 
 SUFFIXES: Final = ("wrapper", "decorator")
 """MindSpeed's rule: a callable whose name ends so wraps the original, any other one replaces it."""
@@ -62,7 +62,7 @@ def target_of(dotted: str) -> str:
     return f"{'.'.join(parts[:count])}:{'.'.join(parts[count:])}"
 
 
-def patches_of(registrations: Sequence[Registration]) -> tuple[list[Patch], list[Row], list[Problem]]:
+def patches_of(registrations: Sequence[Registration]) -> tuple[list[Patch], list[PlanNote], list[Problem]]:
     """The patches of one owner's calls, what the reader must know of them, and MS409 for what cannot be taken."""
     problems = [problem for one in registrations for problem in _problems_of(one)]
     left_out = [one for one in registrations if one.dummy and _absent(one)]
@@ -73,7 +73,7 @@ def patches_of(registrations: Sequence[Registration]) -> tuple[list[Patch], list
     return [_patch(one, number) for number, one in enumerate(taken) if one.dotted not in wrong], rows, problems
 
 
-def _last_forced(registrations: Sequence[Registration]) -> tuple[list[Registration], list[Row]]:
+def _last_forced(registrations: Sequence[Registration]) -> tuple[list[Registration], list[PlanNote]]:
     """Of several replacements of one target, those before a forced one give way to it."""
     last = {one.target: one for one in registrations if one.force and not one.wraps}
     kept, rows, passed = [], [], set[str]()
@@ -89,13 +89,13 @@ def _last_forced(registrations: Sequence[Registration]) -> tuple[list[Registrati
     return kept, rows
 
 
-def forced_away(registrations: Sequence[Registration]) -> tuple[list[Registration], list[Row]]:
+def force_overridden(registrations: Sequence[Registration]) -> tuple[list[Registration], list[PlanNote]]:
     """The same over the calls of several owners, in the order of their calls."""
     return _last_forced(list(dict.fromkeys(registrations)))
 
 
-def _row(kind: str, one: Registration, text: str) -> Row:
-    return Row(kind, one.owner, f"patch of {one.dotted} with {one.name}: {text}")
+def _row(kind: str, one: Registration, text: str) -> PlanNote:
+    return PlanNote(kind, one.owner, f"patch of {one.dotted} with {one.name}: {text}")
 
 
 def _patch(one: Registration, number: int) -> Patch:

@@ -16,9 +16,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
-from mindspeed.planning.plan import PlannedOverride
 from mindspeed.megatron.config_arguments import arguments_of
 from mindspeed.megatron.training_flags import OF_TRAINING
+from mindspeed.planning.plan import PlannedOverride
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
 _OWN_FOLDERS: Final = tuple(str(Path(__file__).resolve().parents[1] / name) for name in ("megatron", "runtime"))
@@ -44,7 +44,7 @@ def check_overrides(overrides: Sequence[PlannedOverride], version: str | None) -
     return problems
 
 
-def untaken() -> tuple[PlannedOverride, ...]:
+def unused_overrides() -> tuple[PlannedOverride, ...]:
     """The active plan's overrides that no configuration and no call has taken so far; those for Megatron-LM need not be."""
     from mindspeed.runtime.session import current
 

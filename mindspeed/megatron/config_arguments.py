@@ -13,9 +13,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from mindspeed.inspection.source_cache import memory_of
-from mindspeed.inspection.nearest_release import nearest
 from mindspeed.inspection.megatron_copies import megatron_version, package_root
+from mindspeed.inspection.nearest_release import nearest
+from mindspeed.inspection.source_cache import source_cache_of
 
 FOLDER: Final = Path(__file__).parents[1] / "inspection" / "config_argument_files"
 
@@ -69,13 +69,13 @@ PLACES: Final = (
 @lru_cache(maxsize=4)
 def known_arguments(root: Path) -> dict[str, frozenset[str]]:
     """``{place: argument names}`` of the megatron folder ``root``; a place whose source is missing has none."""
-    memory = memory_of((root, "arguments"))
-    known = memory.recall("arguments", dict)
+    cache = source_cache_of((root, "arguments"))
+    known = cache.get("arguments", dict)
     if known is None:
         known = {place.name: sorted(set(_declared(root / "core", place))) for place in PLACES}
         files = {str(root / "core" / file) for place in PLACES for file, _ in place.sources}
-        memory.keep("arguments", known, [file for file in files if Path(file).is_file()])
-        memory.save()
+        cache.put("arguments", known, [file for file in files if Path(file).is_file()])
+        cache.save()
     return {name: frozenset(names) for name, names in known.items()}
 
 

@@ -1,7 +1,7 @@
 """The one wrap per upstream function and hook: where Megatron calls the hooks of features. Light, data only.
 
-This file, `mindspeed.megatron.hook_wrappers` and `mindspeed.megatron.training_hook_wrappers` are all there is to adapt for hooks when
-Megatron changes. megatron-core has no function that is a whole step or a whole checkpoint, so ``around_train_step``,
+This file, `mindspeed.megatron.hook_wrappers` and `mindspeed.megatron.training_hook_wrappers` are all there is to adapt for
+hooks when Megatron changes. megatron-core has no function that is a whole step or a whole checkpoint, so ``around_train_step``,
 ``save_extra`` and ``load_extra`` have their seams on Megatron-LM's training loop; another loop calls them through
 ``mindspeed.runtime.session.call``.
 """
@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from mindspeed.megatron.config_arguments import PLACES, arguments_of
 from mindspeed.inspection.megatron_copies import megatron_version, package_root
+from mindspeed.megatron.config_arguments import PLACES, arguments_of
 from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec
 from mindspeed.plugins.patches import Patch, Wrap
 
 
-class MegatronSeams(Feature[FeatureArgs]):
-    """Call sites of hooks on Megatron; the plan asks `seams_for` for those that it needs."""
+class MegatronHookPoints(Feature[FeatureArgs]):
+    """Call sites of hooks on Megatron; the plan asks `hook_points_for` for those that it needs."""
 
     spec = FeatureSpec(
         name="megatron-seams",
@@ -32,7 +32,7 @@ _CORE: Final = "megatron.core"
 _WIRING: Final = "mindspeed.megatron.hook_wrappers"
 _BRIDGE: Final = "mindspeed.megatron.argument_overrides"
 
-SEAMS: Final[dict[str, Wrap]] = {
+HOOK_POINTS: Final[dict[str, Wrap]] = {
     "config_ready": Wrap(
         f"{_CORE}.transformer.transformer_config:TransformerConfig.__post_init__",
         f"{_WIRING}:with_config_ready",
@@ -97,13 +97,13 @@ _TRAINING: Final = "megatron.training"
 _TRAINING_WIRING: Final = "mindspeed.megatron.training_hook_wrappers"
 _COMPARED: Final = "the plan's arguments come first, and what Megatron makes of all is compared with the plan"
 
-ARGUMENT_SEAMS: Final[tuple[Wrap, ...]] = (
+ARGUMENT_HOOK_POINTS: Final[tuple[Wrap, ...]] = (
     Wrap(f"{_TRAINING}.arguments:validate_args", f"{_TRAINING_WIRING}:with_plan_arguments", _COMPARED, phase="setup"),
     Wrap(f"{_TRAINING}.yaml_arguments:validate_yaml", f"{_TRAINING_WIRING}:with_plan_arguments", _COMPARED, phase="setup"),
 )
 """Where Megatron-LM's parsed arguments become those of the run."""
 
-CHECKPOINT_SEAMS: Final[tuple[Wrap, ...]] = (
+CHECKPOINT_HOOK_POINTS: Final[tuple[Wrap, ...]] = (
     Wrap(
         f"{_TRAINING}.checkpointing:save_checkpoint",
         f"{_TRAINING_WIRING}:with_record_saved",
@@ -121,7 +121,7 @@ CHECKPOINT_SEAMS: Final[tuple[Wrap, ...]] = (
 
 _TAKE_BACK: Final = "features take back what a checkpoint has of them"
 
-TRAINING_SEAMS: Final[dict[str, tuple[Wrap, ...]]] = {
+TRAINING_HOOK_POINTS: Final[dict[str, tuple[Wrap, ...]]] = {
     "around_train_step": (
         Wrap(
             f"{_TRAINING}.training:train_step",
@@ -155,7 +155,7 @@ TRAINING_SEAMS: Final[dict[str, tuple[Wrap, ...]]] = {
 """The seams of every hook that only a training loop can call, on Megatron-LM's."""
 
 
-def seams_for(
+def hook_points_for(
     hooks: Collection[str], overrides: Collection[str], training: bool = False, megatron: str | None = None
 ) -> list[Patch]:
     """The wraps that a plan needs: of the hooks its features implement, and of the places that have its overrides.
@@ -174,9 +174,9 @@ def seams_for(
         for place in PLACES
         if known is None or not known.get(place.name, frozenset()).isdisjoint(overrides)
     ]
-    loop = [seam for hook, seams in TRAINING_SEAMS.items() if hook in hooks for seam in seams]
-    above = [*filter(_is_there, (*ARGUMENT_SEAMS, *CHECKPOINT_SEAMS)), *loop] if training else []
-    core = [seam for hook, seam in SEAMS.items() if hook in hooks]
+    loop = [seam for hook, seams in TRAINING_HOOK_POINTS.items() if hook in hooks for seam in seams]
+    above = [*filter(_is_there, (*ARGUMENT_HOOK_POINTS, *CHECKPOINT_HOOK_POINTS)), *loop] if training else []
+    core = [seam for hook, seam in HOOK_POINTS.items() if hook in hooks]
     return [*bridge, *core, *([PREDICTION] if "layer_spec" in hooks else []), *above]
 
 

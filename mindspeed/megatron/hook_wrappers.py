@@ -9,8 +9,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from mindspeed.runtime import session
 from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.runtime import session
 
 Function = Callable[..., Any]
 

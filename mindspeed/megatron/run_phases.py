@@ -10,8 +10,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, Final
 
-from mindspeed.runtime import session
 from mindspeed.plugins.patches import Patch, Wrap
+from mindspeed.runtime import session
 
 Function = Callable[..., Any]
 

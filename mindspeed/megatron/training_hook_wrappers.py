@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mindspeed.planning import checkpoint_state
-
-from mindspeed.runtime import session
-from mindspeed.planning.plan import ActivationPlan
-from mindspeed.megatron import training_flags as flags
 from mindspeed.inspection.cli_arguments import surface
+from mindspeed.megatron import training_flags as flags
 from mindspeed.megatron.training_plan import contradiction
+from mindspeed.planning import checkpoint_state
+from mindspeed.planning.plan import ActivationPlan
 from mindspeed.plugins.problems import MindSpeedError, Problem, RunError
+from mindspeed.runtime import session
 
 Function = Callable[..., Any]
 

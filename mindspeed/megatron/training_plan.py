@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from mindspeed import registry
-from mindspeed.resolution.environment import Environment
-from mindspeed.planning.plan import ActivationPlan, PlannedOverride, Row
-from mindspeed.runtime.effects import REPORT_VARIABLE
-from mindspeed.resolution.request import Layer
+from mindspeed.inspection.megatron_copies import mixed_roots, package_root
 from mindspeed.megatron import training_flags as flags
 from mindspeed.megatron.training_request import Given, ScriptRequest, read_command_line
-from mindspeed.inspection.megatron_copies import mixed_roots, package_root
+from mindspeed.planning.plan import ActivationPlan, PlannedOverride
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
 from mindspeed.plugins.world import PARALLEL_SIZES
+from mindspeed.resolution.environment import Environment
+from mindspeed.resolution.planned_feature import PlanNote
+from mindspeed.resolution.request import Layer
+from mindspeed.runtime.effects import REPORT_VARIABLE
 
 SCRIPT_MODULES: Final = ("megatron.training", "mindspeed.megatron_adaptor")
 """A script that imports one of these is a Megatron-LM script."""
@@ -44,18 +45,18 @@ def plan_training(
     environ: Mapping[str, str],
     environment: Environment,
     below: Sequence[Layer] = (),
-    beside: Sequence[Layer] = (),
+    also: Sequence[Layer] = (),
 ) -> tuple[ScriptRequest, ActivationPlan]:
     """Read a Megatron-LM command line and resolve it for an environment whose ``world_size`` is that of the job.
 
-    ``below`` and ``beside`` are layers that ``mindspeed run`` has read: a job file and environment variables, and options
+    ``below`` and ``also`` are layers that ``mindspeed run`` has read: a job file and environment variables, and options
     that rank with the command line. Raises MindSpeedError with every problem of the request, MS502 for two Megatrons on the
     path, and MS605 for arguments of Megatron that contradict the plan.
     """
     if mixed := mixed_roots():
         raise MindSpeedError([mixed])
-    request = read_command_line(arguments, environ, environment.megatron, registry.catalog, beside, environment.world_size or 1)
-    layers = (*request.defaults, *below, *request.layers, *beside, request.command_line)
+    request = read_command_line(arguments, environ, environment.megatron, registry.catalog, also, environment.world_size or 1)
+    layers = (*request.defaults, *below, *request.layers, *also, request.command_line)
     environment = replace(environment, training=package_root("training") is not None)
     try:
         plan = registry.resolve(layers, environment)
@@ -98,7 +99,7 @@ def _with_served(plan: ActivationPlan, given: Mapping[str, Given]) -> Activation
             and word.value != planned.override.value
             and base.issuperset(planned.owners)
         ):
-            rows.append(Row("note", planned.owners[0], f"{word.source} {word.value} stays: {_SERVED[argument]}"))
+            rows.append(PlanNote("note", planned.owners[0], f"{word.source} {word.value} stays: {_SERVED[argument]}"))
         else:
             overrides.append(planned)
     return replace(plan, overrides=tuple(overrides), rows=tuple(rows))

@@ -14,13 +14,13 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final, NoReturn
 
-from mindspeed.planning.plan import Row
-from mindspeed.resolution.request import JobFile, Layer, layer_from_environment, load_job_file, parse_assignments, split_names
+from mindspeed.inspection.cli_arguments import Surface, recorded_surfaces, surface
 from mindspeed.megatron import training_flags as flags
 from mindspeed.megatron.pad_token_check import warning_of_arguments
-from mindspeed.inspection.cli_arguments import Surface, recorded_surfaces, surface
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
+from mindspeed.resolution.planned_feature import PlanNote
+from mindspeed.resolution.request import JobFile, Layer, layer_from_environment, load_job_file, parse_assignments, split_names
 
 COMMAND_LINE: Final = "command line"
 OWN_FLAGS: Final = {
@@ -63,7 +63,7 @@ class ScriptRequest:
     command_line: Layer
     rest: tuple[str, ...]
     given: Mapping[str, Given] = field(default_factory=dict)
-    notes: tuple[Row, ...] = ()
+    notes: tuple[PlanNote, ...] = ()
 
 
 def read_command_line(
@@ -71,12 +71,12 @@ def read_command_line(
     environ: Mapping[str, str],
     version: str | None,
     catalog: Callable[[], Catalog],
-    beside: Sequence[Layer] = (),
+    also: Sequence[Layer] = (),
     world_size: int = 1,
 ) -> ScriptRequest:
     """Read the arguments of a Megatron-LM script, for the Megatron of this ``version``.
 
-    ``beside`` are layers of the same command line that were read elsewhere, as the options of ``mindspeed run``. Raises
+    ``also`` are layers of the same command line that were read elsewhere, as the options of ``mindspeed run``. Raises
     ResolutionError with every problem: flags of ours that cannot be read, and values that ours and Megatron's give differently.
     """
     problems: list[Problem] = []
@@ -87,16 +87,18 @@ def read_command_line(
     known = _surface(version)
     old, rest, old_notes = _old_flags(rest, given_arguments(rest, known), known, catalog, problems)
     given = given_arguments(rest, known)
-    ours = [*([old] if old is not None else []), *beside, command_line]
+    ours = [*([old] if old is not None else []), *also, command_line]
     requested = {name for layer in (*ours, environment, *([job.layer] if job else [])) for name in layer.features}
     theirs, defaults, notes = layers_of(given, known, requested, world_size)
     problems += disagreements(theirs, ours)
     if problems:
         raise ResolutionError(problems)
     if job is not None and job.train:
-        notes.append(Row("note", "job file", "its section train is for mindspeed pretrain, Megatron-LM has flags of its own"))
+        notes.append(
+            PlanNote("note", "job file", "its section train is for mindspeed pretrain, Megatron-LM has flags of its own")
+        )
     if text := warning_of_arguments({dest: argument.value for dest, argument in given.items()}, version):
-        notes.append(Row("note", "megatron-lm", text))
+        notes.append(PlanNote("note", "megatron-lm", text))
     below = (defaults, *([old] if old is not None else []))
     layers = (*([job.layer] if job is not None else []), environment, *theirs)
     return ScriptRequest(below, layers, command_line, tuple(rest), given, (*notes, *old_notes))
@@ -139,7 +141,7 @@ def unknown_options(arguments: Sequence[str], known: Surface) -> list[str]:
 
 def layers_of(
     given: Mapping[str, Given], known: Surface, requested: set[str], world_size: int
-) -> tuple[list[Layer], Layer, list[Row]]:
+) -> tuple[list[Layer], Layer, list[PlanNote]]:
     """One layer per argument of Megatron that means something to us, one for what follows from defaults, and notes.
 
     An argument that is a setting counts only where its feature is active: switched on by an argument, by a size, or in
@@ -147,7 +149,7 @@ def layers_of(
     """
     if "yaml_cfg" in given:
         text = "Megatron takes its arguments from a file: sizes are compared with the plan once it has read it"
-        return [], Layer("Megatron's defaults"), [Row("note", "megatron-lm", text)]
+        return [], Layer("Megatron's defaults"), [PlanNote("note", "megatron-lm", text)]
     complete = "use_checkpoint_args" not in given
     defaults = {name: known.by_dest[name][0].default for name in known.by_dest} if complete else {}
     values = {**defaults, **{dest: argument.value for dest, argument in given.items()}}
@@ -172,7 +174,7 @@ def layers_of(
             layer = layers.setdefault(given[dest].source, Layer(given[dest].source))
             layers[layer.source] = replace(layer, without=(*layer.without, feature))
     settings: dict[str, dict[str, Any]] = {}
-    notes: list[Row] = []
+    notes: list[PlanNote] = []
     for dest, (feature, name) in flags.SETTINGS.items():
         if feature not in active:
             continue
@@ -184,12 +186,12 @@ def layers_of(
     return list(layers.values()), Layer("Megatron's defaults", world=fallback, settings=settings), notes
 
 
-def _left_to_megatron(dest: str, argument: Given, feature: str, notes: list[Row]) -> bool:
+def _left_to_megatron(dest: str, argument: Given, feature: str, notes: list[PlanNote]) -> bool:
     ours = flags.OPTIONS_OF_OTHERS.get(dest)
     others = [value for value in argument.value if value not in ours] if ours is not None else []
     if others:
         text = f"{argument.source} {' '.join(argument.value)} is left to Megatron, {feature} does not know {', '.join(others)}"
-        notes.append(Row("note", feature, text))
+        notes.append(PlanNote("note", feature, text))
     return bool(others)
 
 
@@ -284,14 +286,14 @@ def _command_line(own: Mapping[str, list[str]], problems: list[Problem]) -> Laye
 
 def _old_flags(
     arguments: list[str], given: Mapping[str, Given], known: Surface, catalog: Callable[[], Catalog], problems: list[Problem]
-) -> tuple[Layer | None, list[str], list[Row]]:
+) -> tuple[Layer | None, list[str], list[PlanNote]]:
     """Ask `mindspeed.legacy.flags`, where it is installed, for what Megatron's parser does not take: layer, rest, notes."""
     strange = any(_is_strange(known, dest, argument.value) for dest, argument in given.items())
     if not (strange or unknown_options(arguments, known)) or not _is_there(OLD_FLAGS):
         return None, arguments, []
     old = import_module(OLD_FLAGS).read_old_flags(arguments, frozenset(known.by_option), catalog())
     problems += old.problems
-    return old.layer, list(old.rest), [Row("note", "old flags", text) for text in old.notes]
+    return old.layer, list(old.rest), [PlanNote("note", "old flags", text) for text in old.notes]
 
 
 def _is_strange(known: Surface, dest: str, value: Any) -> bool:

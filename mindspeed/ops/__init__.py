@@ -58,7 +58,7 @@ __all__ = [
 OPERATORS: Final = tuple(__all__)
 """Public operators; each is a function in the module of the same name, and lcal_coc a module of functions."""
 
-FURTHER: Final = {
+ALIASES: Final = {
     "npu_dropout_add_rms_norm": "npu_dropout_add_layer_norm",
     "rms_norm_residual": "rms_norm",
     "npu_gmm_v2": "npu_gmm",
@@ -85,11 +85,11 @@ sys.modules[__name__].__class__ = _Operators
 
 
 def __getattr__(name: str) -> Any:
-    if name not in OPERATORS and name not in FURTHER:
+    if name not in OPERATORS and name not in ALIASES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(f"{__name__}.{FURTHER.get(name, name)}")
+    module = import_module(f"{__name__}.{ALIASES.get(name, name)}")
     return getattr(module, name, module)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *OPERATORS, *FURTHER})
+    return sorted({*globals(), *OPERATORS, *ALIASES})

@@ -16,7 +16,7 @@ FULL_MASK_MODES = (0, 1, 5)
 
 
 @dataclass(frozen=True)
-class Sight:
+class AttentionVisibility:
     """Query i sees key j if ``i + first <= j <= i + last`` (None: no bound) or ``j < prefix[b]``, unless ``mask`` hides it.
 
     ``mask`` is bool, True hidden, and broadcasts to [B, K, G, queries, keys], K groups of G heads.
@@ -56,7 +56,7 @@ class Sight:
         return hidden
 
 
-def sight(
+def visibility(
     mode: int,
     queries: int,
     keys: int,
@@ -65,18 +65,18 @@ def sight(
     prefix: tuple[int, ...] | None,
     mask: Tensor | None,
     at_edge: bool,
-) -> Sight:
+) -> AttentionVisibility:
     """What one sequence sees under a sparse mode; ``at_edge``: it is the one that modes 7 and 8 give a band."""
     shift = keys - queries
     if mode == 0:
-        return Sight(queries, keys, -before, after, mask=mask)
+        return AttentionVisibility(queries, keys, -before, after, mask=mask)
     if mode == 1:
-        return Sight(queries, keys, mask=mask)
+        return AttentionVisibility(queries, keys, mask=mask)
     if mode == 4 or (mode in (7, 8) and at_edge):
-        return Sight(queries, keys, shift - before, shift + after)
+        return AttentionVisibility(queries, keys, shift - before, shift + after)
     if mode in (5, 6):
-        return Sight(queries, keys, last=shift, prefix=prefix, mask=mask if mode == 5 else None)
-    return Sight(queries, keys, last=0 if mode in (2, 8) else shift)
+        return AttentionVisibility(queries, keys, last=shift, prefix=prefix, mask=mask if mode == 5 else None)
+    return AttentionVisibility(queries, keys, last=0 if mode in (2, 8) else shift)
 
 
 @lru_cache(maxsize=8)

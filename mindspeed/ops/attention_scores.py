@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from mindspeed.ops.attention_mask import Sight
+from mindspeed.ops.attention_mask import AttentionVisibility
 from mindspeed.ops.numerics import wide
 
 COMPRESSED_ROWS: Final = 1024
@@ -104,7 +104,7 @@ class Scores:
     """Everything between queries and keys and their probabilities."""
 
     scale: float
-    sight: Sight
+    sight: AttentionVisibility
     bias: Bias | None
     dropout: Dropout | None
 

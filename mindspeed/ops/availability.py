@@ -27,7 +27,7 @@ _OPS: Final = Path(__file__).resolve().parent
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class VariantStatus:
     """One operator on one platform: its best ``variant``, what ``runs`` on this machine, and why not the former.
 
     ``runs`` is empty when this machine is not one of that platform.
@@ -43,7 +43,7 @@ class Standing:
         return asdict(self)
 
 
-def standings(platform: str) -> list[Standing]:
+def standings(platform: str) -> list[VariantStatus]:
     """Every public operator on a platform, in the order of `OPERATORS`."""
     machine = _Machine(platform)
     return [_standing(op, machine) for op in OPERATORS]
@@ -85,14 +85,14 @@ def is_here(platform: str) -> bool:
     return platform not in _DEVICES or bool(glob.glob(_DEVICES[platform]))
 
 
-def _standing(op: str, machine: _Machine) -> Standing:
+def _standing(op: str, machine: _Machine) -> VariantStatus:
     best = variant(op, machine.platform)
     otherwise = REFERENCE if machine.is_here else ""
     if best == REFERENCE:
-        return Standing(op, machine.platform, best, otherwise, reason(op, machine.platform))
+        return VariantStatus(op, machine.platform, best, otherwise, reason(op, machine.platform))
     if machine.is_here and machine.runs(op):
-        return Standing(op, machine.platform, best, best, "")
-    return Standing(op, machine.platform, best, otherwise, machine.obstacle(op))
+        return VariantStatus(op, machine.platform, best, best, "")
+    return VariantStatus(op, machine.platform, best, otherwise, machine.obstacle(op))
 
 
 class _Machine:

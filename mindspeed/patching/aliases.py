@@ -17,13 +17,13 @@ from types import FunctionType, MappingProxyType, ModuleType
 from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 
-from mindspeed.patching import reference_counts
-from mindspeed.patching.journal import ATTRIBUTE, ELEMENT, HEAP_TYPE, ITEM, KEY, MEMBER, SLOT, Journal, Place
 from mindspeed.inspection.sites import TREE, inside_tree
+from mindspeed.patching import reference_counts
+from mindspeed.patching.journal import ATTRIBUTE, ELEMENT, HEAP_TYPE, ITEM, KEY, MEMBER, SLOT, Accessor, Journal
 from mindspeed.plugins.problems import PatchError, Problem
 
 
-class Exchange(NamedTuple):
+class Substitution(NamedTuple):
     """An object to be exchanged for another one.
 
     The modules ``keeping`` the old one are those that define the new one; ``layers`` are classes whose ancestors keep
@@ -81,7 +81,7 @@ class Rebinder:
 
     def __init__(
         self,
-        exchanges: Collection[Exchange],
+        exchanges: Collection[Substitution],
         packages: Collection[str],
         journal: Journal,
         held: Mapping[int, int] = MappingProxyType({}),
@@ -195,7 +195,7 @@ class Rebinder:
             self._new = {key: exchange.new for key, exchange in self._exchanges.items() if key not in kept}
             self._ids = frozenset(self._new)
 
-    def _write(self, place: Place, holder: Any, key: Any, old: Any) -> None:
+    def _write(self, place: Accessor, holder: Any, key: Any, old: Any) -> None:
         self.journal.write(place, holder, key, old, self._new[id(old)])
         self.counts[id(old)] += 1
         self._missing[id(old)] -= 1
@@ -223,14 +223,14 @@ class Rebinder:
             raise PatchError([Problem("MS404", text)]) from error
         self.counts[id(old)] += 1
 
-    def _exchange(self, place: Place, holder: Any, entries: Mapping[Any, Any]) -> None:
+    def _exchange(self, place: Accessor, holder: Any, entries: Mapping[Any, Any]) -> None:
         """Exchange the values of a mapping."""
         if not self._ids.isdisjoint(map(id, entries.values())):
             for key, value in list(entries.items()):
                 if id(value) in self._new:
                     self._write(place, holder, key, value)
 
-    def _look(self, place: Place, holder: Any, entries: Mapping[Any, Any]) -> None:
+    def _look(self, place: Accessor, holder: Any, entries: Mapping[Any, Any]) -> None:
         """Exchange the values of a mapping, renew immutable ones that contain something exchanged, queue other holders."""
         self._exchange(place, holder, entries)
         if any(map(_visitors.__getitem__, set(map(type, entries.values())))):
@@ -306,7 +306,7 @@ class Rebinder:
         if type(fields) is dict:
             self._look(ITEM, fields, fields)
 
-    def _rename(self, place: Place, holder: Any) -> None:
+    def _rename(self, place: Accessor, holder: Any) -> None:
         if not self._ids.isdisjoint(map(id, holder)):
             for key in [key for key in holder if id(key) in self._new]:
                 self._write(place, holder, key, key)

@@ -12,11 +12,17 @@ from operator import attrgetter
 from types import MappingProxyType, ModuleType
 from typing import Any
 
+from mindspeed.inspection.gc_pause import collector_paused
+from mindspeed.inspection.sites import awaits_checkout, find_site
+from mindspeed.inspection.source import find_module
 from mindspeed.patching import reference_counts
-from mindspeed.patching.stale_references import stale_holders
+from mindspeed.patching.aliases import Rebinder
+from mindspeed.patching.imported_values import follow_imports
+from mindspeed.patching.imports import PatchFinder
+from mindspeed.patching.journal import Journal
 from mindspeed.patching.site_patch import (
     DESCRIPTORS,
-    Bound,
+    PatchedSite,
     SitePatches,
     by_site,
     import_values,
@@ -24,15 +30,9 @@ from mindspeed.patching.site_patch import (
     loaded_object,
     locate,
 )
-from mindspeed.patching.gc_pause import collector_paused
-from mindspeed.patching.imported_values import follow_imports
-from mindspeed.patching.imports import PatchFinder
-from mindspeed.patching.journal import Journal
+from mindspeed.patching.stale_references import stale_holders
 from mindspeed.planning.patch_checks import check_patches, missing_target, with_sites
 from mindspeed.planning.plan import PlannedPatch
-from mindspeed.patching.aliases import Rebinder
-from mindspeed.inspection.sites import awaits_checkout, find_site
-from mindspeed.inspection.source import find_module
 from mindspeed.plugins.problems import PatchError, Problem
 from mindspeed.plugins.tracing import trace
 
@@ -95,10 +95,10 @@ class AppliedPatches:
         packages = {module.partition(".")[0] for module in self._by_module}
         self._finder = PatchFinder(packages, self._executed, self._finished)
         self._journal = Journal()
-        self._bound: list[Bound] = []
-        self._new: list[Bound] = []
+        self._bound: list[PatchedSite] = []
+        self._new: list[PatchedSite] = []
         self._postponed: list[str] = []
-        self._by_name: dict[tuple[Any, ...], Bound] = {}
+        self._by_name: dict[tuple[Any, ...], PatchedSite] = {}
         self._aliases: Counter[str] = Counter()
         self._held: dict[int, int] = {}
 
@@ -173,7 +173,7 @@ class AppliedPatches:
         with _lock:
             return stale_holders(self._bound)
 
-    def _patch(self, groups: Sequence[SitePatches]) -> list[Bound]:
+    def _patch(self, groups: Sequence[SitePatches]) -> list[PatchedSite]:
         """Bind the sites of loaded modules; all replacements are imported before anything is touched."""
         values: dict[str, Any] = {}
         _all(lambda group: values.update(import_values(group)), groups)
@@ -217,7 +217,7 @@ class AppliedPatches:
             self._bound.append(bound)
 
     def _rebind(
-        self, bound: Sequence[Bound], modules: Sequence[str] | None = None, held: Mapping[int, int] = MappingProxyType({})
+        self, bound: Sequence[PatchedSite], modules: Sequence[str] | None = None, held: Mapping[int, int] = MappingProxyType({})
     ) -> None:
         """Give the patched object to the other holders: everywhere, or in the modules named.
 
@@ -233,7 +233,7 @@ class AppliedPatches:
                 for one in bound:
                     self._aliases[one.group.site] += rebinder.counts.get(id(one.original), 0)
 
-    def _give_back(self, bound: Sequence[Bound], journal: Journal) -> None:
+    def _give_back(self, bound: Sequence[PatchedSite], journal: Journal) -> None:
         """Give the originals to every holder of a patched object."""
         follow_imports([one for one in bound if not one.fresh], journal, back=True)
         exchanges = [exchange for one in bound for exchange in one.returns()]
@@ -289,7 +289,7 @@ def _holders(groups: Sequence[SitePatches]) -> dict[int, int]:
     return held
 
 
-def _packages(bound: Sequence[Bound]) -> set[str]:
+def _packages(bound: Sequence[PatchedSite]) -> set[str]:
     """Top-level packages of some sites."""
     return {one.group.module.partition(".")[0] for one in bound}
 

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
-from mindspeed.patching.site_patch import Bound
-from mindspeed.patching.journal import ABSENT, ITEM, Journal
+from mindspeed.inspection.sites import inside_tree
 from mindspeed.inspection.target_info import importers
 from mindspeed.patching.aliases import module_dictionaries
-from mindspeed.inspection.sites import inside_tree
+from mindspeed.patching.journal import ABSENT, ITEM, Journal
+from mindspeed.patching.site_patch import PatchedSite
 
 _BENEATH: Final = ("torch.", "numpy.", "sympy.")
 """Packages that import neither Megatron nor any feature, and have most of the modules of a process."""
@@ -19,7 +19,7 @@ _COMMON: Final = (bool, type(None))
 """Types of values that hundreds of unrelated names share."""
 
 
-def follow_imports(bounds: Sequence[Bound], journal: Journal, back: bool = False) -> dict[str, int]:
+def follow_imports(bounds: Sequence[PatchedSite], journal: Journal, back: bool = False) -> dict[str, int]:
     """Exchange shared objects in the modules that import their names from the sites; ``back`` gives the originals back.
 
     Names of Megatron are found under any other name too; names of other packages, and those of True, False or
@@ -28,8 +28,8 @@ def follow_imports(bounds: Sequence[Bound], journal: Journal, back: bool = False
     Returns how many names were found, by site.
     """
     counts: dict[str, int] = {}
-    by_name: list[tuple[Bound, Any, Any]] = []
-    by_value: dict[int, list[tuple[Bound, Any, Any]]] = {}
+    by_name: list[tuple[PatchedSite, Any, Any]] = []
+    by_value: dict[int, list[tuple[PatchedSite, Any, Any]]] = {}
     for bound in bounds:
         if len(bound.group.path) == 1:
             old, new = (bound.current, bound.original) if back else (bound.original, bound.current)
@@ -38,7 +38,7 @@ def follow_imports(bounds: Sequence[Bound], journal: Journal, back: bool = False
             into.append((bound, old, new))
 
     modules = _that_may_import(bounds) if by_name or by_value else []
-    found: list[tuple[str, dict[str, Any], str, tuple[Bound, Any, Any]]] = []
+    found: list[tuple[str, dict[str, Any], str, tuple[PatchedSite, Any, Any]]] = []
     for one in by_name:
         name, old = one[0].name, one[1]
         found += [(module, entries, name, one) for module, entries in modules if entries.get(name, ABSENT) is old]
@@ -54,7 +54,7 @@ def follow_imports(bounds: Sequence[Bound], journal: Journal, back: bool = False
     return counts
 
 
-def _that_may_import(bounds: Sequence[Bound]) -> list[tuple[str, dict[str, Any]]]:
+def _that_may_import(bounds: Sequence[PatchedSite]) -> list[tuple[str, dict[str, Any]]]:
     """The loaded modules that may import what some sites bind."""
     if any(bound.group.module.startswith(_BENEATH) for bound in bounds):
         return module_dictionaries()

@@ -18,7 +18,7 @@ HEAP_TYPE: Final = 1 << 9
 """``__flags__`` bit of a class whose attributes can be set; compiled classes lack it."""
 
 
-class Place(NamedTuple):
+class Accessor(NamedTuple):
     """How one kind of holder is read and written."""
 
     read: Callable[[Any, Any], Any]
@@ -50,18 +50,18 @@ def _rename_member(holder: set[Any], old: Any, new: Any) -> None:
     holder.add(new)
 
 
-ITEM: Final = Place(lambda holder, key: holder.get(key, ABSENT), _write_item)
-ELEMENT: Final = Place(lambda holder, i: holder[i] if i < len(holder) else ABSENT, list.__setitem__)
-ATTRIBUTE: Final = Place(lambda holder, name: vars(holder).get(name, ABSENT), _write_attribute)
-SLOT: Final = Place(getattr, setattr)
-KEY: Final = Place(lambda holder, key: next((k for k in holder if k is key), ABSENT), _rename_key)
-MEMBER: Final = Place(lambda holder, key: next((k for k in holder if k is key), ABSENT), _rename_member)
+ITEM: Final = Accessor(lambda holder, key: holder.get(key, ABSENT), _write_item)
+ELEMENT: Final = Accessor(lambda holder, i: holder[i] if i < len(holder) else ABSENT, list.__setitem__)
+ATTRIBUTE: Final = Accessor(lambda holder, name: vars(holder).get(name, ABSENT), _write_attribute)
+SLOT: Final = Accessor(getattr, setattr)
+KEY: Final = Accessor(lambda holder, key: next((k for k in holder if k is key), ABSENT), _rename_key)
+MEMBER: Final = Accessor(lambda holder, key: next((k for k in holder if k is key), ABSENT), _rename_member)
 
 
 class Change(NamedTuple):
     """One value that was exchanged. Keys and set members are their own value: there ``key`` is what stands there now."""
 
-    place: Place
+    place: Accessor
     holder: Any
     key: Any
     old: Any
@@ -79,7 +79,7 @@ class Journal:
     def __init__(self) -> None:
         self.changes: list[Change] = []
 
-    def write(self, place: Place, holder: Any, key: Any, old: Any, new: Any) -> None:
+    def write(self, place: Accessor, holder: Any, key: Any, old: Any, new: Any) -> None:
         """Change a place and remember how to change it back."""
         place.write(holder, key, new)
         self.changes.append(Change(place, holder, new if place in (KEY, MEMBER) else key, old, new))

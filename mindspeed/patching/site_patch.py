@@ -12,11 +12,11 @@ from importlib import import_module
 from types import FunctionType, ModuleType
 from typing import Any, Final
 
+from mindspeed.inspection.sites import IMPORTED, find_site, inside_tree
+from mindspeed.patching.aliases import MADE, Substitution
 from mindspeed.patching.journal import ABSENT, ATTRIBUTE, HEAP_TYPE, ITEM, Journal
 from mindspeed.planning.patch_checks import missing_target, unsuitable_target
 from mindspeed.planning.plan import PlannedPatch
-from mindspeed.patching.aliases import MADE, Exchange
-from mindspeed.inspection.sites import IMPORTED, find_site, inside_tree
 from mindspeed.plugins.patches import Mixin, Ref, Replace, Set, Wrap
 from mindspeed.plugins.problems import MindSpeedError, PatchError, Problem
 
@@ -93,7 +93,7 @@ def _reference(planned: PlannedPatch) -> str | None:
 
 
 @dataclass(slots=True, eq=False)
-class Bound:
+class PatchedSite:
     """A site that one layer of patches has bound in a loaded module.
 
     ``original`` is what the name held (a raw descriptor in a class), ``current`` what it holds now. ``planted``: the
@@ -149,15 +149,15 @@ class Bound:
         place = (id(self.holder), self.name)
         return [place] if self.shared or self.planted else [place, (id(self.original),), (id(self.current),)]
 
-    def exchanges(self) -> list[Exchange]:
+    def exchanges(self) -> list[Substitution]:
         """What to exchange in all other holders; nothing for an original that is not this site's alone."""
         if self.planted or self.shared or self.current is self.original:
             return []
-        return [Exchange(old, new, self.keeping, self.layers) for old, new in _pairs(self.original, self.current)]
+        return [Substitution(old, new, self.keeping, self.layers) for old, new in _pairs(self.original, self.current)]
 
-    def returns(self) -> list[Exchange]:
+    def returns(self) -> list[Substitution]:
         """The way back: every holder of an object made here got it from the site."""
-        return [Exchange(new, old) for old, new in _pairs(self.original, self.current)] if self.fresh else []
+        return [Substitution(new, old) for old, new in _pairs(self.original, self.current)] if self.fresh else []
 
 
 def _key(planned: PlannedPatch) -> str:
@@ -190,7 +190,7 @@ def loaded_entry(name: str) -> Any:
     return found
 
 
-def locate(group: SitePatches) -> Bound:
+def locate(group: SitePatches) -> PatchedSite:
     """Find a site in its loaded module. Raises PatchError MS401 when it does not exist, MS403 when it cannot be set."""
     holder: Any = sys.modules[group.module]
     *owners, name = group.path
@@ -209,7 +209,7 @@ def locate(group: SitePatches) -> Bound:
         _check_class(group, original)
     entries = holder if isinstance(holder, type) else ModuleType.__getattribute__(holder, "__dict__")
     shared = not planted and _is_shared(group, holder, name, original)
-    return Bound(group, entries, name, original, planted, shared, current=original)
+    return PatchedSite(group, entries, name, original, planted, shared, current=original)
 
 
 def _entry(holder: Any, name: str) -> Any:
@@ -265,7 +265,7 @@ def _home(value: Any) -> tuple[Any, Any]:
     return getattr(value, "__module__", None), getattr(value, "__qualname__", None)
 
 
-def _compose(planned: PlannedPatch, value: Any, bound: Bound) -> tuple[Any, bool]:
+def _compose(planned: PlannedPatch, value: Any, bound: PatchedSite) -> tuple[Any, bool]:
     """What stands at the site after one more patch, and whether that was made here."""
     patch, current = planned.patch, bound.current
     if isinstance(patch, Set):
@@ -291,7 +291,7 @@ def _not_a_class(planned: PlannedPatch, what: str) -> Problem:
     return unsuitable_target(planned.owner, planned.patch.kind, planned.site, f"{what} is not a class", "use Wrap or Replace")
 
 
-def _wrapped(planned: PlannedPatch, factory: Any, original: Any, bound: Bound) -> tuple[Any, bool]:
+def _wrapped(planned: PlannedPatch, factory: Any, original: Any, bound: PatchedSite) -> tuple[Any, bool]:
     """What a wrapper factory makes of the original; a copy of it where it hands out something that others hold."""
     try:
         made = factory(original)
@@ -315,7 +315,7 @@ _ALONE: Final = _references_of_a_new_object()
 """What ``sys.getrefcount`` says of an object that only one local variable holds."""
 
 
-def _copy(value: Any, bound: Bound) -> tuple[Any, bool]:
+def _copy(value: Any, bound: PatchedSite) -> tuple[Any, bool]:
     """A function or class of our own with the content of ``value``, so that its holders can be told apart at undo.
 
     Other callables are bound as they are; the second value says so.
@@ -338,7 +338,7 @@ def _copy(value: Any, bound: Bound) -> tuple[Any, bool]:
     return copy, True
 
 
-def _subclass(bases: tuple[type, ...], bound: Bound) -> type:
+def _subclass(bases: tuple[type, ...], bound: PatchedSite) -> type:
     """``class Target(*bases)`` under the target's own names, so that pickles stay readable without us."""
     module, qualname = _names(bound)
     entries = {"__module__": module, "__qualname__": qualname, "__doc__": bases[0].__doc__}
@@ -352,7 +352,7 @@ def _subclass(bases: tuple[type, ...], bound: Bound) -> type:
     return made
 
 
-def _names(bound: Bound) -> tuple[str, str]:
+def _names(bound: PatchedSite) -> tuple[str, str]:
     """Module and qualified name of the original, or of the site where the original has none of its own."""
     inner = bound.original.__func__ if isinstance(bound.original, DESCRIPTORS) else bound.original
     if isinstance(inner, FunctionType | type) and not bound.shared and not bound.planted:

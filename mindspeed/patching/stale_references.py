@@ -9,16 +9,16 @@ from contextlib import suppress
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
-from mindspeed.patching.site_patch import Bound
-from mindspeed.patching.journal import HEAP_TYPE
 from mindspeed.inspection.sites import inside_tree
+from mindspeed.patching.journal import HEAP_TYPE
+from mindspeed.patching.site_patch import PatchedSite
 from mindspeed.plugins.problems import Problem
 
 _NO_HOLDERS: Final = (dict, list, tuple, set, frozenset, CellType)
 """Containers are reached through what owns them; most of the heap is made of these."""
 
 
-def stale_holders(bound: Sequence[Bound]) -> list[Problem]:
+def stale_holders(bound: Sequence[PatchedSite]) -> list[Problem]:
     """MS404 for every closure, partial, bound method and instance that holds an original which has been replaced.
 
     The patched objects hold theirs, and modules that define a replacement may. A class's own ``__class__`` cells, mro,
@@ -28,10 +28,10 @@ def stale_holders(bound: Sequence[Bound]) -> list[Problem]:
     originals = {id(one.original): one for one in bound if one.exchanges()}
     inner = {id(one.original) for one in bound if not one.group.own and not inside_tree(one.group.module)}
     allowed = _reachable(one.current for one in bound)
-    found: dict[tuple[str, str], Bound] = {}
+    found: dict[tuple[str, str], PatchedSite] = {}
     for holder in gc.get_objects() if originals else ():
         kind = type(holder)
-        if kind in _NO_HOLDERS or id(holder) in allowed or kind.__module__ == Bound.__module__:
+        if kind in _NO_HOLDERS or id(holder) in allowed or kind.__module__ == PatchedSite.__module__:
             continue
         if kind is FunctionType and holder.__closure__:
             held, text = _closed_over(holder), f"the closure of {holder.__module__}.{holder.__qualname__}"
@@ -52,7 +52,7 @@ def stale_holders(bound: Sequence[Bound]) -> list[Problem]:
     return [_stale(text, one) for (text, _), one in sorted(found.items(), key=lambda item: item[0])]
 
 
-def _stale(text: str, one: Bound) -> Problem:
+def _stale(text: str, one: PatchedSite) -> Problem:
     owner = one.group.owner
     message = f"{text} still holds the original of {one.group.site}, which {owner} patches"
     return Problem("MS404", message, (owner,), fix="activate the plan before it is made")

@@ -6,25 +6,26 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from mindspeed.resolution.environment import Environment, version_in
-from mindspeed.planning.patch_checks import check_patches, notes_on, places_of, with_sites
 from mindspeed.inspection.target_info import is_installed
-from mindspeed.planning.plan import ActivationPlan, PlannedOverride, PlannedPatch, Row
-from mindspeed.resolution.resolver import Resolution
+from mindspeed.planning.patch_checks import check_patches, notes_on, target_infos_of, with_sites
+from mindspeed.planning.plan import ActivationPlan, PlannedOverride, PlannedPatch
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.hookspecs import HOOK_CLASSES
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import ArgOverride, Patch, Replace
 from mindspeed.plugins.problems import Problem, ResolutionError
+from mindspeed.resolution.environment import Environment, version_in
+from mindspeed.resolution.planned_feature import PlanNote
+from mindspeed.resolution.resolver import Resolution
 
 
-def compose(resolution: Resolution, catalog: Catalog, environment: Environment) -> ActivationPlan:
+def build_plan(resolution: Resolution, catalog: Catalog, environment: Environment) -> ActivationPlan:
     """Make the plan of a resolution without problems. Raises ResolutionError for conflicts between patches or overrides."""
-    from mindspeed.megatron.argument_overrides import check_overrides
-    from mindspeed.megatron.run_phases import PHASES
-    from mindspeed.megatron.hook_points import seams_for
     from mindspeed.inspection.megatron_copies import mixed_roots
+    from mindspeed.megatron.argument_overrides import check_overrides
+    from mindspeed.megatron.hook_points import hook_points_for
+    from mindspeed.megatron.run_phases import PHASES
     from mindspeed.platforms import base_features
 
     world = resolution.world
@@ -40,13 +41,13 @@ def compose(resolution: Resolution, catalog: Catalog, environment: Environment) 
     guard = _Guard(environment, slots)
     hooks = [name for group in HOOK_CLASSES for name in vars(group) if name[0] != "_" and names & manager.owners(name)]
     taken = [planned.override.argument for planned in overrides]
-    seams = ("megatron-seams", seams_for(hooks, taken, environment.training, environment.megatron))
+    seams = ("megatron-seams", hook_points_for(hooks, taken, environment.training, environment.megatron))
     phases = ("megatron-seams", PHASES if names else ())
     ground, own = _layers(manager.call("patches"), names)
     patches = [guard.planned(owner, patch, ground=True) for owner, given in ground for patch in given]
     # a seam stays around what a feature puts in place of the original
     patches += [guard.planned(owner, patch) for owner, given in (seams, phases, *own) for patch in given]
-    places = places_of(patches, environment.megatron)
+    places = target_infos_of(patches, environment.megatron)
     patches = _superseded(with_sites(patches, environment.megatron, places), resolution.supersedes)
     problems += check_patches(patches, environment.megatron, places)
     if is_installed(environment.megatron) and (mixed := mixed_roots()) is not None:
@@ -167,6 +168,6 @@ def _superseded(patches: Sequence[PlannedPatch], supersedes: Sequence[tuple[str,
     return result
 
 
-def _skipped_rows(patches: Iterable[PlannedPatch]) -> Iterable[Row]:
+def _skipped_rows(patches: Iterable[PlannedPatch]) -> Iterable[PlanNote]:
     skipped = (p for p in patches if p.skipped and not p.ground)
-    return (Row("left-out", p.owner, f"patch of {p.patch.target} is left out: {p.skipped}") for p in skipped)
+    return (PlanNote("left-out", p.owner, f"patch of {p.patch.target} is left out: {p.skipped}") for p in skipped)

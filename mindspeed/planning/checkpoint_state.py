@@ -13,10 +13,11 @@ from typing import Any, Final
 
 from mindspeed.planning.fingerprint import content_of
 from mindspeed.planning.lock import facts_of
-from mindspeed.planning.plan import ActivationPlan, PlannedFeature
+from mindspeed.planning.plan import ActivationPlan
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.plugins.feature import State, Verdict
+from mindspeed.plugins.feature import CheckpointState, Verdict
 from mindspeed.plugins.problems import Problem, RunError
+from mindspeed.resolution.planned_feature import PlannedFeature
 
 FILE: Final = "features.json"
 FORMAT: Final = 1
@@ -31,11 +32,11 @@ class SavedFeature:
     distribution: str
     version: str
     settings: Mapping[str, Any]
-    state: State
+    state: CheckpointState
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class CheckpointManifest:
     """The features at work in a checkpoint's run, in activation order, and the content of their plan (`content_of`)."""
 
     features: tuple[SavedFeature, ...]
@@ -66,16 +67,16 @@ class Change:
         return f"{self.verdict:<11}  {self.what}: {self.reason}"
 
 
-def record_of(plan: ActivationPlan, catalog: Catalog) -> Record:
+def record_of(plan: ActivationPlan, catalog: Catalog) -> CheckpointManifest:
     """What a checkpoint of this plan must remember."""
     saved = (
         SavedFeature(feature.name, feature.distribution, feature.version, feature.args, _declared(feature, catalog))
-        for feature in _at_work(plan, catalog)
+        for feature in _effective_features(plan, catalog)
     )
-    return Record(tuple(saved), plan.digest, content_of(plan, catalog))
+    return CheckpointManifest(tuple(saved), plan.digest, content_of(plan, catalog))
 
 
-def read_record(folder: Path) -> Record | None:
+def read_record(folder: Path) -> CheckpointManifest | None:
     """The record of a checkpoint folder; None when it has none. Raises RunError with MS602 for a damaged one."""
     path = folder / FILE
     if not path.is_file():
@@ -84,14 +85,16 @@ def read_record(folder: Path) -> Record | None:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["format"] != FORMAT:
             raise ValueError(f"format {data['format']} is not {FORMAT}")
-        features = tuple(SavedFeature(**feature | {"state": State(**feature["state"])}) for feature in data["features"])
-        return Record(features, data["plan"], data["content"])
+        features = tuple(
+            SavedFeature(**feature | {"state": CheckpointState(**feature["state"])}) for feature in data["features"]
+        )
+        return CheckpointManifest(features, data["plan"], data["content"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         text = f"the features of the checkpoint cannot be read: {type(error).__name__}: {error}"
         raise RunError([Problem("MS602", text, where=str(path))]) from error
 
 
-def changes(record: Record, plan: ActivationPlan, catalog: Catalog) -> list[Change]:
+def changes(record: CheckpointManifest, plan: ActivationPlan, catalog: Catalog) -> list[Change]:
     """Every difference that a checkpoint could notice; refused ones first."""
     found = [*_features(record, plan, catalog), *_software(record, plan, catalog)]
     return sorted(found, key=lambda change: ("refused", "convertible", "safe").index(change.verdict))
@@ -106,9 +109,9 @@ def refusals(found: list[Change], where: str) -> list[Problem]:
     ]
 
 
-def _features(record: Record, plan: ActivationPlan, catalog: Catalog) -> Iterator[Change]:
+def _features(record: CheckpointManifest, plan: ActivationPlan, catalog: Catalog) -> Iterator[Change]:
     saved = {feature.name: feature for feature in record.features}
-    now = {feature.name: feature for feature in _at_work(plan, catalog)}
+    now = {feature.name: feature for feature in _effective_features(plan, catalog)}
     for name in [*saved, *(name for name in now if name not in saved)]:
         if name not in now:
             yield _removed(saved[name])
@@ -125,12 +128,12 @@ def _removed(old: SavedFeature) -> Change:
     return Change(old.name, what, old.state.verdict("removed"), _reason(old.state), saved=f"{old.version}", fix=fix)
 
 
-def _added(new: PlannedFeature, state: State) -> Change:
+def _added(new: PlannedFeature, state: CheckpointState) -> Change:
     what, fix = f"{new.name} was added", f"--without {new.name}"
     return Change(new.name, what, state.verdict("added"), _reason(state), now=new.version, fix=fix)
 
 
-def _kept(old: SavedFeature, new: PlannedFeature, state: State) -> Iterator[Change]:
+def _kept(old: SavedFeature, new: PlannedFeature, state: CheckpointState) -> Iterator[Change]:
     """Differences of a feature that both have; its present declaration counts, which knows the older versions."""
     for key in [*old.settings, *(key for key in new.args if key not in old.settings)]:
         before, after = _text(old.settings.get(key)), _text(new.args.get(key))
@@ -143,7 +146,7 @@ def _kept(old: SavedFeature, new: PlannedFeature, state: State) -> Iterator[Chan
         yield Change(new.name, what, state.verdict("upgraded"), _reason(state), before, after, fix)
 
 
-def _software(record: Record, plan: ActivationPlan, catalog: Catalog) -> Iterator[Change]:
+def _software(record: CheckpointManifest, plan: ActivationPlan, catalog: Catalog) -> Iterator[Change]:
     """Versions and files, which no checkpoint holds; a reader of a curve that bends wants to know of them."""
     here = content_of(plan, catalog)
     before, after = facts_of(record.content, "version"), facts_of(here, "version")
@@ -156,7 +159,7 @@ def _software(record: Record, plan: ActivationPlan, catalog: Catalog) -> Iterato
         yield Change("", f"{module} has another content", "safe", "code is not state", old[module], new[module])
 
 
-def _at_work(plan: ActivationPlan, catalog: Catalog) -> Iterator[PlannedFeature]:
+def _effective_features(plan: ActivationPlan, catalog: Catalog) -> Iterator[PlannedFeature]:
     """The features of a plan without those whose parallel size is one, which is the same as not being there."""
     for feature in plan.features:
         spec = catalog.specs.get(feature.name)
@@ -165,18 +168,18 @@ def _at_work(plan: ActivationPlan, catalog: Catalog) -> Iterator[PlannedFeature]
             yield feature
 
 
-def _declared(feature: PlannedFeature, catalog: Catalog) -> State:
+def _declared(feature: PlannedFeature, catalog: Catalog) -> CheckpointState:
     """The state that a feature declares; one that declares none and saves data has data of its own."""
     found = catalog.usable.get(feature.name)
     if found is None or found.feature is None:
-        return State()
+        return CheckpointState()
     state = found.feature.spec.state
     if state.kind == "none" and hasattr(found.feature, "save_extra"):
-        return State("own", "it saves data of its own")
+        return CheckpointState("own", "it saves data of its own")
     return state
 
 
-def _reason(state: State) -> str:
+def _reason(state: CheckpointState) -> str:
     return state.reason or {"none": "it adds nothing to checkpoints", "own": "it saves data of its own"}.get(
         state.kind, "Megatron's distributed checkpoints can be cut anew"
     )

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from mindspeed.inspection.contract_reading import successors
 from mindspeed.inspection.contracts import ABSENT, Contract, compare, contract_for, difference, part_of
-from mindspeed.inspection.target_info import Place, is_installed
-from mindspeed.planning.plan import PlannedPatch, Row
+from mindspeed.inspection.target_info import TargetInfo, is_installed
+from mindspeed.planning.plan import PlannedPatch
 from mindspeed.plugins.problems import Problem
+from mindspeed.resolution.planned_feature import PlanNote
 
 
-def vanished(planned: PlannedPatch, target: str, place: Place, version: str) -> Problem | None:
+def missing_target_problem(planned: PlannedPatch, target: str, place: TargetInfo, version: str) -> Problem | None:
     """MS401 for a target that a recorded release has and this one has not, with what took its place; else None."""
     known = contract_for(target, version)
     if known is None:
@@ -25,7 +26,7 @@ def vanished(planned: PlannedPatch, target: str, place: Place, version: str) -> 
     return Problem("MS401", text, (owner,), chain, fix=fix)
 
 
-def broken_contract(planned: PlannedPatch, place: Place, version: str) -> Problem | None:
+def broken_contract(planned: PlannedPatch, place: TargetInfo, version: str) -> Problem | None:
     """MS407 when what is installed has another kind or other parameters than the release it calls itself."""
     known = contract_for(planned.patch.target, version)
     if known is None or place.contract is None or place.site is None:
@@ -44,7 +45,7 @@ def broken_contract(planned: PlannedPatch, place: Place, version: str) -> Proble
     return Problem("MS407", text, (owner,), chain, where, fix)
 
 
-def contract_rows(patches: Iterable[PlannedPatch], places: Mapping[str, Place], version: str | None) -> Iterator[Row]:
+def contract_rows(patches: Iterable[PlannedPatch], places: Mapping[str, TargetInfo], version: str | None) -> Iterator[PlanNote]:
     """What the reader must know of targets that are no problem: other code than recorded, or nothing to compare with."""
     if version is None:
         return
@@ -55,10 +56,12 @@ def contract_rows(patches: Iterable[PlannedPatch], places: Mapping[str, Place], 
             continue
         known, found = contract_for(target, version), places[target].contract
         if known is None:
-            yield Row("note", planned.owner, f"{target} has no recorded contract, so nobody has compared it with a release")
+            yield PlanNote(
+                "note", planned.owner, f"{target} has no recorded contract, so nobody has compared it with a release"
+            )
         elif here and found is not None and (verdict := compare(known[1], found)) in ("appended", "body changed"):
             what = "more parameters" if verdict == "appended" else "other code"
-            yield Row("note", planned.owner, f"{target} has {what} here than in megatron-core {known[0]}")
+            yield PlanNote("note", planned.owner, f"{target} has {what} here than in megatron-core {known[0]}")
 
 
 def _described(contract: Contract) -> str:

@@ -27,11 +27,11 @@ from mindspeed.inspection.contracts import (
     recorded_versions,
     write_contracts,
 )
-from mindspeed.resolution.environment import version_in
+from mindspeed.inspection.megatron_copies import megatron_version, package_root, version_of
 from mindspeed.inspection.source import only_tree, trees_kept
 from mindspeed.planning.targets import Target
-from mindspeed.inspection.megatron_copies import megatron_version, package_root, version_of
 from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.resolution.environment import version_in
 
 FAILED: Final = ("changed", "gone")
 """Verdicts that a feature does not survive without a look at it."""

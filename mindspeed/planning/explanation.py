@@ -9,13 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from mindspeed.planning.plan import ActivationPlan, PlannedFeature, PlannedOverride, PlannedPatch, Row
 from mindspeed.inspection.sites import find_site
 from mindspeed.inspection.source import find_module, read_scope
+from mindspeed.planning.plan import ActivationPlan, PlannedOverride, PlannedPatch
 from mindspeed.plugins.constraints import After, Before, Requires, Supersedes
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.patches import Mixin, Ref, Replace, Wrap
 from mindspeed.plugins.world import UnknownValue
+from mindspeed.resolution.planned_feature import PlannedFeature, PlanNote
 
 Features = Mapping[str, type[Feature[Any]]]
 _LAYERS: Final = (Replace, Mixin, Wrap)
@@ -37,7 +38,7 @@ class Edge(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SourceLocation:
     """A name in source text. ``line`` is 0 where it is bound in compiled code, or not found."""
 
     name: str
@@ -53,8 +54,8 @@ class ExplainedPatch:
     """One patch: where its target is defined, where its own code is, and all that the plan puts there, inside out."""
 
     patch: PlannedPatch
-    target: Place
-    code: Place | None
+    target: SourceLocation
+    code: SourceLocation | None
     chain: tuple[str, ...]
 
 
@@ -67,7 +68,7 @@ class Explanation:
     edges: tuple[Edge, ...]
     overrides: tuple[PlannedOverride, ...]
     patches: tuple[ExplainedPatch, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[PlanNote, ...]
 
 
 def explain(plan: ActivationPlan, features: Features, name: str) -> Explanation:
@@ -129,15 +130,15 @@ def _chain(patches: Iterable[PlannedPatch], site: str) -> Iterator[str]:
                     yield f"{_DONE[kind]} by {planned.owner}: {value.target if isinstance(value, Ref) else value}"
 
 
-def target_place(target: str) -> Place:
+def target_place(target: str) -> SourceLocation:
     """Where the name that a patch targets is bound, imports followed."""
     site = find_site(target)
     if site is not None and site.line:
-        return Place(site.name, site.file, site.line)
+        return SourceLocation(site.name, site.file, site.line)
     return code_place(target)
 
 
-def code_place(reference: str, hops: int = 10) -> Place:
+def code_place(reference: str, hops: int = 10) -> SourceLocation:
     """Where ``"module:qualname"`` is defined, read from source text over any number of imports."""
     module, _, path = reference.partition(":")
     found = find_module(module)
@@ -149,8 +150,8 @@ def code_place(reference: str, hops: int = 10) -> Place:
             break
         if binding.kind == "import" and hops:
             place = code_place(f"{binding.source}:{'.'.join([binding.name, *parts[1:]])}", hops - 1)
-            return Place(reference, place.file, place.line)
+            return SourceLocation(reference, place.file, place.line)
         if len(parts) == 1 or binding.scope is None:
-            return Place(reference, found.file or "", binding.line)
+            return SourceLocation(reference, found.file or "", binding.line)
         scope, parts = binding.scope, parts[1:]
-    return Place(reference)
+    return SourceLocation(reference)

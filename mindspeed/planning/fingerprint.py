@@ -15,10 +15,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from mindspeed.planning.plan import ActivationPlan, PlannedFeature
 from mindspeed.inspection.source import find_module
+from mindspeed.planning.plan import ActivationPlan
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.patches import Ref, Set
+from mindspeed.resolution.planned_feature import PlannedFeature
 
 Content = Mapping[str, str]
 
@@ -150,7 +151,7 @@ def digest_of(content: Content) -> str:
     return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def different(first: Content, second: Content) -> list[str]:
+def diff(first: Content, second: Content) -> list[str]:
     """Keys of the facts that differ, the most telling first: a version before the modules that differ with it."""
     keys = [key for key in {**first, **second} if first.get(key) != second.get(key)]
     if len(keys) > 1:  # its digest says no more than that something differs
@@ -158,7 +159,7 @@ def different(first: Content, second: Content) -> list[str]:
     return sorted(keys, key=lambda key: (_KINDS.index(key.partition(" ")[0]), key))
 
 
-def in_words(key: str, value: str | None) -> str:
+def describe(key: str, value: str | None) -> str:
     """``ring-attention.window=2`` of a fact; None is one that is not there."""
     kind, _, name = key.partition(" ")
     if value is None:
@@ -178,8 +179,8 @@ def in_words(key: str, value: str | None) -> str:
     }.get(kind, f"{key} {value}")
 
 
-def only_value(key: str, value: str | None) -> str:
-    """The part of `in_words` that tells two values of one fact apart."""
+def describe_value(key: str, value: str | None) -> str:
+    """The part of `describe` that tells two values of one fact apart."""
     kind = key.partition(" ")[0]
     if value is None:
         return "none" if kind not in ("variable", "version") else f"has no {key.partition(' ')[2]}"

@@ -9,8 +9,8 @@ from functools import lru_cache
 from typing import Final
 
 from mindspeed.planning.plan import ActivationPlan
-from mindspeed.resolution.request import Layer, split_names
 from mindspeed.plugins.problems import Problem, ResolutionError
+from mindspeed.resolution.request import Layer, split_names
 
 DISABLE_VARIABLE: Final = "MINDSPEED_DISABLE"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from mindspeed.planning.fingerprint import content_of, different, in_words, only_value
+from mindspeed.planning.fingerprint import content_of, describe, describe_value, diff
 from mindspeed.planning.plan import ActivationPlan, plan_from_json
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.problems import MindSpeedError, Problem
@@ -60,15 +60,15 @@ def read_lock(path: str | Path) -> Lock:
         ) from error
 
 
-def hold_to(lock: Lock, plan: ActivationPlan, catalog: Catalog, where: str) -> None:
+def require_match(lock: Lock, plan: ActivationPlan, catalog: Catalog, where: str) -> None:
     """Raise MindSpeedError with MS618 for a plan that is not the locked one, or that other versions and files carry out.
 
     What the lock does not know of the world, such as sizes that only the launcher says, may be anything.
     """
     here = content_of(plan, catalog, {})
-    keys = [key for key in different(here, lock.content) if key in lock.content or not key.startswith("world ")]
+    keys = [key for key in diff(here, lock.content) if key in lock.content or not key.startswith("world ")]
     if keys:
-        told = [f"{in_words(key, here.get(key))}, the lock has {_locked(key, here, lock.content)}" for key in keys]
+        told = [f"{describe(key, here.get(key))}, the lock has {_locked(key, here, lock.content)}" for key in keys]
         more = [f"and {len(told) - SHOWN} more differences"] if len(told) > SHOWN else []
         fix = "start it as it was locked, or lock it again with mindspeed lock"
         text = f"this job is not the one that was locked: it has {told[0]}"
@@ -76,7 +76,7 @@ def hold_to(lock: Lock, plan: ActivationPlan, catalog: Catalog, where: str) -> N
 
 
 def _locked(key: str, here: Mapping[str, str], locked: Mapping[str, str]) -> str:
-    return in_words(key, locked.get(key)) if key not in here else only_value(key, locked.get(key))
+    return describe(key, locked.get(key)) if key not in here else describe_value(key, locked.get(key))
 
 
 def facts_of(content: Mapping[str, str], kind: str) -> dict[str, str]:

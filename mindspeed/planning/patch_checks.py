@@ -6,16 +6,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from mindspeed.planning.contract_checks import broken_contract, contract_rows, vanished
-from mindspeed.inspection.target_info import Place, find_places
-from mindspeed.planning.plan import PlannedPatch, Row
-from mindspeed.inspection.sites import near_names
 from mindspeed.inspection.megatron_copies import megatron_version
+from mindspeed.inspection.sites import near_names
+from mindspeed.inspection.target_info import TargetInfo, find_places
+from mindspeed.planning.contract_checks import broken_contract, contract_rows, missing_target_problem
+from mindspeed.planning.plan import PlannedPatch
 from mindspeed.plugins.patches import Mixin, Replace, Set, Wrap
 from mindspeed.plugins.problems import Problem
+from mindspeed.resolution.planned_feature import PlanNote
 
-Places = Mapping[str, Place]
-"""The place of every target, and of every cache to be cleared, of some patches: what `places_of` gives."""
+Places = Mapping[str, TargetInfo]
+"""The place of every target, and of every cache to be cleared, of some patches: what `target_infos_of` gives."""
 
 
 def with_sites(patches: Sequence[PlannedPatch], version: str | None = None, places: Places | None = None) -> list[PlannedPatch]:
@@ -24,7 +25,7 @@ def with_sites(patches: Sequence[PlannedPatch], version: str | None = None, plac
     ``version`` is the megatron-core that the patches are for; without one it is what is installed here. ``places`` spares
     looking for them again.
     """
-    return _placed(patches, places or places_of(patches, version))
+    return _placed(patches, places or target_infos_of(patches, version))
 
 
 def check_patches(patches: Sequence[PlannedPatch], version: str | None = None, places: Places | None = None) -> list[Problem]:
@@ -33,7 +34,7 @@ def check_patches(patches: Sequence[PlannedPatch], version: str | None = None, p
     The patches of the base plan and those of features are two layers: a feature may replace what the base left.
     """
     active = [planned for planned in patches if not planned.skipped]
-    places = places or places_of(active, version)
+    places = places or target_infos_of(active, version)
     problems = [problem for planned in active for problem in _check_target(planned, places, version)]
     active = _placed(active, places)
     for ground in (True, False):
@@ -53,18 +54,18 @@ def check_contracts(patches: Sequence[PlannedPatch], version: str | None) -> lis
         text = f"the plan is for megatron-core {version}, and {here} is installed here"
         return [Problem("MS306", text, fix=f"install megatron-core {version}, or make the plan again here")]
     active = [planned for planned in patches if not planned.skipped]
-    places = places_of(active, version)
+    places = target_infos_of(active, version)
     found = [problem for planned in active for problem in _broken(planned, places, version)]
     return list(dict.fromkeys(found))
 
 
-def notes_on(patches: Sequence[PlannedPatch], version: str | None, places: Places | None = None) -> list[Row]:
+def notes_on(patches: Sequence[PlannedPatch], version: str | None, places: Places | None = None) -> list[PlanNote]:
     """A row for every target that is no problem, and yet not what was recorded."""
     active = [planned for planned in patches if not planned.skipped]
-    return list(dict.fromkeys(contract_rows(active, places or places_of(active, version), version)))
+    return list(dict.fromkeys(contract_rows(active, places or target_infos_of(active, version), version)))
 
 
-def places_of(patches: Sequence[PlannedPatch], version: str | None) -> dict[str, Place]:
+def target_infos_of(patches: Sequence[PlannedPatch], version: str | None) -> dict[str, TargetInfo]:
     """Where everything is that some patches name."""
     return find_places((name for planned in patches for name in (planned.patch.target, *planned.patch.clears)), version)
 
@@ -110,7 +111,7 @@ def _broken(planned: PlannedPatch, places: Places, version: str | None) -> Itera
     """MS401 for what does not exist, MS407 for a target that is not the recorded one."""
     for name in (planned.patch.target, *planned.patch.clears):
         if places[name].site is None:
-            gone = vanished(planned, name, places[name], version) if version is not None else None
+            gone = missing_target_problem(planned, name, places[name], version) if version is not None else None
             yield gone or missing_target(planned.owner, name)
     changed = broken_contract(planned, places[planned.patch.target], version) if version is not None else None
     if changed is not None:

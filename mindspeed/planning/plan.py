@@ -6,41 +6,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from mindspeed.plugins.patches import ArgOverride, Patch, patch_from_json
 from mindspeed.plugins.world import World
+from mindspeed.resolution.planned_feature import PlannedFeature, PlanNote, Value
 
 PLAN_FORMAT: Final = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A setting's value, where it came from, and what it overrode (``"job file: 1"``)."""
-
-    value: Any
-    source: str
-    overrode: tuple[str, ...] = ()
-
-
-class PlannedFeature(NamedTuple):
-    """One active feature: its settings, and the chain of reasons that brought it in."""
-
-    name: str
-    distribution: str
-    version: str
-    why: tuple[str, ...]
-    settings: Mapping[str, Value]
-    level: int = 2
-    slots: tuple[str, ...] = ()
-
-    @property
-    def args(self) -> dict[str, Any]:
-        """The plain settings, as the argument model takes them."""
-        return {name: value.value for name, value in self.settings.items()}
-
-    def to_json(self) -> dict[str, Any]:
-        return self._asdict() | {"settings": {name: asdict(value) for name, value in self.settings.items()}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +40,6 @@ class PlannedPatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """Something the reader must know: ``kind`` is note, choice, left-out, disabled or not-checked."""
-
-    kind: str
-    feature: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class ActivationPlan:
     """Features in activation order, with everything they change. Equal plans have equal digests.
 
@@ -91,7 +54,7 @@ class ActivationPlan:
     base: tuple[PlannedFeature, ...] = ()
     overrides: tuple[PlannedOverride, ...] = ()
     patches: tuple[PlannedPatch, ...] = ()
-    rows: tuple[Row, ...] = ()
+    rows: tuple[PlanNote, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     strict: bool = False
 
@@ -165,7 +128,7 @@ def plan_from_json(data: Mapping[str, Any]) -> ActivationPlan:
         patches=tuple(
             PlannedPatch(p["owner"], patch_from_json(p["patch"]), p["site"], p["ground"], p["skipped"]) for p in data["patches"]
         ),
-        rows=tuple(Row(**row) for row in data["rows"]),
+        rows=tuple(PlanNote(**row) for row in data["rows"]),
         environment=data["environment"],
         strict=data["strict"],
     )

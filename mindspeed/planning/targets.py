@@ -110,10 +110,10 @@ def _every_patch(catalog: Catalog) -> Iterator[tuple[str, str, Patch]]:
 
 def _seams() -> Iterator[Patch]:
     """Every patch among the constants of the modules that declare seams, whichever of them a plan may need."""
-    from mindspeed.megatron import run_phases, hook_points
+    from mindspeed.megatron import hook_points, run_phases
     from mindspeed.megatron.config_arguments import PLACES
 
-    for module in (seams, phases):
+    for module in (hook_points, run_phases):
         for value in vars(module).values():
             yield from _patches_in(value)
     yield from (Wrap(place.target, "mindspeed.megatron.argument_overrides:override_fields", place.name) for place in PLACES)

@@ -39,10 +39,10 @@ def base_features(platform: str) -> tuple[type[Feature[Any]], ...]:
     Raises PlatformError for a name that is none of `PLATFORMS`.
     """
     from mindspeed.megatron.fixes.feature import MegatronCompat
-    from mindspeed.megatron.hook_points import MegatronSeams
+    from mindspeed.megatron.hook_points import MegatronHookPoints
     from mindspeed.platforms.same_plan import SamePlan
 
-    return _device_layer(platform), MegatronCompat, MegatronSeams, SamePlan
+    return _device_layer(platform), MegatronCompat, MegatronHookPoints, SamePlan
 
 
 def _device_layer(platform: str) -> type[Feature[Any]]:

@@ -13,7 +13,7 @@ from functools import wraps
 from typing import Any
 
 
-class Bringer:
+class PlanCarrier:
     """Activates a plan where it is unpickled, on the import path of the process that made it."""
 
     def __init__(self, plan: str, path: Sequence[str]) -> None:
@@ -34,7 +34,7 @@ def bring_plan(get_preparation_data: Callable[..., dict[str, Any]]) -> Callable[
         data = get_preparation_data(name)
         active = session.current()
         if active is not None:
-            data["mindspeed"] = Bringer(json.dumps(active.plan.to_json()), data["sys_path"])
+            data["mindspeed"] = PlanCarrier(json.dumps(active.plan.to_json()), data["sys_path"])
         return data
 
     return prepared

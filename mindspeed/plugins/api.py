@@ -15,7 +15,7 @@ from mindspeed.plugins.constraints import (
     Slot,
     Supersedes,
 )
-from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec, Numerics, Stability, State
+from mindspeed.plugins.feature import Category, CheckpointState, Feature, FeatureArgs, FeatureSpec, Numerics, Stability
 from mindspeed.plugins.hookspecs import hookimpl
 from mindspeed.plugins.patches import ArgOverride, Mixin, Patch, Ref, Replace, Set, When, Wrap
 from mindspeed.plugins.problems import MindSpeedError, Problem
@@ -27,6 +27,7 @@ __all__ = [
     "Before",
     "Category",
     "Check",
+    "CheckpointState",
     "Conflicts",
     "Constraint",
     "Cost",
@@ -47,7 +48,6 @@ __all__ = [
     "Set",
     "Slot",
     "Stability",
-    "State",
     "Supersedes",
     "UnknownValue",
     "When",

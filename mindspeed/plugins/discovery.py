@@ -23,21 +23,23 @@ from mindspeed.plugins.constraints import (
     Supersedes,
 )
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec
-from mindspeed.plugins.found import BUILT_IN, ENTRY_POINTS, Found, declared_at, installed
+from mindspeed.plugins.found import BUILT_IN, ENTRY_POINTS, DiscoveredFeature, declared_at, installed
 from mindspeed.plugins.tracing import trace
 
-__all__ = ["BUILT_IN", "ENTRY_POINTS", "Catalog", "Found", "declared_at", "discover"]
+__all__ = ["BUILT_IN", "ENTRY_POINTS", "Catalog", "DiscoveredFeature", "declared_at", "discover"]
 
 
 class Catalog:
     """Every discovered feature by name, in name order; ``rows`` also holds the broken ones and those not loaded."""
 
-    def __init__(self, rows: Iterable[Found]) -> None:
-        self.rows: tuple[Found, ...] = tuple(_validated(sorted(rows, key=lambda row: row.name)))
+    def __init__(self, rows: Iterable[DiscoveredFeature]) -> None:
+        self.rows: tuple[DiscoveredFeature, ...] = tuple(_validated(sorted(rows, key=lambda row: row.name)))
         self.names = frozenset(row.name for row in self.rows)
-        self.usable: dict[str, Found] = {row.name: row for row in self.rows if row.feature is not None and row.problem is None}
-        self.broken: dict[str, Found] = {row.name: row for row in self.rows if row.problem is not None}
-        self.not_loaded: dict[str, Found] = {row.name: row for row in self.rows if row.state == "not loaded"}
+        self.usable: dict[str, DiscoveredFeature] = {
+            row.name: row for row in self.rows if row.feature is not None and row.problem is None
+        }
+        self.broken: dict[str, DiscoveredFeature] = {row.name: row for row in self.rows if row.problem is not None}
+        self.not_loaded: dict[str, DiscoveredFeature] = {row.name: row for row in self.rows if row.state == "not loaded"}
         self.specs: dict[str, FeatureSpec] = {name: self.feature(name).spec for name in self.usable}
         self.models: dict[str, type[FeatureArgs]] = {name: self.feature(name).Args for name in self.usable}
         self.requires: dict[str, tuple[Requires, ...]] = {
@@ -88,11 +90,11 @@ def discover(import_third_parties: bool = True, only: Iterable[str] | None = Non
     return Catalog(row if row.problem is not None else loaded.get(row.name, row) for row in rows)
 
 
-def _constraints(row: Found) -> tuple[Any, ...]:
+def _constraints(row: DiscoveredFeature) -> tuple[Any, ...]:
     return row.feature.spec.constraints if row.feature is not None else ()
 
 
-def _asks_for_more(loaded: Collection[Found], names: Collection[str]) -> bool:
+def _asks_for_more(loaded: Collection[DiscoveredFeature], names: Collection[str]) -> bool:
     """Whether a feature names a slot that no loaded feature holds and that is no feature either."""
     slots = frozenset[str]().union(*(row.feature.spec.slots for row in loaded if row.feature is not None))
     asked = [constraint for row in loaded for constraint in _constraints(row)]
@@ -101,7 +103,7 @@ def _asks_for_more(loaded: Collection[Found], names: Collection[str]) -> bool:
     return any(isinstance(c, Conflicts) and c.name not in slots and c.name not in names for c in asked)
 
 
-def _load(found: Found) -> Found:
+def _load(found: DiscoveredFeature) -> DiscoveredFeature:
     if found.problem is not None:
         return found
     module_name, _, attribute = found.reference.partition(":")
@@ -132,7 +134,7 @@ def _only_feature(module: Any) -> type[Feature[Any]]:
     return own[0]
 
 
-def _validated(rows: Iterable[Found]) -> Iterator[Found]:
+def _validated(rows: Iterable[DiscoveredFeature]) -> Iterator[DiscoveredFeature]:
     rows = list(rows)
     specs = {row.name: row.feature.spec for row in rows if row.feature is not None and row.problem is None}
     slots = frozenset[str]().union(*(spec.slots for spec in specs.values()))

@@ -84,7 +84,7 @@ _VERDICTS: Final[dict[str, tuple[Verdict, Verdict, Verdict, Verdict]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class CheckpointState:
     """What a feature adds to checkpoints, and what becomes of one when the job that resumes it differs.
 
     ``kind`` is none (checkpoints are the same with and without the feature), resharded (the feature decides how
@@ -147,7 +147,7 @@ class FeatureSpec:
     ops: tuple[str, ...] = ()
     applies: Callable[[Any, World], bool] = _always
     cost: CostOf | None = None
-    state: State = field(default_factory=State)
+    state: CheckpointState = field(default_factory=CheckpointState)
     reference: Mapping[str, Any] | None = None
     since: str = "0.1"
 

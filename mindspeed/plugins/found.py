@@ -25,7 +25,7 @@ _FEATURES: Final = Path(__file__).resolve().parent.parent / "features"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DiscoveredFeature:
     """One discovered feature: where it comes from, its class if it loaded, its problem if it did not or may not."""
 
     name: str
@@ -48,7 +48,7 @@ class Found:
         place = declared_at(self.feature) if self.feature is not None else self.reference
         return f"{self.distribution} {self.version}, {place}"
 
-    def broken(self, code: str, message: str) -> Found:
+    def broken(self, code: str, message: str) -> DiscoveredFeature:
         """The same row with a problem, whose fix is to repair whoever provides it."""
         fix = f"fix or uninstall {self.distribution}" if self.distribution != BUILT_IN else "reinstall mindspeed"
         return replace(self, problem=Problem(code, message, (self.name,), where=self.where, fix=fix))
@@ -65,7 +65,7 @@ def declared_at(feature: type[Feature[Any]]) -> str:
         return module
 
 
-def installed() -> list[Found]:
+def installed() -> list[DiscoveredFeature]:
     """A row for each feature that is built in or that a distribution names in its metadata, by name; none is loaded.
 
     A third party that takes the name of a built-in feature, and two that take one name, are broken before any code of
@@ -76,30 +76,30 @@ def installed() -> list[Found]:
     return sorted([*_without_clashes(row for row in rows if row.problem is None), *left_out], key=lambda row: row.name)
 
 
-def _built_in() -> Iterator[Found]:
+def _built_in() -> Iterator[DiscoveredFeature]:
     from mindspeed._version import __version__
 
     for folder in sorted(os.listdir(_FEATURES)):
         if (_FEATURES / folder / "feature.py").is_file():
-            yield Found(folder.replace("_", "-"), BUILT_IN, __version__, f"mindspeed.features.{folder}.feature")
+            yield DiscoveredFeature(folder.replace("_", "-"), BUILT_IN, __version__, f"mindspeed.features.{folder}.feature")
 
 
-def _third_parties() -> Iterator[Found]:
+def _third_parties() -> Iterator[DiscoveredFeature]:
     wanted = os.environ.get(PLUGINS_VARIABLE, "").strip() or "all"
     allowed = {_plain(name) for name in wanted.split(",")}
     for entry in entry_points(ENTRY_POINTS):
-        row = Found(entry.name, entry.distribution, entry.version, entry.reference)
+        row = DiscoveredFeature(entry.name, entry.distribution, entry.version, entry.reference)
         yield row if wanted == "all" or _plain(entry.distribution) in allowed else _left_out(row, wanted)
 
 
-def unmatched(rows: Iterable[Found]) -> list[str]:
+def unmatched(rows: Iterable[DiscoveredFeature]) -> list[str]:
     """Names in MINDSPEED_PLUGINS that no distribution with features has."""
     named = [name.strip() for name in os.environ.get(PLUGINS_VARIABLE, "").split(",")]
     known = {"", "all", "none", *(_plain(row.distribution) for row in rows)}
     return [name for name in named if _plain(name) not in known]
 
 
-def _left_out(row: Found, wanted: str) -> Found:
+def _left_out(row: DiscoveredFeature, wanted: str) -> DiscoveredFeature:
     text = f"feature {row.name} is not loaded, because {PLUGINS_VARIABLE} is {wanted!r}"
     allow = row.distribution if wanted == "none" else f"{wanted},{row.distribution}"
     fix = f"{PLUGINS_VARIABLE}={allow}, if you trust {row.distribution}"
@@ -110,8 +110,8 @@ def _plain(name: str) -> str:
     return name.strip().replace("_", "-").lower()
 
 
-def _without_clashes(rows: Iterable[Found]) -> Iterator[Found]:
-    by_name: dict[str, list[Found]] = defaultdict(list)
+def _without_clashes(rows: Iterable[DiscoveredFeature]) -> Iterator[DiscoveredFeature]:
+    by_name: dict[str, list[DiscoveredFeature]] = defaultdict(list)
     for row in rows:
         by_name[row.name].append(row)
     for name, same in by_name.items():

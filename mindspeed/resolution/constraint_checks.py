@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mindspeed.resolution.environment import version_in
-from mindspeed.planning.plan import Row
-from mindspeed.resolution.resolution_state import State
 from mindspeed.plugins.constraints import Check, Conflicts, RequiresAny, RequiresSlot
 from mindspeed.plugins.feature import FeatureArgs
 from mindspeed.plugins.problems import Problem
 from mindspeed.plugins.world import FIELDS, UnknownValue, World
+from mindspeed.resolution.environment import version_in
+from mindspeed.resolution.planned_feature import PlanNote
+from mindspeed.resolution.resolution_state import ResolutionState
 
 
-def check_choices(state: State) -> None:
+def check_choices(state: ResolutionState) -> None:
     for name, constraint in state.constraints(RequiresAny):
         if not any(choice in state.active for choice in constraint.names):
             reason = f", because {constraint.reason}" if constraint.reason else ""
@@ -30,13 +30,13 @@ def check_choices(state: State) -> None:
             state.problem("MS205", text, (name,), f"{fix}, or --set {name}.{need.setting}=auto" if need.setting else fix)
 
 
-def check_slots(state: State) -> None:
+def check_slots(state: ResolutionState) -> None:
     for slot, names in sorted(state.holders.items()):
         if len(names) > 1:
             state.problem("MS203", f"{_listing(names)} all hold the slot {slot}", tuple(names), _ways_out(state, names))
 
 
-def check_conflicts(state: State) -> None:
+def check_conflicts(state: ResolutionState) -> None:
     seen: set[frozenset[str]] = set()
     for name, constraint in state.constraints(Conflicts):
         others = state.holders.get(constraint.name, [constraint.name])
@@ -50,13 +50,13 @@ def check_conflicts(state: State) -> None:
             state.problem("MS202", f"{names[0]} and {names[1]} exclude each other{because}", names, _ways_out(state, names))
 
 
-def _ways_out(state: State, names: Sequence[str]) -> str:
+def _ways_out(state: ResolutionState, names: Sequence[str]) -> str:
     """The smallest removals: for each side, the requested feature at the root of its chain."""
     roots = dict.fromkeys(state.root(name) for name in names)
     return " or ".join(f"take out {root}" for root in roots)
 
 
-def check_sizes(state: State) -> None:
+def check_sizes(state: ResolutionState) -> None:
     world = state.world
     product = world.tp * world.pp * world.cp
     if world.knows("world_size") and world.world_size % product:
@@ -66,16 +66,16 @@ def check_sizes(state: State) -> None:
         state.problems.append(Problem("MS302", text, fix=fix))
 
 
-def note_idle_owners(state: State) -> None:
+def note_idle_owners(state: ResolutionState) -> None:
     """A row for every active feature whose parallel size is 1: it is there and changes nothing."""
     for name in sorted(state.active):
         for size in state.specs[name].sizes:
             if state.world.knows(size) and getattr(state.world, size) == 1:
                 meaning = "data-parallel size" if size == "dp" else FIELDS[size][1]
-                state.rows.append(Row("note", name, f"the {meaning} is 1, so {name} changes nothing"))
+                state.rows.append(PlanNote("note", name, f"the {meaning} is 1, so {name} changes nothing"))
 
 
-def check_platforms(state: State) -> None:
+def check_platforms(state: ResolutionState) -> None:
     platform = str(state.world.platform)
     for name in state.active:
         spec = state.specs[name]
@@ -87,7 +87,7 @@ def check_platforms(state: State) -> None:
             state.problem("MS208", text, (name,), f"install a megatron-core {spec.megatron}, or take out {state.root(name)}")
 
 
-def check_operators(state: State) -> None:
+def check_operators(state: ResolutionState) -> None:
     """A row for every active feature with an operator that runs its plain-torch reference; under strict a problem."""
     platform = str(state.world.platform)
     for name in sorted(state.active):
@@ -99,10 +99,10 @@ def check_operators(state: State) -> None:
             fix = "mindspeed ops list says why; mindspeed ops build builds those in C++"
             state.problem("MS515", f"{name}: {text}", (name,), fix)
         else:
-            state.rows.append(Row("note", name, f"{text}, which is slower; mindspeed ops list says why"))
+            state.rows.append(PlanNote("note", name, f"{text}, which is slower; mindspeed ops list says why"))
 
 
-def run_checks(state: State) -> None:
+def run_checks(state: ResolutionState) -> None:
     for name, check in state.constraints(Check):
         args = state.args_of(name)
         if args is None:

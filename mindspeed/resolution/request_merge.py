@@ -10,18 +10,18 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from mindspeed.resolution.environment import Environment
-from mindspeed.planning.plan import Value
-from mindspeed.resolution.request import Layer
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.problems import Problem
 from mindspeed.plugins.world import FIELDS, World
+from mindspeed.resolution.environment import Environment
+from mindspeed.resolution.planned_feature import Value
+from mindspeed.resolution.request import Layer
 
 Settings = dict[str, dict[str, Value]]
 
 
 @dataclass(slots=True)
-class Merged:
+class MergedRequest:
     """The request after merging: one value per setting and size, and what was wrong with the sources."""
 
     requested: dict[str, str] = field(default_factory=dict)
@@ -37,9 +37,9 @@ class Merged:
         return World({name: value.value for name, value in self.world.items()})
 
 
-def merge(layers: Sequence[Layer], catalog: Catalog, environment: Environment) -> Merged:
+def merge(layers: Sequence[Layer], catalog: Catalog, environment: Environment) -> MergedRequest:
     """Fold the layers, low to high. ``requested``, ``without`` and ``disabled`` map names to their first source."""
-    merged = Merged()
+    merged = MergedRequest()
     merged.world["platform"] = Value(environment.platform, environment.source)
     if environment.megatron is not None:
         merged.world["megatron"] = Value(environment.megatron, environment.source)
@@ -54,7 +54,7 @@ def merge(layers: Sequence[Layer], catalog: Catalog, environment: Environment) -
             merged.disabled.setdefault(name, layer.source)
         merged.level = layer.level if layer.level is not None else merged.level
         merged.strict = layer.strict if layer.strict is not None else merged.strict
-        world, settings = _one_truth(layer, catalog, merged.problems)
+        world, settings = _unify_size_spellings(layer, catalog, merged.problems)
         for name, value in world.items():
             if name == "world_size" and environment.world_size not in (None, value):
                 text = f"{layer.source} says world size {value}, but this process belongs to a job of {environment.world_size}"
@@ -78,7 +78,9 @@ def _put(values: dict[str, Value], name: str, value: Any, source: str) -> None:
     values[name] = Value(value, source, overrode)
 
 
-def _one_truth(layer: Layer, catalog: Catalog, problems: list[Problem]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+def _unify_size_spellings(
+    layer: Layer, catalog: Catalog, problems: list[Problem]
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """World values and settings of one layer with both spellings of every parallel size filled in."""
     world = _typed_world(layer, problems)
     settings = {feature: dict(fields) for feature, fields in layer.settings.items()}

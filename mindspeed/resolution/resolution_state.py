@@ -6,14 +6,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from mindspeed.resolution.setting_validation import Arguments, flag
-from mindspeed.planning.plan import Row, Value
-from mindspeed.resolution.request_merge import Merged
 from mindspeed.plugins.constraints import Constraint, Predicate
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec
 from mindspeed.plugins.problems import Problem
 from mindspeed.plugins.world import UnknownValue
+from mindspeed.resolution.planned_feature import PlanNote, Value
+from mindspeed.resolution.request_merge import MergedRequest
+from mindspeed.resolution.setting_validation import Arguments, flag
 
 HasVariant = Callable[[str, str], bool]
 """``(op, platform) -> bool``: whether an operator has more than its reference there."""
@@ -26,10 +26,12 @@ class Active(NamedTuple):
     parent: str = ""
 
 
-class State:
+class ResolutionState:
     """Made for one resolution and thrown away with it."""
 
-    def __init__(self, merged: Merged, catalog: Catalog, base: Sequence[type[Feature[Any]]], has_variant: HasVariant) -> None:
+    def __init__(
+        self, merged: MergedRequest, catalog: Catalog, base: Sequence[type[Feature[Any]]], has_variant: HasVariant
+    ) -> None:
         self.merged = merged
         self.catalog = catalog
         self.base = {feature.spec.name: feature for feature in base}
@@ -39,7 +41,7 @@ class State:
         self.world = merged.as_world()
         self.active: dict[str, Active] = {}
         self.args: dict[str, FeatureArgs] = {}
-        self.rows: list[Row] = []
+        self.rows: list[PlanNote] = []
         self.problems: list[Problem] = list(merged.problems)
         self.arguments = Arguments(merged.settings)
         self.holders: dict[str, list[str]] = {}
@@ -148,7 +150,7 @@ class State:
             text = f"{name}: {unknown.field} is not known, so this is not checked: {what!r}"
             self.problem("MS307", text, (name,), f"give {option}")
         else:
-            row = Row("not-checked", name, f"{what!r} depends on {unknown.field}; give {option}")
+            row = PlanNote("not-checked", name, f"{what!r} depends on {unknown.field}; give {option}")
             self.rows += [row] if row not in self.rows else []
 
     def root(self, name: str) -> str:

@@ -14,16 +14,7 @@ from itertools import chain, pairwise
 from typing import Any
 
 from mindspeed._version import __version__
-from mindspeed.resolution import constraint_checks
-from mindspeed.resolution.setting_validation import flag
-from mindspeed.resolution.slot_selection import chosen
-from mindspeed.patching.gc_pause import collector_paused
-from mindspeed.resolution.environment import Environment
-from mindspeed.resolution.order import Edges
-from mindspeed.planning.plan import PlannedFeature, Row
-from mindspeed.resolution.request import Layer
-from mindspeed.resolution.request_merge import merge
-from mindspeed.resolution.resolution_state import Active, HasVariant, State
+from mindspeed.inspection.gc_pause import collector_paused
 from mindspeed.plugins.constraints import (
     After,
     Before,
@@ -34,6 +25,15 @@ from mindspeed.plugins.discovery import BUILT_IN, Catalog
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec
 from mindspeed.plugins.problems import Problem
 from mindspeed.plugins.world import FIELDS, PARALLEL_SIZES, UnknownValue, World
+from mindspeed.resolution import constraint_checks
+from mindspeed.resolution.environment import Environment
+from mindspeed.resolution.order import Edges
+from mindspeed.resolution.planned_feature import PlannedFeature, PlanNote
+from mindspeed.resolution.request import Layer
+from mindspeed.resolution.request_merge import merge
+from mindspeed.resolution.resolution_state import Active, HasVariant, ResolutionState
+from mindspeed.resolution.setting_validation import flag
+from mindspeed.resolution.slot_selection import select_holders
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class Resolution:
     base: tuple[PlannedFeature, ...] = ()
     args: dict[str, FeatureArgs] = field(default_factory=dict)
     supersedes: tuple[tuple[str, str, str], ...] = ()
-    rows: list[Row] = field(default_factory=list)
+    rows: list[PlanNote] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -63,14 +63,14 @@ def resolve(
     ``base`` are the plugins of level 0 that every plan has; only their settings are decided here.
     """
     with collector_paused():
-        return _resolve(State(merge(layers, catalog, environment), catalog, base, has_variant), environment)
+        return _resolve(ResolutionState(merge(layers, catalog, environment), catalog, base, has_variant), environment)
 
 
-def _resolve(state: State, environment: Environment) -> Resolution:
+def _resolve(state: ResolutionState, environment: Environment) -> Resolution:
     state.problems += environment.problems()
     constraint_checks.check_sizes(state)
     _propagate(state, _roots(state))
-    while named := list(chosen(state)):
+    while named := list(select_holders(state)):
         _propagate(state, iter(named))
     state.freeze()
     _report_idle_settings(state)
@@ -94,7 +94,7 @@ def _resolve(state: State, environment: Environment) -> Resolution:
     return result
 
 
-def _roots(state: State) -> Iterator[tuple[str, Active]]:
+def _roots(state: ResolutionState) -> Iterator[tuple[str, Active]]:
     """Every name that the request itself makes active, with its reason."""
     for name, source in state.merged.requested.items():
         if name in state.merged.disabled:
@@ -117,18 +117,18 @@ def _roots(state: State) -> Iterator[tuple[str, Active]]:
         yield from _level_one(state)
 
 
-def _disabled(state: State) -> Iterator[Row]:
+def _disabled(state: ResolutionState) -> Iterator[PlanNote]:
     """What an off-switch takes out, whether it was asked for or not; a name that means nothing is said to mean nothing."""
     for name, source in state.merged.disabled.items():
         if name in state.catalog.names:
             asked = state.merged.requested.get(name)
-            yield Row("disabled", name, f"taken out by {source}{f', though requested ({asked})' if asked else ''}")
+            yield PlanNote("disabled", name, f"taken out by {source}{f', though requested ({asked})' if asked else ''}")
         else:
             near = " or ".join(state.catalog.near(name))
-            yield Row("disabled", name, f"{source} names no feature{f'; did you mean {near}?' if near else ''}")
+            yield PlanNote("disabled", name, f"{source} names no feature{f'; did you mean {near}?' if near else ''}")
 
 
-def _owners_of_sizes(state: State) -> Iterator[tuple[str, Active]]:
+def _owners_of_sizes(state: ResolutionState) -> Iterator[tuple[str, Active]]:
     for size in (*PARALLEL_SIZES, "dp"):
         if not state.world.knows(size) or getattr(state.world, size) <= 1:
             continue
@@ -154,17 +154,17 @@ def _owners_of_sizes(state: State) -> Iterator[tuple[str, Active]]:
             state.problems.append(Problem("MS209", text, fix=fix))
 
 
-def _level_one(state: State) -> Iterator[tuple[str, Active]]:
+def _level_one(state: ResolutionState) -> Iterator[tuple[str, Active]]:
     for name in state.catalog.level_one:
         if name in state.merged.requested or name in state.merged.disabled:
             continue
         if left_out := _left_out(state, name, state.specs[name]):
-            state.rows.append(Row("left-out", name, left_out))
+            state.rows.append(PlanNote("left-out", name, left_out))
         else:
             yield name, Active("optimization level 1 switches it on")
 
 
-def _left_out(state: State, name: str, spec: FeatureSpec) -> str:
+def _left_out(state: ResolutionState, name: str, spec: FeatureSpec) -> str:
     """Why level 1 does not switch a feature on, or ''."""
     if name in state.merged.without:
         source = state.merged.without[name]
@@ -185,7 +185,7 @@ def _left_out(state: State, name: str, spec: FeatureSpec) -> str:
         return f"whether it applies depends on {flag(unknown.field)}, which is not known"
 
 
-def _propagate(state: State, roots: Iterator[tuple[str, Active]]) -> None:
+def _propagate(state: ResolutionState, roots: Iterator[tuple[str, Active]]) -> None:
     queue = deque[tuple[str, Active]](roots)
     asked = {name for name, _ in queue}
     active, without, strict = state.active, state.merged.without, state.merged.strict
@@ -214,7 +214,7 @@ def _propagate(state: State, roots: Iterator[tuple[str, Active]]) -> None:
                 queue.append((needed, Active(f"required by {name}{because}", name)))
 
 
-def _report_idle_settings(state: State) -> None:
+def _report_idle_settings(state: ResolutionState) -> None:
     for name, fields in state.merged.settings.items():
         sources = ", ".join(sorted({value.source for value in fields.values()}))
         if name in state.base:
@@ -227,10 +227,10 @@ def _report_idle_settings(state: State) -> None:
         idle = [key for key, value in fields.items() if not (key in owned and value.value == 1)]
         if name not in state.active and idle:
             state.args_of(name)
-            state.rows.append(Row("note", name, f"settings are given ({sources}), but the feature is not active"))
+            state.rows.append(PlanNote("note", name, f"settings are given ({sources}), but the feature is not active"))
 
 
-def _order(state: State) -> list[str]:
+def _order(state: ResolutionState) -> list[str]:
     behind = ((constraint.name, name) for name, constraint in state.constraints(After, Requires, Supersedes))
     ahead = ((name, constraint.name) for name, constraint in state.constraints(Before))
     edges = Edges(state.active, chain(behind, ahead))
@@ -243,12 +243,12 @@ def _order(state: State) -> list[str]:
     return order
 
 
-def _step(state: State, first: str, second: str) -> str:
+def _step(state: ResolutionState, first: str, second: str) -> str:
     behind = any(name == second and c.name == first for name, c in state.constraints(After, Requires, Supersedes))
     return f"{first} comes before {second}, declared by {second if behind else first}"
 
 
-def _planned(state: State, name: str, why: tuple[str, ...]) -> PlannedFeature:
+def _planned(state: ResolutionState, name: str, why: tuple[str, ...]) -> PlannedFeature:
     row, spec = state.catalog.usable.get(name), state.specs[name]
     distribution, version = (row.distribution, row.version) if row else (BUILT_IN, __version__)
     settings = state.arguments.settings_of(name, state.args[name])

@@ -7,10 +7,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mindspeed.planning.plan import Value
-from mindspeed.resolution.request_merge import Settings
 from mindspeed.plugins.feature import FeatureArgs
 from mindspeed.plugins.problems import Problem
+from mindspeed.resolution.planned_feature import Value
+from mindspeed.resolution.request_merge import Settings
 
 
 class Arguments:

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mindspeed.resolution.setting_validation import flag
-from mindspeed.resolution.constraint_checks import failed
-from mindspeed.resolution.environment import version_in
-from mindspeed.planning.plan import Row
-from mindspeed.resolution.resolution_state import Active, State
 from mindspeed.plugins.constraints import AUTO, Check, Conflicts, Cost, RequiresSlot
 from mindspeed.plugins.world import UnknownValue
+from mindspeed.resolution.constraint_checks import failed
+from mindspeed.resolution.environment import version_in
+from mindspeed.resolution.planned_feature import PlanNote
+from mindspeed.resolution.resolution_state import Active, ResolutionState
+from mindspeed.resolution.setting_validation import flag
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Candidate:
     unknown: tuple[str, ...] = ()
 
 
-def chosen(state: State) -> Iterator[tuple[str, Active]]:
+def select_holders(state: ResolutionState) -> Iterator[tuple[str, Active]]:
     """Every feature that is named by a setting of an active one, or chosen for it, with its reason; each is given once."""
     for name in state.catalog.choosers:
         for need in state.specs[name].constraints if name in state.active else ():
@@ -38,13 +38,13 @@ def chosen(state: State) -> Iterator[tuple[str, Active]]:
                     yield from _automatic(state, name, need) if wanted == AUTO else _named(state, name, need, wanted)
 
 
-def _named(state: State, name: str, need: RequiresSlot, wanted: str) -> Iterator[tuple[str, Active]]:
+def _named(state: ResolutionState, name: str, need: RequiresSlot, wanted: str) -> Iterator[tuple[str, Active]]:
     setting, source = _setting(state, name, need)
     if not state.known(wanted, f"{setting} ({source})"):
         return
     if need.slot not in state.specs[wanted].slots:
         text = f"{setting} names {wanted}, which is not a feature for {need.slot}"
-        state.problem("MS342", text, (name,), f"--set {setting}= one of {', '.join(_able(state, need.slot))}, or auto")
+        state.problem("MS342", text, (name,), f"--set {setting}= one of {', '.join(candidates(state, need.slot))}, or auto")
         return
     others = [other for other in _holders(state, need.slot) if other != wanted]
     for other in others:
@@ -55,33 +55,33 @@ def _named(state: State, name: str, need: RequiresSlot, wanted: str) -> Iterator
         yield from _allowed(state, wanted, Active(f"{setting} ({source}) names it", name), setting)
 
 
-def _automatic(state: State, name: str, need: RequiresSlot) -> Iterator[tuple[str, Active]]:
+def _automatic(state: ResolutionState, name: str, need: RequiresSlot) -> Iterator[tuple[str, Active]]:
     setting, source = _setting(state, name, need)
-    candidates = [_candidate(state, other, need.slot) for other in _able(state, need.slot)]
+    judged = [_candidate(state, other, need.slot) for other in candidates(state, need.slot)]
     if here := _holders(state, need.slot):
-        state.rows.append(Row("choice", name, f"{setting} is auto, and {here[0]} is active already: nothing is chosen"))
-        state.rows += [Row("choice", name, _line(one)) for one in candidates if one.name != here[0]]
+        state.rows.append(PlanNote("choice", name, f"{setting} is auto, and {here[0]} is active already: nothing is chosen"))
+        state.rows += [PlanNote("choice", name, _line(one)) for one in judged if one.name != here[0]]
         return
-    if unknown := tuple(dict.fromkeys(field for one in candidates for field in one.unknown)):
+    if unknown := tuple(dict.fromkeys(field for one in judged for field in one.unknown)):
         text = f"{setting} is auto, and the choice is not decided: {', '.join(unknown)} not known"
-        fix = f"give {' and '.join(map(flag, unknown))}, or name one of {', '.join(_able(state, need.slot))}"
+        fix = f"give {' and '.join(map(flag, unknown))}, or name one of {', '.join(candidates(state, need.slot))}"
         state.problem("MS341", text, (name,), fix)
         return
-    able = sorted((one.cost.amounts, one.name, one) for one in candidates if one.cost is not None)
+    able = sorted((one.cost.amounts, one.name, one) for one in judged if one.cost is not None)
     if not able:
-        reasons = "; ".join(f"{one.name}: {one.refusal}" for one in candidates)
+        reasons = "; ".join(f"{one.name}: {one.refusal}" for one in judged)
         state.problem("MS341", f"{setting} is auto, and nothing can be chosen: {reasons}", (name,), "change what they need")
         return
     best = able[0][2]
     why = "costs least" if len(able) > 1 else "alone can"
-    state.rows.append(Row("choice", name, f"{setting} is auto, and {best.name} is chosen, which {why}: {_text(best)}"))
-    state.rows += [Row("choice", name, _line(one)) for *_, one in able[1:]]
-    state.rows += [Row("choice", name, _line(one)) for one in candidates if one.cost is None]
+    state.rows.append(PlanNote("choice", name, f"{setting} is auto, and {best.name} is chosen, which {why}: {_text(best)}"))
+    state.rows += [PlanNote("choice", name, _line(one)) for *_, one in able[1:]]
+    state.rows += [PlanNote("choice", name, _line(one)) for one in judged if one.cost is None]
     state.give(best.name, best.cost.settings if best.cost else {}, f"{setting}=auto")
     yield best.name, Active(f"{setting} is auto ({source}), and it {why}: {_text(best)}", name)
 
 
-def _candidate(state: State, name: str, slot: str) -> Candidate:
+def _candidate(state: ResolutionState, name: str, slot: str) -> Candidate:
     spec, platform = state.specs[name], str(state.world.platform)
     for taken_out in (state.merged.without, state.merged.disabled):
         if name in taken_out:
@@ -111,7 +111,7 @@ def _candidate(state: State, name: str, slot: str) -> Candidate:
     return Candidate(name, cost)
 
 
-def _excluded(state: State, name: str, slot: str) -> Iterator[str]:
+def _excluded(state: ResolutionState, name: str, slot: str) -> Iterator[str]:
     """Active features that exclude a candidate, by its declaration or by theirs."""
     mine = {c.name for c in state.specs[name].constraints if isinstance(c, Conflicts) and state.holds(name, c)}
     for other in sorted(state.active):
@@ -120,7 +120,7 @@ def _excluded(state: State, name: str, slot: str) -> Iterator[str]:
             yield other
 
 
-def _allowed(state: State, wanted: str, why: Active, setting: str) -> Iterator[tuple[str, Active]]:
+def _allowed(state: ResolutionState, wanted: str, why: Active, setting: str) -> Iterator[tuple[str, Active]]:
     """The named feature, unless it is taken out."""
     for code, taken_out in (("MS210", state.merged.without), ("MS211", state.merged.disabled)):
         if wanted in taken_out:
@@ -130,15 +130,15 @@ def _allowed(state: State, wanted: str, why: Active, setting: str) -> Iterator[t
     yield wanted, why
 
 
-def _able(state: State, slot: str) -> list[str]:
+def candidates(state: ResolutionState, slot: str) -> list[str]:
     return sorted(name for name in state.catalog.usable if slot in state.specs[name].slots)
 
 
-def _holders(state: State, slot: str) -> list[str]:
+def _holders(state: ResolutionState, slot: str) -> list[str]:
     return sorted(name for name in state.active if slot in state.slots(name))
 
 
-def _setting(state: State, name: str, need: RequiresSlot) -> tuple[str, str]:
+def _setting(state: ResolutionState, name: str, need: RequiresSlot) -> tuple[str, str]:
     """The setting that chooses, and where its value is from."""
     given = state.merged.settings.get(name, {}).get(need.setting)
     return f"{name}.{need.setting}", given.source if given is not None else "default"

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from mindspeed.planning.fingerprint import Content, different, digest_of, in_words, only_value
+from mindspeed.planning.fingerprint import Content, describe, describe_value, diff, digest_of
 from mindspeed.plugins.problems import Problem, RunError
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def compare(contents: Mapping[str, Content], ranks: Mapping[str, Sequence[int]],
     lines: list[list[str]] = []
     odd: list[int] = []
     for digest in by_size[1:]:
-        keys = different(contents[digest], contents[usual])
+        keys = diff(contents[digest], contents[usual])
         told = [
             _sentence(key, ranks[digest], contents[digest].get(key), ranks[usual], contents[usual].get(key)) for key in keys
         ]
@@ -137,8 +137,8 @@ def _sentence(key: str, odd: Sequence[int], found: str | None, usual: Sequence[i
     others = "the others" if len(usual) > 1 else name_ranks(usual)
     if found is None:
         verb = "have" if len(usual) > 1 else "has"
-        return f"{name_ranks(odd)} {has} {in_words(key, None)}, {others} {verb} {in_words(key, wanted)}"
-    return f"{name_ranks(odd)} {has} {in_words(key, found)}, {others} {only_value(key, wanted)}"
+        return f"{name_ranks(odd)} {has} {describe(key, None)}, {others} {verb} {describe(key, wanted)}"
+    return f"{name_ranks(odd)} {has} {describe(key, found)}, {others} {describe_value(key, wanted)}"
 
 
 def _cut(told: list[str]) -> list[str]:

@@ -17,13 +17,13 @@ from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
-from mindspeed.runtime.call_count import CallCount
 from mindspeed.planning.plan import ActivationPlan, PlannedPatch
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.hookspecs import HOOK_CLASSES
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import Mixin, Phase, Replace
 from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.runtime.call_count import CallCount
 
 if TYPE_CHECKING:
     from mindspeed.patching.apply import AppliedPatches
@@ -51,7 +51,7 @@ _PATIENCE: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class Effect:
     """One place where a feature acts, as it stands now.
 
     ``kind`` is patch, hook, argument or op; ``calls`` is None where calls cannot be counted (a plain value).
@@ -74,7 +74,7 @@ class FeatureProof:
 
     name: str
     stability: str
-    points: tuple[Point, ...]
+    points: tuple[Effect, ...]
     complaints: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -89,7 +89,7 @@ class FeatureProof:
 
 
 @dataclass(frozen=True, slots=True)
-class ProofReport:
+class EffectReport:
     """What the active plan has done so far. ``problems`` are warnings, and errors under strict."""
 
     digest: str
@@ -130,7 +130,7 @@ class _Watched:
     optional: bool = False
 
 
-class Proof:
+class EffectTracker:
     """Watches one active plan.
 
     `enter` tells which phase of the run begins. ``taken`` maps each argument of Megatron that was overridden to the
@@ -194,13 +194,13 @@ class Proof:
         elif self.path:
             self._write(self.report())
 
-    def report(self) -> ProofReport:
+    def report(self) -> EffectReport:
         """What is known now. Walks the heap for stale holders, about 0.1 s."""
         features = tuple(self._feature(feature) for feature in self._features())
         problems = self.applied.audit() if self.applied is not None else []
         for feature in features:
             problems += _problems_of(feature)
-        return ProofReport(self.plan.digest, features, tuple(problems), tuple(self._ended))
+        return EffectReport(self.plan.digest, features, tuple(problems), tuple(self._ended))
 
     def effects(self) -> dict[str, dict[str, int]]:
         """How often the code of each feature did something so far: its sites and operators that can be counted, its hooks
@@ -272,7 +272,7 @@ class Proof:
             return draft
         return replace(draft, complaints=tuple(self._manager.call_one("verify", name, report=draft)))
 
-    def _point(self, index: int, watched: _Watched) -> Point:
+    def _point(self, index: int, watched: _Watched) -> Effect:
         effective = watched.kind != "patch" or self._holds(watched.name) is not False
         calls = self._calls(watched)
         if not effective:
@@ -285,7 +285,7 @@ class Proof:
             state = "not yet due"
         else:
             state = self._elsewhere.get(index, "never reached")
-        return Point(watched.kind, watched.name, watched.phase, effective, calls, state)
+        return Effect(watched.kind, watched.name, watched.phase, effective, calls, state)
 
     def _ask_other_ranks(self) -> None:
         """What this rank never reached another one may have: rank 0 asks the store for it, the others tell it."""
@@ -322,7 +322,7 @@ class Proof:
         for line in (report.summary(), *map(str, report.problems)):
             say(line)
 
-    def _write(self, report: ProofReport) -> None:
+    def _write(self, report: EffectReport) -> None:
         if not self.path or _rank():
             return
         try:
@@ -343,7 +343,7 @@ def _functions_of(planned: PlannedPatch, made: Any) -> list[FunctionType]:
     return [method for method in methods if isinstance(method, FunctionType)]
 
 
-def _on_another_path(point: Point) -> Point:
+def _on_another_path(point: Effect) -> Effect:
     return replace(point, state="other path") if point.state == "never reached" else point
 
 

@@ -18,10 +18,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, urlparse
 
-from mindspeed.runtime import agreement
 from mindspeed.planning.fingerprint import Content
-from mindspeed.runtime.error_file import LAUNCHED, leave_problems
 from mindspeed.plugins.problems import RunError
+from mindspeed.runtime import agreement
+from mindspeed.runtime.error_file import LAUNCHED, leave_problems
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -34,7 +34,7 @@ _NO_STORE: Final = ("mpi", "fake")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankAddress:
     """This process's place in a job, and the address where its ranks meet.
 
     ``kept``: the launcher keeps the store; else rank 0 does. ``attempt`` tells restarts of one job apart.
@@ -53,7 +53,7 @@ class Place:
         return f"{self.host}:{self.port}/{self.attempt}/{self.rank}"
 
 
-def place_in(environ: Mapping[str, str]) -> Place | None:
+def place_in(environ: Mapping[str, str]) -> RankAddress | None:
     """The place that a launcher has put into the environment; None without a launcher."""
     try:
         rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
@@ -62,13 +62,13 @@ def place_in(environ: Mapping[str, str]) -> Place | None:
         return None
     kept = environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
     attempt = f"{environ.get('TORCHELASTIC_RUN_ID', '')}.{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    return Place(host, port, rank, size, kept, attempt)
+    return RankAddress(host, port, rank, size, kept, attempt)
 
 
-class Setup:
+class Rendezvous:
     """The set-up of this process as one rank, from activation until its first process group is complete."""
 
-    def __init__(self, content: Callable[[], Content], place: Place | None, number: int) -> None:
+    def __init__(self, content: Callable[[], Content], place: RankAddress | None, number: int) -> None:
         self._content, self.place, self._number = content, place, number
         self.agreed = False
         self._store: Store | None = None
@@ -85,7 +85,7 @@ class Setup:
         if self.place.kept:
             self.meet(self.place)
 
-    def meet(self, place: Place) -> None:
+    def meet(self, place: RankAddress) -> None:
         """Agree in the store of a place, and watch it for ranks that fail. Raises RunError."""
         self.place = place
         try:
@@ -106,7 +106,7 @@ class Setup:
             raise
         self.agreed = True
 
-    def tell(self, error: BaseException) -> None:
+    def report_failure(self, error: BaseException) -> None:
         """Publish why this rank ends, if it is the first to. Does not raise, and waits no longer than `GRACE` and a bit."""
         place = self.place
         if place is None or self._told.is_set():
@@ -130,7 +130,7 @@ class Setup:
         if self._hook is not None and sys.excepthook == self._uncaught:
             sys.excepthook = self._hook  # else somebody's hook, such as torch's, calls ours, which goes on to the one before
 
-    def _connect(self, place: Place, timeout: timedelta) -> Store:
+    def _connect(self, place: RankAddress, timeout: timedelta) -> Store:
         from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
         server = place.rank == 0 and not place.kept
@@ -160,10 +160,10 @@ class Setup:
         if self._hook is not None:
             self._hook(kind, error, trace)
         if issubclass(kind, Exception):
-            self.tell(error)
+            self.report_failure(error)
 
 
-_setup: Setup | None = None
+_setup: Rendezvous | None = None
 _activations = 0
 
 
@@ -182,7 +182,7 @@ def begin(content: Callable[[], Content], environ: Mapping[str, str] = os.enviro
             return  # a helper of the rank, which has agreed already
         os.environ[JOINED] = owner
     _activations += 1
-    _setup = Setup(content, place, _activations)
+    _setup = Rendezvous(content, place, _activations)
     _setup.begin()
 
 
@@ -194,13 +194,13 @@ def end() -> None:
     _setup = None
 
 
-def tell(error: BaseException, environ: Mapping[str, str] = os.environ) -> None:
+def report_failure(error: BaseException, environ: Mapping[str, str] = os.environ) -> None:
     """Publish to the other ranks why this one ends, if its set-up is not complete."""
     setup = _setup
     if setup is None and _activations == 0 and (place := place_in(environ)) is not None and place.size > 1:
-        setup = Setup(dict, place, 1)  # it failed before it could begin
+        setup = Rendezvous(dict, place, 1)  # it failed before it could begin
     if setup is not None:
-        setup.tell(error)
+        setup.report_failure(error)
 
 
 def around_init(create: Callable[..., Any], given: dict[str, Any]) -> Any:
@@ -213,13 +213,13 @@ def around_init(create: Callable[..., Any], given: dict[str, Any]) -> Any:
             _meet_at_init(setup, given)
         result = create(**given)
     except Exception as error:
-        setup.tell(error)
+        setup.report_failure(error)
         raise
     setup.end()
     return result
 
 
-def _meet_at_init(setup: Setup, given: dict[str, Any]) -> None:
+def _meet_at_init(setup: Rendezvous, given: dict[str, Any]) -> None:
     """Agree in the store that ``init_process_group`` is given, or in the one that it will make."""
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
     from torch.distributed.rendezvous import rendezvous
@@ -240,7 +240,7 @@ def _meet_at_init(setup: Setup, given: dict[str, Any]) -> None:
         setup.agree(PrefixStore("mindspeed", store), rank, size)
 
 
-def _place_at(url: str, rank: int, size: int) -> Place | None:
+def _place_at(url: str, rank: int, size: int) -> RankAddress | None:
     """The place that an ``env://`` or ``tcp://`` address means; None for one that torch will refuse."""
     parts = urlparse(url)
     words = {name: values[0] for name, values in parse_qs(parts.query).items()}

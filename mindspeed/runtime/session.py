@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mindspeed.patching.apply import AppliedPatches, SiteReport, apply
-from mindspeed.planning.plan import ActivationPlan, Row
-from mindspeed.runtime.effects import Proof, ProofReport
+from mindspeed.planning.plan import ActivationPlan
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import Phase
 from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.resolution.planned_feature import PlanNote
+from mindspeed.runtime.effects import EffectReport, EffectTracker
 
 
 @dataclass(slots=True)
@@ -28,7 +29,7 @@ class Session:
     plan: ActivationPlan
     manager: FeatureManager
     applied: AppliedPatches
-    proof: Proof
+    proof: EffectTracker
     taken: dict[str, dict[str, Any]] = field(default_factory=dict)
     complaints: set[Problem] = field(default_factory=set)
 
@@ -40,7 +41,7 @@ class ActivationReport:
     digest: str
     features: tuple[str, ...]
     sites: tuple[SiteReport, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[PlanNote, ...]
 
     def summary(self) -> str:
         """One line for a log."""
@@ -84,7 +85,7 @@ def start(plan: ActivationPlan, manager: FeatureManager) -> ActivationReport:
 
 def _started(plan: ActivationPlan, manager: FeatureManager) -> Session:
     taken: dict[str, dict[str, Any]] = {}
-    proof = Proof(plan, manager, taken)
+    proof = EffectTracker(plan, manager, taken)
     applied = apply(plan.patches, proof.bound)
     proof.applied = applied
     return Session(plan, manager, applied, proof, taken)
@@ -120,7 +121,7 @@ def enter(phase: Phase | None) -> None:
         _session.proof.enter(phase)
 
 
-def report() -> ProofReport | None:
+def report() -> EffectReport | None:
     """What the active plan has done in this process so far; None without a plan."""
     return _session.proof.report() if _session is not None else None
 
@@ -136,7 +137,7 @@ def tell(hook: str, feature: str, **arguments: Any) -> None:
         _session.manager.call_one(hook, feature, **arguments)
 
 
-def complain(problem: Problem, aloud: bool = True) -> None:
+def report_problem(problem: Problem, aloud: bool = True) -> None:
     """A feature sees the job do something wrong: said once, where ``aloud``; under a strict plan raised everywhere."""
     if _session is None or problem in _session.complaints:
         return

@@ -13,16 +13,15 @@ from typing import Any, Final, TypeVar
 
 import yaml
 
-from mindspeed.diagnostics import doctor
-
 from mindspeed import registry
+from mindspeed.diagnostics import doctor
+from mindspeed.inspection.megatron_copies import package_root
 from mindspeed.planning import checkpoint_state
 from mindspeed.planning.checkpoint_state import Change
-from mindspeed.resolution.environment import Environment
 from mindspeed.planning.plan import ActivationPlan
-from mindspeed.resolution.request import Layer, load_job_file
-from mindspeed.inspection.megatron_copies import package_root
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError, RunError
+from mindspeed.resolution.environment import Environment
+from mindspeed.resolution.request import Layer, load_job_file
 from mindspeed.training import checkpoints, corpus, shape
 from mindspeed.training.config import TrainConfig, train_config
 from mindspeed.training.indexed import Index, read_index

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from mindspeed.runtime import rendezvous, error_file
 from mindspeed.plugins.problems import Problem, RunError
+from mindspeed.runtime import error_file, rendezvous
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -97,7 +97,7 @@ def first_host(nodes: str) -> str:
 def leave_problems(error: BaseException) -> None:
     """Tell the other ranks and the launcher why this process ends; without a launcher do nothing."""
     error_file.leave_problems(error)
-    rendezvous.tell(error)
+    rendezvous.report_failure(error)
 
 
 def _blame(item: tuple[int, ProcessFailure]) -> tuple[int, int, int]:

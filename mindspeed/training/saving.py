@@ -18,9 +18,9 @@ from megatron.core.utils import unwrap_model
 from torch.distributed.checkpoint.api import CheckpointException
 
 from mindspeed import registry
-from mindspeed.runtime import session
-from mindspeed.planning.checkpoint_state import Record, read_record, record_of
+from mindspeed.planning.checkpoint_state import CheckpointManifest, read_record, record_of
 from mindspeed.plugins.problems import Problem, RunError
+from mindspeed.runtime import session
 from mindspeed.training.checkpoints import Manifest, checkpoint_path, partial_path, read_manifest, remove_old, saved_steps
 from mindspeed.training.evaluation import gathered
 from mindspeed.training.job import Job
@@ -99,7 +99,7 @@ def load(job: Job, state: TrainState, data: str) -> list[str]:
     return notes
 
 
-def _new_features(job: Job, record: Record | None) -> tuple[str, ...]:
+def _new_features(job: Job, record: CheckpointManifest | None) -> tuple[str, ...]:
     """Features of the job of which the checkpoint has no data, since they were not active then."""
     saved = {feature.name for feature in record.features} if record is not None else set(job.plan.names)
     return tuple(name for name in job.plan.names if name not in saved)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from mindspeed.resolution.request import Layer
 from mindspeed.plugins.problems import Problem
+from mindspeed.resolution.request import Layer
 from mindspeed.training.config import TrainConfig
 
 SIZES: Final = {

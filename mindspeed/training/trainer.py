@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 
-from mindspeed.runtime import session
 from mindspeed.plugins.problems import Problem, RunError
+from mindspeed.runtime import session
 from mindspeed.training import saving
 from mindspeed.training.batches import Batches, build_datasets
 from mindspeed.training.checkpoints import saved_steps

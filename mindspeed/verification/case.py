@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from mindspeed import registry
-from mindspeed.resolution.environment import Environment
 from mindspeed.planning.plan import ActivationPlan
-from mindspeed.resolution.request import Layer
 from mindspeed.plugins.constraints import Requires
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.feature import FeatureSpec, Numerics
 from mindspeed.plugins.problems import ResolutionError
+from mindspeed.resolution.environment import Environment
+from mindspeed.resolution.request import Layer
 from mindspeed.verification.shape import SHAPES, Recipe
 
 DROPOUT: Final = 0.1
@@ -26,11 +26,11 @@ _CLAIMS: Final = ("exact", "reordered", "approximate")
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class VerificationCase:
     """Does training by ``plan`` give what training by ``baseline`` gives, within ``numerics``?
 
     ``features`` are the names under test. The baseline is unmodified Megatron in one process, unless the caller put
-    features beside, or those under test claim equal bits and leave the layout alone: then it has the same layout. A feature
+    features also, or those under test claim equal bits and leave the layout alone: then it has the same layout. A feature
     that trains another model is on both sides, in the baseline by its reference.
     """
 
@@ -42,12 +42,12 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """The request behind a question: see `ask` for the fields."""
+class CaseRequest:
+    """The request behind a question: see `build_case` for the fields."""
 
     features: tuple[str, ...]
     layers: tuple[Layer, ...]
-    beside: tuple[str, ...]
+    also: tuple[str, ...]
     nproc: int | None
     environment: Environment | None
     known: Catalog
@@ -66,7 +66,7 @@ class Asked:
     @property
     def tested(self) -> list[FeatureSpec]:
         """What is under test: the named features and what they require, without what both runs have."""
-        names = required_by(self.features, self.known) - required_by(self.beside, self.known)
+        names = required_by(self.features, self.known) - required_by(self.also, self.known)
         return [self.known.feature(name).spec for name in sorted(names)]
 
     @property
@@ -84,7 +84,7 @@ class Asked:
         """Parallel sizes that these features and their requirements own."""
         return [size for name in required_by(names, self.known) for size in self.known.feature(name).spec.sizes]
 
-    def uninvited(self, names: Iterable[str]) -> tuple[str, ...]:
+    def unrequested_level1(self, names: Iterable[str]) -> tuple[str, ...]:
         """Features that level 1 would add by itself, and that none of these may require."""
         invited = required_by(names, self.known, perhaps=True)
         return tuple(name for name in self.known.usable if self.known.feature(name).spec.level == 1 and name not in invited)
@@ -98,16 +98,16 @@ class Asked:
 
     def plan(self, recipe: Recipe, world_size: int) -> ActivationPlan:
         """The plan with everything. Raises ResolutionError."""
-        names = (*self.beside, *self.features)
+        names = (*self.also, *self.features)
         sizes = {size: DEFAULT_SIZE for size in self.sizes_of(names) if size != "dp" and not self._given(size)}
         low = Layer("chosen by verify", world={**recipe.world(), **sizes, "world_size": world_size})
-        high = Layer("under test", features=names, without=self.uninvited(names))
+        high = Layer("under test", features=names, without=self.unrequested_level1(names))
         return registry.resolve([low, *self.layers, high], self.environment)
 
     def baseline(self, plan: ActivationPlan, recipe: Recipe) -> ActivationPlan:
         """The plan without what is under test, for the same model."""
         references = {spec.name: dict(spec.reference) for spec in self.tested if spec.reference is not None}
-        both = required_by(self.beside, self.known) | references.keys()
+        both = required_by(self.also, self.known) | references.keys()
         owned = [size for size in self.sizes_of(both) if size != "dp"]
         sizes = {size: getattr(plan.world, size) for size in owned}
         alone = not self.keeps_layout and not self.sizes_of(both)
@@ -118,12 +118,12 @@ class Asked:
             features=tuple(sorted(both)),
             settings=settings,
             world={**recipe.world(), **sizes, "world_size": 1 if alone else plan.world.world_size},
-            without=tuple(name for name in self.uninvited(()) if name not in both),
+            without=tuple(name for name in self.unrequested_level1(()) if name not in both),
             platform=plan.environment["platform"],
         )
         return registry.resolve([layer], self.environment)
 
-    def suits(self, plan: ActivationPlan) -> bool:
+    def is_applicable(self, plan: ActivationPlan) -> bool:
         """Whether every feature applies to the plan's model and, unless the processes are given, has ranks to work on."""
         for planned in plan.features:
             feature = self.known.feature(planned.name)
@@ -138,19 +138,19 @@ class Asked:
         return any(size in layer.world or argument in layer.settings.get(owner, {}) for layer in self.layers)
 
 
-def ask(
+def build_case(
     features: Sequence[str],
     layers: Sequence[Layer] = (),
-    beside: Sequence[str] = (),
+    also: Sequence[str] = (),
     nproc: int | None = None,
     environment: Environment | None = None,
-) -> Question:
+) -> VerificationCase:
     """The question whether ``features`` do what they claim. Raises ResolutionError when no tiny model suits them.
 
-    ``layers`` (low to high) may hold settings, sizes and a model shape; ``beside`` are features that both runs have.
+    ``layers`` (low to high) may hold settings, sizes and a model shape; ``also`` are features that both runs have.
     What is not given is chosen: sizes under test are 2, model and number of processes the first that suit.
     """
-    asked = Asked(tuple(features), tuple(layers), tuple(beside), nproc, environment, registry.catalog())
+    asked = CaseRequest(tuple(features), tuple(layers), tuple(also), nproc, environment, registry.catalog())
     refused: list[ResolutionError] = []
     second_best: tuple[ActivationPlan, Recipe] | None = None
     for recipe in asked.recipes():
@@ -160,7 +160,7 @@ def ask(
             except ResolutionError as error:
                 refused.append(error)
                 continue
-            if asked.suits(plan):
+            if asked.is_applicable(plan):
                 return _question(asked, plan, recipe)
             second_best = second_best or (plan, recipe)
     if second_best is None:
@@ -181,9 +181,9 @@ def required_by(names: Iterable[str], known: Catalog, perhaps: bool = False) -> 
     return frozenset(found)
 
 
-def _question(asked: Asked, plan: ActivationPlan, recipe: Recipe) -> Question:
+def _question(asked: CaseRequest, plan: ActivationPlan, recipe: Recipe) -> VerificationCase:
     wanted = {planned.override.argument: bool(planned.override.value) for planned in plan.overrides}
     recipe = replace(
         recipe, documents=wanted.get("reset_attention_mask", False), restart=wanted.get("reset_position_ids", False)
     )
-    return Question(asked.features, plan, asked.baseline(plan, recipe), recipe, asked.numerics)
+    return VerificationCase(asked.features, plan, asked.baseline(plan, recipe), recipe, asked.numerics)

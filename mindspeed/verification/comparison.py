@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from mindspeed.plugins.feature import Numerics
-from mindspeed.verification.record import Piece, Record
+from mindspeed.verification.record import RankResult, TensorShard
 
 _BF16: Final = (1e-2, 8e-2, 2.5e-2)
 """Bounds of loss, gradient and weight for bf16 where the claim is not exact: both runs round every operation to 2**-8,
@@ -45,7 +45,7 @@ class Tolerances:
         return cls(numerics.loss, numerics.gradient, numerics.gradient)
 
 
-def compare(baseline: Sequence[Record], feature: Sequence[Record], tolerances: Tolerances) -> list[Check]:
+def compare(baseline: Sequence[RankResult], feature: Sequence[RankResult], tolerances: Tolerances) -> list[Check]:
     """Losses, the input gradient, every parameter gradient of the first step, and every weight after the last step."""
     expected, found = _by_tensor(baseline), _by_tensor(feature)
     bounds = {"input gradient": tolerances.gradient, "gradient": tolerances.gradient, "weight": tolerances.weight}
@@ -57,7 +57,7 @@ def compare(baseline: Sequence[Record], feature: Sequence[Record], tolerances: T
     return checks
 
 
-def zero_or_not_finite(records: Sequence[Record]) -> list[Check]:
+def zero_or_not_finite(records: Sequence[RankResult]) -> list[Check]:
     """A failing check for each gradient that is zero or not finite anywhere: a run that proves nothing."""
     checks = []
     for (kind, name), pieces in _by_tensor(records).items():
@@ -70,7 +70,7 @@ def zero_or_not_finite(records: Sequence[Record]) -> list[Check]:
     return checks
 
 
-def losses_by_step(records: Iterable[Record]) -> list[float]:
+def losses_by_step(records: Iterable[RankResult]) -> list[float]:
     """Mean loss of each step over all micro-batches; the same micro-batch on several ranks counts once."""
     merged: dict[tuple[int, int], float] = {}
     for record in records:
@@ -79,7 +79,7 @@ def losses_by_step(records: Iterable[Record]) -> list[float]:
     return [float(np.mean([loss for (of, _), loss in sorted(merged.items()) if of == step])) for step in steps]
 
 
-def _compare_losses(baseline: Sequence[Record], feature: Sequence[Record], tolerance: float) -> Check:
+def _compare_losses(baseline: Sequence[RankResult], feature: Sequence[RankResult], tolerance: float) -> Check:
     expected, found = losses_by_step(baseline), losses_by_step(feature)
     what = f"loss over {len(expected)} steps"
     if len(expected) != len(found) or not expected or not np.isfinite(found).all():
@@ -87,15 +87,15 @@ def _compare_losses(baseline: Sequence[Record], feature: Sequence[Record], toler
     return Check(what, max(abs(a - b) / abs(a) for a, b in zip(expected, found, strict=True)), tolerance)
 
 
-def _by_tensor(records: Iterable[Record]) -> dict[tuple[str, str], list[Piece]]:
-    found: dict[tuple[str, str], list[Piece]] = {}
+def _by_tensor(records: Iterable[RankResult]) -> dict[tuple[str, str], list[TensorShard]]:
+    found: dict[tuple[str, str], list[TensorShard]] = {}
     for record in records:
         for piece in record.pieces:
             found.setdefault((piece.kind, piece.name), []).append(piece)
     return found
 
 
-def _difference(expected: Sequence[Piece], found: Sequence[Piece]) -> float | None:
+def _difference(expected: Sequence[TensorShard], found: Sequence[TensorShard]) -> float | None:
     """Norm of the difference over the norm of what was expected; of elements that several ranks have, the worst counts.
 
     None when ``found`` leaves a part of the tensor out, has another shape, or is not finite.

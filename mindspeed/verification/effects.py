@@ -6,12 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mindspeed import registry
 from mindspeed.plugins.patches import Wrap
+from mindspeed.verification.case import VerificationCase, required_by
 from mindspeed.verification.comparison import Check
-from mindspeed.verification.case import Question, required_by
-from mindspeed.verification.record import Record
+from mindspeed.verification.record import RankResult
 
 
-def missing_effects(question: Question, baseline: Sequence[Record], feature: Sequence[Record]) -> Iterator[Check]:
+def missing_effects(
+    question: VerificationCase, baseline: Sequence[RankResult], feature: Sequence[RankResult]
+) -> Iterator[Check]:
     """A failing check for every feature under test that left no trace, or whose group has one rank."""
     known = registry.catalog()
     before, after = baseline[0].settings, feature[0].settings
@@ -35,7 +37,7 @@ def missing_effects(question: Question, baseline: Sequence[Record], feature: Seq
             yield _failed(name, "no patch site was reached, and no hook changed anything")
 
 
-def _was_reached(name: str, question: Question, records: Iterable[Record], glue: bool) -> bool:
+def _was_reached(name: str, question: VerificationCase, records: Iterable[RankResult], glue: bool) -> bool:
     """Whether a patch of the feature was, or a hook did something. With ``glue`` its wraps only help arguments to work."""
     passive = {planned.site for planned in question.plan.patches if glue and isinstance(planned.patch, Wrap)}
     reached = [(place, count) for record in records for place, count in record.reached.get(name, {}).items()]

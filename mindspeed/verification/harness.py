@@ -8,15 +8,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mindspeed.plugins.problems import Problem
+from mindspeed.verification.case import VerificationCase
 from mindspeed.verification.comparison import Check, Tolerances, compare, zero_or_not_finite
 from mindspeed.verification.effects import missing_effects
 from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.case import Question
-from mindspeed.verification.record import Record
+from mindspeed.verification.record import RankResult
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class VerificationDetails:
     """What stands behind a verdict: the world of the feature's run, the sites it reached, and the bytes it moved and kept.
 
     ``sites_reached`` maps ``feature`` to ``{site or hook: calls}``; ``bytes`` has the bytes sent per kind of collective
@@ -36,7 +36,7 @@ class Verdict:
     feature: str
     claim: str
     checks: tuple[Check, ...]
-    proof: Proof
+    proof: VerificationDetails
 
     @property
     def holds(self) -> bool:
@@ -58,7 +58,7 @@ class Verdict:
         }
 
 
-def verify(question: Question, pool: WorkerPool) -> Verdict:
+def verify(question: VerificationCase, pool: WorkerPool) -> Verdict:
     """Run both sides and compare. Raises RunError when a run fails or a worker is lost."""
     baseline = pool.run_once(question.baseline, question.recipe, int(question.baseline.world.world_size))
     feature = pool.run(question.plan, question.recipe, int(question.plan.world.world_size))
@@ -70,7 +70,7 @@ def verify(question: Question, pool: WorkerPool) -> Verdict:
     return Verdict(", ".join(question.features), question.numerics.claim, tuple(checks), _proof(question, baseline, feature))
 
 
-def _proof(question: Question, baseline: Sequence[Record], feature: Sequence[Record]) -> Proof:
+def _proof(question: VerificationCase, baseline: Sequence[RankResult], feature: Sequence[RankResult]) -> VerificationDetails:
     reached: dict[str, Counter[str]] = {}
     for record in feature:
         for name, places in record.reached.items():
@@ -80,10 +80,10 @@ def _proof(question: Question, baseline: Sequence[Record], feature: Sequence[Rec
     kept = (max(r.activations for r in baseline), max(r.activations for r in feature))
     world = {"world_size": question.plan.world.world_size, **feature[0].sizes}
     saved = {"saved activations": kept} if all(kept) else {}
-    return Proof(world, {name: dict(places) for name, places in sorted(reached.items())}, {**moved, **saved})
+    return VerificationDetails(world, {name: dict(places) for name, places in sorted(reached.items())}, {**moved, **saved})
 
 
-def _most(records: Sequence[Record], kind: str) -> int:
+def _most(records: Sequence[RankResult], kind: str) -> int:
     return max(record.traffic.get(kind, 0) for record in records)
 
 

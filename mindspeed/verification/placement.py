@@ -12,11 +12,11 @@ import torch
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from megatron.core.utils import unwrap_model
 
-from mindspeed.verification.record import Piece
+from mindspeed.verification.record import TensorShard
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class ShardedParameter:
     """A local parameter with its place: a ShardedTensor, or a factory where it consists of several (SwiGLU's two halves)."""
 
     parameter: torch.nn.Parameter
@@ -58,14 +58,14 @@ class View(NamedTuple):
     tensor: torch.Tensor
 
 
-def placed_parameters(chunks: Sequence[torch.nn.Module]) -> list[Placed]:
+def placed_parameters(chunks: Sequence[torch.nn.Module]) -> list[ShardedParameter]:
     """Every parameter of this rank's model chunks with its place. Raises ValueError when one has none."""
-    found: dict[int, Placed] = {}
+    found: dict[int, ShardedParameter] = {}
     for chunk in unwrap_model(list(chunks)):
         state = chunk.sharded_state_dict(metadata={"non_homogeneous_layers": True})
         for sharded in state.values():
             if isinstance(sharded, ShardedTensor | ShardedTensorFactory) and isinstance(sharded.data, torch.nn.Parameter):
-                found.setdefault(id(sharded.data), Placed(sharded.data, sharded))
+                found.setdefault(id(sharded.data), ShardedParameter(sharded.data, sharded))
         missing = [name for name, parameter in chunk.named_parameters() if id(parameter) not in found]
         if missing:
             raise ValueError(f"parameters without a place in the full model: {', '.join(missing)}")
@@ -79,10 +79,10 @@ def fill_weights(chunks: Sequence[torch.nn.Module], seed: int) -> None:
             placed.parameter.copy_(placed.assembled(lambda view: _full_weight(view.name, view.shape, seed)[view.where]))
 
 
-def pieces_of(kind: str, placed: Placed, tensor: torch.Tensor) -> Iterator[Piece]:
+def pieces_of(kind: str, placed: ShardedParameter, tensor: torch.Tensor) -> Iterator[TensorShard]:
     """The pieces of ``tensor``, a gradient or the weight of ``placed``."""
     for name, shape, index, view in placed.views(tensor.detach()):
-        yield Piece(kind, name, shape, index, view.to("cpu", torch.float32, copy=True).numpy())
+        yield TensorShard(kind, name, shape, index, view.to("cpu", torch.float32, copy=True).numpy())
 
 
 def _full_weight(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:

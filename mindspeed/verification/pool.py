@@ -19,7 +19,7 @@ from typing import Any, Final
 from mindspeed.planning.plan import ActivationPlan
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.verification.job import Call, Failure, Job
-from mindspeed.verification.record import Record
+from mindspeed.verification.record import RankResult
 from mindspeed.verification.shape import Recipe
 
 TIME_LIMIT: Final = 300.0
@@ -49,13 +49,13 @@ class WorkerPool:
         self._folder = tempfile.TemporaryDirectory(prefix="mindspeed-pool-")
         self._workers: list[_Worker] = []
         self._runs = 0
-        self._kept: dict[tuple[str, Recipe, int], list[Record]] = {}
+        self._kept: dict[tuple[str, Recipe, int], list[RankResult]] = {}
         self.ended: RunError | None = None
 
-    def run(self, plan: ActivationPlan, recipe: Recipe, world_size: int) -> list[Record]:
+    def run(self, plan: ActivationPlan, recipe: Recipe, world_size: int) -> list[RankResult]:
         """The record of every rank. Raises RunError when a worker fails, dies or hangs."""
         data = plan.to_json()
-        records: list[Record] = self._work(world_size, lambda rank, store: Job(data, recipe, rank, world_size, store))
+        records: list[RankResult] = self._work(world_size, lambda rank, store: Job(data, recipe, rank, world_size, store))
         return records
 
     def call(
@@ -85,7 +85,7 @@ class WorkerPool:
                 raise self._end(self._death(rank)) from None
         return self._collect(team)
 
-    def run_once(self, plan: ActivationPlan, recipe: Recipe, world_size: int) -> list[Record]:
+    def run_once(self, plan: ActivationPlan, recipe: Recipe, world_size: int) -> list[RankResult]:
         """As `run`, but an equal run made before gives its records again."""
         key = (plan.digest, recipe, world_size)
         if key not in self._kept:

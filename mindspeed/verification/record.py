@@ -12,7 +12,7 @@ Array = NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TensorShard:
     """Part of a full tensor: ``full[index] == values`` where ``full`` has ``shape``.
 
     ``kind`` is "input gradient", "gradient" or "weight"; ``name`` the tensor's name in the whole, unsharded model.
@@ -26,7 +26,7 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Record:
+class RankResult:
     """One rank's run.
 
     ``losses`` maps (step, micro-batch of the global batch) to the loss; only ranks of the last stage have any.
@@ -38,7 +38,7 @@ class Record:
     """
 
     losses: dict[tuple[int, int], float] = field(default_factory=dict)
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[TensorShard] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     reached: dict[str, dict[str, int]] = field(default_factory=dict)

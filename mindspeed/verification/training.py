@@ -21,7 +21,7 @@ from mindspeed.platforms import runtime
 from mindspeed.verification.activations import SavedActivations
 from mindspeed.verification.model import build_chunks, build_optimizer
 from mindspeed.verification.placement import pieces_of, placed_parameters
-from mindspeed.verification.record import Piece, Record
+from mindspeed.verification.record import RankResult, TensorShard
 from mindspeed.verification.shape import Recipe
 
 DOCUMENTS: Final = 0.2
@@ -43,7 +43,7 @@ class Batch:
     mask: torch.Tensor | None
 
 
-def train(recipe: Recipe, record: Record) -> None:
+def train(recipe: Recipe, record: RankResult) -> None:
     """Train on the groups that exist and fill ``record``: losses, gradients of step 1, final weights."""
     tensor_parallel.model_parallel_cuda_manual_seed(recipe.seed, force_reset_rng=True)
     _Run(recipe, record).train()
@@ -81,7 +81,7 @@ def _masks(recipe: Recipe, tokens_BS: torch.Tensor) -> tuple[torch.Tensor | None
 
 
 class _Run:
-    def __init__(self, recipe: Recipe, record: Record) -> None:
+    def __init__(self, recipe: Recipe, record: RankResult) -> None:
         self.recipe = recipe
         self.record = record
         self.chunks = build_chunks(recipe)
@@ -168,7 +168,7 @@ class _Run:
         parts = shape.seq_length * self.recipe.global_batch_size if per_token else self.data_size
         values = gradient_SBH.detach().to("cpu", torch.float32) / parts
         full = (shape.seq_length, self.recipe.global_batch_size, shape.hidden_size)
-        self.record.pieces.append(Piece("input gradient", "decoder input", full, (rows, samples), values.numpy()))
+        self.record.pieces.append(TensorShard("input gradient", "decoder input", full, (rows, samples), values.numpy()))
 
     def record_gradients(self) -> None:
         for chunk in self.chunks:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mindspeed.verification.job import Call, Failure, Job
-from mindspeed.verification.record import Record
+from mindspeed.verification.record import RankResult
 
 PATIENCE: Final = timedelta(seconds=60)
 """How long a collective waits for a rank that does not come."""
@@ -55,14 +55,14 @@ def _variables_kept() -> Iterator[None]:
         os.environ.update(before)
 
 
-def run(job: Job) -> Record:
+def run(job: Job) -> RankResult:
     """One job in this process, which afterwards is as it was before."""
     from mindspeed import registry
-    from mindspeed.runtime import session
     from mindspeed.planning.plan import plan_from_json
+    from mindspeed.runtime import session
     from mindspeed.verification.evidence import evidence
 
-    record = Record()
+    record = RankResult()
     registry.activate(plan_from_json(job.plan))
     try:
         from mindspeed.verification.training import train  # with the platform in place, for it imports Megatron

@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 
 from mindspeed import registry
-from mindspeed.resolution.environment import made_up
-from mindspeed.planning.lock import hold_to, lock_of, read_lock
+from mindspeed.planning.lock import lock_of, read_lock, require_match
 from mindspeed.plugins.problems import MindSpeedError
+from mindspeed.resolution.environment import made_up
 from tests.cli.conftest import LAPTOP
 
 JOB = """
@@ -97,14 +97,14 @@ def locked(mindspeed, job, tmp_path):
 
 
 def test_a_job_is_held_to_its_lock(locked):
-    hold_to(*locked, "job.lock")
+    require_match(*locked, "job.lock")
 
 
 def test_the_first_difference_from_a_lock_is_named_and_the_others_follow(locked):
     lock, plan, catalog = locked
     content = dict(lock.content) | {"version megatron": "0.15.3", "source mindspeed.features.swiglu.layers": "0", "level": "1"}
     with pytest.raises(MindSpeedError) as caught:
-        hold_to(replace(lock, content=content), plan, catalog, "job.lock")
+        require_match(replace(lock, content=content), plan, catalog, "job.lock")
     (problem,) = caught.value.problems
     assert (problem.code, problem.where) == ("MS618", "job.lock")
     assert problem.message == "this job is not the one that was locked: it has megatron 0.16.1, the lock has 0.15.3"
@@ -121,9 +121,9 @@ def test_a_size_that_only_the_launcher_knows_is_no_difference():
         for world in ({"tp": 2}, {"tp": 2, "world_size": 2})
     ]
     catalog = registry.catalog_for(plans[0].names)
-    hold_to(lock_of({}, plans[0], catalog), plans[1], catalog, "job.lock")
+    require_match(lock_of({}, plans[0], catalog), plans[1], catalog, "job.lock")
     with pytest.raises(MindSpeedError, match="it has no world world_size, the lock has world_size=2"):
-        hold_to(lock_of({}, plans[1], catalog), plans[0], catalog, "job.lock")
+        require_match(lock_of({}, plans[1], catalog), plans[0], catalog, "job.lock")
 
 
 @pytest.mark.parametrize("verb", ["run", "pretrain"])

@@ -10,9 +10,9 @@ import torch
 from megatron.core.models.common.embeddings.rope_utils import _apply_rotary_pos_emb_thd as stock
 from torch import Tensor
 
+from mindspeed.context_parallel.documents import ends_of_packed
 from mindspeed.context_parallel.layout import Layout, contiguous, nested, zigzag
 from mindspeed.context_parallel.packed import slicer_of_packed, turner_of_packed
-from mindspeed.context_parallel.documents import ends_of_packed
 from mindspeed.plugins.problems import MindSpeedError
 
 TOKENS, HEADS, WIDTH = 24, 2, 8

@@ -9,11 +9,11 @@ import pytest
 
 from mindspeed.patching.apply import with_sites
 from mindspeed.planning.plan import PlannedPatch
-from mindspeed.resolution.request import Layer
 from mindspeed.plugins.patches import Wrap
+from mindspeed.resolution.request import Layer
+from mindspeed.verification.case import build_case
 from mindspeed.verification.harness import verify
 from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.case import ask
 from tests.conftest import Prove
 
 LONG = pytest.mark.long
@@ -37,7 +37,7 @@ def test_it_does_on_four_ranks_in_a_double_ring_and_where_neighbours_trade_heads
 
 @pytest.mark.parametrize("algorithm", ["ring-attention", pytest.param("ulysses-attention", marks=LONG)])
 def test_a_forgotten_wait_in_megatron_is_found(pool: WorkerPool, algorithm: str) -> None:
-    question = ask([algorithm], [Layer("test", settings=POISON)])
+    question = build_case([algorithm], [Layer("test", settings=POISON)])
     patch = Wrap(WAIT, "tests.context_parallel.watched:used_early", "a planted fault")
     forgetful = with_sites([PlannedPatch("fault", patch, WAIT)])
     verdict = verify(replace(question, plan=replace(question.plan, patches=(*question.plan.patches, *forgetful))), pool)

@@ -8,22 +8,21 @@ from pathlib import Path
 import pytest
 
 from mindspeed import ops
-
+from mindspeed.cli import main
 from mindspeed.diagnostics import support_matrix
+from mindspeed.diagnostics.variables import VARIABLES
+from mindspeed.inspection.sites import find_site
+from mindspeed.plugins import World
+from mindspeed.plugins.discovery import BUILT_IN, Catalog, DiscoveredFeature, discover
+from mindspeed.plugins.problems import CODES
+from mindspeed.registry import catalog
 from mindspeed.resolution.environment import SUPPORTED_MEGATRON, made_up, version_in
 from mindspeed.resolution.request import JOB_KEYS, Layer
 from mindspeed.resolution.resolver import resolve
-from mindspeed.inspection.sites import find_site
-from mindspeed.cli import main
+from tests import transcripts
 from tools.docs.pages import pages, write
 from tools.docs.predicates import condition
 from tools.docs.reference import JOB_FILE
-from mindspeed.diagnostics.variables import VARIABLES
-from mindspeed.plugins import World
-from mindspeed.plugins.discovery import BUILT_IN, Catalog, Found, discover
-from mindspeed.plugins.problems import CODES
-from mindspeed.registry import catalog
-from tests import transcripts
 
 ROOT = Path(__file__).resolve().parents[2]
 FEATURES = sorted(row.name for row in catalog().rows if row.distribution == BUILT_IN)
@@ -45,7 +44,7 @@ def test_the_feature_in_the_guide_is_one_that_resolves():
     feature = made["Clip"]
     (patch,) = feature(feature.Args(), World({})).patches()
     assert find_site(patch.target) is not None
-    known = Catalog([Found("acme-clip", "acme", "1.0", "acme_mindspeed.feature:Clip", feature)])
+    known = Catalog([DiscoveredFeature("acme-clip", "acme", "1.0", "acme_mindspeed.feature:Clip", feature)])
     asked = Layer("test", ("acme-clip",), {"acme-clip": {"limit": 9}}, {"vocab_size": 8})
     (problem,) = resolve([asked], known, made_up("cpu", "0.16.1")).problems
     assert (problem.message, problem.fix) == ("acme-clip: a limit of 9.0 never clips 8 words", "--set acme-clip.limit=30")
@@ -188,7 +187,7 @@ def test_conditions_are_read_from_the_source_of_their_functions():
 
 
 def test_every_operator_is_on_the_page_with_its_call():
-    for name in (*ops.OPERATORS, *ops.FURTHER):
+    for name in (*ops.OPERATORS, *ops.ALIASES):
         assert f"\n## {name}\n" in GENERATED["operators.md"]
     assert "```python\nswiglu(x: Tensor, dim: int=-1) -> Tensor\n```" in GENERATED["operators.md"]
     assert "- `mindspeed::swiglu(Tensor x, int dim) -> Tensor`" in GENERATED["operators.md"]

@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from mindspeed.registry import catalog
 from tools.docs.drawing import Arrow, Box, Mark, Matrix, Picture, Timeline, svg
 from tools.docs.features import pictures
-from mindspeed.registry import catalog
 
 SVG = "{http://www.w3.org/2000/svg}"
 PICTURES = {picture.name: picture for row in catalog().usable.values() if row.feature for picture in pictures(row.feature)}

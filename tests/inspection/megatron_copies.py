@@ -7,8 +7,8 @@ from pathlib import Path
 
 from mindspeed.inspection.contract_reading import read_contract
 from mindspeed.inspection.contracts import BASELINE, CORE, file_of, read_contracts
-from mindspeed.inspection.source import files_consulted, trees_kept
 from mindspeed.inspection.megatron_copies import package_root
+from mindspeed.inspection.source import files_consulted, trees_kept
 
 PARALLEL_STATE = "parallel_state.py"
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed.inspection.nearest_release import nearest
 from mindspeed.inspection.cli_arguments import FOLDER, Argument, recorded_surfaces, surface
+from mindspeed.inspection.nearest_release import nearest
 
 CHECKOUT = os.environ.get("MEGATRON_LM_PATH", "")
 

@@ -26,8 +26,8 @@ from mindspeed.inspection.contracts import (
 )
 from mindspeed.planning.drift import installed_tree, record
 from mindspeed.planning.targets import megatron_targets
-from tools.docs.drift import drift_page
 from mindspeed.plugins.discovery import discover
+from tools.docs.drift import drift_page
 
 ROOT = Path(__file__).parents[2]
 RELEASES = ("0.12.1", "0.14.0", "0.15.3", "0.16.1")

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from mindspeed.arguments import process_args
-from mindspeed.legacy.flags import BY_FLAG, MEGATRON_VALUES, OLD_FLAGS, read_old_flags
-from tools.docs.migration_guide import filled
 from mindspeed.inspection.cli_arguments import recorded_surfaces, surface
+from mindspeed.legacy.flags import BY_FLAG, MEGATRON_VALUES, OLD_FLAGS, read_old_flags
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.registry import catalog
+from tools.docs.migration_guide import filled
 
 ROOT = Path(__file__).resolve().parents[2]
 

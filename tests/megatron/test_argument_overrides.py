@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from mindspeed.runtime import session
-from mindspeed.planning.plan import ActivationPlan, PlannedOverride, plan_from_json
-from mindspeed.megatron.config_arguments import PLACES, known_arguments
-from mindspeed.megatron.argument_overrides import check_overrides, override_fields, override_parameters, untaken
 from mindspeed.inspection.megatron_copies import megatron_version, package_root
+from mindspeed.megatron.argument_overrides import check_overrides, override_fields, override_parameters, unused_overrides
+from mindspeed.megatron.config_arguments import PLACES, known_arguments
+from mindspeed.planning.plan import ActivationPlan, PlannedOverride, plan_from_json
 from mindspeed.plugins import ArgOverride, MindSpeedError, World
 from mindspeed.plugins.manager import FeatureManager
+from mindspeed.runtime import session
 
 
 def planned(argument: str, value: Any, *owners: str) -> PlannedOverride:
@@ -130,22 +130,22 @@ def test_a_function_gets_the_plans_values_however_it_is_called(activate):
 def test_what_was_taken_is_recorded_with_what_the_script_had(activate):
     active = activate(planned("size", 2), planned("nowhere", 1, "acme"))
     config = config_class([])
-    assert [override.override.argument for override in untaken()] == ["size", "nowhere"]
+    assert [override.override.argument for override in unused_overrides()] == ["size", "nowhere"]
     config(size=2)
     assert active.taken == {"size": {"Config": 2}}
     config()
     config(size=2)
     assert active.taken == {"size": {"Config": 1}}
-    assert [override.owners for override in untaken()] == [("acme",)]
+    assert [override.owners for override in unused_overrides()] == [("acme",)]
 
 
 def test_a_script_without_megatron_lms_loop_need_not_take_its_arguments(activate):
     activate(planned("create_attention_mask_in_dataloader", False), planned("nowhere", 1, "acme"))
-    assert [override.override.argument for override in untaken()] == ["nowhere"]
+    assert [override.override.argument for override in unused_overrides()] == ["nowhere"]
 
 
 def test_nothing_is_untaken_without_a_plan():
-    assert untaken() == ()
+    assert unused_overrides() == ()
 
 
 def test_an_argument_that_megatron_does_not_have_is_a_problem_with_near_names():

@@ -6,21 +6,21 @@ from typing import Any
 import pytest
 
 from mindspeed import registry
-from mindspeed.runtime import session
-from mindspeed.resolution.environment import made_up
-from mindspeed.planning.plan import ActivationPlan
-from mindspeed.resolution.request import Layer
 from mindspeed.inspection.sites import find_site
 from mindspeed.megatron import hook_wrappers
 from mindspeed.megatron.config_arguments import PLACES
-from mindspeed.megatron.hook_points import PREDICTION, SEAMS, TRAINING_SEAMS, MegatronSeams, seams_for
+from mindspeed.megatron.hook_points import HOOK_POINTS, PREDICTION, TRAINING_HOOK_POINTS, MegatronHookPoints, hook_points_for
+from mindspeed.planning.plan import ActivationPlan
 from mindspeed.platforms import PLATFORMS, base_features
 from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, MindSpeedError, Patch, Replace, World, hookimpl
-from mindspeed.plugins.discovery import Catalog, Found
+from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
 from mindspeed.plugins.hookspecs import HOOK_CLASSES
 from mindspeed.plugins.manager import FeatureManager
+from mindspeed.resolution.environment import made_up
+from mindspeed.resolution.request import Layer
+from mindspeed.runtime import session
 
-CALLED_BY_A_TRAINING_LOOP = set(TRAINING_SEAMS)
+CALLED_BY_A_TRAINING_LOOP = set(TRAINING_HOOK_POINTS)
 CALLED_BY_MINDSPEED = {"patches", "megatron_args", "verify"}
 
 
@@ -41,14 +41,14 @@ def activate(monkeypatch):
 
 
 def test_only_the_hooks_and_arguments_of_a_plan_are_wired():
-    assert seams_for([], []) == []
-    assert seams_for(["model_built", "patches"], []) == [SEAMS["model_built"]]
-    assert seams_for(["layer_spec"], []) == [SEAMS["layer_spec"], PREDICTION]
-    assert [patch.target for patch in seams_for([], ["overlap_param_gather"])] == [
+    assert hook_points_for([], []) == []
+    assert hook_points_for(["model_built", "patches"], []) == [HOOK_POINTS["model_built"]]
+    assert hook_points_for(["layer_spec"], []) == [HOOK_POINTS["layer_spec"], PREDICTION]
+    assert [patch.target for patch in hook_points_for([], ["overlap_param_gather"])] == [
         "megatron.core.distributed.distributed_data_parallel_config:DistributedDataParallelConfig.__post_init__",
         "megatron.core.optimizer.optimizer_config:OptimizerConfig.__post_init__",
     ]
-    assert [patch.value for patch in seams_for([], ["tensor_model_parallel_size"])] == [
+    assert [patch.value for patch in hook_points_for([], ["tensor_model_parallel_size"])] == [
         "mindspeed.megatron.argument_overrides:override_fields",
         "mindspeed.megatron.argument_overrides:override_parameters",
     ]
@@ -56,25 +56,25 @@ def test_only_the_hooks_and_arguments_of_a_plan_are_wired():
 
 def test_every_place_is_wrapped_when_nothing_is_known_of_megatron(monkeypatch):
     monkeypatch.setattr("mindspeed.megatron.hook_points.arguments_of", lambda version: None)
-    assert [patch.target for patch in seams_for([], ["anything"])] == [place.target for place in PLACES]
-    assert seams_for([], []) == []
+    assert [patch.target for patch in hook_points_for([], ["anything"])] == [place.target for place in PLACES]
+    assert hook_points_for([], []) == []
 
 
 def test_every_hook_has_a_seam_or_another_caller():
     hooks = {name for group in HOOK_CLASSES for name in vars(group) if not name.startswith("_")}
-    assert hooks == SEAMS.keys() | CALLED_BY_A_TRAINING_LOOP | CALLED_BY_MINDSPEED
+    assert hooks == HOOK_POINTS.keys() | CALLED_BY_A_TRAINING_LOOP | CALLED_BY_MINDSPEED
 
 
 def test_every_seam_and_every_place_of_arguments_exists_in_megatron():
-    targets = [seam.target for seam in (*SEAMS.values(), PREDICTION)] + [place.target for place in PLACES]
+    targets = [seam.target for seam in (*HOOK_POINTS.values(), PREDICTION)] + [place.target for place in PLACES]
     assert [target for target in targets if find_site(target) is None] == []
 
 
 def test_the_base_plan_of_every_platform_has_the_seams():
-    assert all(MegatronSeams in base_features(platform) for platform in PLATFORMS)
+    assert all(MegatronHookPoints in base_features(platform) for platform in PLATFORMS)
 
 
-@pytest.mark.parametrize("hook", sorted(SEAMS.keys() - {"schedule"}))
+@pytest.mark.parametrize("hook", sorted(HOOK_POINTS.keys() - {"schedule"}))
 def test_a_wrapper_that_outlives_its_plan_does_what_the_original_does(hook, monkeypatch):
     monkeypatch.setattr(hook_wrappers, "group_sizes", dict)
     calls = []
@@ -83,7 +83,7 @@ def test_a_wrapper_that_outlives_its_plan_does_what_the_original_does(hook, monk
         calls.append(args)
         return "result"
 
-    getattr(wiring, SEAMS[hook].value.partition(":")[2])(original)("first", "second")
+    getattr(hook_wrappers, HOOK_POINTS[hook].value.partition(":")[2])(original)("first", "second")
     assert calls == [("first", "second")]
 
 
@@ -186,7 +186,7 @@ def own_groups(*args: Any, **kwargs: Any) -> None:
 
 
 def test_a_seam_stays_around_what_a_feature_puts_in_place_of_the_original(monkeypatch):
-    known = Catalog([Found("replacing", "acme", "1", "acme:Replacing", _Replacing)])
+    known = Catalog([DiscoveredFeature("replacing", "acme", "1", "acme:Replacing", _Replacing)])
     plan = registry.resolve([Layer("test", features=("replacing",))], made_up("cpu", "0.16.1"), known)
     monkeypatch.setattr(registry, "catalog_for", lambda names: known)
     monkeypatch.setattr(hook_wrappers, "group_sizes", dict)

@@ -109,7 +109,7 @@ class Checkout:
     def launched(self, nproc: int, options: Sequence[str], *flags: str, **environment: str) -> Run:
         """Megatron-LM's script as it is, under ``mindspeed run``."""
         launcher = [sys.executable, "-m", "mindspeed", "run", "--nproc", str(nproc), *options, "--"]
-        return self.run([*launcher, str(self.root / "pretrain_gpt.py"), *self.flags, *flags], environment, beside=False)
+        return self.run([*launcher, str(self.root / "pretrain_gpt.py"), *self.flags, *flags], environment, also=False)
 
     def stock(self, nproc: int, *flags: str) -> Run:
         """Megatron-LM's script as it is, on the platform alone."""

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from mindspeed.planning.plan import ActivationPlan, PlannedOverride
 from mindspeed.inspection.cli_arguments import surface
 from mindspeed.megatron.training_flags import world_of
 from mindspeed.megatron.training_hook_wrappers import differences, put_arguments
+from mindspeed.planning.plan import ActivationPlan, PlannedOverride
 from mindspeed.plugins import ArgOverride, MindSpeedError, World
 from tests.megatron_lm import stub
 from tests.megatron_lm.checkout import ROOT

@@ -8,21 +8,21 @@ from shlex import split
 import pytest
 
 from mindspeed import registry
-from mindspeed.resolution.environment import made_up
-from mindspeed.resolution.request import Layer
-from mindspeed.megatron import training_flags as flags
 from mindspeed.inspection.cli_arguments import recorded_surfaces, surface
+from mindspeed.megatron import training_flags as flags
 from mindspeed.megatron.training_plan import is_training_script, plan_training
 from mindspeed.megatron.training_request import OWN_FLAGS, given_arguments, read_command_line
 from mindspeed.plugins.problems import ResolutionError
+from mindspeed.resolution.environment import made_up
+from mindspeed.resolution.request import Layer
 from tests.megatron_lm import stub
 from tests.megatron_lm.checkout import ROOT
 
 SHAPE = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 1 --global-batch-size 8"
 
 
-def read(line, environ=None, beside=(), world_size=1):
-    return read_command_line(split(line), environ or {}, "0.16.1", registry.catalog, beside, world_size)
+def read(line, environ=None, also=(), world_size=1):
+    return read_command_line(split(line), environ or {}, "0.16.1", registry.catalog, also, world_size)
 
 
 @pytest.fixture
@@ -199,8 +199,8 @@ def test_the_two_command_lines_of_one_value_must_agree(plan):
 
 
 def test_options_of_mindspeed_run_must_agree_with_megatrons_flags():
-    beside = [Layer("command line", world={"tp": 2})]
-    (problem,) = problems_of(read, "--tensor-model-parallel-size 4", beside=beside, world_size=4)
+    also = [Layer("command line", world={"tp": 2})]
+    (problem,) = problems_of(read, "--tensor-model-parallel-size 4", also=also, world_size=4)
     assert problem.message == "Megatron's --tensor-model-parallel-size is 4, and --tp 2 says otherwise"
 
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from mindspeed.resolution.environment import made_up
 from mindspeed.inspection.cli_arguments import surface
 from mindspeed.megatron.training_plan import plan_training
 from mindspeed.megatron.training_request import OWN_FLAGS, unknown_options
+from mindspeed.resolution.environment import made_up
 from tests.megatron_lm import stub
 from tests.megatron_lm.checkout import ROOT
 
@@ -83,7 +83,7 @@ def test_it_trains(checkout):
         "GLOBAL_BATCH": "4",
     }
     saved = checkout.folder / "saved"
-    run = checkout.run(["bash", str(SCRIPT)], {**variables, "SAVE": str(saved)}, beside=False).ended_well()
+    run = checkout.run(["bash", str(SCRIPT)], {**variables, "SAVE": str(saved)}, also=False).ended_well()
     assert list(run.steps) == [1, 2, 3]
     assert {one["name"] for one in run.report["features"]} >= {"tensor-parallel", "sequence-parallel", "rms-norm", "swiglu"}
     assert run.report["problems"] == []

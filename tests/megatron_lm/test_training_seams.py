@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from mindspeed.runtime import session
-from mindspeed.planning.plan import ActivationPlan
 from mindspeed.megatron import training_hook_wrappers as wiring
-from mindspeed.megatron.hook_points import ARGUMENT_SEAMS, SEAMS, TRAINING_SEAMS, seams_for
+from mindspeed.megatron.hook_points import ARGUMENT_HOOK_POINTS, HOOK_POINTS, TRAINING_HOOK_POINTS, hook_points_for
+from mindspeed.planning.plan import ActivationPlan
 from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, World, hookimpl
 from mindspeed.plugins.manager import FeatureManager
+from mindspeed.runtime import session
 from tests.megatron_lm import stub
 
 
@@ -35,10 +35,10 @@ def activate(monkeypatch):
 def test_only_a_plan_for_the_training_loop_has_its_seams(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(stub.build(tmp_path)))
     hooks = ["around_train_step", "save_extra", "load_extra", "optimizer_built"]
-    assert seams_for(hooks, []) == [SEAMS["optimizer_built"]]
-    assert seams_for([], [], training=True) == [ARGUMENT_SEAMS[0]], "the stub reads no YAML"
-    loop = [seam for seams in TRAINING_SEAMS.values() for seam in seams]
-    assert seams_for(hooks, [], training=True) == [SEAMS["optimizer_built"], ARGUMENT_SEAMS[0], *loop]
+    assert hook_points_for(hooks, []) == [HOOK_POINTS["optimizer_built"]]
+    assert hook_points_for([], [], training=True) == [ARGUMENT_HOOK_POINTS[0]], "the stub reads no YAML"
+    loop = [seam for seams in TRAINING_HOOK_POINTS.values() for seam in seams]
+    assert hook_points_for(hooks, [], training=True) == [HOOK_POINTS["optimizer_built"], ARGUMENT_HOOK_POINTS[0], *loop]
 
 
 @pytest.mark.guards(31)

@@ -7,7 +7,7 @@ from types import FunctionType, ModuleType
 import pytest
 
 import mindspeed.ops
-from mindspeed.ops import FURTHER, OPERATORS
+from mindspeed.ops import ALIASES, OPERATORS
 from mindspeed.ops.variants import has_variant, native_variants, python_variants, variants
 
 
@@ -35,10 +35,10 @@ def test_an_operator_is_its_function_whichever_import_came_first(imports):
 
 
 def test_every_operator_is_exported():
-    functions = [name for name in (*OPERATORS, *FURTHER) if name != "lcal_coc"]
+    functions = [name for name in (*OPERATORS, *ALIASES) if name != "lcal_coc"]
     assert all(isinstance(getattr(mindspeed.ops, name), FunctionType) for name in functions)
     assert isinstance(mindspeed.ops.lcal_coc, ModuleType)
-    assert {*OPERATORS, *FURTHER} <= set(dir(mindspeed.ops))
+    assert {*OPERATORS, *ALIASES} <= set(dir(mindspeed.ops))
     assert len(OPERATORS) == 19
 
 

@@ -7,16 +7,9 @@ import sys
 
 import pytest
 
-from mindspeed.planning.plan import (
-    ActivationPlan,
-    PlannedFeature,
-    PlannedOverride,
-    PlannedPatch,
-    Row,
-    Value,
-    plan_from_json,
-)
+from mindspeed.planning.plan import ActivationPlan, PlannedOverride, PlannedPatch, plan_from_json
 from mindspeed.plugins import ArgOverride, Mixin, Ref, Replace, Set, When, World, Wrap
+from mindspeed.resolution.planned_feature import PlannedFeature, PlanNote, Value
 
 PATCHES = [
     Replace("megatron.core.a:f", "acme.a:f", reason="faster", clears=("megatron.core.a:cached",)),
@@ -34,7 +27,7 @@ def plan():
         world=World({"tp": 2, "platform": "cpu"}),
         overrides=(PlannedOverride(("a",), ArgOverride("tensor_model_parallel_size", 2, "two ranks")),),
         patches=tuple(PlannedPatch("a", patch, patch.target) for patch in PATCHES),
-        rows=(Row("note", "a", "something"),),
+        rows=(PlanNote("note", "a", "something"),),
         environment={"platform": "cpu", "megatron": "0.16.1"},
     )
 

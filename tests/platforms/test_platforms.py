@@ -10,14 +10,14 @@ from importlib import util
 import pytest
 
 from mindspeed import platforms
-from mindspeed.resolution.environment import version_in
+from mindspeed.inspection.megatron_copies import megatron_version
+from mindspeed.megatron.fixes.feature import MegatronCompat
 from mindspeed.planning.patch_checks import check_patches
 from mindspeed.planning.plan import PlannedPatch
-from mindspeed.megatron.fixes.feature import MegatronCompat
-from mindspeed.inspection.megatron_copies import megatron_version
 from mindspeed.platforms.cpu import CpuPlatform, CpuPlatformArgs
 from mindspeed.plugins import FeatureArgs, World
 from mindspeed.plugins.problems import PlatformError
+from mindspeed.resolution.environment import version_in
 
 
 @pytest.fixture

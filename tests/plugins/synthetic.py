@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec
+from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
 from mindspeed.resolution.environment import made_up
 from mindspeed.resolution.request import Layer
 from mindspeed.resolution.resolver import Resolution, resolve
-from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec
-from mindspeed.plugins.discovery import Catalog, Found
 
 CPU = made_up("cpu", "0.16.1")
 
@@ -21,7 +21,7 @@ def make(name: str, *constraints: Any, args: type[FeatureArgs] = FeatureArgs, **
 
 
 def catalog(*features: type[Feature[Any]]) -> Catalog:
-    return Catalog(Found(f.spec.name, "acme", "1.0", f"acme.{f.spec.name}", f) for f in features)
+    return Catalog(DiscoveredFeature(f.spec.name, "acme", "1.0", f"acme.{f.spec.name}", f) for f in features)
 
 
 def ask(known: Catalog, *names: str, environment: Any = CPU, **layer: Any) -> Resolution:

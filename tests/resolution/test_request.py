@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from mindspeed.resolution.request import layer_from_environment, load_job_file, parse_assignments
 from mindspeed.plugins.problems import MindSpeedError, ResolutionError
+from mindspeed.resolution.request import layer_from_environment, load_job_file, parse_assignments
 
 JOB = """
 features: [tensor-parallel]

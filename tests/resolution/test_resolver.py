@@ -7,9 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mindspeed import registry
-from mindspeed.resolution.environment import made_up
-from mindspeed.resolution.request import Layer
-from mindspeed.resolution.resolver import resolve
 from mindspeed.plugins import (
     After,
     Before,
@@ -23,7 +20,10 @@ from mindspeed.plugins import (
     RequiresSlot,
     Supersedes,
 )
-from mindspeed.plugins.discovery import Catalog, Found
+from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
+from mindspeed.resolution.environment import made_up
+from mindspeed.resolution.request import Layer
+from mindspeed.resolution.resolver import resolve
 from tests.plugins.synthetic import CPU, ask, catalog, codes, make, order
 
 
@@ -179,7 +179,7 @@ def test_a_size_that_nobody_provides_is_a_problem():
 
 
 def test_a_size_that_perhaps_a_package_that_was_not_loaded_provides_is_refused_with_the_way_out():
-    waiting = Found("acme-ring", "acme", "1.0", "acme.features:Ring")
+    waiting = DiscoveredFeature("acme-ring", "acme", "1.0", "acme.features:Ring")
     (problem,) = ask(Catalog([waiting]), world={"cp": 2, "world_size": 2}).problems
     assert str(problem) == (
         "MS209 the context-parallel size is 2, and no built-in or named feature provides it\n"

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from mindspeed import registry
-from mindspeed.runtime import agreement, rendezvous
-from mindspeed.planning import fingerprint
-from mindspeed.resolution.environment import made_up
 from mindspeed.ops import availability
+from mindspeed.planning import fingerprint
 from mindspeed.plugins.problems import MindSpeedError, Problem, RunError
+from mindspeed.resolution.environment import made_up
+from mindspeed.runtime import agreement, rendezvous
 
 JOB = Path(__file__).with_name("agreement_job.py")
 ROOT = Path(__file__).resolve().parents[2]
@@ -277,7 +277,9 @@ def test_helpers_of_a_rank_agree_with_nobody(monkeypatch):
 def test_what_a_plan_is_made_of_names_no_folder(tmp_path):
     environment = made_up("cuda", "0.16.1", "2.13.0")
     plan = registry.plan(["swiglu"], world={"activation": "silu", "gated_linear_unit": True}, environment=environment)
-    facts = fingerprint.content_of(plan, registry.catalog(), {"NCCL_ALGO": "Ring", "HOME": "/root", "MINDSPEED_PLAN": "/tmp/plan"})
+    facts = fingerprint.content_of(
+        plan, registry.catalog(), {"NCCL_ALGO": "Ring", "HOME": "/root", "MINDSPEED_PLAN": "/tmp/plan"}
+    )
     assert facts["feature swiglu"].startswith("mindspeed ")
     assert facts["variable NCCL_ALGO"] == "Ring"
     assert facts["source mindspeed.features.swiglu.layers"] == facts["source mindspeed.features.swiglu.layers"].lower()
@@ -291,6 +293,6 @@ def test_a_rank_whose_operators_are_not_built_is_odd(monkeypatch):
     built = fingerprint.content_of(plan, registry.catalog(), {})
     monkeypatch.setenv("MINDSPEED_OPS", "reference")
     bare = fingerprint.content_of(plan, registry.catalog(), {})
-    (key,) = [key for key in fingerprint.different(built, bare) if key == "operator swiglu"]
-    assert fingerprint.in_words(key, bare[key]) == "the operator swiglu as reference"
-    assert fingerprint.only_value(key, built[key]) == "C++"
+    (key,) = [key for key in fingerprint.diff(built, bare) if key == "operator swiglu"]
+    assert fingerprint.describe(key, bare[key]) == "the operator swiglu as reference"
+    assert fingerprint.describe_value(key, built[key]) == "C++"

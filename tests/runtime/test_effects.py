@@ -11,19 +11,20 @@ from typing import Any
 
 import pytest
 
-from mindspeed.runtime import effects as proof_module
-from mindspeed.runtime import session
-from mindspeed.planning.plan import ActivationPlan, PlannedFeature, PlannedOverride
-from mindspeed.runtime.effects import Proof
+from mindspeed.planning.plan import ActivationPlan, PlannedOverride
 from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, hookimpl
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import ArgOverride, Mixin, Patch, Replace, Set, Wrap
 from mindspeed.plugins.problems import MindSpeedError
 from mindspeed.plugins.world import World
+from mindspeed.resolution.planned_feature import PlannedFeature
+from mindspeed.runtime import effects as proof_module
+from mindspeed.runtime import session
+from mindspeed.runtime.effects import EffectTracker
 from tests.patching.patch_cases import ATTENTION, STATE, planned
 from tests.patching.patch_fixtures import fake_megatron  # noqa: F401
 
-Start = Callable[..., Proof]
+Start = Callable[..., EffectTracker]
 Said = list[str]
 
 
@@ -36,7 +37,9 @@ def said() -> Said:
 def start(fake_megatron: object, said: Said) -> Iterator[Start]:  # noqa: F811
     """Activate one feature ``alpha`` with these patches and hooks on the fake megatron."""
 
-    def make(*patches: Patch, strict: bool = False, argument: str = "", ops: tuple[str, ...] = (), **hooks: Any) -> Proof:
+    def make(
+        *patches: Patch, strict: bool = False, argument: str = "", ops: tuple[str, ...] = (), **hooks: Any
+    ) -> EffectTracker:
         spec = FeatureSpec("alpha", "a test", Category.TOOL, ops=ops)
         members = {"spec": spec, **{name: hookimpl(function) for name, function in hooks.items()}}
         feature = type("Alpha", (Feature,), members)(FeatureArgs(), World({}))
@@ -57,7 +60,7 @@ def start(fake_megatron: object, said: Said) -> Iterator[Start]:  # noqa: F811
     session.stop()
 
 
-def one_step(proof: Proof, action: Callable[[], object] = lambda: None) -> None:
+def one_step(proof: EffectTracker, action: Callable[[], object] = lambda: None) -> None:
     """A run of set-up, build and one step, in which ``action`` happens."""
     proof.enter("build")
     proof.enter("step")

@@ -10,22 +10,23 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from mindspeed.planning import checkpoint_state as states
-from mindspeed.planning.plan import ActivationPlan, PlannedFeature, Value
 from mindspeed.cli import main
-from mindspeed.plugins import Category, Feature, FeatureSpec, State, hookimpl
-from mindspeed.plugins.discovery import Catalog, Found
+from mindspeed.planning import checkpoint_state as states
+from mindspeed.planning.plan import ActivationPlan
+from mindspeed.plugins import Category, CheckpointState, Feature, FeatureSpec, hookimpl
+from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
 from mindspeed.plugins.problems import RunError
 from mindspeed.plugins.world import World
+from mindspeed.resolution.planned_feature import PlannedFeature, Value
 from mindspeed.training.checkpoints import checkpoint_path, newest_checkpoint
 from tests.training.conftest import TINY, Run, losses
 
 
 def made_up(name, **state):
     class MadeUp(Feature):
-        spec = FeatureSpec(name, "made up", Category.TOOL, state=State(**state))
+        spec = FeatureSpec(name, "made up", Category.TOOL, state=CheckpointState(**state))
 
-    return Found(name, "acme", "1.0", "acme:MadeUp", MadeUp)
+    return DiscoveredFeature(name, "acme", "1.0", "acme:MadeUp", MadeUp)
 
 
 class Secret(Feature):
@@ -44,7 +45,7 @@ CATALOG = Catalog(
         made_up("cut", kind="resharded", settings={"words": "safe"}),
         made_up("averages", kind="own", reason="it keeps averages of the weights", added="safe"),
         made_up("strict", added="refused", removed="refused", reason="its weights have other names"),
-        Found("secret", "acme", "1.0", "acme:Secret", Secret),
+        DiscoveredFeature("secret", "acme", "1.0", "acme:Secret", Secret),
     ]
 )
 
@@ -102,9 +103,11 @@ def test_each_difference_is_safe_convertible_or_refused_by_what_the_feature_decl
 
 def test_a_parallel_size_of_one_is_the_same_as_no_feature():
     class Sized(Feature):
-        spec = FeatureSpec("sized", "made up", Category.TOOL, sizes={"ep": "size"}, state=State("resharded", removed="refused"))
+        spec = FeatureSpec(
+            "sized", "made up", Category.TOOL, sizes={"ep": "size"}, state=CheckpointState("resharded", removed="refused")
+        )
 
-    catalog = Catalog([Found("sized", "acme", "1.0", "acme:Sized", Sized)])
+    catalog = Catalog([DiscoveredFeature("sized", "acme", "1.0", "acme:Sized", Sized)])
     one, two, four = (plan("sized", sized={"size": size}) for size in (1, 2, 4))
     reason = "Megatron's distributed checkpoints can be cut anew"
     assert [str(change) for change in states.changes(states.record_of(two, catalog), one, catalog)] == [
@@ -195,7 +198,7 @@ from mindspeed.plugins import *
 class Acme(Feature):
     """Counts the steps of all runs."""
 
-    spec = FeatureSpec("acme", "made up", Category.TOOL, state=State("own", "it counts steps"{more}))
+    spec = FeatureSpec("acme", "made up", Category.TOOL, state=CheckpointState("own", "it counts steps"{more}))
     count = 0
 
     @hookimpl

@@ -6,9 +6,9 @@ import yaml
 from click.testing import CliRunner
 
 import mindspeed
+from mindspeed.cli import main
 from mindspeed.diagnostics import doctor
 from mindspeed.resolution.request import Layer
-from mindspeed.cli import main
 from mindspeed.training.config import train_config
 from mindspeed.training.job import Job, job_file
 from mindspeed.training.shape import trainer_layer

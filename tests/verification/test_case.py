@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
+from mindspeed.plugins.problems import ResolutionError
 from mindspeed.resolution.environment import made_up
 from mindspeed.resolution.request import Layer
-from mindspeed.plugins.problems import ResolutionError
-from mindspeed.verification.case import Question, ask
+from mindspeed.verification.case import VerificationCase, build_case
 
 HERE = made_up("cpu", "0.16.1")
 
 
-def asked(*features: str, beside: tuple[str, ...] = (), nproc: int | None = None, **layer: Any) -> Question:
-    return ask(features, [Layer("test", **layer)], beside, nproc, HERE)
+def asked(*features: str, also: tuple[str, ...] = (), nproc: int | None = None, **layer: Any) -> VerificationCase:
+    return build_case(features, [Layer("test", **layer)], also, nproc, HERE)
 
 
-def layout(question: Question) -> tuple[int, int]:
+def layout(question: VerificationCase) -> tuple[int, int]:
     """Processes of baseline and feature."""
     return question.baseline.world.world_size, question.plan.world.world_size
 
@@ -65,7 +65,7 @@ def test_what_a_feature_may_require_is_invited_and_not_taken_out() -> None:
 
 
 def test_features_beside_are_on_both_sides_with_their_settings_and_layout() -> None:
-    question = asked("sequence-parallel", beside=("tensor-parallel",), settings={"tensor-parallel": {"size": 4}})
+    question = asked("sequence-parallel", also=("tensor-parallel",), settings={"tensor-parallel": {"size": 4}})
     assert question.baseline.names == ("tensor-parallel",)
     assert question.baseline.world.tp == 4
     assert layout(question) == (4, 4)
@@ -85,7 +85,7 @@ def test_a_reordered_feature_is_compared_without_dropout() -> None:
 
 def test_the_weakest_claim_under_test_counts() -> None:
     assert asked("recompute", "tensor-parallel").numerics.claim == "reordered"
-    assert asked("recompute", beside=("tensor-parallel",)).numerics.claim == "exact"
+    assert asked("recompute", also=("tensor-parallel",)).numerics.claim == "exact"
 
 
 def test_given_sizes_model_and_dtype_win() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from mindspeed.plugins.feature import Numerics
 from mindspeed.verification.comparison import Check, Tolerances, compare, losses_by_step, zero_or_not_finite
-from mindspeed.verification.record import Piece, Record
+from mindspeed.verification.record import RankResult, TensorShard
 
 EXACT = Tolerances.of(Numerics.exact(), "fp32")
 REORDERED = Tolerances.of(Numerics.reordered(), "fp32")
@@ -18,14 +18,16 @@ WHOLE = (slice(0, 4), slice(0, 2))
 TOP, BOTTOM = (slice(0, 2), slice(0, 2)), (slice(2, 4), slice(0, 2))
 
 
-def record(*pieces: tuple[Any, Any], kind: str = "gradient", loss: float = 2.0) -> Record:
-    return Record({(0, 0): loss}, [Piece(kind, "w", FULL.shape, index, np.asarray(values)) for index, values in pieces])
+def record(*pieces: tuple[Any, Any], kind: str = "gradient", loss: float = 2.0) -> RankResult:
+    return RankResult(
+        {(0, 0): loss}, [TensorShard(kind, "w", FULL.shape, index, np.asarray(values)) for index, values in pieces]
+    )
 
 
 BASELINE = [record((WHOLE, FULL))]
 
 
-def gradient_check(*feature: Record, tolerances: Tolerances = EXACT) -> Check:
+def gradient_check(*feature: RankResult, tolerances: Tolerances = EXACT) -> Check:
     return compare(BASELINE, feature, tolerances)[1]
 
 
@@ -50,12 +52,12 @@ def test_the_worst_copy_of_an_element_counts() -> None:
     [
         [record((TOP, FULL[:2]))],
         [record((WHOLE, FULL * np.nan))],
-        [Record({(0, 0): 2.0}, [Piece("gradient", "w", (8, 2), WHOLE, FULL)])],
+        [RankResult({(0, 0): 2.0}, [TensorShard("gradient", "w", (8, 2), WHOLE, FULL)])],
         [record((WHOLE, FULL), kind="weight")],
     ],
     ids=["a part is missing", "not finite", "another shape", "not there"],
 )
-def test_what_cannot_be_compared_does_not_hold(feature: list[Record]) -> None:
+def test_what_cannot_be_compared_does_not_hold(feature: list[RankResult]) -> None:
     check = gradient_check(*feature)
     assert check.largest_difference is None
     assert not check.holds
@@ -66,7 +68,7 @@ def test_rows_of_a_tensor_may_come_in_any_order() -> None:
 
 
 def test_a_loss_is_the_mean_over_micro_batches_each_counted_once() -> None:
-    ranks = [Record({(0, 0): 1.0, (1, 0): 5.0}), Record({(0, 0): 1.0, (0, 1): 3.0, (1, 1): 7.0})]
+    ranks = [RankResult({(0, 0): 1.0, (1, 0): 5.0}), RankResult({(0, 0): 1.0, (0, 1): 3.0, (1, 1): 7.0})]
     assert losses_by_step(ranks) == [2.0, 6.0]
 
 

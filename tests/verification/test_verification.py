@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from mindspeed.patching.apply import with_sites
-from mindspeed.planning.plan import PlannedPatch
-from mindspeed.resolution.request import Layer
 from mindspeed.cli import main
 from mindspeed.features.rms_norm.feature import RmsNorm
+from mindspeed.patching.apply import with_sites
+from mindspeed.planning.plan import PlannedPatch
 from mindspeed.plugins.patches import Wrap
 from mindspeed.plugins.problems import RunError
 from mindspeed.registry import catalog
-from mindspeed.verification import harness, case
+from mindspeed.resolution.request import Layer
+from mindspeed.verification import case, harness
 from mindspeed.verification import pool as workers
+from mindspeed.verification.case import VerificationCase, build_case
 from mindspeed.verification.harness import Verdict, verify
 from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.case import Question, ask
 from tests.verification import faults
 
 FINALIZE = "megatron.core.distributed.finalize_model_grads"
@@ -109,12 +109,12 @@ FAULTS = [
 DROPOUT: dict[str, dict[str, Any]] = {"recompute": {"granularity": "full", "method": "uniform", "num_layers": 1}}
 
 
-def asked(feature: str, settings: Mapping[str, Mapping[str, Any]] = DROPOUT) -> Question:
+def asked(feature: str, settings: Mapping[str, Mapping[str, Any]] = DROPOUT) -> VerificationCase:
     given = {name: values for name, values in settings.items() if name == feature}
-    return ask([feature], [Layer("test", settings=given)])
+    return build_case([feature], [Layer("test", settings=given)])
 
 
-def planted(question: Question, target: str, fault: str) -> Question:
+def planted(question: VerificationCase, target: str, fault: str) -> VerificationCase:
     """The question with one more patch in the plan, as a careless feature would bring it."""
     patch = Wrap(target, f"tests.verification.faults:{fault}", "a planted fault")
     fault_alone = with_sites([PlannedPatch("fault", patch, target)])
@@ -165,7 +165,7 @@ def test_a_configuration_equal_to_the_baselines_fails(pool: WorkerPool, feature:
     assert failing(verdict) == [f"effect of {feature}: the configuration that reached the model equals the baseline's"]
 
 
-def idle(question: Question, feature: str) -> Question:
+def idle(question: VerificationCase, feature: str) -> VerificationCase:
     """The question with a feature that forgets its patches, arguments and specifications of layers."""
     plan = case.plan
     patches = tuple(p for p in plan.patches if p.owner != feature and "with_layer_spec" not in str(p.patch.value))
@@ -206,7 +206,7 @@ def test_a_feature_whose_hook_changes_nothing_fails_also_without_an_operator(
 
 
 def test_a_group_of_one_rank_fails(pool: WorkerPool) -> None:
-    verdict = verify(ask(["data-parallel"], nproc=1), pool)
+    verdict = verify(build_case(["data-parallel"], nproc=1), pool)
     assert failing(verdict) == ["effect of data-parallel: the group of dp has one rank"]
 
 
@@ -255,6 +255,6 @@ def test_an_equal_baseline_runs_once(pool: WorkerPool, monkeypatch: pytest.Monke
     harness.verify(asked("tensor-parallel"), pool)
     runs: list[int] = []
     monkeypatch.setattr(pool, "run", lambda plan, recipe, size: runs.append(size) or [])
-    question = asked("pipeline-parallel")
+    case = asked("pipeline-parallel")
     assert pool.run_once(case.baseline, case.recipe, 1)
     assert runs == []

@@ -8,8 +8,8 @@ from typing import Final
 from mindspeed.inspection.contracts import BASELINE, CORE, recorded_versions
 from mindspeed.planning.drift import FAILED, DriftRow, measure_drift, recorded_tree
 from mindspeed.planning.targets import megatron_targets
-from tools.docs.markdown import code, page, table
 from mindspeed.plugins.discovery import Catalog
+from tools.docs.markdown import code, page, table
 
 _MEANING: Final = (
     "- *same*: nothing that a caller or a patch can notice",

@@ -13,16 +13,16 @@ from typing import Any, Final, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from mindspeed.resolution.environment import SUPPORTED_MEGATRON
-from tools.docs.drawing import Picture
-from tools.docs.markdown import code, page, table
-from tools.docs.predicates import condition
 from mindspeed.plugins.constraints import After, Before, Check, Conflicts, Requires, RequiresAny, RequiresSlot, Supersedes
-from mindspeed.plugins.discovery import Catalog, Found
+from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec, Numerics
 from mindspeed.plugins.hookspecs import HOOK_CLASSES
 from mindspeed.plugins.patches import ArgOverride, Patch, Ref, When
 from mindspeed.plugins.world import PLATFORMS, World
+from mindspeed.resolution.environment import SUPPORTED_MEGATRON
+from tools.docs.drawing import Picture
+from tools.docs.markdown import code, page, table
+from tools.docs.predicates import condition
 
 LEVELS: Final = {
     0: "0: part of Megatron itself, at every level",
@@ -52,7 +52,7 @@ MODEL: Final = {
 """The model for which pages list patches: patches may depend on the world."""
 
 
-def feature_page(found: Found) -> str:
+def feature_page(found: DiscoveredFeature) -> str:
     """The page of a feature that was loaded. ``mindspeed features plan NAME`` says what it does in one job."""
     feature = found.feature
     if feature is None:
@@ -85,26 +85,27 @@ def _text(feature: type[Feature[Any]]) -> list[str]:
 
 
 def pictures(feature: type[Feature[Any]]) -> Sequence[Picture]:
-    """What a module ``page`` beside the feature's own has under ``PICTURES``."""
-    found: Sequence[Picture] = _own_page(feature, "PICTURES")
+    """What the module of a feature in `tools.docs.figures` has under ``PICTURES``."""
+    found: Sequence[Picture] = _figures_of(feature, "PICTURES")
     return found
 
 
-def _own_page(feature: type[Feature[Any]], name: str) -> Any:
-    module = f"{feature.__module__.rpartition('.')[0]}.page"
-    exists = feature.__module__.count(".") and importlib.util.find_spec(module)
+def _figures_of(feature: type[Feature[Any]], name: str) -> Any:
+    folder = feature.__module__.rpartition(".")[0]
+    module = f"tools.docs.figures.{folder.rpartition('.')[2]}"
+    exists = folder.startswith("mindspeed.features.") and importlib.util.find_spec(module)
     return getattr(importlib.import_module(module), name, ()) if exists else ()
 
 
 def _shown(feature: type[Feature[Any]]) -> list[str]:
     """Pictures with what they show, then the lines that the feature adds under ``LINES``."""
     blocks = [[f"![{picture.title}]({picture.name}.svg)", "", picture.text] for picture in pictures(feature)]
-    own = list(_own_page(feature, "LINES"))
+    own = list(_figures_of(feature, "LINES"))
     lines = [line for block in [*blocks, own] if block for line in ("", *block)]
     return ["## In pictures", *lines] if lines else []
 
 
-def _declaration(found: Found, feature: type[Feature[Any]]) -> list[str]:
+def _declaration(found: DiscoveredFeature, feature: type[Feature[Any]]) -> list[str]:
     spec = feature.spec
     slots = ", ".join(sorted(spec.slots))
     rows = [

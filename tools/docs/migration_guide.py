@@ -22,7 +22,7 @@ def flag_rows(catalog: Catalog) -> list[str]:
                 value = f" with {old.chooser} {values[feature][0]}"
             spelling = f"`{old.new_spelling(feature, True if old.takes == 'nothing' else 'VALUE')}`"
             there = spelling if feature in catalog.usable else "not there yet"
-            there = f"not needed: {old.needless}" if old.needless else there
+            there = f"not needed: {old.noop_reason}" if old.noop_reason else there
             rows.append(f"| `{old.flag}{value}` | {feature} | {there} |")
     return rows
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mindspeed import ops
-from tools.docs.markdown import code, page, table
 from mindspeed.ops.availability import REFERENCE, variant
 from mindspeed.ops.reasons import reason
 from mindspeed.plugins.world import PLATFORMS
+from tools.docs.markdown import code, page, table
 
 
 def operators_page() -> str:
@@ -22,7 +22,7 @@ def operators_page() -> str:
         "platform takes its place there."
     )
     parts: list[list[str]] = [[words], list(_variants())]
-    modules = {name: name for name in ops.OPERATORS} | dict(ops.FURTHER)
+    modules = {name: name for name in ops.OPERATORS} | dict(ops.ALIASES)
     for name in sorted(modules):
         parts.append(list(_section(name, modules[name])))
     return page("Operators", "the source of mindspeed/ops", *parts)

@@ -8,13 +8,13 @@ from pathlib import Path
 import click
 
 from mindspeed.diagnostics import support_matrix
+from mindspeed.plugins.discovery import Catalog
 from tools.docs.drawing import svg
 from tools.docs.drift import drift_page
 from tools.docs.features import feature_page, index_page, pictures
 from tools.docs.markdown import page, table
 from tools.docs.operators import operators_page
 from tools.docs.reference import command_line_page, errors_page, hooks_page, settings_page
-from mindspeed.plugins.discovery import Catalog
 
 
 def pages(catalog: Catalog, main: click.Group) -> dict[str, str]:

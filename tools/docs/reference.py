@@ -9,14 +9,14 @@ from typing import Any, Final
 
 import click
 
-from mindspeed.planning.fingerprint import VARIABLES as EQUAL
-from tools.docs.features import settings_table, type_text
-from tools.docs.markdown import code, page, table
 from mindspeed.diagnostics.variables import VARIABLES
+from mindspeed.planning.fingerprint import VARIABLES as EQUAL
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.hookspecs import HOOK_CLASSES
 from mindspeed.plugins.problems import CODES
 from mindspeed.plugins.world import FIELDS, PLATFORMS
+from tools.docs.features import settings_table, type_text
+from tools.docs.markdown import code, page, table
 
 GROUPS: Final = {
     "1": "Discovery",

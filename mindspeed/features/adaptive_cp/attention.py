@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindspeed.context_parallel.blocks import Part, Rule, Running, merge, see, seed, start
+from mindspeed.context_parallel.blocks import Part, Rule, Running, accumulate_block, merge, seed, start
 from mindspeed.context_parallel.checks import check_shares
 from mindspeed.context_parallel.layout import Layout, contiguous
 from mindspeed.context_parallel.local_attention import add_gradients
@@ -115,7 +115,7 @@ class _Adaptive(torch.autograd.Function):
             k, v = arrived if block.moves_keys else own[1:]
             into = start(q, value.shape[-1]) if block.moves_queries else running
             parts[block] = replace(plan.part(block, query.device), seed=seed(rule, query.device))
-            see(into, rule, parts[block], q, k, v)
+            accumulate_block(into, rule, parts[block], q, k, v)
             return _both(into)
 
         def take(_: Block, results: Tensors) -> None:

@@ -9,6 +9,7 @@ from mindspeed.plugins import (
     ArgOverride,
     Category,
     Check,
+    CheckpointState,
     Conflicts,
     Feature,
     FeatureArgs,
@@ -16,7 +17,6 @@ from mindspeed.plugins import (
     Field,
     Numerics,
     Requires,
-    State,
     hookimpl,
 )
 
@@ -92,7 +92,7 @@ class Alibi(Feature[AlibiArgs]):
         ),
         applies=lambda args, world: not world.rotary,
         numerics=Numerics.reordered(reason="the bias is added block by block, in the operator"),
-        state=State(
+        state=CheckpointState(
             "none",
             "weights fit the positions that they were trained with",
             added="refused",

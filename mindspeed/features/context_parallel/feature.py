@@ -6,6 +6,7 @@ from mindspeed.plugins import (
     ArgOverride,
     Category,
     Check,
+    CheckpointState,
     Feature,
     FeatureArgs,
     FeatureSpec,
@@ -14,7 +15,6 @@ from mindspeed.plugins import (
     Patch,
     RequiresSlot,
     Slot,
-    State,
     Wrap,
     hookimpl,
 )
@@ -53,7 +53,7 @@ class ContextParallel(Feature[ContextParallelArgs]):
             ),
         ),
         numerics=Numerics.reordered(reason="gradients are sums of shares of the sequence"),
-        state=State("resharded", "weights are the same on every rank of the group"),
+        state=CheckpointState("resharded", "weights are the same on every rank of the group"),
     )
 
     @hookimpl
@@ -72,7 +72,7 @@ class ContextParallel(Feature[ContextParallelArgs]):
         return [
             Wrap(
                 "megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
-                "mindspeed.features.context_parallel.randomness:with_numbers_of_its_own",
+                "mindspeed.features.context_parallel.randomness:with_rank_rng",
                 "in a step, ranks that hold other tokens drop other elements of them",
             ),
             Wrap(

@@ -14,8 +14,8 @@ from typing import Any, Final
 import torch
 from megatron.core import parallel_state
 
-from mindspeed.runtime import session
 from mindspeed.plugins.problems import Problem
+from mindspeed.runtime import session
 
 _NAME: Final = "context-parallel"
 
@@ -35,7 +35,7 @@ def _watched(loss_func: Callable[..., Any]) -> Callable[..., Any]:
     def loss(*args: Any, **kwargs: Any) -> Any:
         returned = loss_func(*args, **kwargs)
         if torch.is_grad_enabled() and isinstance(returned, tuple) and len(returned) == 2 and not kwargs:
-            session.complain(_two_values(), aloud=_first())
+            session.report_problem(_two_values(), aloud=_first())
         return returned
 
     return loss

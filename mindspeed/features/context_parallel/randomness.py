@@ -20,7 +20,7 @@ from megatron.core.tensor_parallel import get_cuda_rng_tracker
 _SPREAD = 0x9E3779B97F4A7C15
 
 
-def with_numbers_of_its_own(original: Callable[..., Any]) -> Callable[..., Any]:
+def with_rank_rng(original: Callable[..., Any]) -> Callable[..., Any]:
     """Around ``get_forward_backward_func``: what it returns trains with random numbers of this rank."""
 
     @functools.wraps(original)

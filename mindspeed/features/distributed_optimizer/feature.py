@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from mindspeed.plugins import ArgOverride, Category, Feature, FeatureArgs, FeatureSpec, Numerics, Requires, State, hookimpl
+from mindspeed.plugins import (
+    ArgOverride,
+    Category,
+    CheckpointState,
+    Feature,
+    FeatureArgs,
+    FeatureSpec,
+    Numerics,
+    Requires,
+    hookimpl,
+)
 
 
 class DistributedOptimizer(Feature[FeatureArgs]):
@@ -15,7 +25,7 @@ class DistributedOptimizer(Feature[FeatureArgs]):
         level=0,
         constraints=(Requires("data-parallel", reason="it shards the optimizer over the replicas"),),
         numerics=Numerics.reordered(reason="gradients are reduced by another collective"),
-        state=State(
+        state=CheckpointState(
             "resharded",
             "Megatron saves a sharded and a replicated optimizer in formats that do not load each other",
             added="refused",

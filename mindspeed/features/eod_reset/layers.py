@@ -12,9 +12,9 @@ from torch import Tensor
 
 from mindspeed.context_parallel.blocks import Rule
 from mindspeed.context_parallel.core_attention import CoreAttention, with_core_attention
+from mindspeed.context_parallel.documents import are_documents, ends_of_positions
 from mindspeed.context_parallel.local_attention import attention
 from mindspeed.context_parallel.sight import Sight
-from mindspeed.context_parallel.documents import are_documents, ends_of_positions
 from mindspeed.features.eod_reset.batches import for_model
 from mindspeed.megatron.specs import with_parts
 from mindspeed.plugins.problems import MindSpeedError, Problem

@@ -8,13 +8,13 @@ from mindspeed.plugins import (
     ArgOverride,
     Category,
     Check,
+    CheckpointState,
     Feature,
     FeatureArgs,
     FeatureSpec,
     Field,
     Numerics,
     Requires,
-    State,
     hookimpl,
 )
 
@@ -67,7 +67,7 @@ class ExpertParallel(Feature[ExpertParallelArgs]):
             ),
         ),
         numerics=Numerics.reordered(reason="gradients of an expert are sums over the tokens of several ranks"),
-        state=State(
+        state=CheckpointState(
             "resharded",
             "Megatron keeps an optimizer of its own for experts that are spread, whose state another number of ranks can load",
             added="refused",

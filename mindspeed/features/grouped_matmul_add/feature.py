@@ -8,6 +8,7 @@ from mindspeed.plugins import (
     ArgOverride,
     Category,
     Check,
+    CheckpointState,
     Feature,
     FeatureArgs,
     FeatureSpec,
@@ -15,7 +16,6 @@ from mindspeed.plugins import (
     Numerics,
     Patch,
     Replace,
-    State,
     World,
     hookimpl,
 )
@@ -46,7 +46,7 @@ class GroupedMatmulAdd(Feature[FeatureArgs]):
             ),
         ),
         numerics=Numerics.reordered(reason="each product is added to the sum of the micro-batches before it is rounded"),
-        state=State(
+        state=CheckpointState(
             "resharded",
             "weights of grouped and single experts are the same, the state of their optimizer is not",
             added="refused",

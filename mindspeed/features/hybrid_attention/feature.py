@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from mindspeed.context_parallel.costs import cost_of_hybrid
-from mindspeed.context_parallel.patches import NO_PREDICTION, SPARED_MASK, packed_in, sliced_by
+from mindspeed.context_parallel.patches import NO_DATALOADER_MASK, NO_PREDICTION, packed_in, sliced_by
 from mindspeed.context_parallel.rules import TWO_PIECES, interval_checks
 from mindspeed.plugins import (
     ArgOverride,
@@ -88,7 +88,7 @@ class HybridAttention(Feature[HybridAttentionArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        return [SPARED_MASK] if self.world.cp > 1 else []
+        return [NO_DATALOADER_MASK] if self.world.cp > 1 else []
 
     @hookimpl
     def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindspeed.context_parallel.blocks import Part, Rule, parts, see, start
+from mindspeed.context_parallel.blocks import Part, Rule, accumulate_block, parts, start
 from mindspeed.context_parallel.checks import check_shares
 from mindspeed.context_parallel.exchange import pack, unpack
 from mindspeed.context_parallel.layout import Layout, contiguous, zigzag
@@ -84,7 +84,7 @@ class _Gathered(torch.autograd.Function):
         running = start(query, value.shape[-1])
         keys, values = plan.gather(key, value)
         for part in ctx.work:
-            see(running, plan.rule, part, query, keys, values)
+            accumulate_block(running, plan.rule, part, query, keys, values)
         out = running.out.to(query.dtype)
         ctx.save_for_backward(query, key, value, out, running.lse)
         return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mindspeed.context_parallel.costs import cost_of_gathering
-from mindspeed.context_parallel.patches import SPARED_MASK, packed_in
+from mindspeed.context_parallel.patches import NO_DATALOADER_MASK, packed_in
 from mindspeed.context_parallel.rules import TWO_PIECES
 from mindspeed.plugins import (
     ArgOverride,
@@ -39,7 +39,7 @@ class KvAllgatherCp(Feature[FeatureArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        return [SPARED_MASK] if self.world.cp > 1 else []
+        return [NO_DATALOADER_MASK] if self.world.cp > 1 else []
 
     @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:

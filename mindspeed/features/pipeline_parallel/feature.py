@@ -6,13 +6,13 @@ from mindspeed.plugins import (
     ArgOverride,
     Category,
     Check,
+    CheckpointState,
     Feature,
     FeatureArgs,
     FeatureSpec,
     Field,
     Numerics,
     Patch,
-    State,
     Wrap,
     hookimpl,
 )
@@ -40,7 +40,7 @@ class PipelineParallel(Feature[PipelineParallelArgs]):
             ),
         ),
         numerics=Numerics.reordered(reason="the gradient of tied embeddings is summed over the first and the last stage"),
-        state=State("resharded", "layers are saved under their number in the whole model"),
+        state=CheckpointState("resharded", "layers are saved under their number in the whole model"),
     )
 
     @hookimpl

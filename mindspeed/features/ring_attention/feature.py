@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from mindspeed.context_parallel.costs import cost_of_ring
-from mindspeed.context_parallel.patches import SPARED_MASK, packed_in
+from mindspeed.context_parallel.patches import NO_DATALOADER_MASK, packed_in
 from mindspeed.context_parallel.rules import TWO_PIECES, interval_checks
 from mindspeed.plugins import (
     ArgOverride,
@@ -60,7 +60,7 @@ class RingAttention(Feature[RingAttentionArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        return [SPARED_MASK] if self.world.cp > 1 else []
+        return [NO_DATALOADER_MASK] if self.world.cp > 1 else []
 
     @hookimpl
     def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:

@@ -6,13 +6,13 @@ from mindspeed.plugins import (
     ArgOverride,
     Category,
     Check,
+    CheckpointState,
     Feature,
     FeatureArgs,
     FeatureSpec,
     Field,
     Numerics,
     RequiresAny,
-    State,
     hookimpl,
 )
 
@@ -58,7 +58,7 @@ class TensorParallel(Feature[TensorParallelArgs]):
             ),
         ),
         numerics=Numerics.reordered(reason="sums over the hidden dimension are split over ranks"),
-        state=State("resharded", "weights are saved whole, as slices that any other split can load"),
+        state=CheckpointState("resharded", "weights are saved whole, as slices that any other split can load"),
     )
 
     @hookimpl

@@ -17,7 +17,7 @@ from torch import Tensor
 from mindspeed.context_parallel.blocks import Rule
 from mindspeed.context_parallel.exchange import pack, unpack
 from mindspeed.context_parallel.heads import by_rank, given_back, times_sent, traded
-from mindspeed.context_parallel.local_attention import gradients_of, look
+from mindspeed.context_parallel.local_attention import gradients_of, local_attention
 from mindspeed.ops.errors import require
 from mindspeed.ops.numerics import unflatten
 
@@ -82,7 +82,7 @@ class _Fetched(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, rule: Rule, fetch: Fetch) -> Tensor:
         q, k, v = fetch.all(query, key, value)
         whole = [(0, q.shape[0])]
-        out, lse, ctx.work = look(q, k, v, rule, whole, whole)
+        out, lse, ctx.work = local_attention(q, k, v, rule, whole, whole)
         ctx.rule, ctx.fetch = rule, fetch
         ctx.save_for_backward(q, k if fetch.keep == "none" else key, value if fetch.keep == "full" else v, out, lse)
         return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from mindspeed.context_parallel.costs import cost_of_ulysses
-from mindspeed.context_parallel.patches import NO_PREDICTION, SPARED_MASK, any_length, packed_in, sliced_by
+from mindspeed.context_parallel.patches import NO_DATALOADER_MASK, NO_PREDICTION, any_length, packed_in, sliced_by
 from mindspeed.context_parallel.rules import interval_checks
 from mindspeed.plugins import (
     ArgOverride,
@@ -72,7 +72,7 @@ class UlyssesAttention(Feature[UlyssesAttentionArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        return [SPARED_MASK] if self.world.cp > 1 else []
+        return [NO_DATALOADER_MASK] if self.world.cp > 1 else []
 
     @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:

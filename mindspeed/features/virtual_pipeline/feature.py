@@ -6,13 +6,13 @@ from mindspeed.plugins import (
     ArgOverride,
     Category,
     Check,
+    CheckpointState,
     Feature,
     FeatureArgs,
     FeatureSpec,
     Field,
     Numerics,
     Requires,
-    State,
     hookimpl,
 )
 
@@ -62,7 +62,9 @@ class VirtualPipeline(Feature[VirtualPipelineArgs]):
             ),
         ),
         numerics=Numerics.reordered(reason="as pipeline-parallel"),
-        state=State("resharded", "layers are saved under their number in the whole model", settings={"overlap_p2p": "safe"}),
+        state=CheckpointState(
+            "resharded", "layers are saved under their number in the whole model", settings={"overlap_p2p": "safe"}
+        ),
     )
 
     @hookimpl

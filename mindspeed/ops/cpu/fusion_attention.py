@@ -87,7 +87,7 @@ def _added(rows: Span, columns: Span, scores: Scores, dtype: torch.dtype, device
     return added if added.dim() == 2 else added.flatten(1, 2)
 
 
-def _takes(query: Tensor, key: Tensor, value: Tensor, seed: Tensor | None) -> bool:
+def _supports(query: Tensor, key: Tensor, value: Tensor, seed: Tensor | None) -> bool:
     return seed is None and all(x.numel() for x in (query, key, value))
 
 
@@ -172,7 +172,7 @@ def forward(
     query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, seed: Tensor | None, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The result and lean statistics, [B, N, S] or [T, N]."""
-    if not _takes(query, key, value, seed):
+    if not _supports(query, key, value, seed):
         return _forward(query, key, value, pse, mask, seed, *rest)
     options = Options(*rest)
     out, maximum = _out_like(query, key, value, options), _stats_like(query, options)
@@ -197,7 +197,7 @@ def backward(
     *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key and value; the statistics may be any whose ``maximum + log(sum)`` is the logsumexp."""
-    if of_pse or not _takes(query, key, value, seed):
+    if of_pse or not _supports(query, key, value, seed):
         return _backward(dout, query, key, value, pse, mask, seed, out, maximum, total, of_pse, *rest)
     dq, dk, dv = (x.new_empty(x.shape) for x in (query, key, value))
     parts = _parts([query, out, dout, dq], [key, value, dk, dv], [maximum, total], pse, mask, seed, Options(*rest))

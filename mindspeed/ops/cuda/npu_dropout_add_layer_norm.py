@@ -16,7 +16,7 @@ from mindspeed.ops.triton.sums import column_sums
 _WIDEST: Final = 8192
 
 
-def _takes(x: Tensor, *others: Tensor | None) -> bool:
+def _supports(x: Tensor, *others: Tensor | None) -> bool:
     return takes(x, *others) and 0 < x.shape[-1] <= _WIDEST
 
 
@@ -46,7 +46,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """``(out, z, mean, rstd)``."""
     optional = (residual, weight, bias, rowscale, layerscale)
-    if not _takes(x0, *optional) or residual_dtype == torch.float64:
+    if not _supports(x0, *optional) or residual_dtype == torch.float64:
         return _forward(x0, *optional, mask, p, epsilon, residual_dtype, rms)
     x0, width = x0.contiguous(), x0.shape[-1]
     rows = x0.numel() // width
@@ -85,7 +85,7 @@ def backward(
     rms: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x0, residual, weight, bias, rowscale, layerscale; those of scales are empty without ``x0``."""
-    if not _takes(dout, dz, z, weight, x0, rowscale, layerscale):
+    if not _supports(dout, dz, z, weight, x0, rowscale, layerscale):
         return _backward(dout, dz, z, weight, mean, rstd, x0, rowscale, layerscale, mask, p, rms)
     tensors = [t.contiguous() for t in (dout, dz, z, weight, mean, rstd)]
     tensors += [_or(tensor, tensors[0]) for tensor in (x0, rowscale, layerscale, mask)]

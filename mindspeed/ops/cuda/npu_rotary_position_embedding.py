@@ -44,7 +44,7 @@ def _rows(x: Tensor, table: Tensor) -> Rows:
     return Rows(sizes, (first, second, last), known[last] == 1)
 
 
-def _takes(x: Tensor, *others: Tensor) -> bool:
+def _supports(x: Tensor, *others: Tensor) -> bool:
     return takes(x, *others) and x.dim() <= 4 and x.shape[-1] <= ROW
 
 
@@ -82,18 +82,18 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, mode: int, back: bool) -> Tensor:
 
 def forward(x: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:
     """The turned ``x``."""
-    return _turn(x, cos, sin, mode, False) if _takes(x, cos, sin) else _forward(x, cos, sin, mode)
+    return _turn(x, cos, sin, mode, False) if _supports(x, cos, sin) else _forward(x, cos, sin, mode)
 
 
 def backward(dy: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:
     """The gradient of ``x``: ``dy`` turned back."""
-    return _turn(dy, cos, sin, mode, True) if _takes(dy, cos, sin) else _backward(dy, cos, sin, mode)
+    return _turn(dy, cos, sin, mode, True) if _supports(dy, cos, sin) else _backward(dy, cos, sin, mode)
 
 
 def tables_backward(dy: Tensor, x: Tensor, cos: Tensor, mode: int) -> tuple[Tensor, Tensor]:
     """The gradients of ``cos`` and ``sin``: summed over the dimension that is last by the kernel, over others by torch."""
     rows = _rows(x, cos)
-    if not (_takes(x, dy, cos) and x.numel() and rows.shared):
+    if not (_supports(x, dy, cos) and x.numel() and rows.shared):
         return _tables_backward(dy, x, cos, mode)
     dy, x, (first, second, last) = _side_by_side(dy), _side_by_side(x), rows.order
     shape = [*rows.sizes, x.shape[-1]]

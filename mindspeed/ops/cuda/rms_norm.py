@@ -80,13 +80,13 @@ def _long(tensors: tuple[Tensor, ...], rows: int, width: int, has: bool) -> Tens
     return parts
 
 
-def _takes(x: Tensor, gamma: Tensor) -> bool:
+def _supports(x: Tensor, gamma: Tensor) -> bool:
     return takes(x) and gamma.numel() > 0
 
 
 def forward(x: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """``(y, rstd)``."""
-    if not _takes(x, gamma):
+    if not _supports(x, gamma):
         return _reference(x, gamma, epsilon)
     y, _, rstd = _forward(x, None, gamma, epsilon)
     return y, rstd
@@ -94,19 +94,19 @@ def forward(x: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
 
 def backward(dy: Tensor, x: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of x and gamma."""
-    return _backward(dy, None, x, gamma, rstd) if _takes(x, gamma) else _reference_backward(dy, x, gamma, rstd)
+    return _backward(dy, None, x, gamma, rstd) if _supports(x, gamma) else _reference_backward(dy, x, gamma, rstd)
 
 
 def residual_forward(x: Tensor, residual: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
     """``(y, sum, rstd)``."""
-    if not _takes(x, gamma):
+    if not _supports(x, gamma):
         return _reference_residual(x, residual, gamma, epsilon)
     return _forward(x, residual, gamma, epsilon)
 
 
 def residual_backward(dy: Tensor, dtotal: Tensor, total: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient of x, which is also that of the residual, and the gradient of gamma."""
-    if not _takes(total, gamma):
+    if not _supports(total, gamma):
         return _reference_residual_backward(dy, dtotal, total, gamma, rstd)
     return _backward(dy, dtotal, total, gamma, rstd)
 

@@ -21,7 +21,7 @@ _SCALES: Final = {torch.float16: (torch.int64, torch.float32), torch.bfloat16: (
 _FULL_PRECISION: Final = 0
 
 
-def _taken(
+def _supports(
     x: Tensor, weight1: Tensor, weight2: Tensor, biases: list[Tensor | None], how: Quantization, name: str, dtype: torch.dtype
 ) -> bool:
     square = weight2.shape[-1] == x.shape[-1] and narrow(x.shape[-1], weight2.shape[-2])
@@ -41,7 +41,7 @@ def _taken(
 
 def forward(x: Tensor, weight1: Tensor, weight2: Tensor, bias1: Tensor | None, bias2: Tensor | None, *rest: Any) -> Tensor:
     how, (name, groups, cumulative, dtype) = Quantization(*rest[:8]), rest[8:]
-    if not _taken(x, weight1, weight2, [bias1, bias2], how, name, dtype):
+    if not _supports(x, weight1, weight2, [bias1, bias2], how, name, dtype):
         return _forward(x, weight1, weight2, bias1, bias2, *rest)
     y: Tensor = torch.ops.npu.npu_ffn(
         x,

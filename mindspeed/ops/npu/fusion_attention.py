@@ -6,7 +6,7 @@ order of tokens, and one of their eight repetitions is kept. Where rows may be h
 statistics become (-inf, 0); in backward they go in as (largest, 1), so that every probability of theirs is 0.
 
 Dropout runs the reference: torch_npu draws its mask from two numbers of the host's generator that our schema does not
-carry. So do fp64, empty tensors, values wider than keys, and what the documentation of torch_npu excludes (`_taken`).
+carry. So do fp64, empty tensors, values wider than keys, and what the documentation of torch_npu excludes (`_supports`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LARGEST: Final = torch.finfo(torch.float32).max
 _SIDE, _PREFIX_ROWS = 2048, 1024
 
 
-class Sight(NamedTuple):
+class MaskArguments(NamedTuple):
     """What of a call's options and mask torch_npu wants to hear about which key a query sees."""
 
     mask: Tensor | None
@@ -50,7 +50,7 @@ def _lengths(query: Tensor, key: Tensor, options: Options) -> list[tuple[int, in
     return [(queries, sizes(key, options.layout)[1])] * batch
 
 
-def _taken(query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, seed: Tensor | None, options: Options) -> bool:
+def _supports(query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, seed: Tensor | None, options: Options) -> bool:
     """Whether torch_npu documents the call."""
     if seed is not None or query.dtype not in TYPES or not filled(query, key, value):
         return False
@@ -89,11 +89,11 @@ def _full_mask(mask: Tensor, lengths: list[tuple[int, int]], options: Options) -
     return mask.contiguous()
 
 
-def sight_of(query: Tensor, key: Tensor, mask: Tensor | None, options: Options) -> Sight:
+def sight_of(query: Tensor, key: Tensor, mask: Tensor | None, options: Options) -> MaskArguments:
     """The mask, mode and tokens of a call."""
     statistics = "TND" if options.layout == "TND" else ""
     if mask is None:
-        return Sight(None, 0, UNBOUNDED, UNBOUNDED, None, 0, statistics)
+        return MaskArguments(None, 0, UNBOUNDED, UNBOUNDED, None, 0, statistics)
     mode, lengths = options.mode, _lengths(query, key, options)
     by_formula = mode not in FULL_MASK_MODES
     mask = _compressed_mask(mode == 6, query.device) if by_formula else _full_mask(mask, lengths, options)
@@ -101,7 +101,7 @@ def sight_of(query: Tensor, key: Tensor, mask: Tensor | None, options: Options) 
     if options.prefix is not None and mode in (5, 6):
         prefix = [max(p, k - q) for p, (q, k) in zip(options.prefix, lengths, strict=True)]
     hides = mode not in (2, 3, 6) or (mode != 2 and any(q > k for q, k in lengths))
-    return Sight(mask, mode, options.before, options.after, prefix, _HIDES_ROWS if hides else 0, statistics)
+    return MaskArguments(mask, mode, options.before, options.after, prefix, _HIDES_ROWS if hides else 0, statistics)
 
 
 def _spread(pse: Tensor | None, query: Tensor, options: Options) -> Tensor | None:
@@ -115,7 +115,7 @@ def forward(
     query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, seed: Tensor | None, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     options = Options(*rest)
-    if not _taken(query, key, value, pse, seed, options):
+    if not _supports(query, key, value, pse, seed, options):
         return _forward(query, key, value, pse, mask, seed, *rest)
     sight, bias = sight_of(query, key, mask, options), _spread(pse, query, options)
     if bias is None or options.pse_type == 1:
@@ -181,7 +181,7 @@ def backward(
     *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     options = Options(*rest)
-    if not _taken(query, key, value, pse, seed, options):
+    if not _supports(query, key, value, pse, seed, options):
         return _backward(dout, query, key, value, pse, mask, seed, out, maximum, total, of_pse, *rest)
     sight, bias = sight_of(query, key, mask, options), _spread(pse, query, options)
     unseen = total == 0

@@ -20,7 +20,7 @@ from mindspeed.ops.npu import HALVES, RANKS, filled
 _INNER: Final = range(256, 65535)
 
 
-def _taken(x1: Tensor, x2: Tensor, group: str, inner: range = _INNER) -> bool:
+def _supports(x1: Tensor, x2: Tensor, group: str, inner: range = _INNER) -> bool:
     return x1.dtype in HALVES and filled(x1, x2) and process_groups.size_of(group) in RANKS and x1.shape[1] in inner
 
 
@@ -29,7 +29,7 @@ def pure_matmul(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], 
 
 
 def matmul_all_reduce(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor) -> None:
-    if not _taken(x1, x2, groups[0], range(1, 65536)):
+    if not _supports(x1, x2, groups[0], range(1, 65536)):
         reference._matmul_all_reduce(x1, x2, bias, groups, output)
         return
     product = torch.ops.npu.npu_mm_all_reduce_base(x1, x2, process_groups.hccl_name(groups[0]), reduce_op="sum")
@@ -37,7 +37,7 @@ def matmul_all_reduce(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[
 
 
 def all_gather_matmul(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor) -> None:
-    if not _taken(x1, x2, groups[0]):
+    if not _supports(x1, x2, groups[0]):
         reference._all_gather_matmul(x1, x2, bias, groups, output)
         return
     product, _ = torch.ops.npu.npu_all_gather_base_mm(
@@ -49,7 +49,7 @@ def all_gather_matmul(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[
 def all_gather_matmul_v2(
     x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor, gathered: Tensor
 ) -> None:
-    if not _taken(x1, x2, groups[0]):
+    if not _supports(x1, x2, groups[0]):
         reference._all_gather_matmul_v2(x1, x2, bias, groups, output, gathered)
         return
     product, rows = torch.ops.npu.npu_all_gather_base_mm(
@@ -60,14 +60,14 @@ def all_gather_matmul_v2(
 
 
 def matmul_reduce_scatter(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor) -> None:
-    if not _taken(x1, x2, groups[0]):
+    if not _supports(x1, x2, groups[0]):
         reference._matmul_reduce_scatter(x1, x2, bias, groups, output)
         return
     _scatter(x1, x2, bias, groups[0], output)
 
 
 def all_gather_matmul_reduce_scatter(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor) -> None:
-    if not _taken(x1, x2, groups[1]):
+    if not _supports(x1, x2, groups[1]):
         reference._all_gather_matmul_reduce_scatter(x1, x2, bias, groups, output)
         return
     _scatter(reference._gathered(x1, groups[0]), x2, bias, groups[1], output)

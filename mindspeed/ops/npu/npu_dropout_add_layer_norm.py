@@ -17,7 +17,7 @@ from mindspeed.ops.npu_dropout_add_layer_norm import _backward, _forward, _input
 from mindspeed.ops.numerics import rounded, wide
 
 
-def _taken(x: Tensor, *others: Tensor | None) -> bool:
+def _supports(x: Tensor, *others: Tensor | None) -> bool:
     types = all(other is None or other.dtype in TYPES for other in (x, *others))
     return types and 1 < x.dim() <= 8 and filled(x)
 
@@ -35,7 +35,7 @@ def forward(
     residual_dtype: torch.dtype,
     rms: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    if not _taken(x0, residual, weight, bias, rowscale, layerscale):
+    if not _supports(x0, residual, weight, bias, rowscale, layerscale):
         return _forward(x0, residual, weight, bias, rowscale, layerscale, mask, p, epsilon, residual_dtype, rms)
     z = _product(wide(x0), *_scales(rowscale, layerscale, mask, p))
     gamma = wide(weight)
@@ -70,7 +70,7 @@ def backward(
     p: float,
     rms: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    if not _taken(z, dout, weight, rowscale, layerscale):
+    if not _supports(z, dout, weight, rowscale, layerscale):
         return _backward(dout, dz, z, weight, mean, rstd, x0, rowscale, layerscale, mask, p, rms)
     gamma = wide(weight)
     if rms:

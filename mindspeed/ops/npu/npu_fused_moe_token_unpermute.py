@@ -17,13 +17,13 @@ from mindspeed.ops.npu import filled
 from mindspeed.ops.npu_fused_moe_token_unpermute import _backward, _forward
 
 
-def _taken(rows: Tensor, probs: Tensor | None, padded: bool) -> bool:
+def _supports(rows: Tensor, probs: Tensor | None, padded: bool) -> bool:
     types = all(x is None or x.dtype == torch.bfloat16 for x in (rows, probs))
     return types and not padded and filled(rows)
 
 
 def forward(rows: Tensor, indices: Tensor, probs: Tensor | None, tokens: int, topk: int, padded: bool) -> Tensor:
-    if not _taken(rows, probs, padded):
+    if not _supports(rows, probs, padded):
         return _forward(rows, indices, probs, tokens, topk, padded)
     slots = indices.to(torch.int32)
     y: Tensor
@@ -38,7 +38,7 @@ def backward(
     dout: Tensor, rows: Tensor | None, indices: Tensor, probs: Tensor | None, count: int, topk: int, padded: bool
 ) -> tuple[Tensor, Tensor]:
     known = topk == 1 if probs is None else rows is not None
-    if not (known and count > 0 and _taken(dout, probs, padded)):
+    if not (known and count > 0 and _supports(dout, probs, padded)):
         return _backward(dout, rows, indices, probs, count, topk, padded)
     drows, dprobs = torch.ops.npu.npu_moe_token_unpermute_grad_v2(
         dout, indices.to(torch.int32), count, dout.dtype, probs=probs, permuted_tokens=rows

@@ -24,14 +24,14 @@ def kind_of_list(groups: Tensor, cumulative: bool) -> int:
     return _ENDS if cumulative or groups.shape[0] == 1 else _SIZES
 
 
-def _taken(x: Tensor, other: Tensor, groups: Tensor) -> bool:
+def _supports(x: Tensor, other: Tensor, groups: Tensor) -> bool:
     fits = groups.shape[0] <= GROUPS and narrow(x.shape[1], *other.shape[-2:])
     return x.dtype in TYPES and fits and filled(x, other)
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, groups: Tensor, cumulative: bool) -> Tensor:
     exact = bias is None or bias.dtype == x.dtype or x.dtype != torch.float16
-    if not (_taken(x, weight, groups) and exact):
+    if not (_supports(x, weight, groups) and exact):
         return _forward(x, weight, bias, groups, cumulative)
     kind = torch.float16 if x.dtype == torch.float16 else torch.float32
     (y,) = torch.ops.npu.npu_grouped_matmul(
@@ -48,7 +48,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, groups: Tensor, cumu
 
 def grouped_sum(x: Tensor, dy: Tensor, groups: Tensor, cumulative: bool) -> Tensor:
     """``x_e^T dy_e`` of each group."""
-    if not (_taken(x, dy, groups) and narrow(x.shape[0])):
+    if not (_supports(x, dy, groups) and narrow(x.shape[0])):
         return _sum(x, dy, groups, cumulative)
     (dweight,) = torch.ops.npu.npu_grouped_matmul(
         [x.t()],

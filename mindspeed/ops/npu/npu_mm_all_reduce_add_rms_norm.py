@@ -20,7 +20,7 @@ _SCALES: Final = {torch.float16: torch.int64, torch.bfloat16: torch.bfloat16}
 _SMALLEST_GROUP: Final = 32
 
 
-def _taken(
+def _supports(
     x1: Tensor,
     x2: Tensor,
     residual: Tensor,
@@ -58,7 +58,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     optional = (bias, antiquant_scale, antiquant_offset, dequant_scale)
     ranks = process_groups.size_of(group)
-    if ranks not in (1, *RANKS) or not _taken(x1, x2, residual, *optional):
+    if ranks not in (1, *RANKS) or not _supports(x1, x2, residual, *optional):
         return _forward(x1, x2, residual, gamma, *optional, group, epsilon)
     product = torch.ops.npu.npu_mm_all_reduce_base(
         x1,

@@ -21,7 +21,7 @@ _LANES, _PACKED_WIDTH = 8, 64
 _LOWEST: Final = torch.finfo(torch.float32).min
 
 
-def _taken(out: Tensor, stat: Tensor, layout: str) -> bool:
+def _supports(out: Tensor, stat: Tensor, layout: str) -> bool:
     lanes = stat.dtype == torch.float32 and stat.shape[-1] == _LANES
     return out.dtype in TYPES and lanes and filled(out) and (layout == "SBH" or out.shape[-1] % _PACKED_WIDTH == 0)
 
@@ -34,7 +34,7 @@ def _finite(maximum: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
 def forward(
     out1: Tensor, max1: Tensor, sum1: Tensor, out2: Tensor, max2: Tensor, sum2: Tensor, ends: Tensor | None, layout: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if not _taken(out1, max1, layout):
+    if not _supports(out1, max1, layout):
         return _forward(out1, max1, sum1, out2, max2, sum2, ends, layout)
     starts = None
     if layout == "TND":

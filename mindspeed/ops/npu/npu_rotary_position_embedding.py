@@ -23,7 +23,7 @@ _NEIGHBOUR_BROADCASTS: Final = ((0, 1), (0, 2), (1, 2))
 _WIDTH, _BATCH_OR_HEADS, _SUMMED = 896, 1000, 1024
 
 
-def _taken(x: Tensor, cos: Tensor, mode: int) -> bool:
+def _supports(x: Tensor, cos: Tensor, mode: int) -> bool:
     """Whether torch_npu documents x of 4 dimensions with tables broadcast like these."""
     types = x.dtype in TYPES and cos.dtype in TYPES
     if not types or x.dim() != 4 or x.shape[-1] >= _WIDTH or not filled(x):
@@ -55,20 +55,20 @@ def _exchanged(sin: Tensor, mode: int) -> Tensor:
 
 
 def forward(x: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:
-    if not _taken(x, cos, mode):
+    if not _supports(x, cos, mode):
         return _forward(x, cos, sin, mode)
     return _rotated(x, cos, sin, mode)
 
 
 def backward(dy: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:
-    if not _taken(dy, cos, mode):
+    if not _supports(dy, cos, mode):
         return _backward(dy, cos, sin, mode)
     return _rotated(dy, cos, -_exchanged(sin, mode), mode)
 
 
 def tables_backward(dy: Tensor, x: Tensor, cos: Tensor, mode: int) -> tuple[Tensor, Tensor]:
     summed = x.numel() // max(cos.numel(), 1)
-    if not _taken(x, cos, mode) or dy.dtype != x.dtype or summed > _SUMMED:
+    if not _supports(x, cos, mode) or dy.dtype != x.dtype or summed > _SUMMED:
         return _tables_backward(dy, x, cos, mode)
     common = torch.promote_types(x.dtype, cos.dtype)
     table = cos.to(common)

@@ -17,33 +17,33 @@ from mindspeed.ops.numerics import rounded, wide
 from mindspeed.ops.rms_norm import _backward, _forward, _residual_backward, _residual_forward
 
 
-def _taken(x: Tensor) -> bool:
+def _supports(x: Tensor) -> bool:
     return x.dtype in TYPES and 1 < x.dim() <= 8 and filled(x)
 
 
 def forward(x: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    if not _taken(x):
+    if not _supports(x):
         return _forward(x, gamma, epsilon)
     y, rstd = torch.ops.npu.npu_rms_norm(x, gamma, epsilon=epsilon)
     return y, rstd
 
 
 def backward(dy: Tensor, x: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
-    if not _taken(x):
+    if not _supports(x):
         return _backward(dy, x, gamma, rstd)
     dx, dgamma = torch.ops.npu.npu_rms_norm_backward(dy, x, gamma, rstd)
     return dx, rounded(dgamma, gamma.dtype)
 
 
 def residual_forward(x: Tensor, residual: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    if not _taken(x):
+    if not _supports(x):
         return _residual_forward(x, residual, gamma, epsilon)
     y, rstd, total = torch.ops.npu.npu_add_rms_norm(x, residual, gamma, epsilon=epsilon)
     return y, total, rstd
 
 
 def residual_backward(dy: Tensor, dsum: Tensor, total: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
-    if not _taken(total):
+    if not _supports(total):
         return _residual_backward(dy, dsum, total, gamma, rstd)
     dx, dgamma = torch.ops.npu.npu_rms_norm_backward(dy, total, gamma, rstd)
     return rounded(wide(dsum) + wide(dx), total.dtype), rounded(dgamma, gamma.dtype)

@@ -12,19 +12,19 @@ from mindspeed.ops.npu import TYPES, filled
 from mindspeed.ops.swiglu import _backward, _forward
 
 
-def _taken(x: Tensor) -> bool:
+def _supports(x: Tensor) -> bool:
     return x.dtype in TYPES and x.dim() <= 8 and filled(x)
 
 
 def forward(x: Tensor, dim: int) -> Tensor:
-    if not _taken(x):
+    if not _supports(x):
         return _forward(x, dim)
     y: Tensor = torch.ops.npu.npu_swiglu(x, dim=dim)
     return y
 
 
 def backward(dy: Tensor, x: Tensor, dim: int) -> Tensor:
-    if not _taken(x):
+    if not _supports(x):
         return _backward(dy, x, dim)
     dx: Tensor = torch.ops.npu.npu_swiglu_backward(dy, x, dim=dim)
     return dx

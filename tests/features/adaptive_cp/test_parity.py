@@ -28,12 +28,12 @@ def test_with_a_causal_mask_it_is_stock_megatron(prove: Prove) -> None:
 
 @pytest.mark.parametrize("mask", ["window", pytest.param("prefix", marks=LONG), pytest.param("interleaved", marks=LONG)])
 def test_with_a_shared_mask_it_is_one_process_with_that_mask(prove: Prove, mask: str) -> None:
-    assert prove("adaptive-cp", settings=given(2, mask), beside=SHARED).problems == []
+    assert prove("adaptive-cp", settings=given(2, mask), also=SHARED).problems == []
 
 
 def test_rotary_positions_follow_the_tokens_to_their_ranks(prove: Prove) -> None:
     world = {"normalization": "RMSNorm", "num_query_groups": 2}
-    assert prove("adaptive-cp", "rms-norm", settings=given(2, "interleaved"), world=world, beside=SHARED).problems == []
+    assert prove("adaptive-cp", "rms-norm", settings=given(2, "interleaved"), world=world, also=SHARED).problems == []
 
 
 def test_a_mask_that_comes_with_each_batch_is_planned_by_itself(prove: Prove) -> None:
@@ -44,20 +44,20 @@ def test_a_mask_that_comes_with_each_batch_is_planned_by_itself(prove: Prove) ->
 @pytest.mark.long
 @pytest.mark.parametrize("adaptive", [{}, {"only_reschedule": True}, {"without_coarse": True}, {"coarse": 4}], ids=str)
 def test_settings_change_nothing(prove: Prove, adaptive: dict[str, Any]) -> None:
-    assert prove("adaptive-cp", settings=given(2, "interleaved", **adaptive), beside=SHARED).problems == []
+    assert prove("adaptive-cp", settings=given(2, "interleaved", **adaptive), also=SHARED).problems == []
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("degree", [1, 2])
 def test_it_does_on_four_ranks_alone_and_inside_neighbours_that_trade_heads(prove: Prove, mask: str, degree: int) -> None:
-    assert prove("adaptive-cp", settings=given(4, mask, ulysses_degree=degree), beside=SHARED).problems == []
+    assert prove("adaptive-cp", settings=given(4, mask, ulysses_degree=degree), also=SHARED).problems == []
 
 
 @pytest.mark.long
 def test_a_share_need_not_be_even(prove: Prove) -> None:
     settings = given(3, "interleaved")
-    assert prove("adaptive-cp", settings=settings, world={"seq_length": 27}, beside=SHARED, nproc=3).problems == []
+    assert prove("adaptive-cp", settings=settings, world={"seq_length": 27}, also=SHARED, nproc=3).problems == []
 
 
 BESIDE: dict[str, tuple[dict[str, Any], list[str]]] = {
@@ -77,9 +77,9 @@ def test_it_does_beside_other_layouts(prove: Prove, other: str, dynamic: bool) -
         settings = {"context-parallel": {"size": 2}, "adaptive-cp": {"dynamic_mask": True}, **settings}
         assert prove("adaptive-cp", *features, settings=settings).problems == []
     else:
-        assert prove("adaptive-cp", *features, settings=given(2, "interleaved") | settings, beside=SHARED).problems == []
+        assert prove("adaptive-cp", *features, settings=given(2, "interleaved") | settings, also=SHARED).problems == []
 
 
 @pytest.mark.long
 def test_it_does_in_bf16(prove: Prove) -> None:
-    assert prove("adaptive-cp", settings=given(2, "interleaved"), world={"dtype": "bf16"}, beside=SHARED).problems == []
+    assert prove("adaptive-cp", settings=given(2, "interleaved"), world={"dtype": "bf16"}, also=SHARED).problems == []

@@ -38,8 +38,8 @@ def test_it_does_with_neighbours_that_trade_heads_in_a_ring(prove: Prove) -> Non
 def test_it_does_beside_tensor_parallelism(prove: Prove, algorithm: str) -> None:
     """Held to stock with as many tensor-parallel ranks: there it loses a part of the gradient of the keys' positions."""
     settings = cp(2, **{"tensor-parallel": {"size": 2}})
-    beside = ["tensor-parallel", "sequence-parallel"]
-    assert prove(algorithm, settings=settings, world=LATENT, beside=beside, nproc=4).problems == []
+    also = ["tensor-parallel", "sequence-parallel"]
+    assert prove(algorithm, settings=settings, world=LATENT, also=also, nproc=4).problems == []
 
 
 @pytest.mark.long

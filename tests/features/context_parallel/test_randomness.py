@@ -10,7 +10,7 @@ import torch
 
 from mindspeed import plan
 from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.record import Record
+from mindspeed.verification.record import RankResult
 from mindspeed.verification.shape import GPT, Recipe
 from tests.conftest import Prove
 
@@ -33,7 +33,7 @@ def masks_and_states(recipe: Recipe) -> tuple[list[torch.Tensor], list[torch.Ten
 
     handle = register_module_forward_hook(record)
     try:
-        train(recipe, Record())
+        train(recipe, RankResult())
     finally:
         handle.remove()
     return masks, [torch.cuda.get_rng_state(), *get_cuda_rng_tracker().get_states().values()]
@@ -101,7 +101,7 @@ def test_recomputation_drops_the_same_elements_again(prove: Prove, algorithm: st
     """Recompute claims equal bits, so that both runs have dropout; and both have this algorithm."""
     more = {"context-parallel": {"size": size}, "hybrid-attention": {"ulysses_degree": 2}}
     given = {name: value for name, value in (settings | more).items() if name != "hybrid-attention" or name == algorithm}
-    verdict = prove("recompute", beside=[algorithm], settings=given)
+    verdict = prove("recompute", also=[algorithm], settings=given)
     assert verdict.problems == []
     assert verdict.claim == "exact"
 
@@ -110,4 +110,4 @@ def test_recomputation_drops_the_same_elements_again(prove: Prove, algorithm: st
 @pytest.mark.parametrize("beside", [["tensor-parallel", "sequence-parallel"], ["pipeline-parallel"]], ids="-".join)
 def test_it_does_beside_other_layouts(prove: Prove, beside: list[str]) -> None:
     settings = {"context-parallel": {"size": 2}, **FULL}
-    assert prove("recompute", beside=["ring-attention", *beside], settings=settings).problems == []
+    assert prove("recompute", also=["ring-attention", *beside], settings=settings).problems == []

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from mindspeed.resolution.request import Layer
+from mindspeed.verification.case import build_case
 from mindspeed.verification.comparison import Tolerances, compare, losses_by_step
 from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.case import ask
-from mindspeed.verification.record import Record
+from mindspeed.verification.record import RankResult
 
 LONG = pytest.mark.long
 STEPS, BOUND = 10, 1e-5
@@ -39,7 +39,7 @@ def test_losses_gradients_and_weights_of_ten_steps_are_those_of_stock_megatron(
     pool: WorkerPool, algorithm: str, size: int, settings: dict[str, Any], world: dict[str, Any]
 ) -> None:
     layer = Layer("test", settings={"context-parallel": {"size": size}, **settings}, world=world)
-    question = ask((algorithm,), [layer], nproc=size)
+    question = build_case((algorithm,), [layer], nproc=size)
     assert question.recipe.shape.dropout == 0
     recipe = replace(question.recipe, steps=STEPS)
     stock = pool.run_once(question.baseline, recipe, 1)
@@ -49,7 +49,7 @@ def test_losses_gradients_and_weights_of_ten_steps_are_those_of_stock_megatron(
     assert gradient_norm(found) == pytest.approx(gradient_norm(stock), rel=BOUND)
 
 
-def gradient_norm(records: Sequence[Record]) -> float:
+def gradient_norm(records: Sequence[RankResult]) -> float:
     """The norm of the gradients of all parameters in the first step, as they come to the optimizer."""
     whole: dict[str, Any] = {}
     for piece in (piece for record in records for piece in record.pieces if piece.kind == "gradient"):

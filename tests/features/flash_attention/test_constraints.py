@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mindspeed.legacy.flags import read_old_flags
 from mindspeed.features.flash_attention.layers import check_config
+from mindspeed.legacy.flags import read_old_flags
 from mindspeed.ops.variants import has_variant
 from mindspeed.plugins import MindSpeedError
 from tests.features.resolving import CATALOG, active, refusals

@@ -10,9 +10,9 @@ from tests.conftest import Prove
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("beside", [[], ["tensor-parallel"]], ids=["one process", "two tensor-parallel processes"])
-def test_the_operator_trains_as_megatron(prove: Prove, dtype: str, beside: list[str]) -> None:
-    assert prove("flash-attention", *beside, world={"dtype": dtype}).problems == []
+@pytest.mark.parametrize("also", [[], ["tensor-parallel"]], ids=["one process", "two tensor-parallel processes"])
+def test_the_operator_trains_as_megatron(prove: Prove, dtype: str, also: list[str]) -> None:
+    assert prove("flash-attention", *also, world={"dtype": dtype}).problems == []
 
 
 CASES: dict[str, tuple[list[str], dict[str, Any], dict[str, Any]]] = {
@@ -27,17 +27,17 @@ CASES: dict[str, tuple[list[str], dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_training_is_that_of_megatron(prove: Prove, case: str) -> None:
-    beside, settings, world = CASES[case]
-    assert prove("flash-attention", *beside, settings=settings, world=world).problems == []
+    also, settings, world = CASES[case]
+    assert prove("flash-attention", *also, settings=settings, world=world).problems == []
 
 
 FULL = {"recompute": {"granularity": "full", "method": "uniform", "num_layers": 1}}
 
 
 @pytest.mark.parametrize("settings", [{}, FULL], ids=["core attention", "whole layers"])
-@pytest.mark.parametrize("beside", [[], ["tensor-parallel"]], ids=["one process", "two tensor-parallel processes"])
-def test_recomputation_drops_the_same_elements_again(prove: Prove, beside: list[str], settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("also", [[], ["tensor-parallel"]], ids=["one process", "two tensor-parallel processes"])
+def test_recomputation_drops_the_same_elements_again(prove: Prove, also: list[str], settings: dict[str, Any]) -> None:
     """Recompute claims equal bits, so that both runs have dropout; and both have this feature."""
-    verdict = prove("recompute", beside=["flash-attention", *beside], settings=settings)
+    verdict = prove("recompute", also=["flash-attention", *also], settings=settings)
     assert verdict.problems == []
     assert verdict.proof.sites_reached["flash-attention"]["fusion_attention"] > 0

@@ -19,8 +19,8 @@ def test_grouped_experts_are_spread_over_ranks(prove: Prove, dtype: str) -> None
 
 @pytest.mark.parametrize("dtype", [pytest.param("fp32", marks=pytest.mark.long), "bf16"])
 def test_grouped_experts_are_split_by_tensor_ranks(prove: Prove, dtype: str) -> None:
-    beside = ["tensor-parallel", "sequence-parallel"]
-    assert prove("grouped-matmul-add", beside=beside, world={"dtype": dtype}, nproc=2).problems == []
+    also = ["tensor-parallel", "sequence-parallel"]
+    assert prove("grouped-matmul-add", also=also, world={"dtype": dtype}, nproc=2).problems == []
 
 
 def test_hooks_that_reduce_a_bucket_wait_for_what_was_added_to_it(prove: Prove) -> None:

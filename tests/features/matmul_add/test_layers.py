@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from mindspeed import registry
-from mindspeed.resolution.request import Layer
 from mindspeed.features.matmul_add.layers import KERNELS, check_buffers, with_kernels
 from mindspeed.plugins import MindSpeedError
+from mindspeed.resolution.request import Layer
 from mindspeed.verification.pool import WorkerPool
 
 

@@ -21,4 +21,4 @@ def test_tokens_go_to_experts_of_other_ranks_and_back(prove: Prove, dispatcher: 
 
 
 def test_tokens_go_to_experts_that_tensor_ranks_share(prove: Prove) -> None:
-    assert prove("moe-token-permute", beside=["tensor-parallel", "sequence-parallel"], nproc=2).problems == []
+    assert prove("moe-token-permute", also=["tensor-parallel", "sequence-parallel"], nproc=2).problems == []

@@ -24,10 +24,10 @@ def test_recomputed_activations_are_bit_equal(prove: Prove, settings: dict[str, 
 
 @BOTH
 @pytest.mark.parametrize(
-    "beside", [["sequence-parallel"], pytest.param(["virtual-pipeline"], marks=pytest.mark.long)], ids=lambda names: names[0]
+    "also", [["sequence-parallel"], pytest.param(["virtual-pipeline"], marks=pytest.mark.long)], ids=lambda names: names[0]
 )
-def test_recomputed_activations_are_bit_equal_in_a_layout(prove: Prove, settings: dict[str, object], beside: list[str]) -> None:
-    assert prove("recompute", settings={"recompute": settings}, beside=beside).problems == []
+def test_recomputed_activations_are_bit_equal_in_a_layout(prove: Prove, settings: dict[str, object], also: list[str]) -> None:
+    assert prove("recompute", settings={"recompute": settings}, also=also).problems == []
 
 
 @BOTH

@@ -3,16 +3,16 @@ from __future__ import annotations
 import torch
 
 from mindspeed import registry
-from mindspeed.patching.apply import apply
-from mindspeed.resolution.request import Layer
 from mindspeed.context_parallel import blocks
 from mindspeed.features.ring_attention_update import layers
 from mindspeed.features.ring_attention_update.feature import RingAttentionUpdate
 from mindspeed.ops import npu_ring_attention_update
+from mindspeed.patching.apply import apply
 from mindspeed.plugins import FeatureArgs, Field
+from mindspeed.resolution.request import Layer
 from tests.features.resolving import active, refusals
-from tests.plugins.synthetic import CPU, catalog, make
 from tests.ops.operator_checks import randn
+from tests.plugins.synthetic import CPU, catalog, make
 
 
 class BlocksArgs(FeatureArgs):
@@ -29,7 +29,7 @@ def in_blocks(count):
     running = blocks.start(q[8:], 4)
     for first in range(0, 12, size):
         for part in blocks.parts(rule, mine, [(first, first + size)], q.device):
-            blocks.see(running, rule, part, q[8:], k[first : first + size], v[first : first + size])
+            blocks.accumulate_block(running, rule, part, q[8:], k[first : first + size], v[first : first + size])
     return running.out
 
 

@@ -15,4 +15,4 @@ def test_a_ring_that_merges_by_the_operator_trains_as_one_process(prove: Prove) 
 
 @pytest.mark.long
 def test_it_changes_nothing_beside_a_ring(prove: Prove) -> None:
-    assert prove("ring-attention-update", settings=RING, beside=["ring-attention"]).problems == []
+    assert prove("ring-attention-update", settings=RING, also=["ring-attention"]).problems == []

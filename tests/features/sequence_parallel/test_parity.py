@@ -13,7 +13,7 @@ def test_a_share_of_the_sequence_trains_as_the_whole(prove: Prove, size: int) ->
 
 
 def test_it_changes_nothing_beside_tensor_parallel(prove: Prove) -> None:
-    assert prove("sequence-parallel", beside=["tensor-parallel"]).problems == []
+    assert prove("sequence-parallel", also=["tensor-parallel"]).problems == []
 
 
 def test_a_share_of_the_sequence_trains_as_the_whole_in_bf16(prove: Prove) -> None:
@@ -21,5 +21,5 @@ def test_a_share_of_the_sequence_trains_as_the_whole_in_bf16(prove: Prove) -> No
 
 
 def test_it_keeps_fewer_activations_than_tensor_parallel(prove: Prove) -> None:
-    alone, shared = prove("sequence-parallel", beside=["tensor-parallel"]).proof.bytes["saved activations"]
+    alone, shared = prove("sequence-parallel", also=["tensor-parallel"]).proof.bytes["saved activations"]
     assert shared < 0.9 * alone

@@ -10,9 +10,9 @@ from megatron.core.datasets.gpt_dataset import _get_ltor_masks_and_position_ids
 from torch import Tensor
 
 import mindspeed
-from mindspeed.planning.plan import ActivationPlan
 from mindspeed.context_parallel import attention_mask
 from mindspeed.context_parallel.attention_mask import MaskRule, mask_of
+from mindspeed.planning.plan import ActivationPlan
 from mindspeed.plugins.problems import MindSpeedError
 from mindspeed.registry import catalog
 from mindspeed.verification.pool import WorkerPool
@@ -129,15 +129,15 @@ def test_with_the_attention_operator_a_causal_mask_and_a_window_need_no_tensor(p
         torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5 * max(1.0, float(y.abs().max())))
 
 
-@pytest.mark.parametrize("beside", [[], pytest.param(["tensor-parallel"], marks=pytest.mark.long)], ids=str)
-def test_training_is_that_of_megatron(prove: Prove, beside: list[str]) -> None:
-    assert prove(NAME, beside=beside).problems == []
+@pytest.mark.parametrize("also", [[], pytest.param(["tensor-parallel"], marks=pytest.mark.long)], ids=str)
+def test_training_is_that_of_megatron(prove: Prove, also: list[str]) -> None:
+    assert prove(NAME, also=also).problems == []
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("beside", ["flash-attention", "pipeline-parallel", "recompute", "ring-attention", "ulysses-attention"])
-def test_it_is_beside_other_features(prove: Prove, beside: str) -> None:
-    assert prove(NAME, beside=[beside]).problems == []
+@pytest.mark.parametrize("also", ["flash-attention", "pipeline-parallel", "recompute", "ring-attention", "ulysses-attention"])
+def test_it_is_beside_other_features(prove: Prove, also: str) -> None:
+    assert prove(NAME, also=[also]).problems == []
 
 
 def test_the_data_loader_spares_a_byte_for_each_pair_of_tokens_of_each_sample() -> None:

@@ -14,7 +14,7 @@ class Case:
     features: tuple[str, ...]
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     world: Mapping[str, Any] = field(default_factory=dict)
-    beside: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
     nproc: int | None = None
 
 
@@ -64,8 +64,8 @@ CASES: Final[Mapping[str, Case]] = {
     "block-wise recompute with dropout": Case(("recompute",), _BLOCK),
     "selective recompute with dropout": Case(("recompute",), _SELECTIVE),
     "recompute of experts with dropout": Case(("recompute",), _EXPERTS),
-    "full recompute with dropout beside tp2": Case(("recompute",), _FULL, beside=("sequence-parallel",)),
+    "full recompute with dropout beside tp2": Case(("recompute",), _FULL, also=("sequence-parallel",)),
     "operators under tp2 with sequence parallelism": Case(
-        ("rms-norm", "swiglu", "rotary-embedding", "flash-attention"), beside=("sequence-parallel",)
+        ("rms-norm", "swiglu", "rotary-embedding", "flash-attention"), also=("sequence-parallel",)
     ),
 }

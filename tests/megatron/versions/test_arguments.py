@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from mindspeed.inspection.contracts import CORE, recorded_versions
-from mindspeed.resolution.environment import SUPPORTED_MEGATRON, version_in
-from mindspeed.planning.plan import PlannedOverride
-from mindspeed.megatron.config_arguments import FOLDER, PLACES, arguments_of, record_arguments, recorded_arguments
-from mindspeed.megatron.argument_overrides import check_overrides
-from mindspeed.megatron.hook_points import seams_for
 from mindspeed.inspection.megatron_copies import megatron_version, package_root
+from mindspeed.megatron.argument_overrides import check_overrides
+from mindspeed.megatron.config_arguments import FOLDER, PLACES, arguments_of, record_arguments, recorded_arguments
+from mindspeed.megatron.hook_points import hook_points_for
+from mindspeed.planning.plan import PlannedOverride
 from mindspeed.plugins.patches import ArgOverride
+from mindspeed.resolution.environment import SUPPORTED_MEGATRON, version_in
 
 
 def override(argument: str) -> PlannedOverride:
@@ -58,7 +58,7 @@ def test_a_patch_release_is_judged_by_its_sibling(made_up: None) -> None:
 
 
 def test_a_plan_for_another_machine_wraps_the_places_that_take_its_arguments(made_up: None) -> None:
-    wrapped = seams_for([], ["overlap_param_gather"], megatron="0.14.0")
+    wrapped = hook_points_for([], ["overlap_param_gather"], megatron="0.14.0")
     assert [patch.target.partition(":")[2] for patch in wrapped] == [
         "DistributedDataParallelConfig.__post_init__",
         "OptimizerConfig.__post_init__",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import mindspeed
-from mindspeed.resolution.environment import SUPPORTED_MEGATRON, made_up, version_in
 from mindspeed.planning.plan import ActivationPlan
 from mindspeed.plugins.problems import ResolutionError
+from mindspeed.resolution.environment import SUPPORTED_MEGATRON, made_up, version_in
 from tests.megatron.versions.cases import FEATURES
 
 VERSIONS = ("0.14.0", "0.15.3", "0.16.1")

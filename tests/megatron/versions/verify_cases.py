@@ -12,19 +12,19 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from mindspeed.resolution.request import Layer
 from mindspeed.inspection.megatron_copies import megatron_version, package_root
 from mindspeed.plugins.problems import MindSpeedError
+from mindspeed.resolution.request import Layer
+from mindspeed.verification.case import build_case
 from mindspeed.verification.harness import verify
 from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.case import ask
 from tests.megatron.versions.cases import CASES, Case
 
 
 def answer(case: Case, pool: WorkerPool) -> Mapping[str, Any]:
     layer = Layer("test", settings=case.settings, world=case.world, platform="cpu")
     try:
-        question = ask(case.features, [layer], case.beside, case.nproc)
+        question = build_case(case.features, [layer], case.beside, case.nproc)
         verdict = verify(question, pool)
     except MindSpeedError as error:
         return {"holds": False, "problems": [str(problem) for problem in error.problems], "features": [], "largest": {}}

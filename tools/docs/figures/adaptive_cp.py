@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from tools.docs.drawing import Arrow, Box, Mark, Matrix, Picture, Timeline
 from mindspeed.features.adaptive_cp.schedule import Block, Grid, schedule
+from tools.docs.drawing import Arrow, Box, Mark, Matrix, Picture, Timeline
 
 _RANKS = range(4)
 _TOKENS = 32

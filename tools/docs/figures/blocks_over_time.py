@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tools.docs.drawing import Arrow, Box, Mark, Matrix, Timeline
-from tools.docs.markdown import table
 from mindspeed.context_parallel.costs import Attention, Bytes
 from mindspeed.context_parallel.layout import Layout, Span
 from mindspeed.context_parallel.ring_schedule import Rounds
 from mindspeed.context_parallel.tiles import tiles
+from tools.docs.drawing import Arrow, Box, Mark, Matrix, Timeline
+from tools.docs.markdown import table
 
 Seen = list[tuple[float, float, float, float, bool]]
 

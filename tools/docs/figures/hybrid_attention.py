@@ -1,10 +1,10 @@
 """For the page: a picture of hybrid attention: two neighbours that trade heads, in a ring of two."""
 
-from tools.docs.drawing import Arrow, Box, Picture, Timeline
 from mindspeed.context_parallel import costs
 from mindspeed.context_parallel.layout import nested, zigzag
-from tools.docs.figures.blocks_over_time import bytes_lines, pieces_strip, seen
 from mindspeed.context_parallel.ring_schedule import Rounds
+from tools.docs.drawing import Arrow, Box, Picture, Timeline
+from tools.docs.figures.blocks_over_time import bytes_lines, pieces_strip, seen
 
 _DEGREE, _RINGS = 2, 2
 _RANKS = range(_DEGREE * _RINGS)

@@ -1,8 +1,8 @@
 """For the page: a picture of gathered attention of four ranks."""
 
-from tools.docs.drawing import Arrow, Box, Picture, Timeline
 from mindspeed.context_parallel import costs
 from mindspeed.context_parallel.layout import zigzag
+from tools.docs.drawing import Arrow, Box, Picture, Timeline
 from tools.docs.figures.blocks_over_time import bytes_lines, pieces_strip, scores, seen
 
 _LAYOUT, _RANKS = zigzag(4), range(4)

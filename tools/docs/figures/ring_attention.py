@@ -1,10 +1,10 @@
 """For the page: pictures of a ring and of a double ring of four ranks."""
 
-from tools.docs.drawing import Picture
 from mindspeed.context_parallel import costs
 from mindspeed.context_parallel.layout import zigzag
-from tools.docs.figures.blocks_over_time import bytes_lines, pieces_strip, ring_timeline, scores, step_of
 from mindspeed.context_parallel.ring_schedule import Rounds
+from tools.docs.drawing import Picture
+from tools.docs.figures.blocks_over_time import bytes_lines, pieces_strip, ring_timeline, scores, step_of
 
 _LAYOUT, _RING, _DOUBLE = zigzag(4), Rounds(4), Rounds(4, 2)
 
