@@ -1,6 +1,6 @@
 """The arguments that Megatron-LM's own parser takes, recorded per version: read here without Megatron-LM and without torch.
 
-The files beside this module (``surface/<version>.json``) are written by `mindspeed.megatron.cli_recording`, which
+The files beside this module (``cli_argument_files/<version>.json``) are written by `mindspeed.megatron.cli_recording`, which
 builds the parser of a checkout once.
 """
 

@@ -1,7 +1,7 @@
 """Contracts: what a target looked like in a Megatron release, and how another one differs from it.
 
 A contract is read from source text (`mindspeed.inspection.contract_reading`) and recorded per release in the files
-beside this module: ``contracts/<version>.json`` for megatron.core, ``contracts/megatron-lm-<version>.json`` for what
+beside this module: ``contract_files/<version>.json`` for megatron.core, ``contract_files/megatron-lm-<version>.json`` for what
 only a Megatron-LM checkout has. Light: imports neither torch nor megatron.
 """
 

@@ -130,7 +130,7 @@ def test_recording_writes_the_same_file_again(mindspeed, checkout, tmp_path):
     folder = tmp_path / "recorded"
     result = mindspeed("patches", "record", "--megatron", checkout, "--into", folder, "--json")
     written = file_of(CORE, BASELINE, folder)
-    names = folder / "argument_names" / f"{BASELINE}.json"
+    names = folder / "config_argument_files" / f"{BASELINE}.json"
     assert json.loads(result.stdout) == {"megatron": BASELINE, "files": [str(written), str(names)]}
     assert written.read_text() == file_of(CORE, BASELINE).read_text()
 

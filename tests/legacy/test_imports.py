@@ -124,4 +124,4 @@ def test_importing_mindspeed_does_not_import_the_old_names_and_these_import_neit
         "print({'torch', 'megatron'} & sys.modules.keys())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "['mindspeed']\nset()\n"
+    assert done.stdout == "['mindspeed', 'mindspeed._version']\nset()\n"

@@ -212,7 +212,7 @@ def test_a_group_of_one_rank_fails(pool: WorkerPool) -> None:
 
 def test_the_command_exits_1_and_names_the_parameter(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = planted(asked("data-parallel"), REDUCE_GRADIENTS, "skipped")
-    monkeypatch.setattr(case, "ask", lambda *args: broken)
+    monkeypatch.setattr(case, "build_case", lambda *args: broken)
     monkeypatch.setattr(workers, "WorkerPool", lambda: nullcontext(pool))
     result = CliRunner().invoke(main, ["features", "verify", "data-parallel", "--json"])
     assert result.exit_code == 1
