@@ -32,9 +32,9 @@ def verify(context: click.Context, request: Request, names: tuple[str, ...], npr
     from mindspeed.verification.pool import WorkerPool
 
     also = [name for layer in request.layers for name in layer.features if name not in names]
-    question = build_case(names, request.layers, also, nproc, request.environment())
+    case = build_case(names, request.layers, also, nproc, request.environment())
     with WorkerPool() as pool:
-        verdict = prove(question, pool)
+        verdict = prove(case, pool)
     if wants_json():
         print_json(verdict.to_json())
     else:

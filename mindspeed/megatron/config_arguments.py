@@ -1,6 +1,7 @@
 """Where Megatron takes its arguments, and which names each place has: read from source, nothing is imported.
 
-For a Megatron that is not at hand the names are those recorded in ``config_argument_files/<version>.json`` of `mindspeed.inspection`.
+For a Megatron that is not at hand the names are those recorded in ``config_argument_files/<version>.json`` of
+`mindspeed.inspection`.
 """
 
 from __future__ import annotations

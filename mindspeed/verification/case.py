@@ -43,7 +43,7 @@ class VerificationCase:
 
 @dataclass(frozen=True, slots=True)
 class CaseRequest:
-    """The request behind a question: see `build_case` for the fields."""
+    """The request behind a case: see `build_case` for the fields."""
 
     features: tuple[str, ...]
     layers: tuple[Layer, ...]
@@ -145,7 +145,7 @@ def build_case(
     nproc: int | None = None,
     environment: Environment | None = None,
 ) -> VerificationCase:
-    """The question whether ``features`` do what they claim. Raises ResolutionError when no tiny model suits them.
+    """The case that proves whether ``features`` do what they claim. Raises ResolutionError when no tiny model suits them.
 
     ``layers`` (low to high) may hold settings, sizes and a model shape; ``also`` are features that both runs have.
     What is not given is chosen: sizes under test are 2, model and number of processes the first that suit.

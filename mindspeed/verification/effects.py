@@ -11,13 +11,11 @@ from mindspeed.verification.comparison import Check
 from mindspeed.verification.record import RankResult
 
 
-def missing_effects(
-    question: VerificationCase, baseline: Sequence[RankResult], feature: Sequence[RankResult]
-) -> Iterator[Check]:
+def missing_effects(case: VerificationCase, baseline: Sequence[RankResult], feature: Sequence[RankResult]) -> Iterator[Check]:
     """A failing check for every feature under test that left no trace, or whose group has one rank."""
     known = registry.catalog()
     before, after = baseline[0].settings, feature[0].settings
-    for name in question.features:
+    for name in case.features:
         needed = [size for owner in required_by([name], known) for size in known.feature(owner).spec.sizes]
         idle = [size for size in sorted(needed) if feature[0].sizes.get(size, 1) == 1]
         if idle:
@@ -26,10 +24,10 @@ def missing_effects(
         if uncalled:
             yield _failed(name, f"the operator {', '.join(uncalled)} was not called")
             continue
-        arguments = {planned.override.argument for planned in question.plan.overrides if name in planned.owners}
+        arguments = {planned.override.argument for planned in case.plan.overrides if name in planned.owners}
         if arguments and _values(arguments, before) != _values(arguments, after):
             continue
-        if _was_reached(name, question, feature, glue=bool(arguments)):
+        if _was_reached(name, case, feature, glue=bool(arguments)):
             continue
         if arguments:
             yield _failed(name, "the configuration that reached the model equals the baseline's")
@@ -37,9 +35,9 @@ def missing_effects(
             yield _failed(name, "no patch site was reached, and no hook changed anything")
 
 
-def _was_reached(name: str, question: VerificationCase, records: Iterable[RankResult], glue: bool) -> bool:
+def _was_reached(name: str, case: VerificationCase, records: Iterable[RankResult], glue: bool) -> bool:
     """Whether a patch of the feature was, or a hook did something. With ``glue`` its wraps only help arguments to work."""
-    passive = {planned.site for planned in question.plan.patches if glue and isinstance(planned.patch, Wrap)}
+    passive = {planned.site for planned in case.plan.patches if glue and isinstance(planned.patch, Wrap)}
     reached = [(place, count) for record in records for place, count in record.reached.get(name, {}).items()]
     return any(count and place not in passive for place, count in reached)
 

@@ -31,7 +31,7 @@ class VerificationDetails:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer to a question, with every comparison that led to it."""
+    """The verdict of a case, with every comparison that led to it."""
 
     feature: str
     claim: str
@@ -58,19 +58,19 @@ class Verdict:
         }
 
 
-def verify(question: VerificationCase, pool: WorkerPool) -> Verdict:
+def verify(case: VerificationCase, pool: WorkerPool) -> Verdict:
     """Run both sides and compare. Raises RunError when a run fails or a worker is lost."""
-    baseline = pool.run_once(question.baseline, question.recipe, int(question.baseline.world.world_size))
-    feature = pool.run(question.plan, question.recipe, int(question.plan.world.world_size))
+    baseline = pool.run_once(case.baseline, case.recipe, int(case.baseline.world.world_size))
+    feature = pool.run(case.plan, case.recipe, int(case.plan.world.world_size))
     checks = [
-        *missing_effects(question, baseline, feature),
+        *missing_effects(case, baseline, feature),
         *zero_or_not_finite(feature),
-        *compare(baseline, feature, Tolerances.of(question.numerics, question.recipe.dtype)),
+        *compare(baseline, feature, Tolerances.of(case.numerics, case.recipe.dtype)),
     ]
-    return Verdict(", ".join(question.features), question.numerics.claim, tuple(checks), _proof(question, baseline, feature))
+    return Verdict(", ".join(case.features), case.numerics.claim, tuple(checks), _proof(case, baseline, feature))
 
 
-def _proof(question: VerificationCase, baseline: Sequence[RankResult], feature: Sequence[RankResult]) -> VerificationDetails:
+def _proof(case: VerificationCase, baseline: Sequence[RankResult], feature: Sequence[RankResult]) -> VerificationDetails:
     reached: dict[str, Counter[str]] = {}
     for record in feature:
         for name, places in record.reached.items():
@@ -78,7 +78,7 @@ def _proof(question: VerificationCase, baseline: Sequence[RankResult], feature: 
     kinds = sorted({kind for record in (*baseline, *feature) for kind in record.traffic})
     moved = {kind: (_most(baseline, kind), _most(feature, kind)) for kind in kinds}
     kept = (max(r.activations for r in baseline), max(r.activations for r in feature))
-    world = {"world_size": question.plan.world.world_size, **feature[0].sizes}
+    world = {"world_size": case.plan.world.world_size, **feature[0].sizes}
     saved = {"saved activations": kept} if all(kept) else {}
     return VerificationDetails(world, {name: dict(places) for name, places in sorted(reached.items())}, {**moved, **saved})
 

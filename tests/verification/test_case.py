@@ -18,9 +18,9 @@ def asked(*features: str, also: tuple[str, ...] = (), nproc: int | None = None, 
     return build_case(features, [Layer("test", **layer)], also, nproc, HERE)
 
 
-def layout(question: VerificationCase) -> tuple[int, int]:
+def layout(case: VerificationCase) -> tuple[int, int]:
     """Processes of baseline and feature."""
-    return question.baseline.world.world_size, question.plan.world.world_size
+    return case.baseline.world.world_size, case.plan.world.world_size
 
 
 @pytest.mark.parametrize(
@@ -39,23 +39,23 @@ def layout(question: VerificationCase) -> tuple[int, int]:
 def test_the_first_model_and_the_fewest_processes_that_suit_are_taken(
     features: tuple[str, ...], model: str, processes: int
 ) -> None:
-    question = asked(*features)
-    assert question.recipe.shape.name == model
-    assert layout(question) == (1, processes)
-    assert question.baseline.names == ()
+    case = asked(*features)
+    assert case.recipe.shape.name == model
+    assert layout(case) == (1, processes)
+    assert case.baseline.names == ()
 
 
 def test_a_feature_brings_what_it_requires_under_test() -> None:
-    question = asked("async-param-gather")
-    assert set(question.plan.names) == {"async-ddp", "async-param-gather", "data-parallel", "distributed-optimizer"}
-    assert question.baseline.names == ()
+    case = asked("async-param-gather")
+    assert set(case.plan.names) == {"async-ddp", "async-param-gather", "data-parallel", "distributed-optimizer"}
+    assert case.baseline.names == ()
 
 
 def test_a_feature_that_trains_another_model_is_in_the_baseline_by_its_reference() -> None:
-    question = asked("alibi", "ring-attention", settings={"alibi": {"fused_type": 2}})
-    assert question.baseline.names == ("alibi",)
-    assert layout(question) == (1, 2)
-    fused = [next(f for f in plan.features if f.name == "alibi").args for plan in (question.baseline, question.plan)]
+    case = asked("alibi", "ring-attention", settings={"alibi": {"fused_type": 2}})
+    assert case.baseline.names == ("alibi",)
+    assert layout(case) == (1, 2)
+    fused = [next(f for f in plan.features if f.name == "alibi").args for plan in (case.baseline, case.plan)]
     assert [(args["fused"], args["fused_type"]) for args in fused] == [(False, 2), (True, 2)]
 
 
@@ -65,18 +65,18 @@ def test_what_a_feature_may_require_is_invited_and_not_taken_out() -> None:
 
 
 def test_features_beside_are_on_both_sides_with_their_settings_and_layout() -> None:
-    question = asked("sequence-parallel", also=("tensor-parallel",), settings={"tensor-parallel": {"size": 4}})
-    assert question.baseline.names == ("tensor-parallel",)
-    assert question.baseline.world.tp == 4
-    assert layout(question) == (4, 4)
+    case = asked("sequence-parallel", also=("tensor-parallel",), settings={"tensor-parallel": {"size": 4}})
+    assert case.baseline.names == ("tensor-parallel",)
+    assert case.baseline.world.tp == 4
+    assert layout(case) == (4, 4)
 
 
 def test_an_exact_feature_is_compared_with_dropout_in_the_same_layout() -> None:
-    question = asked("recompute", nproc=2)
-    assert question.recipe.shape.dropout > 0
-    assert layout(question) == (2, 2)
-    assert question.numerics.claim == "exact"
-    assert question.baseline.names == ("data-parallel",)
+    case = asked("recompute", nproc=2)
+    assert case.recipe.shape.dropout > 0
+    assert layout(case) == (2, 2)
+    assert case.numerics.claim == "exact"
+    assert case.baseline.names == ("data-parallel",)
 
 
 def test_a_reordered_feature_is_compared_without_dropout() -> None:
@@ -89,11 +89,11 @@ def test_the_weakest_claim_under_test_counts() -> None:
 
 
 def test_given_sizes_model_and_dtype_win() -> None:
-    question = asked("tensor-parallel", world={"tp": 4, "num_layers": 2, "seq_length": 32, "dtype": "bf16"})
-    assert question.plan.world.tp == 4
-    assert (question.recipe.shape.num_layers, question.recipe.shape.seq_length) == (2, 32)
-    assert question.recipe.dtype == "bf16"
-    assert question.baseline.world.num_layers == 2
+    case = asked("tensor-parallel", world={"tp": 4, "num_layers": 2, "seq_length": 32, "dtype": "bf16"})
+    assert case.plan.world.tp == 4
+    assert (case.recipe.shape.num_layers, case.recipe.shape.seq_length) == (2, 32)
+    assert case.recipe.dtype == "bf16"
+    assert case.baseline.world.num_layers == 2
 
 
 def test_a_request_that_no_model_suits_says_why() -> None:

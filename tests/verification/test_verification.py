@@ -19,7 +19,8 @@ from mindspeed.plugins.patches import Wrap
 from mindspeed.plugins.problems import RunError
 from mindspeed.registry import catalog
 from mindspeed.resolution.request import Layer
-from mindspeed.verification import case, harness
+from mindspeed.verification import case as case_module
+from mindspeed.verification import harness
 from mindspeed.verification import pool as workers
 from mindspeed.verification.case import VerificationCase, build_case
 from mindspeed.verification.harness import Verdict, verify
@@ -94,7 +95,7 @@ FAULTS = [
     ("expert-parallel", REDUCE_GRADIENTS, "skipped", f"gradient of {QKV}"),
     ("expert-parallel", f"{MAPPINGS}:all_to_all", "rolled", f"gradient of {QKV}"),
     ("recompute", "megatron.core.tensor_parallel.random:_set_all_rng_states", "skipped", f"gradient of {QKV}"),
-    *((name, f"{CONTEXT}.local:add_gradients", "skipped", f"gradient of {QKV}") for name in CONTEXT_ALGORITHMS),
+    *((name, f"{CONTEXT}.local_attention:add_gradients", "skipped", f"gradient of {QKV}") for name in CONTEXT_ALGORITHMS),
     ("alibi", "mindspeed.features.alibi.layers:with_position_bias", "nothing_changed", f"gradient of {QKV}"),
     ("eod-reset", "mindspeed.context_parallel.documents:ends_of_rows", "one_document", f"gradient of {QKV}"),
     ("shared-attention-mask", "mindspeed.context_parallel.attention_mask:make_mask", "rolled", f"gradient of {QKV}"),
@@ -114,11 +115,11 @@ def asked(feature: str, settings: Mapping[str, Mapping[str, Any]] = DROPOUT) -> 
     return build_case([feature], [Layer("test", settings=given)])
 
 
-def planted(question: VerificationCase, target: str, fault: str) -> VerificationCase:
-    """The question with one more patch in the plan, as a careless feature would bring it."""
+def planted(case: VerificationCase, target: str, fault: str) -> VerificationCase:
+    """The case with one more patch in the plan, as a careless feature would bring it."""
     patch = Wrap(target, f"tests.verification.faults:{fault}", "a planted fault")
     fault_alone = with_sites([PlannedPatch("fault", patch, target)])
-    return replace(question, plan=replace(case.plan, patches=(*case.plan.patches, *fault_alone)))
+    return replace(case, plan=replace(case.plan, patches=(*case.plan.patches, *fault_alone)))
 
 
 def failing(verdict: Verdict) -> list[str]:
@@ -154,23 +155,23 @@ def test_a_gradient_that_is_zero_or_not_finite_fails(pool: WorkerPool, fault: st
 @pytest.mark.parametrize("feature", ["distributed-optimizer", "sequence-parallel", "recompute", "async-ddp"])
 @pytest.mark.guards(16, processes=True)
 def test_a_configuration_equal_to_the_baselines_fails(pool: WorkerPool, feature: str) -> None:
-    question = asked(feature, {})
+    case = asked(feature, {})
     idle = tuple(
         replace(planned, override=replace(planned.override, value=None if feature == "recompute" else False))
         if feature in planned.owners
         else planned
         for planned in case.plan.overrides
     )
-    verdict = verify(replace(question, plan=replace(case.plan, overrides=idle)), pool)
+    verdict = verify(replace(case, plan=replace(case.plan, overrides=idle)), pool)
     assert failing(verdict) == [f"effect of {feature}: the configuration that reached the model equals the baseline's"]
 
 
-def idle(question: VerificationCase, feature: str) -> VerificationCase:
+def idle(case: VerificationCase, feature: str) -> VerificationCase:
     """The question with a feature that forgets its patches, arguments and specifications of layers."""
     plan = case.plan
     patches = tuple(p for p in plan.patches if p.owner != feature and "with_layer_spec" not in str(p.patch.value))
     overrides = tuple(planned for planned in plan.overrides if feature not in planned.owners)
-    return replace(question, plan=replace(plan, patches=patches, overrides=overrides))
+    return replace(case, plan=replace(plan, patches=patches, overrides=overrides))
 
 
 @pytest.mark.parametrize("feature", OPERATORS)
@@ -212,7 +213,7 @@ def test_a_group_of_one_rank_fails(pool: WorkerPool) -> None:
 
 def test_the_command_exits_1_and_names_the_parameter(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = planted(asked("data-parallel"), REDUCE_GRADIENTS, "skipped")
-    monkeypatch.setattr(case, "build_case", lambda *args: broken)
+    monkeypatch.setattr(case_module, "build_case", lambda *args: broken)
     monkeypatch.setattr(workers, "WorkerPool", lambda: nullcontext(pool))
     result = CliRunner().invoke(main, ["features", "verify", "data-parallel", "--json"])
     assert result.exit_code == 1
@@ -236,18 +237,18 @@ def test_the_command_exits_0_and_prints_the_worst_of_each_kind(pool: WorkerPool,
 
 
 def test_a_rank_that_dies_ends_the_pool_and_is_named() -> None:
-    question = planted(asked("data-parallel"), f"{FINALIZE}:finalize_model_grads", "sudden_death")
+    case = planted(asked("data-parallel"), f"{FINALIZE}:finalize_model_grads", "sudden_death")
     with WorkerPool(search_path=["."]) as pool:
         with pytest.raises(RunError, match="MS604 verification rank 1 ended with signal 9; the others were stopped"):
-            verify(question, pool)
+            verify(case, pool)
         with pytest.raises(RunError, match="MS604 verification rank 1 ended with signal 9"):
-            verify(question, pool)
+            verify(case, pool)
 
 
 def test_a_rank_that_raises_is_named_with_its_error(pool: WorkerPool) -> None:
-    question = planted(asked("rms-norm"), f"{FINALIZE}:finalize_model_grads", "error")
+    case = planted(asked("rms-norm"), f"{FINALIZE}:finalize_model_grads", "error")
     with pytest.raises(RunError, match="MS607 verification rank 0 failed: RuntimeError: a planted error"):
-        verify(question, pool)
+        verify(case, pool)
     assert verify(asked("rms-norm"), pool).holds
 
 
