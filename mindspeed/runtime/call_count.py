@@ -38,7 +38,7 @@ class CallCount:
             return original(*args, **kwargs)
 
         TARGETS[self._number] = count
-        template = _template(_parameters(code))
+        template = _template(_parameters(code), len(code.co_freevars))
         constants = tuple(self._number if constant == _PLACE else constant for constant in template.co_consts)
         function.__code__ = template.replace(
             co_consts=constants, co_freevars=code.co_freevars, co_name=code.co_name, co_firstlineno=code.co_firstlineno
@@ -71,17 +71,28 @@ def _parameters(code: CodeType) -> _Parameters:
 
 
 @cache
-def _template(parameters: _Parameters) -> CodeType:
-    """Code with these parameters that passes them all to the target whose number stands for `_PLACE`."""
+def _template(parameters: _Parameters, free: int) -> CodeType:
+    """Compile code with these parameters that passes them all to the target whose number stands for `_PLACE`.
+
+    The code has ``free`` free variables, under names that the caller replaces, and the instruction that copies their cells
+    into the frame: without it, whoever reads the locals of the frame follows a null pointer.
+    """
     first, others, rest, keywords, more = parameters
     spread, named = [f"*{rest}"] if rest else [], [f"**{more}"] if more else []
     bare = ["*"] if keywords and not rest else []
     head = [*first, *(["/"] if first else []), *others, *spread, *bare, *keywords, *named]
     passed = [*first, *others, *spread, *(f"{keyword}={keyword}" for keyword in keywords), *named]
+    cells = [f"mindspeed_cell_{index:04}" for index in range(free)]
     source = (
-        f"def counting({', '.join(head)}):\n"
-        f"    from {__name__} import TARGETS as mindspeed_targets\n"
-        f"    return mindspeed_targets[{_PLACE!r}]({', '.join(passed)})\n"
+        f"def enclosing({', '.join(cells)}):\n"
+        f"    def counting({', '.join(head)}):\n"
+        f"        from {__name__} import TARGETS as mindspeed_targets\n"
+        f"        return mindspeed_targets[{_PLACE!r}]({', '.join(passed)})\n"
+        f"        {', '.join(cells)}\n"
     )
-    (code,) = (part for part in compile(source, __file__, "exec").co_consts if isinstance(part, CodeType))
-    return code
+    return _inner_code(_inner_code(compile(source, __file__, "exec")))
+
+
+def _inner_code(code: CodeType) -> CodeType:
+    (inner,) = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return inner

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -109,3 +113,19 @@ def test_every_kind_of_parameter_arrives_as_it_was_passed() -> None:
         everything(1, 2)  # type: ignore[call-arg]
     count.stop()
     assert count.calls == 3
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
+def test_the_locals_of_a_counted_closure_can_be_read(version: str) -> None:
+    beside = map(str, sorted(Path(sys.base_prefix).parent.glob(f"{version}.*/bin/python{version}")))  # as pyenv installs them
+    works = (
+        path
+        for path in (shutil.which(f"python{version}"), *beside)
+        if path and subprocess.run([path, "-V"], capture_output=True).returncode == 0
+    )
+    if (python := next(works, None)) is None:
+        pytest.skip(f"python{version} is not on this machine")
+    script = Path(__file__).with_name("counted_locals.py")
+    done = subprocess.run([python, script, script.parents[2]], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "('first', 'second') ['first', 'second'] True True 6 26 [2, 1]\n"
