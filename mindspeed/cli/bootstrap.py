@@ -1,7 +1,7 @@
-"""One process of ``mindspeed run``: ``python -m mindspeed.cli.bootstrap SCRIPT ARGUMENT...``.
+"""One process of ``mindspeed run``: ``python -m mindspeed.cli.bootstrap PROGRAM ARGUMENT...``.
 
-Activates the plan that the environment names, then becomes the script: its own ``__main__``, ``sys.argv``,
-import path, traceback and exit status.
+Activates the plan that the environment names, then becomes the program, a script or ``-m MODULE``: its own ``__main__``,
+``sys.argv``, import path, traceback and exit status.
 """
 
 from __future__ import annotations
@@ -9,47 +9,52 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from types import ModuleType
-from typing import NoReturn
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import CodeType, ModuleType
+from typing import Final, NoReturn
 
 from mindspeed.plugins.problems import MindSpeedError
+
+MODULE: Final = "-m"
+"""First word of a program that is a module, as for Python itself."""
 
 
 def main() -> NoReturn:
     from mindspeed.cli.output import exit_code
     from mindspeed.training.launch import leave_problems
 
-    script, *arguments = sys.argv[1:]
     try:
-        run_script(script, arguments)
+        run_program(sys.argv[1:])
     except MindSpeedError as error:
         leave_problems(error)  # the launcher prints them, once for all ranks
         sys.exit(exit_code(error.problems))
 
 
-def run_script(script: str, arguments: Sequence[str]) -> NoReturn:
-    """Activate the plan of this process's environment and end as ``script`` ends.
+def run_program(words: Sequence[str]) -> NoReturn:
+    """Activate the plan of this process's environment and end as the program ends.
 
-    Raises MindSpeedError when the plan cannot be activated, or when the script meets a problem that mindspeed knows.
+    ``words`` are a script or ``-m MODULE``, then its arguments.
+    Raises MindSpeedError when the plan cannot be activated, or when the program meets a problem that mindspeed knows.
     """
     from mindspeed.registry import activate_from_environment
 
-    look_beside(script)
+    set_import_path(words)
     activate_from_environment()
-    _become(script, arguments)
+    _become(words)
     if os.environ.get("RANK", "0") == "0":
-        report_untaken()
+        report_unused_arguments()
     sys.exit(0)
 
 
-def look_beside(script: str) -> None:
-    """Let imports look first in the script's folder, as they do when Python runs it; a Megatron beside it is the one meant."""
+def set_import_path(words: Sequence[str]) -> None:
+    """Let imports look first where Python looks for this program: the script's folder, or the working directory."""
     if not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = os.path.dirname(os.path.abspath(script))
+        sys.path[0] = os.getcwd() if words[0] == MODULE else os.path.dirname(os.path.abspath(words[0]))
 
 
-def report_untaken() -> None:
-    """Say on stderr which arguments of the plan no configuration and no call of the script has taken."""
+def report_unused_arguments() -> None:
+    """Print the arguments of the plan that no configuration and no call of the program has taken."""
     from mindspeed.megatron.argument_overrides import unused_overrides
 
     for planned in unused_overrides():
@@ -57,18 +62,15 @@ def report_untaken() -> None:
         print(f"mindspeed: nothing in the script took {planned.override.argument} ({owners})", file=sys.stderr)
 
 
-def _become(script: str, arguments: Sequence[str]) -> None:
-    """Run a file as ``__main__``; the module stays, as threads, atexit handlers and pickle may still want it."""
-    path = os.path.abspath(script)
-    module = ModuleType("__main__")
-    module.__file__ = path
+def _become(words: Sequence[str]) -> None:
+    """Run a program as ``__main__``; the module stays, as threads, atexit handlers and pickle may still want it."""
+    set_import_path(words)
+    code, module = _module_program(words[1]) if words[0] == MODULE else _script_program(words[0])
+    arguments = words[2:] if words[0] == MODULE else words[1:]
     sys.modules["__main__"] = module
-    sys.argv[:] = [script, *arguments]
-    look_beside(script)
-    with open(path, "rb") as file:
-        source = file.read()
+    sys.argv[:] = [words[0] if module.__spec__ is None else str(module.__file__), *arguments]
     try:
-        exec(compile(source, path, "exec"), module.__dict__)
+        exec(code, module.__dict__)
     except MindSpeedError as error:
         from mindspeed.runtime import rendezvous
 
@@ -78,6 +80,41 @@ def _become(script: str, arguments: Sequence[str]) -> None:
         frame = error.__traceback__.tb_next if error.__traceback__ is not None else None
         sys.excepthook(type(error), error.with_traceback(frame), frame)
         sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+
+
+def _script_program(script: str) -> tuple[CodeType, ModuleType]:
+    path = os.path.abspath(script)
+    module = ModuleType("__main__")
+    module.__file__ = path
+    with open(path, "rb") as file:
+        source = file.read()
+    try:
+        return compile(source, path, "exec"), module
+    except SyntaxError as error:
+        sys.excepthook(type(error), error, None)
+        sys.exit(1)
+
+
+def _module_program(name: str) -> tuple[CodeType, ModuleType]:
+    """The code of a module, or of a package's ``__main__``, and the module that runs it; ends as Python does without one."""
+    try:
+        spec = find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = find_spec(f"{name}.__main__")
+        code = _code(spec) if spec is not None else None
+    except ModuleNotFoundError:
+        spec = code = None
+    if spec is None or code is None:
+        sys.exit(f"{sys.executable}: there is no module {name} that can be run")
+    module = ModuleType("__main__")
+    module.__file__, module.__spec__, module.__package__, module.__loader__ = spec.origin, spec, spec.parent, spec.loader
+    return code, module
+
+
+def _code(spec: ModuleSpec) -> CodeType | None:
+    get_code = getattr(spec.loader, "get_code", None)
+    code: CodeType | None = get_code(spec.name) if get_code is not None else None
+    return code
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``mindspeed run``: a script that knows nothing of mindspeed, under a plan, in one process or many."""
+"""``mindspeed run``: a script or module that knows nothing of mindspeed, under a plan, in one process or many."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mindspeed.cli.bootstrap import MODULE
 from mindspeed.cli.launch_options import Processes, hold_to_lock, launch_options, lock_option
 from mindspeed.cli.output import print_problems
 from mindspeed.cli.request_options import Request, request_options
@@ -18,17 +19,30 @@ if TYPE_CHECKING:
     from mindspeed.planning.plan import ActivationPlan
 
 
+def _check_program(ctx: click.Context, words: tuple[str, ...]) -> None:
+    """Raise BadParameter for a script that is not there, or ``-m`` alone; nothing is imported."""
+    if words[0] != MODULE:
+        click.Path(exists=True, dir_okay=False).convert(words[0], ctx.command.params[-1], ctx)
+    elif len(words) == 1:
+        raise click.BadParameter("-m needs the name of a module", ctx, ctx.command.params[-1])
+
+
 @click.command(context_settings={"allow_interspersed_args": False})
 @request_options
 @launch_options
 @lock_option
-@click.argument("script", type=click.Path(exists=True, dir_okay=False))
-@click.argument("arguments", metavar="[ARGUMENT]...", nargs=-1, type=click.UNPROCESSED)
+@click.option("-m", "is_module", is_flag=True, help="the program is a module, as for python -m")
+@click.argument("words", metavar="PROGRAM [ARGUMENT]...", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
 def run(
-    ctx: click.Context, request: Request, processes: Processes, lock: str | None, script: str, arguments: tuple[str, ...]
+    ctx: click.Context,
+    request: Request,
+    processes: Processes,
+    lock: str | None,
+    is_module: bool,
+    words: tuple[str, ...],
 ) -> None:
-    """Run a script with features switched on.
+    """Run a script, or a module, with features switched on.
 
     The script is plain Megatron code and needs no change:
 
@@ -39,8 +53,14 @@ def run(
 
     mindspeed run --nproc 2 -- pretrain_gpt.py --tensor-model-parallel-size 2 --sequence-parallel --features swiglu ...
 
-    Inside a job of torchrun or Slurm this process joins the job. The exit status is that of the script.
+    A module runs as under python -m:
+
+    mindspeed run --nproc 2 -- -m pytest tests
+
+    Inside a job of torchrun or Slurm this process joins the job. The exit status is that of the program.
     """
+    words = (MODULE, *words) if is_module else words
+    _check_program(ctx, words)
     from mindspeed.cli import bootstrap
     from mindspeed.diagnostics import doctor
     from mindspeed.plugins.problems import MindSpeedError
@@ -53,10 +73,10 @@ def run(
     job = joined(os.environ)
     if job is None and processes.world_size == 1:
         job = _alone()
-    bootstrap.look_beside(script)
+    bootstrap.set_import_path(words)
     world_size = int(job["WORLD_SIZE"]) if job else processes.world_size
     try:
-        plan, arguments = _resolve(request, script, arguments, world_size)
+        plan, words = _resolve(request, words, world_size)
         if lock is not None:
             hold_to_lock(lock, plan)
     except MindSpeedError as error:
@@ -67,8 +87,8 @@ def run(
         write_plan(plan, path)
         if job is not None:
             os.environ.update(job | {PLAN_VARIABLE: str(path)})
-            bootstrap.run_script(script, arguments)
-        command = [*python("mindspeed.cli.bootstrap"), script, *arguments]
+            bootstrap.run_program(words)
+        command = [*python("mindspeed.cli.bootstrap"), *words]
         try:
             status = launch(command, processes.per_node, {PLAN_VARIABLE: str(path)}, processes.passthrough)
         except JobError as lost:
@@ -77,14 +97,13 @@ def run(
         ctx.exit(status)
 
 
-def _resolve(
-    request: Request, script: str, arguments: tuple[str, ...], world_size: int
-) -> tuple[ActivationPlan, tuple[str, ...]]:
-    """The plan, and the arguments that the script gets: those of Megatron-LM say more of the plan and lose our flags."""
+def _resolve(request: Request, words: tuple[str, ...], world_size: int) -> tuple[ActivationPlan, tuple[str, ...]]:
+    """The plan, and the program's words: the arguments of Megatron-LM say more of the plan and lose our flags."""
     from mindspeed.megatron.training_plan import is_training_script, plan_training, report_beside
 
-    if not is_training_script(script):
-        return request.resolve(world_size), arguments
+    script, *arguments = words
+    if script == MODULE or not is_training_script(script):
+        return request.resolve(world_size), words
     *below, command_line = request.layers
     environment = request.environment(world_size)
     read, plan = plan_training(arguments, {}, environment, below, [command_line])
@@ -92,7 +111,7 @@ def _resolve(
         click.echo(f"mindspeed: {note.text}", err=True)
     if plan.names:
         report_beside(read, os.environ)
-    return plan, read.rest
+    return plan, (script, *read.rest)
 
 
 def _alone() -> dict[str, str]:

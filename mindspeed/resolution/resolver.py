@@ -129,7 +129,8 @@ def _disabled(state: ResolutionState) -> Iterator[PlanNote]:
 
 
 def _owners_of_sizes(state: ResolutionState) -> Iterator[tuple[str, Active]]:
-    for size in (*PARALLEL_SIZES, "dp"):
+    sizes = PARALLEL_SIZES if _is_platform_alone(state) else (*PARALLEL_SIZES, "dp")
+    for size in sizes:
         if not state.world.knows(size) or getattr(state.world, size) <= 1:
             continue
         meaning = "data-parallel size" if size == "dp" else FIELDS[size][1]
@@ -152,6 +153,14 @@ def _owners_of_sizes(state: ResolutionState) -> Iterator[tuple[str, Active]]:
                 text = f"the {meaning} is {value}, and no built-in or named feature provides it"
                 fix += ", or name the feature of another distribution that does"
             state.problems.append(Problem("MS209", text, fix=fix))
+
+
+def _is_platform_alone(state: ResolutionState) -> bool:
+    """Return whether level 0 is wanted without features, settings, sizes or batches: a program that lays out its own ranks."""
+    merged, world = state.merged, state.world
+    wanted = [*merged.requested, *(name for name in merged.settings if name not in state.base)]
+    layout = [size for size in PARALLEL_SIZES if world.knows(size) and getattr(world, size) > 1]
+    return not (merged.level or wanted or layout or world.knows("global_batch_size"))
 
 
 def _level_one(state: ResolutionState) -> Iterator[tuple[str, Active]]:

@@ -89,3 +89,16 @@ def test_environment_variables_stand_between_job_file_and_command_line(sections,
         "  setting  recompute.num_layers = 4  (command line, overrode job file: 1, overrode environment variable: 2)"
         in found["features, in activation order"]
     )
+
+
+def test_level_0_without_features_is_the_platform_alone_on_any_number_of_ranks(mindspeed):
+    for ranks in (1, 2, 6):
+        done = mindspeed("features", "plan", *LAPTOP, "--optimization-level", 0, "--world-size", ranks, "--json")
+        plan = json.loads(done.stdout)["plan"]
+        assert (plan["features"], plan["rows"]) == ([], []), ranks
+
+
+def test_level_0_with_a_batch_still_checks_its_share_per_replica(mindspeed):
+    sizes = ("--world-size", 2, "--global-batch-size", 3, "--micro-batch-size", 1)
+    done = mindspeed("features", "plan", *LAPTOP, "--optimization-level", 0, *sizes)
+    assert done.stderr.splitlines()[0].startswith("MS304 data-parallel: global batch size 3 is not a multiple of")

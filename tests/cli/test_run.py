@@ -159,3 +159,40 @@ def test_a_failure_of_rank_0_before_its_process_group_is_what_the_job_ends_with(
         "MS604 rank 0 ended with exit status 1; the other ranks were stopped",
         "MS612 rank 0 failed while the job was set up: OSError: no compiler",
     )
+
+
+def test_a_module_runs_as_under_python_m(tmp_path):
+    package = tmp_path / "shown"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "beside.py").write_text("NAME = 'found'")
+    (package / "__main__.py").write_text(
+        "import os, sys\nfrom . import beside\nfrom mindspeed.runtime import session\n"
+        "print(__name__, __package__, beside.NAME, os.path.basename(sys.argv[0]), sys.argv[1:], session.current() is not None)"
+    )
+    for words in (["--", "-m", "shown", "-q", "--json"], ["-m", "shown", "-q", "--json"]):
+        done = subprocess.run([*RUN, *words], capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (0, "__main__ shown found __main__.py ['-q', '--json'] True\n"), done.stderr
+
+
+@pytest.mark.long
+def test_pytest_runs_in_every_rank_under_the_plan(tmp_path):
+    (tmp_path / "test_shown.py").write_text(
+        "from mindspeed.runtime import session\ndef test_it(): assert session.current().plan.names == ()"
+    )
+    command = [*RUN, "--nproc", "2", "--optimization-level", "0", "--", "-m", "pytest", "-q", "test_shown.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("1 passed") == 2
+
+
+def test_a_module_that_is_not_there_ends_as_under_python(tmp_path):
+    done = subprocess.run([*RUN, "--", "-m", "no_such_module"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.endswith(": there is no module no_such_module that can be run\n")
+
+
+def test_m_without_a_module_is_a_usage_error(mindspeed):
+    done = mindspeed("run", "--", "-m")
+    assert done.exit_code == 2
+    assert "-m needs the name of a module" in done.stderr
