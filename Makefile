@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: train test ops test-long test-versions test-triton test-npu-contract lint bench docs clean
+.PHONY: train test ops test-long test-versions releases test-triton test-npu-contract lint bench docs clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -35,6 +35,11 @@ build/megatron/%/installed: | $(VENV)/installed
 
 test-versions: $(VENV)/installed $(MEGATRONS:%=build/megatron/%/installed)  ## the features on the other Megatron versions
 	MINDSPEED_MEGATRONS=build/megatron $(BIN)/python -m pytest -q -m long tests/megatron/versions
+
+RECORDED := 0.16.1 0.12.1 0.14.0 0.15.3
+
+releases: $(RECORDED:%=build/megatron/%/installed)  ## record every patch target again, in each recorded megatron-core
+	$(foreach version,$(RECORDED),$(BIN)/mindspeed patches record --megatron build/megatron/$(version) &&) true
 
 build/triton/installed: | $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D) triton==3.9.0

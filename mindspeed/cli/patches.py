@@ -56,34 +56,27 @@ def drift(ctx: click.Context, megatron: str | None) -> None:
 
 @patches.command()
 @click.option("--megatron", metavar="PATH", help="a checkout or an unpacked wheel  [default: installed]")
-@click.option("--into", metavar="FOLDER", type=click.Path(path_type=Path), help="where the files go  [default: this package]")
+@click.option("--into", metavar="FOLDER", type=click.Path(path_type=Path), help="where the file goes  [default: this package]")
 @json_option
 def record(megatron: str | None, into: Path | None) -> None:
-    """Record every patch target of a Megatron, for maintainers.
+    """Record what patches and arguments look like in a Megatron release, for maintainers.
 
-    Writes mindspeed/inspection/contract_files/VERSION.json for megatron.core, and megatron-lm-VERSION.json for a checkout;
-    mindspeed/inspection/config_argument_files/VERSION.json for the names of arguments of a supported version. The same source
-    gives the same files.
+    Writes mindspeed/inspection/releases/VERSION.json. What the megatron-core distribution alone lacks, the part of
+    Megatron-LM, stays as it was recorded. The same source gives the same file.
     """
-    from mindspeed.inspection.contracts import FOLDER
-    from mindspeed.megatron.config_arguments import FOLDER as NAMES
-    from mindspeed.megatron.config_arguments import record_arguments
+    from mindspeed.inspection.releases import FOLDER
+    from mindspeed.megatron.release_recording import record_release
     from mindspeed.planning.drift import installed_tree, source_tree
-    from mindspeed.planning.drift import record as write
     from mindspeed.planning.targets import megatron_targets
     from mindspeed.plugins.discovery import discover
-    from mindspeed.resolution.environment import SUPPORTED_MEGATRON, version_in
 
     targets = megatron_targets(discover(import_third_parties=False))
     with installed_tree() if megatron is None else source_tree(Path(megatron)) as tree:
-        files = write(tree, targets, into or FOLDER)
-        if tree.root is not None and tree.version is not None and version_in(tree.version, SUPPORTED_MEGATRON):
-            names = into / NAMES.name if into is not None else NAMES
-            files.append(record_arguments(tree.root / "megatron", tree.version, names))
+        file = record_release(tree, targets, into or FOLDER)
     if wants_json():
-        print_json({"megatron": tree.version, "files": list(map(str, files))})
+        print_json({"megatron": tree.version, "file": str(file)})
     else:
-        click.echo("\n".join(map(str, files)))
+        click.echo(str(file))
 
 
 def _tree(megatron: str | None) -> AbstractContextManager[Tree]:

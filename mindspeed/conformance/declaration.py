@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from mindspeed import registry
 from mindspeed.conformance.outcome import Outcome, judged
 from mindspeed.conformance.subjects import Subject
-from mindspeed.inspection.contracts import ABSENT, contract_for, recorded_versions
+from mindspeed.inspection.contracts import ABSENT, contract_for
+from mindspeed.inspection.releases import recorded_releases
 from mindspeed.inspection.sites import find_site, near_names
 from mindspeed.inspection.source import find_module, read_scope
 from mindspeed.planning.explanation import code_place
@@ -145,8 +146,8 @@ def _known_releases(names: list[str], world: World | None) -> str:
         return "no patches"
     here = f" in megatron-core {world.megatron}" if world is not None and world.knows("megatron") else ""
     text = f"{len(names)} of {len(names)} exist{here}"
-    recorded = {name: [v for v in recorded_versions() if _recorded(name, v)] for name in names}
-    common = [v for v in recorded_versions() if all(v in versions for versions in recorded.values())]
+    recorded = {name: [v for v in recorded_releases() if _recorded(name, v)] for name in names}
+    common = [v for v in recorded_releases() if all(v in versions for versions in recorded.values())]
     return f"{text}; recorded in {', '.join(common)}" if common else f"{text}; no release has all of them recorded"
 
 

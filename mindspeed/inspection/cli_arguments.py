@@ -1,20 +1,16 @@
 """The arguments that Megatron-LM's own parser takes, recorded per version: read here without Megatron-LM and without torch.
 
-The files beside this module (``cli_argument_files/<version>.json``) are written by `mindspeed.megatron.cli_recording`, which
-builds the parser of a checkout once.
+They are recorded (`mindspeed.inspection.releases`) by `mindspeed.megatron.cli_recording`, which builds the parser of a
+checkout once.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from mindspeed.inspection.nearest_release import nearest
-
-FOLDER: Final = Path(__file__).with_name("cli_argument_files")
+from mindspeed.inspection.releases import recorded_section
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +56,11 @@ class Surface:
         object.__setattr__(self, "by_dest", by_dest)
 
 
-def recorded_surfaces() -> tuple[str, ...]:
-    """Versions whose arguments are recorded, as their files are named."""
-    return tuple(sorted(file.stem for file in FOLDER.glob("*.json")))
-
-
-def surface(version: str) -> Surface | None:
-    """The arguments of Megatron-LM ``version``, or of the recorded one most like it; None when all are above."""
-    known = nearest(version, recorded_surfaces())
-    return _read(known) if known is not None else None
-
-
 @lru_cache(maxsize=8)
-def _read(version: str) -> Surface:
-    data = json.loads((FOLDER / f"{version}.json").read_text(encoding="utf-8"))
-    return Surface(data["megatron"], tuple(_argument(row) for row in data["arguments"]))
+def surface(version: str) -> Surface | None:
+    """The arguments of Megatron-LM ``version``, or of the recorded release most like it; None when all are above."""
+    known = recorded_section(version, "command_line")
+    return Surface(known[0], tuple(map(_argument, known[1]))) if known is not None else None
 
 
 def _argument(row: dict[str, Any]) -> Argument:

@@ -1,23 +1,19 @@
 """Contracts: what a target looked like in a Megatron release, and how another one differs from it.
 
-A contract is read from source text (`mindspeed.inspection.contract_reading`) and recorded per release in the files
-beside this module: ``contract_files/<version>.json`` for megatron.core, ``contract_files/megatron-lm-<version>.json`` for what
-only a Megatron-LM checkout has. Light: imports neither torch nor megatron.
+A contract is read from source text (`mindspeed.inspection.contract_reading`) and recorded per release
+(`mindspeed.inspection.releases`).
 """
 
 from __future__ import annotations
 
 import ast
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Final, Literal
 
-from mindspeed.inspection.nearest_release import nearest
+from mindspeed.inspection.releases import recorded_section
 
-FOLDER: Final = Path(__file__).with_name("contract_files")
 BASELINE: Final = "0.16.1"
 """The release that the features are written against."""
 
@@ -55,61 +51,29 @@ class Contract:
         return {name: value for name, value in (*fields.items(), ("near", list(self.near))) if value}
 
 
-@dataclass(frozen=True, slots=True)
-class Contracts:
-    """The contracts of one release by target; ``version`` is the release that was read."""
-
-    version: str
-    targets: Mapping[str, Contract]
-
-
 def part_of(target: str) -> Part | None:
-    """Which of the two files holds a target; None for one outside Megatron."""
+    """Tell which part of a Megatron-LM checkout has a target; None for one outside Megatron."""
     module = target.partition(":")[0]
     if module == "megatron.core" or module.startswith("megatron.core."):
         return CORE
     return CHECKOUT if module.startswith("megatron.") or module in _SCRIPTS else None
 
 
-def file_of(part: Part, version: str, folder: Path = FOLDER) -> Path:
-    return folder / (f"{version}.json" if part == CORE else f"{part}-{version}.json")
-
-
-def recorded_versions(part: Part = CORE) -> tuple[str, ...]:
-    """Releases with a contract file, lowest first."""
-    prefix = "" if part == CORE else f"{part}-"
-    names = (file.stem for file in FOLDER.glob(f"{prefix}[0-9]*.json"))
-    return tuple(sorted((name.removeprefix(prefix) for name in names), key=lambda name: tuple(map(int, name.split(".")))))
-
-
 @lru_cache(maxsize=16)
-def contracts(version: str, part: Part = CORE) -> Contracts | None:
-    """The contracts of a release, or of the recorded one most like it; None when every recorded one is above."""
-    known = nearest(version, recorded_versions(part))
-    return read_contracts(file_of(part, known)) if known is not None else None
-
-
-@lru_cache(maxsize=16)
-def read_contracts(file: Path) -> Contracts:
-    """The contracts in one file."""
-    data = json.loads(file.read_text(encoding="utf-8"))
-    rows = {target: Contract(**{**row, "near": tuple(row.get("near", ()))}) for target, row in data["targets"].items()}
-    return Contracts(data["megatron"], rows)
-
-
-def write_contracts(file: Path, version: str, targets: Mapping[str, Contract]) -> None:
-    """Write a contract file: one line per target, in name order."""
-    rows = ",\n".join(f"{json.dumps(target)}: {json.dumps(targets[target].to_json())}" for target in sorted(targets))
-    file.parent.mkdir(exist_ok=True)
-    file.write_text(f'{{"megatron": "{version}", "targets": {{\n{rows}\n}}}}\n', encoding="utf-8")
+def recorded_contracts(version: str) -> tuple[str, Mapping[str, Contract]] | None:
+    """``(release, contracts by target)`` of the recorded release most like ``version``; None when every one is above."""
+    known = recorded_section(version, "targets")
+    if known is None:
+        return None
+    release, rows = known
+    return release, {target: Contract(**{**row, "near": tuple(row.get("near", ()))}) for target, row in rows.items()}
 
 
 def contract_for(target: str, version: str) -> tuple[str, Contract] | None:
     """``(recorded release, contract)`` that holds for a target in a version; None when nothing is recorded for it."""
-    part = part_of(target)
-    known = contracts(version, part) if part is not None else None
-    contract = known.targets.get(target) if known is not None else None
-    return (known.version, contract) if known is not None and contract is not None else None
+    known = recorded_contracts(version)
+    contract = known[1].get(target) if known is not None else None
+    return (known[0], contract) if known is not None and contract is not None else None
 
 
 def compare(recorded: Contract, found: Contract) -> Verdict:

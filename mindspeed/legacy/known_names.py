@@ -41,8 +41,8 @@ def known_names() -> set[str]:
 def megatron_names() -> set[str]:
     """Arguments of the Megatron that is installed: of its configurations, and of Megatron-LM's parser as recorded."""
     from mindspeed.inspection.cli_arguments import surface
+    from mindspeed.inspection.config_arguments import known_arguments
     from mindspeed.inspection.megatron_copies import megatron_version, package_root
-    from mindspeed.megatron.config_arguments import known_arguments
 
     root, version = package_root("core"), megatron_version()
     names = set[str]().union(*known_arguments(root).values()) if root is not None else set()

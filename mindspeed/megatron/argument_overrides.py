@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
-from mindspeed.megatron.config_arguments import arguments_of
+from mindspeed.inspection.config_arguments import arguments_of
 from mindspeed.megatron.training_flags import OF_TRAINING
 from mindspeed.planning.plan import PlannedOverride
 from mindspeed.plugins.problems import MindSpeedError, Problem

@@ -1,7 +1,7 @@
-"""Records the arguments of a Megatron-LM checkout: ``python -m mindspeed.megatron.cli_recording CHECKOUT``.
+"""Print the arguments of a Megatron-LM checkout as JSON: ``python -m mindspeed.megatron.cli_recording CHECKOUT``.
 
-Run once per release by a maintainer; it imports the checkout, torch included. What is written depends on the checkout
-alone: packages that building a parser does not call are stood in for when they are missing, and the environment
+Started by `mindspeed.megatron.release_recording`; it imports the checkout, torch included. What is printed depends on the
+checkout alone: packages that building a parser does not call are stood in for when they are missing, and the environment
 variables that defaults read are cleared.
 """
 
@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any, Final
 from unittest.mock import MagicMock
 
-from mindspeed.inspection.cli_arguments import FOLDER
-
 _UNUSED_BY_PARSERS: Final = (
     # (package, what stands for it when it is missing)
     ("regex", "regex"),
@@ -35,22 +33,16 @@ _ACTIONS: Final = {
 }
 
 
-def record(checkout: Path, folder: Path = FOLDER) -> Path:
-    """Write ``<version>.json`` of the checkout into ``folder`` and return its path. Raises ImportError outside a checkout."""
+def command_line_of(checkout: Path) -> list[dict[str, Any]]:
+    """The rows of the parser's arguments, in its order. Raises ImportError outside a checkout."""
     sys.path.insert(0, str(checkout.resolve()))
     for name in [name for name in os.environ if name.startswith(("NVTE_", "MSC_", "CUDA_"))]:
         del os.environ[name]
     sys.modules.update({module: MagicMock() for package, module in _UNUSED_BY_PARSERS if util.find_spec(package) is None})
-    from megatron.core import __version__ as version
     from megatron.training.arguments import add_megatron_arguments
 
     parser = add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
-    rows = [json.dumps(dict(_row(action))) for action in parser._actions if not isinstance(action, argparse._HelpAction)]
-    text = f'{{"megatron": "{version}", "arguments": [\n' + ",\n".join(rows) + "\n]}\n"
-    folder.mkdir(exist_ok=True)
-    file = folder / f"{version}.json"
-    file.write_text(text, encoding="utf-8")
-    return file
+    return [dict(_row(action)) for action in parser._actions if not isinstance(action, argparse._HelpAction)]
 
 
 def _row(action: argparse.Action) -> Iterator[tuple[str, Any]]:
@@ -83,5 +75,4 @@ def _plain(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    for path in map(Path, sys.argv[1:]):
-        print(record(path))
+    print(json.dumps(command_line_of(Path(sys.argv[1]))))

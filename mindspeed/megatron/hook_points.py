@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
+from mindspeed.inspection.config_arguments import PLACES, arguments_of
 from mindspeed.inspection.megatron_copies import megatron_version, package_root
-from mindspeed.megatron.config_arguments import PLACES, arguments_of
 from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec
 from mindspeed.plugins.patches import Patch, Wrap
 

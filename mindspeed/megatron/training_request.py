@@ -14,7 +14,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final, NoReturn
 
-from mindspeed.inspection.cli_arguments import Surface, recorded_surfaces, surface
+from mindspeed.inspection.cli_arguments import Surface, surface
+from mindspeed.inspection.releases import recorded_releases
 from mindspeed.megatron import training_flags as flags
 from mindspeed.megatron.pad_token_check import warning_of_arguments
 from mindspeed.plugins.discovery import Catalog
@@ -314,7 +315,7 @@ def _surface(version: str | None) -> Surface:
 
 @lru_cache(maxsize=1)
 def _lowest() -> Surface:
-    found = surface(recorded_surfaces()[0])
+    found = surface(recorded_releases("command_line")[0])
     if found is None:
         raise LookupError("no arguments of Megatron-LM are recorded")
     return found

@@ -14,20 +14,16 @@ from mindspeed.inspection.contracts import (
     BASELINE,
     CHECKOUT,
     CORE,
-    FOLDER,
     Contract,
     Part,
     Verdict,
     compare,
-    contracts,
     difference,
-    file_of,
     part_of,
-    read_contracts,
-    recorded_versions,
-    write_contracts,
+    recorded_contracts,
 )
 from mindspeed.inspection.megatron_copies import megatron_version, package_root, version_of
+from mindspeed.inspection.releases import recorded_releases
 from mindspeed.inspection.source import only_tree, trees_kept
 from mindspeed.planning.targets import Target
 from mindspeed.plugins.problems import MindSpeedError, Problem
@@ -66,17 +62,13 @@ def measure_drift(targets: Sequence[Target], tree: Tree) -> list[DriftRow]:
 
 
 def recorded_tree(version: str) -> Tree:
-    """A recorded release. Raises MindSpeedError MS502 for a version without a contract file."""
-    if version not in recorded_versions(CORE):
-        known = ", ".join(recorded_versions(CORE))
-        text = f"no contracts are recorded for megatron-core {version}, only for {known}"
+    """A recorded release. Raises MindSpeedError MS502 for a version that is not recorded."""
+    recorded = recorded_contracts(version) if version in recorded_releases() else None
+    if recorded is None:
+        text = f"no contracts are recorded for megatron-core {version}, only for {', '.join(recorded_releases())}"
         fix = "give the path of a source tree or an unpacked wheel: mindspeed patches drift --megatron PATH"
         raise MindSpeedError([Problem("MS502", text, fix=fix)])
-    found: dict[str, Contract] = {}
-    parts: list[Part] = [part for part in (CORE, CHECKOUT) if version in recorded_versions(part)]
-    for part in parts:
-        found |= read_contracts(file_of(part, version)).targets
-    return Tree(version, found.get)
+    return Tree(version, recorded[1].get)
 
 
 @contextmanager
@@ -101,27 +93,16 @@ def installed_tree() -> Iterator[Tree]:
         yield Tree(megatron_version(), _reader(_parts(package_root("training") is not None)), root.parent)
 
 
-def record(tree: Tree, targets: Sequence[Target], folder: Path = FOLDER) -> list[Path]:
-    """Write the contract files of the parts that a source tree has; ``near`` of a missing target is found by its baseline.
-
-    Raises MindSpeedError MS502 for a tree that does not say its version.
-    """
-    if tree.version is None:
-        text = f"{tree.root} does not say its version"
-        raise MindSpeedError([Problem("MS502", text, fix="look at megatron/core/package_info.py")])
-    rows: dict[Part, dict[str, Contract]] = {}
-    for target in dict.fromkeys(target.target for target in targets):
-        part, found = part_of(target), tree.find(target)
-        if part is None or found is None:
-            continue
-        if found.kind == ABSENT:
-            found = Contract(ABSENT, near=tuple(successors(target, _baseline(target) or Contract(ABSENT))))
-        rows.setdefault(part, {})[target] = found
-    files = []
-    for part, contents in rows.items():
-        files.append(file_of(part, tree.version, folder))
-        write_contracts(files[-1], tree.version, contents)
-    return files
+def read_targets(tree: Tree, targets: Sequence[Target]) -> dict[str, Contract]:
+    """Read the contract of every target in the parts that a source tree has; the baseline finds ``near`` of a missing one."""
+    contracts = {}
+    for target in sorted({target.target for target in targets}):
+        found = tree.find(target)
+        if found is not None:
+            absent = found.kind == ABSENT
+            near = tuple(successors(target, _baseline(target) or Contract(ABSENT))) if absent else ()
+            contracts[target] = Contract(ABSENT, near=near) if absent else found
+    return contracts
 
 
 def _parts(has_training: bool) -> tuple[Part, ...]:
@@ -133,9 +114,8 @@ def _reader(parts: Sequence[Part]) -> Callable[[str], Contract | None]:
 
 
 def _baseline(target: str) -> Contract | None:
-    part = part_of(target)
-    known = contracts(BASELINE, part) if part is not None else None
-    return known.targets.get(target) if known is not None else None
+    known = recorded_contracts(BASELINE)
+    return known[1].get(target) if known is not None else None
 
 
 def _row(target: Target, tree: Tree) -> DriftRow:

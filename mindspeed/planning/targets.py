@@ -110,8 +110,8 @@ def _every_patch(catalog: Catalog) -> Iterator[tuple[str, str, Patch]]:
 
 def _seams() -> Iterator[Patch]:
     """Every patch among the constants of the modules that declare seams, whichever of them a plan may need."""
+    from mindspeed.inspection.config_arguments import PLACES
     from mindspeed.megatron import hook_points, run_phases
-    from mindspeed.megatron.config_arguments import PLACES
 
     for module in (hook_points, run_phases):
         for value in vars(module).values():

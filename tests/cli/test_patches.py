@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed.inspection.contracts import BASELINE, CORE, file_of, recorded_versions
+from mindspeed.inspection.contracts import BASELINE
+from mindspeed.inspection.releases import recorded_releases, release_file
 from tests.inspection.megatron_copies import copy_megatron, edit
 
 STATE = "megatron.core.parallel_state"
@@ -98,7 +99,7 @@ def test_a_guarded_patch_of_another_version_is_a_row_and_no_failure(mindspeed):
 def test_an_unknown_version_lists_the_recorded_ones(mindspeed):
     result = mindspeed("patches", "drift", "--megatron", "0.17.0")
     assert result.exit_code == 3
-    known = ", ".join(recorded_versions(CORE))
+    known = ", ".join(recorded_releases())
     assert result.stderr == (
         f"MS502 no contracts are recorded for megatron-core 0.17.0, only for {known}\n"
         "  fix: give the path of a source tree or an unpacked wheel: mindspeed patches drift --megatron PATH\n"
@@ -129,10 +130,9 @@ def test_features_of_other_packages_are_compared_too(mindspeed, install, checkou
 def test_recording_writes_the_same_file_again(mindspeed, checkout, tmp_path):
     folder = tmp_path / "recorded"
     result = mindspeed("patches", "record", "--megatron", checkout, "--into", folder, "--json")
-    written = file_of(CORE, BASELINE, folder)
-    names = folder / "config_argument_files" / f"{BASELINE}.json"
-    assert json.loads(result.stdout) == {"megatron": BASELINE, "files": [str(written), str(names)]}
-    assert written.read_text() == file_of(CORE, BASELINE).read_text()
+    written = release_file(BASELINE, folder)
+    assert json.loads(result.stdout) == {"megatron": BASELINE, "file": str(written)}
+    assert written.read_text() == release_file(BASELINE).read_text()
 
 
 def test_a_tree_that_does_not_say_its_version_is_not_recorded(mindspeed, checkout, tmp_path):

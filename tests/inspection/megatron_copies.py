@@ -6,8 +6,9 @@ import shutil
 from pathlib import Path
 
 from mindspeed.inspection.contract_reading import read_contract
-from mindspeed.inspection.contracts import BASELINE, CORE, file_of, read_contracts
+from mindspeed.inspection.contracts import BASELINE, CORE, part_of
 from mindspeed.inspection.megatron_copies import package_root
+from mindspeed.inspection.releases import recorded_section
 from mindspeed.inspection.source import files_consulted, trees_kept
 
 PARALLEL_STATE = "parallel_state.py"
@@ -18,8 +19,11 @@ def copy_megatron(folder: Path) -> Path:
     root = package_root("core")
     assert root is not None
     with files_consulted() as files, trees_kept():
-        for target in read_contracts(file_of(CORE, BASELINE)).targets:
-            read_contract(target)
+        recorded = recorded_section(BASELINE, "targets")
+        assert recorded is not None
+        for target in recorded[1]:
+            if part_of(target) == CORE:
+                read_contract(target)
     paths = {Path(file).relative_to(root) for file in files if Path(file).is_relative_to(root)}
     packages = {parent / "__init__.py" for path in paths for parent in path.parents if parent != Path()}
     for path in paths | packages | {Path("core/package_info.py")}:

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-from mindspeed.inspection.cli_arguments import FOLDER, Argument, recorded_surfaces, surface
+from mindspeed.inspection.cli_arguments import Argument, surface
 from mindspeed.inspection.nearest_release import nearest
-
-CHECKOUT = os.environ.get("MEGATRON_LM_PATH", "")
+from mindspeed.inspection.releases import recorded_releases
 
 
 def test_the_three_releases_are_recorded() -> None:
-    assert recorded_surfaces() == ("0.14.0", "0.15.3", "0.16.1")
+    assert recorded_releases("command_line") == ("0.14.0", "0.15.3", "0.16.1")
 
 
-@pytest.mark.parametrize("version", recorded_surfaces())
+@pytest.mark.parametrize("version", recorded_releases("command_line"))
 def test_every_recorded_release_has_the_arguments_of_the_layouts(version: str) -> None:
     known = surface(version)
     assert known is not None
@@ -62,21 +56,8 @@ def test_patch_releases_of_one_minor_release_speak_for_one_another() -> None:
 
 
 def test_no_option_is_recorded_twice() -> None:
-    for version in recorded_surfaces():
+    for version in recorded_releases("command_line"):
         known = surface(version)
         assert known is not None
         options = [option for argument in known.arguments for option in argument.options]
         assert len(options) == len(set(options))
-
-
-@pytest.mark.skipif(not CHECKOUT, reason="MEGATRON_LM_PATH names no Megatron-LM checkout to record from")
-def test_recording_a_checkout_again_gives_the_committed_file(tmp_path: Path) -> None:
-    script = (
-        "import sys; from pathlib import Path; from mindspeed.megatron.cli_recording import record; "
-        "print(record(*map(Path, sys.argv[1:])))"
-    )
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script, CHECKOUT, str(tmp_path)], capture_output=True, text=True, check=True
-    )
-    written = Path(run.stdout.splitlines()[-1])
-    assert written.read_text() == (FOLDER / written.name).read_text()

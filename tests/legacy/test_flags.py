@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from mindspeed.arguments import process_args
-from mindspeed.inspection.cli_arguments import recorded_surfaces, surface
+from mindspeed.inspection.cli_arguments import surface
+from mindspeed.inspection.releases import recorded_releases
 from mindspeed.legacy.flags import BY_FLAG, MEGATRON_VALUES, OLD_FLAGS, read_old_flags
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.registry import catalog
@@ -123,7 +124,7 @@ def test_after_two_dashes_nothing_is_read():
     assert read("a", "--", "--use-fused-swiglu").rest == ("a", "--", "--use-fused-swiglu")
 
 
-@pytest.mark.parametrize("version", recorded_surfaces())
+@pytest.mark.parametrize("version", recorded_releases("command_line"))
 def test_no_flag_of_megatron_is_registered_again(version):
     parser = argparse.ArgumentParser(allow_abbrev=False, conflict_handler="error")
     theirs = [option for argument in surface(version).arguments for option in argument.options]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from mindspeed.inspection.config_arguments import PLACES, known_arguments
 from mindspeed.inspection.megatron_copies import megatron_version, package_root
 from mindspeed.megatron.argument_overrides import check_overrides, override_fields, override_parameters, unused_overrides
-from mindspeed.megatron.config_arguments import PLACES, known_arguments
 from mindspeed.planning.plan import ActivationPlan, PlannedOverride, plan_from_json
 from mindspeed.plugins import ArgOverride, MindSpeedError, World
 from mindspeed.plugins.manager import FeatureManager

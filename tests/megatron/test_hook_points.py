@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from mindspeed import registry
+from mindspeed.inspection.config_arguments import PLACES
 from mindspeed.inspection.sites import find_site
 from mindspeed.megatron import hook_wrappers
-from mindspeed.megatron.config_arguments import PLACES
 from mindspeed.megatron.hook_points import HOOK_POINTS, PREDICTION, TRAINING_HOOK_POINTS, MegatronHookPoints, hook_points_for
 from mindspeed.planning.plan import ActivationPlan
 from mindspeed.platforms import PLATFORMS, base_features

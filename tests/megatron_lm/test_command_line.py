@@ -8,7 +8,8 @@ from shlex import split
 import pytest
 
 from mindspeed import registry
-from mindspeed.inspection.cli_arguments import recorded_surfaces, surface
+from mindspeed.inspection.cli_arguments import surface
+from mindspeed.inspection.releases import recorded_releases
 from mindspeed.megatron import training_flags as flags
 from mindspeed.megatron.training_plan import is_training_script, plan_training
 from mindspeed.megatron.training_request import OWN_FLAGS, given_arguments, read_command_line
@@ -58,7 +59,7 @@ def sources(plan, feature):
     return {name: (value.value, value.source) for name, value in planned.settings.items() if value.source != "default"}
 
 
-@pytest.mark.parametrize("version", recorded_surfaces())
+@pytest.mark.parametrize("version", recorded_releases("command_line"))
 @pytest.mark.guards(8)
 def test_no_flag_of_ours_is_one_of_megatrons(version):
     assert surface(version).by_option.keys().isdisjoint(OWN_FLAGS)

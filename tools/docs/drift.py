@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from mindspeed.inspection.contracts import BASELINE, CORE, recorded_versions
+from mindspeed.inspection.contracts import BASELINE
+from mindspeed.inspection.releases import recorded_releases
 from mindspeed.planning.drift import FAILED, DriftRow, measure_drift, recorded_tree
 from mindspeed.planning.targets import megatron_targets
 from mindspeed.plugins.discovery import Catalog
@@ -25,7 +26,7 @@ _MEANING: Final = (
 def drift_page(catalog: Catalog) -> str:
     """A row for every feature and target, a column for every release, and below what changed."""
     targets = megatron_targets(catalog)
-    releases = {version: measure_drift(targets, recorded_tree(version)) for version in recorded_versions(CORE)}
+    releases = {version: measure_drift(targets, recorded_tree(version)) for version in recorded_releases()}
     verdicts = zip(*releases.values(), strict=True)
     rows = [(rows[0].feature, code(rows[0].target), *(row.verdict for row in rows)) for rows in verdicts]
     words = (
@@ -38,7 +39,7 @@ def drift_page(catalog: Catalog) -> str:
     details = [_details(version, found) for version, found in releases.items() if any(row.verdict in FAILED for row in found)]
     return page(
         "Drift of Megatron",
-        "mindspeed/inspection/contract_files/",
+        "mindspeed/inspection/releases/",
         [words, "", *_MEANING],
         table(("feature", "target", *releases), rows),
         *details,

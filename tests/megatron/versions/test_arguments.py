@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
-from mindspeed.inspection.contracts import CORE, recorded_versions
-from mindspeed.inspection.megatron_copies import megatron_version, package_root
+from mindspeed.inspection.config_arguments import PLACES, arguments_of
+from mindspeed.inspection.releases import recorded_releases
 from mindspeed.megatron.argument_overrides import check_overrides
-from mindspeed.megatron.config_arguments import FOLDER, PLACES, arguments_of, record_arguments, recorded_arguments
 from mindspeed.megatron.hook_points import hook_points_for
 from mindspeed.planning.plan import PlannedOverride
 from mindspeed.plugins.patches import ArgOverride
-from mindspeed.resolution.environment import SUPPORTED_MEGATRON, version_in
 
 
 def override(argument: str) -> PlannedOverride:
@@ -25,20 +20,7 @@ def override(argument: str) -> PlannedOverride:
 def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """No Megatron is at hand."""
     for name in ("package_root", "megatron_version"):
-        monkeypatch.setattr(f"mindspeed.megatron.config_arguments.{name}", lambda *_: None)
-
-
-def test_every_supported_release_with_contracts_has_recorded_names() -> None:
-    assert recorded_arguments() == tuple(v for v in recorded_versions(CORE) if version_in(v, SUPPORTED_MEGATRON))
-
-
-@pytest.mark.skipif(megatron_version() not in recorded_arguments(), reason="the installed megatron-core is not a recorded one")
-def test_recording_the_installed_megatron_gives_the_committed_file(tmp_path: Path) -> None:
-    root, version = package_root("core"), megatron_version()
-    assert root is not None
-    assert version is not None
-    written = record_arguments(root, version, tmp_path)
-    assert written.read_text() == (FOLDER / written.name).read_text(), "see 'A new Megatron release' in CONTRIBUTING.md"
+        monkeypatch.setattr(f"mindspeed.inspection.config_arguments.{name}", lambda *_: None)
 
 
 def test_an_argument_of_a_later_megatron_is_refused_with_near_names(made_up: None) -> None:
@@ -65,7 +47,8 @@ def test_a_plan_for_another_machine_wraps_the_places_that_take_its_arguments(mad
     ]
 
 
-@pytest.mark.parametrize("version", recorded_arguments())
-def test_every_place_has_names_in_every_version(version: str) -> None:
-    names = json.loads((FOLDER / f"{version}.json").read_text())["arguments"]
+@pytest.mark.parametrize("version", recorded_releases("configuration"))
+def test_every_place_has_names_in_every_version(made_up: None, version: str) -> None:
+    names = arguments_of(version)
+    assert names is not None
     assert {place: bool(found) for place, found in names.items()} == {place.name: True for place in PLACES}

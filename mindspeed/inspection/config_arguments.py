@@ -1,13 +1,11 @@
 """Where Megatron takes its arguments, and which names each place has: read from source, nothing is imported.
 
-For a Megatron that is not at hand the names are those recorded in ``config_argument_files/<version>.json`` of
-`mindspeed.inspection`.
+For a Megatron that is not at hand the names are those recorded (`mindspeed.inspection.releases`).
 """
 
 from __future__ import annotations
 
 import ast
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,10 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from mindspeed.inspection.megatron_copies import megatron_version, package_root
-from mindspeed.inspection.nearest_release import nearest
+from mindspeed.inspection.releases import recorded_section
 from mindspeed.inspection.source_cache import source_cache_of
-
-FOLDER: Final = Path(__file__).parents[1] / "inspection" / "config_argument_files"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,28 +84,8 @@ def arguments_of(version: str | None) -> dict[str, frozenset[str]] | None:
     root = package_root("core")
     if root is not None and version is not None and version == megatron_version():
         return known_arguments(root)
-    known = nearest(version, recorded_arguments()) if version is not None else None
-    return _read(known) if known is not None else None
-
-
-def recorded_arguments() -> tuple[str, ...]:
-    """Versions whose argument names are recorded, as their files are named."""
-    return tuple(sorted(file.stem for file in FOLDER.glob("*.json")))
-
-
-def record_arguments(root: Path, version: str, folder: Path = FOLDER) -> Path:
-    """Write the names of the megatron folder ``root`` to a file of ``folder``, for maintainers."""
-    names = {place: sorted(names) for place, names in known_arguments(root).items()}
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{version}.json"
-    file.write_text(json.dumps({"megatron": version, "arguments": names}, indent=1) + "\n", encoding="utf-8")
-    return file
-
-
-@lru_cache(maxsize=4)
-def _read(version: str) -> dict[str, frozenset[str]]:
-    data = json.loads((FOLDER / f"{version}.json").read_text(encoding="utf-8"))
-    return {place: frozenset(names) for place, names in data["arguments"].items()}
+    known = recorded_section(version, "configuration") if version is not None else None
+    return {place: frozenset(names) for place, names in known[1].items()} if known is not None else None
 
 
 def _declared(core: Path, place: ArgumentPlace) -> Iterator[str]:
