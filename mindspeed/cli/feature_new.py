@@ -39,15 +39,14 @@ def new(name: str, package: bool, folder: Path) -> None:
     Declaration, algorithm, glue, README and tests. The tests fail until the algorithm is written, and say what to write.
     """
     from mindspeed.plugins.problems import MindSpeedError
+    from mindspeed.plugins.text_files import write_files
 
     destination = folder / name if package else folder
     files = _files(name, package, destination)
     problems = _problems(name, package, destination, files)
     if problems:
         raise MindSpeedError(problems)
-    for path, text in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+    write_files(files, fix="choose another -o DIR")
     if wants_json():
         print_json({"name": name, "files": [str(path) for path in files], "next": _next(name, package, destination)})
         return

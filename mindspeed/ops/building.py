@@ -34,7 +34,10 @@ Say = Callable[[str], None]
 POLL: Final = 0.5
 """Seconds between two looks at a lock that another process holds."""
 
-_UNWRITABLE: Final = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR)
+_UNWRITABLE: Final = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT),
+    *(errno.ENOTDIR, errno.ENOENT, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP),
+)
 _LOADS: Final = "import sys, torch; torch.ops.load_library(sys.argv[1])"
 _KEPT: Final = 30 * 86400
 """Seconds that an object is kept after its last use."""

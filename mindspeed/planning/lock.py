@@ -12,6 +12,7 @@ from mindspeed.planning.fingerprint import content_of, describe, describe_value,
 from mindspeed.planning.plan import ActivationPlan, plan_from_json
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.plugins.text_files import write_files
 
 FORMAT: Final = 1
 DEFAULT_NAME: Final = "mindspeed.lock"
@@ -28,13 +29,9 @@ class Lock:
     content: Mapping[str, str]
 
     def write(self, path: str | Path) -> None:
-        """Write the lock file."""
+        """Write the lock file. Raises PlatformError (MS516); a lock file that existed is then unchanged."""
         data = {"format": FORMAT, "job": self.job, "content": self.content, "plan": self.plan.to_json()}
-        try:
-            Path(path).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            text = f"the lock file cannot be written: {error.strerror}"
-            raise MindSpeedError([Problem("MS509", text, where=str(path))]) from error
+        write_files({Path(path): json.dumps(data, indent=2) + "\n"}, fix="choose another -o FILE")
 
     def versions(self) -> dict[str, str]:
         """Locked versions by name."""

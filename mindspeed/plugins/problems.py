@@ -159,6 +159,8 @@ CODES: Final[dict[str, str]] = {
     "MS514": "The folder in which operators are built cannot be written. MINDSPEED_CACHE names another one.",
     "MS515": "Strict resolution was asked for, and an operator of an active feature would run its plain-torch reference. The "
     "result would be the same and slower. `mindspeed ops list` says what is missing.",
+    "MS516": "A file that a command makes cannot be written: no permission, no space, or a part of its path is a file. Files "
+    "that existed are unchanged.",
     "MS601": "A data file is missing, damaged, or of another format.",
     "MS602": "A checkpoint is missing, incomplete, or belongs to another model.",
     "MS603": "Saving failed, for example because the disk is full. The previous checkpoint is untouched.",

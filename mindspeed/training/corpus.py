@@ -8,6 +8,7 @@ import platform
 import random
 import sysconfig
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock
 
+from mindspeed.plugins.entry_points import CACHE_VARIABLE, cache_folder
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.training.indexed import Index, read_index, write_indexed
 from mindspeed.training.tokenizer import BYTES, Tokenizer, describe, load_tokenizer
@@ -59,19 +61,21 @@ def standard_library() -> str:
     listing = "".join(f"{path.relative_to(root).as_posix()} {path.stat().st_size}\n" for path in files)
     digest = hashlib.blake2b(f"{PIECE} {listing}".encode(), digest_size=6).hexdigest()
     prefix = cache_folder() / f"stdlib-{platform.python_version()}-{digest}"
-    prefix.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{prefix}.lock"):
-        try:
-            read_index(str(prefix))
-        except RunError:
-            _write(files, str(prefix), BYTES)
+    with suppress(RunError):
+        read_index(str(prefix))
+        return str(prefix)
+    try:
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{prefix}.lock"):
+            try:
+                read_index(str(prefix))
+            except RunError:
+                _write(files, str(prefix), BYTES)
+    except OSError as error:
+        text = f"the folder for prepared data cannot be written: {error.strerror}"
+        fix = f"{CACHE_VARIABLE}=FOLDER, of a folder that can be written, or --data PREFIX"
+        raise RunError([Problem("MS603", text, where=str(prefix.parent), fix=fix)]) from error
     return str(prefix)
-
-
-def cache_folder() -> Path:
-    """Where prepared text is kept between runs: MINDSPEED_CACHE, or a folder of the user's cache."""
-    own = os.environ.get("MINDSPEED_CACHE")
-    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mindspeed"
 
 
 def _write(files: Sequence[Path], prefix: str, source: str) -> Index:

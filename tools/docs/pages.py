@@ -9,6 +9,7 @@ import click
 
 from mindspeed.diagnostics import support_matrix
 from mindspeed.plugins.discovery import Catalog
+from mindspeed.plugins.text_files import write_files
 from tools.docs.drawing import svg
 from tools.docs.drift import drift_page
 from tools.docs.features import feature_page, index_page, pictures
@@ -53,9 +54,7 @@ def support_page() -> str:
 
 def write(folder: Path, made: dict[str, str]) -> None:
     """Write pages, and remove generated pages and pictures of features that are no more."""
-    (folder / "features").mkdir(parents=True, exist_ok=True)
+    write_files({folder / name: text for name, text in made.items()}, fix="choose another --write FOLDER")
     for old in (folder / "features").iterdir():
         if old.suffix in (".md", ".svg") and f"features/{old.name}" not in made:
             old.unlink()
-    for name, text in made.items():
-        (folder / name).write_text(text, encoding="utf-8")
