@@ -120,13 +120,15 @@ class Check:
     """A condition on the feature's own arguments and the world.
 
     ``message`` and ``fix`` are format strings over ``args`` and ``world``:
-    ``"window {args.window} does not divide the context-parallel size {world.cp}"``.
+    ``"window {args.window} does not divide the context-parallel size {world.cp}"``. With ``warns`` a condition that does
+    not hold is a warning in the plan and refuses nothing.
     """
 
     test: Predicate
     message: str
     fix: str = ""
     when: Predicate | None = None
+    warns: bool = False
 
 
 Constraint = Requires | RequiresAny | RequiresSlot | Conflicts | After | Before | Supersedes | Check

@@ -115,7 +115,9 @@ def run_checks(state: ResolutionState) -> None:
         except Exception as error:  # a plugin's predicate may fail in any way; the message must name the plugin
             state.failed_itself("a check", name, error)
             continue
-        if found:
+        if found and check.warns:
+            state.rows.append(PlanNote("warning", name, f"{name}: {found[0]}"))
+        elif found:
             state.problem("MS304", f"{name}: {found[0]}", (name,), found[1])
 
 

@@ -38,7 +38,7 @@ class PlannedFeature(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlanNote:
-    """Something the reader must know: ``kind`` is note, choice, left-out, disabled or not-checked."""
+    """Something the reader must know: ``kind`` is note, warning, choice, left-out, disabled or not-checked."""
 
     kind: str
     feature: str

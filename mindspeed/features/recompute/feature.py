@@ -99,10 +99,10 @@ class Recompute(Feature[RecomputeArgs]):
             ),
             Check(
                 lambda args, world: args.num_layers <= world.num_layers // (world.pp * world.vpp),
-                "{args.num_layers} layers are more than a model chunk has, "
-                "which is {world.num_layers} layers / (pp x vpp = {world.pp} x {world.vpp})",
-                fix="use a smaller recompute.num_layers",
+                "num_layers={args.num_layers} is more than a model chunk has, which is {world.num_layers} layers / "
+                "(pp x vpp = {world.pp} x {world.vpp}): every layer is recomputed",
                 when=lambda args, world: _full(args, world) and args.method == "block" and args.num_layers is not None,
+                warns=True,
             ),
             Check(
                 lambda args, world: world.tp > 1,

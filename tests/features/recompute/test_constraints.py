@@ -65,11 +65,6 @@ def test_what_megatron_takes_is_accepted(settings):
             "| --set recompute.num_layers=1, or another divisor of the layers of a chunk",
         ),
         (
-            FULL | {"method": "block", "num_layers": 9},
-            "9 layers are more than a model chunk has, which is 8 layers / (pp x vpp = 1 x 1) "
-            "| use a smaller recompute.num_layers",
-        ),
-        (
             {"modules": ["core_attn", "moe"]},
             "moe and shared_experts are modules of a MoE model, and this one is dense "
             "| take moe and shared_experts out of recompute.modules",
@@ -85,6 +80,16 @@ def test_groups_fill_the_chunks_of_a_virtual_pipeline():
     assert refused(FULL | {"num_layers": 4}, world_size=2, pp=2, vpp=2) == [
         "MS304 recompute: groups of 4 layers do not fill a model chunk, which has 8 layers / (pp x vpp = 2 x 2) "
         "| --set recompute.num_layers=1, or another divisor of the layers of a chunk"
+    ]
+
+
+def test_more_layers_than_a_chunk_has_are_all_of_them():
+    settings = {"recompute": FULL | {"method": "block", "num_layers": 9}}
+    resolution = ask("recompute", settings=settings, world_size=1, num_layers=8)
+    assert resolution.problems == []
+    assert [row.text for row in resolution.rows if row.kind == "warning"] == [
+        "recompute: num_layers=9 is more than a model chunk has, which is 8 layers / (pp x vpp = 1 x 1): "
+        "every layer is recomputed"
     ]
 
 
