@@ -152,6 +152,13 @@ SETTINGS: Final[dict[str, tuple[str, str]]] = {
 }
 """Arguments that are a setting of a feature, read where that feature is active."""
 
+
+def arguments_of(feature: str) -> frozenset[str]:
+    """Dests of the arguments that switch on a feature or are a setting of it."""
+    switches = (dest for dest, owner in FEATURES.items() if owner == feature)
+    return frozenset([*switches, *(dest for dest, (owner, _) in SETTINGS.items() if owner == feature)])
+
+
 DEFAULTS_THAT_DIFFER: Final = ("moe_token_dispatcher_type", "reset_position_ids")
 """Settings whose default in Megatron-LM is not ours: without a word of the user, Megatron-LM's holds."""
 

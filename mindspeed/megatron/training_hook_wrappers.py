@@ -15,6 +15,7 @@ from typing import Any
 
 from mindspeed.inspection.cli_arguments import surface
 from mindspeed.megatron import training_flags as flags
+from mindspeed.megatron.local_layers import Unsupported, unsupported_arguments
 from mindspeed.megatron.training_plan import contradiction
 from mindspeed.planning import checkpoint_state
 from mindspeed.planning.plan import ActivationPlan
@@ -37,7 +38,8 @@ class TrainState:
 def with_plan_arguments(original: Function) -> Function:
     """Around ``validate_args(args, defaults)``: the plan's arguments come first, and what Megatron made of all is compared.
 
-    Raises MS605 for an argument that somebody set otherwise, MS306 for a size that is not the plan's.
+    Raises MS605 for an argument that is set otherwise or that local layers do not support, MS306 for a size that is not the
+    plan's.
     """
 
     @functools.wraps(original)
@@ -47,7 +49,8 @@ def with_plan_arguments(original: Function) -> Function:
             return original(args, *rest, **kwargs)
         put_arguments(active, args)
         validated = original(args, *rest, **kwargs)
-        if problems := differences(active, validated if validated is not None else args):
+        final = validated if validated is not None else args
+        if problems := [*differences(active, final), *unsupported_arguments(vars(final), _argument_of)]:
             raise MindSpeedError(problems)
         return validated
 
@@ -77,6 +80,10 @@ def put_arguments(active: session.Session, args: Any) -> None:
 def _said_otherwise(dest: str, values: flags.Values) -> bool:
     """Whether the number of model chunks is given by the layers of each, which must stand alone."""
     return dest == "num_virtual_stages_per_pipeline_rank" and values.get("num_layers_per_virtual_pipeline_stage") is not None
+
+
+def _argument_of(row: Unsupported) -> str:
+    return f"Megatron's argument {row.dest}"
 
 
 def differences(active: session.Session, args: Any) -> list[Problem]:

@@ -12,7 +12,9 @@ from typing import Any, Final
 from mindspeed import registry
 from mindspeed.inspection.megatron_copies import mixed_roots, package_root
 from mindspeed.megatron import training_flags as flags
-from mindspeed.megatron.training_request import Given, ScriptRequest, read_command_line
+from mindspeed.megatron.given_arguments import Given
+from mindspeed.megatron.local_layers import unsupported_arguments
+from mindspeed.megatron.training_request import ScriptRequest, read_command_line
 from mindspeed.planning.plan import ActivationPlan, PlannedOverride
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
 from mindspeed.plugins.world import PARALLEL_SIZES
@@ -64,7 +66,7 @@ def plan_training(
         raise ResolutionError(replace(problem, fix=in_megatrons_words(problem.fix)) for problem in error.problems) from None
     plan = replace(plan, rows=(*plan.rows, *request.notes))
     plan = _with_served(plan, request.given)
-    if problems := contradicted(request.given, plan.overrides):
+    if problems := [*contradicted(request.given, plan.overrides), *_ignored_by_layers(request.given, plan.overrides)]:
         raise ResolutionError(problems)
     return request, plan
 
@@ -116,6 +118,12 @@ def contradicted(given: Mapping[str, Given], overrides: Sequence[PlannedOverride
         if argument is not None and argument.value != wanted:
             problems.append(contradiction(planned, argument.source, argument.value, wanted))
     return problems
+
+
+def _ignored_by_layers(given: Mapping[str, Given], overrides: Sequence[PlannedOverride]) -> list[Problem]:
+    planned = {row.override.argument: row.override.value for row in overrides if row.override.argument == "transformer_impl"}
+    values = planned | {dest: argument.value for dest, argument in given.items()}
+    return unsupported_arguments(values, lambda row: given[row.dest].source)
 
 
 def contradiction(planned: PlannedOverride, source: str, value: Any, wanted: Any) -> Problem:

@@ -1,4 +1,4 @@
-"""What a Megatron-LM command line asks of mindspeed: our own flags, and what Megatron's flags say of features and sizes.
+"""Read a Megatron-LM command line: the flags of mindspeed, and the features and sizes that Megatron's arguments give.
 
 Our flags are taken out of the command line, Megatron's stay in it, so that each is read by one parser. Light: Megatron's
 arguments are known from the recorded surface, nothing of Megatron is imported.
@@ -6,17 +6,22 @@ arguments are known from the recorded surface, nothing of Megatron is imported.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
-from mindspeed.inspection.cli_arguments import Surface, surface
-from mindspeed.inspection.releases import recorded_releases
+from mindspeed.inspection.cli_arguments import Surface
 from mindspeed.megatron import training_flags as flags
+from mindspeed.megatron.given_arguments import (
+    Given,
+    abbreviations,
+    given_arguments,
+    surface_or_nearest,
+    unknown_options,
+    without_arguments,
+)
 from mindspeed.megatron.pad_token_check import warning_of_arguments
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
@@ -36,18 +41,6 @@ OWN_FLAGS: Final = {
 
 OLD_FLAGS: Final = "mindspeed.legacy.flags"
 """The module that knows flags of the old MindSpeed; looked for only where a command line has something that Megatron lacks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """One argument that stands on the command line: the option as it was written, and its value."""
-
-    option: str
-    value: Any
-
-    @property
-    def source(self) -> str:
-        return f"Megatron's {self.option}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +78,11 @@ def read_command_line(
     job = _job_file(own, problems)
     environment = _environment(environ, problems)
     command_line = _command_line(own, problems)
-    known = _surface(version)
+    known = surface_or_nearest(version)
     old, rest, old_notes = _old_flags(rest, given_arguments(rest, known), known, catalog, problems)
     given = given_arguments(rest, known)
     ours = [*([old] if old is not None else []), *also, command_line]
+    given, rest, removed = without_arguments(given, rest, known, [environment, *([job.layer] if job else []), *ours])
     requested = {name for layer in (*ours, environment, *([job.layer] if job else [])) for name in layer.features}
     theirs, defaults, notes = layers_of(given, known, requested, world_size)
     problems += disagreements(theirs, ours)
@@ -102,7 +96,8 @@ def read_command_line(
         notes.append(PlanNote("note", "megatron-lm", text))
     below = (defaults, *([old] if old is not None else []))
     layers = (*([job.layer] if job is not None else []), environment, *theirs)
-    return ScriptRequest(below, layers, command_line, tuple(rest), given, (*notes, *old_notes))
+    notes = [*notes, *removed, *abbreviations(rest, known), *old_notes]
+    return ScriptRequest(below, layers, command_line, tuple(rest), given, tuple(notes))
 
 
 def split_own_flags(arguments: Sequence[str], problems: list[Problem]) -> tuple[dict[str, list[str]], list[str]]:
@@ -123,21 +118,6 @@ def split_own_flags(arguments: Sequence[str], problems: list[Problem]) -> tuple[
             else:
                 own.setdefault(name, []).append(following)
     return own, rest
-
-
-def given_arguments(arguments: Sequence[str], known: Surface) -> dict[str, Given]:
-    """``{dest: Given}`` for Megatron's arguments on a command line; empty where Megatron's parser will refuse the line."""
-    try:
-        found, _ = _parser(known).parse_known_args(list(arguments))
-    except _UnreadableError:
-        return {}
-    return {dest: value for dest, value in vars(found).items() if isinstance(value, Given)}
-
-
-def unknown_options(arguments: Sequence[str], known: Surface) -> list[str]:
-    """Options on a command line that Megatron's parser does not have by itself."""
-    options = (word.partition("=")[0] for word in arguments if word.startswith("--") and len(word) > 2)
-    return [option for option in options if option not in known.by_option]
 
 
 def layers_of(
@@ -305,59 +285,3 @@ def _is_strange(known: Surface, dest: str, value: Any) -> bool:
 def _is_there(module: str) -> bool:
     package = module.rpartition(".")[0]
     return find_spec(package) is not None and find_spec(module) is not None
-
-
-def _surface(version: str | None) -> Surface:
-    """The arguments of this Megatron, or of the recorded one that is nearest to it."""
-    known = surface(version) if version is not None else None
-    return known or _lowest()
-
-
-@lru_cache(maxsize=1)
-def _lowest() -> Surface:
-    found = surface(recorded_releases("command_line")[0])
-    if found is None:
-        raise LookupError("no arguments of Megatron-LM are recorded")
-    return found
-
-
-class _UnreadableError(Exception):
-    """Megatron's parser will refuse this command line and say why."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise _UnreadableError(message)
-
-
-class _Give(argparse.Action):
-    """Stores a `Given`; ``const`` is the value of an option that takes none."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        value = self.const if self.nargs == 0 else values
-        setattr(namespace, self.dest, Given(option_string or self.dest, value))
-
-
-@lru_cache(maxsize=4)
-def _parser_of(version: str) -> argparse.ArgumentParser:
-    known = _surface(version)
-    parser = _Parser(allow_abbrev=False, add_help=False, argument_default=argparse.SUPPRESS)
-    for argument in known.arguments:
-        if not argument.options:
-            continue
-        if argument.takes_value:
-            kind = {"int": int, "float": float}.get(argument.type or "", str)
-            parser.add_argument(*argument.options, dest=argument.dest, action=_Give, nargs=argument.nargs, type=kind)
-            continue
-        for option in argument.options:
-            const = argument.const if argument.action == "store_const" else _constant(argument.action, option)
-            parser.add_argument(option, dest=argument.dest, action=_Give, nargs=0, const=const)
-    return parser
-
-
-def _constant(action: str, option: str) -> bool:
-    return not option.startswith("--no-") if action == "boolean_optional" else action != "store_false"
-
-
-def _parser(known: Surface) -> argparse.ArgumentParser:
-    return _parser_of(known.version)

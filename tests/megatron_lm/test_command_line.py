@@ -11,8 +11,9 @@ from mindspeed import registry
 from mindspeed.inspection.cli_arguments import surface
 from mindspeed.inspection.releases import recorded_releases
 from mindspeed.megatron import training_flags as flags
+from mindspeed.megatron.given_arguments import given_arguments
 from mindspeed.megatron.training_plan import is_training_script, plan_training
-from mindspeed.megatron.training_request import OWN_FLAGS, given_arguments, read_command_line
+from mindspeed.megatron.training_request import OWN_FLAGS, read_command_line
 from mindspeed.plugins.problems import ResolutionError
 from mindspeed.resolution.environment import made_up
 from mindspeed.resolution.request import Layer
@@ -337,3 +338,56 @@ def test_the_guide_names_every_flag_that_becomes_a_feature_and_every_flag_of_our
     names = [name for name, field in flags.WORLD.items() if field in flags.OWNERS] + [*flags.FEATURES, *flags.SETTINGS]
     options = [known.by_dest[name][0].options[0] for name in names] + [*OWN_FLAGS]
     assert [option for option in options if f"`{option}" not in guide] == []
+
+
+def test_a_feature_that_is_left_out_takes_megatrons_arguments_of_it_along(plan):
+    line = f"{SHAPE} --recompute-granularity full --recompute-method=block --recompute-num-layers 4 --bf16"
+    request = read(f"{line} --recompute-modules core_attn mlp --lr 1e-3 --without recompute")
+    assert request.rest == tuple(split(f"{SHAPE} --bf16 --lr 1e-3"))
+    assert [note.text for note in request.notes] == [
+        "Megatron's --recompute-granularity is removed: command line leaves recompute out",
+        "Megatron's --recompute-method is removed: command line leaves recompute out",
+        "Megatron's --recompute-modules is removed: command line leaves recompute out",
+        "Megatron's --recompute-num-layers is removed: command line leaves recompute out",
+    ]
+    assert "recompute" not in plan(f"{line} --without recompute").names
+    (problem,) = problems_of(plan, f"{line} --features recompute --without recompute")
+    assert problem.code == "MS210"
+
+
+def test_an_option_of_mindspeed_run_leaves_megatrons_arguments_out_too():
+    also = [Layer("command line", without=("recompute",))]
+    assert read(f"{SHAPE} --recompute-activations", also=also).rest == tuple(split(SHAPE))
+
+
+def test_an_abbreviated_option_is_named_with_its_full_spelling():
+    assert [(note.kind, note.text) for note in read("--num-attention-h 4 --my-own 3 --num-layers 2").notes] == [
+        (
+            "warning",
+            "--num-attention-h is no option of Megatron-LM, whose parser takes no abbreviations: --num-attention-heads",
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (
+            "--fp8-format hybrid",
+            "MS605 Megatron's --fp8-format gives 'hybrid', and the layers are local (transformer_impl): they ignore it and "
+            "compute without fp8\n  where: Megatron's --fp8-format\n  fix: remove --fp8-format",
+        ),
+        (
+            "--apply-layernorm-1p",
+            "MS605 Megatron's --apply-layernorm-1p gives True, and the layers are local (transformer_impl): their norm is "
+            "torch's LayerNorm, which has no zero-centered weight\n  where: Megatron's --apply-layernorm-1p\n"
+            "  fix: remove --apply-layernorm-1p",
+        ),
+    ],
+)
+def test_an_argument_that_local_layers_do_not_support_is_a_problem(plan, flags, problem):
+    assert [str(found) for found in problems_of(plan, f"{SHAPE} {flags}")] == [problem]
+
+
+def test_a_zero_centered_norm_is_fine_where_the_layers_are_rms_norms(plan):
+    plan(f"{SHAPE} --apply-layernorm-1p --normalization RMSNorm --features rms-norm")

@@ -191,7 +191,8 @@ def _sentence(name: str, constraint: Any) -> str:
     because = f", because {constraint.reason}" if getattr(constraint, "reason", "") else ""
     if isinstance(constraint, Check):
         fix = f" Fix: {_placeholders(name, constraint.fix)}." if constraint.fix else ""
-        return f"Checked: {code(condition(constraint.test))}; otherwise “{_placeholders(name, constraint.message)}”.{fix}"
+        verb = "Warns unless" if constraint.warns else "Checked:"
+        return f"{verb} {code(condition(constraint.test))}; otherwise “{_placeholders(name, constraint.message)}”.{fix}"
     if isinstance(constraint, RequiresAny):
         return f"Requires one of {', '.join(constraint.names)}{because}."
     if isinstance(constraint, RequiresSlot):

@@ -28,7 +28,12 @@ import pytest
 TEST_SECONDS: Final = 60
 FILE_SECONDS: Final = 300
 RESTARTS: Final = 8
-WARM: Final = ("megatron.core.models.gpt", "megatron.core.distributed", "megatron.core.optimizer", "megatron.training.arguments")
+WARM: Final = (
+    "megatron.core.models.gpt",
+    "megatron.core.distributed",
+    "megatron.core.optimizer",
+    "megatron.training.arguments",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,13 @@ class Recorder:
 
 def _reason(report: Any) -> str:
     crash = getattr(report.longrepr, "reprcrash", None)
-    text = crash.message if crash is not None else report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
+    text = (
+        crash.message
+        if crash is not None
+        else report.longrepr[2]
+        if isinstance(report.longrepr, tuple)
+        else report.longreprtext
+    )
     lines = [line for line in str(text).splitlines() if line.strip()] or [""]
     return lines[0 if crash is not None else -1][:300]
 
@@ -144,7 +155,7 @@ def _read(events: Path, status: int) -> tuple[bool, dict[str, Outcome]]:
         if "start" in event:
             started = event["start"]
         else:
-            outcomes[event["test"]] = Outcome(event["state"], event["reason"] if "reason" in event else "")
+            outcomes[event["test"]] = Outcome(event["state"], event.get("reason", ""))
     if started is None or started in outcomes:
         return status in range(6), outcomes
     outcomes[started] = Outcome("hung" if status in (1, -signal.SIGKILL) else "crashed", f"exit status {status}")
