@@ -138,7 +138,7 @@ def trainer_of(level: int, dtype: str, folder: str) -> Any:
     from mindspeed.training.job import make_job
 
     train = {"benchmark": {"run": folder, "log_interval": 1, "train_iters": 1000, "lr": 1e-3}}
-    job, _ = make_job([Layer("benchmark", world=SHAPE | {"dtype": dtype}, level=level)], train, probe())
+    job = make_job([Layer("benchmark", world=SHAPE | {"dtype": dtype}, level=level)], train, probe())
     registry.activate(job.plan)
 
     import torch.distributed as dist

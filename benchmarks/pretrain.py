@@ -59,7 +59,7 @@ def _trainer() -> Any:
 
     folder = Path(tempfile.mkdtemp())
     train = {"benchmark": {"run": str(folder), "log_interval": 10, "train_iters": 1000}}
-    job, _ = make_job([], train, probe())
+    job = make_job([], train, probe())
     registry.activate(job.plan)
 
     import torch.distributed as dist

@@ -22,8 +22,9 @@ MODULE: Final = "-m"
 
 def main() -> NoReturn:
     from mindspeed.cli.output import exit_code
-    from mindspeed.training.launch import leave_problems
+    from mindspeed.training.launch import end_with_launcher, leave_problems
 
+    end_with_launcher()
     try:
         run_program(sys.argv[1:])
     except MindSpeedError as error:

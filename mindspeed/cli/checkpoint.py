@@ -29,9 +29,9 @@ def diff(ctx: click.Context, request: Request, path: str) -> None:
     from mindspeed import registry
     from mindspeed.planning.checkpoint_state import FILE, changes, read_record
     from mindspeed.plugins.problems import Problem, RunError
-    from mindspeed.training.checkpoints import FOLDER, newest_checkpoint
+    from mindspeed.training.checkpoints import FOLDER, find_checkpoint
 
-    folder = newest_checkpoint(path) if (Path(path) / FOLDER).is_dir() else Path(path)
+    folder = find_checkpoint(path) if (Path(path) / FOLDER).is_dir() else Path(path)
     record = read_record(folder)
     if record is None:
         text = f"the checkpoint does not say which features it was saved with: {FILE} is missing"

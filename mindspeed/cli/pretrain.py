@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import shlex
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -48,12 +49,19 @@ def _click_type(annotation: Any) -> Any:
 @launch_options
 @lock_option
 @click.option("--resume", metavar="RUN", help="folder of a run to continue, with its job file and its newest checkpoint")
+@click.option("--step", type=click.IntRange(1), metavar="N", help="with --resume: the checkpoint after step N, not the newest")
 @train_options
 @request_options
 @json_option
 @click.pass_context
 def pretrain(
-    ctx: click.Context, request: Request, processes: Processes, lock: str | None, train: dict[str, Any], resume: str | None
+    ctx: click.Context,
+    request: Request,
+    processes: Processes,
+    lock: str | None,
+    train: dict[str, Any],
+    resume: str | None,
+    step: int | None,
 ) -> None:
     """Train a GPT model, Llama-like or GPT-2-like, dense or MoE.
 
@@ -61,8 +69,10 @@ def pretrain(
 
     Starts its own processes, or joins the job of torchrun or Slurm that it is started in. Without --data it trains on
     the sources of Python's standard library. Sizes and the model's shape are those of --help; a job file (-f) has
-    them under 'world', and the options of training under 'train'. Ctrl-C saves and ends.
+    them under 'world', and the options of training under 'train'. Ctrl-C, SIGTERM and SIGUSR1 save and end.
     """
+    if step is not None and resume is None:
+        raise click.UsageError("--step names a checkpoint of the run that --resume continues")
     from mindspeed.plugins.problems import MindSpeedError
     from mindspeed.runtime import rendezvous
     from mindspeed.training.job import make_job
@@ -71,12 +81,12 @@ def pretrain(
     rank = joined(os.environ)
     environment = request.environment(int(rank["WORLD_SIZE"]) if rank else processes.world_size)
     try:
-        job, job_file = make_job(request.layers, {JOB_FILE: request.train, COMMAND_LINE: train}, environment, resume)
+        job = make_job(request.layers, {JOB_FILE: request.train, COMMAND_LINE: train}, environment, resume, step)
         if lock is not None:
-            hold_to_lock(lock, _asked_plan(job_file, environment))
+            hold_to_lock(lock, _asked_plan(job.request, environment))
         if rank is None:
-            ctx.exit(_start(job, job_file, processes))
-        _join(job, job_file, rank)
+            ctx.exit(_start(job, processes))
+        _join(job, rank)
     except MindSpeedError as error:
         if rank is None:
             raise
@@ -97,49 +107,52 @@ def _asked_plan(job_file: str, environment: Environment) -> ActivationPlan:
     return registry.resolve([job_from_data(yaml.safe_load(job_file) or {}, JOB_FILE).layer], environment)
 
 
-def _start(job: Job, job_file: str, processes: Processes) -> int:
+def _start(job: Job, processes: Processes) -> int:
     """Train in processes of our own. Returns the exit status."""
     from mindspeed.cli.feature_plan import show_briefly
     from mindspeed.training.job import write_job
     from mindspeed.training.launch import launch, python
+    from mindspeed.training.run_folder import check_free
 
     if processes.nodes > 1:
         _check_shared_folder(job)
-    result = Path(job.run) / "result.json"
-    result.unlink(missing_ok=True)
-    variables = write_job(job, job_file)
+    check_free(job.run)
     if not wants_json():
         show_briefly(job.plan)
         _show_changes(job)
-    status = launch(python("mindspeed.training.worker"), processes.per_node, variables, processes.passthrough)
-    if result.exists():  # also after Ctrl-C, if there was time to save
+    result = Path(job.run) / "result.json"
+    before = _modified(result)
+    with tempfile.TemporaryDirectory(prefix="mindspeed-pretrain-") as folder:
+        variables = write_job(job, folder)
+        status = launch(python("mindspeed.training.worker"), processes.per_node, variables, processes.passthrough)
+    if _modified(result) != before:  # also after Ctrl-C, if there was time to save
         _print_result(job, "--nproc", str(processes.per_node), *processes.passthrough)
         return OK
     return status
 
 
-def _join(job: Job, job_file: str, rank: dict[str, str]) -> None:
+def _modified(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+def _join(job: Job, rank: dict[str, str]) -> None:
     """Train in this process as one rank of the job that it belongs to."""
-    from mindspeed.training.job import write_job
     from mindspeed.training.worker import work
 
     _check_shared_folder(job)
     os.environ.update(rank)
-    if rank["RANK"] == "0":
-        write_job(job, job_file)
-        if not wants_json():
-            _show_changes(job)
+    if rank["RANK"] == "0" and not wants_json():
+        _show_changes(job)
     work(job, os.environ)
     if rank["RANK"] == "0":
         _print_result(job)
 
 
 def _show_changes(job: Job) -> None:
-    """Say what becomes of the checkpoint where features differ from those that it was saved with."""
-    changes = job.changes()
-    if changes:
+    """Print what the job does otherwise than the run that it continues, and what becomes of the checkpoint."""
+    if rows := [*map(str, job.changes()), *job.notes]:
         click.secho(f"changed since {job.checkpoint}", bold=True)
-        click.echo("\n".join(f"  {change}" for change in changes))
+        click.echo("\n".join(f"  {row}" for row in rows))
 
 
 def _check_shared_folder(job: Job) -> None:

@@ -21,7 +21,7 @@ VARIABLES: Final[dict[str, str]] = {
     "MINDSPEED_TRACE": "`1` prints a line for each step of discovery, resolution, activation and each hook",
     "MINDSPEED_REPORT": "file into which rank 0 writes the activation report; a run of ours sets it to its own folder",
     "MINDSPEED_AGREEMENT_TIMEOUT": "seconds that ranks wait for the slowest one to name its plan; 600 if not given",
-    "MINDSPEED_LAUNCHED": "set by mindspeed itself: a launcher prints the last words of this process",
+    "MINDSPEED_LAUNCHED": "set by mindspeed itself: number of the launcher, which prints the last words of this process",
     "MINDSPEED_JOINED": "set by mindspeed itself: this process helps a rank, and agrees with nobody",
     "MINDSPEED_PLAN": "set by mindspeed itself for the processes that it starts: the file of their plan",
     "MINDSPEED_TRAIN": "set by mindspeed itself for training processes: the file of their job",

@@ -168,6 +168,8 @@ CODES: Final[dict[str, str]] = {
     "MS605": "The script passed a value for an argument that the plan also sets, and they differ.",
     "MS606": "Training produced a value that is not finite.",
     "MS607": "A feature verification failed: a difference above its claim, or the feature had no effect.",
+    "MS608": "Another job holds the run folder. Two jobs in one folder would remove each other's checkpoints, so the second "
+    "one is refused; the folder is free when the first one has ended, however it ends.",
     "MS610": "The ranks of a job do not have the same plan: other features, settings, versions, files or environment "
     "variables. All of them stop before the first collective; the message names the ranks that are odd.",
     "MS611": "A rank of the job did not activate a plan in time, or its store could not be reached.",

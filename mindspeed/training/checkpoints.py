@@ -56,13 +56,22 @@ def saved_steps(run: str | Path) -> list[int]:
     return sorted(int(match.group(1)) for match in names if match)
 
 
-def newest_checkpoint(run: str | Path) -> Path:
-    """The newest complete checkpoint of a run folder. Raises RunError with MS602 when there is none."""
+def find_checkpoint(run: str | Path, step: int | None = None) -> Path:
+    """Return a complete checkpoint of a run folder: that of ``step``, else the newest. Raises RunError with MS602."""
     steps = saved_steps(run)
     if not steps:
-        what = "has no complete checkpoint" if Path(run).is_dir() else "does not exist"
-        raise RunError([Problem("MS602", f"the run {run} {what}", where=str(run), fix="start it without --resume")])
-    return checkpoint_path(run, steps[-1])
+        state = "has no complete checkpoint" if Path(run).is_dir() else "does not exist"
+        raise RunError([Problem("MS602", f"the run {run} {state}", where=str(run), fix="start it without --resume")])
+    if step is not None and step not in steps:
+        text = f"the run {run} has no checkpoint of step {step}, only of {', '.join(map(str, steps))}"
+        raise RunError([Problem("MS602", text, where=str(run), fix=f"--step {steps[-1]}")])
+    return checkpoint_path(run, steps[-1] if step is None else step)
+
+
+def folder_in_use(run: str) -> Problem:
+    """Return MS602 for a folder in which a new run would replace the checkpoints of another one."""
+    fix = f"--resume {run} continues it, and another --run starts a new one"
+    return Problem("MS602", f"the folder {run} already holds a run with checkpoints", where=run, fix=fix)
 
 
 def remove_old(run: str | Path, keep: int) -> None:

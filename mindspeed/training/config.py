@@ -96,7 +96,14 @@ def _explain(detail: Any, origin: Mapping[str, str]) -> Problem:
         fix = f"did you mean {' or '.join(near)}?" if near else f"known keys: {', '.join(fields)}"
         return Problem("MS305", f"unknown key {key!r} in train", where=where, fix=fix)
     text = f"train.{key} is {detail['input']!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
-    return Problem("MS301", text, where=where, fix=f"{key} is: {fields[key].description}")
+    return Problem("MS301", text, where=where, fix=f"{flag(key)} {accepted_value(key)}")
+
+
+def accepted_value(key: str) -> Any:
+    """Return a value of a key that is accepted: its default, else the smallest number or a word in capitals."""
+    field = TrainConfig.model_fields[key]
+    smallest = next((bound.ge for bound in field.metadata if hasattr(bound, "ge")), key.upper())
+    return smallest if field.default is None else field.default
 
 
 def _disagreements(config: TrainConfig, origin: Mapping[str, str]) -> list[Problem]:

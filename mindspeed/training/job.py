@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -21,15 +21,15 @@ from mindspeed.planning.checkpoint_state import Change
 from mindspeed.planning.plan import ActivationPlan
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError, RunError
 from mindspeed.resolution.environment import Environment
-from mindspeed.resolution.request import Layer, load_job_file
+from mindspeed.resolution.request import Layer
 from mindspeed.training import checkpoints, corpus, shape
+from mindspeed.training import resume as resuming
 from mindspeed.training.config import TrainConfig, train_config
 from mindspeed.training.indexed import Index, read_index
 from mindspeed.training.tokenizer import Tokenizer, load_tokenizer, tokenizer_of
 
 JOB_VARIABLE: Final = "MINDSPEED_TRAIN"
 """Environment variable that names the job file of a training process."""
-RESUMED: Final = "resumed run"
 _Result = TypeVar("_Result")
 
 
@@ -53,13 +53,19 @@ class DataSource:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What every process of a run needs. ``checkpoint`` is the folder to continue from, or empty."""
+    """What every process of a run needs.
+
+    ``checkpoint`` is the folder to continue from, or empty; ``request`` the text of the job file that makes this job
+    again; ``notes`` are sentences about what the job does otherwise than the run that it continues.
+    """
 
     plan: ActivationPlan
     config: TrainConfig
     run: str
     data: str
     checkpoint: str = ""
+    request: str = ""
+    notes: tuple[str, ...] = ()
 
     def source(self) -> DataSource:
         """The data, checked again by the process that opens it."""
@@ -97,61 +103,93 @@ class Job:
 
 
 def make_job(
-    layers: Sequence[Layer], train: Mapping[str, Mapping[str, Any]], environment: Environment, resume: str | None = None
-) -> tuple[Job, str]:
-    """The job of a request, and the text of the job file from which ``resume`` makes it again.
+    layers: Sequence[Layer],
+    train: Mapping[str, Mapping[str, Any]],
+    environment: Environment,
+    resume: str | None = None,
+    step: int | None = None,
+) -> Job:
+    """Make the job of a request.
 
     ``layers`` and ``train`` go from low to high; ``train`` maps a source to the values that it gives. ``resume`` is the
-    folder of a run: its job file comes lowest, and its newest checkpoint is loaded.
+    folder of a run: its job file comes lowest, and its checkpoint of ``step``, else its newest, is loaded.
     Raises ResolutionError with everything that is wrong with features, values, data, checkpoint and installation.
     """
     problems = _Problems()
-    layers, train = list(layers), dict(train)
-    if resume and (saved := problems.collect(lambda: load_job_file(Path(resume) / "job.yaml"))):
-        layers.insert(0, _without(replace(saved.layer, source=RESUMED), layers))
-        train = {RESUMED: {"run": resume, **saved.train}, **train}
+    saved = problems.collect(lambda: resuming.read_request(resume, registry.catalog_for(()).owners)) if resume else None
+    notes: list[str] = []
+    if saved and resume:
+        kept, notes = resuming.keep_schedule(saved.train, _merged(train))
+        train = {resuming.RESUMED: {"run": resume, **kept}, **train}
+        notes += resuming.schedule_changes(train_config({resuming.RESUMED: kept})[0], train_config(train)[0])
     config, wrong = train_config(train)
     problems.found += [*wrong, *_installation()]
     data = problems.collect(lambda: open_data(config.data or corpus.standard_library(), config.tokenizer))
     vocab_size = data.tokenizer.vocab_size if data else 0
-    lowest = shape.trainer_layer(config, layers, environment.platform, vocab_size)
-    world = shape.given_world([lowest, *layers])
-    problems.found += shape.check_world(world, vocab_size)
+    below = [saved.layer] if saved else []
+    lowest = shape.trainer_layer(config, [*below, *layers], environment.platform, vocab_size)
+    if saved:
+        catalog = registry.catalog_for(saved.layer.features)
+        layer, left_out = resuming.leave_out(saved.layer, layers, lowest, catalog, environment)
+        below, notes = [layer], [*left_out, *notes]
+    layers = [*below, *layers]
+    problems.found += shape.check_world(shape.given_world([lowest, *layers]), vocab_size)
     plan = problems.collect(lambda: registry.resolve([lowest, *layers], environment))
-    checkpoint = problems.collect(lambda: checkpoints.newest_checkpoint(resume)) if resume else None
     run = config.run or time.strftime("runs/%Y%m%d-%H%M%S")
-    if not resume and checkpoints.saved_steps(run):
-        fix = f"--resume {run} continues it, and another --run starts a new one"
-        problems.found.append(Problem("MS602", f"the folder {run} already holds a run with checkpoints", where=run, fix=fix))
+    checkpoint = problems.collect(lambda: checkpoints.find_checkpoint(resume, step)) if resume else None
+    problems.found += _folder_problems(run, resume)
     if plan and data:
-        job = Job(plan, config, run, data.index.prefix, str(checkpoint or ""))
+        request = job_file(layers, train)
+        job = Job(plan, config, run, data.index.prefix, str(checkpoint or ""), request, tuple(notes))
         problems.found += _enough_data(data, config.held_out, plan.world.seq_length)
-        if checkpoint and (manifest := problems.collect(lambda: checkpoints.read_manifest(checkpoint))):
-            refused = checkpoint_state.refusals(problems.collect(job.changes) or [], str(checkpoint))
-            optimizer = manifest.optimizer if refused else job.optimizer  # which a feature has already been refused for
-            problems.found += [*refused, *checkpoints.check_manifest(manifest, job.model, optimizer, str(checkpoint))]
+        if checkpoint and resume:
+            problems.found += _checkpoint_problems(job, checkpoint, resume, problems)
     if problems.found or not (plan and data):
         raise ResolutionError(problems.found)
-    return job, job_file(layers, train)
+    return job
+
+
+def _checkpoint_problems(job: Job, checkpoint: Path, resume: str, problems: _Problems) -> list[Problem]:
+    """Everything because of which a job cannot continue from a checkpoint."""
+    where = str(checkpoint)
+    manifest = problems.collect(lambda: checkpoints.read_manifest(checkpoint))
+    if manifest is None:
+        return []
+    refused = checkpoint_state.refusals(problems.collect(job.changes) or [], where)
+    optimizer = manifest.optimizer if refused else job.optimizer  # which a feature has already been refused for
+    return [
+        *refused,
+        *checkpoints.check_manifest(manifest, job.model, optimizer, where),
+        *resuming.check_steps(job.config, manifest.step, where),
+        *resuming.check_folder(resume, job.run, manifest.step),
+    ]
+
+
+def _folder_problems(run: str, resume: str | None) -> list[Problem]:
+    """MS603 for a run folder that cannot be made or read, and MS602 for one that another run is in."""
+    existing = next(path for path in (Path(run), *Path(run).absolute().parents) if os.path.lexists(path))
+    try:
+        if existing.is_dir() and os.access(existing, os.R_OK | os.W_OK | os.X_OK):
+            return [checkpoints.folder_in_use(run)] if checkpoints.saved_steps(run) and not resume else []
+        reason = "permission denied" if existing.is_dir() else f"{existing} is not a folder"
+    except OSError as error:
+        reason = str(error.strerror)
+    text = f"the run folder {run} cannot be used: {reason}"
+    return [Problem("MS603", text, where=run, fix="--run FOLDER, where files can be written")]
 
 
 def job_file(layers: Sequence[Layer], train: Mapping[str, Mapping[str, Any]]) -> str:
     """One job file that asks for what the layers ask together."""
-    settings: dict[str, dict[str, Any]] = {}
-    values: dict[str, Any] = {}
-    for layer in layers:
-        for feature, fields in layer.settings.items():
-            settings.setdefault(feature, {}).update(fields)
-    for given in train.values():
-        values |= given
+    owners = registry.catalog_for(name for layer in layers for name in (*layer.features, *layer.settings)).owners
+    settings, world = resuming.merge_spellings(layers, owners)
+    values = _merged(train)
     if values.get("data"):
         values["data"] = os.path.abspath(values["data"])
-    world = {name: value for name, value in shape.given_world(layers).items() if name != "world_size"}
     data: dict[str, Any] = {
         "features": list(dict.fromkeys(name for layer in layers for name in layer.features)),
         "without": list(dict.fromkeys(name for layer in layers for name in layer.without)),
         "settings": settings,
-        "world": world,
+        "world": {name: value for name, value in world.items() if name != "world_size"},
         "train": {name: value for name, value in values.items() if name != "run" and value is not None},
     }
     for name in ("level", "strict", "platform"):
@@ -165,15 +203,16 @@ def open_data(prefix: str, tokenizer: str | None) -> DataSource:
     return DataSource(index, load_tokenizer(tokenizer) if tokenizer else tokenizer_of(prefix))
 
 
-def write_job(job: Job, request: str) -> dict[str, str]:
-    """Make the run folder, and return the environment variables with which a training process finds its job."""
-    folder = Path(job.run)
+def write_job(job: Job, folder: str | Path | None = None) -> dict[str, str]:
+    """Write a job into the run folder, or another one; return the variables with which a process finds it there."""
+    folder = Path(folder or job.run)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         registry.write_plan(job.plan, folder / "plan.json")
-        (folder / "job.yaml").write_text(request, encoding="utf-8")
-        fields = {"config": job.config.model_dump(), "run": job.run, "data": job.data, "checkpoint": job.checkpoint}
-        (folder / "process.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+        (folder / "job.yaml").write_text(job.request, encoding="utf-8")
+        fields = {name: getattr(job, name) for name in ("run", "data", "checkpoint", "request")}
+        process = json.dumps({"config": job.config.model_dump(), **fields}, indent=2) + "\n"
+        (folder / "process.json").write_text(process, encoding="utf-8")
     except OSError as error:
         raise RunError([Problem("MS603", f"the run folder {folder} cannot be written: {error.strerror}")]) from error
     return {registry.PLAN_VARIABLE: str(folder / "plan.json"), JOB_VARIABLE: str(folder / "process.json")}
@@ -201,10 +240,9 @@ class _Problems:
             return None
 
 
-def _without(layer: Layer, above: Sequence[Layer]) -> Layer:
-    """A saved request without the features that the new one takes out."""
-    taken_out = {name for higher in above for name in higher.without}
-    return replace(layer, features=tuple(name for name in layer.features if name not in taken_out))
+def _merged(train: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The values that sources give together, the last one winning."""
+    return {name: value for given in train.values() for name, value in given.items()}
 
 
 def _enough_data(data: DataSource, share: float, seq_length: int) -> list[Problem]:

@@ -5,6 +5,7 @@ Light until `launch` is called: deciding whether to start or to join imports no 
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import signal
@@ -23,8 +24,9 @@ INTERRUPTED: Final = 130
 """Exit status of a job that Ctrl-C stopped."""
 SAVING_TIME: Final = "600"
 """Seconds that processes have to save and end after Ctrl-C, unless TORCH_ELASTIC_SHUTDOWN_TIMEOUT says otherwise."""
-_HANDLED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""Signals whose handlers torchrun's agent replaces."""
+_HANDLED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+"""Signals that torchrun's agent hands on to the processes; it replaces their handlers."""
+_PR_SET_PDEATHSIG: Final = 1
 
 
 class JobError(RunError):
@@ -39,8 +41,9 @@ def launch(command: Sequence[str], nproc: int, env: Mapping[str, str], passthrou
     """Run ``command`` in ``nproc`` processes of this node and wait for them.
 
     ``env`` is added to their environment; ``passthrough`` holds torchrun's own options for several nodes
-    (``--nnodes 2 --node-rank 1 --master-addr ...``). Returns 0, or 130 after Ctrl-C, which the processes receive as
-    SIGINT. Raises JobError: the problems that a process left with `leave_problems`, or MS604 with the lost rank.
+    (``--nnodes 2 --node-rank 1 --master-addr ...``). Returns 0, or 128 + the number of a signal, which the
+    processes received too. Raises JobError: the problems that a process left with `leave_problems`, or MS604 with the
+    lost rank.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -49,9 +52,10 @@ def launch(command: Sequence[str], nproc: int, env: Mapping[str, str], passthrou
     where = list(passthrough) or ["--standalone", "--local-addr", "127.0.0.1"]
     arguments = parse_args([*where, "--nproc-per-node", str(nproc), "--no-python", "command"])  # type: ignore[no-untyped-call]
     arguments.training_script, *arguments.training_script_args = command  # its own words are not for torchrun
+    arguments.signals_to_handle = ",".join(number.name for number in _HANDLED)
     _silence_agent()
     defaults = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // nproc)), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": SAVING_TIME}
-    with _restored({**defaults, **os.environ, **env, error_file.LAUNCHED: "1"}):
+    with _restored({**defaults, **os.environ, **env, error_file.LAUNCHED: str(os.getpid())}):
         try:
             run(arguments)  # type: ignore[no-untyped-call]
         except ChildFailedError as error:
@@ -60,9 +64,7 @@ def launch(command: Sequence[str], nproc: int, env: Mapping[str, str], passthrou
             status = failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
             raise JobError(_problems(rank, failure), status) from None
         except SignalException as stop:
-            if stop.sigval == signal.SIGINT:
-                return INTERRUPTED
-            raise SystemExit(128 + stop.sigval) from None
+            return 128 + stop.sigval
     return 0
 
 
@@ -92,6 +94,16 @@ def first_host(nodes: str) -> str:
     numbers, _, tail = rest.partition("]")
     first = numbers.replace("-", ",").partition(",")[0]
     return name + first + tail.partition(",")[0]
+
+
+def end_with_launcher() -> None:
+    """Have the kernel kill this process when its launcher ends, also by SIGKILL; on other systems than Linux do nothing."""
+    launcher = os.getppid()
+    if sys.platform != "linux" or os.environ.get(error_file.LAUNCHED) != str(launcher):
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != launcher:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def leave_problems(error: BaseException) -> None:

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
-LOG = "log.jsonl"
+LOG: Final = "log.jsonl"
+RESULT: Final = "result.json"
 
 
 class Reporter:
@@ -81,7 +82,7 @@ class Reporter:
             draw_losses(self.run)
         else:
             self.note("matplotlib is not installed: the run keeps no picture of its loss")
-        (self.run / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        (self.run / RESULT).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
     def _scalar(self, name: str, value: float | None, step: int) -> None:
         if self._scalars is not None and value is not None:

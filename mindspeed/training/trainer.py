@@ -20,21 +20,25 @@ from mindspeed.training import saving
 from mindspeed.training.batches import Batches, build_datasets
 from mindspeed.training.checkpoints import saved_steps
 from mindspeed.training.evaluation import generate, held_out_loss, unigram_entropy
-from mindspeed.training.job import DataSource, Job
+from mindspeed.training.job import DataSource, Job, write_job
 from mindspeed.training.model import build_model, build_optimizer, build_scheduler
-from mindspeed.training.reporting import Reporter
+from mindspeed.training.reporting import RESULT, Reporter
+from mindspeed.training.run_folder import hold_folder
 from mindspeed.training.steps import over_ranks, run_schedule
 
 REPORT: Final = "report.json"
 """The proof of application in the run folder: what each feature reached."""
+SAVING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""Signals after which a run saves and ends: Ctrl-C, and what schedulers send before they take a node away."""
 
 
 def train(job: Job) -> dict[str, Any]:
     """Train as the job says, on the process group that exists. Returns the result of the run, equal on every rank."""
-    parallel_state.initialize_model_parallel()
-    _seed(job.config.seed)
-    result = Trainer(job, job.source()).run()
-    parallel_state.destroy_model_parallel()
+    with hold_folder(job.run) if dist.get_rank() == 0 else nullcontext():
+        parallel_state.initialize_model_parallel()
+        _seed(job.config.seed)
+        result = Trainer(job, job.source()).run()
+        parallel_state.destroy_model_parallel()
     return result
 
 
@@ -45,14 +49,17 @@ class Trainer:
         self.job, self.config, self.source = job, job.config, source
         world = job.plan.world
         self.seq_length, self.samples_per_step = world.seq_length, world.global_batch_size
-        datasets = build_datasets(source, world.seq_length, self.config.held_out, self.config.seed, Path(job.run) / "index")
-        self.train_batches, self.held_out_batches = (
-            Batches(dataset, world.micro_batch_size, world.global_batch_size, self.config.seed) for dataset in datasets
-        )
         chunks = build_model(world, self.config)
         optimizer = build_optimizer(chunks, self.config)
         self.state = saving.TrainState(chunks, optimizer, build_scheduler(optimizer, self.config))
         notes = saving.load(job, self.state, source.identity) if job.checkpoint else []
+        if dist.get_rank() == 0:  # not before the checkpoint is loaded: a run whose resume fails stays as it was
+            write_job(job)
+            (Path(job.run) / RESULT).unlink(missing_ok=True)
+        datasets = build_datasets(source, world.seq_length, self.config.held_out, self.config.seed, Path(job.run) / "index")
+        self.train_batches, self.held_out_batches = (
+            Batches(dataset, world.micro_batch_size, world.global_batch_size, self.config.seed) for dataset in datasets
+        )
         self.saved = self.state.step
         self.asked_to_stop = False
         self.interrupted = False
@@ -68,16 +75,17 @@ class Trainer:
                 active.proof.say = self.reporter.note
 
     def run(self) -> dict[str, Any]:
-        """Train, save and evaluate; after Ctrl-C only save."""
-        before = signal.signal(signal.SIGINT, self._interrupt)
+        """Train, save and evaluate; after one of `SAVING_SIGNALS` only save."""
+        before = {number: signal.signal(number, self._interrupt) for number in SAVING_SIGNALS}
         try:
             while self.state.step < self.config.train_iters and not self.interrupted:
                 self._step()
                 self._after_step()
+            if self.state.step != self.saved:
+                self._save()
         finally:
-            signal.signal(signal.SIGINT, before)
-        if self.state.step != self.saved:
-            self._save()
+            for number, handler in before.items():
+                signal.signal(number, handler)
         result = self._result()
         session.enter(None)
         if self.reporter is not None:
@@ -149,8 +157,8 @@ class Trainer:
         return tokenizer.decode(prompt + ids)
 
     def _interrupt(self, number: int, frame: Any) -> None:
-        """Stop after this step; a second Ctrl-C stops at once."""
-        if self.asked_to_stop:
+        """Stop after this step; a second Ctrl-C stops at once, but not the same signal from scheduler and launcher."""
+        if self.asked_to_stop and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.asked_to_stop = True
 

@@ -13,11 +13,12 @@ from typing import Any
 
 from mindspeed import registry
 from mindspeed.training.job import Job, read_job
-from mindspeed.training.launch import INTERRUPTED, leave_problems
+from mindspeed.training.launch import INTERRUPTED, end_with_launcher, leave_problems
 
 
 def main() -> None:
     """Train the job that the environment names; what goes wrong is left to the launcher."""
+    end_with_launcher()
     try:
         work(read_job(os.environ), os.environ)
     except KeyboardInterrupt:

@@ -45,7 +45,7 @@ def held(site: str) -> Any:
 
 def level_zero(folder: str) -> ActivationPlan:
     layer = Layer("test", world={"num_experts": 4}, level=0, platform="cpu")
-    return make_job([layer], {"test": {"run": folder}}, probe("cpu"))[0].plan
+    return make_job([layer], {"test": {"run": folder}}, probe("cpu")).plan
 
 
 def modules_of(plan: ActivationPlan) -> tuple[list[str], bool]:

@@ -18,7 +18,7 @@ from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
 from mindspeed.plugins.problems import RunError
 from mindspeed.plugins.world import World
 from mindspeed.resolution.planned_feature import PlannedFeature, Value
-from mindspeed.training.checkpoints import checkpoint_path, newest_checkpoint
+from mindspeed.training.checkpoints import checkpoint_path, find_checkpoint
 from tests.training.conftest import TINY, Run, losses
 
 
@@ -168,7 +168,7 @@ def test_a_checkpoint_is_compared_before_anything_is_launched(run):
     ]
     done = diff(run, *tiny, "--tp", 2, "--json")
     data = json.loads(done.stdout)
-    assert (done.exit_code, data["checkpoint"]) == (0, str(newest_checkpoint(run)))
+    assert (done.exit_code, data["checkpoint"]) == (0, str(find_checkpoint(run)))
     (change,) = [change for change in data["changes"] if change["feature"] == "tensor-parallel"]
     assert change == {
         "feature": "tensor-parallel",
@@ -186,7 +186,7 @@ def test_resuming_with_an_optimizer_of_another_format_is_refused_before_a_proces
     reason = "Megatron saves a sharded and a replicated optimizer in formats that do not load each other"
     assert done.out == ""
     assert done.err == (
-        f"MS613 distributed-optimizer was added: {reason}\n  where: {newest_checkpoint(run)}\n"
+        f"MS613 distributed-optimizer was added: {reason}\n  where: {find_checkpoint(run)}\n"
         "  fix: --without distributed-optimizer\n"
     )
 
@@ -241,7 +241,7 @@ def test_data_of_a_feature_comes_back_and_is_never_dropped_silently(tmp_path, te
     steps = ("--data", text, "--run", run, "--train-iters", 2)
     Run(*TINY, *steps, "--features", "acme", env=acme()).done()
     done = Run("--resume", run, "--train-iters", 4, "--without", "acme", env=acme()).done(status=1)
-    assert done.err == (f"MS613 acme was removed: it counts steps\n  where: {newest_checkpoint(run)}\n  fix: --features acme\n")
+    assert done.err == (f"MS613 acme was removed: it counts steps\n  where: {find_checkpoint(run)}\n  fix: --features acme\n")
     Run("--resume", run, "--train-iters", 4, env=acme()).done()
     import torch
 
@@ -288,7 +288,7 @@ def test_what_is_declared_refused_is_what_megatron_cannot_load(tmp_path, text, b
     Run(*TINY, "--nproc", 2, *before.split(), "--train-iters", 2, "--data", text, "--run", run).done()
     refused = Run("--resume", run, "--nproc", 2, *after.split(), "--train-iters", 4).done(status=1)
     assert refused.err.startswith("MS613 ")
-    checkpoint = newest_checkpoint(run)
+    checkpoint = find_checkpoint(run)
     (checkpoint / states.FILE).unlink()
     manifest = json.loads((checkpoint / "mindspeed.json").read_text())
     optimizer = "distributed" if "--features" in after else "plain"

@@ -9,7 +9,7 @@ from mindspeed.training.checkpoints import (
     Manifest,
     check_manifest,
     checkpoint_path,
-    newest_checkpoint,
+    find_checkpoint,
     partial_path,
     read_manifest,
     remove_old,
@@ -35,7 +35,7 @@ def run(tmp_path):
 
 def test_only_complete_checkpoints_count(run):
     assert saved_steps(run) == [5, 10]
-    assert newest_checkpoint(run).name == "step-00000010"
+    assert find_checkpoint(run).name == "step-00000010"
 
 
 def test_old_and_interrupted_checkpoints_are_removed(run):
@@ -51,7 +51,7 @@ def test_a_manifest_survives_the_folder(run):
 def test_a_run_without_a_checkpoint_cannot_be_continued(tmp_path, name, what):
     run = tmp_path / name
     with pytest.raises(RunError) as caught:
-        newest_checkpoint(run)
+        find_checkpoint(run)
     assert str(caught.value) == f"MS602 the run {run} {what}\n  where: {run}\n  fix: start it without --resume"
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from mindspeed.cli.pretrain import pretrain
-from mindspeed.training.config import TrainConfig, flag, train_config
+from mindspeed.training.config import TrainConfig, accepted_value, flag, train_config
 
 
 def test_later_sources_win():
@@ -14,12 +14,17 @@ def test_every_mistake_is_reported_with_its_source_and_fix():
     _, problems = train_config(given)
     assert sorted(map(str, problems)) == [
         "MS301 train.lr is 'fast': input should be a valid number, unable to parse string as a number\n"
-        "  where: job file\n  fix: lr is: highest learning rate",
-        "MS301 train.seed is -1: input should be greater than or equal to 0\n"
-        "  where: command line\n  fix: seed is: seed of weights, dropout and data order",
+        "  where: job file\n  fix: --lr 0.003",
+        "MS301 train.seed is -1: input should be greater than or equal to 0\n  where: command line\n  fix: --seed 1234",
         "MS305 unknown key 'train_iter' in train\n"
         "  where: job file\n  fix: did you mean train_iters or eval_iters or decay_iters?",
     ]
+
+
+def test_the_fix_of_every_key_is_a_value_that_is_accepted():
+    for name in TrainConfig.model_fields:
+        _, problems = train_config({"job file": {name: accepted_value(name)}})
+        assert problems == [], name
 
 
 def test_a_wrong_value_leaves_the_others_as_they_were_given():

@@ -39,8 +39,8 @@ def test_a_run_at_tp2_goes_on_at_pp2_as_if_it_had_not_been_interrupted(tmp_path,
     assert list((whole / "tensorboard").iterdir())
 
     shutil.rmtree(checkpoint_path(whole, 10))
-    other = ("--nproc", 2, "--tp", 1, "--pp", 2, "--without", "tensor-parallel,sequence-parallel")
-    done = Run("--resume", whole, "--run", rest, *other).done()
+    done = Run("--resume", whole, "--run", rest, "--nproc", 2, "--tp", 1, "--pp", 2).done()
+    assert "sequence-parallel was left out: it has nothing to do in this layout" in done.out
     assert "the layout differs from the checkpoint's, so dropout draws other random numbers from here on" in done.err
     assert sorted(losses(rest)) == [6, 7, 8, 9, 10]
     for step, loss in losses(rest).items():
@@ -59,6 +59,49 @@ def test_a_run_that_ctrl_c_stops_saves_and_says_how_to_go_on(run):
     assert (program, verb) == ("mindspeed", "pretrain")
     Run(*arguments, "--train-iters", step + 2).done()
     assert max(losses(run)) == step + 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_what_a_scheduler_sends_before_it_takes_the_node_saves_too(run, number):
+    stopped = Run("--resume", run, "--nproc", 2, "--train-iters", 1_000_000)
+    stopped.wait_for_step(run, 4)
+    stopped.process.send_signal(number)
+    stopped.done()
+    step = saved_steps(run)[-1]
+    assert step == max(losses(run)) >= 4
+    assert f"stopped after step {step}; continue with:\n" in stopped.out
+
+
+@pytest.mark.long
+def test_ranks_end_with_a_launcher_that_is_killed(run):
+    lost = Run("--resume", run, "--nproc", 2, "--train-iters", 1_000_000)
+    lost.wait_for_step(run, 3)
+    ranks = [lost.rank(0), lost.rank(1)]
+    lost.process.kill()
+    _, alive = psutil.wait_procs(ranks, timeout=20)
+    assert not alive
+    Run("--resume", run, "--train-iters", 3).done()
+
+
+@pytest.mark.long
+def test_a_second_job_in_a_run_folder_is_refused_before_it_starts_anything(run):
+    first = Run("--resume", run, "--train-iters", 1_000_000)
+    first.wait_for_step(run, 3)
+    second = Run("--resume", run, "--train-iters", 4).done(status=1)
+    assert second.err == (
+        f"MS608 another job is running in {run}\n  where: {run}\n  fix: wait until it has ended, or give another --run FOLDER\n"
+    )
+    first.process.send_signal(signal.SIGINT)
+    first.done()
+
+
+@pytest.mark.long
+def test_a_resume_that_cannot_load_leaves_the_run_as_it_was(run):
+    (checkpoint_path(run, 2) / "common.pt").write_bytes(bytes((checkpoint_path(run, 2) / "common.pt").stat().st_size))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+    Run("--resume", run, "--train-iters", 4, "--dropout", 0.1).done(status=1)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"} == before
 
 
 def test_a_rank_that_is_killed_ends_the_others_and_is_named(run):
@@ -97,7 +140,8 @@ def test_a_full_disk_leaves_the_checkpoint_before(run):
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(run):
-    wild = Run("--resume", run, "--train-iters", 20, "--lr", "1e30", "--warmup-iters", 0).done(status=1)
+    schedule = ("--train-iters", 20, "--decay-iters", 20, "--lr", "1e30", "--warmup-iters", 0)
+    wild = Run("--resume", run, *schedule).done(status=1)
     assert wild.err.splitlines()[-3].startswith("MS606 ")
     assert wild.err.endswith(
         f"  where: {run}\n  fix: --resume {run} goes back to step 2; try a lower --lr or a longer --warmup-iters\n"

@@ -26,6 +26,7 @@ class SequenceParallel(Feature[FeatureArgs]):
                 fix="use a --seq-length that is a multiple of {world.tp} x {world.cp}",
             ),
         ),
+        applies=lambda args, world: world.tp > 1,
         numerics=Numerics.reordered(reason="gradients of norm weights are sums of shares of the sequence"),
     )
 

@@ -1,0 +1,133 @@
+"""Put the saved request of a run below a new one, and judge what the new one changes. Light."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from mindspeed.plugins.discovery import Catalog
+from mindspeed.plugins.problems import Problem
+from mindspeed.plugins.world import UnknownValue
+from mindspeed.resolution.environment import Environment
+from mindspeed.resolution.request import Layer, load_job_file
+from mindspeed.resolution.request_merge import MergedRequest, merge
+from mindspeed.training import checkpoints
+from mindspeed.training.config import TrainConfig, train_config
+
+RESUMED: Final = "resumed run"
+"""Source of values that the saved job of a run gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedRequest:
+    """The request that a run was started with: its layer, and its values of ``train``."""
+
+    layer: Layer
+    train: Mapping[str, Any]
+
+
+def read_request(run: str, owners: Mapping[str, tuple[str, str | None]]) -> SavedRequest:
+    """Read the job file of a run folder. Raises ResolutionError with MS305.
+
+    ``owners`` are the spellings of parallel sizes (`Catalog.owners`); a size that the file gives in both of them, as
+    files of earlier versions do after ``--tp`` overrode a setting, has the value of ``world``.
+    """
+    saved = load_job_file(Path(run) / "job.yaml")
+    settings, world = merge_spellings([saved.layer], owners)
+    return SavedRequest(replace(saved.layer, source=RESUMED, settings=settings, world=world), saved.train)
+
+
+def merge_spellings(
+    layers: Sequence[Layer], owners: Mapping[str, tuple[str, str | None]]
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Merge settings and world of layers, low to high, so that of two spellings of a size the overridden one is gone."""
+    settings: dict[str, dict[str, Any]] = {}
+    world: dict[str, Any] = {}
+    for layer in layers:
+        world |= {name: value for name, value in layer.world.items() if value is not None}
+        for feature, fields in layer.settings.items():
+            settings.setdefault(feature, {}).update(fields)
+        for size, (owner, argument) in owners.items():
+            if argument is None:
+                continue
+            if layer.world.get(size) is not None:
+                settings.get(owner, {}).pop(argument, None)
+            elif argument in layer.settings.get(owner, {}):
+                world.pop(size, None)
+    return {feature: fields for feature, fields in settings.items() if fields}, world
+
+
+def leave_out(
+    saved: Layer, above: Sequence[Layer], lowest: Layer, catalog: Catalog, environment: Environment
+) -> tuple[Layer, list[str]]:
+    """Remove the features from a saved layer that the layers above take out, or to whose sizes they no longer apply.
+
+    Returns the layer and a sentence for each feature that applied before and does not now (`FeatureSpec.applies`).
+    """
+    without = {name for layer in above for name in layer.without}
+    named = {name for layer in above for name in layer.features}
+    before, after = (merge([lowest, *layers], catalog, environment) for layers in ([saved], [saved, *above]))
+    idle = {
+        name
+        for name in saved.features
+        if name not in without | named and _applies(name, before, catalog) and not _applies(name, after, catalog)
+    }
+    kept = tuple(name for name in saved.features if name not in without | idle)
+    return replace(saved, features=kept), [f"{name} was left out: it has nothing to do in this layout" for name in sorted(idle)]
+
+
+def keep_schedule(saved: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the saved values of ``train`` with the end of the decay that the run had, and a sentence when that matters.
+
+    A run without ``decay_iters`` ends its decay at its last step; more steps must not change the rate of the next one.
+    """
+    before, _ = train_config({RESUMED: saved})
+    if before.decay_iters is not None or given.get("train_iters", before.train_iters) == before.train_iters:
+        return dict(saved), []
+    kept = {**saved, "decay_iters": before.train_iters}
+    if given.get("decay_iters") is not None or before.decay == "constant":
+        return kept, []
+    stretch = f"--decay-iters {given['train_iters']} stretches it"
+    return kept, [f"the learning rate keeps its schedule, whose decay ends at step {before.train_iters}; {stretch}"]
+
+
+def schedule_changes(before: TrainConfig, after: TrainConfig) -> list[str]:
+    """Return a sentence for each value of the schedule and the optimizer that differs from the saved run's."""
+    names = "lr min_lr warmup_iters decay_iters decay weight_decay adam_beta1 adam_beta2 adam_eps clip_grad dropout seed"
+    pairs = ((name, getattr(before, name), getattr(after, name)) for name in names.split())
+    return [f"{name} was {old} and is {new}" for name, old, new in pairs if old != new]
+
+
+def check_steps(config: TrainConfig, step: int, where: str) -> list[Problem]:
+    """MS301 when the steps that are wanted are fewer than those of the checkpoint."""
+    if config.train_iters >= step:
+        return []
+    text = f"train.train_iters is {config.train_iters}, and the checkpoint is of step {step}"
+    fix = f"--train-iters {2 * step}, or --step N for an earlier checkpoint"
+    return [Problem("MS301", text, where=where, fix=fix)]
+
+
+def check_folder(resume: str, run: str, step: int) -> list[Problem]:
+    """MS602 when going on from a step would put two runs into one folder, whose checkpoints replace each other."""
+    steps = checkpoints.saved_steps(run)
+    if Path(resume).resolve() != Path(run).resolve():
+        return [checkpoints.folder_in_use(run)] if steps else []
+    later = [str(saved) for saved in steps if saved > step]
+    if not later:
+        return []
+    text = f"{run} has checkpoints after step {step}, of step {', '.join(later)}, which would be replaced"
+    fix = f"--resume {resume} --step {step} --run {resume.rstrip('/')}-{step} goes on in a folder of its own"
+    return [Problem("MS602", text, where=run, fix=fix)]
+
+
+def _applies(name: str, request: MergedRequest, catalog: Catalog) -> bool:
+    """Whether a feature says that it has something to do; what cannot be asked is left to the resolver."""
+    if name not in catalog.specs:
+        return True
+    values = {key: value.value for key, value in request.settings.get(name, {}).items()}
+    try:
+        return catalog.specs[name].applies(catalog.models[name].model_validate(values), request.as_world())
+    except (UnknownValue, ValueError):
+        return True

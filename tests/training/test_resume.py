@@ -1,0 +1,197 @@
+"""What ``mindspeed pretrain --resume`` makes of a saved run and of what is given anew; no process is started."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mindspeed import registry
+from mindspeed.planning.checkpoint_state import record_of
+from mindspeed.plugins.problems import ResolutionError
+from mindspeed.resolution.environment import probe
+from mindspeed.resolution.request import Layer
+from mindspeed.training.checkpoints import Manifest, checkpoint_path
+from mindspeed.training.job import Job, make_job, write_job
+
+SHAPE = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "seq_length": 32, "global_batch_size": 4}
+MakeRun = Callable[..., Path]
+
+
+def job_of(layer: Layer, train: dict[str, Any], world_size: int = 1, **options: Any) -> Job:
+    """The job of one layer above a saved run, if ``resume`` names one."""
+    return make_job([layer], {"command line": train}, replace(probe("cpu"), world_size=world_size), **options)
+
+
+@pytest.fixture
+def make_run(tmp_path: Path, text: str) -> MakeRun:
+    """Write the folder of a run that has ended at step 20: its job, and checkpoints without tensors."""
+
+    def make(layer: Layer, world_size: int = 1, steps: tuple[int, ...] = (20,), **train: Any) -> Path:
+        run = tmp_path / "run"
+        values = {"train_iters": 20, "warmup_iters": 2, "data": text, "run": str(run)} | train
+        job = job_of(replace(layer, world=SHAPE | dict(layer.world)), values, world_size)
+        write_job(job)
+        for step in steps:
+            folder = checkpoint_path(run, step)
+            folder.mkdir(parents=True)
+            for name in ("metadata.json", "common.pt", ".metadata"):
+                (folder / name).touch()
+            Manifest(step, 4 * step, job.model, job.optimizer, "data", {}, job.plan.digest).write(folder)
+            record_of(job.plan, registry.catalog_for(job.plan.names)).write(folder)
+        return run
+
+    return make
+
+
+def resumed(saved: Path, /, layer: Layer | None = None, world_size: int = 1, step: int | None = None, **train: Any) -> Job:
+    return job_of(layer or Layer("command line"), train, world_size, resume=str(saved), step=step)
+
+
+def refused(saved: Path, /, **train: Any) -> list[str]:
+    with pytest.raises(ResolutionError) as caught:
+        resumed(saved, **train)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def features_of(job: Job) -> list[str]:
+    return yaml.safe_load(job.request).get("features", [])
+
+
+@pytest.mark.guards(42)
+def test_a_size_that_overrides_a_setting_is_saved_in_one_spelling(make_run: MakeRun) -> None:
+    """A job file with ``tensor-parallel.size`` and ``--tp`` above it."""
+    run = make_run(Layer("job file", settings={"tensor-parallel": {"size": 2}}), world_size=2)
+    first = resumed(run, Layer("command line", world={"tp": 1}))
+    assert yaml.safe_load(first.request)["world"]["tp"] == 1
+    assert "settings" not in yaml.safe_load(first.request)
+    write_job(first)
+    assert resumed(run).plan.world.tp == 1
+    second = resumed(run, Layer("command line", settings={"tensor-parallel": {"size": 2}}), world_size=2)
+    assert yaml.safe_load(second.request)["settings"] == {"tensor-parallel": {"size": 2}}
+    assert "tp" not in yaml.safe_load(second.request)["world"]
+
+
+def test_a_saved_job_with_both_spellings_of_a_size_is_resumed_with_that_of_the_world(make_run: MakeRun) -> None:
+    run = make_run(Layer("job file", world={"tp": 1}))
+    saved = yaml.safe_load((run / "job.yaml").read_text())
+    saved["settings"] = {"tensor-parallel": {"size": 2}}
+    (run / "job.yaml").write_text(yaml.safe_dump(saved))
+    assert resumed(run).plan.world.tp == 1
+
+
+def test_the_documented_line_resumes_on_another_layout(make_run: MakeRun) -> None:
+    """``--nproc 2 --tp 1 --pp 2`` on a run over two tensor-parallel ranks."""
+    features = ("tensor-parallel", "sequence-parallel")
+    run = make_run(Layer("job file", features, {"tensor-parallel": {"size": 2}}), world_size=2)
+    job = resumed(run, Layer("command line", world={"tp": 1, "pp": 2}), world_size=2)
+    assert "sequence-parallel was left out: it has nothing to do in this layout" in job.notes
+    assert features_of(job) == ["tensor-parallel"]
+    assert (job.plan.world.tp, job.plan.world.pp) == (1, 2)
+
+
+def test_a_feature_that_is_named_anew_is_never_left_out(make_run: MakeRun) -> None:
+    features = ("tensor-parallel", "sequence-parallel")
+    run = make_run(Layer("job file", features, {"tensor-parallel": {"size": 2}}), world_size=2)
+    with pytest.raises(ResolutionError) as caught:
+        resumed(run, Layer("command line", ("sequence-parallel",), world={"tp": 1}))
+    assert [problem.code for problem in caught.value.problems] == ["MS304"]
+
+
+def test_more_steps_keep_the_schedule_of_the_run(make_run: MakeRun) -> None:
+    run = make_run(Layer("job file"))
+    job = resumed(run, train_iters=40)
+    assert job.config.decay_iters == 20
+    assert job.notes == ("the learning rate keeps its schedule, whose decay ends at step 20; --decay-iters 40 stretches it",)
+    write_job(job)
+    assert resumed(run).config.decay_iters == 20
+    assert resumed(run, train_iters=20).config.decay_iters == 20
+
+
+def test_a_change_of_the_schedule_is_a_row(make_run: MakeRun) -> None:
+    run = make_run(Layer("job file"), lr=1e-3)
+    job = resumed(run, train_iters=40, decay_iters=40, lr=5e-4)
+    assert job.notes == ("lr was 0.001 and is 0.0005", "decay_iters was 20 and is 40")
+
+
+def test_the_same_steps_say_nothing_of_the_schedule(make_run: MakeRun) -> None:
+    job = resumed(make_run(Layer("job file")))
+    assert (job.config.decay_iters, job.notes) == (None, ())
+
+
+def test_fewer_steps_than_the_checkpoint_has_are_a_problem(make_run: MakeRun) -> None:
+    run = make_run(Layer("job file"))
+    assert refused(run, train_iters=10) == [
+        "MS301 train.train_iters is 10, and the checkpoint is of step 20\n"
+        f"  where: {checkpoint_path(run, 20)}\n  fix: --train-iters 40, or --step N for an earlier checkpoint"
+    ]
+
+
+def test_an_older_checkpoint_is_chosen_by_its_step_and_continued_in_a_folder_of_its_own(make_run: MakeRun) -> None:
+    run = make_run(Layer("job file"), steps=(10, 20))
+    assert resumed(run).checkpoint == str(checkpoint_path(run, 20))
+    assert refused(run, step=10) == [
+        f"MS602 {run} has checkpoints after step 10, of step 20, which would be replaced\n"
+        f"  where: {run}\n  fix: --resume {run} --step 10 --run {run}-10 goes on in a folder of its own"
+    ]
+    job = resumed(run, step=10, run=f"{run}-10")
+    assert (job.checkpoint, job.run) == (str(checkpoint_path(run, 10)), f"{run}-10")
+    assert refused(run, step=15) == [
+        f"MS602 the run {run} has no checkpoint of step 15, only of 10, 20\n  where: {run}\n  fix: --step 20"
+    ]
+
+
+def test_a_resumed_run_is_not_written_over_another_one(make_run: MakeRun, tmp_path: Path) -> None:
+    run, other = make_run(Layer("job file")), tmp_path / "other"
+    checkpoint_path(other, 5).mkdir(parents=True)
+    assert refused(run, run=str(other)) == [
+        f"MS602 the folder {other} already holds a run with checkpoints\n  where: {other}\n"
+        f"  fix: --resume {other} continues it, and another --run starts a new one"
+    ]
+
+
+def test_making_the_job_of_a_resume_writes_nothing(make_run: MakeRun) -> None:
+    run = make_run(Layer("job file"))
+    (run / "result.json").write_text("{}")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    resumed(run, train_iters=40)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("place", ["/dev/null/x", "{file}", "{file}/below"])
+def test_a_run_folder_that_cannot_be_made_is_one_problem(tmp_path: Path, text: str, place: str) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    run = place.format(file=file)
+    with pytest.raises(ResolutionError) as caught:
+        job_of(Layer("command line"), {"run": run, "data": text})
+    (problem,) = caught.value.problems
+    blocking = "/dev/null" if "null" in run else file
+    assert str(problem) == (
+        f"MS603 the run folder {run} cannot be used: {blocking} is not a folder\n"
+        f"  where: {run}\n  fix: --run FOLDER, where files can be written"
+    )
+
+
+def test_a_run_folder_that_cannot_be_read_is_one_problem(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(path: Path) -> Any:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (tmp_path / "checkpoints").mkdir()
+    monkeypatch.setattr(Path, "iterdir", unreadable)
+    with pytest.raises(ResolutionError) as caught:
+        job_of(Layer("command line"), {"run": str(tmp_path), "data": text})
+    assert [problem.message for problem in caught.value.problems] == [
+        f"the run folder {tmp_path} cannot be used: Permission denied"
+    ]
+
+
+def test_the_written_job_names_what_a_process_needs(make_run: MakeRun) -> None:
+    run = make_run(Layer("job file"))
+    fields = json.loads((run / "process.json").read_text())
+    assert set(fields) == {"config", "run", "data", "checkpoint", "request"}
