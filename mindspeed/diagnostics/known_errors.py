@@ -6,6 +6,11 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Final
 
+BUILD_HELPERS: Final = (
+    "make -C megatron/core/datasets LIBEXT=$(python -c \"import sysconfig; print(sysconfig.get_config_var('EXT_SUFFIX'))\")"
+)
+"""The command that compiles Megatron's data helpers for the running Python, whatever Python ``python3-config`` is of."""
+
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
@@ -29,9 +34,30 @@ SYMPTOMS: Final = (
         "DistributedDataParallel after parameters were frozen and thawed",
     ),
     Symptom(
-        r"helpers_cpp|No module named '?helpers'?|failed to (compile|make) the C\+\+ dataset helper",
-        "Megatron's data helpers are not compiled: a source checkout compiles them on first use, on rank 0 only.",
-        "make -C megatron/core/datasets in the checkout (needs g++ and pybind11), on every node, before the job",
+        r"helpers_cpp|No module named '?helpers'?|failed to (compile|make) the C\+\+ dataset helper|failed to build as a mock",
+        "Megatron's data helpers are not compiled for this Python: a source checkout compiles them on first use, on rank 0 "
+        "only, and names them after the Python of python3-config, which may be another one.",
+        f"{BUILD_HELPERS} in the checkout (needs g++ and pybind11), on every node, before the job",
+    ),
+    Symptom(
+        r"(transformers|sentencepiece|wget) library (must|should) be|name '(AutoTokenizer|tiktoken)' is not defined"
+        r"|No module named '(transformers|sentencepiece|tiktoken)'",
+        "The tokenizer of --tokenizer-type belongs to a package that is not installed in this environment.",
+        "pip install transformers (HuggingFaceTokenizer), sentencepiece (SentencePieceTokenizer, Llama2Tokenizer) or tiktoken "
+        "(TikTokenizer); --tokenizer-type NullTokenizer --vocab-size N needs none",
+    ),
+    Symptom(
+        r"tokenizer_path: .* is invalid|Unable to instantiate HuggingFace AutoTokenizer|not a valid model identifier"
+        r"|Tokenizer path must be specified|assert args\.(tokenizer_model|vocab_file|merge_file|tiktoken_pattern) is not None",
+        "The files of the tokenizer are not where --tokenizer-model (or --vocab-file and --merge-file) says, or this machine "
+        "cannot download them.",
+        "--tokenizer-model <existing folder or file>, an absolute path that every node sees",
+    ),
+    Symptom(
+        r"zero_centered_gamma not supported by torch LayerNorm",
+        "--apply-layernorm-1p (layernorm_zero_centered_gamma) needs a norm with a zero-centered weight; the local layers of "
+        "Megatron have torch's norms without Apex.",
+        "remove --apply-layernorm-1p; for RMSNorm a feature that exchanges the norms supports it, see mindspeed features list",
     ),
     Symptom(
         r"connectFullMesh",

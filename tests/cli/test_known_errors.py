@@ -11,6 +11,9 @@ from mindspeed.diagnostics.known_errors import SYMPTOMS, symptoms_in
 TEXTS = [
     "AttributeError: 'Parameter' object has no attribute 'main_grad'",
     "ModuleNotFoundError: No module named 'megatron.core.datasets.helpers_cpp'",
+    "ModuleNotFoundError: sentencepiece library should be installed.",
+    "ValueError: Unable to instantiate HuggingFace AutoTokenizer for /nowhere. Exception: ...",
+    "AssertionError: zero_centered_gamma not supported by torch LayerNorm",
     "RuntimeError: [enforce fail at ...] Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144]",
     "Using /home/user/.cache/torch_extensions/py310_cpu as PyTorch extensions root...",
     "ImportError: libhccl.so: cannot open shared object file: No such file or directory",
@@ -28,6 +31,18 @@ TEXTS = [
 @pytest.mark.parametrize(("text", "symptom"), list(zip(TEXTS, SYMPTOMS, strict=True)), ids=range(len(TEXTS)))
 def test_a_text_is_told_from_the_others(text, symptom):
     assert symptoms_in(text) == [symptom]
+
+
+def test_data_helpers_are_compiled_for_the_python_that_runs():
+    """Megatron's Makefile asks ``python3-config``, which may be another Python's."""
+    (symptom,) = symptoms_in("Exception: MockGPTDataset failed to build as a mock data generator")
+    assert "make -C megatron/core/datasets LIBEXT=$(python -c " in symptom.fix
+
+
+@pytest.mark.parametrize("package", ["transformers", "sentencepiece", "tiktoken"])
+def test_a_tokenizer_without_its_package_is_known(package):
+    (symptom,) = symptoms_in(f"ModuleNotFoundError: No module named '{package}'")
+    assert "pip install transformers (HuggingFaceTokenizer), sentencepiece" in symptom.fix
 
 
 def test_the_cause_and_the_fix_are_printed(mindspeed):
