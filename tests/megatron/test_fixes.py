@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 import mindspeed
 from mindspeed.plugins.problems import PlatformError
+from tests.megatron.group_cycles import cycles
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -137,3 +139,27 @@ def test_the_kernels_of_megatron_lm_ask_for_no_compiler(tmp_path, monkeypatch):
     finally:
         for name in ("megatron.legacy.fused_kernels", "megatron.legacy"):
             del sys.modules[name]
+
+
+threads_are_counted = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
+
+
+@threads_are_counted
+def test_a_fourth_cycle_of_model_parallelism_leaves_what_the_second_left(tmp_path):
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+
+    dist.init_process_group("nccl", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        _, second, _, fourth = cycles(4, tensor_parallel=1)
+        assert fourth == second
+    finally:
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
+
+
+@pytest.mark.long
+@threads_are_counted
+def test_forty_cycles_of_model_parallelism_on_two_ranks_leave_what_the_second_left(pool):
+    for after in pool.call(cycles, 2, 40, 2, plan=mindspeed.plan(platform="cpu")):
+        assert after[-1] == after[1]

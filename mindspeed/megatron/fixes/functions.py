@@ -123,6 +123,11 @@ PRODUCT: Final[tuple[tuple[str, str], ...]] = (
 
 ON_CPU: Final[tuple[tuple[str, str, str], ...]] = (
     (
+        "megatron.core.parallel_state:destroy_model_parallel",
+        "groups:destroy_groups",
+        "Megatron forgets its groups, and each gloo group keeps three threads and four descriptors until it is destroyed",
+    ),
+    (
         "megatron.core.transformer.moe.moe_utils:maybe_move_tensor_to_cpu",
         "moe:move_to_host",
         "it asks is_cuda, and the splits of an all-to-all must become Python numbers",
