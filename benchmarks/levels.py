@@ -133,7 +133,7 @@ def serve(level: int, dtype: str, folder: str) -> None:
 def trainer_of(level: int, dtype: str, folder: str) -> Any:
     """The trainer of ``mindspeed pretrain`` at a level, in this process."""
     from mindspeed import registry
-    from mindspeed.resolution.environment import probe
+    from mindspeed.registry import probe
     from mindspeed.resolution.request import Layer
     from mindspeed.training.job import make_job
 

@@ -54,7 +54,7 @@ def measure(kind: str) -> float:
 
 def _trainer() -> Any:
     from mindspeed import registry
-    from mindspeed.resolution.environment import probe
+    from mindspeed.registry import probe
     from mindspeed.training.job import make_job
 
     folder = Path(tempfile.mkdtemp())

@@ -14,9 +14,8 @@ from dataclasses import replace
 from types import TracebackType
 
 from mindspeed import registry
-from mindspeed.megatron.training_plan import plan_training, report_beside
+from mindspeed.megatron.training_plan import report_beside
 from mindspeed.plugins.problems import MindSpeedError
-from mindspeed.resolution.environment import probe
 from mindspeed.runtime import rendezvous, session
 from mindspeed.runtime.session import ActivationReport
 
@@ -28,10 +27,10 @@ def adapt(argv: MutableSequence[str]) -> ActivationReport | None:
     """
     if session.current() is not None:
         return None
-    environment = probe()
+    environment = registry.probe()
     environment = replace(environment, world_size=environment.world_size or 1)
     try:
-        request, plan = plan_training(argv[1:], os.environ, environment)
+        request, plan = registry.plan_training(argv[1:], os.environ, environment)
     except MindSpeedError as error:
         rendezvous.report_failure(error)
         raise

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from mindspeed.planning import build_plan
-from mindspeed.planning.fingerprint import content_of
+from mindspeed.planning import build_plan, fingerprint
+from mindspeed.planning.framework import Framework
 from mindspeed.planning.kill_switch import disabled_layer, refuse_disabled
 from mindspeed.planning.patch_checks import check_contracts
 from mindspeed.planning.plan import ActivationPlan, plan_from_json
@@ -23,13 +24,20 @@ from mindspeed.plugins.constraints import AUTO
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature, discover
 from mindspeed.plugins.problems import MindSpeedError, PatchError, Problem, ResolutionError
 from mindspeed.plugins.tracing import trace, tracing
-from mindspeed.resolution.environment import Environment, probe
+from mindspeed.plugins.world import PLATFORMS
+from mindspeed.resolution.environment import Environment, installed_version
 from mindspeed.resolution.request import Layer, layer_from_environment
 from mindspeed.resolution.resolution_state import HasVariant
 from mindspeed.resolution.resolver import resolve as resolve_names
 from mindspeed.runtime import rendezvous, session
 from mindspeed.runtime.effects import EffectReport
-from mindspeed.runtime.session import ActivationReport, DeactivationReport, suspended
+from mindspeed.runtime.session import ActivationReport, DeactivationReport, Surroundings, suspended
+
+if TYPE_CHECKING:
+    from mindspeed.megatron.training_request import ScriptRequest
+    from mindspeed.planning.targets import Target
+    from mindspeed.plugins.feature import Feature
+    from mindspeed.plugins.patches import Patch
 
 __all__ = ["activate", "activate_from_environment", "catalog", "deactivate", "defaults", "plan", "resolve", "suspended"]
 
@@ -82,7 +90,6 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
     Without ``known``, of other distributions only the named features are loaded, and what those require.
     """
     from mindspeed.ops.variants import has_variant
-    from mindspeed.platforms import base_features
 
     layers = [*layers, disabled_layer()]
     known = known or catalog_for(_named(layers))
@@ -95,13 +102,94 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
         from mindspeed.ops.availability import running
 
         runs = running(environment.platform)
-    resolution = resolve_names(layers, known, environment, base_features(environment.platform), runs)
+    framework = _framework(environment.platform)
+    resolution = resolve_names(layers, known, environment, framework.base, runs)
     if resolution.problems:
         raise ResolutionError(resolution.problems)
-    made = build_plan.build_plan(resolution, known, environment)
+    made = build_plan.build_plan(resolution, known, environment, framework)
     if tracing():  # the digest of a large plan takes a while
         trace("resolved", f"{', '.join(made.names) or 'no features'}; plan {made.digest}")
     return made
+
+
+def probe(platform: str | None = None, environ: Mapping[str, str] = os.environ) -> Environment:
+    """The environment of this process, read from metadata and source files; neither torch nor megatron is imported."""
+    from mindspeed.inspection.megatron_copies import megatron_version
+    from mindspeed.platforms import detect
+
+    size = environ.get("WORLD_SIZE", "")
+    return Environment(
+        platform=platform or detect(),
+        megatron=megatron_version(),
+        torch=installed_version("torch"),
+        world_size=int(size) if size.isdigit() else None,
+        source="probed",
+    )
+
+
+def base_features(platform: str) -> tuple[type[Feature[Any]], ...]:
+    """The level-0 features of a platform: the platform itself, the Megatron fixes, the hook points and the agreement of ranks.
+
+    Raises PlatformError for an unknown platform.
+    """
+    from mindspeed.megatron.fixes.feature import MegatronCompat
+    from mindspeed.megatron.hook_points import MegatronHookPoints
+    from mindspeed.platforms import device_layer
+    from mindspeed.platforms.same_plan import SamePlan
+
+    return device_layer(platform), MegatronCompat, MegatronHookPoints, SamePlan
+
+
+def _framework(platform: str) -> Framework:
+    from mindspeed.megatron.argument_overrides import check_overrides
+    from mindspeed.megatron.training_flags import OF_TRAINING
+
+    return Framework(base_features(platform), _hook_patches, check_overrides, frozenset(OF_TRAINING))
+
+
+def _hook_patches(
+    hooks: Collection[str], arguments: Collection[str], environment: Environment, proven: bool
+) -> list[tuple[str, Patch]]:
+    from mindspeed.megatron.hook_points import MegatronHookPoints, hook_points_for
+    from mindspeed.megatron.run_phases import PHASES
+
+    patches = hook_points_for(hooks, arguments, environment.training, environment.megatron)
+    return [(MegatronHookPoints.spec.name, patch) for patch in (*patches, *(PHASES if proven else ()))]
+
+
+def megatron_targets(known: Catalog) -> list[Target]:
+    """Every place in Megatron that the framework or a feature of a catalog may patch."""
+    from mindspeed.megatron.hook_points import MegatronHookPoints, all_hook_patches
+    from mindspeed.planning.targets import megatron_targets
+
+    base = [feature for platform in PLATFORMS for feature in base_features(platform)]
+    return megatron_targets(known, base, [(MegatronHookPoints.spec.name, patch) for patch in all_hook_patches()])
+
+
+def plan_training(
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    environment: Environment,
+    below: Sequence[Layer] = (),
+    also: Sequence[Layer] = (),
+) -> tuple[ScriptRequest, ActivationPlan]:
+    """Read and resolve a Megatron-LM command line, see `mindspeed.megatron.training_plan.plan_training`."""
+    from mindspeed.megatron.training_plan import plan_training
+
+    return plan_training(catalog, resolve, arguments, environ, environment, below, also)
+
+
+def content_of(plan: ActivationPlan, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The facts of a plan in this process, see `mindspeed.planning.fingerprint.content_of`."""
+    from mindspeed.ops.availability import kinds
+
+    return fingerprint.content_of(plan, catalog_for(plan.names), kinds, environ)
+
+
+def feature_classes(plan: ActivationPlan) -> dict[str, type[Feature[Any]]]:
+    """The class of every feature of a plan that is installed here, by name."""
+    known = catalog_for(plan.names)
+    return {name: known.feature(name) for name in plan.names if name in known.usable}
 
 
 def _named(layers: Sequence[Layer]) -> set[str]:
@@ -144,12 +232,13 @@ def activate(plan: ActivationPlan) -> ActivationReport:
     was_active = session.current() is not None
     try:
         refuse_disabled(plan)
-        manager = build_plan.manager_of(plan, catalog_for(plan.names))
+        manager = build_plan.manager_of(plan, catalog_for(plan.names), base_features(plan.environment["platform"]))
         if not was_active and (broken := check_contracts(plan.patches, plan.environment.get("megatron"))):
             raise PatchError(broken)
-        report = session.start(plan, manager)
+        content = partial(content_of, plan)
+        report = session.start(plan, manager, Surroundings(content, activate_child))
         if not was_active:
-            rendezvous.begin(lambda: content_of(plan, catalog_for(plan.names)))
+            rendezvous.begin(content)
     except Exception as error:
         rendezvous.report_failure(error)
         if not was_active:
@@ -173,6 +262,16 @@ def activate_from_environment() -> ActivationReport | None:
     """Activate the plan in the file that ``MINDSPEED_PLAN`` names; None when it is not set."""
     path = os.environ.get(PLAN_VARIABLE)
     return activate(read_plan(path)) if path else None
+
+
+def activate_child(plan: str, path: Sequence[str]) -> None:
+    """Activate a plan, given as JSON text, in a process that was spawned.
+
+    ``path`` becomes the import path first, as multiprocessing makes it a moment later: the Megatron of a checkout may lie on
+    it alone.
+    """
+    sys.path[:] = path
+    activate(plan_from_json(json.loads(plan)))
 
 
 def read_plan(path: str | Path) -> ActivationPlan:

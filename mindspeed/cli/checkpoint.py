@@ -37,7 +37,7 @@ def diff(ctx: click.Context, request: Request, path: str) -> None:
         text = f"the checkpoint does not say which features it was saved with: {FILE} is missing"
         raise RunError([Problem("MS602", text, where=str(folder))])
     plan = request.resolve()
-    found = changes(record, plan, registry.catalog_for(plan.names))
+    found = changes(record, plan, registry.feature_classes(plan), registry.content_of(plan))
     refused = [change for change in found if change.verdict == "refused"]
     if wants_json():
         print_json({"checkpoint": str(folder), "changes": [change.to_json() for change in found]})

@@ -50,7 +50,7 @@ def explain(request: Request, name: str) -> None:
 
 
 def _classes(plan: ActivationPlan, known: Catalog) -> Features:
-    from mindspeed.platforms import base_features
+    from mindspeed.registry import base_features
 
     base = {feature.spec.name: feature for feature in base_features(plan.environment["platform"])}
     return base | {name: known.feature(name) for name in plan.names}

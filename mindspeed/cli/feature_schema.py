@@ -85,7 +85,7 @@ def job_schema(known: Catalog) -> Schema:
 
 def _base() -> list[type[Feature[Any]]]:
     """The features of the base plans, which a job can set but not name."""
-    from mindspeed.platforms import base_features
+    from mindspeed.registry import base_features
 
     found = {feature.spec.name: feature for platform in PLATFORMS for feature in base_features(platform)}
     return [feature for feature in found.values() if feature.Args.model_fields]

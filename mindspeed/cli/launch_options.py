@@ -58,7 +58,7 @@ def hold_to_lock(file: str, plan: ActivationPlan) -> None:
     from mindspeed import registry
     from mindspeed.planning.lock import read_lock, require_match
 
-    require_match(read_lock(file), plan, registry.catalog_for(plan.names), file)
+    require_match(read_lock(file), registry.content_of(plan, {}), file)
 
 
 _RENDEZVOUS: Final = {

@@ -24,7 +24,7 @@ def lock(request: Request, output: str) -> None:
     import yaml
 
     from mindspeed import registry
-    from mindspeed.planning.lock import facts_of, lock_of
+    from mindspeed.planning.lock import Lock, facts_of
     from mindspeed.training.job import job_file
 
     plan = request.resolve()
@@ -33,7 +33,7 @@ def lock(request: Request, output: str) -> None:
     if "world_size" in sizes:
         job.setdefault("world", {})["world_size"] = sizes["world_size"]
     job["platform"] = plan.environment["platform"]
-    made = lock_of(job, plan, registry.catalog_for(plan.names))
+    made = Lock(job, plan, registry.content_of(plan, {}))
     made.write(output)
     contents = facts_of(made.content, "source") | facts_of(made.content, "target")
     if wants_json():

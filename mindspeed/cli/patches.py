@@ -35,8 +35,8 @@ def drift(ctx: click.Context, megatron: str | None) -> None:
     """
     from mindspeed.inspection.contracts import BASELINE
     from mindspeed.planning.drift import FAILED, measure_drift
-    from mindspeed.planning.targets import megatron_targets
     from mindspeed.plugins.discovery import discover
+    from mindspeed.registry import megatron_targets
 
     catalog = discover()
     for found in catalog.broken.values():
@@ -67,8 +67,8 @@ def record(megatron: str | None, into: Path | None) -> None:
     from mindspeed.inspection.releases import FOLDER
     from mindspeed.megatron.release_recording import record_release
     from mindspeed.planning.drift import installed_tree, source_tree
-    from mindspeed.planning.targets import megatron_targets
     from mindspeed.plugins.discovery import discover
+    from mindspeed.registry import megatron_targets
 
     targets = megatron_targets(discover(import_third_parties=False))
     with installed_tree() if megatron is None else source_tree(Path(megatron)) as tree:

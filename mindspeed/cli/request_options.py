@@ -40,7 +40,7 @@ class Request:
 
     def environment(self, world_size: int | None = None) -> Environment:
         """The environment to plan for: what is installed, except for what the command line made up."""
-        from mindspeed.resolution.environment import probe
+        from mindspeed.registry import probe
 
         platform = next((layer.platform for layer in reversed(self.layers) if layer.platform), None)
         environment = probe(platform)

@@ -99,14 +99,15 @@ def run(
 
 def _resolve(request: Request, words: tuple[str, ...], world_size: int) -> tuple[ActivationPlan, tuple[str, ...]]:
     """The plan, and the program's words: the arguments of Megatron-LM say more of the plan and lose our flags."""
-    from mindspeed.megatron.training_plan import is_training_script, plan_training, report_beside
+    from mindspeed import registry
+    from mindspeed.megatron.training_plan import is_training_script, report_beside
 
     script, *arguments = words
     if script == MODULE or not is_training_script(script):
         return request.resolve(world_size), words
     *below, command_line = request.layers
     environment = request.environment(world_size)
-    read, plan = plan_training(arguments, {}, environment, below, [command_line])
+    read, plan = registry.plan_training(arguments, {}, environment, below, [command_line])
     for note in read.notes:
         click.echo(f"mindspeed: {note.text}", err=True)
     if plan.names:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from mindspeed.diagnostics.build_locks import build_locks, extension_cache
 from mindspeed.inspection.megatron_copies import megatron_copies, mixed_roots, package_root
-from mindspeed.planning.fingerprint import content_of, describe, diff
+from mindspeed.planning.fingerprint import describe, diff
 from mindspeed.planning.lock import Lock, facts_of
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
@@ -95,7 +95,7 @@ def _features_and_plan(lock: Lock) -> Iterator[Check]:
     """Packages of features, contents of files, and the plan that the locked request becomes here."""
     from mindspeed import registry
 
-    here = content_of(lock.plan, registry.catalog_for(lock.plan.names), {})
+    here = registry.content_of(lock.plan, {})
     for name, wanted in facts_of(lock.content, "feature").items():
         found = here.get(f"feature {name}", "")
         if not wanted.startswith("mindspeed "):  # those of mindspeed have its version

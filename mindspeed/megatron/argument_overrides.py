@@ -51,8 +51,8 @@ def unused_overrides() -> tuple[PlannedOverride, ...]:
     session = current()
     if session is None:
         return ()
-    done = {*OF_TRAINING, *session.taken}
-    return tuple(planned for planned in session.plan.overrides if planned.override.argument not in done)
+    overrides = session.plan.overrides
+    return tuple(planned for planned in overrides if not planned.optional and planned.override.argument not in session.taken)
 
 
 def override_fields(original: Callable[..., None]) -> Callable[..., None]:

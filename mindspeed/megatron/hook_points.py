@@ -8,11 +8,12 @@ hooks when Megatron changes. megatron-core has no function that is a whole step 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Final
 
-from mindspeed.inspection.config_arguments import PLACES, arguments_of
+from mindspeed.inspection.config_arguments import PLACES, ArgumentPlace, arguments_of
 from mindspeed.inspection.megatron_copies import megatron_version, package_root
+from mindspeed.megatron.run_phases import PHASES
 from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec
 from mindspeed.plugins.patches import Patch, Wrap
 
@@ -168,7 +169,7 @@ def hook_points_for(
         Wrap(
             place.target,
             f"{_BRIDGE}:override_{'fields' if place.target.endswith('__post_init__') else 'parameters'}",
-            f"the plan's arguments reach {place.name}",
+            _reaches(place),
             phase="setup" if place.name == "initialize_model_parallel" else "build",
         )
         for place in PLACES
@@ -178,6 +179,17 @@ def hook_points_for(
     above = [*filter(_is_there, (*ARGUMENT_HOOK_POINTS, *CHECKPOINT_HOOK_POINTS)), *loop] if training else []
     core = [seam for hook, seam in HOOK_POINTS.items() if hook in hooks]
     return [*bridge, *core, *([PREDICTION] if "layer_spec" in hooks else []), *above]
+
+
+def all_hook_patches() -> Iterator[Patch]:
+    """Every patch that a plan may need for hooks, run phases and arguments."""
+    yield from (*HOOK_POINTS.values(), PREDICTION, *ARGUMENT_HOOK_POINTS, *CHECKPOINT_HOOK_POINTS, *PHASES)
+    yield from (seam for seams in TRAINING_HOOK_POINTS.values() for seam in seams)
+    yield from (Wrap(place.target, f"{_BRIDGE}:override_fields", _reaches(place)) for place in PLACES)
+
+
+def _reaches(place: ArgumentPlace) -> str:
+    return f"the plan's arguments reach {place.name}"
 
 
 def _is_there(seam: Wrap) -> bool:

@@ -47,7 +47,7 @@ def shared_token(tokenizer: str | Path) -> SharedToken | None:
 def ends_documents(prefix: str, number: int) -> bool | None:
     """Whether documents of indexed data end with this token, from the first of them; None when there is no such data."""
     try:
-        from mindspeed.training.indexed import read_index
+        from mindspeed.megatron.indexed_data import read_index
 
         index = read_index(prefix)
     except (ImportError, MindSpeedError):  # numpy need not be where a job is checked

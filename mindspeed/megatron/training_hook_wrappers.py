@@ -18,7 +18,7 @@ from mindspeed.megatron import training_flags as flags
 from mindspeed.megatron.local_layers import Unsupported, unsupported_arguments
 from mindspeed.megatron.training_plan import contradiction
 from mindspeed.planning import checkpoint_state
-from mindspeed.planning.plan import ActivationPlan
+from mindspeed.planning.fingerprint import Content
 from mindspeed.plugins.problems import MindSpeedError, Problem, RunError
 from mindspeed.runtime import session
 
@@ -183,23 +183,21 @@ def with_record_saved(original: Function) -> Function:
         result = original(iteration, *args, **kwargs)
         active = session.current()
         if active is not None and not kwargs.get("non_persistent_ckpt"):
-            _write_record(active.plan, iteration)
+            _write_record(active, iteration)
         return result
 
     return save_checkpoint
 
 
-def _write_record(plan: ActivationPlan, iteration: int) -> None:
+def _write_record(active: session.Session, iteration: int) -> None:
     """Write on rank 0, into the folder of the iteration, which exists also while others still write into it."""
     import torch.distributed as dist
     from megatron.training import get_args
     from megatron.training.checkpointing import get_checkpoint_name
 
-    from mindspeed import registry
-
     folder = Path(get_checkpoint_name(get_args().save, iteration, return_base_dir=True))
     if dist.get_rank() == 0 and folder.is_dir():
-        checkpoint_state.record_of(plan, registry.catalog_for(plan.names)).write(folder)
+        checkpoint_state.record_of(active.plan, active.classes, _content(active)).write(folder)
 
 
 def with_record_compared(original: Function) -> Function:
@@ -215,21 +213,23 @@ def with_record_compared(original: Function) -> Function:
         active = session.current()
         folder = result[1] if isinstance(result, tuple) and len(result) > 1 else None
         if active is not None and folder and not (getattr(args, "finetune", False) or getattr(args, "no_load_optim", False)):
-            _compare_record(active.plan, Path(folder))
+            _compare_record(active, Path(folder))
         return result
 
     return load_base_checkpoint
 
 
-def _compare_record(plan: ActivationPlan, folder: Path) -> None:
-    from mindspeed import registry
-
+def _compare_record(active: session.Session, folder: Path) -> None:
     record = checkpoint_state.read_record(folder) if folder.is_dir() else None
     if record is None:
         return
-    found = checkpoint_state.changes(record, plan, registry.catalog_for(plan.names))
+    found = checkpoint_state.changes(record, active.plan, active.classes, _content(active))
     if refused := checkpoint_state.refusals(found, str(folder)):
         raise RunError(refused)
+
+
+def _content(active: session.Session) -> Content:
+    return active.surroundings.content() if active.surroundings is not None else {}
 
 
 EXTRA = "mindspeed"

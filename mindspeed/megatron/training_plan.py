@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from mindspeed import registry
 from mindspeed.inspection.megatron_copies import mixed_roots, package_root
 from mindspeed.megatron import training_flags as flags
 from mindspeed.megatron.given_arguments import Given
 from mindspeed.megatron.local_layers import unsupported_arguments
 from mindspeed.megatron.training_request import ScriptRequest, read_command_line
 from mindspeed.planning.plan import ActivationPlan, PlannedOverride
+from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
 from mindspeed.plugins.world import PARALLEL_SIZES
 from mindspeed.resolution.environment import Environment
@@ -43,6 +43,8 @@ _SERVED: Final = {"distributed_backend": "nccl is served by gloo"}
 
 
 def plan_training(
+    catalog: Callable[[], Catalog],
+    resolve: Callable[[Sequence[Layer], Environment], ActivationPlan],
     arguments: Sequence[str],
     environ: Mapping[str, str],
     environment: Environment,
@@ -57,11 +59,11 @@ def plan_training(
     """
     if mixed := mixed_roots():
         raise MindSpeedError([mixed])
-    request = read_command_line(arguments, environ, environment.megatron, registry.catalog, also, environment.world_size or 1)
+    request = read_command_line(arguments, environ, environment.megatron, catalog, also, environment.world_size or 1)
     layers = (*request.defaults, *below, *request.layers, *also, request.command_line)
     environment = replace(environment, training=package_root("training") is not None)
     try:
-        plan = registry.resolve(layers, environment)
+        plan = resolve(layers, environment)
     except ResolutionError as error:
         raise ResolutionError(replace(problem, fix=in_megatrons_words(problem.fix)) for problem in error.problems) from None
     plan = replace(plan, rows=(*plan.rows, *request.notes))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from mindspeed.inspection.target_info import is_installed
+from mindspeed.planning.framework import Framework
 from mindspeed.planning.patch_checks import check_patches, notes_on, target_infos_of, with_sites
 from mindspeed.planning.plan import ActivationPlan, PlannedOverride, PlannedPatch
 from mindspeed.plugins.discovery import Catalog
@@ -20,33 +21,28 @@ from mindspeed.resolution.planned_feature import PlanNote
 from mindspeed.resolution.resolver import Resolution
 
 
-def build_plan(resolution: Resolution, catalog: Catalog, environment: Environment) -> ActivationPlan:
+def build_plan(resolution: Resolution, catalog: Catalog, environment: Environment, framework: Framework) -> ActivationPlan:
     """Make the plan of a resolution without problems. Raises ResolutionError for conflicts between patches or overrides."""
     from mindspeed.inspection.megatron_copies import mixed_roots
-    from mindspeed.megatron.argument_overrides import check_overrides
-    from mindspeed.megatron.hook_points import hook_points_for
-    from mindspeed.megatron.run_phases import PHASES
-    from mindspeed.platforms import base_features
 
     world = resolution.world
     names = {feature.name for feature in resolution.features}
-    types = (*base_features(environment.platform), *(catalog.feature(feature.name) for feature in resolution.features))
+    types = (*framework.base, *(catalog.feature(feature.name) for feature in resolution.features))
     manager = FeatureManager([feature(resolution.args[feature.spec.name], world) for feature in types])
     problems: list[Problem] = []
     below, above = _layers(manager.call("megatron_args"), names)
-    overrides = _overrides(below if environment.training else [], above, problems)
-    problems += check_overrides(overrides, environment.megatron)
+    overrides = _overrides(below if environment.training else [], above, framework.optional_arguments, problems)
+    problems += framework.check_overrides(overrides, environment.megatron)
 
     slots = {slot for feature in resolution.features for slot in feature.slots}
     guard = _Guard(environment, slots)
     hooks = [name for group in HOOK_CLASSES for name in vars(group) if name[0] != "_" and names & manager.owners(name)]
     taken = [planned.override.argument for planned in overrides]
-    seams = ("megatron-seams", hook_points_for(hooks, taken, environment.training, environment.megatron))
-    phases = ("megatron-seams", PHASES if names else ())
     ground, own = _layers(manager.call("patches"), names)
     patches = [guard.planned(owner, patch, ground=True) for owner, given in ground for patch in given]
-    # a seam stays around what a feature puts in place of the original
-    patches += [guard.planned(owner, patch) for owner, given in (seams, phases, *own) for patch in given]
+    # a hook point stays around what a feature puts in place of the original
+    patches += [guard.planned(owner, patch) for owner, patch in framework.hook_patches(hooks, taken, environment, bool(names))]
+    patches += [guard.planned(owner, patch) for owner, given in own for patch in given]
     places = target_infos_of(patches, environment.megatron)
     patches = _superseded(with_sites(patches, environment.megatron, places), resolution.supersedes)
     problems += check_patches(patches, environment.megatron, places)
@@ -54,7 +50,7 @@ def build_plan(resolution: Resolution, catalog: Catalog, environment: Environmen
         problems.append(mixed)
     if problems:
         raise ResolutionError(problems)
-    plan = ActivationPlan(
+    return ActivationPlan(
         features=resolution.features,
         world=world,
         level=resolution.level,
@@ -65,22 +61,11 @@ def build_plan(resolution: Resolution, catalog: Catalog, environment: Environmen
         environment=environment.versions(),
         strict=resolution.strict,
     )
-    manager.forget_calls()
-    _unused[:] = [(plan, manager)]
-    return plan
 
 
-_unused: Final[list[tuple[ActivationPlan, FeatureManager]]] = []
-"""The plan that was made last, with its feature instances, until it is activated."""
-
-
-def manager_of(plan: ActivationPlan, catalog: Catalog) -> FeatureManager:
+def manager_of(plan: ActivationPlan, catalog: Catalog, base: Iterable[type[Feature[Any]]]) -> FeatureManager:
     """Feature instances of a plan, base first. Raises ResolutionError when this process lacks one of them."""
-    from mindspeed.platforms import base_features
-
-    if _unused and _unused[0][0] is plan:
-        return _unused.pop()[1]
-    known: dict[str, type[Feature[Any]]] = {f.spec.name: f for f in base_features(plan.environment["platform"])}
+    known: dict[str, type[Feature[Any]]] = {feature.spec.name: feature for feature in base}
     problems, instances = [], []
     for planned in (*plan.base, *plan.features):
         feature = known.get(planned.name) or (catalog.feature(planned.name) if planned.name in catalog.usable else None)
@@ -104,7 +89,9 @@ def _layers(answers: _Answers, names: Collection[str]) -> tuple[_Answers, _Answe
     return [one for one in answers if one[0] not in names], [one for one in answers if one[0] in names]
 
 
-def _overrides(below: _Answers, wanted_by: _Answers, problems: list[Problem]) -> tuple[PlannedOverride, ...]:
+def _overrides(
+    below: _Answers, wanted_by: _Answers, optional: Collection[str], problems: list[Problem]
+) -> tuple[PlannedOverride, ...]:
     """Merge what the features want, ``(feature, overrides)`` in plan order; those of the base plan, whose defaults
     differ only in Megatron-LM, are asked only for its training loop, and hold only where no feature says otherwise."""
     by_argument: dict[str, list[tuple[str, ArgOverride]]] = {}
@@ -122,7 +109,8 @@ def _overrides(below: _Answers, wanted_by: _Answers, problems: list[Problem]) ->
                 )
             )
     return tuple(
-        PlannedOverride(tuple(dict.fromkeys(owner for owner, _ in wanted)), wanted[0][1]) for wanted in by_argument.values()
+        PlannedOverride(tuple(dict.fromkeys(owner for owner, _ in wanted)), wanted[0][1], argument in optional)
+        for argument, wanted in by_argument.items()
     )
 
 

@@ -11,17 +11,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from mindspeed.planning.fingerprint import content_of
+from mindspeed.planning.fingerprint import Content
 from mindspeed.planning.lock import facts_of
 from mindspeed.planning.plan import ActivationPlan
-from mindspeed.plugins.discovery import Catalog
-from mindspeed.plugins.feature import CheckpointState, Verdict
+from mindspeed.plugins.feature import CheckpointState, Feature, Verdict
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.resolution.planned_feature import PlannedFeature
 
 FILE: Final = "features.json"
 FORMAT: Final = 1
 _SOFTWARE: Final = ("mindspeed", "megatron", "torch")
+
+Classes = Mapping[str, type[Feature[Any]]]
+"""The class of every feature of a plan that is installed here, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +69,13 @@ class Change:
         return f"{self.verdict:<11}  {self.what}: {self.reason}"
 
 
-def record_of(plan: ActivationPlan, catalog: Catalog) -> CheckpointManifest:
+def record_of(plan: ActivationPlan, classes: Classes, content: Content) -> CheckpointManifest:
     """What a checkpoint of this plan must remember."""
     saved = (
-        SavedFeature(feature.name, feature.distribution, feature.version, feature.args, _declared(feature, catalog))
-        for feature in _effective_features(plan, catalog)
+        SavedFeature(feature.name, feature.distribution, feature.version, feature.args, _declared(feature, classes))
+        for feature in _effective_features(plan, classes)
     )
-    return CheckpointManifest(tuple(saved), plan.digest, content_of(plan, catalog))
+    return CheckpointManifest(tuple(saved), plan.digest, content)
 
 
 def read_record(folder: Path) -> CheckpointManifest | None:
@@ -94,9 +96,9 @@ def read_record(folder: Path) -> CheckpointManifest | None:
         raise RunError([Problem("MS602", text, where=str(path))]) from error
 
 
-def changes(record: CheckpointManifest, plan: ActivationPlan, catalog: Catalog) -> list[Change]:
-    """Every difference that a checkpoint could notice; refused ones first."""
-    found = [*_features(record, plan, catalog), *_software(record, plan, catalog)]
+def changes(record: CheckpointManifest, plan: ActivationPlan, classes: Classes, content: Content) -> list[Change]:
+    """Every difference that a checkpoint could notice; refused ones first. ``content`` has the facts of the plan here."""
+    found = [*_features(record, plan, classes), *_software(record, content)]
     return sorted(found, key=lambda change: ("refused", "convertible", "safe").index(change.verdict))
 
 
@@ -109,16 +111,16 @@ def refusals(found: list[Change], where: str) -> list[Problem]:
     ]
 
 
-def _features(record: CheckpointManifest, plan: ActivationPlan, catalog: Catalog) -> Iterator[Change]:
+def _features(record: CheckpointManifest, plan: ActivationPlan, classes: Classes) -> Iterator[Change]:
     saved = {feature.name: feature for feature in record.features}
-    now = {feature.name: feature for feature in _effective_features(plan, catalog)}
+    now = {feature.name: feature for feature in _effective_features(plan, classes)}
     for name in [*saved, *(name for name in now if name not in saved)]:
         if name not in now:
             yield _removed(saved[name])
         elif name not in saved:
-            yield _added(now[name], _declared(now[name], catalog))
+            yield _added(now[name], _declared(now[name], classes))
         else:
-            yield from _kept(saved[name], now[name], _declared(now[name], catalog))
+            yield from _kept(saved[name], now[name], _declared(now[name], classes))
 
 
 def _removed(old: SavedFeature) -> Change:
@@ -146,9 +148,8 @@ def _kept(old: SavedFeature, new: PlannedFeature, state: CheckpointState) -> Ite
         yield Change(new.name, what, state.verdict("upgraded"), _reason(state), before, after, fix)
 
 
-def _software(record: CheckpointManifest, plan: ActivationPlan, catalog: Catalog) -> Iterator[Change]:
+def _software(record: CheckpointManifest, here: Content) -> Iterator[Change]:
     """Versions and files, which no checkpoint holds; a reader of a curve that bends wants to know of them."""
-    here = content_of(plan, catalog)
     before, after = facts_of(record.content, "version"), facts_of(here, "version")
     for name in _SOFTWARE:
         if name in before and before[name] != after.get(name):
@@ -159,22 +160,22 @@ def _software(record: CheckpointManifest, plan: ActivationPlan, catalog: Catalog
         yield Change("", f"{module} has another content", "safe", "code is not state", old[module], new[module])
 
 
-def _effective_features(plan: ActivationPlan, catalog: Catalog) -> Iterator[PlannedFeature]:
+def _effective_features(plan: ActivationPlan, classes: Classes) -> Iterator[PlannedFeature]:
     """The features of a plan without those whose parallel size is one, which is the same as not being there."""
     for feature in plan.features:
-        spec = catalog.specs.get(feature.name)
-        settings = [setting for setting in spec.sizes.values() if setting is not None] if spec is not None else []
+        sizes = classes[feature.name].spec.sizes if feature.name in classes else {}
+        settings = [setting for setting in sizes.values() if setting is not None]
         if not settings or any(feature.args.get(setting, 2) != 1 for setting in settings):
             yield feature
 
 
-def _declared(feature: PlannedFeature, catalog: Catalog) -> CheckpointState:
+def _declared(feature: PlannedFeature, classes: Classes) -> CheckpointState:
     """The state that a feature declares; one that declares none and saves data has data of its own."""
-    found = catalog.usable.get(feature.name)
-    if found is None or found.feature is None:
+    found = classes.get(feature.name)
+    if found is None:
         return CheckpointState()
-    state = found.feature.spec.state
-    if state.kind == "none" and hasattr(found.feature, "save_extra"):
+    state = found.spec.state
+    if state.kind == "none" and hasattr(found, "save_extra"):
         return CheckpointState("own", "it saves data of its own")
     return state
 

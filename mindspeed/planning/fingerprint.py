@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -22,6 +22,8 @@ from mindspeed.plugins.patches import Ref, Set
 from mindspeed.resolution.planned_feature import PlannedFeature
 
 Content = Mapping[str, str]
+VariantsOf = Callable[[Iterable[str], str], Mapping[str, str]]
+"""``(operators, platform) -> {operator: variant that runs on this machine}``."""
 
 VARIABLES: Final[dict[str, str]] = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "order of computation and communication on the device",
@@ -70,13 +72,15 @@ _KINDS: Final = (
 """Kinds of facts in the order in which their differences are told."""
 
 
-def content_of(plan: ActivationPlan, catalog: Catalog, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+def content_of(
+    plan: ActivationPlan, catalog: Catalog, variants_of: VariantsOf, environ: Mapping[str, str] = os.environ
+) -> dict[str, str]:
     """The facts of a plan as this process would carry it out.
 
     Versions are those installed here, which need not be those that the plan was made for.
     """
     content = {f"version {name}": version for name, version in installed_versions().items()}
-    content |= {f"operator {name}": variant for name, variant in operators(plan, catalog).items()}
+    content |= {f"operator {name}": variant for name, variant in operators(plan, catalog, variants_of).items()}
     content |= plan_facts(plan, catalog)
     content |= {f"variable {name}": environ[name] for name in matching(environ)}
     content |= {f"source {name}": digest for name, digest in source_digests(plan, catalog).items()}
@@ -110,12 +114,10 @@ def installed_versions() -> dict[str, str]:
     return {name: version for name, version in found.items() if version is not None}
 
 
-def operators(plan: ActivationPlan, catalog: Catalog) -> dict[str, str]:
+def operators(plan: ActivationPlan, catalog: Catalog, variants_of: VariantsOf) -> Mapping[str, str]:
     """Which variant of each operator of the plan runs here: C++ on one rank and torch on another round differently."""
-    from mindspeed.ops.availability import kinds
-
     specs = [catalog.specs[name] for name in plan.names if name in catalog.specs]
-    return kinds({op for spec in specs for op in spec.ops}, plan.environment.get("platform", ""))
+    return variants_of({op for spec in specs for op in spec.ops}, plan.environment.get("platform", ""))
 
 
 def source_digests(plan: ActivationPlan, catalog: Catalog) -> dict[str, str]:

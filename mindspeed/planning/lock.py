@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from mindspeed.planning.fingerprint import content_of, describe, describe_value, diff
+from mindspeed.planning.fingerprint import Content, describe, describe_value, diff
 from mindspeed.planning.plan import ActivationPlan, plan_from_json
-from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.plugins.text_files import write_files
 
@@ -22,7 +21,11 @@ SHOWN: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """``job`` is the request as the mapping of a job file; ``content`` the facts of `content_of` without variables."""
+    """A job as it was locked.
+
+    ``job`` is the request as the mapping of a job file. ``content`` has the facts of `content_of` without environment
+    variables, which belong to the machines of the job.
+    """
 
     job: Mapping[str, Any]
     plan: ActivationPlan
@@ -36,11 +39,6 @@ class Lock:
     def versions(self) -> dict[str, str]:
         """Locked versions by name."""
         return facts_of(self.content, "version")
-
-
-def lock_of(job: Mapping[str, Any], plan: ActivationPlan, catalog: Catalog) -> Lock:
-    """The lock of a plan that was made here. Variables belong to the machines of the job, so none is locked."""
-    return Lock(job, plan, content_of(plan, catalog, {}))
 
 
 def read_lock(path: str | Path) -> Lock:
@@ -57,12 +55,11 @@ def read_lock(path: str | Path) -> Lock:
         ) from error
 
 
-def require_match(lock: Lock, plan: ActivationPlan, catalog: Catalog, where: str) -> None:
-    """Raise MindSpeedError with MS618 for a plan that is not the locked one, or that other versions and files carry out.
+def require_match(lock: Lock, here: Content, where: str) -> None:
+    """Raise MindSpeedError with MS618 when the facts of a plan in this process are not the locked ones.
 
     What the lock does not know of the world, such as sizes that only the launcher says, may be anything.
     """
-    here = content_of(plan, catalog, {})
     keys = [key for key in diff(here, lock.content) if key in lock.content or not key.startswith("world ")]
     if keys:
         told = [f"{describe(key, here.get(key))}, the lock has {_locked(key, here, lock.content)}" for key in keys]

@@ -12,15 +12,16 @@ from mindspeed.plugins.patches import ArgOverride, Patch, patch_from_json
 from mindspeed.plugins.world import World
 from mindspeed.resolution.planned_feature import PlannedFeature, PlanNote, Value
 
-PLAN_FORMAT: Final = 1
+PLAN_FORMAT: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedOverride:
-    """A Megatron argument that the plan sets, and who wants it so."""
+    """A Megatron argument that the plan sets, and who wants it so; an ``optional`` one need not be read in every run."""
 
     owners: tuple[str, ...]
     override: ArgOverride
+    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class ActivationPlan:
             "environment": dict(self.environment),
             "base": [f.to_json() for f in self.base],
             "features": [f.to_json() for f in self.features],
-            "overrides": [{"owners": list(o.owners), **o.override.to_json()} for o in self.overrides],
+            "overrides": [{"owners": list(o.owners), "optional": o.optional, **o.override.to_json()} for o in self.overrides],
             "patches": [
                 {"owner": p.owner, "site": p.site, "ground": p.ground, "skipped": p.skipped, "patch": p.patch.to_json()}
                 for p in self.patches
@@ -123,7 +124,8 @@ def plan_from_json(data: Mapping[str, Any]) -> ActivationPlan:
         level=data["level"],
         base=features(data["base"]),
         overrides=tuple(
-            PlannedOverride(tuple(o["owners"]), ArgOverride(o["argument"], o["value"], o["reason"])) for o in data["overrides"]
+            PlannedOverride(tuple(o["owners"]), ArgOverride(o["argument"], o["value"], o["reason"]), o["optional"])
+            for o in data["overrides"]
         ),
         patches=tuple(
             PlannedPatch(p["owner"], patch_from_json(p["patch"]), p["site"], p["ground"], p["skipped"]) for p in data["patches"]

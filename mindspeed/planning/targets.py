@@ -1,4 +1,4 @@
-"""Every place in Megatron that a feature, the base plan or a seam may patch: asked of the features, nothing is applied.
+"""Every place in Megatron that a feature, the base plan or a hook point may patch: asked of the features, nothing is applied.
 
 What a feature patches may depend on its settings, on sizes and on the platform. It is asked with its defaults, with
 every choice of one setting at a time, for a small dense and a large MoE model, on every platform that it runs on.
@@ -16,7 +16,7 @@ from mindspeed.inspection.contracts import part_of
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
 from mindspeed.plugins.feature import Feature, FeatureArgs
 from mindspeed.plugins.manager import FeatureManager
-from mindspeed.plugins.patches import Patch, Wrap
+from mindspeed.plugins.patches import Patch
 from mindspeed.plugins.world import PARALLEL_SIZES, PLATFORMS, World
 
 _MODEL: Final = {
@@ -83,10 +83,19 @@ class Target:
     guards: tuple[str, ...] = ()
 
 
-def megatron_targets(catalog: Catalog) -> list[Target]:
-    """Every target in Megatron, by feature and name. Targets elsewhere (torch, our own modules) are no Megatron's."""
+def megatron_targets(
+    catalog: Catalog, base: Iterable[type[Feature[Any]]], hook_patches: Iterable[tuple[str, Patch]]
+) -> list[Target]:
+    """List every target in Megatron, by feature and name. Targets elsewhere (torch, our own modules) are no Megatron's.
+
+    ``base`` are the level-0 features of all platforms, ``hook_patches`` the ``(owner, patch)`` pairs of the hook points.
+    """
     guards: dict[tuple[str, str, str], set[str | None]] = {("megatron-lm", BUILT_IN, target): {None} for target in _LAUNCH_PATH}
-    for owner, distribution, patch in _every_patch(catalog):
+    built_in = [*_patches_of_base(base), *hook_patches]
+    patches = [(owner, BUILT_IN, patch) for owner, patch in built_in]
+    for name, found in catalog.usable.items():
+        patches += [(name, found.distribution, patch) for patch in _patches_of(catalog.feature(name))]
+    for owner, distribution, patch in patches:
         for target in (patch.target, *patch.clears):
             if part_of(target) is not None:
                 guard = patch.when.megatron if patch.when is not None else None
@@ -96,35 +105,9 @@ def megatron_targets(catalog: Catalog) -> list[Target]:
     ]
 
 
-def _every_patch(catalog: Catalog) -> Iterator[tuple[str, str, Patch]]:
-    from mindspeed.platforms import base_features
-
-    base = {feature for platform in PLATFORMS for feature in base_features(platform)}
-    for feature in sorted(base, key=lambda one: one.spec.name):
-        yield from ((feature.spec.name, BUILT_IN, patch) for patch in _patches_of(feature))
-    yield from (("megatron-seams", BUILT_IN, patch) for patch in _seams())
-    for found in catalog.usable.values():
-        if found.feature is not None:
-            yield from ((found.name, found.distribution, patch) for patch in _patches_of(found.feature))
-
-
-def _seams() -> Iterator[Patch]:
-    """Every patch among the constants of the modules that declare seams, whichever of them a plan may need."""
-    from mindspeed.inspection.config_arguments import PLACES
-    from mindspeed.megatron import hook_points, run_phases
-
-    for module in (hook_points, run_phases):
-        for value in vars(module).values():
-            yield from _patches_in(value)
-    yield from (Wrap(place.target, "mindspeed.megatron.argument_overrides:override_fields", place.name) for place in PLACES)
-
-
-def _patches_in(value: Any) -> Iterator[Patch]:
-    if isinstance(value, Patch):
-        yield value
-    elif isinstance(value, dict | tuple | list):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from _patches_in(inner)
+def _patches_of_base(base: Iterable[type[Feature[Any]]]) -> Iterator[tuple[str, Patch]]:
+    for feature in sorted(set(base), key=lambda feature: feature.spec.name):
+        yield from ((feature.spec.name, patch) for patch in _patches_of(feature))
 
 
 def _patches_of(feature: type[Feature[Any]]) -> Iterator[Patch]:

@@ -32,20 +32,11 @@ def detect() -> str:
     return "cuda" if glob.glob(_DEVICE_NODES["cuda"]) else "cpu"
 
 
-def base_features(platform: str) -> tuple[type[Feature[Any]], ...]:
-    """The level-0 features of a platform: the platform itself, the Megatron fixes, the seams of hooks and arguments,
-    and the agreement of ranks.
+def device_layer(platform: str) -> type[Feature[Any]]:
+    """The feature that makes unmodified Megatron run on a platform.
 
     Raises PlatformError for a name that is none of `PLATFORMS`.
     """
-    from mindspeed.megatron.fixes.feature import MegatronCompat
-    from mindspeed.megatron.hook_points import MegatronHookPoints
-    from mindspeed.platforms.same_plan import SamePlan
-
-    return _device_layer(platform), MegatronCompat, MegatronHookPoints, SamePlan
-
-
-def _device_layer(platform: str) -> type[Feature[Any]]:
     from mindspeed.plugins.problems import PlatformError, Problem
 
     if platform == "cpu":

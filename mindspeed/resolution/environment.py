@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Final
@@ -49,21 +47,6 @@ class Environment:
             text = f"megatron-core {self.megatron} is not supported, which needs {SUPPORTED_MEGATRON}"
             found.append(Problem("MS502", text, where=self.source, fix="pip install megatron-core==0.16.1"))
         return found
-
-
-def probe(platform: str | None = None, environ: Mapping[str, str] = os.environ) -> Environment:
-    """What is installed here, read from metadata and source files without importing them."""
-    from mindspeed.inspection.megatron_copies import megatron_version
-    from mindspeed.platforms import detect
-
-    size = environ.get("WORLD_SIZE", "")
-    return Environment(
-        platform=platform or detect(),
-        megatron=megatron_version(),
-        torch=installed_version("torch"),
-        world_size=int(size) if size.isdigit() else None,
-        source="probed",
-    )
 
 
 def made_up(platform: str, megatron: str | None = None, torch: str | None = None) -> Environment:

@@ -217,9 +217,7 @@ class EffectTracker:
         return [feature for feature in self._manager.features if feature.spec.name in self._names]
 
     def _points(self) -> Iterator[_Watched]:
-        """Every point of every feature, equal on all ranks. An argument that only Megatron-LM has need not be taken."""
-        from mindspeed.megatron.training_flags import OF_TRAINING
-
+        """Every point of every feature, equal on all ranks."""
         for feature in self._features():
             name = feature.spec.name
             sites = {p.site: p.patch for p in self.plan.patches if p.owner == name and not p.skipped}
@@ -228,8 +226,9 @@ class EffectTracker:
             for hook in _HOOKS:
                 if name in self._manager.owners(hook):
                     yield _Watched(name, "hook", hook, _HOOK_PHASES.get(hook, "step"))
-            for override in (o.override for o in self.plan.overrides if name in o.owners):
-                yield _Watched(name, "argument", override.argument, "build", override.argument in OF_TRAINING)
+            for planned in self.plan.overrides:
+                if name in planned.owners:
+                    yield _Watched(name, "argument", planned.override.argument, "build", planned.optional)
             for op in feature.spec.ops:
                 yield _Watched(name, "op", op, "step")
 

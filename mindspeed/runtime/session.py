@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from mindspeed.patching.apply import AppliedPatches, SiteReport, apply
+from mindspeed.planning.fingerprint import Content
 from mindspeed.planning.plan import ActivationPlan
+from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import Phase
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.resolution.planned_feature import PlanNote
 from mindspeed.runtime.effects import EffectReport, EffectTracker
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What `mindspeed.registry` hands to the session of a plan.
+
+    ``content`` gives the facts of the plan in this process, when they are first needed. ``activate_child`` is a function of
+    a module that activates a plan, as JSON text, in a spawned process with this import path.
+    """
+
+    content: Callable[[], Content]
+    activate_child: Callable[[str, Sequence[str]], None]
 
 
 @dataclass(slots=True)
@@ -32,6 +46,12 @@ class Session:
     proof: EffectTracker
     taken: dict[str, dict[str, Any]] = field(default_factory=dict)
     complaints: set[Problem] = field(default_factory=set)
+    surroundings: Surroundings | None = None
+
+    @property
+    def classes(self) -> dict[str, type[Feature[Any]]]:
+        """The class of every feature of the plan, by name."""
+        return {feature.spec.name: type(feature) for feature in self.manager.features}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +89,12 @@ def current() -> Session | None:
     return _session
 
 
-def start(plan: ActivationPlan, manager: FeatureManager) -> ActivationReport:
+def start(plan: ActivationPlan, manager: FeatureManager, surroundings: Surroundings | None = None) -> ActivationReport:
     """Apply the plan's patches. Nothing happens for an equal plan; a different one is refused with MS405."""
     global _session
     with _lock:
         if _session is None:
-            _session = _started(plan, manager)
+            _session = _started(plan, manager, surroundings)
             atexit.register(_session.proof.finish)
         elif _session.plan.digest != plan.digest:
             active = f"plan {_session.plan.digest} ({_names(_session.plan)}) is active"
@@ -83,12 +103,12 @@ def start(plan: ActivationPlan, manager: FeatureManager) -> ActivationReport:
         return ActivationReport(plan.digest, plan.names, _session.applied.sites, plan.rows)
 
 
-def _started(plan: ActivationPlan, manager: FeatureManager) -> Session:
+def _started(plan: ActivationPlan, manager: FeatureManager, surroundings: Surroundings | None) -> Session:
     taken: dict[str, dict[str, Any]] = {}
     proof = EffectTracker(plan, manager, taken)
     applied = apply(plan.patches, proof.bound)
     proof.applied = applied
-    return Session(plan, manager, applied, proof, taken)
+    return Session(plan, manager, applied, proof, taken, surroundings=surroundings)
 
 
 def stop() -> DeactivationReport | None:

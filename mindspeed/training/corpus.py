@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock
 
+from mindspeed.megatron.indexed_data import Index, read_index, write_indexed
 from mindspeed.plugins.entry_points import CACHE_VARIABLE, cache_folder
 from mindspeed.plugins.problems import Problem, RunError
-from mindspeed.training.indexed import Index, read_index, write_indexed
 from mindspeed.training.tokenizer import BYTES, Tokenizer, describe, load_tokenizer
 
 PIECE: Final = 4096

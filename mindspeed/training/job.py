@@ -16,6 +16,7 @@ import yaml
 from mindspeed import registry
 from mindspeed.diagnostics import doctor
 from mindspeed.inspection.megatron_copies import package_root
+from mindspeed.megatron.indexed_data import Index, read_index
 from mindspeed.planning import checkpoint_state
 from mindspeed.planning.checkpoint_state import Change
 from mindspeed.planning.plan import ActivationPlan
@@ -25,7 +26,6 @@ from mindspeed.resolution.request import Layer
 from mindspeed.training import checkpoints, corpus, shape
 from mindspeed.training import resume as resuming
 from mindspeed.training.config import TrainConfig, train_config
-from mindspeed.training.indexed import Index, read_index
 from mindspeed.training.tokenizer import Tokenizer, load_tokenizer, tokenizer_of
 
 JOB_VARIABLE: Final = "MINDSPEED_TRAIN"
@@ -76,7 +76,7 @@ class Job:
         record = checkpoint_state.read_record(Path(self.checkpoint)) if self.checkpoint else None
         if record is None:
             return []
-        return checkpoint_state.changes(record, self.plan, registry.catalog_for(self.plan.names))
+        return checkpoint_state.changes(record, self.plan, registry.feature_classes(self.plan), registry.content_of(self.plan))
 
     @property
     def optimizer(self) -> str:

@@ -55,7 +55,7 @@ def save(job: Job, state: TrainState, data: str) -> None:
         if first:
             _manifest(job, state, data).write(partial)
             registry.write_plan(job.plan, partial / "plan.json")
-            record_of(job.plan, registry.catalog_for(job.plan.names)).write(partial)
+            record_of(job.plan, registry.feature_classes(job.plan), registry.content_of(job.plan)).write(partial)
             partial.rename(path)
             remove_old(job.run, job.config.keep)
         dist.barrier()

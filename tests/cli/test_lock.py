@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from mindspeed import registry
-from mindspeed.planning.lock import lock_of, read_lock, require_match
+from mindspeed.planning.lock import Lock, read_lock, require_match
 from mindspeed.plugins.problems import MindSpeedError
 from mindspeed.resolution.environment import made_up
 from tests.cli.conftest import LAPTOP
@@ -89,27 +89,29 @@ def test_a_damaged_lock_is_refused(tmp_path, text, why):
 
 @pytest.fixture
 def locked(mindspeed, job, tmp_path):
-    """Lock the job, and read the lock as ``(lock, plan, catalog)``."""
+    """Lock the job, and read the lock."""
     path = tmp_path / "job.lock"
     assert mindspeed("lock", "-f", job, "-o", path, *LAPTOP).exit_code == 0
-    lock = read_lock(path)
-    return lock, lock.plan, registry.catalog_for(lock.plan.names)
+    return read_lock(path)
 
 
 def test_a_job_is_held_to_its_lock(locked):
-    require_match(*locked, "job.lock")
+    require_match(locked, registry.content_of(locked.plan, {}), "job.lock")
 
 
 def test_the_first_difference_from_a_lock_is_named_and_the_others_follow(locked):
-    lock, plan, catalog = locked
-    content = dict(lock.content) | {"version megatron": "0.15.3", "source mindspeed.features.swiglu.layers": "0", "level": "1"}
+    content = dict(locked.content) | {
+        "version megatron": "0.15.3",
+        "source mindspeed.features.swiglu.layers": "0",
+        "level": "1",
+    }
     with pytest.raises(MindSpeedError) as caught:
-        require_match(replace(lock, content=content), plan, catalog, "job.lock")
+        require_match(replace(locked, content=content), registry.content_of(locked.plan, {}), "job.lock")
     (problem,) = caught.value.problems
     assert (problem.code, problem.where) == ("MS618", "job.lock")
     assert problem.message == "this job is not the one that was locked: it has megatron 0.16.1, the lock has 0.15.3"
     assert problem.chain[0] == "optimization level 2, the lock has 1"
-    digest = lock.content["source mindspeed.features.swiglu.layers"]
+    digest = locked.content["source mindspeed.features.swiglu.layers"]
     assert problem.chain[1:] == (f"mindspeed.features.swiglu.layers with content {digest}, the lock has content 0",)
     assert problem.fix == "start it as it was locked, or lock it again with mindspeed lock"
 
@@ -120,10 +122,10 @@ def test_a_size_that_only_the_launcher_knows_is_no_difference():
         registry.plan(["sequence-parallel"], world=world, environment=environment)
         for world in ({"tp": 2}, {"tp": 2, "world_size": 2})
     ]
-    catalog = registry.catalog_for(plans[0].names)
-    require_match(lock_of({}, plans[0], catalog), plans[1], catalog, "job.lock")
+    here = [registry.content_of(plan, {}) for plan in plans]
+    require_match(Lock({}, plans[0], here[0]), here[1], "job.lock")
     with pytest.raises(MindSpeedError, match="it has no world world_size, the lock has world_size=2"):
-        require_match(lock_of({}, plans[1], catalog), plans[0], catalog, "job.lock")
+        require_match(Lock({}, plans[1], here[1]), here[0], "job.lock")
 
 
 @pytest.mark.parametrize("verb", ["run", "pretrain"])

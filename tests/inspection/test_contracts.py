@@ -17,8 +17,8 @@ from mindspeed.inspection.contracts import (
     difference,
     part_of,
 )
-from mindspeed.planning.targets import megatron_targets
 from mindspeed.plugins.discovery import discover
+from mindspeed.registry import megatron_targets
 from tools.docs.drift import drift_page
 
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,8 @@ from mindspeed.inspection.contracts import BASELINE, recorded_contracts
 from mindspeed.inspection.releases import recorded_releases, recorded_section, release_file
 from mindspeed.megatron.release_recording import record_release
 from mindspeed.planning.drift import Tree, installed_tree, source_tree
-from mindspeed.planning.targets import megatron_targets
 from mindspeed.plugins.discovery import discover
+from mindspeed.registry import megatron_targets
 from mindspeed.resolution.environment import SUPPORTED_MEGATRON, version_in
 
 CHECKOUT = os.environ.get("MEGATRON_LM_PATH", "")

@@ -11,11 +11,12 @@ from mindspeed.inspection.sites import find_site
 from mindspeed.megatron import hook_wrappers
 from mindspeed.megatron.hook_points import HOOK_POINTS, PREDICTION, TRAINING_HOOK_POINTS, MegatronHookPoints, hook_points_for
 from mindspeed.planning.plan import ActivationPlan
-from mindspeed.platforms import PLATFORMS, base_features
+from mindspeed.platforms import PLATFORMS
 from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, MindSpeedError, Patch, Replace, World, hookimpl
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
 from mindspeed.plugins.hookspecs import HOOK_CLASSES
 from mindspeed.plugins.manager import FeatureManager
+from mindspeed.registry import base_features
 from mindspeed.resolution.environment import made_up
 from mindspeed.resolution.request import Layer
 from mindspeed.runtime import session

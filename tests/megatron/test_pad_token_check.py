@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from mindspeed.cli import main
+from mindspeed.megatron.indexed_data import write_indexed
 from mindspeed.megatron.pad_token_check import SharedToken, ends_documents, shared_token, warning, warning_of_arguments
 from mindspeed.megatron.training_request import read_command_line
 from mindspeed.plugins.discovery import discover
-from mindspeed.training.indexed import write_indexed
 
 END = 5
 

@@ -52,7 +52,7 @@ _STOCK: Final = """
 import runpy, sys
 from dataclasses import replace
 import mindspeed
-from mindspeed.resolution.environment import probe
+from mindspeed.registry import probe
 mindspeed.activate(mindspeed.plan(level=0, environment=replace(probe("cpu"), world_size=None)))
 del sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")

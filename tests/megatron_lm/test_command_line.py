@@ -12,9 +12,10 @@ from mindspeed.inspection.cli_arguments import surface
 from mindspeed.inspection.releases import recorded_releases
 from mindspeed.megatron import training_flags as flags
 from mindspeed.megatron.given_arguments import given_arguments
-from mindspeed.megatron.training_plan import is_training_script, plan_training
+from mindspeed.megatron.training_plan import is_training_script
 from mindspeed.megatron.training_request import OWN_FLAGS, read_command_line
 from mindspeed.plugins.problems import ResolutionError
+from mindspeed.registry import plan_training
 from mindspeed.resolution.environment import made_up
 from mindspeed.resolution.request import Layer
 from tests.megatron_lm import stub

@@ -9,7 +9,7 @@ from importlib import util
 
 import pytest
 
-from mindspeed import platforms
+from mindspeed import platforms, registry
 from mindspeed.inspection.megatron_copies import megatron_version
 from mindspeed.megatron.fixes.feature import MegatronCompat
 from mindspeed.planning.patch_checks import check_patches
@@ -56,22 +56,22 @@ def test_the_environment_variable_decides_before_the_devices(machine, monkeypatc
 
 
 def test_every_platform_has_a_feature_of_its_own_and_what_megatron_needs_everywhere():
-    names = {name: [feature.spec.name for feature in platforms.base_features(name)] for name in platforms.PLATFORMS}
+    names = {name: [feature.spec.name for feature in registry.base_features(name)] for name in platforms.PLATFORMS}
     everywhere = ["megatron-compat", "megatron-seams", "same-plan"]
     assert names == {name: [f"{name}-platform", *everywhere] for name in ("npu", "cuda", "cpu")}
 
 
 def test_an_unknown_platform_is_refused():
     with pytest.raises(PlatformError) as caught:
-        platforms.base_features("tpu")
+        registry.base_features("tpu")
     assert str(caught.value) == "MS501 unknown platform 'tpu'\n  fix: use one of npu, cuda, cpu"
 
 
 def test_choosing_a_platform_imports_no_torch():
     code = (
-        "import sys; from mindspeed import platforms; platforms.detect()\n"
+        "import sys; from mindspeed import platforms, registry; platforms.detect()\n"
         "for name in platforms.PLATFORMS:\n"
-        "    for feature in platforms.base_features(name):\n"
+        "    for feature in registry.base_features(name):\n"
         "        if hasattr(feature, 'patches'): feature(feature.Args(), None).patches()\n"
         "assert not {'torch', 'torch_npu', 'megatron'} & set(sys.modules), 'imported'"
     )
@@ -79,7 +79,7 @@ def test_choosing_a_platform_imports_no_torch():
 
 
 def test_cuda_is_not_patched():
-    cuda, *_ = platforms.base_features("cuda")
+    cuda, *_ = registry.base_features("cuda")
     assert [patch.target for patch in cuda(FeatureArgs(), World({})).patches()] == ["mindspeed.platforms:ACTIVE"]
 
 

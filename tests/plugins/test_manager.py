@@ -90,9 +90,9 @@ def test_a_hook_that_changes_nothing_was_called_and_did_nothing(hook, method, ar
     assert manager.effects["a", hook] == did_something
 
 
-def test_the_features_that_made_a_plan_are_those_that_it_is_activated_with_once():
+def test_a_plan_gets_new_feature_instances_whenever_it_is_activated():
     made = registry.plan(["rms-norm"], environment=made_up("cpu", "0.16.1"), world={"num_layers": 2})
-    first, second = (manager_of(made, registry.catalog()) for _ in range(2))
+    first, second = (manager_of(made, registry.catalog(), registry.base_features("cpu")) for _ in range(2))
     assert [feature.spec.name for feature in first.features] == [feature.spec.name for feature in second.features]
     assert set(map(id, first.features)).isdisjoint(map(id, second.features))
     assert not first.calls

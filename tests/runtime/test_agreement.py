@@ -277,9 +277,7 @@ def test_helpers_of_a_rank_agree_with_nobody(monkeypatch):
 def test_what_a_plan_is_made_of_names_no_folder(tmp_path):
     environment = made_up("cuda", "0.16.1", "2.13.0")
     plan = registry.plan(["swiglu"], world={"activation": "silu", "gated_linear_unit": True}, environment=environment)
-    facts = fingerprint.content_of(
-        plan, registry.catalog(), {"NCCL_ALGO": "Ring", "HOME": "/root", "MINDSPEED_PLAN": "/tmp/plan"}
-    )
+    facts = registry.content_of(plan, {"NCCL_ALGO": "Ring", "HOME": "/root", "MINDSPEED_PLAN": "/tmp/plan"})
     assert facts["feature swiglu"].startswith("mindspeed ")
     assert facts["variable NCCL_ALGO"] == "Ring"
     assert facts["source mindspeed.features.swiglu.layers"] == facts["source mindspeed.features.swiglu.layers"].lower()
@@ -290,9 +288,9 @@ def test_a_rank_whose_operators_are_not_built_is_odd(monkeypatch):
     plan = registry.plan(features=["swiglu"], platform="cpu")
     monkeypatch.setattr(availability, "variant", lambda op, platform: "C++")
     monkeypatch.setattr(availability._Machine, "built", frozenset({"swiglu"}))
-    built = fingerprint.content_of(plan, registry.catalog(), {})
+    built = registry.content_of(plan, {})
     monkeypatch.setenv("MINDSPEED_OPS", "reference")
-    bare = fingerprint.content_of(plan, registry.catalog(), {})
+    bare = registry.content_of(plan, {})
     (key,) = [key for key in fingerprint.diff(built, bare) if key == "operator swiglu"]
     assert fingerprint.describe(key, bare[key]) == "the operator swiglu as reference"
     assert fingerprint.describe_value(key, built[key]) == "C++"

@@ -11,7 +11,7 @@ import megatron.core  # noqa: F401  first, so that every original is there befor
 
 from mindspeed import registry
 from mindspeed.planning.plan import ActivationPlan
-from mindspeed.resolution.environment import probe
+from mindspeed.registry import probe
 from mindspeed.resolution.request import Layer
 from mindspeed.training.config import TrainConfig
 from mindspeed.training.job import make_job

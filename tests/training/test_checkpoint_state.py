@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from mindspeed.cli import main
 from mindspeed.planning import checkpoint_state as states
+from mindspeed.planning import fingerprint
 from mindspeed.planning.plan import ActivationPlan
 from mindspeed.plugins import Category, CheckpointState, Feature, FeatureSpec, hookimpl
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
@@ -59,9 +60,25 @@ def plan(*features, version="1.0", **settings):
     return ActivationPlan(tuple(planned), World({}), environment={"platform": "cpu"})
 
 
+def classes(plan, catalog):
+    return {name: catalog.feature(name) for name in plan.names if name in catalog.usable}
+
+
+def content_of(plan, catalog):
+    return fingerprint.content_of(plan, catalog, lambda operators, platform: {})
+
+
+def record_of(plan, catalog=CATALOG):
+    return states.record_of(plan, classes(plan, catalog), content_of(plan, catalog))
+
+
+def changes(record, plan, catalog=CATALOG):
+    return states.changes(record, plan, classes(plan, catalog), content_of(plan, catalog))
+
+
 def told(saved, now):
     """What is said of a checkpoint of one plan that a job with another plan resumes."""
-    found = states.changes(states.record_of(saved, CATALOG), now, CATALOG)
+    found = changes(record_of(saved), now, CATALOG)
     return [str(change) for change in found]
 
 
@@ -110,18 +127,18 @@ def test_a_parallel_size_of_one_is_the_same_as_no_feature():
     catalog = Catalog([DiscoveredFeature("sized", "acme", "1.0", "acme:Sized", Sized)])
     one, two, four = (plan("sized", sized={"size": size}) for size in (1, 2, 4))
     reason = "Megatron's distributed checkpoints can be cut anew"
-    assert [str(change) for change in states.changes(states.record_of(two, catalog), one, catalog)] == [
+    assert [str(change) for change in changes(record_of(two, catalog), one, catalog)] == [
         f"refused      sized was removed: {reason}"
     ]
-    assert [str(change) for change in states.changes(states.record_of(two, catalog), four, catalog)] == [
+    assert [str(change) for change in changes(record_of(two, catalog), four, catalog)] == [
         f"convertible  sized.size was 2 and is 4: {reason}"
     ]
-    assert states.changes(states.record_of(one, catalog), plan(), catalog) == []
+    assert changes(record_of(one, catalog), plan(), catalog) == []
 
 
 def test_refused_differences_come_first_and_say_how_to_go_back():
     saved, now = plan("averages", "cut", averages={"decay": 0.9}, cut={"size": 2}), plan("cut", cut={"size": 4})
-    found = states.changes(states.record_of(saved, CATALOG), now, CATALOG)
+    found = changes(record_of(saved), now, CATALOG)
     assert [change.verdict for change in found] == ["refused", "convertible"]
     assert [str(problem) for problem in states.refusals(found, "run/checkpoints/step-2")] == [
         "MS613 averages was removed: it keeps averages of the weights\n  where: run/checkpoints/step-2\n"
@@ -131,16 +148,16 @@ def test_refused_differences_come_first_and_say_how_to_go_back():
 
 @pytest.mark.guards(40)
 def test_a_feature_that_is_gone_is_judged_by_what_it_declared_when_it_was_saved(tmp_path):
-    states.record_of(plan("averages"), CATALOG).write(tmp_path)
+    record_of(plan("averages")).write(tmp_path)
     record = states.read_record(tmp_path)
-    (change,) = states.changes(record, plan(), Catalog([]))
+    (change,) = changes(record, plan(), Catalog([]))
     assert (change.feature, change.verdict) == ("averages", "refused")
 
 
 def test_versions_and_files_of_the_software_are_told_and_safe():
-    record = states.record_of(plan("plain"), CATALOG)
+    record = record_of(plan("plain"))
     older = replace(record, content={**record.content, "version megatron": "0.15.3"})
-    (change,) = states.changes(older, plan("plain"), CATALOG)
+    (change,) = changes(older, plan("plain"), CATALOG)
     assert (change.verdict, change.what) == ("safe", f"megatron was 0.15.3 and is {record.content['version megatron']}")
 
 

@@ -3,9 +3,9 @@ import json
 import numpy as np
 import pytest
 
+from mindspeed.megatron.indexed_data import read_index
 from mindspeed.plugins.problems import RunError
 from mindspeed.training import corpus
-from mindspeed.training.indexed import read_index
 from mindspeed.training.tokenizer import tokenizer_of
 
 

@@ -8,8 +8,8 @@ from typing import Final
 from mindspeed.inspection.contracts import BASELINE
 from mindspeed.inspection.releases import recorded_releases
 from mindspeed.planning.drift import FAILED, DriftRow, measure_drift, recorded_tree
-from mindspeed.planning.targets import megatron_targets
 from mindspeed.plugins.discovery import Catalog
+from mindspeed.registry import megatron_targets
 from tools.docs.markdown import code, page, table
 
 _MEANING: Final = (

@@ -76,7 +76,7 @@ def _prose(function: Any) -> str:
 
 def settings_page(catalog: Catalog) -> str:
     """Everything that can be set, and where."""
-    from mindspeed.platforms import base_features
+    from mindspeed.registry import base_features
     from mindspeed.training.config import TrainConfig
 
     order = (

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from mindspeed.legacy.flags import read_old_flags
-from mindspeed.megatron.training_plan import in_megatrons_words, plan_training
+from mindspeed.megatron.training_plan import in_megatrons_words
 from mindspeed.plugins.problems import MindSpeedError
+from mindspeed.registry import plan_training
 from mindspeed.resolution.environment import made_up
 from tests.features.resolving import CATALOG, active, ask, overrides, refusals
 

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mindspeed.megatron.indexed_data import MAGIC, bin_path, idx_path, read_index, write_indexed
 from mindspeed.plugins.problems import RunError
-from mindspeed.training.indexed import MAGIC, bin_path, idx_path, read_index, write_indexed
 
 REMAKE = "make it again with mindspeed data prepare, or copy it again from where it came"
 
