@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from difflib import get_close_matches
-from typing import Any
+from typing import Annotated, Any, get_args
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from mindspeed.plugins.feature import FeatureArgs
 from mindspeed.plugins.problems import Problem
@@ -62,8 +64,28 @@ class Arguments:
         if not key:
             return Problem("MS301", f"{name}: {detail['msg'].removeprefix('Value error, ')}", (name,))
         text = f"{name}.{key} is {detail['input']!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
-        description = fields[key].description if key in fields else None
-        return Problem("MS301", text, (name,), where=where, fix=f"{key} is: {description}" if description else "")
+        if key not in fields:
+            return Problem("MS301", text, (name,), where=where)
+        fix = f"--set {name}.{key}={accepted_value(fields[key])}  # {fields[key].description}"
+        return Problem("MS301", text, (name,), where=where, fix=fix)
+
+
+def accepted_value(field: FieldInfo) -> Any:
+    """Return a value that a field accepts: its default, its lowest number, its first word, else ``VALUE``."""
+    annotated: Any = Annotated  # type checkers know no annotation that is built from parts
+    parts = (field.annotation, *field.metadata, None)
+    adapter: TypeAdapter[Any] = TypeAdapter(annotated[parts])
+    bounds = [bound.ge for bound in field.metadata if hasattr(bound, "ge")]
+    for value in (field.default, *bounds, *_words(field.annotation), 1):
+        with suppress(ValidationError):
+            if value is not None and adapter.validate_python(value, strict=True) is not None:
+                return value
+    return "VALUE"
+
+
+def _words(annotation: Any) -> list[Any]:
+    """The words of a Literal, also of one inside a union."""
+    return [word for part in get_args(annotation) for word in (_words(part) if get_args(part) else [part])]
 
 
 def flag(field_name: str) -> str:

@@ -27,6 +27,8 @@ SAVING_TIME: Final = "600"
 _HANDLED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 """Signals that torchrun's agent hands on to the processes; it replaces their handlers."""
 _PR_SET_PDEATHSIG: Final = 1
+_TORCHRUN: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+_SLURM: Final = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID")
 
 
 class JobError(RunError):
@@ -72,7 +74,9 @@ def joined(environ: Mapping[str, str]) -> dict[str, str] | None:
     """The variables of a job that this process already belongs to, or None.
 
     A job is one that torchrun started (RANK and WORLD_SIZE), or a Slurm step of more than one task.
+    Raises RunError (MS301) for a variable of the job that is not a number.
     """
+    _require_numbers(environ, _TORCHRUN if "RANK" in environ and "WORLD_SIZE" in environ else _SLURM)
     if "RANK" in environ and "WORLD_SIZE" in environ:
         return {"RANK": environ["RANK"], "WORLD_SIZE": environ["WORLD_SIZE"], "LOCAL_RANK": environ.get("LOCAL_RANK", "0")}
     if "SLURM_PROCID" not in environ or int(environ.get("SLURM_NTASKS", "1")) < 2:
@@ -84,6 +88,14 @@ def joined(environ: Mapping[str, str]) -> dict[str, str] | None:
         "MASTER_ADDR": environ.get("MASTER_ADDR") or first_host(environ.get("SLURM_STEP_NODELIST", "localhost")),
         "MASTER_PORT": environ.get("MASTER_PORT") or str(20000 + int(environ.get("SLURM_JOB_ID", "0")) % 20000),
     }
+
+
+def _require_numbers(environ: Mapping[str, str], names: Sequence[str]) -> None:
+    wrong = [name for name in names if not environ.get(name, "0").isdigit()]
+    fix = "start the job with torchrun or Slurm, which set these variables, or unset them"
+    texts = [f"the environment variable {name} is {environ[name]!r}, not a whole number" for name in wrong]
+    if texts:
+        raise RunError(Problem("MS301", text, fix=fix) for text in texts)
 
 
 def first_host(nodes: str) -> str:

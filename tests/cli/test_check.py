@@ -43,11 +43,11 @@ def test_an_unknown_setting_gets_near_names(check):
     )
 
 
-def test_an_ill_typed_setting_says_what_the_setting_is(check):
+def test_an_ill_typed_setting_gets_a_line_that_is_accepted(check):
     assert check("tensor-parallel", "--set", "tensor-parallel.size=many") == (
         "MS301 tensor-parallel.size is 'many': input should be a valid integer, unable to parse string as an integer\n"
         "  where: command line\n"
-        "  fix: size is: ranks over which the weights of a layer are split\n"
+        "  fix: --set tensor-parallel.size=1  # ranks over which the weights of a layer are split\n"
     )
 
 

@@ -31,6 +31,23 @@ def test_a_process_alone_starts_its_own_job(environ):
 
 
 @pytest.mark.parametrize(
+    ("environ", "name"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "abc"}, "WORLD_SIZE"),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK"),
+        ({**SLURM, "SLURM_NTASKS": "two"}, "SLURM_NTASKS"),
+    ],
+)
+def test_a_variable_that_is_no_number_is_named_with_its_value(environ, name):
+    with pytest.raises(RunError) as caught:
+        joined(environ)
+    assert str(caught.value) == (
+        f"MS301 the environment variable {name} is {environ[name]!r}, not a whole number\n"
+        "  fix: start the job with torchrun or Slurm, which set these variables, or unset them"
+    )
+
+
+@pytest.mark.parametrize(
     ("nodes", "host"),
     [
         ("localhost", "localhost"),
