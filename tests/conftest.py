@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -55,8 +56,9 @@ class Prove(Protocol):
         *features: str,
         settings: Mapping[str, Mapping[str, Any]] | None = None,
         world: Mapping[str, Any] | None = None,
-        beside: Sequence[str] = (),
+        also: Sequence[str] = (),
         nproc: int | None = None,
+        steps: int | None = None,
     ) -> Verdict: ...
 
 
@@ -68,10 +70,14 @@ def prove(pool: WorkerPool) -> Prove:
         *features: str,
         settings: Mapping[str, Mapping[str, Any]] | None = None,
         world: Mapping[str, Any] | None = None,
-        beside: Sequence[str] = (),
+        also: Sequence[str] = (),
         nproc: int | None = None,
+        steps: int | None = None,
     ) -> Verdict:
         layer = Layer("test", settings=settings or {}, world=world or {})
-        return verify(build_case(features, [layer], beside, nproc), pool)
+        case = build_case(features, [layer], also, nproc)
+        if steps is not None:
+            case = replace(case, recipe=replace(case.recipe, steps=steps))
+        return verify(case, pool)
 
     return prove

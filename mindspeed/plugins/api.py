@@ -15,7 +15,16 @@ from mindspeed.plugins.constraints import (
     Slot,
     Supersedes,
 )
-from mindspeed.plugins.feature import Category, CheckpointState, Feature, FeatureArgs, FeatureSpec, Numerics, Stability
+from mindspeed.plugins.feature import (
+    Category,
+    CheckpointState,
+    Feature,
+    FeatureArgs,
+    FeatureSpec,
+    Numerics,
+    Stability,
+    VerifyWith,
+)
 from mindspeed.plugins.hookspecs import hookimpl
 from mindspeed.plugins.patches import ArgOverride, Mixin, Patch, Ref, Replace, Set, When, Wrap
 from mindspeed.plugins.problems import MindSpeedError, Problem
@@ -50,6 +59,7 @@ __all__ = [
     "Stability",
     "Supersedes",
     "UnknownValue",
+    "VerifyWith",
     "When",
     "World",
     "Wrap",

@@ -113,6 +113,18 @@ class CheckpointState:
         return f"{words}: {self.reason}" if self.reason else words
 
 
+@dataclass(frozen=True, slots=True)
+class VerifyWith:
+    """The smallest surroundings in which a feature does its work, for ``mindspeed features verify`` without options.
+
+    ``features`` are in the baseline as well; ``settings`` and ``world`` hold values that the caller did not give.
+    """
+
+    features: tuple[str, ...] = ()
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    world: Mapping[str, Any] = field(default_factory=dict)
+
+
 def _always(args: Any, world: World) -> bool:
     return True
 
@@ -130,6 +142,7 @@ class FeatureSpec:
     ``cost`` what it costs, for a slot whose holder mindspeed may choose;
     ``state`` what it adds to checkpoints. ``reference`` is for a feature that trains another model than Megatron does alone:
     the settings with which it takes Megatron's own means, as it does in the baseline that it is compared with.
+    ``verify_with`` are the surroundings in which verification finds it at work.
     """
 
     name: str
@@ -149,6 +162,7 @@ class FeatureSpec:
     cost: CostOf | None = None
     state: CheckpointState = field(default_factory=CheckpointState)
     reference: Mapping[str, Any] | None = None
+    verify_with: VerifyWith = field(default_factory=VerifyWith)
     since: str = "0.1"
 
     def __post_init__(self) -> None:

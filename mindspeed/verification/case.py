@@ -53,6 +53,14 @@ class CaseRequest:
     known: Catalog
 
     @property
+    def surrounded(self) -> CaseRequest:
+        """The same request in the surroundings that its features declare; what was given wins over them."""
+        declared = {name: self.known.feature(name).spec.verify_with for name in self.features if name in self.known.usable}
+        layers = [Layer(f"declared by {name}", settings=d.settings, world=d.world) for name, d in declared.items()]
+        also = (name for d in declared.values() for name in d.features if name not in self.features)
+        return replace(self, layers=(*layers, *self.layers), also=tuple(dict.fromkeys((*self.also, *also))))
+
+    @property
     def world(self) -> dict[str, Any]:
         """The sizes and the model shape that were given."""
         return {name: value for layer in self.layers for name, value in layer.world.items()}
@@ -148,24 +156,33 @@ def build_case(
     """The case that proves whether ``features`` do what they claim. Raises ResolutionError when no tiny model suits them.
 
     ``layers`` (low to high) may hold settings, sizes and a model shape; ``also`` are features that both runs have.
-    What is not given is chosen: sizes under test are 2, model and number of processes the first that suit.
+    What is not given is chosen: the surroundings that the features declare where these are possible, sizes under test
+    are 2, model and number of processes the first that suit.
     """
-    asked = CaseRequest(tuple(features), tuple(layers), tuple(also), nproc, environment, registry.catalog())
+    request = CaseRequest(tuple(features), tuple(layers), tuple(also), nproc, environment, registry.catalog())
+    try:
+        return _first_case(request.surrounded)
+    except ResolutionError:
+        return _first_case(request)
+
+
+def _first_case(request: CaseRequest) -> VerificationCase:
+    """The case of the first model and number of processes that suit. Raises ResolutionError when none does."""
     refused: list[ResolutionError] = []
     second_best: tuple[ActivationPlan, Recipe] | None = None
-    for recipe in asked.recipes():
-        for count in asked.processes:
+    for recipe in request.recipes():
+        for count in request.processes:
             try:
-                plan = asked.plan(recipe, count)
+                plan = request.plan(recipe, count)
             except ResolutionError as error:
                 refused.append(error)
                 continue
-            if asked.is_applicable(plan):
-                return _question(asked, plan, recipe)
+            if request.is_applicable(plan):
+                return _case(request, plan, recipe)
             second_best = second_best or (plan, recipe)
     if second_best is None:
         raise min(refused, key=lambda error: len(error.problems))
-    return _question(asked, *second_best)
+    return _case(request, *second_best)
 
 
 def required_by(names: Iterable[str], known: Catalog, perhaps: bool = False) -> frozenset[str]:
@@ -181,9 +198,9 @@ def required_by(names: Iterable[str], known: Catalog, perhaps: bool = False) -> 
     return frozenset(found)
 
 
-def _question(asked: CaseRequest, plan: ActivationPlan, recipe: Recipe) -> VerificationCase:
-    wanted = {planned.override.argument: bool(planned.override.value) for planned in plan.overrides}
+def _case(request: CaseRequest, plan: ActivationPlan, recipe: Recipe) -> VerificationCase:
+    arguments = {planned.override.argument: bool(planned.override.value) for planned in plan.overrides}
     recipe = replace(
-        recipe, documents=wanted.get("reset_attention_mask", False), restart=wanted.get("reset_position_ids", False)
+        recipe, documents=arguments.get("reset_attention_mask", False), restart=arguments.get("reset_position_ids", False)
     )
-    return VerificationCase(asked.features, plan, asked.baseline(plan, recipe), recipe, asked.numerics)
+    return VerificationCase(request.features, plan, request.baseline(plan, recipe), recipe, request.numerics)

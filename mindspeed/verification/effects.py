@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mindspeed import registry
-from mindspeed.plugins.patches import Wrap
 from mindspeed.verification.case import VerificationCase, required_by
 from mindspeed.verification.comparison import Check
 from mindspeed.verification.record import RankResult
 
 
 def missing_effects(case: VerificationCase, baseline: Sequence[RankResult], feature: Sequence[RankResult]) -> Iterator[Check]:
-    """A failing check for every feature under test that left no trace, or whose group has one rank."""
+    """A failing check for every feature under test that left no trace.
+
+    A feature whose group has one rank has nothing to do: a row, unless that holds for every feature under test.
+    """
     known = registry.catalog()
     before, after = baseline[0].settings, feature[0].settings
+    idle = {name: sizes for name in case.features if (sizes := _sizes_of_one(name, feature[0]))}
     for name in case.features:
-        needed = [size for owner in required_by([name], known) for size in known.feature(owner).spec.sizes]
-        idle = [size for size in sorted(needed) if feature[0].sizes.get(size, 1) == 1]
-        if idle:
-            yield _failed(name, f"the group of {', '.join(idle)} has one rank")
+        if name in idle:
+            all_idle = len(idle) == len(case.features)
+            reason = f"the group of {', '.join(idle[name])} has one rank"
+            yield _failed(name, reason) if all_idle else Check(f"idle of {name}: {reason}", 0.0, 0.0)
+            continue
         uncalled = [op for op in known.feature(name).spec.ops if not any(r.reached.get(name, {}).get(op) for r in feature)]
         if uncalled:
             yield _failed(name, f"the operator {', '.join(uncalled)} was not called")
@@ -27,7 +31,7 @@ def missing_effects(case: VerificationCase, baseline: Sequence[RankResult], feat
         arguments = {planned.override.argument for planned in case.plan.overrides if name in planned.owners}
         if arguments and _values(arguments, before) != _values(arguments, after):
             continue
-        if _was_reached(name, case, feature, glue=bool(arguments)):
+        if any(count for record in feature for count in record.reached.get(name, {}).values()):
             continue
         if arguments:
             yield _failed(name, "the configuration that reached the model equals the baseline's")
@@ -35,11 +39,11 @@ def missing_effects(case: VerificationCase, baseline: Sequence[RankResult], feat
             yield _failed(name, "no patch site was reached, and no hook changed anything")
 
 
-def _was_reached(name: str, case: VerificationCase, records: Iterable[RankResult], glue: bool) -> bool:
-    """Whether a patch of the feature was, or a hook did something. With ``glue`` its wraps only help arguments to work."""
-    passive = {planned.site for planned in case.plan.patches if glue and isinstance(planned.patch, Wrap)}
-    reached = [(place, count) for record in records for place, count in record.reached.get(name, {}).items()]
-    return any(count and place not in passive for place, count in reached)
+def _sizes_of_one(name: str, record: RankResult) -> list[str]:
+    """The parallel sizes that a feature needs and whose group has one rank."""
+    known = registry.catalog()
+    needed = {size for owner in required_by([name], known) for size in known.feature(owner).spec.sizes}
+    return [size for size in sorted(needed) if record.sizes.get(size, 1) == 1]
 
 
 def _values(arguments: Iterable[str], settings: Mapping[str, str]) -> dict[str, str]:

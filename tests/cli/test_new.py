@@ -88,6 +88,7 @@ def put_on_path(package, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(package))
 
 
+@pytest.mark.long
 def test_the_tests_of_a_new_package_fail_and_say_what_to_write(package, monkeypatch):
     put_on_path(package, monkeypatch)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]

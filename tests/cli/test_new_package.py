@@ -71,6 +71,7 @@ def test_it_is_listed_planned_drawn_explained_and_documented(installed):
     assert schema["properties"]["settings"]["properties"]["acme"]["properties"]["strength"]["default"] == 1e4
 
 
+@pytest.mark.long
 def test_it_passes_the_conformance_suite_a_line_for_each_check(installed):
     environment, _ = installed
     done = environment.mindspeed("features", "test", "acme")

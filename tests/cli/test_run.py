@@ -81,6 +81,7 @@ def test_several_processes_get_ranks_and_the_plan(run):
     assert sorted(done.stdout.splitlines()) == ["0 of 2: 2", "1 of 2: 2"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("end", "status", "how"),
     [
@@ -127,6 +128,7 @@ raise MindSpeedError([Problem("MS605", "the script and the plan differ", fix="ma
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("nproc", ["1", "2"])
 def test_a_known_problem_inside_the_script_is_printed_once_and_without_traceback(run, nproc):
     done = run(PROBLEM, options=["--nproc", nproc])
@@ -140,6 +142,7 @@ def test_arguments_that_the_script_never_gives_megatron_are_named(run):
     assert "mindspeed: nothing in the script took overlap_grad_reduce (async-ddp)\n" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.guards(38, processes=True)
 def test_a_failure_of_rank_0_before_its_process_group_is_what_the_job_ends_with(run):
     done = run(

@@ -149,6 +149,7 @@ def test_a_light_module_passes_with_its_time(acme):
     assert outcome.text.endswith(" ms, no torch and no megatron at import")
 
 
+@pytest.mark.long
 def test_a_feature_that_leaves_something_behind_is_not_reversible(acme):
     leaves = "def around(original):\n    original.__globals__['left_behind'] = object()\n"
     outcome = application([acme(("def around(original):\n", leaves))])[0]

@@ -8,6 +8,8 @@ import pytest
 
 from tests.conftest import Prove
 
+pytestmark = pytest.mark.long
+
 CASES: dict[str, tuple[list[str], dict[str, dict[str, Any]], dict[str, Any]]] = {
     "recompute of MLPs": (["recompute", "rms-norm"], {"recompute": {"modules": ["mlp"]}}, {}),
     "recompute of experts": (["recompute", "expert-parallel"], {"recompute": {"modules": ["moe"]}}, {}),

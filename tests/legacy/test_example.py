@@ -39,6 +39,7 @@ def test_the_example_knows_only_the_old_names(file):
     assert {name for name in ours if not any(name == old or name.startswith(f"{old}.") for old in OLD_NAMES)} == set()
 
 
+@pytest.mark.long
 def test_the_example_trains_and_its_features_and_ours_are_reached(tmp_path):
     done = train(
         tmp_path, "--scale-embedding", "--scale-embedding-factor", "8", "--truncated-init", "--use-fused-swiglu", "--steps", "3"

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 SCRIPT = Path(__file__).with_name("layout_cases.py")
 SHARDED = ("--distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
 CHUNKED = ("--pp", "2", "--vpp", "2", "--overlap-p2p")

@@ -114,6 +114,7 @@ LONG = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*SHORT, *(pytest.param(name, marks=pytest.mark.long) for name in LONG)])
 def test_the_script_gives_the_losses_of_one_process(name):
     case = (SHORT | LONG)[name]

@@ -59,6 +59,7 @@ def problem_of(sources, cache):
     return problem
 
 
+@pytest.mark.long
 def test_two_processes_at_once_compile_once_and_both_succeed(sources, cache, tmp_path):
     compiler = write_compiler(tmp_path / "slow", "sleep 1")
     builders = [start(sources, cache, compiler) for _ in range(2)]
@@ -105,6 +106,7 @@ def test_what_is_built_is_found_and_nothing_is_written(sources, cache):
     assert libraries.find(built.key, cache) == built
 
 
+@pytest.mark.long
 def test_only_what_changed_is_compiled_again(sources, cache):
     write_sources(sources, {"common/shared.h": "#pragma once\n", "cpu/second.cpp": '#include "shared.h"\n'})
     first = steps_of(sources, cache)[1]
@@ -116,6 +118,7 @@ def test_only_what_changed_is_compiled_again(sources, cache):
     assert steps_of(sources, cache) == ([], first)
 
 
+@pytest.mark.long
 def test_sources_that_share_code_are_no_operators(sources, cache):
     write_sources(sources, {"common/product.cpp": "int product(int a, int b) { return a * b; }\n"})
     write_sources(sources, {"cpu/second.cpp": "int product(int, int);\nint square(int a) { return product(a, a); }\n"})
@@ -124,6 +127,7 @@ def test_sources_that_share_code_are_no_operators(sources, cache):
     assert built.operators == ("first", "second")
 
 
+@pytest.mark.long
 def test_forced_it_is_made_again_and_who_has_it_open_keeps_the_old_one(sources, cache):
     _, built = steps_of(sources, cache)
     with built.library.open("rb") as old:
@@ -134,6 +138,7 @@ def test_forced_it_is_made_again_and_who_has_it_open_keeps_the_old_one(sources, 
         assert again.library.stat().st_ino != inode
 
 
+@pytest.mark.long
 def test_another_compiler_makes_another_library(sources, cache, tmp_path, monkeypatch):
     _, built = steps_of(sources, cache)
     monkeypatch.setenv("CXX", str(write_compiler(tmp_path / "acme")))
@@ -168,6 +173,7 @@ def test_a_function_that_nobody_defines_is_found_when_linking(sources, cache):
     assert problem.chain[0].endswith("undefined reference to `missing()'")
 
 
+@pytest.mark.long
 def test_a_library_that_ends_the_process_that_loads_it_is_never_put_in_place(sources, cache):
     ends = "#include <cstdlib>\n__attribute__((constructor)) static void end() { std::abort(); }\n"
     write_sources(sources, {"cpu/second.cpp": ends})

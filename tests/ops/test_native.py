@@ -59,6 +59,7 @@ def lines(program, cache, sources, **variables):
     return done.stdout.splitlines()
 
 
+@pytest.mark.long
 @needs_compiler
 def test_what_is_built_is_loaded_with_the_first_operator(sources, cache):
     built, _ = build(print, sources=sources, cache=cache)
@@ -66,6 +67,7 @@ def test_what_is_built_is_loaded_with_the_first_operator(sources, cache):
     assert lines(LOAD, cache, sources, MINDSPEED_OPS="reference") == ["None"]
 
 
+@pytest.mark.long
 @needs_compiler
 def test_loops_in_parallel_run_on_the_threads_of_torch(tmp_path, cache):
     """A second OpenMP runtime would have threads of its own, and not know what torch was told of their number."""
@@ -90,6 +92,7 @@ def test_a_library_of_another_torch_is_left_alone_and_said(sources, cache):
     ]
 
 
+@pytest.mark.long
 def test_a_library_of_other_sources_is_left_alone_and_said(sources, cache):
     built = pretend_built(cache, sources)
     (sources / "cpu" / "first.cpp").write_text("// changed\n")
@@ -99,6 +102,7 @@ def test_a_library_of_other_sources_is_left_alone_and_said(sources, cache):
     ]
 
 
+@pytest.mark.long
 def test_a_library_that_does_not_load_is_said(sources, cache):
     built = pretend_built(cache, sources)
     first, where, fix, loaded = lines(LOAD, cache, sources)

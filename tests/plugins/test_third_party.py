@@ -98,6 +98,7 @@ assert id(LanguageModule.compute_language_model_loss) == before
 """
 
 
+@pytest.mark.long
 def test_the_example_is_installed_listed_activated_and_removed(environment, tmp_path):
     assert "acme-z-loss" not in environment.features()
     copy = shutil.copytree(EXAMPLE, tmp_path / "example")  # setuptools builds inside the folder
@@ -127,6 +128,7 @@ def test_the_example_is_installed_listed_activated_and_removed(environment, tmp_
     assert "acme-z-loss" not in environment.features()
 
 
+@pytest.mark.long
 def test_faulty_packages_are_rows_that_say_what_is_wrong_and_harm_nobody(environment, project):
     broken = project("acme-broken", "acme-broken", "import package_that_is_not_installed\n")
     lonely = project(

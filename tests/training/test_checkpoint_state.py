@@ -174,6 +174,7 @@ def diff(*arguments):
     return CliRunner().invoke(main, ["checkpoint", "diff", *map(str, arguments)], catch_exceptions=False)
 
 
+@pytest.mark.long
 def test_a_checkpoint_is_compared_before_anything_is_launched(run):
     tiny = ("--platform", "cpu", "--world-size", 2)
     done = diff(run, *tiny, "--features", "distributed-optimizer")
@@ -198,6 +199,7 @@ def test_a_checkpoint_is_compared_before_anything_is_launched(run):
     }
 
 
+@pytest.mark.long
 def test_resuming_with_an_optimizer_of_another_format_is_refused_before_a_process_starts(run):
     done = Run("--resume", run, "--nproc", 2, "--features", "distributed-optimizer", "--train-iters", 4).done(status=1)
     reason = "Megatron saves a sharded and a replicated optimizer in formats that do not load each other"

@@ -14,6 +14,8 @@ import pytest
 from tests.conftest import ROOT
 from tests.training.conftest import TINY, Run, losses
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def level_zero(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
@@ -40,7 +42,6 @@ def test_at_level_zero_every_module_of_the_model_is_megatrons_or_torchs(level_ze
     assert level_zero["fused"] is False
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("layout", [("--nproc", 1), ("--nproc", 2, "--tp", 2), ("--nproc", 2, "--num-experts", 4)], ids=str)
 def test_both_levels_learn_the_same(tmp_path: Path, text: Path, layout: tuple[object, ...], dtype: str) -> None:

@@ -20,6 +20,8 @@ import pytest
 from mindspeed.training.checkpoints import checkpoint_path, partial_path, saved_steps
 from tests.training.conftest import TINY, Run, log, losses
 
+pytestmark = pytest.mark.long
+
 SPLIT = ("--nproc", 2, "--tp", 2, "--features", "sequence-parallel,distributed-optimizer")
 
 
@@ -159,7 +161,6 @@ def test_a_damaged_checkpoint_is_named(run):
     assert damaged.err.endswith("  fix: remove the folder, then the checkpoint before it is used\n")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "layout",
     [
@@ -187,7 +188,6 @@ def test_every_layout_and_style_trains_and_goes_on(tmp_path, text, layout):
     assert before[6] < before[1] - 0.3
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("manager", ["torchrun", "slurm"])
 def test_a_process_of_a_job_joins_it(tmp_path, text, manager):
     mindspeed = str(Path(sys.executable).with_name("mindspeed"))
@@ -215,7 +215,6 @@ def test_a_process_of_a_job_joins_it(tmp_path, text, manager):
     assert max(losses(tmp_path / "run")) == 4
 
 
-@pytest.mark.long
 def test_uniform_random_text_is_not_predicted(tmp_path):
     import random
 

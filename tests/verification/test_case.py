@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mindspeed.plugins.problems import ResolutionError
+from mindspeed.registry import catalog
 from mindspeed.resolution.environment import made_up
 from mindspeed.resolution.request import Layer
 from mindspeed.verification.case import VerificationCase, build_case
@@ -94,6 +95,24 @@ def test_given_sizes_model_and_dtype_win() -> None:
     assert (case.recipe.shape.num_layers, case.recipe.shape.seq_length) == (2, 32)
     assert case.recipe.dtype == "bf16"
     assert case.baseline.world.num_layers == 2
+
+
+@pytest.mark.parametrize("name", catalog(frozenset()).specs)
+def test_every_feature_has_a_case_without_any_option(name: str) -> None:
+    case = asked(name)
+    assert name in case.plan.names
+    assert case.features == (name,)
+
+
+def test_what_is_given_wins_over_the_surroundings_that_a_feature_declares() -> None:
+    case = asked("hybrid-attention", settings={"context-parallel": {"size": 8}}, world={"seq_length": 32}, nproc=8)
+    assert case.plan.world.cp == 8
+
+
+def test_a_feature_is_verified_without_its_surroundings_where_these_are_impossible() -> None:
+    case = asked("ring-attention-update", "kv-allgather-cp")
+    assert "ring-attention" not in case.plan.names
+    assert case.plan.world.cp == 2
 
 
 def test_a_request_that_no_model_suits_says_why() -> None:

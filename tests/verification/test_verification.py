@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -23,8 +23,11 @@ from mindspeed.verification import case as case_module
 from mindspeed.verification import harness
 from mindspeed.verification import pool as workers
 from mindspeed.verification.case import VerificationCase, build_case
+from mindspeed.verification.comparison import Check
+from mindspeed.verification.effects import missing_effects
 from mindspeed.verification.harness import Verdict, verify
 from mindspeed.verification.pool import WorkerPool
+from mindspeed.verification.record import RankResult
 from tests.verification import faults
 
 FINALIZE = "megatron.core.distributed.finalize_model_grads"
@@ -47,11 +50,12 @@ OPERATORS = {name: spec.ops for name, spec in catalog(frozenset()).specs.items()
 """The operator features and their operators; a new one is in every test over them by itself."""
 
 FEATURES = (
+    "rms-norm",
+    "data-parallel",
     "adaptive-cp",
     "alibi",
     "async-ddp",
     "async-param-gather",
-    "data-parallel",
     "distributed-optimizer",
     "eod-reset",
     "expert-parallel",
@@ -59,7 +63,6 @@ FEATURES = (
     "pipeline-parallel",
     "recompute",
     "ring-attention",
-    "rms-norm",
     "sequence-parallel",
     "shared-attention-mask",
     "swiglu",
@@ -69,6 +72,8 @@ FEATURES = (
 )
 
 FAULTS = [
+    ("rms-norm", "mindspeed.ops.rms_norm:rms_norm", "scaled_up", f"gradient of {QKV}"),
+    ("recompute", "megatron.core.tensor_parallel.random:_set_all_rng_states", "skipped", f"gradient of {QKV}"),
     ("tensor-parallel", f"{MAPPINGS}:_reduce", "unreduced", f"gradient of {QKV}"),
     (
         "tensor-parallel",
@@ -94,12 +99,10 @@ FAULTS = [
     ("async-param-gather", f"{BUFFER}:_ParamAndGradBucketGroup.start_param_sync", "ungathered", f"weight of {QKV}"),
     ("expert-parallel", REDUCE_GRADIENTS, "skipped", f"gradient of {QKV}"),
     ("expert-parallel", f"{MAPPINGS}:all_to_all", "rolled", f"gradient of {QKV}"),
-    ("recompute", "megatron.core.tensor_parallel.random:_set_all_rng_states", "skipped", f"gradient of {QKV}"),
     *((name, f"{CONTEXT}.local_attention:add_gradients", "skipped", f"gradient of {QKV}") for name in CONTEXT_ALGORITHMS),
     ("alibi", "mindspeed.features.alibi.layers:with_position_bias", "nothing_changed", f"gradient of {QKV}"),
     ("eod-reset", "mindspeed.context_parallel.documents:ends_of_rows", "one_document", f"gradient of {QKV}"),
     ("shared-attention-mask", "mindspeed.context_parallel.attention_mask:make_mask", "rolled", f"gradient of {QKV}"),
-    ("rms-norm", "mindspeed.ops.rms_norm:rms_norm", "scaled_up", f"gradient of {QKV}"),
     ("swiglu", "mindspeed.ops.swiglu:swiglu", "rolled", f"gradient of {QKV}"),
     ("rotary-embedding", f"{ROTARY}:npu_rotary_position_embedding", "rolled", f"gradient of {QKV}"),
     ("flash-attention", "mindspeed.ops.fusion_attention:fusion_attention", "rolled", f"gradient of {QKV}"),
@@ -108,6 +111,11 @@ FAULTS = [
     ("moe-token-permute", f"{UNPERMUTE}:npu_fused_moe_token_unpermute", "rolled", f"gradient of {QKV}"),
 ]
 DROPOUT: dict[str, dict[str, Any]] = {"recompute": {"granularity": "full", "method": "uniform", "num_layers": 1}}
+
+
+def each_long_but(count: int, cases: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Parameters of which the first ones are in the default run."""
+    return [pytest.param(*case, marks=() if index < count else pytest.mark.long) for index, case in enumerate(cases)]
 
 
 def asked(feature: str, settings: Mapping[str, Mapping[str, Any]] = DROPOUT) -> VerificationCase:
@@ -126,7 +134,9 @@ def failing(verdict: Verdict) -> list[str]:
     return [check.what for check in verdict.checks if not check.holds]
 
 
-@pytest.mark.parametrize(("feature", "target", "fault", "blamed"), FAULTS, ids=lambda value: str(value).rpartition(".")[2])
+@pytest.mark.parametrize(
+    ("feature", "target", "fault", "blamed"), each_long_but(3, FAULTS), ids=lambda value: str(value).rpartition(".")[2]
+)
 def test_a_planted_fault_is_found_and_its_parameter_named(
     pool: WorkerPool, feature: str, target: str, fault: str, blamed: str
 ) -> None:
@@ -135,7 +145,7 @@ def test_a_planted_fault_is_found_and_its_parameter_named(
     assert blamed in failing(verdict)
 
 
-@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("feature", each_long_but(2, ((name,) for name in FEATURES)))
 def test_one_gradient_times_1_001_is_found_and_only_it_is_named(pool: WorkerPool, feature: str) -> None:
     verdict = verify(planted(asked(feature), f"{FINALIZE}:finalize_model_grads", "scaled_gradient"), pool)
     gradients = [check for check in verdict.checks if not check.holds and check.what.startswith("gradient")]
@@ -152,17 +162,20 @@ def test_a_gradient_that_is_zero_or_not_finite_fails(pool: WorkerPool, fault: st
     assert sentence in failing(verdict)
 
 
-@pytest.mark.parametrize("feature", ["distributed-optimizer", "sequence-parallel", "recompute", "async-ddp"])
+@pytest.mark.parametrize(
+    "feature", each_long_but(1, [("recompute",), ("distributed-optimizer",), ("sequence-parallel",), ("async-ddp",)])
+)
 @pytest.mark.guards(16, processes=True)
 def test_a_configuration_equal_to_the_baselines_fails(pool: WorkerPool, feature: str) -> None:
     case = asked(feature, {})
-    idle = tuple(
+    overrides = tuple(
         replace(planned, override=replace(planned.override, value=None if feature == "recompute" else False))
         if feature in planned.owners
         else planned
         for planned in case.plan.overrides
     )
-    verdict = verify(replace(case, plan=replace(case.plan, overrides=idle)), pool)
+    patches = tuple(planned for planned in case.plan.patches if planned.owner != feature)
+    verdict = verify(replace(case, plan=replace(case.plan, overrides=overrides, patches=patches)), pool)
     assert failing(verdict) == [f"effect of {feature}: the configuration that reached the model equals the baseline's"]
 
 
@@ -174,7 +187,7 @@ def idle(case: VerificationCase, feature: str) -> VerificationCase:
     return replace(case, plan=replace(plan, patches=patches, overrides=overrides))
 
 
-@pytest.mark.parametrize("feature", OPERATORS)
+@pytest.mark.parametrize("feature", each_long_but(1, ((name,) for name in OPERATORS)))
 @pytest.mark.guards(16, processes=True)
 def test_an_operator_feature_that_forgets_its_work_fails(pool: WorkerPool, feature: str) -> None:
     verdict = verify(idle(asked(feature), feature), pool)
@@ -183,10 +196,13 @@ def test_an_operator_feature_that_forgets_its_work_fails(pool: WorkerPool, featu
 
 @pytest.mark.parametrize(
     ("feature", "target", "fault"),
-    [
-        ("rms-norm", "mindspeed.features.rms_norm.layers:with_operator_norms", "nothing_changed"),
-        ("swiglu", "megatron.core.fusions.fused_bias_swiglu:bias_swiglu_impl", "plain_swiglu"),
-    ],
+    each_long_but(
+        1,
+        [
+            ("swiglu", "megatron.core.fusions.fused_bias_swiglu:bias_swiglu_impl", "plain_swiglu"),
+            ("rms-norm", "mindspeed.features.rms_norm.layers:with_operator_norms", "nothing_changed"),
+        ],
+    ),
 )
 @pytest.mark.guards(16, processes=True)
 def test_an_operator_feature_whose_glue_is_broken_fails(pool: WorkerPool, feature: str, target: str, fault: str) -> None:
@@ -206,9 +222,27 @@ def test_a_feature_whose_hook_changes_nothing_fails_also_without_an_operator(
     assert failing(verdict) == ["effect of rms-norm: no patch site was reached, and no hook changed anything"]
 
 
-def test_a_group_of_one_rank_fails(pool: WorkerPool) -> None:
+def test_a_group_of_one_rank_fails_alone(pool: WorkerPool) -> None:
     verdict = verify(build_case(["data-parallel"], nproc=1), pool)
     assert failing(verdict) == ["effect of data-parallel: the group of dp has one rank"]
+
+
+def test_a_group_of_one_rank_is_a_row_beside_features_that_work(pool: WorkerPool) -> None:
+    verdict = verify(build_case(["data-parallel", "rms-norm"], nproc=1), pool)
+    assert verdict.holds
+    assert Check("idle of data-parallel: the group of dp has one rank", 0.0, 0.0) in verdict.checks
+
+
+def test_a_reached_patch_is_an_effect_where_arguments_are_the_baselines() -> None:
+    """A feature with an argument that has Megatron's own value, and a wrap that works."""
+    case = asked("async-ddp", {})
+    overrides = tuple(replace(p, override=replace(p.override, value=False)) for p in case.plan.overrides)
+    case = replace(case, plan=replace(case.plan, overrides=overrides))
+    sizes = {"dp": 2}
+    silent, working = RankResult(sizes=sizes), RankResult(sizes=sizes, reached={"async-ddp": {"megatron.core.optimizer:x": 3}})
+    equal = "effect of async-ddp: the configuration that reached the model equals the baseline's"
+    assert [check.what for check in missing_effects(case, [silent], [silent])] == [equal]
+    assert list(missing_effects(case, [silent], [working])) == []
 
 
 def test_the_command_exits_1_and_names_the_parameter(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:

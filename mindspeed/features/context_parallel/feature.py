@@ -15,6 +15,7 @@ from mindspeed.plugins import (
     Patch,
     RequiresSlot,
     Slot,
+    VerifyWith,
     Wrap,
     hookimpl,
 )
@@ -54,6 +55,7 @@ class ContextParallel(Feature[ContextParallelArgs]):
         ),
         numerics=Numerics.reordered(reason="gradients are sums of shares of the sequence"),
         state=CheckpointState("resharded", "weights are the same on every rank of the group"),
+        verify_with=VerifyWith(settings={"context-parallel": {"algorithm": "auto"}}, world={"cp": 2}),
     )
 
     @hookimpl

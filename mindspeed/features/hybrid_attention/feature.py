@@ -20,6 +20,7 @@ from mindspeed.plugins import (
     Patch,
     Requires,
     Slot,
+    VerifyWith,
     World,
     hookimpl,
 )
@@ -84,6 +85,7 @@ class HybridAttention(Feature[HybridAttentionArgs]):
             *interval_checks("hybrid-attention"),
         ),
         numerics=Numerics.reordered(reason="the softmax is summed block by block"),
+        verify_with=VerifyWith(settings={"hybrid-attention": {"ulysses_degree": 2}}, world={"cp": 4}),
     )
 
     @hookimpl

@@ -11,6 +11,7 @@ from mindspeed.plugins import (
     Numerics,
     Patch,
     Replace,
+    VerifyWith,
     hookimpl,
 )
 
@@ -33,6 +34,7 @@ class RingAttentionUpdate(Feature[FeatureArgs]):
             ),
         ),
         numerics=Numerics.reordered(reason="the weights of both sides are computed in another order"),
+        verify_with=VerifyWith(features=("ring-attention",), world={"cp": 2}),
     )
 
     @hookimpl

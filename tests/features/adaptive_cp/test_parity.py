@@ -8,7 +8,8 @@ import pytest
 
 from tests.conftest import Prove
 
-LONG = pytest.mark.long
+pytestmark = pytest.mark.long
+
 SHARED = ("shared-attention-mask",)
 """Both runs have it: that it is stock Megatron with that mask, to the bit, is its own test."""
 MASKS: dict[str, dict[str, Any]] = {
@@ -26,7 +27,7 @@ def test_with_a_causal_mask_it_is_stock_megatron(prove: Prove) -> None:
     assert prove("adaptive-cp", settings={"context-parallel": {"size": 2}}).problems == []
 
 
-@pytest.mark.parametrize("mask", ["window", pytest.param("prefix", marks=LONG), pytest.param("interleaved", marks=LONG)])
+@pytest.mark.parametrize("mask", ["window", "prefix", "interleaved"])
 def test_with_a_shared_mask_it_is_one_process_with_that_mask(prove: Prove, mask: str) -> None:
     assert prove("adaptive-cp", settings=given(2, mask), also=SHARED).problems == []
 
@@ -41,20 +42,17 @@ def test_a_mask_that_comes_with_each_batch_is_planned_by_itself(prove: Prove) ->
     assert prove("adaptive-cp", settings=settings).problems == []
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("adaptive", [{}, {"only_reschedule": True}, {"without_coarse": True}, {"coarse": 4}], ids=str)
 def test_settings_change_nothing(prove: Prove, adaptive: dict[str, Any]) -> None:
     assert prove("adaptive-cp", settings=given(2, "interleaved", **adaptive), also=SHARED).problems == []
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("degree", [1, 2])
 def test_it_does_on_four_ranks_alone_and_inside_neighbours_that_trade_heads(prove: Prove, mask: str, degree: int) -> None:
     assert prove("adaptive-cp", settings=given(4, mask, ulysses_degree=degree), also=SHARED).problems == []
 
 
-@pytest.mark.long
 def test_a_share_need_not_be_even(prove: Prove) -> None:
     settings = given(3, "interleaved")
     assert prove("adaptive-cp", settings=settings, world={"seq_length": 27}, also=SHARED, nproc=3).problems == []
@@ -68,7 +66,6 @@ BESIDE: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("other", BESIDE)
 def test_it_does_beside_other_layouts(prove: Prove, other: str, dynamic: bool) -> None:
@@ -80,6 +77,5 @@ def test_it_does_beside_other_layouts(prove: Prove, other: str, dynamic: bool) -
         assert prove("adaptive-cp", *features, settings=given(2, "interleaved") | settings, also=SHARED).problems == []
 
 
-@pytest.mark.long
 def test_it_does_in_bf16(prove: Prove) -> None:
     assert prove("adaptive-cp", settings=given(2, "interleaved"), world={"dtype": "bf16"}, also=SHARED).problems == []

@@ -8,10 +8,10 @@ import pytest
 
 from tests.conftest import Prove
 
-LONG = pytest.mark.long
+pytestmark = pytest.mark.long
 
 
-@pytest.mark.parametrize("dtype", ["fp32", pytest.param("bf16", marks=LONG)])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_the_operator_trains_as_megatrons_scores(prove: Prove, dtype: str) -> None:
     assert prove("alibi", world={"dtype": dtype}).problems == []
 
@@ -28,7 +28,6 @@ CASES: dict[str, tuple[list[str], dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_every_form_does(prove: Prove, case: str) -> None:
     features, settings, world = CASES[case]
@@ -44,7 +43,7 @@ def cp(size: int, **settings: Any) -> dict[str, dict[str, Any]]:
     return {"context-parallel": {"size": size}, **settings}
 
 
-ALGORITHMS = ["ring-attention", *(pytest.param(name, marks=LONG) for name in ("ulysses-attention", "kv-allgather-cp"))]
+ALGORITHMS = ["ring-attention", "ulysses-attention", "kv-allgather-cp"]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -52,14 +51,12 @@ def test_a_share_of_the_sequence_trains_as_the_whole(prove: Prove, algorithm: st
     assert prove("alibi", algorithm, settings=cp(2)).problems == []
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["ring-attention", "ulysses-attention", "kv-allgather-cp", "hybrid-attention"])
 def test_four_ranks_do(prove: Prove, algorithm: str) -> None:
     more = {"hybrid-attention": {"ulysses_degree": 2}} if algorithm == "hybrid-attention" else {}
     assert prove("alibi", algorithm, settings=cp(4, **more)).problems == []
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["ring-attention", "ulysses-attention", "kv-allgather-cp"])
 @pytest.mark.parametrize("other", ["tensor-parallel", "pipeline-parallel", "recompute", "eod-reset", "bf16"])
 def test_they_do_beside_other_layouts(prove: Prove, algorithm: str, other: str) -> None:

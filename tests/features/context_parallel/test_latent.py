@@ -21,6 +21,7 @@ def cp(size: int, **settings: Any) -> dict[str, dict[str, Any]]:
     return {"context-parallel": {"size": size}, **settings}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["ring-attention", "ulysses-attention", pytest.param("kv-allgather-cp", marks=LONG)])
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=LONG)])
 def test_a_share_of_the_sequence_trains_as_the_whole(prove: Prove, algorithm: str, size: int) -> None:

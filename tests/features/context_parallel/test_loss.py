@@ -31,6 +31,7 @@ def reports(said: list[str]) -> list[str]:
     return [line for line in said if line.startswith("MS343")]
 
 
+@pytest.mark.long
 def test_two_values_are_reported_once_on_the_first_rank_with_the_fix(pool: WorkerPool) -> None:
     (first, error, _), (second, _, _) = run(pool, "two_values", 2)
     assert (reports(first), error, reports(second)) == ([PROBLEM], "", [])
@@ -46,6 +47,7 @@ def test_three_values_are_right_where_ranks_hold_different_numbers_of_tokens(poo
         assert (reports(said), norms) == ([], pytest.approx(expected, rel=1e-5))
 
 
+@pytest.mark.long
 def test_two_values_are_too_large_by_the_square_of_the_ranks(pool: WorkerPool) -> None:
     ((said, _, expected),) = run(pool, "two_values", 1)
     assert reports(said) == []

@@ -14,7 +14,8 @@ from mindspeed import plan
 from mindspeed.verification.pool import WorkerPool
 from mindspeed.verification.shape import GPT, LLAMA, ModelShape, Recipe
 
-LONG = pytest.mark.long
+pytestmark = pytest.mark.long
+
 TOKENS = 24
 ENDS = [1, 2, 9, 16, 24]
 """Two documents of one token, and borders of ranks inside of others."""
@@ -100,7 +101,7 @@ ALGORITHMS = [
     ("ring-attention", 2),
     ("ulysses-attention", 2),
     *(
-        pytest.param(name, ranks, marks=LONG)
+        (name, ranks)
         for name, ranks in [
             ("kv-allgather-cp", 2),
             ("ring-attention", 3),
@@ -113,21 +114,20 @@ ALGORITHMS = [
 ]
 
 
-@pytest.mark.parametrize("shape", [LLAMA, pytest.param(GPT, marks=LONG)], ids=lambda shape: shape.name)
+@pytest.mark.parametrize("shape", [LLAMA, GPT], ids=lambda shape: shape.name)
 @pytest.mark.parametrize(("algorithm", "ranks"), ALGORITHMS)
 def test_packed_sequences_train_as_under_a_dense_mask(pool: WorkerPool, algorithm: str, ranks: int, shape: ModelShape) -> None:
     (stock,) = on(pool, [], 1, shape, False, ENDS)
     assert_equal(on(pool, [algorithm], ranks, shape, True, ENDS), stock)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("ends", [[TOKENS], [0, 5, 5, TOKENS], [3, 7, 20]], ids=str)
 def test_one_sequence_empty_ones_and_a_row_that_goes_on_behind_the_last(pool: WorkerPool, ends: list[int]) -> None:
     (stock,) = on(pool, [], 1, LLAMA, False, [*ends, TOKENS] if ends[-1] < TOKENS else ends)
     assert_equal(on(pool, ["ring-attention"], 2, LLAMA, True, ends), stock)
 
 
-@pytest.mark.parametrize(("algorithm", "ranks"), [("flash-attention", 1), pytest.param("ring-attention", 2, marks=LONG)])
+@pytest.mark.parametrize(("algorithm", "ranks"), [("flash-attention", 1), ("ring-attention", 2)])
 def test_padding_behind_each_sequence_changes_nothing(pool: WorkerPool, algorithm: str, ranks: int) -> None:
     ends, padded = [3, 8, 15, 18], [4, 12, 20, 24]
     (stock,) = on(pool, [], 1, LLAMA, False, ends, padded)

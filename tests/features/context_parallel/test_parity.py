@@ -8,34 +8,32 @@ import pytest
 
 from tests.conftest import Prove
 
-LONG = pytest.mark.long
+pytestmark = pytest.mark.long
+
 ALGORITHMS = ["ring-attention", "ulysses-attention", "kv-allgather-cp"]
-RING_FIRST = [ALGORITHMS[0], *(pytest.param(name, marks=LONG) for name in ALGORITHMS[1:])]
-"""The ring in the default run, the others in the long one."""
 
 
 def cp(size: int, **settings: Any) -> dict[str, dict[str, Any]]:
     return {"context-parallel": {"size": size}, **settings}
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=LONG)])
+@pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_share_of_the_sequence_trains_as_the_whole(prove: Prove, algorithm: str, size: int) -> None:
     assert prove(algorithm, settings=cp(size)).problems == []
 
 
-@pytest.mark.parametrize("algorithm", RING_FIRST)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_it_does_with_rotary_positions_and_few_key_heads(prove: Prove, algorithm: str) -> None:
     world = {"normalization": "RMSNorm", "num_query_groups": 2}
     assert prove(algorithm, "rms-norm", settings=cp(2), world=world).problems == []
 
 
-@pytest.mark.parametrize("algorithm", RING_FIRST)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_it_does_in_bf16(prove: Prove, algorithm: str) -> None:
     assert prove(algorithm, settings=cp(2), world={"dtype": "bf16"}).problems == []
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("size", "window"), [(4, 1), (8, 2)])
 def test_neighbours_that_trade_heads_in_a_ring_do_as_well(prove: Prove, size: int, window: int) -> None:
     settings = cp(size, **{"hybrid-attention": {"ulysses_degree": 2, "window": window}})
@@ -50,9 +48,8 @@ BESIDE = {
 }
 
 
-@pytest.mark.parametrize("algorithm", RING_FIRST)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("other", BESIDE)
-@pytest.mark.long
 def test_it_does_beside_other_layouts(prove: Prove, algorithm: str, other: str) -> None:
     settings, features = BESIDE[other]
     assert prove(algorithm, *features, settings=cp(2, **settings)).problems == []
@@ -62,9 +59,9 @@ def test_it_does_beside_other_layouts(prove: Prove, algorithm: str, other: str) 
     ("size", "settings"),
     [
         (2, {"keep": "half", "second_communicator": True}),
-        pytest.param(4, {"window": 2, "keep": "full"}, marks=LONG),
-        pytest.param(3, {"second_communicator": True}, marks=LONG),
-        pytest.param(2, {"keep": "full", "interval": 1}, marks=LONG),
+        (4, {"window": 2, "keep": "full"}),
+        (3, {"second_communicator": True}),
+        (2, {"keep": "full", "interval": 1}),
     ],
 )
 def test_settings_of_the_ring_change_nothing(prove: Prove, size: int, settings: dict[str, Any]) -> None:
@@ -73,7 +70,6 @@ def test_settings_of_the_ring_change_nothing(prove: Prove, size: int, settings: 
     assert prove("ring-attention", settings=given, world=world, nproc=size).problems == []
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("settings", [{"keep": "full", "interval": 1}, {"keep": "half", "kv_allgather": True}])
 def test_what_ulysses_fetches_again_changes_nothing(prove: Prove, size: int, settings: dict[str, Any]) -> None:
@@ -82,7 +78,6 @@ def test_what_ulysses_fetches_again_changes_nothing(prove: Prove, size: int, set
     assert prove("ulysses-attention", settings=given, world=world).problems == []
 
 
-@pytest.mark.long
 def test_a_hybrid_keeps_blocks_of_its_ring(prove: Prove) -> None:
     settings = cp(4, **{"hybrid-attention": {"ulysses_degree": 2, "keep": "full", "interval": 1}})
     assert prove("hybrid-attention", settings=settings).problems == []

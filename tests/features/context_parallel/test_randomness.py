@@ -87,6 +87,7 @@ def test_sequence_parallel_ranks_have_other_tokens_as_well(pool: WorkerPool) -> 
 FULL = {"recompute": {"granularity": "full", "method": "uniform", "num_layers": 1}}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("algorithm", "size"),
     [

@@ -15,7 +15,8 @@ from mindspeed.verification.comparison import Tolerances, compare, losses_by_ste
 from mindspeed.verification.pool import WorkerPool
 from mindspeed.verification.record import RankResult
 
-LONG = pytest.mark.long
+pytestmark = pytest.mark.long
+
 STEPS, BOUND = 10, 1e-5
 SIX_HEADS = {"num_attention_heads": 6, "num_query_groups": 6, "hidden_size": 48}
 FOUR = {"hybrid-attention": {"ulysses_degree": 2}}
@@ -25,14 +26,14 @@ FOUR = {"hybrid-attention": {"ulysses_degree": 2}}
     ("algorithm", "size", "settings", "world"),
     [
         ("ring-attention", 2, {}, {}),
-        pytest.param("ulysses-attention", 2, {}, {"seq_length": 26}, marks=LONG),
-        pytest.param("kv-allgather-cp", 2, {}, {"seq_length": 28}, marks=LONG),
-        pytest.param("adaptive-cp", 2, {}, {"seq_length": 22}, marks=LONG),
-        pytest.param("ring-attention", 3, {}, {"seq_length": 42}, marks=LONG),
-        pytest.param("ulysses-attention", 3, {}, {"seq_length": 27, **SIX_HEADS}, marks=LONG),
-        pytest.param("kv-allgather-cp", 3, {}, {"seq_length": 30}, marks=LONG),
-        pytest.param("ring-attention", 4, {"ring-attention": {"window": 2}}, {"seq_length": 40}, marks=LONG),
-        pytest.param("hybrid-attention", 4, FOUR, {"seq_length": 56}, marks=LONG),
+        ("ulysses-attention", 2, {}, {"seq_length": 26}),
+        ("kv-allgather-cp", 2, {}, {"seq_length": 28}),
+        ("adaptive-cp", 2, {}, {"seq_length": 22}),
+        ("ring-attention", 3, {}, {"seq_length": 42}),
+        ("ulysses-attention", 3, {}, {"seq_length": 27, **SIX_HEADS}),
+        ("kv-allgather-cp", 3, {}, {"seq_length": 30}),
+        ("ring-attention", 4, {"ring-attention": {"window": 2}}, {"seq_length": 40}),
+        ("hybrid-attention", 4, FOUR, {"seq_length": 56}),
     ],
 )
 def test_losses_gradients_and_weights_of_ten_steps_are_those_of_stock_megatron(

@@ -6,8 +6,10 @@ import pytest
 
 from tests.conftest import Prove
 
+pytestmark = pytest.mark.long
 
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.long)])
+
+@pytest.mark.parametrize("count", [2, 4])
 def test_replicas_train_as_one_process(prove: Prove, count: int) -> None:
     assert prove("data-parallel", nproc=count).problems == []
 

@@ -6,8 +6,10 @@ import pytest
 
 from tests.conftest import Prove
 
+pytestmark = pytest.mark.long
 
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.long)])
+
+@pytest.mark.parametrize("count", [2, 4])
 def test_a_sharded_step_updates_as_a_whole_one(prove: Prove, count: int) -> None:
     assert prove("distributed-optimizer", nproc=count).problems == []
 

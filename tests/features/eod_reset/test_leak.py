@@ -68,6 +68,7 @@ LATER = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("features", "ranks"),
     [*ALONE.items(), *(pytest.param((name,), ranks, marks=pytest.mark.long) for name, ranks in LATER)],
@@ -80,6 +81,7 @@ def test_the_first_document_changes_no_bit_of_the_second(pool: WorkerPool, featu
     assert (found[FIRST:] == 0).all()
 
 
+@pytest.mark.long
 def test_without_the_feature_it_does(pool: WorkerPool) -> None:
     assert (differences(pool, 2, "ring-attention")[FIRST:] > 0).all()
 

@@ -8,7 +8,8 @@ import pytest
 
 from tests.conftest import Prove
 
-LONG = pytest.mark.long
+pytestmark = pytest.mark.long
+
 ALGORITHMS = ["ring-attention", "ulysses-attention", "kv-allgather-cp"]
 TWO_OF_EACH = {"micro_batch_size": 2}
 """Samples with other documents in one micro-batch."""
@@ -23,41 +24,27 @@ def test_documents_train_as_under_a_dense_mask(prove: Prove, core: list[str]) ->
     assert prove("eod-reset", *core, world=TWO_OF_EACH).problems == []
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "size"),
-    [
-        ("ring-attention", 2),
-        *(
-            pytest.param(name, size, marks=LONG)
-            for name in ALGORITHMS
-            for size in (2, 4)
-            if (name, size) != ("ring-attention", 2)
-        ),
-    ],
-)
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_they_do_when_spread_over_ranks(prove: Prove, algorithm: str, size: int) -> None:
     assert prove("eod-reset", algorithm, settings=cp(size), world=TWO_OF_EACH).problems == []
 
 
-@pytest.mark.long
 def test_they_do_on_three_ranks(prove: Prove) -> None:
     assert prove("eod-reset", "ring-attention", settings=cp(3), nproc=3).problems == []
 
 
-@pytest.mark.long
 def test_they_do_when_neighbours_trade_heads_in_a_ring(prove: Prove) -> None:
     settings = cp(4, **{"hybrid-attention": {"ulysses_degree": 2}})
     assert prove("eod-reset", "hybrid-attention", settings=settings, world=TWO_OF_EACH).problems == []
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_rotary_positions_need_no_restart(prove: Prove, algorithm: str) -> None:
     world = {"normalization": "RMSNorm", "num_query_groups": 2}
     assert prove("eod-reset", algorithm, "rms-norm", settings=cp(2), world=world).problems == []
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["", "ring-attention"])
 def test_positions_of_the_whole_sequence_may_stay(prove: Prove, algorithm: str) -> None:
     settings = cp(2) if algorithm else {}
@@ -83,13 +70,12 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", ["pipeline", *(pytest.param(name, marks=LONG) for name in list(LAYOUTS)[1:])])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_they_do_beside_other_layouts(prove: Prove, layout: str) -> None:
     settings, features = LAYOUTS[layout]
     assert prove("eod-reset", *features, settings=settings).problems == []
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["", *ALGORITHMS])
 def test_they_do_in_multi_latent_attention(prove: Prove, algorithm: str) -> None:
     features = ["eod-reset", algorithm] if algorithm else ["eod-reset"]
@@ -97,14 +83,12 @@ def test_they_do_in_multi_latent_attention(prove: Prove, algorithm: str) -> None
     assert prove(*features, settings=settings, world={"multi_latent_attention": True}).problems == []
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["flash-attention", *ALGORITHMS])
 def test_they_do_with_a_bias_by_position(prove: Prove, algorithm: str) -> None:
     settings = cp(2) if algorithm in ALGORITHMS else {}
     assert prove("eod-reset", "alibi", algorithm, settings=settings).problems == []
 
 
-@pytest.mark.long
 def test_they_do_in_bf16(prove: Prove) -> None:
     assert prove("eod-reset", "ring-attention", settings=cp(2), world={"dtype": "bf16"}).problems == []
 

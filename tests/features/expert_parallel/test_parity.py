@@ -6,13 +6,15 @@ import pytest
 
 from tests.conftest import Prove
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("dispatcher", ["alltoall", "allgather"])
 def test_spread_experts_train_as_one_process(prove: Prove, dispatcher: str) -> None:
     assert prove("expert-parallel", settings={"expert-parallel": {"dispatcher": dispatcher}}).problems == []
 
 
-@pytest.mark.parametrize("dispatcher", ["alltoall", pytest.param("allgather", marks=pytest.mark.long)])
+@pytest.mark.parametrize("dispatcher", ["alltoall", "allgather"])
 def test_spread_experts_train_as_one_process_beside_tensor_parallel(prove: Prove, dispatcher: str) -> None:
     settings = {"expert-parallel": {"dispatcher": dispatcher}}
     assert prove("expert-parallel", "tensor-parallel", "sequence-parallel", settings=settings, nproc=4).problems == []

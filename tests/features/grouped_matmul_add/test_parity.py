@@ -6,6 +6,8 @@ import pytest
 
 from tests.conftest import Prove
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_grouped_experts_train_as_single_ones(prove: Prove, dtype: str) -> None:
@@ -17,7 +19,7 @@ def test_grouped_experts_are_spread_over_ranks(prove: Prove, dtype: str) -> None
     assert prove("grouped-matmul-add", "expert-parallel", world={"dtype": dtype}, nproc=2).problems == []
 
 
-@pytest.mark.parametrize("dtype", [pytest.param("fp32", marks=pytest.mark.long), "bf16"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_grouped_experts_are_split_by_tensor_ranks(prove: Prove, dtype: str) -> None:
     also = ["tensor-parallel", "sequence-parallel"]
     assert prove("grouped-matmul-add", also=also, world={"dtype": dtype}, nproc=2).problems == []

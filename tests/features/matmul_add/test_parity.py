@@ -6,6 +6,8 @@ import pytest
 
 from tests.conftest import Prove
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_gradients_added_by_the_product_are_megatrons(prove: Prove, dtype: str) -> None:
@@ -31,6 +33,5 @@ def test_the_linear_layers_of_experts_add_their_gradients_too(prove: Prove) -> N
     assert verdict.problems == []
 
 
-@pytest.mark.long
 def test_a_pipeline_of_four_stages_adds_gradients_in_each(prove: Prove) -> None:
     assert prove("matmul-add", "pipeline-parallel", world={"pp": 2, "tp": 2}, nproc=4).problems == []

@@ -6,6 +6,8 @@ import pytest
 
 from tests.conftest import Prove
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_tokens_go_to_experts_and_back_as_in_megatron(prove: Prove, dtype: str) -> None:

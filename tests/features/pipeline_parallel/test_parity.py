@@ -6,8 +6,10 @@ import pytest
 
 from tests.conftest import Prove
 
+pytestmark = pytest.mark.long
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
+
+@pytest.mark.parametrize("size", [2, 4])
 def test_stages_train_as_one_process(prove: Prove, size: int) -> None:
     assert prove("pipeline-parallel", settings={"pipeline-parallel": {"size": size}}).problems == []
 

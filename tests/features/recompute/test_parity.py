@@ -6,6 +6,8 @@ import pytest
 
 from tests.conftest import Prove
 
+pytestmark = pytest.mark.long
+
 FULL = {"granularity": "full", "method": "uniform", "num_layers": 1}
 BLOCK = {"granularity": "full", "method": "block", "num_layers": 1}
 SELECTIVE = {"granularity": "selective"}
@@ -23,9 +25,7 @@ def test_recomputed_activations_are_bit_equal(prove: Prove, settings: dict[str, 
 
 
 @BOTH
-@pytest.mark.parametrize(
-    "also", [["sequence-parallel"], pytest.param(["virtual-pipeline"], marks=pytest.mark.long)], ids=lambda names: names[0]
-)
+@pytest.mark.parametrize("also", [["sequence-parallel"], ["virtual-pipeline"]], ids=lambda names: names[0])
 def test_recomputed_activations_are_bit_equal_in_a_layout(prove: Prove, settings: dict[str, object], also: list[str]) -> None:
     assert prove("recompute", settings={"recompute": settings}, also=also).problems == []
 

@@ -6,6 +6,8 @@ import pytest
 
 from tests.conftest import Prove
 
+pytestmark = pytest.mark.long
+
 RING = {"context-parallel": {"size": 2}}
 
 
@@ -13,6 +15,5 @@ def test_a_ring_that_merges_by_the_operator_trains_as_one_process(prove: Prove) 
     assert prove("ring-attention", "ring-attention-update", settings=RING).problems == []
 
 
-@pytest.mark.long
 def test_it_changes_nothing_beside_a_ring(prove: Prove) -> None:
     assert prove("ring-attention-update", settings=RING, also=["ring-attention"]).problems == []

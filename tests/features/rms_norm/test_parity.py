@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.conftest import Prove
+
+pytestmark = pytest.mark.long
 
 
 def test_the_operator_trains_as_the_norm_of_megatron(prove: Prove) -> None:

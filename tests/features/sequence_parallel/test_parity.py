@@ -6,8 +6,10 @@ import pytest
 
 from tests.conftest import Prove
 
+pytestmark = pytest.mark.long
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
+
+@pytest.mark.parametrize("size", [2, 4])
 def test_a_share_of_the_sequence_trains_as_the_whole(prove: Prove, size: int) -> None:
     assert prove("tensor-parallel", "sequence-parallel", settings={"tensor-parallel": {"size": size}}).problems == []
 

@@ -19,6 +19,8 @@ from mindspeed.verification.pool import WorkerPool
 from mindspeed.verification.shape import GPT, Recipe
 from tests.conftest import Prove
 
+pytestmark = pytest.mark.long
+
 NAME = "shared-attention-mask"
 DILATED = "tests.features.shared_attention_mask.masks:dilated"
 KINDS: dict[str, dict[str, Any]] = {
@@ -129,12 +131,11 @@ def test_with_the_attention_operator_a_causal_mask_and_a_window_need_no_tensor(p
         torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5 * max(1.0, float(y.abs().max())))
 
 
-@pytest.mark.parametrize("also", [[], pytest.param(["tensor-parallel"], marks=pytest.mark.long)], ids=str)
+@pytest.mark.parametrize("also", [[], ["tensor-parallel"]], ids=str)
 def test_training_is_that_of_megatron(prove: Prove, also: list[str]) -> None:
     assert prove(NAME, also=also).problems == []
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("also", ["flash-attention", "pipeline-parallel", "recompute", "ring-attention", "ulysses-attention"])
 def test_it_is_beside_other_features(prove: Prove, also: str) -> None:
     assert prove(NAME, also=[also]).problems == []

@@ -6,6 +6,8 @@ import pytest
 
 from tests.conftest import Prove
 
+pytestmark = pytest.mark.long
+
 
 def test_the_operator_trains_as_the_activation_of_megatron(prove: Prove) -> None:
     assert prove("swiglu").problems == []

@@ -6,8 +6,10 @@ import pytest
 
 from tests.conftest import Prove
 
+pytestmark = pytest.mark.long
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
+
+@pytest.mark.parametrize("size", [2, 4])
 def test_split_weights_train_as_whole_ones(prove: Prove, size: int) -> None:
     verdict = prove("tensor-parallel", settings={"tensor-parallel": {"size": size}})
     assert verdict.problems == []

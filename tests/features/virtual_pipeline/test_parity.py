@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.conftest import Prove
+
+pytestmark = pytest.mark.long
 
 
 def test_interleaved_chunks_train_as_one_process(prove: Prove) -> None:

@@ -36,6 +36,7 @@ def results(**environment):
     return json.loads(done.stdout)
 
 
+@pytest.mark.long
 def test_references_alone_give_the_same_numbers():
     (native, *values), (reference, *expected) = results(MINDSPEED_OPS=""), results(MINDSPEED_OPS="reference")
     assert (native, reference) == (True, False)
