@@ -15,7 +15,7 @@ from mindspeed.inspection.releases import recorded_section
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument of the parser, in argparse's words.
+    """Describe one argument of the parser in argparse's words.
 
     ``action`` is the name of argparse's action (``store``, ``store_true``, ``store_false``, ``boolean_optional``), ``type``
     that of the function that converts the text (``int``, ``str``, ``moe_freq_type``) or None. Members of an enumeration

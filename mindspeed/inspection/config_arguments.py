@@ -1,4 +1,4 @@
-"""Where Megatron takes its arguments, and which names each place has: read from source, nothing is imported.
+"""Read the argument names of Megatron's configuration classes from source; nothing is imported.
 
 For a Megatron that is not at hand the names are those recorded (`mindspeed.inspection.releases`).
 """

@@ -40,7 +40,7 @@ def contract_at(site: Site) -> Contract:
 
 
 def successors(target: str, recorded: Contract) -> list[str]:
-    """What took the place of a vanished target: an equal body or signature beside it, then names that look alike."""
+    """Find successors of a vanished target: an equal body or signature beside it, then names that look alike."""
     module, _, qualname = target.partition(":")
     found = find_module(module)
     scope = read_scope(found) if found is not None else None
@@ -98,7 +98,7 @@ def _statements(node: ast.AST) -> Iterator[ast.stmt]:
 
 
 def _binds(node: ast.stmt, site: Site) -> bool:
-    """Whether a statement on the right line is the one that binds, and not one around it."""
+    """Return whether a statement on the right line is the one that binds, and not one around it."""
     if isinstance(node, _Definition):
         return node.name == site.qualname.rpartition(".")[2]
     return isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Import | ast.ImportFrom)

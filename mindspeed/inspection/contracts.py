@@ -24,7 +24,7 @@ Part = Literal["core", "megatron-lm"]
 _SCRIPTS: Final = ("pretrain_gpt", "gpt_builders", "model_provider")
 
 Verdict = Literal["same", "appended", "body changed", "changed", "gone", "new", "not applied", "unrecorded"]
-"""How a target differs from its contract.
+"""Name the way in which a target differs from its contract.
 
 appended: every call that was valid means the same; body changed: equal signature; changed: another signature or kind;
 new: absent in the contract, here now; not applied: every patch of it is guarded for other versions; unrecorded: there is
@@ -34,7 +34,7 @@ no contract to compare with.
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """What one target is: ``kind`` as of a site (``absent`` when there is none), ``signature`` without annotations.
+    """Describe one target: ``kind`` as of a site (``absent`` when there is none), ``signature`` without annotations.
 
     ``body`` is a hash of the definition without its name, parameters, docstrings and layout. ``site`` is where the
     definition is, when the target is another name of it. ``near`` names what took the place of an absent target.
@@ -77,7 +77,7 @@ def contract_for(target: str, version: str) -> tuple[str, Contract] | None:
 
 
 def compare(recorded: Contract, found: Contract) -> Verdict:
-    """How what was found differs from what was recorded."""
+    """Compare the contract that was found with the recorded one."""
     if found.kind == ABSENT:
         return "same" if recorded.kind == ABSENT else "gone"
     if recorded.kind == ABSENT:
@@ -90,7 +90,7 @@ def compare(recorded: Contract, found: Contract) -> Verdict:
 
 
 def difference(recorded: Contract, found: Contract) -> str:
-    """What changed, in few words: ``it is a class and was a function``, ``parameters: +a, -b, c=2 (was 1)``; else empty."""
+    """Describe the change in few words: ``kind: class (was function)``, ``parameters: +a, -b, c=2 (was 1)``; else empty."""
     if ABSENT in (recorded.kind, found.kind):
         return ""
     if recorded.kind != found.kind:
@@ -116,7 +116,7 @@ def _assigned(name: str, default: str) -> str:
 
 
 def _accepts_all_of(new: str, old: str) -> bool:
-    """Whether every call that fits ``old`` fits ``new`` and gives each old parameter the same value."""
+    """Return whether every call that fits ``old`` fits ``new`` and gives each old parameter the same value."""
     one, two = _parameters(old), _parameters(new)
     if one is None or two is None:
         return False

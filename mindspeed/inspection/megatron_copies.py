@@ -1,4 +1,4 @@
-"""Which megatron this process would import, found without importing it.
+"""Find the megatron that this process would import, without importing it.
 
 `megatron` may be a namespace package with portions in several places, so its copies are found the way the
 import system would look for them; asking for ``megatron.core`` itself would import the parent packages, and torch.
@@ -18,7 +18,7 @@ from mindspeed.plugins.problems import Problem
 
 @dataclass(frozen=True, slots=True)
 class MegatronCopy:
-    """One importable ``megatron/core`` folder; of several, the one that ``wins`` is imported."""
+    """Describe an importable ``megatron/core`` folder; of several, the one that ``wins`` is imported."""
 
     root: Path
     version: str | None

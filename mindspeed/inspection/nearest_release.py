@@ -1,4 +1,4 @@
-"""Which of the recorded Megatron versions speaks for one that was not recorded."""
+"""Choose the recorded Megatron version that stands for one that was not recorded."""
 
 from __future__ import annotations
 

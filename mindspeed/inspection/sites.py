@@ -35,7 +35,7 @@ IMPORTED: Final = "import"
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a target is bound.
+    """Locate the statement that binds a target.
 
     ``kind`` is function, class, method, assignment, branches (bound in several), import (of a module, in a branch), outside
     (in another package, taken as written) or absent (its package is not installed here, so nothing is known). ``line`` is 0
@@ -55,7 +55,7 @@ class Site:
 
     @property
     def barrier(self) -> str:
-        """Why a class cannot be replaced or mixed into; empty when it can, and for anything else."""
+        """Give the reason why a class cannot be replaced or mixed into; empty when it can, and for anything else."""
         found = _class_named(self.module, self.qualname.split(".")) if self.kind == "class" else None
         return _barrier(found[0], self.qualname, found[1].scope) if found is not None and found[1].scope is not None else ""
 
@@ -75,7 +75,7 @@ def find_site(target: str) -> Site | None:
 
 
 def awaits_checkout(module: str) -> bool:
-    """Whether a module belongs to a package of `CHECKOUT` that is not on the path (yet)."""
+    """Return whether a module belongs to a package of `CHECKOUT` that is not on the path (yet)."""
     package = ".".join(module.split(".")[:2])
     return package in CHECKOUT and find_module(package) is None
 
@@ -116,12 +116,12 @@ def _inherited(module: Module, scope: Scope, name: str, seen: set[tuple[str, int
 
 
 def inside_tree(module: str) -> bool:
-    """Whether imports of this module are followed."""
+    """Return whether imports of this module are followed."""
     return module == TREE or module.startswith(f"{TREE}.")
 
 
 def follows_to(target: str, site: str) -> bool:
-    """Whether the name ``target`` is an import, over any number of modules of any package, of what ``site`` binds."""
+    """Return whether the name ``target`` is an import, over any number of modules of any package, of what ``site`` binds."""
     seen = set()
     while target != site and target not in seen:
         seen.add(target)
@@ -139,7 +139,7 @@ def follows_to(target: str, site: str) -> bool:
 
 
 def may_import(module: str, name: str, key: str) -> bool:
-    """Whether the source of a loaded module may import ``name`` as ``key``: a cheap test before it is parsed."""
+    """Return whether the source of a loaded module may import ``name`` as ``key``: a cheap test before it is parsed."""
     found = loaded_module(module)
     text = read_text(found) if found is not None else b""
     if key == name and b"import *" in text:
@@ -287,7 +287,7 @@ def _class_named(source: str, path: list[str], hops: int = 20) -> tuple[Module, 
 
 
 def _barrier(module: Module, name: str, scope: Scope) -> str:
-    """Why a class cannot be replaced or mixed into: its generated or written methods mean this very class by name."""
+    """Give the reason why a class cannot be replaced or mixed into: its methods mean this very class by name."""
     if any(decorator in _DATACLASS for decorator in scope.decorators):
         return "it is a dataclass"
     first, last = scope.lines

@@ -1,4 +1,4 @@
-"""What a Python file binds, read from its text: definitions, imports and assignments of a module and its classes.
+"""Read the names that a Python file binds from its text: definitions, imports and assignments of a module and its classes.
 
 Nothing is ever imported. A file is found by asking the import system's finders level by level, which (other than
 ``importlib.util.find_spec``) does not import the parent packages. Tables are cached by path, size and modification time.
@@ -20,7 +20,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """One statement that binds a name.
+    """Describe a statement that binds a name.
 
     ``kind`` is function, class, import, module or assignment. ``source`` is the module that an import reads and
     ``name`` the name there; of an assignment of another name, ``name`` is that dotted name. ``branch`` says that the
@@ -71,7 +71,7 @@ class Module:
 
     @property
     def package(self) -> str:
-        """What a relative import of one dot starts from."""
+        """Return the package that a relative import of one dot starts from."""
         return self.name if self.portions is not None else self.name.rpartition(".")[0]
 
 

@@ -1,4 +1,4 @@
-"""What was read from source files, kept between processes for as long as those files have the same size and time.
+"""Cache what was read from source files between processes, for as long as those files have the same size and time.
 
 A process then only asks for the state of the files. One file of JSON per Megatron in the user's cache folder; one that
 cannot be read or written only costs the time to read the sources again.
@@ -49,7 +49,7 @@ class SourceCache:
             self._decoded.clear()
 
     def get(self, name: str, decode: Callable[[Any], T]) -> T | None:
-        """What ``decode`` makes of the value of a name, once in this process; None when there is none that holds."""
+        """Return the decoded value of a name, decoded once in this process; None when no valid one is cached."""
         if name in self._rows and name not in self._decoded:
             self._decoded[name] = decode(self._rows[name][0])
         return self._decoded.get(name)

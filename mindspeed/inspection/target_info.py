@@ -1,4 +1,4 @@
-"""Where targets are and what they are, in the Megatron installed here or in a recorded one."""
+"""Look up sites and contracts of targets, in the Megatron installed here or in a recorded one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TargetInfo:
 
 
 def is_installed(version: str | None) -> bool:
-    """Whether a plan for this version is one for the Megatron that is installed here; one for no version is."""
+    """Return whether a plan for this version is one for the Megatron that is installed here; one for no version is."""
     return version is None or version == megatron_version()
 
 

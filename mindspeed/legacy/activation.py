@@ -37,7 +37,7 @@ SOURCE: Final = "old names"
 """Source of values in a plan that came in through the old Python names."""
 
 _ASKED: Final = (": you asked for it", " asks for it")
-"""How a plan says that a feature stands in the request itself."""
+"""The words of a plan for a feature that stands in the request itself."""
 
 _lock = threading.RLock()
 
@@ -63,7 +63,7 @@ class DirectPatches(Feature[FeatureArgs]):
 
 @dataclasses.dataclass(slots=True)
 class _State:
-    """What the old names asked for so far in this process.
+    """Hold the requests of the old names so far in this process.
 
     ``base`` is the plan that others had activated, ``digest`` that of the plan made here, ``args`` the arguments,
     ``force_overridden`` the replacements that give way to forced ones, ``taken_out`` the features whose old flag `repatch` set
@@ -84,7 +84,7 @@ _state = _State()
 
 @dataclasses.dataclass(slots=True)
 class _Asked:
-    """What arguments ask of the list: our features through old flags, old features, and what must be said."""
+    """Hold the request in some arguments: our features through old flags, old features, notes and problems."""
 
     layer: Layer
     rows: list[PlanNote]
@@ -130,7 +130,7 @@ def replan(args: Namespace | None = None, again: bool = False) -> None:
 
 
 def _agrees_at_activation() -> bool:
-    """Whether the ranks of this job compare plans when they activate: then all must, also those that change nothing."""
+    """Return whether the ranks of this job compare plans when they activate: then all must, also those that change nothing."""
     place = place_in(os.environ)
     return place is not None and place.kept and place.size > 1
 
@@ -245,7 +245,7 @@ def _asked(given: Mapping[str, Any]) -> _Asked:
 
 
 def _calls_of(asked: _Asked) -> list[Registration]:
-    """What the old features of a request register, in the order of the list; what goes wrong is a problem of the request."""
+    """Collect the registrations of old features in the order of the list; a failure is a problem of the request."""
     calls: list[Registration] = []
     layer, known = asked.layer, registry.catalog()
     world = World(dict(layer.world))

@@ -114,7 +114,7 @@ def _registered(feature: MindSpeedFeature) -> list[argparse.Action]:
 
 
 def registrations_of(adapter: OldFeature) -> list[Registration]:
-    """What a feature registers for its settings and world."""
+    """Collect the registrations of a feature for its settings and world."""
     feature = adapter.legacy
     given = arguments_for(feature, adapter.args, adapter.world, type(adapter).common())
     with MindSpeedPatchesManager.owned_by(adapter.spec.name) as registered:
@@ -173,7 +173,7 @@ def _accepts(feature: MindSpeedFeature, common: Callable[[], Namespace | None]) 
 
 
 def refusal_of(error: Exception) -> str:
-    """What a check that raised has said, in one line; the source line of an assertion without words."""
+    """Describe an error of a check in one line; the source line of an assertion without words."""
     if isinstance(error, MindSpeedError):
         return "; ".join(problem.message for problem in error.problems)
     last = traceback.extract_tb(error.__traceback__)[-1]
@@ -192,7 +192,7 @@ def _model(feature: MindSpeedFeature) -> type[OldArgs]:
 
 
 def is_switch(feature: MindSpeedFeature, action: argparse.Action) -> bool:
-    """Whether an argument only switches its feature on."""
+    """Return whether an argument only switches its feature on."""
     return action.dest == feature.feature_name and _is_flag(action)
 
 

@@ -42,7 +42,7 @@ class MindSpeedFeature:
         """Register patches: ``patch_manager.register_patch("megatron.core.a.b", new)``."""
 
     def is_need_apply(self, args: Namespace) -> bool:
-        """Whether these arguments switch the feature on."""
+        """Return whether these arguments switch the feature on."""
         level = getattr(args, "optimization_level", 2)
         return self.default_patches or (self.optimization_level <= level and bool(getattr(args, self.feature_name, None)))
 
@@ -60,7 +60,7 @@ class MindSpeedFeature:
             raise MindSpeedError([Problem("MS205", text, (self.feature_name,), fix=fix)])
 
     def _is_on(self, args: Namespace, name: str, verb: str) -> bool | None:
-        """Whether ``name`` is on beside this feature; None when this feature itself is off."""
+        """Return whether ``name`` is on beside this feature; None when this feature itself is off."""
         from mindspeed.legacy.known_names import check_name
 
         check_name(self.feature_name, name, verb, args)

@@ -22,7 +22,7 @@ _TYPES: Final[dict[str, type]] = {"int": int, "float": float, "text": str}
 
 @dataclass(frozen=True, slots=True)
 class OldFlag:
-    """One flag of MindSpeed.
+    """Describe a flag of MindSpeed.
 
     ``feature`` is what it stands for; with ``choices`` the value chooses it (``{value: feature}``), or the value of the
     flag ``chooser``, the first if that is not given. ``setting`` is the setting that takes the value. A flag that does not
@@ -51,12 +51,12 @@ class OldFlag:
         return tuple(dict.fromkeys(self.choices.values())) or (self.feature,)
 
     def new_spelling(self, feature: str, value: Any = True) -> str:
-        """What to write instead: ``--features rms-norm``, or ``--set ring-attention.window=2``."""
+        """Spell the new option: ``--features rms-norm``, or ``--set ring-attention.window=2``."""
         given = f"--set {feature}.{self.setting}={str(value).lower() if value is True else value}" if self.setting else ""
         return " ".join(filter(None, [f"--features {feature}" if self.switch else "", given]))
 
     def says_something(self, value: Any) -> bool:
-        """Whether a value asks for anything: a setting may be 0, a switch that counts is off then."""
+        """Return whether a value asks for anything: a setting may be 0, a switch that counts is off then."""
         return value is not None and value is not False and not (self.switch and value == 0)
 
     def feature_for(self, value: Any, given: Mapping[str, Any]) -> str:
@@ -227,7 +227,7 @@ OLD_FLAGS: Final[tuple[OldFlag, ...]] = (
 )
 
 _NEEDED: Final = {("--context-parallel-algo", "hybrid_adaptive_cp_algo"): "--ulysses-degree-in-cp"}
-"""What a value of an old flag means nothing without."""
+"""Values of old flags that mean nothing without another setting."""
 
 BY_FLAG: Final[dict[str, OldFlag]] = {old.flag: old for old in OLD_FLAGS}
 BY_DEST: Final[dict[str, OldFlag]] = {old.dest: old for old in OLD_FLAGS}
@@ -238,7 +238,7 @@ MEGATRON_VALUES: Final = frozenset({"--position-embedding-type"})
 
 @dataclass(frozen=True, slots=True)
 class OldFlags:
-    """What the old flags of a command line ask for.
+    """Translate the old flags of a command line.
 
     ``layer`` goes below every other source; ``rest`` is the command line without the old flags; ``notes`` name the new
     spelling of each; ``problems`` are flags of what does not exist yet (MS111), or without their value (MS301).
@@ -261,7 +261,7 @@ def read_old_flags(argv: Sequence[str], known: Collection[str], catalog: Catalog
 
 
 def request_of(given: Mapping[str, Any], catalog: Catalog) -> tuple[Layer, list[str], list[Problem]]:
-    """What arguments by attribute (``{"use_fused_rmsnorm": True}``) ask for, with notes and MS111 problems."""
+    """Translate arguments by attribute (``{"use_fused_rmsnorm": True}``), with notes and MS111 problems."""
     features: list[str] = []
     settings: dict[str, dict[str, Any]] = {}
     notes, problems = [], []

@@ -18,7 +18,7 @@ class OldNameError(MindSpeedError, ModuleNotFoundError):
 
 
 class Replacement(NamedTuple):
-    """What takes the place of an old module and all below it: features of the framework, or a sentence."""
+    """Name the replacement of an old module and all below it: features of the framework, or a sentence."""
 
     features: tuple[str, ...] = ()
     instead: str = ""
@@ -107,7 +107,7 @@ def _wanted(name: str) -> str:
 
 
 def replacement(prefix: str) -> str:
-    """What takes the place of an old module of the table."""
+    """Describe the replacement of an old module of the table."""
     place = OLD_MODULES[prefix]
     if not place.features:
         return place.instead or "nothing takes its place yet"

@@ -1,4 +1,4 @@
-"""Which names a check of an old feature can mean: features, and arguments of Megatron, of old features and of old flags."""
+"""Collect the names that a check of an old feature can mean: features, arguments of Megatron, of old features, old flags."""
 
 from __future__ import annotations
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
-import textwrap
 from argparse import ArgumentParser, Namespace
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from mindspeed.legacy.adapter import adapt, is_switch, name_of, own_arguments, refusal_of
 from mindspeed.legacy.feature import MindSpeedFeature, OwnFeature
 from mindspeed.legacy.feature import create_features_list as own_features
-from mindspeed.legacy.known_names import known_names, unknown_name
+from mindspeed.legacy.known_names import known_names
 from mindspeed.legacy.registrations import Registration
 from mindspeed.plugins.discovery import DiscoveredFeature
 from mindspeed.plugins.problems import MindSpeedError, Problem
@@ -95,7 +93,7 @@ def found_rows(common: Namespace | None, force_overridden: frozenset[Registratio
         row = DiscoveredFeature(name, distribution, version, f"{type(feature).__module__}:{type(feature).__qualname__}")
         try:
             adapter = adapt(feature, tuple(before), lambda: common, force_overridden)
-            row = DiscoveredFeature(name, distribution, version, row.reference, adapter, next(_dead_checks(feature), None))
+            row = DiscoveredFeature(name, distribution, version, row.reference, adapter)
         except Exception as error:  # foreign code may fail in any way; it must not take the others with it
             text = f"feature {name} cannot be read: {type(error).__name__}: {error}"
             row = DiscoveredFeature(
@@ -126,7 +124,7 @@ def where_of(feature: MindSpeedFeature) -> str:
 
 
 def never_on(feature: MindSpeedFeature) -> str:
-    """Why no argument can switch a feature on, or ''. It can then only be asked for by name."""
+    """Give the reason why no argument can switch a feature on, or ''. Such a feature can only be requested by name."""
     kind = type(feature)
     if feature.default_patches or kind.is_need_apply is not MindSpeedFeature.is_need_apply:
         return ""
@@ -149,25 +147,3 @@ def given_arguments(feature: MindSpeedFeature, given: Mapping[str, Any]) -> dict
 def options_of(feature: MindSpeedFeature, names: Collection[str]) -> list[str]:
     """Arguments as the command line spells them."""
     return [action.option_strings[0] for action in own_arguments(feature) if action.dest in names]
-
-
-def _dead_checks(feature: MindSpeedFeature) -> Iterator[Problem]:
-    """MS110 for every check, written with a literal name, against a name that nobody has."""
-    known = None
-    for verb, name in _checked_names(type(feature)):
-        known = known if known is not None else known_names()
-        if name.replace("-", "_") not in known:
-            yield unknown_name(name_of(feature), name, verb, known, where_of(feature))
-
-
-def _checked_names(kind: type[Any]) -> Iterator[tuple[str, str]]:
-    verbs = {"incompatible_check": "excludes", "dependency_check": "requires"}
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
-    except (OSError, TypeError, SyntaxError):
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in verbs:
-            values = [*node.args[1:], *(keyword.value for keyword in node.keywords if keyword.arg == "check_args")]
-            if values and isinstance(values[0], ast.Constant) and isinstance(values[0].value, str):
-                yield verbs[node.func.attr], values[0].value

@@ -38,7 +38,7 @@ class MegatronArguments(Feature[FeatureArgs]):
 
 
 def wires_arguments() -> bool:
-    """Whether there are old features, and a Megatron-LM whose parser must know them."""
+    """Return whether there are old features, and a Megatron-LM whose parser must know them."""
     return bool(old_features()) and find_module(_ARGUMENTS) is not None
 
 

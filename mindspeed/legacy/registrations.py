@@ -1,4 +1,4 @@
-"""What ``register_patch`` was called with, turned into patches of the engine."""
+"""Turn calls of ``register_patch`` into patches of the engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ORIGINAL: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """One call of ``register_patch``; ``dotted`` is the target as it was written: ``"megatron.core.a.B.method"``."""
+    """Record a call of ``register_patch``; ``dotted`` is the target as it was written: ``"megatron.core.a.B.method"``."""
 
     owner: str
     dotted: str
@@ -109,7 +109,7 @@ def _patch(one: Registration, number: int) -> Patch:
 
 
 def _absent(one: Registration) -> bool:
-    """Whether the whole top-level package of the target is not installed."""
+    """Return whether the whole top-level package of the target is not installed."""
     site = find_site(one.target)
     return site is not None and site.kind == "absent"
 
@@ -131,7 +131,7 @@ def _problem(one: Registration, text: str, fix: str) -> Problem:
 
 
 def _is_written_as_wrapper(new: Any) -> bool:
-    """Whether a function takes one original and makes a function, so that calling it in the original's place would fail."""
+    """Return whether a function takes one original and makes a function, so that it cannot stand in its place."""
     code = getattr(new, "__code__", None)
     if not isinstance(code, CodeType) or code.co_argcount != 1 or code.co_kwonlyargcount or code.co_flags & 0b1100:
         return False

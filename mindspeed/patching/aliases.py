@@ -1,4 +1,4 @@
-"""Finding every holder of an object and giving it another one.
+"""Rebind every alias of an object: find each holder and give it another one.
 
 Holders are the entries of module dictionaries, class dictionaries and containers, fields of dataclass instances such as
 Megatron's ``ModuleSpec``, defaults of functions and of dataclass fields, and the ``__bases__`` of subclasses. Dictionaries
@@ -13,12 +13,11 @@ import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from operator import is_ as _is
-from types import FunctionType, MappingProxyType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 
 from mindspeed.inspection.sites import TREE, inside_tree
-from mindspeed.patching import reference_counts
 from mindspeed.patching.journal import ATTRIBUTE, ELEMENT, HEAP_TYPE, ITEM, KEY, MEMBER, SLOT, Accessor, Journal
 from mindspeed.plugins.problems import PatchError, Problem
 
@@ -75,21 +74,13 @@ def defined_in(packages: Collection[str]) -> frozenset[int]:
 class Rebinder:
     """Exchanges objects of some top-level packages wherever modules hold them.
 
-    ``counts`` says in how many places each was found, by the id of the old object. ``held`` tells of some how many there
-    are to find: modules far from the packages are not searched when all that is exchanged has been found as often.
+    ``counts`` says in how many places each was found, by the id of the old object.
     """
 
-    def __init__(
-        self,
-        exchanges: Collection[Substitution],
-        packages: Collection[str],
-        journal: Journal,
-        held: Mapping[int, int] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, exchanges: Collection[Substitution], packages: Collection[str], journal: Journal) -> None:
         self.journal = journal
         self.packages = packages
         self.counts: dict[int, int] = dict.fromkeys((id(exchange.old) for exchange in exchanges), 0)
-        self._missing = {key: held.get(key, -1) for key in self.counts}
         self._exchanges = {id(exchange.old): exchange for exchange in exchanges}
         self._kept: dict[str, set[int]] = {}
         for key, exchange in self._exchanges.items():
@@ -113,18 +104,8 @@ class Rebinder:
             self._search(modules)
             return
         near = self._near()
-        named = self._search_names(near)
-        steps: tuple[Callable[[], None], ...] = (
-            lambda: self._search_namesakes(near_home=True),
-            self._search_namesakes,
-            lambda: self._search(named),
-            lambda: self._leave_aside_annotations(named),
-            lambda: self._search(near),
-            lambda: self._search_far(near),
-        )
-        for step in steps:
-            if any(self._missing.values()):
-                step()
+        self._search(near)
+        self._search_far(near)
 
     def _near(self) -> list[str]:
         """The modules of Megatron and of the packages that patch it, and the main program."""
@@ -132,41 +113,6 @@ class Rebinder:
         packages = {TREE, *patching, "__main__"}
         below = tuple(f"{package}." for package in packages)
         return [name for name in sys.modules.copy() if name.startswith(below) or name in packages]
-
-    def _search_names(self, modules: Iterable[str]) -> list[str]:
-        """Look at the names in modules, not at what they stand for. Returns the modules that had something missing."""
-        named: dict[str, set[int]] = {}
-        for name, entries in module_dictionaries(modules):
-            self._enter(name)
-            before = len(self.journal.changes)
-            self._exchange(ITEM, entries, entries)
-            for change in self.journal.changes[before:]:
-                named.setdefault(name, set()).add(id(change.old))
-            if kept := self._kept.get(name):  # the module of a replacement may name the original
-                for key in filter(kept.__contains__, map(id, entries.values())):
-                    self._missing[key] -= 1
-        missing = {key for key, count in self._missing.items() if count}
-        homes = {getattr(self._exchanges[key].old, "__module__", "") for key in missing}
-        return [
-            name
-            for name in {**named, **dict.fromkeys(homes)}
-            if name not in self._kept and (name in homes or named[name] & missing)
-        ]
-
-    def _leave_aside_annotations(self, modules: Iterable[str]) -> None:
-        """Take for found what annotations hold, which nobody calls."""
-        classes = {key for key, count in self._missing.items() if count > 0 and isinstance(self._exchanges[key].old, type)}
-        for key, count in reference_counts.in_annotations(classes, module_dictionaries(modules)).items():
-            self._missing[key] -= count
-
-    def _search_namesakes(self, near_home: bool = False) -> None:
-        """Search the modules that have a missing function under its own name, or those of them in the package that it is from,
-        which mostly exports it again."""
-        missing = [self._exchanges[key].old for key, count in self._missing.items() if count]
-        functions = [old for old in missing if isinstance(old, FunctionType)]
-        packages = tuple({old.__module__.rpartition(".")[0] for old in functions}) if near_home else ("",)
-        modules = module_dictionaries([name for name in sys.modules if name.startswith(packages)]) if functions else []
-        self._search({name: None for old in functions for name, entries in modules if entries.get(old.__name__) is old})
 
     def _search_far(self, near: Collection[str]) -> None:
         """Search all other modules that may hold an exchanged object."""
@@ -198,7 +144,6 @@ class Rebinder:
     def _write(self, place: Accessor, holder: Any, key: Any, old: Any) -> None:
         self.journal.write(place, holder, key, old, self._new[id(old)])
         self.counts[id(old)] += 1
-        self._missing[id(old)] -= 1
 
     def _reparent(self) -> None:
         """Give the subclasses of an exchanged class the new one as base."""
@@ -254,10 +199,6 @@ class Rebinder:
             parts = [self._renewed(part) for part in value]
             if all(map(_is, parts, value)):
                 return value
-            if id(value) not in self._seen:  # others may share it, yet it holds each of its parts once
-                self._seen.add(id(value))
-                for key in filter(self._ids.__contains__, map(id, value)):
-                    self._missing[key] -= 1
             return kind(parts)
         if kind is staticmethod or kind is classmethod:
             function = self._renewed(value.__func__)
@@ -313,7 +254,7 @@ class Rebinder:
 
 
 class _Visitors(dict[type, Any]):
-    """What to do with a holder of a type; None for a type that holds nothing that is exchanged."""
+    """Map the type of a holder to its visitor; None for a type that holds nothing that is exchanged."""
 
     def __missing__(self, kind: type) -> Any:
         visitor: Callable[[Rebinder, Any], None] | None = None

@@ -9,24 +9,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from mindspeed.inspection.gc_pause import collector_paused
 from mindspeed.inspection.sites import awaits_checkout, find_site
 from mindspeed.inspection.source import find_module
-from mindspeed.patching import reference_counts
 from mindspeed.patching.aliases import Rebinder
 from mindspeed.patching.imported_values import follow_imports
 from mindspeed.patching.imports import PatchFinder
 from mindspeed.patching.journal import Journal
 from mindspeed.patching.site_patch import (
-    DESCRIPTORS,
     PatchedSite,
     SitePatches,
     by_site,
     import_values,
-    loaded_entry,
     loaded_object,
     locate,
 )
@@ -43,7 +40,7 @@ _lock = threading.RLock()
 
 @dataclass(frozen=True, slots=True)
 class SiteReport:
-    """One patched site: who patches it and how, how many other holders were rebound.
+    """Report a patched site: its owners, the kinds of patches, the number of aliases rebound.
 
     ``pending``: its module is not imported yet.
     """
@@ -100,7 +97,6 @@ class AppliedPatches:
         self._postponed: list[str] = []
         self._by_name: dict[tuple[Any, ...], PatchedSite] = {}
         self._aliases: Counter[str] = Counter()
-        self._held: dict[int, int] = {}
 
     def start(self) -> None:
         """Install the finder and patch what is loaded. Raises PatchError after undoing everything."""
@@ -110,7 +106,7 @@ class AppliedPatches:
             loaded = [group for group in self._groups if group.module in sys.modules]
             _all(_check_importable, [group for group in self._groups if group.module not in sys.modules])
             bound = self._patch(loaded)
-            self._rebind(bound, held=self._held)
+            self._rebind(bound)
         except BaseException:
             self.undo()
             raise
@@ -131,7 +127,7 @@ class AppliedPatches:
         )
 
     def holds(self, site: str) -> bool | None:
-        """Whether a site still holds what was bound there; None while its module is not imported."""
+        """Return whether a site still holds what was bound there; None while its module is not imported."""
         bound = next((one for one in self._bound if one.group.site == site), None)
         return bound.holds() if bound is not None else None
 
@@ -181,7 +177,6 @@ class AppliedPatches:
             changes, bound = len(self._journal.changes), len(self._bound)
             try:
                 _clear_caches(groups)
-                self._held = _holders(groups)
                 deepest_first = sorted(groups, key=lambda group: -len(group.path))
                 for layer in (attrgetter("ground"), attrgetter("own")):
                     for group in deepest_first:
@@ -216,19 +211,14 @@ class AppliedPatches:
         if bound is found:
             self._bound.append(bound)
 
-    def _rebind(
-        self, bound: Sequence[PatchedSite], modules: Sequence[str] | None = None, held: Mapping[int, int] = MappingProxyType({})
-    ) -> None:
-        """Give the patched object to the other holders: everywhere, or in the modules named.
-
-        ``held`` says how many there are, where nothing has run since they were counted.
-        """
+    def _rebind(self, bound: Sequence[PatchedSite], modules: Sequence[str] | None = None) -> None:
+        """Give the patched object to the other holders: everywhere, or in the modules named."""
         with _lock:
             for site, count in follow_imports([one for one in bound if one.shared], self._journal).items():
                 self._aliases[site] += count
             exchanges = [exchange for one in bound for exchange in one.exchanges()]
             if exchanges:
-                rebinder = Rebinder(exchanges, _packages(bound), self._journal, held)
+                rebinder = Rebinder(exchanges, _packages(bound), self._journal)
                 rebinder.rebind(modules)
                 for one in bound:
                     self._aliases[one.group.site] += rebinder.counts.get(id(one.original), 0)
@@ -271,22 +261,6 @@ class AppliedPatches:
         with _lock:
             new, self._new = self._new + bound, []
         self._rebind(new)
-
-
-def _holders(groups: Sequence[SitePatches]) -> dict[int, int]:
-    """How many references to each original there are beside its site's, by id, before anything is patched.
-
-    Empty where they cannot be counted.
-    """
-    held: dict[int, int] = {}
-    for group in groups if reference_counts.EXACT else ():
-        original = loaded_entry(group.site)
-        held[id(original)] = reference_counts.elsewhere(original) - 1
-        if isinstance(original, DESCRIPTORS):
-            function = original.__func__
-            copied = vars(original).get("__wrapped__") is function
-            held[id(function)] = reference_counts.elsewhere(function) - 1 - copied
-    return held
 
 
 def _packages(bound: Sequence[PatchedSite]) -> set[str]:

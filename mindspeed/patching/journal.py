@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from mindspeed.plugins.problems import PatchError, Problem
 
 ABSENT: Final = type("ABSENT", (), {"__slots__": (), "__repr__": lambda self: "ABSENT"})()
-"""What a place holds before something was planted there."""
+"""The value of a name that did not exist before."""
 
 
 HEAP_TYPE: Final = 1 << 9
@@ -19,7 +19,7 @@ HEAP_TYPE: Final = 1 << 9
 
 
 class Accessor(NamedTuple):
-    """How one kind of holder is read and written."""
+    """Read and write one kind of holder."""
 
     read: Callable[[Any, Any], Any]
     write: Callable[[Any, Any, Any], None]
@@ -59,7 +59,7 @@ MEMBER: Final = Accessor(lambda holder, key: next((k for k in holder if k is key
 
 
 class Change(NamedTuple):
-    """One value that was exchanged. Keys and set members are their own value: there ``key`` is what stands there now."""
+    """Record a value that was exchanged. Keys and set members are their own value: there ``key`` is the present one."""
 
     place: Accessor
     holder: Any

@@ -1,4 +1,4 @@
-"""What one site is bound to: its patches composed over what is there, and the object that results."""
+"""Compose the patches of one site over its original and bind the object that results."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class PatchedSite:
         return parts
 
     def holds(self) -> bool:
-        """Whether the site still holds what was bound there."""
+        """Return whether the site still holds what was bound there."""
         place = ATTRIBUTE if isinstance(self.holder, type) else ITEM
         return place.read(self.holder, self.name) is self.current
 
@@ -145,12 +145,12 @@ class PatchedSite:
         self.write(journal, ABSENT if self.planted else self.original)
 
     def names(self) -> list[tuple[Any, ...]]:
-        """What tells this place from others: the place itself, and the object unless it is shared."""
+        """Return the identity of this site: its place, and the object unless it is shared."""
         place = (id(self.holder), self.name)
         return [place] if self.shared or self.planted else [place, (id(self.original),), (id(self.current),)]
 
     def exchanges(self) -> list[Substitution]:
-        """What to exchange in all other holders; nothing for an original that is not this site's alone."""
+        """Return the substitutions for all other holders; none for an original that is not this site's alone."""
         if self.planted or self.shared or self.current is self.original:
             return []
         return [Substitution(old, new, self.keeping, self.layers) for old, new in _pairs(self.original, self.current)]
@@ -176,7 +176,7 @@ def _pairs(old: Any, new: Any) -> list[tuple[Any, Any]]:
 
 
 def loaded_object(name: str) -> Any:
-    """What ``"module:qualname"`` names among the loaded modules, or `ABSENT`. Fires no lazy ``__getattr__``."""
+    """Return the object of ``"module:qualname"`` among the loaded modules, or `ABSENT`. Fires no lazy ``__getattr__``."""
     found = loaded_entry(name)
     return found.__func__ if isinstance(found, DESCRIPTORS) else found
 
@@ -220,7 +220,7 @@ def _entry(holder: Any, name: str) -> Any:
 
 
 def _is_optional(group: SitePatches) -> bool:
-    """Whether a module lacks a name because an import that it tries has failed; only a value can stand in for it."""
+    """Return whether a module lacks a name because an import that it tries has failed; only a value can stand in for it."""
     site = find_site(group.site)
     return site is not None and site.kind == IMPORTED and all(isinstance(planned.patch, Set) for planned in group.patches)
 
@@ -244,7 +244,7 @@ def _check_class(group: SitePatches, original: type) -> None:
 
 
 def _is_shared(group: SitePatches, holder: Any, name: str, original: Any) -> bool:
-    """Whether the object belongs to others too, so that its other holders are none of this site's business.
+    """Return whether the object belongs to others too, so that its other holders must keep it.
 
     That holds for plain values, for members that are defined elsewhere, and inside megatron for what an assignment took
     from elsewhere. Names of other packages are taken as written: all their holders follow.
@@ -266,7 +266,7 @@ def _home(value: Any) -> tuple[Any, Any]:
 
 
 def _compose(planned: PlannedPatch, value: Any, bound: PatchedSite) -> tuple[Any, bool]:
-    """What stands at the site after one more patch, and whether that was made here."""
+    """Compose one more patch; return the object for the site, and whether it was made here."""
     patch, current = planned.patch, bound.current
     if isinstance(patch, Set):
         return value, False
@@ -292,7 +292,7 @@ def _not_a_class(planned: PlannedPatch, what: str) -> Problem:
 
 
 def _wrapped(planned: PlannedPatch, factory: Any, original: Any, bound: PatchedSite) -> tuple[Any, bool]:
-    """What a wrapper factory makes of the original; a copy of it where it hands out something that others hold."""
+    """Call a wrapper factory on the original; copy its result where others hold it too."""
     try:
         made = factory(original)
     except Exception as error:  # a wrapper factory is foreign code
@@ -312,7 +312,7 @@ def _references_of_a_new_object() -> int:
 
 
 _ALONE: Final = _references_of_a_new_object()
-"""What ``sys.getrefcount`` says of an object that only one local variable holds."""
+"""``sys.getrefcount`` of an object that only one local variable holds."""
 
 
 def _copy(value: Any, bound: PatchedSite) -> tuple[Any, bool]:

@@ -1,4 +1,4 @@
-"""Who still holds an original after patching, asked of the garbage collector."""
+"""Find holders of an original after patching, through the garbage collector."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from types import CodeType, FunctionType
 from typing import Any, Final
 
 TARGETS: Final[dict[int, Callable[..., Any]]] = {}
-"""What the counting code calls, by the number that stands in it."""
+"""Functions that the counting code calls, by the number that stands in it."""
 
 _numbers = itertools.count()
 
