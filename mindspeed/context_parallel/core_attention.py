@@ -15,8 +15,7 @@ from torch import Tensor
 from mindspeed.context_parallel.documents import are_documents, ends_of_packed, ends_of_rows, is_padded
 from mindspeed.context_parallel.position_bias import PositionBias
 from mindspeed.context_parallel.sight import Sight
-from mindspeed.megatron.specs import with_modules
-from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.plugins import MindSpeedError, Problem, with_modules
 
 
 class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has no types

@@ -15,7 +15,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 from mindspeed.context_parallel.layout import Layout, zigzag
-from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.plugins import MindSpeedError, Problem
 
 _OF_ALL = ("attention_mask", "cu_seqlens", "cu_seqlens_padded", "max_seqlen")
 """Entries of a batch that every rank has whole."""

@@ -29,6 +29,8 @@ def build_plan(resolution: Resolution, catalog: Catalog, environment: Environmen
     names = {feature.name for feature in resolution.features}
     types = (*framework.base, *(catalog.feature(feature.name) for feature in resolution.features))
     manager = FeatureManager([feature(resolution.args[feature.spec.name], world) for feature in types])
+    for feature, planned in zip(manager.features, (*resolution.base, *resolution.features), strict=True):
+        feature.requested = planned.requested
     problems: list[Problem] = []
     below, above = _layers(manager.call("megatron_args"), names)
     overrides = _overrides(below if environment.training else [], above, framework.optional_arguments, problems)
@@ -75,7 +77,9 @@ def manager_of(plan: ActivationPlan, catalog: Catalog, base: Iterable[type[Featu
                 Problem("MS201", text, (planned.name,), fix=f"pip install {planned.distribution}=={planned.version}")
             )
             continue
-        instances.append(feature(feature.Args(**planned.args), plan.world))
+        instance = feature(feature.Args(**planned.args), plan.world)
+        instance.requested = planned.requested
+        instances.append(instance)
     if problems:
         raise ResolutionError(problems)
     return FeatureManager(instances)

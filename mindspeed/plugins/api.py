@@ -2,6 +2,7 @@
 
 from pydantic import Field
 
+from mindspeed.plugins.active import active_feature, report_problem
 from mindspeed.plugins.constraints import (
     After,
     Before,
@@ -28,6 +29,7 @@ from mindspeed.plugins.feature import (
 from mindspeed.plugins.hookspecs import hookimpl
 from mindspeed.plugins.patches import ArgOverride, Mixin, Patch, Ref, Replace, Set, When, Wrap
 from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.plugins.specs import is_unpatched, with_modules, with_parts
 from mindspeed.plugins.world import UnknownValue, World
 
 __all__ = [
@@ -63,5 +65,10 @@ __all__ = [
     "When",
     "World",
     "Wrap",
+    "active_feature",
     "hookimpl",
+    "is_unpatched",
+    "report_problem",
+    "with_modules",
+    "with_parts",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +11,9 @@ from typing import Any, ClassVar, Final, Generic, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict
 
+from mindspeed.plugins.active import report_problem
 from mindspeed.plugins.constraints import Constraint, CostOf, Predicate
+from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.plugins.world import World
 
 _NAME: Final = re.compile(r"(?:compat:)?[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -188,10 +191,23 @@ class Feature(Generic[ArgsT]):
 
     spec: ClassVar[FeatureSpec]
     Args: ClassVar[type[FeatureArgs]] = FeatureArgs
+    requested: bool = True
+    """False for one that optimization level 1 alone switched on."""
 
     def __init__(self, args: ArgsT, world: World) -> None:
         self.args = args
         self.world = world
+
+    def decline(self, reason: str, fix: str = "") -> None:
+        """Refuse a part of the model that the feature does not fit, with MS304, if the feature is requested.
+
+        One that level 1 alone switched on reports MS413 instead, and its caller leaves the part as Megatron has it.
+        """
+        name = self.spec.name
+        if self.requested:
+            raise MindSpeedError([Problem("MS304", f"{name}: {reason}", (name,), fix=fix or f"remove {name}")])
+        problem = Problem("MS413", f"{name}: {reason}; that part stays as Megatron has it", (name,), fix=f"--without {name}")
+        report_problem(problem, log=os.environ.get("RANK", "0") == "0")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

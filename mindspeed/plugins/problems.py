@@ -138,6 +138,9 @@ CODES: Final[dict[str, str]] = {
     "feature had no effect there: the model has no such part, or another code path ran. An error under --strict.",
     "MS411": "A patched name holds something else than what the plan put there: somebody has assigned it since.",
     "MS412": "A feature looked at its own effect and says that something is wrong with it.",
+    "MS413": "A feature that optimization level 1 switched on met a part of the model that it does not fit, and left that part "
+    "as Megatron has it. Training goes on. A feature that was requested refuses the model instead (MS304); --without takes the "
+    "feature out. An error under --strict.",
     "MS501": "The platform is not usable here: a package or a device is missing.",
     "MS502": "Megatron is missing, or has a version that is not supported.",
     "MS503": "Too little space on a disk or in shared memory for the run.",

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+
+BY_LEVEL_ONE: Final = "optimization level 1 switches it on"
+"""The reason for a feature that nothing else brings in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,11 @@ class PlannedFeature(NamedTuple):
     settings: Mapping[str, Value]
     level: int = 2
     slots: tuple[str, ...] = ()
+
+    @property
+    def requested(self) -> bool:
+        """Whether the request asks for it or for a feature that requires it; False where level 1 alone brought it in."""
+        return not self.why[-1].endswith(f": {BY_LEVEL_ONE}")
 
     @property
     def args(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from mindspeed.plugins.world import FIELDS, PARALLEL_SIZES, UnknownValue, World
 from mindspeed.resolution import constraint_checks
 from mindspeed.resolution.environment import Environment
 from mindspeed.resolution.order import Edges
-from mindspeed.resolution.planned_feature import PlannedFeature, PlanNote
+from mindspeed.resolution.planned_feature import BY_LEVEL_ONE, PlannedFeature, PlanNote
 from mindspeed.resolution.request import Layer
 from mindspeed.resolution.request_merge import merge
 from mindspeed.resolution.resolution_state import Active, HasVariant, ResolutionState
@@ -170,7 +170,7 @@ def _level_one(state: ResolutionState) -> Iterator[tuple[str, Active]]:
         if left_out := _left_out(state, name, state.specs[name]):
             state.rows.append(PlanNote("left-out", name, left_out))
         else:
-            yield name, Active("optimization level 1 switches it on")
+            yield name, Active(BY_LEVEL_ONE)
 
 
 def _left_out(state: ResolutionState, name: str, spec: FeatureSpec) -> str:

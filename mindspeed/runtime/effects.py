@@ -134,15 +134,22 @@ class EffectTracker:
     """Watches one active plan.
 
     `enter` tells which phase of the run begins. ``taken`` maps each argument of Megatron that was overridden to the
-    places that took it. Rank 0 writes the report to ``path`` and passes its summary and warnings to ``say``, line by line;
-    None says nothing.
+    places that took it; ``reported`` are the problems that features have found. Rank 0 writes the report to
+    ``path`` and passes its summary and warnings to ``say``, line by line; None says nothing.
     """
 
     applied: AppliedPatches | None = None
     """The patches that are in force; set when all loaded modules are patched."""
 
-    def __init__(self, plan: ActivationPlan, manager: FeatureManager, taken: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        plan: ActivationPlan,
+        manager: FeatureManager,
+        taken: Mapping[str, Mapping[str, Any]],
+        reported: Mapping[Problem, None],
+    ) -> None:
         self.plan = plan
+        self._reported = reported
         self.path: str | Path | None = os.environ.get(REPORT_VARIABLE)
         self.say: Callable[[str], None] | None = _to_stderr
         self._manager = manager
@@ -197,7 +204,7 @@ class EffectTracker:
     def report(self) -> EffectReport:
         """What is known now. Walks the heap for stale holders, about 0.1 s."""
         features = tuple(self._feature(feature) for feature in self._features())
-        problems = self.applied.audit() if self.applied is not None else []
+        problems = [*self._reported, *(self.applied.audit() if self.applied is not None else [])]
         for feature in features:
             problems += _problems_of(feature)
         return EffectReport(self.plan.digest, features, tuple(problems), tuple(self._ended))

@@ -12,6 +12,7 @@ from typing import Any
 from mindspeed.patching.apply import AppliedPatches, SiteReport, apply
 from mindspeed.planning.fingerprint import Content
 from mindspeed.planning.plan import ActivationPlan
+from mindspeed.plugins.active import ActiveFeatures, set_active
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import Phase
@@ -45,7 +46,7 @@ class Session:
     applied: AppliedPatches
     proof: EffectTracker
     taken: dict[str, dict[str, Any]] = field(default_factory=dict)
-    complaints: set[Problem] = field(default_factory=set)
+    reported: dict[Problem, None] = field(default_factory=dict)
     surroundings: Surroundings | None = None
 
     @property
@@ -105,10 +106,12 @@ def start(plan: ActivationPlan, manager: FeatureManager, surroundings: Surroundi
 
 def _started(plan: ActivationPlan, manager: FeatureManager, surroundings: Surroundings | None) -> Session:
     taken: dict[str, dict[str, Any]] = {}
-    proof = EffectTracker(plan, manager, taken)
+    reported: dict[Problem, None] = {}
+    proof = EffectTracker(plan, manager, taken, reported)
     applied = apply(plan.patches, proof.bound)
     proof.applied = applied
-    return Session(plan, manager, applied, proof, taken, surroundings=surroundings)
+    set_active(ActiveFeatures({feature.spec.name: feature for feature in manager.features}, report_problem))
+    return Session(plan, manager, applied, proof, taken, reported, surroundings=surroundings)
 
 
 def stop() -> DeactivationReport | None:
@@ -121,6 +124,7 @@ def stop() -> DeactivationReport | None:
         session.proof.finish()
         atexit.unregister(session.proof.finish)
         session.applied.undo()
+        set_active(None)
         _session = None
         return DeactivationReport(session.plan.digest, len(session.applied.sites))
 
@@ -157,14 +161,14 @@ def tell(hook: str, feature: str, **arguments: Any) -> None:
         _session.manager.call_one(hook, feature, **arguments)
 
 
-def report_problem(problem: Problem, aloud: bool = True) -> None:
-    """A feature sees the job do something wrong: said once, where ``aloud``; under a strict plan raised everywhere."""
-    if _session is None or problem in _session.complaints:
+def report_problem(problem: Problem, log: bool = True) -> None:
+    """Add a row to the report once, printed where ``log``. Raises MindSpeedError under a strict plan."""
+    if _session is None or problem in _session.reported:
         return
-    _session.complaints.add(problem)
+    _session.reported[problem] = None
     if _session.plan.strict:
         raise MindSpeedError([problem])
-    if aloud and _session.proof.say is not None:
+    if log and _session.proof.say is not None:
         _session.proof.say(str(problem))
 
 

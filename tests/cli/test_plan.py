@@ -50,9 +50,9 @@ def test_a_patch_says_what_who_and_why(sections):
     start = lines.index("swiglu: the activation of an MLP")
     assert lines[start : start + 4] == [
         "swiglu: the activation of an MLP",
-        "  replace megatron.core.fusions.fused_bias_swiglu:bias_swiglu_impl",
+        "  wrap megatron.core.fusions.fused_bias_swiglu:bias_swiglu_impl",
         "swiglu: the activation of an expert, times the routing probability of each token",
-        "  replace megatron.core.fusions.fused_bias_swiglu:weighted_bias_swiglu_impl",
+        "  wrap megatron.core.fusions.fused_bias_swiglu:weighted_bias_swiglu_impl",
     ]
 
 

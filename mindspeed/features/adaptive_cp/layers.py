@@ -22,7 +22,7 @@ from mindspeed.features.adaptive_cp.attention import AdaptivePlan, adaptive_atte
 from mindspeed.features.adaptive_cp.feature import AdaptiveCpArgs
 from mindspeed.features.adaptive_cp.masks import Mask, RuleMask, WholeMask
 from mindspeed.features.adaptive_cp.plans import Plans
-from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.plugins import MindSpeedError, Problem
 
 _NAME = "adaptive-cp"
 _active: list[AdaptiveCpArgs] = []

@@ -8,7 +8,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from mindspeed.features.adaptive_cp.attention import AdaptivePlan, plan_mask
-from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.plugins import MindSpeedError, Problem
 
 _KEPT: Final = 4
 """Masks, and plans, that are kept: each mask has a byte for every pair of tokens."""

@@ -13,8 +13,7 @@ from torch import Tensor
 from mindspeed.context_parallel.position_bias import Form, PositionBias
 from mindspeed.features.alibi.feature import AlibiArgs
 from mindspeed.features.alibi.slopes import slopes
-from mindspeed.megatron.specs import is_megatrons_own, with_parts
-from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.plugins import MindSpeedError, Problem, is_unpatched, with_parts
 
 
 def with_position_bias(spec: Any, config: Any, args: AlibiArgs) -> Any:
@@ -29,7 +28,7 @@ def with_position_bias(spec: Any, config: Any, args: AlibiArgs) -> Any:
 def _biased(part: Any, bias: PositionBias, fused: bool) -> ModuleSpec:
     """The spec of a core attention that has the bias."""
     attention = get_module(part)
-    if attention is DotProductAttention and not fused and is_megatrons_own(attention.forward, attention):
+    if attention is DotProductAttention and not fused and is_unpatched(attention.forward, attention):
         attention = BiasedScores
     if "position_bias" not in inspect.signature(attention).parameters:
         name = f"{attention.__module__}.{attention.__qualname__}"

@@ -14,8 +14,7 @@ from typing import Any, Final
 import torch
 from megatron.core import parallel_state
 
-from mindspeed.plugins.problems import Problem
-from mindspeed.runtime import session
+from mindspeed.plugins import Problem, report_problem
 
 _NAME: Final = "context-parallel"
 
@@ -35,7 +34,7 @@ def _watched(loss_func: Callable[..., Any]) -> Callable[..., Any]:
     def loss(*args: Any, **kwargs: Any) -> Any:
         returned = loss_func(*args, **kwargs)
         if torch.is_grad_enabled() and isinstance(returned, tuple) and len(returned) == 2 and not kwargs:
-            session.report_problem(_two_values(), aloud=_first())
+            report_problem(_two_values(), log=_first())
         return returned
 
     return loss

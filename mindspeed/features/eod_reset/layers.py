@@ -16,8 +16,7 @@ from mindspeed.context_parallel.documents import are_documents, ends_of_position
 from mindspeed.context_parallel.local_attention import attention
 from mindspeed.context_parallel.sight import Sight
 from mindspeed.features.eod_reset.batches import for_model
-from mindspeed.megatron.specs import with_parts
-from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.plugins import MindSpeedError, Problem, with_parts
 
 _NAME = "eod-reset"
 

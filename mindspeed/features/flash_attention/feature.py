@@ -36,13 +36,12 @@ class FlashAttention(Feature[FlashAttentionArgs]):
     )
 
     @hookimpl
-    def config_ready(self, config: Any) -> None:
-        from mindspeed.features.flash_attention.layers import check_config
-
-        check_config(config)
-
-    @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
-        from mindspeed.features.flash_attention.layers import with_flash_attention
+        if self.world.cp > 1:
+            return spec
+        from mindspeed.features.flash_attention.layers import misfits, with_flash_attention
 
-        return spec if self.world.cp > 1 else with_flash_attention(spec, self.args)
+        if wrong := misfits(config):
+            self.decline(f"{' and '.join(wrong)} in a model that is being built")
+            return spec
+        return with_flash_attention(spec, self.args)

@@ -8,20 +8,20 @@ from typing import Any, ClassVar
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.spec_utils import ModuleSpec
 from torch import Tensor
 
 from mindspeed.context_parallel.documents import Ends, are_documents, ends_of_packed, ends_of_rows, is_padded
 from mindspeed.context_parallel.position_bias import PositionBias
 from mindspeed.features.flash_attention.attention import ALL, BAND, CAUSAL, FULL_MASK, Seen, attend, attend_packed
 from mindspeed.features.flash_attention.feature import FlashAttentionArgs
-from mindspeed.megatron.specs import is_megatrons_own, with_modules
 from mindspeed.ops.fusion_attention import UNBOUNDED
 from mindspeed.ops.numerics import unflatten
-from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.plugins import MindSpeedError, Problem, is_unpatched, with_modules
 
 
-def check_config(config: Any) -> None:
-    """Raise MS304 for what the operator would ignore, option by option."""
+def misfits(config: Any) -> list[str]:
+    """What the operator would ignore of a configuration, option by option."""
     wrong = {
         # since Megatron 0.15
         "softmax_type is not vanilla": getattr(config, "softmax_type", "vanilla") != "vanilla",
@@ -29,13 +29,7 @@ def check_config(config: Any) -> None:
         "qk_clip is set": getattr(config, "qk_clip", False),
         "log_max_attention_logit is set": getattr(config, "log_max_attention_logit", False),
     }
-    problems = [
-        _problem(f"{sentence} in the model that is being built", "take out flash-attention")
-        for sentence, holds in wrong.items()
-        if holds
-    ]
-    if problems:
-        raise MindSpeedError(problems)
+    return [sentence for sentence, holds in wrong.items() if holds]
 
 
 def with_flash_attention(spec: Any, args: FlashAttentionArgs) -> Any:
@@ -43,10 +37,9 @@ def with_flash_attention(spec: Any, args: FlashAttentionArgs) -> Any:
 
     Where somebody patched the forward of Megatron's, the spec stays as it is: a subclass would never call the patch.
     """
-    if not is_megatrons_own(DotProductAttention.forward, DotProductAttention):
+    if not is_unpatched(DotProductAttention.forward, DotProductAttention):
         return spec
-    settings = {"args": args, "__module__": __name__}
-    return with_modules(spec, {DotProductAttention: type("FlashAttention", (FlashAttention,), settings)})
+    return with_modules(spec, {DotProductAttention: ModuleSpec(FlashAttention, {"settings": args})})
 
 
 class FlashAttention(DotProductAttention):  # type: ignore[misc]  # megatron has no types
@@ -56,11 +49,12 @@ class FlashAttention(DotProductAttention):  # type: ignore[misc]  # megatron has
     """
 
     knows_documents: ClassVar[bool] = True
-    args: ClassVar[FlashAttentionArgs]
-    """The settings; `with_flash_attention` makes the class that has them, for specs name classes."""
 
-    def __init__(self, *args: Any, position_bias: PositionBias | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, settings: FlashAttentionArgs, position_bias: PositionBias | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
+        self.settings = settings
         groups = kwargs.get("pg_collection") or kwargs.get("model_comm_pgs")  # its name before Megatron 0.15
         self.position_bias = None if position_bias is None else position_bias.of_rank(groups)
 
@@ -103,9 +97,9 @@ class FlashAttention(DotProductAttention):  # type: ignore[misc]  # megatron has
     def _seen(self, kind: AttnMaskType, mask: Tensor | None, packed: bool) -> Seen:
         """The setting, else the window of this layer, else the mask that was given, else what the type of the mask says."""
         window = getattr(self.scale_mask_softmax, "window_size", None)
-        mode = self.args.sparse_mode
+        mode = self.settings.sparse_mode
         if mode is not None and kind != AttnMaskType.no_mask and (mode not in FULL_MASK or mask is not None):
-            return Seen(mode, self.args.pre_tokens, self.args.next_tokens, mask)
+            return Seen(mode, self.settings.pre_tokens, self.settings.next_tokens, mask)
         if window is not None:
             before, after = (UNBOUNDED if side < 0 else side for side in window)
             return Seen(BAND, before, after)

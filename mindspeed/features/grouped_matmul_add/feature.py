@@ -60,15 +60,16 @@ class GroupedMatmulAdd(Feature[FeatureArgs]):
 
     @hookimpl
     def config_ready(self, config: Any) -> None:
-        from mindspeed.features.grouped_matmul_add.layers import check_config
+        from mindspeed.features.grouped_matmul_add.layers import misfits
 
-        check_config(config)
+        if config.num_moe_experts and (wrong := misfits(config)):
+            self.decline(f"{' and '.join(wrong)} in a model that is being built")
 
     @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
-        from mindspeed.features.grouped_matmul_add.layers import with_grouped_experts
+        from mindspeed.features.grouped_matmul_add.layers import misfits, with_grouped_experts
 
-        return with_grouped_experts(spec)
+        return spec if misfits(config) else with_grouped_experts(spec)
 
     @hookimpl
     def patches(self) -> list[Patch]:

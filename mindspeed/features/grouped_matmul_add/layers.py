@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from mindspeed.megatron.specs import with_modules
 from mindspeed.ops.npu_gmm import npu_gmm
-from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.plugins import with_modules
 
 
 class AccumulatingExperts:
@@ -23,11 +22,14 @@ class AccumulatingExperts:
     def __init__(self, num_local_experts: int, config: Any, submodules: Any = None, **groups: Any) -> None:
         """``submodules`` are those of single experts, which a spec keeps when they are exchanged for grouped ones."""
         super().__init__(num_local_experts, config, **groups)  # type: ignore[call-arg]
+        self.is_megatrons = bool(misfits(config))
 
     def forward(
         self: Any, permuted_local_hidden_states: Tensor, tokens_per_expert: Tensor, permuted_probs: Tensor
     ) -> tuple[Tensor, None]:
         """Give the experts' answers [R, H] to ``permuted_local_hidden_states`` [R, H], weighed by ``permuted_probs`` [R]."""
+        if self.is_megatrons:
+            return super().forward(permuted_local_hidden_states, tokens_per_expert, permuted_probs)
         x_RH, probs_R1 = permuted_local_hidden_states, permuted_probs.unsqueeze(-1)
         ends = tokens_per_expert.to(x_RH.device, torch.int64).cumsum(0)
         if self.config.moe_apply_probs_on_input:
@@ -78,8 +80,8 @@ def is_available() -> bool:
     return True
 
 
-def check_config(config: Any) -> None:
-    """Raise MS304 for a configuration that grouped experts cannot have."""
+def misfits(config: Any) -> list[str]:
+    """Why experts of a configuration cannot be computed by the operators, option by option; empty if they can."""
     wrong = {
         "add_bias_linear is set": config.add_bias_linear,
         # since Megatron 0.15 and 0.16
@@ -90,18 +92,7 @@ def check_config(config: Any) -> None:
             config.moe_apply_probs_on_input and config.moe_router_topk != 1
         ),
     }
-    problems = [
-        Problem(
-            "MS304",
-            f"grouped-matmul-add: {sentence} in the model that is being built",
-            ("grouped-matmul-add",),
-            fix="take out grouped-matmul-add",
-        )
-        for sentence, holds in wrong.items()
-        if holds
-    ]
-    if problems:
-        raise MindSpeedError(problems)
+    return [sentence for sentence, holds in wrong.items() if holds]
 
 
 def with_grouped_experts(spec: Any) -> Any:

@@ -2,22 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-from mindspeed.plugins import (
-    ArgOverride,
-    Category,
-    Feature,
-    FeatureArgs,
-    FeatureSpec,
-    Numerics,
-    Patch,
-    Ref,
-    Set,
-    Wrap,
-    hookimpl,
-)
+from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Numerics, Patch, Ref, Set, Wrap, hookimpl
 
 _LAYERS = "megatron.core.tensor_parallel.layers"
 _GLUE = "mindspeed.features.matmul_add.layers"
@@ -36,18 +21,13 @@ class MatmulAdd(Feature[FeatureArgs]):
     )
 
     @hookimpl
-    def megatron_args(self) -> list[ArgOverride]:
-        return [ArgOverride("gradient_accumulation_fusion", True, "linear layers then add to the gradient buffer themselves")]
-
-    @hookimpl
-    def model_built(self, chunks: Sequence[Any]) -> None:
-        from mindspeed.features.matmul_add.layers import check_buffers
-
-        check_buffers(chunks)
-
-    @hookimpl
     def patches(self) -> list[Patch]:
         return [
+            Wrap(
+                f"{_LAYERS}:linear_with_grad_accumulation_and_async_allreduce",
+                f"{_GLUE}:with_fusion_by_weight",
+                reason="a weight with a gradient buffer of Megatron's data parallelism takes the fused path",
+            ),
             Set(
                 f"{_LAYERS}:fused_weight_gradient_mlp_cuda",
                 Ref(f"{_GLUE}:KERNELS"),

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 
+from mindspeed.features.matmul_add.feature import MatmulAdd
 from mindspeed.ops.npu_matmul_add_fp32 import npu_matmul_add_fp32
-from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.plugins import active_feature
 
 
 def wgrad_gemm_accum_fp32(total_input: Tensor, grad_output: Tensor, main_grad: Tensor) -> None:
@@ -54,13 +56,32 @@ def _importable() -> Iterator[None]:
             sys.modules[NAME] = before
 
 
-def check_buffers(chunks: Sequence[Any]) -> None:
-    """Raise MS304 for a model whose parameters have no gradient buffer to add to."""
-    for chunk in chunks:
-        for name, parameter in chunk.named_parameters():
-            if parameter.requires_grad and not (hasattr(parameter, "main_grad") or hasattr(parameter, "__fsdp_param__")):
-                text = f"matmul-add: {name} has no main_grad, the buffer that its gradient is added to"
-                fix = (
-                    "wrap the model in Megatron's DistributedDataParallel before its optimizer is made, or take out matmul-add"
-                )
-                raise MindSpeedError([Problem("MS304", text, ("matmul-add",), fix=fix)])
+_BUFFER_TYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def with_fusion_by_weight(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Around the function of a linear layer: the weight decides whether its gradient is added to a buffer."""
+
+    @functools.wraps(original)
+    def linear(
+        input: Tensor, weight: Tensor, bias: Tensor | None, gradient_accumulation_fusion: bool, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        fused = gradient_accumulation_fusion if hasattr(weight, "__fsdp_param__") else takes_sum(weight)
+        return original(input, weight, bias, fused, *args, **kwargs)
+
+    return linear
+
+
+def takes_sum(weight: Tensor) -> bool:
+    """Whether a weight has a gradient buffer that a kernel adds to; `MatmulAdd.decline` gets the reason where not."""
+    buffer = getattr(weight, "main_grad", None)
+    if buffer is not None and buffer.dtype in _BUFFER_TYPES and hasattr(weight, "grad_added_to_main_grad"):
+        return True
+    feature = active_feature(MatmulAdd)
+    if feature is not None and weight.requires_grad and torch.is_grad_enabled():
+        feature.decline(
+            "a weight has no fp32, fp16 or bf16 main_grad of Megatron's data parallelism, the buffer that its gradient "
+            "is added to",
+            fix="wrap the model in Megatron's DistributedDataParallel, or remove matmul-add",
+        )
+    return False

@@ -29,6 +29,9 @@ class RmsNorm(Feature[FeatureArgs]):
 
     @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
+        if config.normalization != "RMSNorm":
+            self.decline(f"a model that is being built normalizes with {config.normalization}, not RMSNorm")
+            return spec
         from mindspeed.features.rms_norm.layers import with_operator_norms
 
-        return with_operator_norms(spec, config)
+        return with_operator_norms(spec)

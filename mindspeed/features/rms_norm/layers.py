@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mindspeed.megatron.specs import with_modules
 from mindspeed.ops.rms_norm import rms_norm
-from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.plugins import with_modules
 
 
 class RMSNorm(torch.nn.Module):
@@ -36,11 +35,8 @@ class RMSNorm(torch.nn.Module):
         return f"{self.weight.numel()}, eps={self.eps}"
 
 
-def with_operator_norms(spec: Any, config: Any) -> Any:
-    """The spec of a block with every norm of Megatron's exchanged for `RMSNorm`; raises MS304 for another normalization."""
-    if config.normalization != "RMSNorm":
-        text = f"the model that is being built normalizes with {config.normalization}, not RMSNorm"
-        raise MindSpeedError([Problem("MS304", f"rms-norm: {text}", ("rms-norm",), fix="take out rms-norm")])
+def with_operator_norms(spec: Any) -> Any:
+    """The spec of a block with every norm of Megatron's exchanged for `RMSNorm`."""
     return with_modules(spec, dict.fromkeys(_norms(), RMSNorm))
 
 

@@ -16,9 +16,9 @@ from mindspeed.plugins import (
     FeatureArgs,
     FeatureSpec,
     Field,
+    World,
     hookimpl,
 )
-from mindspeed.plugins.world import World
 
 _NAMED: Final = ("causal", "sliding-window", "prefix")
 _CAUSAL_ONLY: Final = ("ring-attention", "ulysses-attention", "hybrid-attention", "kv-allgather-cp")

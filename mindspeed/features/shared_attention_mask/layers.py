@@ -10,8 +10,7 @@ from torch import Tensor
 
 from mindspeed.context_parallel.attention_mask import MaskRule, mask_of
 from mindspeed.features.shared_attention_mask.feature import SharedAttentionMaskArgs
-from mindspeed.megatron.specs import with_modules
-from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.plugins import MindSpeedError, Problem, with_modules
 
 
 class SharedMask:

@@ -13,8 +13,8 @@ from mindspeed.plugins import (
     FeatureSpec,
     Numerics,
     Patch,
-    Replace,
     World,
+    Wrap,
     hookimpl,
 )
 
@@ -52,22 +52,23 @@ class Swiglu(Feature[FeatureArgs]):
 
     @hookimpl
     def config_ready(self, config: Any) -> None:
-        from mindspeed.features.swiglu.layers import check_config
+        from mindspeed.features.swiglu.layers import misfits
 
-        check_config(config)
+        if wrong := misfits(config):
+            self.decline(f"{' and '.join(wrong)} in a model that is being built")
 
     @hookimpl
     def patches(self) -> list[Patch]:
         return [
-            Replace(
+            Wrap(
                 f"{_FUSIONS}:bias_swiglu_impl",
-                f"{_LAYERS}:bias_swiglu",
+                f"{_LAYERS}:with_operator",
                 reason="the activation of an MLP",
                 optional=True,
             ),
-            Replace(
+            Wrap(
                 f"{_FUSIONS}:weighted_bias_swiglu_impl",
-                f"{_LAYERS}:weighted_bias_swiglu",
+                f"{_LAYERS}:with_weighted_operator",
                 reason="the activation of an expert, times the routing probability of each token",
                 optional=True,
             ),

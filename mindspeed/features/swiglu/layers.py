@@ -1,18 +1,19 @@
-"""Stand-ins for Megatron's two fused activation functions, with their signatures."""
+"""Wrappers of Megatron's two fused activation functions, and the configurations that they are for."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from mindspeed.ops.swiglu import swiglu
-from mindspeed.plugins.problems import MindSpeedError, Problem
 
 
-def check_config(config: Any) -> None:
-    """Raise MS304 unless the activation of this configuration is what the stand-ins compute, option by option."""
+def misfits(config: Any) -> list[str]:
+    """Why the activation of a configuration is not what the operator computes, option by option; empty if it is."""
     wrong = {
         "activation_func is not silu": config.activation_func is not F.silu,
         "gated_linear_unit is off": not config.gated_linear_unit,
@@ -21,20 +22,36 @@ def check_config(config: Any) -> None:
         "activation_func_fp8_input_store is set": config.activation_func_fp8_input_store,
         "cpu_offloading is set": config.cpu_offloading,
     }
-    problems = [
-        Problem("MS304", f"swiglu: {sentence} in the model that is being built", ("swiglu",), fix="take out swiglu")
-        for sentence, holds in wrong.items()
-        if holds
-    ]
-    if problems:
-        raise MindSpeedError(problems)
+    return [sentence for sentence, holds in wrong.items() if holds]
 
 
-def bias_swiglu(input: Tensor, bias: Tensor | None, fp8_input_store: bool = False, cpu_offload_input: bool = False) -> Tensor:
-    """SwiGLU of ``input + bias`` over the last dimension; `check_config` has refused what the flags stand for."""
-    return swiglu(input if bias is None else input + bias)
+def with_operator(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Around ``bias_swiglu_impl``: SwiGLU of ``input + bias`` over the last dimension.
+
+    Megatron's own stores its input in fp8 or on the host.
+    """
+
+    @functools.wraps(original)
+    def bias_swiglu(
+        input: Tensor, bias: Tensor | None, fp8_input_store: bool = False, cpu_offload_input: bool = False
+    ) -> Tensor:
+        if fp8_input_store or cpu_offload_input:
+            return original(input, bias, fp8_input_store, cpu_offload_input)
+        return swiglu(input if bias is None else input + bias)
+
+    return bias_swiglu
 
 
-def weighted_bias_swiglu(input: Tensor, bias: Tensor | None, weights: Tensor, fp8_input_store: bool = False) -> Tensor:
-    """SwiGLU of ``input + bias`` times one weight per token, ``weights`` being [tokens, 1] and possibly of a wider type."""
-    return (swiglu(input if bias is None else input + bias) * weights).to(input.dtype)
+def with_weighted_operator(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Around ``weighted_bias_swiglu_impl``: SwiGLU of ``input + bias`` times one weight per token.
+
+    ``weights`` is [tokens, 1] and possibly of a wider type.
+    """
+
+    @functools.wraps(original)
+    def weighted_bias_swiglu(input: Tensor, bias: Tensor | None, weights: Tensor, fp8_input_store: bool = False) -> Tensor:
+        if fp8_input_store:
+            return original(input, bias, weights, fp8_input_store)
+        return (swiglu(input if bias is None else input + bias) * weights).to(input.dtype)
+
+    return weighted_bias_swiglu

@@ -39,7 +39,7 @@ def loss_and_gradients(by_formula: bool) -> dict[str, Tensor]:
     from megatron.core.transformer.dot_product_attention import DotProductAttention
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    from mindspeed.megatron.specs import with_modules
+    from mindspeed.plugins import with_modules
     from mindspeed.verification.placement import fill_weights
 
     tensor_parallel.model_parallel_cuda_manual_seed(1, force_reset_rng=True)

@@ -4,10 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from mindspeed.features.flash_attention.layers import check_config
+from mindspeed.features.flash_attention.feature import FlashAttention, FlashAttentionArgs
+from mindspeed.features.flash_attention.layers import misfits
 from mindspeed.legacy.flags import read_old_flags
 from mindspeed.ops.variants import has_variant
-from mindspeed.plugins import MindSpeedError
+from mindspeed.plugins import MindSpeedError, World
 from tests.features.resolving import CATALOG, active, refusals
 
 
@@ -35,12 +36,17 @@ def test_old_flags_give_it_and_its_settings():
     assert old.layer.settings == {"flash-attention": {"sparse_mode": 4, "pre_tokens": 128, "next_tokens": 0}}
 
 
-def test_a_softmax_with_an_offset_and_clipped_logits_are_refused():
-    check_config(SimpleNamespace(softmax_type="vanilla", qk_clip=False))
-    check_config(SimpleNamespace())  # before Megatron 0.15
+def test_a_softmax_with_an_offset_and_clipped_logits_are_refused_if_the_feature_is_requested_and_else_stay():
+    assert misfits(SimpleNamespace(softmax_type="vanilla", qk_clip=False)) == []
+    assert misfits(SimpleNamespace()) == []  # before Megatron 0.15
+    unfit = SimpleNamespace(softmax_type="learnable", qk_clip=True, log_max_attention_logit=True)
+    feature = FlashAttention(FlashAttentionArgs(), World({}))
     with pytest.raises(MindSpeedError) as error:
-        check_config(SimpleNamespace(softmax_type="learnable", qk_clip=True, log_max_attention_logit=True))
-    assert str(error.value) == "\n".join(
-        f"MS304 flash-attention: {what} in the model that is being built\n  fix: take out flash-attention"
-        for what in ("softmax_type is not vanilla", "qk_clip is set", "log_max_attention_logit is set")
+        feature.layer_spec(None, unfit)
+    assert str(error.value) == (
+        "MS304 flash-attention: softmax_type is not vanilla and qk_clip is set and log_max_attention_logit is set "
+        "in a model that is being built\n  fix: remove flash-attention"
     )
+    feature.requested = False
+    spec = object()
+    assert feature.layer_spec(spec, unfit) is spec

@@ -11,6 +11,7 @@ import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -34,7 +35,8 @@ def config(**values):
 
 def attention(kind=CAUSAL, args=None, layer=1, scale=None, **values):
     (made,) = with_flash_attention([DotProductAttention], FlashAttentionArgs(**args or {}))
-    return made(config(**values), layer, kind, "self", softmax_scale=scale, pg_collection=ALONE)
+    arguments = {"layer_number": layer, "attn_mask_type": kind, "attention_type": "self", "softmax_scale": scale}
+    return build_module(made, config=config(**values), **arguments, pg_collection=ALONE)
 
 
 def tensors(keys=LENGTH, width=WIDTH, dtype=torch.float64, queries=LENGTH):
@@ -252,8 +254,7 @@ def test_local_core_attention_of_a_spec_is_exchanged_and_the_given_spec_is_not()
     given = TransformerBlockSubmodules(layer_specs=[layer] * 2)
     changed = with_flash_attention(given, FlashAttentionArgs(sparse_mode=2))
     core = changed.layer_specs[0].submodules.self_attention.submodules.core_attention
-    assert issubclass(core, FlashAttention)
-    assert core.args.sparse_mode == 2
+    assert (core.module, core.params["settings"].sparse_mode) == (FlashAttention, 2)
     assert changed.layer_specs[0] is changed.layer_specs[1]
     assert layer.submodules.self_attention.submodules.core_attention is DotProductAttention
 

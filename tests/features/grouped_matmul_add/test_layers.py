@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch.nn.functional import silu
 
-from mindspeed.features.grouped_matmul_add.layers import AccumulatingExperts, activation, check_config, product
-from mindspeed.plugins import MindSpeedError
+from mindspeed.features.grouped_matmul_add.feature import GroupedMatmulAdd
+from mindspeed.features.grouped_matmul_add.layers import AccumulatingExperts, activation, misfits, product
+from mindspeed.plugins import FeatureArgs, MindSpeedError, World
 
 ENDS = torch.tensor([3, 3, 8])
 
@@ -58,6 +59,8 @@ def test_without_a_wide_buffer_or_a_hook_the_gradient_goes_the_usual_way(buffer:
 class Experts(AccumulatingExperts, torch.nn.Module):
     """What Megatron's grouped experts give to the forward pass."""
 
+    is_megatrons = False
+
     def __init__(self, **config: Any) -> None:
         torch.nn.Module.__init__(self)
         defaults = {"moe_apply_probs_on_input": False, "gated_linear_unit": False, "activation_func": torch.tanh}
@@ -105,19 +108,24 @@ def config(**values: Any) -> SimpleNamespace:
     return SimpleNamespace(**defaults | values)
 
 
-def test_what_grouped_experts_cannot_have_is_refused_all_at_once() -> None:
-    check_config(config())
-    check_config(config(moe_apply_probs_on_input=True, moe_router_topk=1))
+def test_what_grouped_experts_cannot_have_is_found_all_at_once() -> None:
+    assert misfits(config()) == []
+    assert misfits(config(moe_apply_probs_on_input=True, moe_router_topk=1)) == []
     clamped = {"activation_func_clamp_value": 7.0, "glu_linear_offset": 1.0}
+    assert misfits(config(add_bias_linear=True, moe_latent_size=8, moe_apply_probs_on_input=True, **clamped)) == [
+        "add_bias_linear is set",
+        "activation_func_clamp_value is set",
+        "glu_linear_offset is set",
+        "moe_latent_size is set",
+        "moe_apply_probs_on_input is set and moe_router_topk is not 1",
+    ]
+
+
+def test_a_dense_configuration_beside_the_experts_is_not_judged() -> None:
+    feature = GroupedMatmulAdd(FeatureArgs(), World({}))
+    feature.config_ready(config(add_bias_linear=True, num_moe_experts=None))
     with pytest.raises(MindSpeedError) as error:
-        check_config(config(add_bias_linear=True, moe_latent_size=8, moe_apply_probs_on_input=True, **clamped))
-    assert str(error.value) == "\n".join(
-        f"MS304 grouped-matmul-add: {what} in the model that is being built\n  fix: take out grouped-matmul-add"
-        for what in (
-            "add_bias_linear is set",
-            "activation_func_clamp_value is set",
-            "glu_linear_offset is set",
-            "moe_latent_size is set",
-            "moe_apply_probs_on_input is set and moe_router_topk is not 1",
-        )
+        feature.config_ready(config(add_bias_linear=True, num_moe_experts=4))
+    assert str(error.value) == (
+        "MS304 grouped-matmul-add: add_bias_linear is set in a model that is being built\n  fix: remove grouped-matmul-add"
     )

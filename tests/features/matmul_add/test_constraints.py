@@ -1,13 +1,8 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
-import pytest
-
-from mindspeed import registry
 from mindspeed.resolution.environment import made_up
 from mindspeed.resolution.request import Layer
-from tests.features.resolving import MODEL, active, ask, overrides
+from tests.features.resolving import MODEL, active, ask
 
 ARGUMENT = "gradient_accumulation_fusion"
 
@@ -15,23 +10,6 @@ ARGUMENT = "gradient_accumulation_fusion"
 def test_level_one_switches_it_on_where_it_has_a_variant():
     assert "matmul-add" in active(world_size=1, has_variant=lambda op, platform: True)
     assert "matmul-add" not in active(world_size=1, has_variant=lambda op, platform: op != "npu_matmul_add_fp32")
-
-
-def test_it_asks_megatron_for_the_fusion():
-    assert overrides("matmul-add") == {ARGUMENT: True}
-
-
-@pytest.mark.parametrize(("features", "value", "owners"), [((), False, "cpu-platform"), (("matmul-add",), True, "matmul-add")])
-def test_the_cpu_has_no_fusion_unless_this_feature_brings_it(features, value, owners):
-    training = replace(made_up("cpu", "0.16.1"), training=True)
-    plan = registry.resolve([Layer("test", features, world=MODEL | {"world_size": 1}, without=_others(features))], training)
-    found = {planned.override.argument: planned for planned in plan.overrides}
-    assert (found[ARGUMENT].override.value, found[ARGUMENT].owners) == (value, (owners,))
-
-
-def _others(features: tuple[str, ...]) -> tuple[str, ...]:
-    level_one = [name for name in registry.catalog().usable if registry.catalog().feature(name).spec.level == 1]
-    return tuple(name for name in level_one if name not in features)
 
 
 def test_megatrons_own_flag_takes_it_out():

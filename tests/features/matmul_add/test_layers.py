@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from mindspeed import registry
-from mindspeed.features.matmul_add.layers import KERNELS, check_buffers, with_kernels
-from mindspeed.plugins import MindSpeedError
+from mindspeed.features.matmul_add.feature import MatmulAdd
+from mindspeed.features.matmul_add.layers import KERNELS, with_fusion_by_weight, with_kernels
+from mindspeed.plugins import FeatureArgs, MindSpeedError, World
+from mindspeed.plugins.active import ActiveFeatures, set_active
 from mindspeed.resolution.request import Layer
 from mindspeed.verification.pool import WorkerPool
 
@@ -38,18 +40,42 @@ def test_a_function_that_imports_apex_gets_these_kernels_while_it_runs(monkeypat
     assert sys.modules[name] is apex
 
 
-def test_a_model_without_gradient_buffers_is_refused() -> None:
-    model = torch.nn.Linear(2, 2)
+def flags_of(feature: MatmulAdd, weight: torch.Tensor) -> list[bool]:
+    """What Megatron's function gets for the flag that it was called with, False and True, while a feature is active."""
+    flags: list[bool] = []
+    linear = with_fusion_by_weight(lambda input, weight, bias, fused, **others: flags.append(fused) or input)
+    set_active(ActiveFeatures({"matmul-add": feature}, lambda problem, log: None))
+    try:
+        for fused in (False, True):
+            linear(input=weight, weight=weight, bias=None, gradient_accumulation_fusion=fused)
+    finally:
+        set_active(None)
+    return flags
+
+
+def test_the_weight_decides_whether_its_gradient_is_added_to_a_buffer() -> None:
+    weight, feature = torch.nn.Parameter(torch.ones(2, 2)), MatmulAdd(FeatureArgs(), World({}))
+    feature.requested = False
+    assert flags_of(feature, weight) == [False, False]
+    weight.main_grad = torch.zeros(2, 2)  # type: ignore[attr-defined]
+    assert flags_of(feature, weight) == [False, False]
+    weight.grad_added_to_main_grad = False  # type: ignore[attr-defined]
+    assert flags_of(feature, weight) == [True, True]
+    weight.main_grad = torch.zeros(2, 2, dtype=torch.float64)  # type: ignore[attr-defined]
+    assert flags_of(feature, weight) == [False, False]
+    weight.__fsdp_param__ = True  # type: ignore[attr-defined]
+    assert flags_of(feature, weight) == [False, True]
+
+
+def test_the_requested_feature_refuses_a_weight_without_a_buffer() -> None:
+    feature = MatmulAdd(FeatureArgs(), World({}))
     with pytest.raises(MindSpeedError) as error:
-        check_buffers([model])
+        flags_of(feature, torch.nn.Parameter(torch.ones(2, 2)))
     assert str(error.value) == (
-        "MS304 matmul-add: weight has no main_grad, the buffer that its gradient is added to\n"
-        "  fix: wrap the model in Megatron's DistributedDataParallel before its optimizer is made, or take out matmul-add"
+        "MS304 matmul-add: a weight has no fp32, fp16 or bf16 main_grad of Megatron's data parallelism, the buffer that its "
+        "gradient is added to\n  fix: wrap the model in Megatron's DistributedDataParallel, or remove matmul-add"
     )
-    for parameter in model.parameters():
-        parameter.main_grad = torch.zeros_like(parameter)
-    check_buffers([model])
-    check_buffers([torch.nn.Linear(2, 2).requires_grad_(False)])
+    assert flags_of(feature, torch.nn.Parameter(torch.ones(2, 2), requires_grad=False)) == [False, False]
 
 
 MICRO_BATCHES = 10

@@ -8,8 +8,9 @@ from megatron.core.transformer.torch_norm import L2Norm, WrappedTorchNorm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from mindspeed.features.rms_norm.feature import RmsNorm
 from mindspeed.features.rms_norm.layers import RMSNorm, with_operator_norms
-from mindspeed.plugins import MindSpeedError
+from mindspeed.plugins import FeatureArgs, MindSpeedError, World
 
 
 def config(**values):
@@ -34,7 +35,7 @@ def norms(layer):
 def test_every_norm_of_a_block_is_exchanged_and_the_given_spec_is_not():
     layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=True)
     given = block_of(layer)
-    changed = with_operator_norms(given, config())
+    changed = with_operator_norms(given)
     assert changed.layer_norm is RMSNorm
     assert norms(changed.layer_specs[0]) == [RMSNorm] * 4
     assert changed.layer_specs[0] is changed.layer_specs[1]
@@ -43,29 +44,32 @@ def test_every_norm_of_a_block_is_exchanged_and_the_given_spec_is_not():
 
 
 def test_what_is_no_rms_norm_stays():
-    plain = with_operator_norms(block_of(get_gpt_layer_local_spec(normalization="RMSNorm")), config())
+    plain = with_operator_norms(block_of(get_gpt_layer_local_spec(normalization="RMSNorm")))
     assert norms(plain.layer_specs[0]) == [RMSNorm, RMSNorm, IdentityOp, IdentityOp]
     l2 = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=True, qk_l2_norm=True)
-    assert norms(with_operator_norms(block_of(l2), config()).layer_specs[0]) == [RMSNorm, RMSNorm, L2Norm, L2Norm]
+    assert norms(with_operator_norms(block_of(l2)).layer_specs[0]) == [RMSNorm, RMSNorm, L2Norm, L2Norm]
 
 
 def test_norms_of_moe_and_latent_attention_layers_are_exchanged():
     moe = get_gpt_layer_local_spec(normalization="RMSNorm", num_experts=2)
     latent = get_gpt_layer_local_spec(normalization="RMSNorm", multi_latent_attention=True, qk_layernorm=True)
-    changed = with_operator_norms(TransformerBlockSubmodules([moe, latent], WrappedTorchNorm), config())
+    changed = with_operator_norms(TransformerBlockSubmodules([moe, latent], WrappedTorchNorm))
     assert norms(changed.layer_specs[0]) == [RMSNorm, RMSNorm, IdentityOp, IdentityOp]
     assert norms(changed.layer_specs[1]) == [RMSNorm] * 4
     assert changed.layer_specs[0].submodules.mlp is moe.submodules.mlp
 
 
-def test_a_model_with_another_norm_is_refused_when_it_is_built():
+def test_a_model_with_another_norm_is_refused_if_the_feature_is_requested_and_else_stays_as_it_was():
     layer_norm = config(normalization="LayerNorm")
     given = get_gpt_decoder_block_spec(layer_norm, use_transformer_engine=False, pp_rank=0)
+    feature = RmsNorm(FeatureArgs(), World({}))
     with pytest.raises(MindSpeedError) as error:
-        with_operator_norms(given, layer_norm)
+        feature.layer_spec(given, layer_norm)
     assert str(error.value) == (
-        "MS304 rms-norm: the model that is being built normalizes with LayerNorm, not RMSNorm\n  fix: take out rms-norm"
+        "MS304 rms-norm: a model that is being built normalizes with LayerNorm, not RMSNorm\n  fix: remove rms-norm"
     )
+    feature.requested = False
+    assert feature.layer_spec(given, layer_norm) is given
 
 
 def test_the_module_is_torchs_rms_norm_with_the_same_parameter_name():

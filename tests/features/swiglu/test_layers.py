@@ -8,8 +8,13 @@ import torch.nn.functional as F
 from megatron.core.fusions import fused_bias_swiglu
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from mindspeed.features.swiglu.layers import bias_swiglu, check_config, weighted_bias_swiglu
-from mindspeed.plugins import MindSpeedError
+from mindspeed.features.swiglu.feature import Swiglu
+from mindspeed.features.swiglu.layers import misfits, with_operator, with_weighted_operator
+from mindspeed.plugins import FeatureArgs, MindSpeedError
+from mindspeed.plugins.world import World
+
+bias_swiglu = with_operator(fused_bias_swiglu.bias_swiglu_impl)
+weighted_bias_swiglu = with_weighted_operator(fused_bias_swiglu.weighted_bias_swiglu_impl)
 
 
 def with_gradients(function, *tensors):
@@ -27,7 +32,9 @@ def with_gradients(function, *tensors):
     ],
 )
 def test_stand_ins_take_what_megatrons_functions_take(ours, megatrons):
-    parameters = [[(p.name, p.default) for p in inspect.signature(f).parameters.values()] for f in (ours, megatrons)]
+    parameters = [
+        [(p.name, p.default) for p in inspect.signature(f, follow_wrapped=False).parameters.values()] for f in (ours, megatrons)
+    ]
     assert parameters[0] == parameters[1]
 
 
@@ -62,13 +69,24 @@ def config(**values):
 
 
 def test_a_swiglu_model_is_accepted():
-    check_config(config(activation_func=F.silu, gated_linear_unit=True, bias_activation_fusion=True))
+    assert misfits(config(activation_func=F.silu, gated_linear_unit=True, bias_activation_fusion=True)) == []
 
 
-def test_every_option_that_would_be_ignored_is_refused():
+def test_every_option_that_would_be_ignored_is_refused_by_the_requested_feature():
     with pytest.raises(MindSpeedError) as error:
-        check_config(config(activation_func=F.gelu, activation_func_clamp_value=7.0))
-    assert str(error.value) == "\n".join(
-        f"MS304 swiglu: {what} in the model that is being built\n  fix: take out swiglu"
-        for what in ("activation_func is not silu", "gated_linear_unit is off", "activation_func_clamp_value is set")
+        Swiglu(FeatureArgs(), World({})).config_ready(config(activation_func=F.gelu, activation_func_clamp_value=7.0))
+    assert str(error.value) == (
+        "MS304 swiglu: activation_func is not silu and gated_linear_unit is off and activation_func_clamp_value is set "
+        "in a model that is being built\n  fix: remove swiglu"
     )
+
+
+def test_an_input_that_is_kept_in_fp8_or_on_the_host_stays_megatrons():
+    calls = []
+    ours = with_operator(lambda *given: calls.append(given) or given[0])
+    x = torch.randn(3, 12)
+    assert ours(x, None, True) is x
+    assert ours(x, None, False, True) is x
+    weighted = with_weighted_operator(lambda *given: calls.append(given) or given[0])
+    assert weighted(x, None, torch.ones(3, 1), True) is x
+    assert [given[2:] for given in calls[:2]] == [(True, False), (False, True)]

@@ -1,4 +1,4 @@
-"""Exchanging modules in Megatron's specs without changing the specs that were given, which scripts share and reuse."""
+"""Exchange modules in the specs of Megatron without changing the given specs, which scripts share and reuse."""
 
 from __future__ import annotations
 
@@ -9,12 +9,24 @@ from typing import Any
 
 
 def with_modules(spec: Any, exchange: Mapping[type, Any]) -> Any:
-    """A copy of a spec in which every module class that is a key of ``exchange`` is the value instead."""
-    return with_parts(spec, lambda name, part: exchange.get(part, part) if isinstance(part, type) else part)
+    """Copy a spec with every module class that is a key of ``exchange`` replaced by the value: a class, or a ModuleSpec.
+
+    The parameters of a ModuleSpec reach the module beside those that the given spec has for it.
+    """
+
+    def exchanged(name: str, part: Any) -> Any:
+        if isinstance(part, type):
+            return exchange.get(part, part)
+        new = exchange.get(part.module) if hasattr(part, "module") and isinstance(part.module, type) else None
+        if new is None or isinstance(new, type):
+            return part
+        return dataclasses.replace(part, module=new.module, params={**part.params, **new.params})
+
+    return with_parts(spec, exchanged)
 
 
 def with_parts(spec: Any, exchange: Callable[[str, Any], Any]) -> Any:
-    """A copy of a spec in which every part is what ``exchange`` makes of it; ``name`` is the field that has it, or empty.
+    """Copy a spec with every part replaced by ``exchange(name, part)``; ``name`` is the field that has it, or empty.
 
     Goes through ModuleSpec, submodule dataclasses, lists and tuples, not into what was exchanged. Parts in which nothing is
     exchanged are not copied, and one part that occurs in several places (a layer spec in a list) stays one.
@@ -41,7 +53,7 @@ def with_parts(spec: Any, exchange: Callable[[str, Any], Any]) -> Any:
     return copied("", spec)
 
 
-def is_megatrons_own(function: Any, owner: type) -> bool:
+def is_unpatched(function: Any, owner: type) -> bool:
     """Whether a function is written in the module of a class; one that wraps another takes over its names only."""
     written_in = getattr(getattr(function, "__code__", None), "co_filename", None)
     return written_in == sys.modules[owner.__module__].__file__

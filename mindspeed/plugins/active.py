@@ -1,0 +1,43 @@
+"""The plan that is active in this process, as features see it: their own instances, and where they report problems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from mindspeed.plugins.problems import Problem
+
+FeatureT = TypeVar("FeatureT")
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveFeatures:
+    """The feature instances of the active plan by name, and the function ``report(problem, log)`` of its run."""
+
+    instances: Mapping[str, Any]
+    report: Callable[[Problem, bool], None]
+
+
+_active: ActiveFeatures | None = None
+
+
+def set_active(features: ActiveFeatures | None) -> None:
+    """Make these the features of this process; None when the plan ends. Called by the runtime alone."""
+    global _active
+    _active = features
+
+
+def active_feature(feature: type[FeatureT]) -> FeatureT | None:
+    """The instance of a feature class in the active plan, None where the plan does not have it."""
+    name = cast(Any, feature).spec.name
+    return None if _active is None else _active.instances.get(name)
+
+
+def report_problem(problem: Problem, log: bool = True) -> None:
+    """Report that the job does something wrong, once for each problem: a row of the report, printed where ``log``.
+
+    Raises MindSpeedError under a strict plan. Without an active plan nothing happens.
+    """
+    if _active is not None:
+        _active.report(problem, log)
