@@ -29,7 +29,7 @@ class AccumulatingExperts:
     ) -> tuple[Tensor, None]:
         """Give the experts' answers [R, H] to ``permuted_local_hidden_states`` [R, H], weighed by ``permuted_probs`` [R]."""
         if self.is_megatrons:
-            return super().forward(permuted_local_hidden_states, tokens_per_expert, permuted_probs)
+            return super().forward(permuted_local_hidden_states, tokens_per_expert, permuted_probs)  # type: ignore[misc, no-any-return]
         x_RH, probs_R1 = permuted_local_hidden_states, permuted_probs.unsqueeze(-1)
         ends = tokens_per_expert.to(x_RH.device, torch.int64).cumsum(0)
         if self.config.moe_apply_probs_on_input:
