@@ -36,7 +36,7 @@ def diff(ctx: click.Context, request: Request, path: str) -> None:
     if record is None:
         text = f"the checkpoint does not say which features it was saved with: {FILE} is missing"
         raise RunError([Problem("MS602", text, where=str(folder))])
-    plan = request.resolve()
+    plan = request.plan_of_run()
     found = changes(record, plan, registry.feature_classes(plan), registry.content_of(plan))
     refused = [change for change in found if change.verdict == "refused"]
     if wants_json():

@@ -25,7 +25,7 @@ def check(request: Request, names: tuple[str, ...]) -> None:
     Features, settings and sizes are checked together, for this machine or for a made-up one. Problems are printed all at
     once, and the exit status is then 1.
     """
-    plan = _with_padding(request.naming(names).resolve(), request.train)
+    plan = _with_padding(request.naming(names).plan_of_run(), request.train)
     if wants_json():
         print_json({"problems": [], "plan": plan.to_json()})
         return

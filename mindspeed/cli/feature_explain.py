@@ -40,7 +40,7 @@ def explain(request: Request, name: str) -> None:
         return
     from mindspeed.registry import catalog_for
 
-    plan = request.resolve()
+    plan = request.plan_of_run()
     known = catalog_for([*plan.names, name])
     features = _classes(plan, known)
     if name in features and name in {feature.name for feature in (*plan.base, *plan.features)}:
@@ -159,7 +159,7 @@ def _explain_inactive(request: Request, plan: ActivationPlan, known: Catalog, na
     because, brings, problems = _why_not(plan, known, row), list[str](), list[Problem]()
     if name not in {disabled.feature for disabled in plan.rows if disabled.kind == "disabled"}:
         try:
-            with_it = request.naming((name,)).resolve()
+            with_it = request.naming((name,)).plan_of_run()
             brings = [other for other in with_it.names if other not in plan.names and other != name]
         except ResolutionError as error:
             problems = list(error.problems)

@@ -51,7 +51,7 @@ def graph(request: Request, names: tuple[str, ...], style: str) -> None:
 
     job = request.naming(names)
     if any(layer.features or layer.world or layer.settings for layer in job.layers):
-        order = job.resolve().names
+        order = job.plan_of_run().names
         known = catalog_for(order)
     else:
         known = catalog()

@@ -25,7 +25,7 @@ def plan(request: Request, names: tuple[str, ...], base: bool) -> None:
 
     What would be active, in which order and why, where each setting comes from, and everything that changes in Megatron.
     """
-    made = request.naming(names).resolve()
+    made = request.naming(names).plan_of_run()
     if wants_json():
         print_json({"problems": [], "plan": made.to_json()})
         return

@@ -61,6 +61,13 @@ def hold_to_lock(file: str, plan: ActivationPlan) -> None:
     require_match(read_lock(file), registry.content_of(plan, {}), file)
 
 
+def is_of_trainer(file: str) -> bool:
+    """Return whether a lock file holds a job with a ``train`` section, hence the plan with the trainer's own values."""
+    from mindspeed.planning.lock import read_lock
+
+    return bool(read_lock(file).job.get("train"))
+
+
 _RENDEZVOUS: Final = {
     "node_rank": "number of this node, from 0",
     "master_addr": "host of node 0",

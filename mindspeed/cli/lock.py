@@ -25,12 +25,16 @@ def lock(request: Request, output: str) -> None:
 
     from mindspeed import registry
     from mindspeed.planning.lock import Lock, facts_of
+    from mindspeed.plugins.world import PARALLEL_SIZES
     from mindspeed.training.job import job_file
 
-    plan = request.resolve()
+    plan = request.plan_of_run()
     job = yaml.safe_load(job_file(request.layers, {"job file": request.train})) or {}
     sizes = plan.world.known()
-    if "world_size" in sizes:
+    if request.train:  # the values that the trainer adds; preflight resolves the job without it
+        sizes = {name: value for name, value in sizes.items() if name not in (*PARALLEL_SIZES, "platform", "megatron")}
+        job["world"] = sizes | job.get("world", {})
+    elif "world_size" in sizes:
         job.setdefault("world", {})["world_size"] = sizes["world_size"]
     job["platform"] = plan.environment["platform"]
     made = Lock(job, plan, registry.content_of(plan, {}))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from mindspeed.cli.launch_options import Processes, hold_to_lock, launch_options, lock_option
+from mindspeed.cli.launch_options import Processes, hold_to_lock, is_of_trainer, launch_options, lock_option
 from mindspeed.cli.output import OK, PROBLEMS, json_option, wants_json
 from mindspeed.cli.request_options import COMMAND_LINE, Request, request_options
 from mindspeed.training.config import JOB_FILE, TrainConfig, flag
@@ -83,7 +83,7 @@ def pretrain(
     try:
         job = make_job(request.layers, {JOB_FILE: request.train, COMMAND_LINE: train}, environment, resume, step)
         if lock is not None:
-            hold_to_lock(lock, _asked_plan(job.request, environment))
+            hold_to_lock(lock, job.plan if is_of_trainer(lock) else _asked_plan(job.request, environment))
         if rank is None:
             ctx.exit(_start(job, processes))
         _join(job, rank)

@@ -57,6 +57,26 @@ class Request:
 
         return registry.resolve([*more, *self.layers], self.environment(world_size))
 
+    def plan_of_run(self) -> ActivationPlan:
+        """The plan that a run of this request has: a job file with a ``train`` section gets the trainer's values as well.
+
+        Raises ResolutionError with every problem, those of the section included.
+        """
+        from mindspeed.plugins.problems import ResolutionError
+
+        if not self.train:
+            return self.resolve()
+        from mindspeed.training.shape import trainer_request
+
+        lowest, problems = trainer_request(self.layers, self.train, self.environment().platform)
+        try:
+            plan = self.resolve(None, lowest)
+        except ResolutionError as error:
+            raise ResolutionError([*problems, *error.problems]) from error
+        if problems:
+            raise ResolutionError(problems)
+        return plan
+
 
 def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add every option that describes a job; the command gets them as one argument ``request``."""

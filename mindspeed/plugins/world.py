@@ -43,6 +43,14 @@ FIELDS: Final[dict[str, tuple[type, str]]] = {
 """Every field of a world: its type and meaning. The command line makes its options from this table."""
 
 
+WORDS: Final[dict[str, tuple[str, ...]]] = {
+    "normalization": ("LayerNorm", "RMSNorm"),
+    "activation": ("gelu", "silu", "relu", "squared_relu", "quick_gelu"),
+    "dtype": ("fp32", "bf16", "fp16"),
+}
+"""Fields that are one of a few words."""
+
+
 class UnknownValue(Exception):  # noqa: N818 - a signal to the resolver, not an error
     """Fields were read that nobody gave. The resolver turns the first into a 'not checked' row."""
 

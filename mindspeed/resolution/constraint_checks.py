@@ -10,6 +10,7 @@ from mindspeed.plugins.problems import Problem
 from mindspeed.plugins.world import FIELDS, UnknownValue, World
 from mindspeed.resolution.environment import version_in
 from mindspeed.resolution.planned_feature import PlanNote
+from mindspeed.resolution.request_merge import LAUNCH
 from mindspeed.resolution.resolution_state import ResolutionState
 
 
@@ -62,7 +63,8 @@ def check_sizes(state: ResolutionState) -> None:
     if world.knows("world_size") and world.world_size % product:
         factors = f"tp x pp x cp = {world.tp} x {world.pp} x {world.cp} = {product}"
         text = f"world size {world.world_size} is not a multiple of {factors}"
-        fix = f"--world-size {-(-world.world_size // product) * product}, or smaller parallel sizes"
+        option = "--nproc" if state.merged.world["world_size"].source == LAUNCH else "--world-size"
+        fix = f"{option} {-(-world.world_size // product) * product}, or smaller parallel sizes"
         state.problems.append(Problem("MS302", text, fix=fix))
 
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Final
 
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.problems import Problem
-from mindspeed.plugins.world import FIELDS, World
+from mindspeed.plugins.world import FIELDS, WORDS, World
 from mindspeed.resolution.environment import Environment
 from mindspeed.resolution.planned_feature import Value
 from mindspeed.resolution.request import Layer
 
 Settings = dict[str, dict[str, Value]]
+LAUNCH: Final = "WORLD_SIZE"
+"""Source of the number of processes that a launcher starts."""
 
 
 @dataclass(slots=True)
@@ -28,6 +30,7 @@ class MergedRequest:
     settings: Settings = field(default_factory=dict)
     world: dict[str, Value] = field(default_factory=dict)
     without: dict[str, str] = field(default_factory=dict)
+    withdrawn: dict[str, str] = field(default_factory=dict)
     disabled: dict[str, str] = field(default_factory=dict)
     level: int = 2
     strict: bool = False
@@ -38,14 +41,20 @@ class MergedRequest:
 
 
 def merge(layers: Sequence[Layer], catalog: Catalog, environment: Environment) -> MergedRequest:
-    """Fold the layers, low to high. ``requested``, ``without`` and ``disabled`` map names to their first source."""
+    """Fold the layers, low to high. ``requested``, ``without`` and ``disabled`` map names to their first source.
+
+    ``withdrawn`` holds requests that a higher layer takes out.
+    """
     merged = MergedRequest()
     merged.world["platform"] = Value(environment.platform, environment.source)
     if environment.megatron is not None:
         merged.world["megatron"] = Value(environment.megatron, environment.source)
     if environment.world_size is not None:
-        merged.world["world_size"] = Value(environment.world_size, "WORLD_SIZE")
+        merged.world["world_size"] = Value(environment.world_size, LAUNCH)
     for layer in layers:
+        for name in layer.without:
+            if name in merged.requested and not merged.requested[name].startswith("Megatron's "):
+                merged.withdrawn[name] = merged.requested.pop(name)
         for name in layer.features:
             merged.requested.setdefault(name, layer.source)
         for name in layer.without:
@@ -59,7 +68,7 @@ def merge(layers: Sequence[Layer], catalog: Catalog, environment: Environment) -
             if name == "world_size" and environment.world_size not in (None, value):
                 text = f"{layer.source} says world size {value}, but this process belongs to a job of {environment.world_size}"
                 fix = f"drop --world-size or start {value} processes"
-                merged.problems.append(Problem("MS306", text, where="WORLD_SIZE", fix=fix))
+                merged.problems.append(Problem("MS306", text, where=LAUNCH, fix=fix))
             _put(merged.world, name, value, layer.source)
         for feature, fields in settings.items():
             for name, value in fields.items():
@@ -70,6 +79,15 @@ def merge(layers: Sequence[Layer], catalog: Catalog, environment: Environment) -
         )
         merged.level = 2
     return merged
+
+
+def remaining_features(layers: Sequence[Layer]) -> list[str]:
+    """The features that layers, low to high, request together: a layer takes out what lower ones request."""
+    names: list[str] = []
+    for layer in layers:
+        names = [name for name in names if name not in layer.without]
+        names += [name for name in layer.features if name not in names]
+    return names
 
 
 def _put(values: dict[str, Value], name: str, value: Any, source: str) -> None:
@@ -117,6 +135,10 @@ def _typed_world(layer: Layer, problems: list[Problem]) -> dict[str, Any]:
         elif isinstance(value, int) and kind is not bool and value < smallest:
             text = f"{name} ({meaning}) is {value}, which is below {smallest}"
             problems.append(Problem("MS301", text, where=layer.source))
+        elif name in WORDS and value not in WORDS[name]:
+            near = get_close_matches(str(value), WORDS[name], n=1, cutoff=0.5) or list(WORDS[name])
+            text = f"{name} is {value!r}, which is none of {', '.join(WORDS[name])}"
+            problems.append(Problem("MS301", text, where=layer.source, fix=f"--{name} {near[0]}"))
         else:
             world[name] = value
     return world

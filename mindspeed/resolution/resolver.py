@@ -111,6 +111,8 @@ def _roots(state: ResolutionState) -> Iterator[tuple[str, Active]]:
     for name, source in state.merged.without.items():
         if name not in state.merged.requested and name not in state.catalog.not_loaded:
             state.known(name, source)
+    for name, source in state.merged.withdrawn.items():
+        state.rows.append(PlanNote("note", name, f"{source} asks for it, {state.merged.without[name]} takes it out"))
     state.rows += _disabled(state)
     yield from _owners_of_sizes(state)
     if state.merged.level >= 1:

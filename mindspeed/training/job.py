@@ -23,6 +23,7 @@ from mindspeed.planning.plan import ActivationPlan
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError, RunError
 from mindspeed.resolution.environment import Environment
 from mindspeed.resolution.request import Layer
+from mindspeed.resolution.request_merge import remaining_features
 from mindspeed.training import checkpoints, corpus, shape
 from mindspeed.training import resume as resuming
 from mindspeed.training.config import TrainConfig, train_config
@@ -186,7 +187,7 @@ def job_file(layers: Sequence[Layer], train: Mapping[str, Mapping[str, Any]]) ->
     if values.get("data"):
         values["data"] = os.path.abspath(values["data"])
     data: dict[str, Any] = {
-        "features": list(dict.fromkeys(name for layer in layers for name in layer.features)),
+        "features": remaining_features(layers),
         "without": list(dict.fromkeys(name for layer in layers for name in layer.without)),
         "settings": settings,
         "world": {name: value for name, value in world.items() if name != "world_size"},

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
-from mindspeed.plugins.problems import Problem
+from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.plugins.world import WORDS
 from mindspeed.resolution.request import Layer
-from mindspeed.training.config import TrainConfig
+from mindspeed.training.config import JOB_FILE, TrainConfig, train_config
 
 SIZES: Final = {
     "num_layers": 4,
@@ -24,9 +26,7 @@ STYLES: Final[dict[str, dict[str, Any]]] = {
     "llama": {"normalization": "RMSNorm", "gated_linear_unit": True, "activation": "silu", "rotary": True},
     "gpt2": {"normalization": "LayerNorm", "gated_linear_unit": False, "activation": "gelu", "rotary": False},
 }
-NORMALIZATIONS: Final = ("LayerNorm", "RMSNorm")
 ACTIVATIONS: Final = ("gelu", "silu", "relu")
-PRECISIONS: Final = ("fp32", "bf16", "fp16")
 VOCABULARY_MULTIPLE: Final = 64
 """The vocabulary is padded to a multiple of this, whatever the layout, so that every layout has the same model."""
 _FFN_MULTIPLE: Final = 32
@@ -49,6 +49,24 @@ def trainer_layer(config: TrainConfig, layers: Sequence[Layer], platform: str, v
     return Layer(f"trainer ({config.style})", world=world)
 
 
+def trainer_request(layers: Sequence[Layer], train: Mapping[str, Any], platform: str) -> tuple[Layer, list[Problem]]:
+    """The trainer's own layer for a job file with the section ``train``, and what is wrong with the section and the model."""
+    config, problems = train_config({JOB_FILE: train})
+    vocab_size = _vocabulary(config)
+    return trainer_layer(config, layers, platform, vocab_size), problems + check_world(given_world(layers), vocab_size)
+
+
+def _vocabulary(config: TrainConfig) -> int:
+    """Tokens of the vocabulary that the job's data has; 0 when the data or a package to read them are not here."""
+    with suppress(ImportError, MindSpeedError):
+        from mindspeed.training.tokenizer import BYTES, load_tokenizer, tokenizer_of
+
+        if config.tokenizer or not config.data:
+            return load_tokenizer(config.tokenizer or BYTES).vocab_size
+        return tokenizer_of(config.data).vocab_size
+    return 0
+
+
 def given_world(layers: Sequence[Layer]) -> dict[str, Any]:
     """The values of the world that a request gives; later layers win."""
     world: dict[str, Any] = {}
@@ -60,11 +78,10 @@ def given_world(layers: Sequence[Layer]) -> dict[str, Any]:
 def check_world(world: Mapping[str, Any], vocab_size: int) -> list[Problem]:
     """What the trainer cannot train, of the values that a request gives."""
     problems = []
-    words = {"normalization": NORMALIZATIONS, "activation": ACTIVATIONS, "dtype": PRECISIONS}
-    for name, known in words.items():
-        if name in world and world[name] not in known:
-            text = f"{name} is {world[name]!r}, and the trainer knows {', '.join(known)}"
-            problems.append(Problem("MS301", text, fix=f"--{name} {known[0]}"))
+    activation = world.get("activation")
+    if activation in WORDS["activation"] and activation not in ACTIVATIONS:
+        text = f"activation is {activation!r}, and the trainer knows {', '.join(ACTIVATIONS)}"
+        problems.append(Problem("MS301", text, fix=f"--activation {ACTIVATIONS[0]}"))
     for name in ("multi_latent_attention", "mtp_num_layers"):
         if world.get(name):
             text = f"{name} is {world[name]}, and the trainer does not build such a model"

@@ -139,7 +139,7 @@ def test_settings_are_checked_all_at_once_with_near_names():
         if known.near("b")
         else "MS201 there is no feature 'b'\n  where: command line\n  fix: mindspeed features list shows every name",
         "MS301 a.size is 'two': input should be a valid integer, unable to parse string as an integer\n"
-        "  where: command line\n  fix: size is: ranks",
+        "  where: command line\n  fix: --set a.size=1  # ranks",
         "MS301 a has no setting 'siz'\n  where: command line\n  fix: did you mean a.size?",
     ]
 

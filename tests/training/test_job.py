@@ -42,7 +42,7 @@ def test_everything_that_is_wrong_is_reported_at_once(refuse, tmp_path):
         ("MS305", "unknown key 'train_iter' in train"),
         ("MS301", "train.lr is 'fast': input should be a valid number, unable to parse string as a number"),
         ("MS601", "there is no none.idx and no none.bin"),
-        ("MS301", "dtype is 'fp8', and the trainer knows fp32, bf16, fp16"),
+        ("MS301", "dtype is 'fp8', which is none of fp32, bf16, fp16"),
         ("MS301", "mtp_num_layers is 2, and the trainer does not build such a model"),
         ("MS302", "hidden size 30 is not a multiple of the 4 attention heads"),
         ("MS302", "global batch size 8 is not a multiple of micro batch size 3"),

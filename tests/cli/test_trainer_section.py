@@ -1,0 +1,88 @@
+"""Verbs that read a job file with a ``train`` section show and check what its run has."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cli.conftest import LAPTOP
+
+JOB = Path(__file__).parents[2] / "examples" / "pretrain_gpt.yaml"
+LEVEL_1 = {"flash-attention", "matmul-add", "rms-norm", "rotary-embedding", "swiglu"}
+
+
+@pytest.fixture
+def job(tmp_path):
+    def write(**data):
+        file = tmp_path / "job.yaml"
+        file.write_text(yaml.safe_dump(data))
+        return file
+
+    return write
+
+
+def test_the_plan_of_a_job_file_is_that_of_its_run(mindspeed):
+    done = mindspeed("features", "plan", "-f", JOB, *LAPTOP, "--world-size", 2, "--json")
+    plan = json.loads(done.stdout)["plan"]
+    names = {feature["name"] for feature in plan["features"]}
+    assert names == LEVEL_1 | {"tensor-parallel", "sequence-parallel", "distributed-optimizer", "data-parallel"}
+
+
+def test_without_a_train_section_nothing_is_assumed_of_the_model(mindspeed, job):
+    done = mindspeed("features", "plan", "-f", job(features=["swiglu"]), *LAPTOP, "--json")
+    assert "hidden_size" not in json.loads(done.stdout)["plan"]["world"]
+
+
+@pytest.mark.parametrize("verb", [("features", "check"), ("features", "plan"), ("lock", "-o", "never.lock")])
+def test_mistakes_of_the_section_are_found_with_all_others(mindspeed, job, verb):
+    file = job(features=["swigl"], train={"lrr": 2}, world={"dtype": "fp8"})
+    done = mindspeed(*verb, "-f", file, *LAPTOP)
+    assert done.exit_code == 1
+    assert [line for line in done.stderr.splitlines() if line.startswith("MS")] == [
+        "MS305 unknown key 'lrr' in train",
+        "MS301 dtype is 'fp8', which is none of fp32, bf16, fp16",
+        "MS201 there is no feature 'swigl'",
+    ]
+
+
+def test_a_word_that_no_field_knows_is_a_problem_with_a_line_to_copy(mindspeed):
+    done = mindspeed("features", "check", "swiglu", "--activation", "siluu", *LAPTOP)
+    assert done.stderr == (
+        "MS301 activation is 'siluu', which is none of gelu, silu, relu, squared_relu, quick_gelu\n"
+        "  where: command line\n  fix: --activation silu\n"
+    )
+
+
+def test_a_lock_of_the_trainer_has_its_values_and_preflight_finds_the_same_plan(mindspeed, tmp_path):
+    file = tmp_path / "job.lock"
+    assert mindspeed("lock", "-f", JOB, "--platform", "cpu", "--world-size", 2, "-o", file).exit_code == 0
+    locked = json.loads(file.read_text())
+    assert {feature["name"] for feature in locked["plan"]["features"]} >= LEVEL_1
+    done = mindspeed("preflight", "--lock", file, "--json")
+    (plan,) = [row for row in json.loads(done.stdout)["checks"] if row["name"] == "plan"]
+    assert plan["passed"], plan
+
+
+def test_without_takes_out_a_feature_of_the_job_file(mindspeed, job):
+    file = job(features=["async-ddp", "swiglu"])
+    done = mindspeed("features", "plan", "-f", file, "--without", "async-ddp", *LAPTOP, "--json")
+    plan = json.loads(done.stdout)["plan"]
+    assert "async-ddp" not in {feature["name"] for feature in plan["features"]}
+    assert ("note", "async-ddp", "job file asks for it, command line takes it out") in {
+        (row["kind"], row["feature"], row["text"]) for row in plan["rows"]
+    }
+
+
+def test_one_source_that_asks_for_a_feature_and_takes_it_out_contradicts_itself(mindspeed):
+    done = mindspeed("features", "check", "--features", "swiglu", "--without", "swiglu", *LAPTOP)
+    assert done.stderr.splitlines()[0] == "MS210 swiglu is requested (command line) and taken out (command line)"
+
+
+def test_a_launch_of_too_few_processes_names_the_option_that_starts_more(mindspeed, tmp_path):
+    done = mindspeed("pretrain", "--tp", 2, "--platform", "cpu", "--run", tmp_path / "run")
+    assert done.stderr == (
+        "MS302 world size 1 is not a multiple of tp x pp x cp = 2 x 1 x 1 = 2\n  fix: --nproc 2, or smaller parallel sizes\n"
+    )
