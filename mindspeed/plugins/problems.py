@@ -103,7 +103,8 @@ CODES: Final[dict[str, str]] = {
     "it provides a parallel size above one, or a plan that was made before has it.",
     "MS301": "A setting does not exist, or its value has the wrong type or range.",
     "MS302": "Sizes do not fit together, for example the world size is not a multiple of the product of the parallel sizes.",
-    "MS303": "One source gives the same size twice with different values, as --tp and as tensor-parallel.size.",
+    "MS303": "One source gives one value twice and differently: a size as --tp and as a setting of the feature that provides "
+    "it, or one setting in two --set.",
     "MS304": "A check of a feature failed for these arguments and this world.",
     "MS305": "The job file cannot be read, or has a key that does not exist.",
     "MS306": "The plan says something else than the running process: another world size, another parsed argument.",

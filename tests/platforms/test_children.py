@@ -24,7 +24,8 @@ def test_a_spawned_process_activates_the_plan_on_the_import_path_of_its_parent(m
     def note(brought: ActivationPlan) -> None:
         activated.append((brought.digest, sys.path[0]))
 
-    monkeypatch.setattr(session, "current", lambda: SimpleNamespace(plan=plan))
+    surroundings = session.Surroundings(dict, registry.activate_child)
+    monkeypatch.setattr(session, "current", lambda: SimpleNamespace(plan=plan, surroundings=surroundings))
     monkeypatch.setattr(registry, "activate", note)
     monkeypatch.setattr(sys, "path", ["a checkout of Megatron-LM", *sys.path])
     sent = pickle.dumps(bring_plan(spawn.get_preparation_data)("child")["mindspeed"])
