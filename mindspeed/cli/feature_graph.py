@@ -69,7 +69,16 @@ def graph(request: Request, names: tuple[str, ...], style: str) -> None:
 
 
 def _relations(features: Iterable[type[Feature[Any]]]) -> Iterator[Relation]:
-    from mindspeed.plugins.constraints import After, Before, Conflicts, Requires, RequiresAny, RequiresSlot, Supersedes
+    from mindspeed.plugins.constraints import (
+        After,
+        Before,
+        Conflicts,
+        Requires,
+        RequiresAny,
+        RequiresCapability,
+        RequiresSlot,
+        Supersedes,
+    )
 
     for feature in features:
         name = feature.spec.name
@@ -81,6 +90,8 @@ def _relations(features: Iterable[type[Feature[Any]]]) -> Iterator[Relation]:
                 yield from (Relation(name, "needs one of", other, constraint.reason, when) for other in constraint.names)
             elif isinstance(constraint, RequiresSlot):
                 yield Relation(name, "requires", f"slot {constraint.slot}", constraint.reason, when)
+            elif isinstance(constraint, RequiresCapability):
+                yield Relation(name, f"requires {constraint.capability} of", f"slot {constraint.slot}", constraint.reason, when)
             elif isinstance(constraint, Conflicts):
                 yield Relation(name, "conflicts with", constraint.name, constraint.reason, when)
             elif isinstance(constraint, After):

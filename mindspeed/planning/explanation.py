@@ -85,17 +85,20 @@ def explain(plan: ActivationPlan, features: Features, name: str) -> Explanation:
 def order_edges(plan: ActivationPlan, features: Features) -> list[Edge]:
     """Every order that holds in this plan, and who declared it."""
     active = {feature.name: feature for feature in plan.features}
+    holders = {slot: [f.name for f in plan.features if slot in f.slots] for feature in plan.features for slot in feature.slots}
     edges = []
     for name, planned in active.items():
         feature = features[name]
         args = feature.Args(**planned.args)
         for constraint in feature.spec.constraints:
-            if not isinstance(constraint, After | Before | Requires | Supersedes) or constraint.name not in active:
+            if not isinstance(constraint, After | Before | Requires | Supersedes):
                 continue
+            of_slot = holders.get(constraint.name, []) if isinstance(constraint, After | Before) else []
             if constraint.when is not None and not _holds(constraint.when, args, plan.world):
                 continue
-            first, second = (name, constraint.name) if isinstance(constraint, Before) else (constraint.name, name)
-            edges.append(Edge(first, second, type(constraint).__name__, name, getattr(constraint, "reason", "")))
+            for other in dict.fromkeys(n for n in (constraint.name, *of_slot) if n in active and n != name):
+                first, second = (name, other) if isinstance(constraint, Before) else (other, name)
+                edges.append(Edge(first, second, type(constraint).__name__, name, getattr(constraint, "reason", "")))
     return edges
 
 

@@ -81,6 +81,27 @@ class RequiresSlot:
     setting: str = ""
 
 
+class Capability:
+    """Names of what a holder of a slot may provide (``FeatureSpec.provides``). A third party may use any other name."""
+
+    DOCUMENTS = "documents"
+    """Its core attention keeps documents apart whose ends come in the place of a mask."""
+    POSITION_BIAS = "position-bias"
+    """Its core attention takes a `position_bias`, linear in the distance of query and key."""
+    SHARED_MASK = "shared-mask"
+    """It takes a mask that is not causal from `mindspeed.context_parallel.attention_mask`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequiresCapability:
+    """A holder of the slot must provide the capability, if a feature holds it. Never chosen for the user."""
+
+    slot: str
+    capability: str
+    reason: str = ""
+    when: Predicate | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Conflicts:
     """The named feature, or every holder of the named slot, must not be active. Symmetric."""
@@ -92,7 +113,7 @@ class Conflicts:
 
 @dataclass(frozen=True, slots=True)
 class After:
-    """Come later in the plan than the named feature, if that is active. Its wraps are then outside."""
+    """Come later in the plan than the named feature, and than every holder of a slot of that name. Its wraps are outside."""
 
     name: str
     when: Predicate | None = None
@@ -100,7 +121,7 @@ class After:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """Come earlier in the plan than the named feature, if that is active."""
+    """Come earlier in the plan than the named feature, and than every holder of a slot of that name."""
 
     name: str
     when: Predicate | None = None
@@ -131,4 +152,4 @@ class Check:
     warns: bool = False
 
 
-Constraint = Requires | RequiresAny | RequiresSlot | Conflicts | After | Before | Supersedes | Check
+Constraint = Requires | RequiresAny | RequiresSlot | RequiresCapability | Conflicts | After | Before | Supersedes | Check

@@ -19,6 +19,7 @@ from mindspeed.plugins.constraints import (
     Conflicts,
     Requires,
     RequiresAny,
+    RequiresCapability,
     RequiresSlot,
     Supersedes,
 )
@@ -98,9 +99,9 @@ def _asks_for_more(loaded: Collection[DiscoveredFeature], names: Collection[str]
     """Whether a feature names a slot that no loaded feature holds and that is no feature either."""
     slots = frozenset[str]().union(*(row.feature.spec.slots for row in loaded if row.feature is not None))
     asked = [constraint for row in loaded for constraint in _constraints(row)]
-    if any(isinstance(constraint, RequiresSlot) and constraint.slot not in slots for constraint in asked):
+    if any(isinstance(constraint, RequiresSlot | RequiresCapability) and constraint.slot not in slots for constraint in asked):
         return True
-    return any(isinstance(c, Conflicts) and c.name not in slots and c.name not in names for c in asked)
+    return any(isinstance(c, After | Before | Conflicts) and c.name not in slots and c.name not in names for c in asked)
 
 
 def _load(found: DiscoveredFeature) -> DiscoveredFeature:
@@ -145,13 +146,13 @@ def _validated(rows: Iterable[DiscoveredFeature]) -> Iterator[DiscoveredFeature]
             continue
         for constraint in row.feature.spec.constraints:
             message = ""
-            if isinstance(constraint, Requires | After | Before | Supersedes):
+            if isinstance(constraint, Requires | Supersedes):
                 unknown = [] if constraint.name in names else [constraint.name]
             elif isinstance(constraint, RequiresAny):
                 unknown = [name for name in constraint.names if name not in names]
-            elif isinstance(constraint, Conflicts):
+            elif isinstance(constraint, After | Before | Conflicts):
                 unknown = [] if constraint.name in names or constraint.name in slots else [constraint.name]
-            elif isinstance(constraint, RequiresSlot):
+            elif isinstance(constraint, RequiresSlot | RequiresCapability):
                 unknown = [] if constraint.slot in slots else [constraint.slot]
             else:
                 continue

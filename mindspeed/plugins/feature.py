@@ -137,7 +137,7 @@ class FeatureSpec:
     """The declaration of a feature; name, summary and category are required.
 
     ``level`` is the optimisation level that switches it on; ``slots`` the exclusive roles it holds,
-    always or only where ``slots_when`` says so;
+    always or only where ``slots_when`` says so; ``provides`` what it offers there to features that require it (`Capability`);
     ``platforms`` and ``megatron`` where it runs (empty means everywhere, any supported version);
     ``sizes`` maps a parallel size of the world to the argument that is its other spelling
     (``{"tp": "size"}``; None for a size that is only derived), and a size above one adds the feature;
@@ -154,6 +154,7 @@ class FeatureSpec:
     level: int = 2
     slots: frozenset[str] | set[str] = frozenset()
     slots_when: Predicate | None = None
+    provides: frozenset[str] | set[str] = frozenset()
     constraints: tuple[Constraint, ...] = ()
     platforms: frozenset[str] | set[str] = frozenset()
     megatron: str = ""
@@ -174,6 +175,7 @@ class FeatureSpec:
         if self.level not in (0, 1, 2):
             raise ValueError(f"{self.name}: level {self.level} is not 0, 1 or 2")
         object.__setattr__(self, "slots", frozenset(self.slots))
+        object.__setattr__(self, "provides", frozenset(self.provides))
         object.__setattr__(self, "platforms", frozenset(self.platforms))
 
 

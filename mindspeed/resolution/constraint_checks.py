@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mindspeed.plugins.constraints import Check, Conflicts, RequiresAny, RequiresSlot
-from mindspeed.plugins.feature import FeatureArgs
+from mindspeed.plugins.constraints import Check, Conflicts, RequiresAny, RequiresCapability, RequiresSlot
+from mindspeed.plugins.feature import FeatureArgs, FeatureSpec
 from mindspeed.plugins.problems import Problem
 from mindspeed.plugins.world import FIELDS, UnknownValue, World
 from mindspeed.resolution.environment import version_in
@@ -49,6 +49,23 @@ def check_conflicts(state: ResolutionState) -> None:
             because = f", because {constraint.reason}" if constraint.reason else ""
             names = tuple(sorted(pair))
             state.problem("MS202", f"{names[0]} and {names[1]} exclude each other{because}", names, _ways_out(state, names))
+
+
+def check_capabilities(state: ResolutionState) -> None:
+    for name, need in state.constraints(RequiresCapability):
+        for holder in state.holders.get(need.slot, ()):
+            if holder != name and need.capability not in state.specs[holder].provides:
+                because = f", because {need.reason}" if need.reason else ""
+                text = (
+                    f"{name} needs {need.capability} of the feature for {need.slot}, and {holder} does not provide it{because}"
+                )
+                others = sorted(n for n in state.catalog.usable if _provides(state.specs[n], need))
+                fix = f"use {' or '.join(others)} in its place, or " if others else ""
+                state.problem("MS202", text, (name, holder), f"{fix}{_ways_out(state, (name, holder))}")
+
+
+def _provides(spec: FeatureSpec, need: RequiresCapability) -> bool:
+    return need.slot in spec.slots and need.capability in spec.provides
 
 
 def _ways_out(state: ResolutionState, names: Sequence[str]) -> str:

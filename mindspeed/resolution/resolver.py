@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any
 
 from mindspeed._version import __version__
@@ -77,6 +77,7 @@ def _resolve(state: ResolutionState, environment: Environment) -> Resolution:
     constraint_checks.check_choices(state)
     constraint_checks.check_slots(state)
     constraint_checks.check_conflicts(state)
+    constraint_checks.check_capabilities(state)
     constraint_checks.check_platforms(state)
     constraint_checks.check_operators(state)
     constraint_checks.run_checks(state)
@@ -242,9 +243,7 @@ def _report_idle_settings(state: ResolutionState) -> None:
 
 
 def _order(state: ResolutionState) -> list[str]:
-    behind = ((constraint.name, name) for name, constraint in state.constraints(After, Requires, Supersedes))
-    ahead = ((name, constraint.name) for name, constraint in state.constraints(Before))
-    edges = Edges(state.active, chain(behind, ahead))
+    edges = Edges(state.active, ((first, second) for first, second, _ in _declared_order(state)))
     order = edges.sorted()
     if len(order) < len(state.active):
         cycle = edges.cycle(order)
@@ -254,9 +253,19 @@ def _order(state: ResolutionState) -> list[str]:
     return order
 
 
+def _declared_order(state: ResolutionState) -> Iterator[tuple[str, str, str]]:
+    """``(first, second, declaring feature)`` of every order; After and Before also name all holders of a slot."""
+    for name, constraint in state.constraints(After, Before):
+        for other in (constraint.name, *state.holders.get(constraint.name, ())):
+            if other != name:
+                yield (name, other, name) if isinstance(constraint, Before) else (other, name, name)
+    for name, constraint in state.constraints(Requires, Supersedes):
+        yield constraint.name, name, name
+
+
 def _step(state: ResolutionState, first: str, second: str) -> str:
-    behind = any(name == second and c.name == first for name, c in state.constraints(After, Requires, Supersedes))
-    return f"{first} comes before {second}, declared by {second if behind else first}"
+    declarers = [owner for *edge, owner in _declared_order(state) if edge == [first, second]]
+    return f"{first} comes before {second}, declared by {second if second in declarers else first}"
 
 
 def _planned(state: ResolutionState, name: str, why: tuple[str, ...]) -> PlannedFeature:

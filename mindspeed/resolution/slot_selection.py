@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mindspeed.plugins.constraints import AUTO, Check, Conflicts, Cost, RequiresSlot
+from mindspeed.plugins.constraints import AUTO, Check, Conflicts, Constraint, Cost, RequiresCapability, RequiresSlot
 from mindspeed.plugins.world import UnknownValue
 from mindspeed.resolution.constraint_checks import failed
 from mindspeed.resolution.environment import version_in
@@ -112,10 +112,15 @@ def _candidate(state: ResolutionState, name: str, slot: str) -> Candidate:
 
 
 def _excluded(state: ResolutionState, name: str, slot: str) -> Iterator[str]:
-    """Active features that exclude a candidate, by its declaration or by theirs."""
-    mine = {c.name for c in state.specs[name].constraints if isinstance(c, Conflicts) and state.holds(name, c)}
+    """Active features that exclude a candidate, by its declaration or by theirs, or need what it does not provide."""
+    spec = state.specs[name]
+    mine = {c.name for c in spec.constraints if isinstance(c, Conflicts) and state.holds(name, c)}
     for other in sorted(state.active):
-        theirs = (c for c in state.specs[other].constraints if isinstance(c, Conflicts) and c.name in (name, slot))
+        declared = state.specs[other].constraints
+        theirs: list[Constraint] = [c for c in declared if isinstance(c, Conflicts) and c.name in (name, slot)]
+        theirs += [
+            c for c in declared if isinstance(c, RequiresCapability) and c.slot == slot and c.capability not in spec.provides
+        ]
         if other in mine or mine & state.slots(other) or any(state.holds(other, c) for c in theirs):
             yield other
 

@@ -114,6 +114,12 @@ def test_before_and_after_decide_the_order():
     assert order(ask(known, "a", "m", "z")) == ["z", "a", "m"]
 
 
+def test_an_order_may_name_a_slot():
+    known = catalog(make("a", After("linear")), make("b", slots={"linear"}), make("c", Before("linear"), slots={"other"}))
+    assert order(ask(known, "a", "b", "c")) == ["c", "b", "a"]
+    assert order(ask(known, "a", "c")) == ["a", "c"]
+
+
 def test_a_failed_check_is_formatted_and_an_unknown_value_is_a_row():
     check = Check(lambda a, w: w.num_layers % a.size == 0, "{world.num_layers} layers do not divide by {args.size}", "--pp 1")
     known = catalog(make("a", check, args=SizeArgs))

@@ -13,7 +13,17 @@ from typing import Any, Final, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from mindspeed.plugins.constraints import After, Before, Check, Conflicts, Requires, RequiresAny, RequiresSlot, Supersedes
+from mindspeed.plugins.constraints import (
+    After,
+    Before,
+    Check,
+    Conflicts,
+    Requires,
+    RequiresAny,
+    RequiresCapability,
+    RequiresSlot,
+    Supersedes,
+)
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec, Numerics
 from mindspeed.plugins.hookspecs import HOOK_CLASSES
@@ -198,6 +208,8 @@ def _sentence(name: str, constraint: Any) -> str:
     if isinstance(constraint, RequiresSlot):
         chosen = f" {code(f'{name}.{constraint.setting}')} names it, or is `auto`." if constraint.setting else ""
         return f"Requires a feature that holds the slot {constraint.slot}{because}.{chosen}"
+    if isinstance(constraint, RequiresCapability):
+        return f"Requires that a feature which holds the slot {constraint.slot} provides {constraint.capability}{because}."
     verbs: dict[type[Any], str] = {
         Requires: "Requires",
         Conflicts: "Excludes",

@@ -8,6 +8,7 @@ from typing import Any
 from mindspeed.context_parallel.patches import NO_PREDICTION, any_length, sliced_by
 from mindspeed.plugins import (
     ArgOverride,
+    Capability,
     Category,
     Check,
     Conflicts,
@@ -45,6 +46,7 @@ class AdaptiveCp(Feature[AdaptiveCpArgs]):
         summary="Context parallelism for any mask, with only the blocks that it needs, in a balanced order",
         category=Category.CONTEXT_PARALLEL,
         slots={Slot.CONTEXT_PARALLEL},
+        provides={Capability.SHARED_MASK},
         constraints=(
             Requires("context-parallel", reason="it owns the group and the rule of the loss"),
             NO_PREDICTION,

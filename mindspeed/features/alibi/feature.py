@@ -7,6 +7,7 @@ from typing import Any, Literal
 from mindspeed.plugins import (
     After,
     ArgOverride,
+    Capability,
     Category,
     Check,
     CheckpointState,
@@ -17,6 +18,8 @@ from mindspeed.plugins import (
     Field,
     Numerics,
     Requires,
+    RequiresCapability,
+    Slot,
     hookimpl,
 )
 
@@ -62,12 +65,9 @@ class Alibi(Feature[AlibiArgs]):
                 reason="with alibi.fused=false Megatron's own core attention has the scores; --without flash-attention",
                 when=lambda args, world: not args.fused,
             ),
-            Conflicts("adaptive-cp", reason="the blocks that it computes take no bias by position"),
+            RequiresCapability(Slot.CONTEXT_PARALLEL, Capability.POSITION_BIAS, reason="the model has no other positions"),
             After("flash-attention"),
-            After("ring-attention"),
-            After("ulysses-attention"),
-            After("hybrid-attention"),
-            After("kv-allgather-cp"),
+            After(Slot.CONTEXT_PARALLEL),
             Check(
                 lambda args, world: not world.rotary,
                 "the positions of the model are rotary, and a bias on scores takes their place",

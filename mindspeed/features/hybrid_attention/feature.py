@@ -10,6 +10,7 @@ from mindspeed.context_parallel.patches import NO_DATALOADER_MASK, NO_PREDICTION
 from mindspeed.context_parallel.rules import TWO_PIECES, interval_checks
 from mindspeed.plugins import (
     ArgOverride,
+    Capability,
     Category,
     Check,
     Feature,
@@ -52,6 +53,7 @@ class HybridAttention(Feature[HybridAttentionArgs]):
         summary="Context parallelism by heads among near ranks and by a ring among far ones",
         category=Category.CONTEXT_PARALLEL,
         slots={Slot.CONTEXT_PARALLEL},
+        provides={Capability.DOCUMENTS, Capability.POSITION_BIAS},
         cost=lambda args, world: cost_of_hybrid(args.ulysses_degree, world),
         constraints=(
             Requires("context-parallel", reason="it owns the group and the rule of the loss"),

@@ -9,6 +9,7 @@ from mindspeed.context_parallel.patches import NO_DATALOADER_MASK, packed_in
 from mindspeed.context_parallel.rules import TWO_PIECES
 from mindspeed.plugins import (
     ArgOverride,
+    Capability,
     Category,
     Feature,
     FeatureArgs,
@@ -29,6 +30,7 @@ class KvAllgatherCp(Feature[FeatureArgs]):
         summary="Context parallelism by gathering keys and values on every rank",
         category=Category.CONTEXT_PARALLEL,
         slots={Slot.CONTEXT_PARALLEL},
+        provides={Capability.DOCUMENTS, Capability.POSITION_BIAS},
         cost=cost_of_gathering,
         constraints=(
             Requires("context-parallel", reason="it owns the group and the rule of the loss"),

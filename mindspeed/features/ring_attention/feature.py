@@ -10,6 +10,7 @@ from mindspeed.context_parallel.patches import NO_DATALOADER_MASK, packed_in
 from mindspeed.context_parallel.rules import TWO_PIECES, interval_checks
 from mindspeed.plugins import (
     ArgOverride,
+    Capability,
     Category,
     Check,
     Feature,
@@ -43,6 +44,7 @@ class RingAttention(Feature[RingAttentionArgs]):
         summary="Context parallelism by passing key and value blocks around a ring",
         category=Category.CONTEXT_PARALLEL,
         slots={Slot.CONTEXT_PARALLEL},
+        provides={Capability.DOCUMENTS, Capability.POSITION_BIAS},
         cost=cost_of_ring,
         constraints=(
             Requires("context-parallel", reason="it owns the group and the rule of the loss"),

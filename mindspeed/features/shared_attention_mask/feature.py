@@ -9,20 +9,20 @@ from typing import Any, Final
 from mindspeed.plugins import (
     After,
     ArgOverride,
+    Capability,
     Category,
     Check,
-    Conflicts,
     Feature,
     FeatureArgs,
     FeatureSpec,
     Field,
+    RequiresCapability,
+    Slot,
     World,
     hookimpl,
 )
 
 _NAMED: Final = ("causal", "sliding-window", "prefix")
-_CAUSAL_ONLY: Final = ("ring-attention", "ulysses-attention", "hybrid-attention", "kv-allgather-cp")
-"""Algorithms of context parallelism that take a causal mask from here; any other one comes to them with the batch."""
 
 
 class SharedAttentionMaskArgs(FeatureArgs):
@@ -67,13 +67,11 @@ class SharedAttentionMask(Feature[SharedAttentionMaskArgs]):
             ),
             After("flash-attention"),
             After("alibi"),
-            *(
-                Conflicts(
-                    name,
-                    reason="it takes any mask but a causal one from the batch; adaptive-cp takes this one",
-                    when=lambda args, world: args.kind != "causal" and world.cp > 1,
-                )
-                for name in _CAUSAL_ONLY
+            RequiresCapability(
+                Slot.CONTEXT_PARALLEL,
+                Capability.SHARED_MASK,
+                reason="any other takes a mask that is not causal from the batch",
+                when=lambda args, world: args.kind != "causal" and world.cp > 1,
             ),
         ),
     )

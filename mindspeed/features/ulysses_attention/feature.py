@@ -9,6 +9,7 @@ from mindspeed.context_parallel.patches import NO_DATALOADER_MASK, NO_PREDICTION
 from mindspeed.context_parallel.rules import interval_checks
 from mindspeed.plugins import (
     ArgOverride,
+    Capability,
     Category,
     Check,
     Feature,
@@ -43,6 +44,7 @@ class UlyssesAttention(Feature[UlyssesAttentionArgs]):
         summary="Context parallelism by trading tokens for heads before and after attention",
         category=Category.CONTEXT_PARALLEL,
         slots={Slot.CONTEXT_PARALLEL},
+        provides={Capability.DOCUMENTS, Capability.POSITION_BIAS},
         cost=cost_of_ulysses,
         constraints=(
             Requires("context-parallel", reason="it owns the group and the rule of the loss"),

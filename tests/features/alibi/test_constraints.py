@@ -36,8 +36,9 @@ def test_latent_attention_is_refused():
 def test_adaptive_blocks_take_no_bias():
     problems = refusals("alibi", "adaptive-cp", rotary=False, cp=2)
     assert (
-        "MS202 adaptive-cp and alibi exclude each other, because the blocks that it computes take no bias by position "
-        "| take out adaptive-cp or take out alibi"
+        "MS202 alibi needs position-bias of the feature for context-parallel, and adaptive-cp does not provide it, because the "
+        "model has no other positions | use hybrid-attention or kv-allgather-cp or ring-attention or ulysses-attention in its "
+        "place, or take out alibi or take out adaptive-cp"
     ) in problems
 
 

@@ -141,7 +141,7 @@ def test_a_document_longer_than_the_sequence_is_refused() -> None:
 @pytest.mark.parametrize(
     ("feature", "reason"),
     [
-        ("adaptive-cp", "it plans its work once, for one mask that all batches share"),
+        ("adaptive-cp", "adaptive-cp does not provide it, because every batch has other documents"),
         ("shared-attention-mask", "the documents of each batch take the place of the mask"),
     ],
 )
