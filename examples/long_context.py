@@ -10,6 +10,8 @@ ranks there are: gradients are summed over ranks and divided by the number of to
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 import sysconfig
 import time
 from pathlib import Path
@@ -91,6 +93,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=16384, help="of a sequence, over all ranks")
     parser.add_argument("--steps", type=int, default=20)
     options = parser.parse_args()
+    if "RANK" not in os.environ:
+        sys.exit("this example runs in the processes of a launcher: torchrun --nproc-per-node 2 examples/long_context.py")
     dist.init_process_group("gloo")
     attend, kind = ALGORITHMS[options.attention]
     layout, data = kind(dist.get_world_size()), text()

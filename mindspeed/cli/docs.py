@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import Final
 
 import click
 
 from mindspeed.cli.output import json_option, print_json, wants_json
+
+CHECKOUT: Final = Path(__file__).parents[2]
 
 
 @click.command()
@@ -23,14 +27,16 @@ def docs(names: tuple[str, ...], folder: Path | None, built_in: bool) -> None:
     from mindspeed.cli import main
     from mindspeed.plugins.discovery import BUILT_IN, discover
     from mindspeed.plugins.problems import MindSpeedError
-    from tools.docs.features import feature_page
-    from tools.docs.pages import pages, write
 
     if bool(names) == (folder is not None):
         raise click.UsageError("name features to print their pages, or give --write FOLDER for all pages")
     catalog = discover(import_third_parties=not built_in, only=names or None)
     if unknown := [name for name in names if name not in catalog.usable]:
         raise click.UsageError(f"there is no feature {', '.join(unknown)}; see mindspeed features list")
+    _require_generators()
+    from tools.docs.features import feature_page
+    from tools.docs.pages import pages, write
+
     if folder is not None:
         # pages of features that do not load at the moment would be taken for those of features that are no more
         if broken := [row.problem for row in catalog.broken.values() if row.distribution == BUILT_IN and row.problem]:
@@ -42,3 +48,14 @@ def docs(names: tuple[str, ...], folder: Path | None, built_in: bool) -> None:
         print_json({"pages": texts})
     else:
         click.echo("\n".join(texts.values()), nl=False)
+
+
+def _require_generators() -> None:
+    """Make ``tools.docs`` importable whatever the working directory. Raises PlatformError (MS501) outside a checkout."""
+    from mindspeed.plugins.problems import PlatformError, Problem
+
+    if not (CHECKOUT / "tools" / "docs" / "pages.py").is_file():
+        text = "pages are made by tools/docs, which a checkout of mindspeed has and an installed package has not"
+        raise PlatformError([Problem("MS501", text, fix="run mindspeed docs of a checkout: pip install -e . there")])
+    if str(CHECKOUT) not in sys.path:
+        sys.path.insert(0, str(CHECKOUT))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -25,6 +26,13 @@ class LazyGroup(click.Group):
         module, _, attribute = self.verbs[cmd_name].partition(":")
         command: click.Command = getattr(import_module(module), attribute)
         return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self.verbs and not args[0].startswith("-"):
+            near = get_close_matches(args[0], self.verbs, n=3, cutoff=0.5)
+            known = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(self.verbs)}"
+            ctx.fail(f"no such command {args[0]!r}; {known}")
+        return super().resolve_command(ctx, args)
 
 
 class Main(LazyGroup):

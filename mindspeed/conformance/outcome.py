@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 MOST: Final = 10
 """Mistakes of one check that are told one by one."""
 
-CheckpointState = Literal["ok", "failed", "not run"]
+OutcomeState = Literal["ok", "failed", "not run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Outcome:
 
     feature: str
     check: str
-    state: CheckpointState
+    state: OutcomeState
     text: str
     details: tuple[str, ...] = ()
 

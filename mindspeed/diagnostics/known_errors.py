@@ -108,11 +108,18 @@ SYMPTOMS: Final = (
         "need the Megatron that they were written for",
     ),
     Symptom(
-        r"grad(ient)?[_ ]norm:? *nan|found NaN in local grad norm|DiscoveredFeature NaN in (the )?grad",
+        r"grad(ient)?[_ ]norm:? *nan|found NaN in local grad norm|Found NaN in (the )?grad",
         "A gradient is not a number. When that is so from the first steps and on some data only: one token pads and ends "
         "documents, and samples without any label divide zero by zero.",
         "give the tokenizer a padding token of its own, or prepare the data without --append-eod; else look at the learning "
         "rate and at fp16's loss scale",
+    ),
+    Symptom(
+        r"(CUDA|NPU|HIP)?( error:)? ?out of memory|OutOfMemoryError",
+        "The device has no memory left for a tensor. Most of it holds parameters, gradients, optimizer states and the "
+        "activations that backward needs; memory that is reserved and not allocated is lost to fragmentation.",
+        "one of: a smaller --micro-batch-size; --features recompute --set recompute.granularity=full; a larger --tp, --pp or "
+        "--cp; --features distributed-optimizer; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (PYTORCH_NPU_ALLOC_CONF)",
     ),
     Symptom(
         r"the patch of .* exist",

@@ -213,7 +213,9 @@ class CpuPlatformArgs(FeatureArgs):
         False, description="fill outputs of asynchronous collectives with NaN until they are waited for: finds missing waits"
     )
     collective_log: str = Field(
-        "", description="write launch, wait and first use of asynchronous collectives to this file, one per rank ({rank})"
+        "",
+        description="write launch, wait and first use of asynchronous collectives to this file, one per rank: {rank} in the "
+        "name is the rank, and a name without it gets .RANK at its end",
     )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 
 from mindspeed._version import __version__
+from mindspeed.cli.docs import CHECKOUT
 
 
 def test_a_feature_of_another_package_has_a_page(mindspeed, install):
@@ -90,3 +92,22 @@ def test_the_support_matrix_is_there_for_programs(mindspeed):
     }
     assert {row["state"] for row in [*matrix["cells"], *matrix["combinations"]]} <= matrix["states"].keys()
     assert all(row["state"] == "not tested" for row in matrix["combinations"] if row["platform"] in ("npu", "cuda"))
+
+
+def test_outside_a_checkout_the_verb_says_where_pages_are_made(mindspeed, monkeypatch, tmp_path):
+    monkeypatch.setattr("mindspeed.cli.docs.CHECKOUT", tmp_path)
+    done = mindspeed("docs", "swiglu")
+    assert (done.exit_code, done.stdout) == (3, "")
+    assert done.stderr == (
+        "MS501 pages are made by tools/docs, which a checkout of mindspeed has and an installed package has not\n"
+        "  fix: run mindspeed docs of a checkout: pip install -e . there\n"
+    )
+
+
+def test_the_working_directory_does_not_matter(mindspeed, monkeypatch, tmp_path):
+    root = str(CHECKOUT)
+    monkeypatch.setattr("sys.path", [place for place in sys.path if place not in (root, "")])
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tools"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.chdir(tmp_path)
+    assert mindspeed("docs", "swiglu").stdout.startswith("# swiglu\n")

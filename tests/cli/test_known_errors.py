@@ -23,6 +23,7 @@ TEXTS = [
     "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients in the TCPStore",
     "TypeError: initialize_megatron() got an unexpected keyword argument 'extra_args_provider'",
     "AssertionError: Rank 0: found NaN in local grad norm in backward pass before data-parallel communication collective",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB",
     "Exception: the patch of forward exist !",
 ]
 
@@ -37,6 +38,16 @@ def test_data_helpers_are_compiled_for_the_python_that_runs():
     """Megatron's Makefile asks ``python3-config``, which may be another Python's."""
     (symptom,) = symptoms_in("Exception: MockGPTDataset failed to build as a mock data generator")
     assert "make -C megatron/core/datasets LIBEXT=$(python -c " in symptom.fix
+
+
+@pytest.mark.parametrize("text", ["CUDA out of memory", "NPU out of memory. Tried to allocate", "out of memory"])
+def test_a_device_without_memory_is_known(text):
+    (symptom,) = symptoms_in(text)
+    assert "--set recompute.granularity=full" in symptom.fix
+
+
+def test_a_gradient_that_is_not_a_number_is_known():
+    assert symptoms_in("RuntimeError: Found NaN in the grad")
 
 
 @pytest.mark.parametrize("package", ["transformers", "sentencepiece", "tiktoken"])

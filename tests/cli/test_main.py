@@ -65,3 +65,11 @@ def test_a_size_that_is_no_number_is_a_usage_error(mindspeed):
     done = mindspeed("features", "check", "--tp", "two")
     assert done.exit_code == 2
     assert "Invalid value for '--tp': 'two' is not a valid integer." in done.stderr
+
+
+def test_a_misspelt_verb_gets_near_names(mindspeed):
+    done = mindspeed("featurs", "list")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.endswith("Error: no such command 'featurs'; did you mean features?\n")
+    assert "no such command 'chek'; did you mean check?" in mindspeed("features", "chek").stderr
+    assert "no such command 'zzz'; there are list, build" in mindspeed("ops", "zzz").stderr

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[3] / "examples" / "long_context.py"
+SCRIPT = Path(__file__).parents[2] / "examples" / "long_context.py"
+
+
+def test_without_a_launcher_the_command_is_named(monkeypatch, capsys) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT)])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    assert end.value.code == (
+        "this example runs in the processes of a launcher: torchrun --nproc-per-node 2 examples/long_context.py"
+    )
 
 
 def losses(nproc: int, attention: str) -> list[str]:
