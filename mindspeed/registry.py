@@ -176,7 +176,7 @@ def plan_training(
     """Read and resolve a Megatron-LM command line, see `mindspeed.megatron.training_plan.plan_training`."""
     from mindspeed.megatron.training_plan import plan_training
 
-    return plan_training(catalog, resolve, arguments, environ, environment, below, also)
+    return plan_training(catalog_for, resolve, arguments, environ, environment, below, also)
 
 
 def content_of(plan: ActivationPlan, environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+from mindspeed import registry
 from mindspeed.legacy.feature import MindSpeedFeature
 from mindspeed.legacy.flags import OLD_FLAGS
-from mindspeed.megatron.training_flags import FEATURES, SETTINGS, WORLD
+from mindspeed.megatron.argument_layers import declared_flags
+from mindspeed.megatron.training_flags import WORLD
 from mindspeed.plugins.world import World
 from mindspeed.runtime import session
 
@@ -159,9 +161,10 @@ def world_of(args: Mapping[str, Any]) -> dict[str, Any]:
 
 def megatron_features(args: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Features that Megatron's own arguments switch on, with the settings that stand among them."""
-    names = dict.fromkeys(feature for argument, feature in FEATURES.items() if args.get(argument))
-    settings: dict[str, dict[str, Any]] = {name: {} for name in names}
-    for argument, (feature, setting) in SETTINGS.items():
-        if feature in settings and args.get(argument) is not None:
-            settings[feature][setting] = args[argument]
+    declared = list(declared_flags(registry.catalog_for(())))
+    switches = ((name, flag) for name, flag in declared if flag.switch == "on" and not flag.is_choice)
+    settings: dict[str, dict[str, Any]] = {name: {} for name, flag in switches if args.get(flag.dest)}
+    for name, flag in declared:
+        if flag.setting and name in settings and args.get(flag.dest) is not None:
+            settings[name][flag.setting] = args[flag.dest]
     return settings

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from mindspeed.inspection.cli_arguments import Surface, surface
 from mindspeed.inspection.releases import recorded_releases
-from mindspeed.megatron import training_flags as flags
+from mindspeed.plugins.megatron_flags import MegatronFlag
 from mindspeed.resolution.planned_feature import PlanNote
 from mindspeed.resolution.request import Layer
 
@@ -37,20 +37,25 @@ def given_arguments(arguments: Sequence[str], known: Surface) -> dict[str, Given
 
 
 def without_arguments(
-    given: Mapping[str, Given], arguments: Sequence[str], known: Surface, layers: Sequence[Layer]
+    given: Mapping[str, Given],
+    arguments: Sequence[str],
+    known: Surface,
+    declared: Sequence[tuple[str, MegatronFlag]],
+    layers: Sequence[Layer],
 ) -> tuple[dict[str, Given], list[str], list[PlanNote]]:
     """Take Megatron's arguments of every feature that ``layers`` leave out from a command line, each with a note.
 
-    Returns what remains of ``given`` and of ``arguments``. A feature that the same layers request is left as it is.
+    ``declared`` are features with their arguments. Returns what remains of ``given`` and of ``arguments``. A feature that
+    the same layers request is left as it is.
     """
     requested = {name for layer in layers for name in layer.features}
     owners = {
-        dest: (name, layer.source)
+        flag.dest: (name, layer.source)
         for layer in layers
         for name in layer.without
         if name not in requested
-        for dest in flags.arguments_of(name)
-        if dest in given
+        for feature, flag in declared
+        if feature == name and _belongs(flag, given)
     }
     notes = [
         PlanNote("note", name, f"{given[dest].source} is removed: {source} leaves {name} out")
@@ -60,6 +65,11 @@ def without_arguments(
     for dest in owners:
         rest = _without_option(rest, dest, known)
     return {dest: value for dest, value in given.items() if dest not in owners}, rest, notes
+
+
+def _belongs(flag: MegatronFlag, given: Mapping[str, Given]) -> bool:
+    """Whether a given argument is of the feature that declares it: a switch of it, or a setting."""
+    return flag.dest in given and not flag.is_choice and (flag.switch == "on" or bool(flag.setting))
 
 
 def _without_option(arguments: Sequence[str], dest: str, known: Surface) -> list[str]:

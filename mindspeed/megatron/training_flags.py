@@ -110,62 +110,6 @@ def world_of(values: Values) -> dict[str, tuple[Any, tuple[str, ...]]]:
     return world
 
 
-OWNERS: Final[dict[str, str]] = {
-    "tp": "tensor-parallel",
-    "pp": "pipeline-parallel",
-    "vpp": "virtual-pipeline",
-    "ep": "expert-parallel",
-    "dp": "data-parallel",
-}
-"""The feature that a size above one switches on."""
-
-FEATURES: Final[dict[str, str]] = {
-    "sequence_parallel": "sequence-parallel",
-    "use_distributed_optimizer": "distributed-optimizer",
-    "overlap_grad_reduce": "async-ddp",
-    "overlap_param_gather": "async-param-gather",
-    "recompute_granularity": "recompute",
-    "recompute_activations": "recompute",
-    "moe_permute_fusion": "moe-token-permute",
-    "reset_attention_mask": "eod-reset",
-}
-"""Arguments that switch on a feature."""
-
-WITHOUT: Final[dict[str, tuple[bool, str]]] = {
-    "gradient_accumulation_fusion": (False, "matmul-add"),
-    "use_torch_fsdp2": (True, "matmul-add"),
-}
-"""Arguments that take a feature out, each with the value that does; FSDP2 keeps no buffer that gradients are added to."""
-
-SETTINGS: Final[dict[str, tuple[str, str]]] = {
-    "expert_tensor_parallel_size": ("expert-parallel", "expert_tensor_size"),
-    "moe_token_dispatcher_type": ("expert-parallel", "dispatcher"),
-    "ddp_bucket_size": ("async-ddp", "bucket_size"),
-    "accumulate_allreduce_grads_in_fp32": ("data-parallel", "reduce_in_fp32"),
-    "overlap_p2p_comm": ("virtual-pipeline", "overlap_p2p"),
-    "recompute_granularity": ("recompute", "granularity"),
-    "recompute_method": ("recompute", "method"),
-    "recompute_num_layers": ("recompute", "num_layers"),
-    "recompute_modules": ("recompute", "modules"),
-    "distribute_saved_activations": ("recompute", "distribute"),
-    "reset_position_ids": ("eod-reset", "reset_position_ids"),
-}
-"""Arguments that are a setting of a feature, read where that feature is active."""
-
-
-def arguments_of(feature: str) -> frozenset[str]:
-    """Dests of the arguments that switch on a feature or are a setting of it."""
-    switches = (dest for dest, owner in FEATURES.items() if owner == feature)
-    return frozenset([*switches, *(dest for dest, (owner, _) in SETTINGS.items() if owner == feature)])
-
-
-DEFAULTS_THAT_DIFFER: Final = ("moe_token_dispatcher_type", "reset_position_ids")
-"""Settings whose default in Megatron-LM is not ours: without a word of the user, Megatron-LM's holds."""
-
-OPTIONS_OF_OTHERS: Final = {"recompute_modules": ("core_attn", "mlp", "moe", "shared_experts")}
-"""Values that our setting takes; others are left to Megatron-LM alone."""
-
-
 @dataclass(frozen=True, slots=True)
 class Target:
     """The argument of Megatron-LM that stands for an argument of a configuration, with ``negated`` meaning its opposite."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -43,7 +43,7 @@ _SERVED: Final = {"distributed_backend": "nccl is served by gloo"}
 
 
 def plan_training(
-    catalog: Callable[[], Catalog],
+    catalog_for: Callable[[Iterable[str]], Catalog],
     resolve: Callable[[Sequence[Layer], Environment], ActivationPlan],
     arguments: Sequence[str],
     environ: Mapping[str, str],
@@ -59,7 +59,8 @@ def plan_training(
     """
     if mixed := mixed_roots():
         raise MindSpeedError([mixed])
-    request = read_command_line(arguments, environ, environment.megatron, catalog, also, environment.world_size or 1)
+    version, world_size = environment.megatron, environment.world_size or 1
+    request = read_command_line(arguments, environ, version, catalog_for, also, world_size, below)
     layers = (*request.defaults, *below, *request.layers, *also, request.command_line)
     environment = replace(environment, training=package_root("training") is not None)
     try:

@@ -29,6 +29,7 @@ from mindspeed.plugins.feature import (
     VerifyWith,
 )
 from mindspeed.plugins.hookspecs import hookimpl
+from mindspeed.plugins.megatron_flags import MegatronFlag
 from mindspeed.plugins.patches import ArgOverride, Mixin, Patch, Ref, Replace, Set, When, Wrap
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.plugins.specs import is_unpatched, with_modules, with_parts
@@ -49,6 +50,7 @@ __all__ = [
     "FeatureArgs",
     "FeatureSpec",
     "Field",
+    "MegatronFlag",
     "MindSpeedError",
     "Mixin",
     "Numerics",

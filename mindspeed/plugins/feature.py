@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from mindspeed.plugins.active import report_problem
 from mindspeed.plugins.constraints import Constraint, CostOf, Predicate
+from mindspeed.plugins.megatron_flags import MegatronFlag
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.plugins.world import World
 
@@ -141,6 +142,7 @@ class FeatureSpec:
     ``platforms`` and ``megatron`` where it runs (empty means everywhere, any supported version);
     ``sizes`` maps a parallel size of the world to the argument that is its other spelling
     (``{"tp": "size"}``; None for a size that is only derived), and a size above one adds the feature;
+    ``megatron_flags`` the arguments of Megatron-LM that switch it on or out or are a setting of it;
     ``ops`` the operators it switches to; ``applies`` whether level 1 has anything to do here;
     ``cost`` what it costs, for a slot whose holder mindspeed may choose;
     ``state`` what it adds to checkpoints. ``reference`` is for a feature that trains another model than Megatron does alone:
@@ -161,6 +163,7 @@ class FeatureSpec:
     numerics: Numerics = field(default_factory=Numerics.exact)
     stability: Stability = Stability.PROTOTYPE
     sizes: Mapping[str, str | None] = field(default_factory=dict)
+    megatron_flags: tuple[MegatronFlag, ...] = ()
     ops: tuple[str, ...] = ()
     applies: Callable[[Any, World], bool] = _always
     cost: CostOf | None = None

@@ -11,6 +11,7 @@ from mindspeed import registry
 from mindspeed.inspection.cli_arguments import surface
 from mindspeed.inspection.releases import recorded_releases
 from mindspeed.megatron import training_flags as flags
+from mindspeed.megatron.argument_layers import declared_flags
 from mindspeed.megatron.given_arguments import given_arguments
 from mindspeed.megatron.training_plan import is_training_script
 from mindspeed.megatron.training_request import OWN_FLAGS, read_command_line
@@ -25,7 +26,7 @@ SHAPE = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32
 
 
 def read(line, environ=None, also=(), world_size=1):
-    return read_command_line(split(line), environ or {}, "0.16.1", registry.catalog, also, world_size)
+    return read_command_line(split(line), environ or {}, "0.16.1", registry.catalog_for, also, world_size)
 
 
 @pytest.fixture
@@ -336,7 +337,9 @@ def test_a_megatron_lm_script_is_known_by_its_imports(tmp_path, source, expected
 def test_the_guide_names_every_flag_that_becomes_a_feature_and_every_flag_of_ours():
     guide = (ROOT / "docs" / "megatron-lm.md").read_text(encoding="utf-8")
     known = surface("0.16.1")
-    names = [name for name, field in flags.WORLD.items() if field in flags.OWNERS] + [*flags.FEATURES, *flags.SETTINGS]
+    catalog = registry.catalog_for(())
+    names = [name for name, field in flags.WORLD.items() if field in catalog.owners]
+    names += [flag.dest for _, flag in declared_flags(catalog)]
     options = [known.by_dest[name][0].options[0] for name in names] + [*OWN_FLAGS]
     assert [option for option in options if f"`{option}" not in guide] == []
 
@@ -392,3 +395,53 @@ def test_an_argument_that_local_layers_do_not_support_is_a_problem(plan, flags, 
 
 def test_a_zero_centered_norm_is_fine_where_the_layers_are_rms_norms(plan):
     plan(f"{SHAPE} --apply-layernorm-1p --normalization RMSNorm --features rms-norm")
+
+
+@pytest.mark.parametrize(
+    ("value", "feature"), [("p2p", "ring-attention"), ("a2a", "ulysses-attention"), ("all_gather", "kv-allgather-cp")]
+)
+def test_megatrons_communication_type_names_the_algorithm(plan, value, feature):
+    made = plan(f"{SHAPE} --context-parallel-size 2 --cp-comm-type {value}", 2)
+    assert set(made.names) == {"context-parallel", feature}
+    assert f"Megatron's --cp-comm-type {value} is {feature}" in notes_of(made)
+
+
+def test_the_sizes_of_a_hierarchy_are_those_of_hybrid_attention(plan):
+    line = f"{SHAPE} --context-parallel-size 4 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2"
+    made = plan(line, 4)
+    assert set(made.names) == {"context-parallel", "hybrid-attention"}
+    degree = (2, "Megatron's --hierarchical-context-parallel-sizes")
+    assert sources(made, "hybrid-attention") == {"ulysses_degree": degree}
+
+
+def test_an_algorithm_that_is_requested_wins_over_the_communication_type(plan):
+    line = f"{SHAPE} --context-parallel-size 2 --cp-comm-type p2p"
+    made = plan(f"{line} --features ulysses-attention", 2)
+    assert "ring-attention" not in made.names
+    assert "Megatron's --cp-comm-type p2p is not read: ulysses-attention is requested" in notes_of(made)
+    chosen = plan(f"{line} --set context-parallel.algorithm=auto", 2)
+    assert "Megatron's --cp-comm-type p2p is not read: context-parallel.algorithm is requested" in notes_of(chosen)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ("p2p a2a p2p a2a", "p2p a2a differs by layer, and one feature does the work of all layers for"),
+        ("ring", "ring is unknown, a feature does the work of all layers for"),
+    ],
+)
+def test_a_communication_type_that_no_feature_serves_is_a_problem(plan, values, text):
+    (problem,) = problems_of(plan, f"{SHAPE} --context-parallel-size 2 --cp-comm-type {values}", 2)
+    known = "a2a, a2a+p2p, all_gather, p2p"
+    assert str(problem) == (
+        f"MS605 Megatron's --cp-comm-type {text} {known}\n  where: Megatron's --cp-comm-type\n  fix: give one of {known}"
+    )
+
+
+def test_without_a_spread_sequence_the_communication_type_says_nothing(plan):
+    assert plan(f"{SHAPE} --cp-comm-type a2a").names == ()
+
+
+def test_the_two_spellings_of_a_context_parallel_size_must_agree(plan):
+    found = problems_of(plan, f"{SHAPE} --context-parallel-size 2 --set context-parallel.size=4 --features ring-attention", 4)
+    assert found[0].message == "Megatron's --context-parallel-size is 2, and --set context-parallel.size=4 says otherwise"

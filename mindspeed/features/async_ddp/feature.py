@@ -9,6 +9,7 @@ from mindspeed.plugins import (
     FeatureArgs,
     FeatureSpec,
     Field,
+    MegatronFlag,
     Numerics,
     Patch,
     Requires,
@@ -30,6 +31,10 @@ class AsyncDdp(Feature[AsyncDdpArgs]):
         category=Category.MEGATRON,
         level=0,
         constraints=(Requires("data-parallel", reason="it overlaps the reduction over the replicas"),),
+        megatron_flags=(
+            MegatronFlag("overlap_grad_reduce", switch="on"),
+            MegatronFlag("ddp_bucket_size", "bucket_size"),
+        ),
         numerics=Numerics.reordered(reason="as data-parallel"),
     )
 

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from mindspeed.plugins import ArgOverride, Category, Feature, FeatureArgs, FeatureSpec, Numerics, Requires, hookimpl
+from mindspeed.plugins import (
+    ArgOverride,
+    Category,
+    Feature,
+    FeatureArgs,
+    FeatureSpec,
+    MegatronFlag,
+    Numerics,
+    Requires,
+    hookimpl,
+)
 
 
 class AsyncParamGather(Feature[FeatureArgs]):
@@ -17,6 +27,7 @@ class AsyncParamGather(Feature[FeatureArgs]):
             Requires("distributed-optimizer", reason="its sharded step leaves weights to gather"),
             Requires("async-ddp", reason="both work on the same buckets, which exist only with overlapped reduction"),
         ),
+        megatron_flags=(MegatronFlag("overlap_param_gather", switch="on"),),
         numerics=Numerics.reordered(reason="as distributed-optimizer"),
     )
 

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from mindspeed.plugins import ArgOverride, Category, Check, Feature, FeatureArgs, FeatureSpec, Field, Numerics, hookimpl
+from mindspeed.plugins import (
+    ArgOverride,
+    Category,
+    Check,
+    Feature,
+    FeatureArgs,
+    FeatureSpec,
+    Field,
+    MegatronFlag,
+    Numerics,
+    hookimpl,
+)
 
 
 class DataParallelArgs(FeatureArgs):
@@ -29,6 +40,7 @@ class DataParallel(Feature[DataParallelArgs]):
                 fix="use a --global-batch-size that is a multiple of {world.micro_batch_size} x {world.dp}",
             ),
         ),
+        megatron_flags=(MegatronFlag("accumulate_allreduce_grads_in_fp32", "reduce_in_fp32"),),
         numerics=Numerics.reordered(reason="the gradient is a sum over replicas instead of over one larger batch"),
     )
 

@@ -9,6 +9,7 @@ from mindspeed.plugins import (
     Feature,
     FeatureArgs,
     FeatureSpec,
+    MegatronFlag,
     Numerics,
     Requires,
     hookimpl,
@@ -24,6 +25,7 @@ class DistributedOptimizer(Feature[FeatureArgs]):
         category=Category.MEGATRON,
         level=0,
         constraints=(Requires("data-parallel", reason="it shards the optimizer over the replicas"),),
+        megatron_flags=(MegatronFlag("use_distributed_optimizer", switch="on"),),
         numerics=Numerics.reordered(reason="gradients are reduced by another collective"),
         state=CheckpointState(
             "resharded",

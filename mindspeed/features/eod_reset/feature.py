@@ -16,6 +16,7 @@ from mindspeed.plugins import (
     FeatureArgs,
     FeatureSpec,
     Field,
+    MegatronFlag,
     Numerics,
     Patch,
     Replace,
@@ -61,6 +62,10 @@ class EodReset(Feature[EodResetArgs]):
             After("flash-attention"),
             After("alibi"),
             After(Slot.CONTEXT_PARALLEL),
+        ),
+        megatron_flags=(
+            MegatronFlag("reset_attention_mask", switch="on"),
+            MegatronFlag("reset_position_ids", "reset_position_ids", follows_default=True),
         ),
         numerics=Numerics.reordered(reason="the softmax is summed over the keys of a document, not over all with some hidden"),
     )

@@ -13,6 +13,7 @@ from mindspeed.plugins import (
     FeatureArgs,
     FeatureSpec,
     Field,
+    MegatronFlag,
     Numerics,
     Requires,
     hookimpl,
@@ -65,6 +66,10 @@ class ExpertParallel(Feature[ExpertParallelArgs]):
                 reason="Megatron trains MoE layers under tensor parallelism only with sequence parallelism",
                 when=lambda args, world: world.tp > 1,
             ),
+        ),
+        megatron_flags=(
+            MegatronFlag("expert_tensor_parallel_size", "expert_tensor_size"),
+            MegatronFlag("moe_token_dispatcher_type", "dispatcher", follows_default=True),
         ),
         numerics=Numerics.reordered(reason="gradients of an expert are sums over the tokens of several ranks"),
         state=CheckpointState(

@@ -17,6 +17,7 @@ from mindspeed.plugins import (
     FeatureArgs,
     FeatureSpec,
     Field,
+    MegatronFlag,
     Numerics,
     Patch,
     Requires,
@@ -85,6 +86,10 @@ class HybridAttention(Feature[HybridAttentionArgs]):
                 when=lambda args, world: _is_hybrid(args, world) and args.window > 1,
             ),
             *interval_checks("hybrid-attention"),
+        ),
+        megatron_flags=(
+            MegatronFlag("cp_comm_type", switch="on", values=("a2a+p2p",), size="cp"),
+            MegatronFlag("hierarchical_context_parallel_sizes", "ulysses_degree", convert=lambda sizes: sizes[0]),
         ),
         numerics=Numerics.reordered(reason="the softmax is summed block by block"),
         verify_with=VerifyWith(settings={"hybrid-attention": {"ulysses_degree": 2}}, world={"cp": 4}),

@@ -14,6 +14,7 @@ from mindspeed.plugins import (
     Feature,
     FeatureArgs,
     FeatureSpec,
+    MegatronFlag,
     Numerics,
     Patch,
     Requires,
@@ -36,6 +37,7 @@ class KvAllgatherCp(Feature[FeatureArgs]):
             Requires("context-parallel", reason="it owns the group and the rule of the loss"),
             TWO_PIECES,
         ),
+        megatron_flags=(MegatronFlag("cp_comm_type", switch="on", values=("all_gather",), size="cp"),),
         numerics=Numerics.reordered(reason="gradients of keys are sums over ranks"),
     )
 

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Numerics, Patch, Ref, Set, Wrap, hookimpl
+from mindspeed.plugins import (
+    Category,
+    Feature,
+    FeatureArgs,
+    FeatureSpec,
+    MegatronFlag,
+    Numerics,
+    Patch,
+    Ref,
+    Set,
+    Wrap,
+    hookimpl,
+)
 
 _LAYERS = "megatron.core.tensor_parallel.layers"
 _GLUE = "mindspeed.features.matmul_add.layers"
@@ -17,6 +29,10 @@ class MatmulAdd(Feature[FeatureArgs]):
         category=Category.COMPUTE,
         level=1,
         ops=("npu_matmul_add_fp32",),
+        megatron_flags=(
+            MegatronFlag("gradient_accumulation_fusion", switch="off", values=(False,)),
+            MegatronFlag("use_torch_fsdp2", switch="off", values=(True,)),
+        ),
         numerics=Numerics.reordered(reason="each product is added to the sum of the micro-batches before it is rounded"),
     )
 

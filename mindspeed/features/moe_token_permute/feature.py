@@ -8,6 +8,7 @@ from mindspeed.plugins import (
     Feature,
     FeatureArgs,
     FeatureSpec,
+    MegatronFlag,
     Numerics,
     Patch,
     Replace,
@@ -36,6 +37,7 @@ class MoeTokenPermute(Feature[FeatureArgs]):
                 fix="--num-experts N, or take out moe-token-permute",
             ),
         ),
+        megatron_flags=(MegatronFlag("moe_permute_fusion", switch="on"),),
         numerics=Numerics.reordered(reason="the rows of a token are summed in fp32 and rounded once"),
     )
 

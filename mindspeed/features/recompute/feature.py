@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from mindspeed.plugins import (
     ArgOverride,
@@ -13,6 +13,7 @@ from mindspeed.plugins import (
     FeatureArgs,
     FeatureSpec,
     Field,
+    MegatronFlag,
     MindSpeedError,
     Numerics,
     Problem,
@@ -26,7 +27,7 @@ Module = Literal["core_attn", "mlp", "moe", "shared_experts"]
 class RecomputeArgs(FeatureArgs):
     granularity: Literal["selective", "full"] = Field("selective", description="chosen modules, or whole layers")
     modules: tuple[Module, ...] | None = Field(
-        None, min_length=1, description="modules that selective recomputes; core_attn if not given"
+        None, min_length=1, description="modules of selective recompute; core_attn if not given"
     )
     method: Literal["uniform", "block"] | None = Field(
         None, description="full: all layers in groups (uniform), or each of the first layers of a chunk (block)"
@@ -122,20 +123,24 @@ class Recompute(Feature[RecomputeArgs]):
                 when=lambda args, world: args.distribute,
             ),
         ),
+        megatron_flags=(
+            MegatronFlag("recompute_granularity", "granularity", switch="on"),
+            MegatronFlag("recompute_activations", switch="on"),
+            *(MegatronFlag(f"recompute_{setting}", setting) for setting in ("method", "num_layers")),
+            MegatronFlag("recompute_modules", "modules", takes=get_args(Module)),
+            MegatronFlag("distribute_saved_activations", "distribute"),
+        ),
         numerics=Numerics.exact(),
     )
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        args = self.args
-        overrides = [ArgOverride("recompute_granularity", args.granularity, "recompute.granularity")]
-        if args.modules is not None:
-            overrides.append(ArgOverride("recompute_modules", args.modules, "recompute.modules"))
-        if args.method is not None:
-            overrides.append(ArgOverride("recompute_method", args.method, "recompute.method"))
-        if args.num_layers is not None:
-            overrides.append(ArgOverride("recompute_num_layers", args.num_layers, "recompute.num_layers"))
-        if args.distribute:
+        overrides = [
+            ArgOverride(f"recompute_{name}", value, f"recompute.{name}")
+            for name in ("granularity", "modules", "method", "num_layers")
+            if (value := getattr(self.args, name)) is not None
+        ]
+        if self.args.distribute:
             overrides.append(ArgOverride("distribute_saved_activations", True, "recompute.distribute is set"))
         return overrides
 

@@ -17,6 +17,7 @@ from mindspeed.plugins import (
     FeatureArgs,
     FeatureSpec,
     Field,
+    MegatronFlag,
     Numerics,
     Patch,
     Requires,
@@ -57,6 +58,7 @@ class RingAttention(Feature[RingAttentionArgs]):
             ),
             *interval_checks("ring-attention"),
         ),
+        megatron_flags=(MegatronFlag("cp_comm_type", switch="on", values=("p2p",), size="cp"),),
         numerics=Numerics.reordered(reason="the softmax is summed block by block"),
     )
 

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from mindspeed.plugins import ArgOverride, Category, Check, Feature, FeatureArgs, FeatureSpec, Numerics, Requires, hookimpl
+from mindspeed.plugins import (
+    ArgOverride,
+    Category,
+    Check,
+    Feature,
+    FeatureArgs,
+    FeatureSpec,
+    MegatronFlag,
+    Numerics,
+    Requires,
+    hookimpl,
+)
 
 
 class SequenceParallel(Feature[FeatureArgs]):
@@ -27,6 +38,7 @@ class SequenceParallel(Feature[FeatureArgs]):
             ),
         ),
         applies=lambda args, world: world.tp > 1,
+        megatron_flags=(MegatronFlag("sequence_parallel", switch="on", size="tp"),),
         numerics=Numerics.reordered(reason="gradients of norm weights are sums of shares of the sequence"),
     )
 

@@ -16,6 +16,7 @@ from mindspeed.plugins import (
     FeatureArgs,
     FeatureSpec,
     Field,
+    MegatronFlag,
     Numerics,
     Patch,
     Requires,
@@ -69,6 +70,7 @@ class UlyssesAttention(Feature[UlyssesAttentionArgs]):
                 when=lambda args, world: args.kv_allgather and world.cp > 1,
             ),
         ),
+        megatron_flags=(MegatronFlag("cp_comm_type", switch="on", values=("a2a",), size="cp"),),
         numerics=Numerics.reordered(reason="gradients of weights are sums of shares of the sequence"),
     )
 

@@ -11,6 +11,7 @@ from mindspeed.plugins import (
     FeatureArgs,
     FeatureSpec,
     Field,
+    MegatronFlag,
     Numerics,
     Requires,
     hookimpl,
@@ -61,6 +62,7 @@ class VirtualPipeline(Feature[VirtualPipelineArgs]):
                 "micro batch size x dp x pp = {world.micro_batch_size} x {world.dp} x {world.pp}",
             ),
         ),
+        megatron_flags=(MegatronFlag("overlap_p2p_comm", "overlap_p2p"),),
         numerics=Numerics.reordered(reason="as pipeline-parallel"),
         state=CheckpointState(
             "resharded", "layers are saved under their number in the whole model", settings={"overlap_p2p": "safe"}
