@@ -26,9 +26,7 @@ Module = Literal["core_attn", "mlp", "moe", "shared_experts"]
 
 class RecomputeArgs(FeatureArgs):
     granularity: Literal["selective", "full"] = Field("selective", description="chosen modules, or whole layers")
-    modules: tuple[Module, ...] | None = Field(
-        None, min_length=1, description="modules of selective recompute; core_attn if not given"
-    )
+    modules: tuple[Module, ...] | None = Field(None, min_length=1, description="selective: the modules; core_attn if not given")
     method: Literal["uniform", "block"] | None = Field(
         None, description="full: all layers in groups (uniform), or each of the first layers of a chunk (block)"
     )
