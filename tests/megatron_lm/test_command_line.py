@@ -236,9 +236,11 @@ def test_a_mask_that_is_reset_keeps_documents_apart_and_positions_go_on_unless_t
 
 def test_a_mask_that_is_reset_is_refused_where_it_would_not_be_read(plan):
     line = f"{SHAPE} --reset-attention-mask --context-parallel-size 2 --features adaptive-cp"
-    problem = problems_of(plan, line, 2)[0]
-    reason = "it plans its work once, for one mask that all batches share"
-    assert problem.message == f"adaptive-cp and eod-reset exclude each other, because {reason}"
+    problem = problems_of(plan, line, 2)[1]
+    assert problem.message == (
+        "eod-reset needs documents of the feature for context-parallel, and adaptive-cp does not provide it, "
+        "because every batch has other documents"
+    )
 
 
 def test_environment_variables_and_the_level_count(plan):
