@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _STYLES: Final = {
     "requires": "",
     "needs one of": "style=dashed",
+    "needs a capability of": "style=dashed",
     "conflicts with": 'color=red, dir=none, constraint=false, label="conflict"',
     "comes after": "style=dotted, constraint=false",
     "supersedes": 'color=blue, label="supersedes"',
@@ -91,7 +92,8 @@ def _relations(features: Iterable[type[Feature[Any]]]) -> Iterator[Relation]:
             elif isinstance(constraint, RequiresSlot):
                 yield Relation(name, "requires", f"slot {constraint.slot}", constraint.reason, when)
             elif isinstance(constraint, RequiresCapability):
-                yield Relation(name, f"requires {constraint.capability} of", f"slot {constraint.slot}", constraint.reason, when)
+                reason = ", because ".join(filter(None, (constraint.capability, constraint.reason)))
+                yield Relation(name, "needs a capability of", f"slot {constraint.slot}", reason, when)
             elif isinstance(constraint, Conflicts):
                 yield Relation(name, "conflicts with", constraint.name, constraint.reason, when)
             elif isinstance(constraint, After):

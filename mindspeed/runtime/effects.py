@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -134,22 +134,17 @@ class EffectTracker:
     """Watches one active plan.
 
     `enter` tells which phase of the run begins. ``taken`` maps each argument of Megatron that was overridden to the
-    places that took it; ``reported`` are the problems that features have found. Rank 0 writes the report to
-    ``path`` and passes its summary and warnings to ``say``, line by line; None says nothing.
+    places that took it. Rank 0 writes the report to ``path`` and passes its summary and warnings to ``say``, line by line;
+    None says nothing.
     """
 
     applied: AppliedPatches | None = None
     """The patches that are in force; set when all loaded modules are patched."""
+    reported: Collection[Problem] = ()
+    """The problems that features have found."""
 
-    def __init__(
-        self,
-        plan: ActivationPlan,
-        manager: FeatureManager,
-        taken: Mapping[str, Mapping[str, Any]],
-        reported: Mapping[Problem, None],
-    ) -> None:
+    def __init__(self, plan: ActivationPlan, manager: FeatureManager, taken: Mapping[str, Mapping[str, Any]]) -> None:
         self.plan = plan
-        self._reported = reported
         self.path: str | Path | None = os.environ.get(REPORT_VARIABLE)
         self.say: Callable[[str], None] | None = _to_stderr
         self._manager = manager
@@ -203,8 +198,8 @@ class EffectTracker:
 
     def report(self) -> EffectReport:
         """What is known now. Walks the heap for stale holders, about 0.1 s."""
-        features = tuple(self._feature(feature) for feature in self._features())
-        problems = [*self._reported, *(self.applied.audit() if self.applied is not None else [])]
+        features = tuple(map(self._feature, self._features()))
+        problems = [*self.reported, *(self.applied.audit() if self.applied is not None else [])]
         for feature in features:
             problems += _problems_of(feature)
         return EffectReport(self.plan.digest, features, tuple(problems), tuple(self._ended))

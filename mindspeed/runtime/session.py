@@ -107,7 +107,8 @@ def start(plan: ActivationPlan, manager: FeatureManager, surroundings: Surroundi
 def _started(plan: ActivationPlan, manager: FeatureManager, surroundings: Surroundings | None) -> Session:
     taken: dict[str, dict[str, Any]] = {}
     reported: dict[Problem, None] = {}
-    proof = EffectTracker(plan, manager, taken, reported)
+    proof = EffectTracker(plan, manager, taken)
+    proof.reported = reported.keys()
     applied = apply(plan.patches, proof.bound)
     proof.applied = applied
     set_active(ActiveFeatures({feature.spec.name: feature for feature in manager.features}, report_problem))

@@ -38,15 +38,17 @@ def test_two_algorithms_at_once_are_a_conflict():
 @pytest.mark.parametrize(
     ("names", "reason"),
     [
-        (("adaptive-cp", "alibi"), "the blocks that it computes take no bias by position"),
-        (("adaptive-cp", "eod-reset"), "it plans its work once, for one mask that all batches share"),
+        (("alibi", "position-bias"), "the model has no other positions"),
+        (("eod-reset", "documents"), "every batch has other documents"),
     ],
 )
 def test_what_an_algorithm_cannot_do_is_a_conflict(names, reason):
     settings = {"adaptive-cp": {"dynamic_mask": True}}
-    first, second = names
-    assert refusals(*names, settings=settings, cp=2, rotary=False, multi_latent_attention=False) == [
-        f"MS202 {first} and {second} exclude each other, because {reason} | take out {first} or take out {second}"
+    feature, capability = names
+    assert refusals("adaptive-cp", feature, settings=settings, cp=2, rotary=False, multi_latent_attention=False) == [
+        f"MS202 {feature} needs {capability} of the feature for context-parallel, and adaptive-cp does not provide it, because "
+        f"{reason} | use hybrid-attention or kv-allgather-cp or ring-attention or ulysses-attention in its place, or "
+        f"take out {feature} or take out adaptive-cp"
     ]
 
 
