@@ -27,7 +27,7 @@ from mindspeed.plugins.problems import Problem
 from mindspeed.plugins.world import FIELDS, PARALLEL_SIZES, UnknownValue, World
 from mindspeed.resolution import constraint_checks
 from mindspeed.resolution.environment import Environment
-from mindspeed.resolution.order import Edges
+from mindspeed.resolution.order import in_order
 from mindspeed.resolution.planned_feature import BY_LEVEL_ONE, PlannedFeature, PlanNote
 from mindspeed.resolution.request import Layer
 from mindspeed.resolution.request_merge import merge
@@ -243,10 +243,8 @@ def _report_idle_settings(state: ResolutionState) -> None:
 
 
 def _order(state: ResolutionState) -> list[str]:
-    edges = Edges(state.active, ((first, second) for first, second, _ in _declared_order(state)))
-    order = edges.sorted()
-    if len(order) < len(state.active):
-        cycle = edges.cycle(order)
+    order, cycle = in_order(state.active, ((first, second) for first, second, _ in _declared_order(state)))
+    if cycle:
         steps = tuple(_step(state, first, second) for first, second in pairwise(cycle))
         text = f"the order has a cycle: {' -> '.join(cycle)}"
         state.problems.append(Problem("MS206", text, tuple(cycle[:-1]), steps, fix="take out one of them"))
