@@ -10,8 +10,7 @@ VARIABLES: Final[dict[str, str]] = {
     "MINDSPEED_WITHOUT": "features to leave out, as `--without`",
     "MINDSPEED_STRICT": "`1` is `--strict`",
     "MINDSPEED_PLATFORM": "npu, cuda or cpu, before any detection",
-    "MINDSPEED_CACHE": "folder for prepared data, built operators and the index of installed packages; the user's cache folder "
-    "if not given",
+    "MINDSPEED_CACHE": "folder for prepared data and built operators; the user's cache folder if not given",
     "MINDSPEED_OPS": "`reference` runs the plain-torch reference of every operator, whatever is built",
     "MINDSPEED_KEPT_MEMORY": "MiB of memory that results of the C++ operators have left and the next ones may have, in each "
     "process; 256 if not given, 0 gives all back at once",

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 from mindspeed._version import __version__
 from mindspeed.inspection.source import state_of
-from mindspeed.plugins.entry_points import cache_folder
+from mindspeed.plugins.cache_folder import cache_folder
 
 _FORMAT: Final = 3
 """Part of the file's name; goes up when sites, contracts or arguments are read in another way."""

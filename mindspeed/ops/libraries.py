@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from mindspeed.ops.sources import digest, sources_digest
 from mindspeed.ops.variants import SOURCES
-from mindspeed.plugins.entry_points import cache_folder
+from mindspeed.plugins.cache_folder import cache_folder
 
 FLAGS: Final = (
     "-std=c++17",

@@ -6,10 +6,10 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from mindspeed.plugins.entry_points import entry_points
 from mindspeed.plugins.problems import Problem
 
 if TYPE_CHECKING:
@@ -87,9 +87,13 @@ def _built_in() -> Iterator[DiscoveredFeature]:
 def _third_parties() -> Iterator[DiscoveredFeature]:
     wanted = os.environ.get(PLUGINS_VARIABLE, "").strip() or "all"
     allowed = {_plain(name) for name in wanted.split(",")}
-    for entry in entry_points(ENTRY_POINTS):
-        row = DiscoveredFeature(entry.name, entry.distribution, entry.version, entry.reference)
-        yield row if wanted == "all" or _plain(entry.distribution) in allowed else _left_out(row, wanted)
+    for entry in metadata.entry_points(group=ENTRY_POINTS):
+        provider = entry.dist
+        if provider is None or not provider.metadata:
+            continue  # a folder without metadata belongs to no distribution
+        reference = entry.value.partition("[")[0].replace(" ", "")
+        row = DiscoveredFeature(entry.name, provider.name, provider.version, reference)
+        yield row if wanted == "all" or _plain(provider.name) in allowed else _left_out(row, wanted)
 
 
 def unmatched(rows: Iterable[DiscoveredFeature]) -> list[str]:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from filelock import FileLock
 
 from mindspeed.megatron.indexed_data import Index, read_index, write_indexed
-from mindspeed.plugins.entry_points import CACHE_VARIABLE, cache_folder
+from mindspeed.plugins.cache_folder import CACHE_VARIABLE, cache_folder
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.training.tokenizer import BYTES, Tokenizer, describe, load_tokenizer
 

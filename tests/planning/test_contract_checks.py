@@ -12,7 +12,7 @@ import mindspeed
 from mindspeed.inspection import source, source_cache, target_info
 from mindspeed.planning.patch_checks import check_patches, notes_on, with_sites
 from mindspeed.planning.plan import PlannedPatch
-from mindspeed.plugins.entry_points import CACHE_VARIABLE
+from mindspeed.plugins.cache_folder import CACHE_VARIABLE
 from mindspeed.plugins.patches import Wrap
 from mindspeed.plugins.problems import PatchError, ResolutionError
 from mindspeed.resolution.environment import made_up

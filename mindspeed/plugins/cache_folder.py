@@ -1,0 +1,17 @@
+"""The folder of everything that mindspeed remembers between processes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+CACHE_VARIABLE: Final = "MINDSPEED_CACHE"
+"""Environment variable that names the folder."""
+
+
+def cache_folder() -> Path:
+    """``MINDSPEED_CACHE``, else ``mindspeed`` in the user's cache folder. It need not exist."""
+    if chosen := os.environ.get(CACHE_VARIABLE):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mindspeed"
