@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import pytest
 from hypothesis import settings
@@ -13,7 +13,7 @@ from hypothesis import settings
 from mindspeed.resolution.request import Layer
 from mindspeed.verification.case import build_case
 from mindspeed.verification.harness import Verdict, verify
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.verification.pool import SharedBroker, WorkerPool
 
 settings.register_profile("ours", deadline=None)  # a busy machine is no failure
 settings.load_profile("ours")
@@ -21,33 +21,33 @@ settings.load_profile("ours")
 ROOT = Path(__file__).resolve().parents[1]
 
 
-class Pools:
-    """The pool of the test run; one that ended, because a test ended it or a worker died, is replaced."""
+BROKER: Final = pytest.StashKey[SharedBroker]()
 
-    def __init__(self) -> None:
-        self._pool: WorkerPool | None = None
 
-    def usable(self) -> WorkerPool:
-        if self._pool is None or self._pool.ended is not None:
-            self._pool = WorkerPool(search_path=[str(ROOT)])
-        return self._pool
+class OwnsBroker:
+    """Keeps one broker for all processes of the test run, in the process that starts the others."""
 
-    def close(self) -> None:
-        if self._pool is not None:
-            self._pool.close()
+    def pytest_configure(self, config: pytest.Config) -> None:
+        config.stash[BROKER] = SharedBroker(search_path=[str(ROOT)])
+
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput["broker"] = node.config.stash[BROKER].address
+
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        config.stash[BROKER].close()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(OwnsBroker())
 
 
 @pytest.fixture(scope="session")
-def pools() -> Iterator[Pools]:
-    pools = Pools()
-    yield pools
-    pools.close()
-
-
-@pytest.fixture
-def pool(pools: Pools) -> WorkerPool:
-    """Worker processes that stay for the whole run; plans come and go in them."""
-    return pools.usable()
+def pool(pytestconfig: pytest.Config) -> Iterator[WorkerPool]:
+    """Worker processes that stay for the whole run, four at a time; plans come and go in them."""
+    given = getattr(pytestconfig, "workerinput", None)
+    with WorkerPool(address=given["broker"] if given else pytestconfig.stash[BROKER].address) as pool:
+        yield pool
 
 
 class Prove(Protocol):

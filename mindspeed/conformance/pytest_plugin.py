@@ -112,7 +112,7 @@ def on_ranks() -> Iterator[Callable[..., list[Any]]]:
     pools: list[WorkerPool] = []
 
     def run(count: int, function: Callable[..., Any], *arguments: Any, plan: Any = None) -> list[Any]:
-        if not pools or pools[-1].ended is not None:
+        if not pools:
             pools.append(WorkerPool())
         return pools[-1].call(function, count, *arguments, plan=plan)
 

@@ -1,10 +1,11 @@
-"""The work of one rank, a training run or a function to call, as it travels to a worker of the pool."""
+"""The work of one rank, a training run or a function to call, as it travels to a worker of the pool, and its answer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+from mindspeed.plugins.problems import Problem
 from mindspeed.verification.shape import Recipe
 
 
@@ -41,3 +42,31 @@ class Failure:
 
     message: str
     traceback: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one rank gives back: the result or Failure, the seconds of CPU that it took, and the threads that are left."""
+
+    outcome: Any
+    cpu_seconds: float
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """A request to the broker: a pickled job for each rank.
+
+    With ``warm`` the workers may be forked from a process that has imported torch and Megatron on the cpu platform.
+    """
+
+    jobs: tuple[bytes, ...]
+    warm: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """The broker's answer: a pickled Answer for each rank in order, or the problem that ended the job."""
+
+    answers: tuple[bytes, ...] = ()
+    problem: Problem | None = None

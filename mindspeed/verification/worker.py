@@ -9,6 +9,7 @@ import gc
 import os
 import pickle
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -18,22 +19,43 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
-from mindspeed.verification.job import Call, Failure, Job
+from mindspeed.verification.job import Answer, Call, Failure, Job
 from mindspeed.verification.record import RankResult
 
 PATIENCE: Final = timedelta(seconds=60)
 """How long a collective waits for a rank that does not come."""
 
 
-def main() -> None:
-    """Serve jobs until the pool closes the connection."""
-    connection: Connection[Any, Job | Call] = Connection(int(sys.argv[1]))
+def serve(connection: Connection[Answer, Job | Call]) -> None:
+    """Do jobs until the broker closes the connection."""
     while True:
         try:
             job = connection.recv()
         except EOFError:
             return
-        connection.send(_outcome(job))
+        start = time.process_time()
+        outcome = _outcome(job)
+        connection.send(Answer(outcome, time.process_time() - start, threads()))
+
+
+def warm_up() -> None:
+    """Import all that jobs on the cpu platform need, so that workers can be forked: starts no thread, forms no group."""
+    from mindspeed import registry
+
+    with _variables_kept():
+        registry.activate(registry.plan(platform="cpu", level=0))
+        try:
+            import mindspeed.verification.training  # noqa: F401  with the platform in place, for it imports Megatron
+        finally:
+            registry.deactivate()
+    gc.collect()
+    gc.freeze()
+
+
+def threads() -> int:
+    """Threads of this process, also those that Python did not start; 0 where the system does not tell."""
+    folder = Path("/proc/self/task")
+    return len(list(folder.iterdir())) if folder.exists() else 0
 
 
 def _outcome(job: Job | Call) -> Any:
@@ -146,4 +168,4 @@ def _take_apart() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(Connection(int(sys.argv[1])))

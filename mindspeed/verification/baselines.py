@@ -1,0 +1,91 @@
+"""Results of baseline runs, kept on disk: most of what verification computes is the same at every call.
+
+A baseline depends on its plan, the recipe, the number of processes, the versions of torch and Megatron, the sources of
+mindspeed and the processor. All of it is in the name of the file, so that nothing here is ever out of date.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import platform
+import tempfile
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+import mindspeed
+from mindspeed.planning.plan import ActivationPlan
+from mindspeed.plugins.entry_points import cache_folder
+from mindspeed.verification.record import RankResult
+from mindspeed.verification.shape import Recipe
+
+KEPT: Final = 200
+"""Files that stay; the least recently written ones are removed."""
+_PACKAGES: Final = ("torch", "megatron-core", "numpy")
+_VARIABLES: Final = ("MINDSPEED_OPS", "MINDSPEED_DISABLE")
+
+
+def load(plan: ActivationPlan, recipe: Recipe, world_size: int) -> list[RankResult] | None:
+    """The kept result of an equal run, or None."""
+    if not _can_be_kept(plan):
+        return None
+    try:
+        results: list[RankResult] = pickle.loads(_file(plan, recipe, world_size).read_bytes())
+    except (OSError, pickle.UnpicklingError, EOFError):
+        return None
+    return results
+
+
+def store(plan: ActivationPlan, recipe: Recipe, world_size: int, results: list[RankResult]) -> None:
+    """Keep a result, whole or not at all; where the folder cannot be written nothing is kept."""
+    if not _can_be_kept(plan):
+        return
+    file = _file(plan, recipe, world_size)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as new:
+            new.write(pickle.dumps(results))
+        os.replace(new.name, file)
+        for old in sorted(file.parent.iterdir(), key=lambda path: path.stat().st_mtime)[:-KEPT]:
+            old.unlink(missing_ok=True)
+    except OSError:
+        return
+
+
+def _can_be_kept(plan: ActivationPlan) -> bool:
+    """Whether the sources of all features are in the fingerprint, on a platform whose results are those of the processor."""
+    return plan.environment["platform"] == "cpu" and all(p.distribution == "mindspeed" for p in plan.features)
+
+
+def _file(plan: ActivationPlan, recipe: Recipe, world_size: int) -> Path:
+    key = repr((plan.digest, recipe, world_size, _fingerprint(), [os.environ.get(name) for name in _VARIABLES]))
+    return cache_folder() / "baselines" / hashlib.sha256(key.encode()).hexdigest()[:32]
+
+
+@cache
+def _fingerprint() -> str:
+    """A digest of the versions of packages, of every source file of mindspeed and of the processor."""
+    digest = hashlib.sha256(repr(([_version(name) for name in _PACKAGES], platform.platform(), _processor())).encode())
+    root = Path(mindspeed.__file__).parent
+    for file in sorted(root.rglob("*.py")):
+        digest.update(f"{file.relative_to(root)}\n".encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _processor() -> str:
+    """Model and instructions, by which kernels and so the bits of results are chosen."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
