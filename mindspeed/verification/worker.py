@@ -158,11 +158,11 @@ def _groups(job: Job | Call, seed: int) -> Iterator[None]:
 
 def _take_apart() -> None:
     """Free what a job has made of Megatron: its objects refer to one another through autograd nodes, which Python's collector
-    cannot see, and a process group that is never freed keeps threads that spin once its peers are gone."""
+    cannot see, or stay in caches of methods (rotary embedding), and a process group that is never freed keeps its threads."""
     from megatron.core.optimizer.optimizer import MegatronOptimizer
-    from megatron.core.transformer.module import MegatronModule
+    from torch.nn import Module
 
-    for part in [one for one in gc.get_objects() if issubclass(type(one), MegatronModule | MegatronOptimizer)]:
+    for part in [value for value in gc.get_objects() if issubclass(type(value), Module | MegatronOptimizer)]:
         vars(part).clear()
     gc.collect()
 
