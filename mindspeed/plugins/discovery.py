@@ -23,6 +23,7 @@ from mindspeed.plugins.constraints import (
     RequiresSlot,
     Supersedes,
 )
+from mindspeed.plugins.declared_types import DeclarationError
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec
 from mindspeed.plugins.found import BUILT_IN, ENTRY_POINTS, DiscoveredFeature, declared_at, installed
 from mindspeed.plugins.tracing import trace
@@ -115,6 +116,10 @@ def _load(found: DiscoveredFeature) -> DiscoveredFeature:
         feature = getattr(feature, "as_mindspeed_feature", lambda: feature)()
         if not (isinstance(feature, type) and issubclass(feature, Feature) and hasattr(feature, "spec")):
             raise TypeError(f"{found.reference} is not a Feature class with a spec")
+        if not isinstance(feature.spec, FeatureSpec):
+            raise DeclarationError(f"spec is {feature.spec!r}, not a FeatureSpec")
+    except DeclarationError as error:
+        return found.broken("MS104", f"the declaration of feature {found.name} is wrong: {error}")
     except (Exception, SystemExit) as error:  # a plugin may fail in any way; it must not take the others with it
         return found.broken("MS101", f"feature {found.name} cannot be loaded: {type(error).__name__}: {error}")
     if feature.spec.name != found.name:

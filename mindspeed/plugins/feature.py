@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar, Final, Generic, Literal, TypeVar, get_args
@@ -13,9 +13,10 @@ from pydantic import BaseModel, ConfigDict
 
 from mindspeed.plugins.active import report_problem
 from mindspeed.plugins.constraints import Constraint, CostOf, Predicate
+from mindspeed.plugins.declared_types import DeclarationError, require_types
 from mindspeed.plugins.megatron_flags import MegatronFlag
 from mindspeed.plugins.problems import MindSpeedError, Problem
-from mindspeed.plugins.world import World
+from mindspeed.plugins.world import PARALLEL_SIZES, PLATFORMS, World
 
 _NAME: Final = re.compile(r"(?:compat:)?[a-z][a-z0-9]*(-[a-z0-9]+)*")
 """Lower-case words joined by dashes; features in MindSpeed's old form stand in a name space of their own."""
@@ -60,10 +61,13 @@ class Numerics:
     parameter gradient divided by its norm; both hold in fp32 and are 0 for exact.
     """
 
-    claim: str = "exact"
+    claim: Literal["exact", "reordered", "approximate"] = "exact"
     loss: float = 0.0
     gradient: float = 0.0
     reason: str = ""
+
+    def __post_init__(self) -> None:
+        require_types(self)
 
     @classmethod
     def exact(cls) -> Numerics:
@@ -106,6 +110,9 @@ class CheckpointState:
     upgraded: Verdict | None = None
     settings: Mapping[str, Verdict] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        require_types(self)
+
     def verdict(self, what: Literal["added", "removed", "changed", "upgraded"], setting: str = "") -> Verdict:
         """What becomes of a checkpoint after this difference."""
         of_kind = _VERDICTS[self.kind][("added", "removed", "changed", "upgraded").index(what)]
@@ -127,6 +134,9 @@ class VerifyWith:
     features: tuple[str, ...] = ()
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     world: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require_types(self)
 
 
 def _always(args: Any, world: World) -> bool:
@@ -173,13 +183,24 @@ class FeatureSpec:
     since: str = "0.1"
 
     def __post_init__(self) -> None:
+        require_types(self)
+        for constraint in self.constraints:
+            require_types(constraint)
         if not _NAME.fullmatch(self.name):
             raise ValueError(f"feature name {self.name!r} is not lower-case words joined by dashes")
         if self.level not in (0, 1, 2):
             raise ValueError(f"{self.name}: level {self.level} is not 0, 1 or 2")
+        _require_known("platforms", self.platforms, PLATFORMS)
+        _require_known("sizes", self.sizes, (*PARALLEL_SIZES, "dp"))
+        object.__setattr__(self, "constraints", tuple(self.constraints))
         object.__setattr__(self, "slots", frozenset(self.slots))
         object.__setattr__(self, "provides", frozenset(self.provides))
         object.__setattr__(self, "platforms", frozenset(self.platforms))
+
+
+def _require_known(field_name: str, given: Iterable[str], known: Sequence[str]) -> None:
+    if unknown := [name for name in given if name not in known]:
+        raise DeclarationError(f"FeatureSpec.{field_name} has {', '.join(map(repr, unknown))}, not one of {', '.join(known)}")
 
 
 ArgsT = TypeVar("ArgsT", bound=FeatureArgs)

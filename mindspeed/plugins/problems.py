@@ -75,8 +75,8 @@ CODES: Final[dict[str, str]] = {
     "cannot be shadowed, and of two third parties one must be uninstalled.",
     "MS103": "A feature declares a constraint on a name or slot that no installed feature provides. The mistake is "
     "in the declaring feature, not in your request.",
-    "MS104": "A feature's declaration contradicts itself, for example it holds a slot together with a feature that "
-    "it requires, or its name is not lower-case words joined by dashes.",
+    "MS104": "A feature's declaration is wrong: a field has another type than FeatureSpec says, or it contradicts itself, for "
+    "example it holds a slot together with a feature that it requires.",
     "MS105": "A feature belongs to a distribution that MINDSPEED_PLUGINS leaves out, so none of its code is loaded. It is "
     "listed with that as its state.",
     "MS106": "A new feature cannot be written: its name is malformed or taken, its folder is in use, or the place is no "

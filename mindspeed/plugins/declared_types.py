@@ -1,0 +1,77 @@
+"""Types of the fields of a declaration: a feature with a wrong one is refused where it is declared, not where it is read."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import fields
+from functools import lru_cache
+from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+
+Test = Callable[[Any], bool]
+
+_WORDS: Final = {str: "a string", int: "a whole number", float: "a number", bool: "True or False", type(None): "None"}
+_SEQUENCES: Final[dict[Any, Any]] = {tuple: (tuple, list), set: (AbstractSet,), frozenset: (AbstractSet,)}
+"""What stands for a collection: a list may be given for a tuple, a string for neither."""
+
+
+class DeclarationError(TypeError):
+    """A field of a declaration has another type than its class says."""
+
+
+def require_types(declaration: Any) -> None:
+    """Raise DeclarationError for the first field of a dataclass instance whose value does not have the field's type."""
+    kind: Any = type(declaration)
+    for name, test, words in _tests(kind):
+        value = getattr(declaration, name)
+        if not test(value):
+            raise DeclarationError(f"{kind.__name__}.{name} is {value!r}, not {words}")
+
+
+@lru_cache(maxsize=64)
+def _tests(kind: type[Any]) -> tuple[tuple[str, Test, str], ...]:
+    hints = get_type_hints(kind)
+    return tuple((field.name, _test(hints[field.name]), _words(hints[field.name])) for field in fields(kind))
+
+
+def _test(hint: Any) -> Test:
+    """A test for the values of a type hint, made once."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return lambda value: True
+    if origin in (Union, types.UnionType):
+        tests = [_test(part) for part in parts]
+        return lambda value: any(test(value) for test in tests)
+    if origin is Literal:
+        return lambda value: value in parts
+    if origin is Callable:
+        return callable
+    if origin in _SEQUENCES:
+        kinds, of_item = _SEQUENCES[origin], _test(parts[0])
+        return lambda value: isinstance(value, kinds) and all(of_item(item) for item in value)
+    if origin is Mapping:
+        of_key, of_value = _test(parts[0]), _test(parts[1])
+        return lambda value: isinstance(value, Mapping) and all(map(of_key, value)) and all(map(of_value, value.values()))
+    if hint is float:
+        return lambda value: isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return lambda value: isinstance(value, int) and not isinstance(value, bool)
+    return lambda value: isinstance(value, hint)
+
+
+def _words(hint: Any) -> str:
+    """A type hint in the words of a message."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(map(_words, parts)))
+    if origin is Literal:
+        return " or ".join(map(repr, parts))
+    if origin is Callable:
+        return "a function"
+    if origin in _SEQUENCES:
+        items = "strings" if parts[0] is str else ", ".join(part.__name__ for part in get_args(parts[0]) or parts[:1])
+        return f"a {'tuple' if origin is tuple else 'set'} of {items}"
+    if origin is Mapping:
+        return "a mapping"
+    return _WORDS.get(hint) or f"a {hint.__name__}"
