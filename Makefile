@@ -74,6 +74,7 @@ docs: $(VENV)/installed  ## the generated pages of docs/, from declarations, hel
 	$(BIN)/python -m tools.docs.migration_guide docs/moving-from-mindspeed.md
 	$(BIN)/python -m tests.guards
 	$(BIN)/python -m tests.transcripts
+	$(BIN)/python -m tools.docs.readme README.md
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

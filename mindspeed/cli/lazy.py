@@ -29,7 +29,7 @@ class LazyGroup(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in self.verbs and not args[0].startswith("-"):
-            near = get_close_matches(args[0], self.verbs, n=3, cutoff=0.5)
+            near = get_close_matches(args[0], self.verbs, n=3, cutoff=0.65)
             known = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(self.verbs)}"
             ctx.fail(f"no such command {args[0]!r}; {known}")
         return super().resolve_command(ctx, args)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from shutil import get_terminal_size
+from pathlib import Path
+from shutil import get_terminal_size, which
 from typing import Any, Final, TypeVar
 
 import click
@@ -40,6 +41,12 @@ def json_option(command: Command) -> Command:
 def wants_json() -> bool:
     """Whether the running verb was given ``--json``."""
     return bool(click.get_current_context().meta.get(_JSON))
+
+
+def program() -> str:
+    """Return how this command is reached from here: its name where the shell finds it, else its path."""
+    path = sys.argv[0]
+    return path if Path(path).name == "mindspeed" and which("mindspeed") is None else "mindspeed"
 
 
 def print_json(data: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from mindspeed.cli.launch_options import Processes, hold_to_lock, is_of_trainer, launch_options, lock_option
-from mindspeed.cli.output import OK, PROBLEMS, json_option, wants_json
+from mindspeed.cli.output import OK, PROBLEMS, json_option, program, wants_json
 from mindspeed.cli.request_options import COMMAND_LINE, Request, request_options
 from mindspeed.training.config import JOB_FILE, TrainConfig, flag
 
@@ -177,7 +177,7 @@ def _print_result(job: Job, *launching: str) -> None:
         click.echo(f"held-out loss    {result['heldout_loss']:.4f}")
     click.echo(f"unigram entropy  {result['unigram_entropy']:.4f} (of the held-out text)")
     click.echo(f"run folder       {job.run}")
-    command = ["mindspeed", "pretrain", "--resume", job.run, *launching]
+    command = [program(), "pretrain", "--resume", job.run, *launching]
     if result["interrupted"]:
         click.echo(f"stopped after step {result['step']}; continue with:")
     else:

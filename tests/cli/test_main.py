@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from mindspeed.cli.output import program
+
 BLOCKED = """
 import sys
 class Block:
@@ -65,6 +67,14 @@ def test_a_size_that_is_no_number_is_a_usage_error(mindspeed):
     done = mindspeed("features", "check", "--tp", "two")
     assert done.exit_code == 2
     assert "Invalid value for '--tp': 'two' is not a valid integer." in done.stderr
+
+
+def test_the_command_is_named_as_the_shell_reaches_it(monkeypatch):
+    monkeypatch.setattr("sys.argv", [".venv/bin/mindspeed", "pretrain"])
+    monkeypatch.setattr("mindspeed.cli.output.which", lambda name: None)
+    assert program() == ".venv/bin/mindspeed"
+    monkeypatch.setattr("mindspeed.cli.output.which", lambda name: f"/usr/bin/{name}")
+    assert program() == "mindspeed"
 
 
 def test_a_misspelt_verb_gets_near_names(mindspeed):

@@ -67,6 +67,7 @@ def shares_of(layout: Layout, row: Tensor) -> list[tuple[dict[str, Any], Any]]:
     ]
 
 
+@pytest.mark.guards(46)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: str(layout.pieces))
 def test_every_rank_gets_its_share_of_the_row_and_the_ends_of_all(layout: Layout) -> None:
     row = torch.arange(TOKENS)[None]

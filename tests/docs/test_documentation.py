@@ -20,8 +20,10 @@ from mindspeed.resolution.environment import SUPPORTED_MEGATRON, made_up, versio
 from mindspeed.resolution.request import JOB_KEYS, Layer
 from mindspeed.resolution.resolver import resolve
 from tests import transcripts
+from tools.docs.operators import forward_only
 from tools.docs.pages import pages, write
 from tools.docs.predicates import condition
+from tools.docs.readme import filled
 from tools.docs.reference import JOB_FILE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,10 +52,29 @@ def test_the_feature_in_the_guide_is_one_that_resolves():
     assert (problem.message, problem.fix) == ("acme-clip: a limit of 9.0 never clips 8 words", "--set acme-clip.limit=30")
 
 
-def test_the_transcripts_in_the_readme_are_filled():
-    blocks = re.findall(r"<!-- transcript: .*? -->\n```\n(.*?)```", read("README.md"), re.DOTALL)
-    assert len(blocks) == 2
+@pytest.mark.parametrize(("page", "count"), [("README.md", 1), ("docs/first-run.md", 2)])
+def test_the_transcripts_of_the_first_pages_are_filled(page, count):
+    blocks = re.findall(r"<!-- transcript: .*? -->\n```\n(.*?)```", read(page), re.DOTALL)
+    assert len(blocks) == count
     assert all(len(block.splitlines()) > 3 for block in blocks)
+
+
+def test_features_and_counts_of_the_readme_are_those_of_the_declarations():
+    text = read("README.md")
+    assert text == filled(text, discover(import_third_parties=False)), "run: make docs"
+    assert "| context-parallel | " in text
+    assert "operators; " in text
+
+
+def test_the_first_screen_of_the_readme_names_the_two_commands_and_the_way_to_the_command():
+    screen = read("README.md").splitlines()[:22]
+    assert [line.split("#")[0].strip() for line in screen if line.startswith("make ")] == ["make train", "make test"]
+    assert ". .venv/bin/activate" in "\n".join(screen)
+
+
+def test_an_operator_is_forward_only_when_its_definition_says_so():
+    assert {"ffn", "quant_gmm", "lcal_coc", "npu_ring_attention_update"} <= set(forward_only())
+    assert not {"rms_norm", "swiglu", "fusion_attention", "npu_matmul_add_fp32"} & set(forward_only())
 
 
 @pytest.mark.parametrize("file", transcripts.documents(), ids=lambda file: file.name)

@@ -11,9 +11,11 @@ import pytest
 from mindspeed.registry import catalog
 from tools.docs.drawing import Arrow, Box, Mark, Matrix, Picture, Timeline, svg
 from tools.docs.features import pictures
+from tools.docs.plan_picture import REQUEST, plan_picture
 
 SVG = "{http://www.w3.org/2000/svg}"
 PICTURES = {picture.name: picture for row in catalog().usable.values() if row.feature for picture in pictures(row.feature)}
+PICTURES["plan"] = plan_picture()
 
 
 def test_every_algorithm_of_context_parallelism_has_a_picture():
@@ -70,3 +72,12 @@ def test_the_same_values_give_the_same_text_and_text_is_escaped():
     assert '<title id="title">&lt;t&gt;</title>' in texts[0]
     assert ">a &lt; b</text>" in texts[0]
     assert ">&amp;</text>" in texts[0]
+
+
+def test_the_picture_of_a_plan_has_what_is_requested_what_is_added_and_what_changes():
+    ((flow,),) = PICTURES["plan"].panels
+    requested, active, changes = (nodes for _, nodes in flow.columns)
+    assert {node.text for node in requested} == set(REQUEST.features)
+    assert {node.text for node in active} > {node.text for node in requested}
+    assert all(node.note for node in active)
+    assert {end for _, end in flow.edges if end[0] == 2} == {(2, row) for row in range(len(changes))}

@@ -161,6 +161,52 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True)
+class Node:
+    """A box with a name, and a note below it; ``rank`` is its colour."""
+
+    text: str
+    note: str
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Columns of nodes, and lines from a (column, row) to another column's."""
+
+    columns: Sequence[tuple[str, Sequence[Node]]]
+    edges: Sequence[tuple[tuple[int, int], tuple[int, int]]]
+    gap: int = 56
+    height: int = 40
+
+    @property
+    def size(self) -> tuple[int, int]:
+        rows = max(len(nodes) for _, nodes in self.columns)
+        return sum(self._widths) + self.gap * (len(self.columns) - 1), _HEAD + rows * (self.height + 12) - 12
+
+    @property
+    def _widths(self) -> list[int]:
+        texts = [[title, *(text for node in nodes for text in (node.text, node.note))] for title, nodes in self.columns]
+        return [7 * max(map(len, column)) + 20 for column in texts]
+
+    def draw(self, x: int, y: int) -> Lines:
+        lefts = [x + sum(self._widths[:number]) + self.gap * number for number in range(len(self.columns))]
+        for (column, row), (end_column, end_row) in self.edges:
+            begin = lefts[column] + self._widths[column]
+            yield _line(begin, self._middle(y, row), lefts[end_column] - 3, self._middle(y, end_row), "near")
+        for left, width, (title, nodes) in zip(lefts, self._widths, self.columns, strict=True):
+            yield _text(left, y + 14, title, "head")
+            for row, node in enumerate(nodes):
+                top, fill = self._middle(y, row) - self.height // 2, COLOURS[node.rank % len(COLOURS)]
+                yield f'<rect class="box" x="{left}" y="{top}" width="{width}" height="{self.height}" rx="5" fill="{fill}"/>'
+                yield _text(left + width // 2, top + (17 if node.note else 25), node.text, "in")
+                if node.note:
+                    yield _text(left + width // 2, top + 33, node.note, "in")
+
+    def _middle(self, y: int, row: int) -> int:
+        return y + _HEAD + row * (self.height + 12) + self.height // 2
+
+
+@dataclass(frozen=True, slots=True)
 class Picture:
     """``name`` is the file's, ``text`` says in words what the rows of panels show."""
 

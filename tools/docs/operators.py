@@ -6,6 +6,7 @@ import ast
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from mindspeed import ops
 from mindspeed.ops.availability import REFERENCE, variant
@@ -13,19 +14,39 @@ from mindspeed.ops.reasons import reason
 from mindspeed.plugins.world import PLATFORMS
 from tools.docs.markdown import code, page, table
 
+_GRADIENT: Final = 4
+"""Position of the gradient among the arguments of ``define``."""
+
 
 def operators_page() -> str:
     """Every public operator: its variants, what it computes, how it is called, its schemas."""
     words = (
         "`from mindspeed.ops import rms_norm` gives the function, `torch.ops.mindspeed.rms_norm` the operator on PyTorch's "
-        "dispatcher. Each has a plain-torch reference, which runs everywhere, a shape kernel and a gradient; a variant for a "
-        "platform takes its place there."
+        "dispatcher. Each has a plain-torch reference, which runs everywhere, and a shape kernel; a variant for a platform "
+        f"takes its place there. {len(forward_only())} of the {len(ops.OPERATORS)} are forward only: they refuse tensors that "
+        "need a gradient."
     )
     parts: list[list[str]] = [[words], list(_variants())]
     modules = {name: name for name in ops.OPERATORS} | dict(ops.ALIASES)
     for name in sorted(modules):
         parts.append(list(_section(name, modules[name])))
     return page("Operators", "the source of mindspeed/ops", *parts)
+
+
+def forward_only() -> list[str]:
+    """The operators that neither have a gradient nor add to one, by the calls of ``define`` in their source."""
+    return [name for name in ops.OPERATORS if not any(_takes_part_in_backward(call) for call in _definitions(name))]
+
+
+def _definitions(name: str) -> list[ast.Call]:
+    tree = ast.parse((Path(ops.__path__[0]) / f"{name}.py").read_text(encoding="utf-8"))
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "define"]
+
+
+def _takes_part_in_backward(call: ast.Call) -> bool:
+    given = [*call.args[_GRADIENT:], *(word.value for word in call.keywords if word.arg == "gradient")]
+    adds = "!) grad" in ast.unparse(call.args[0])
+    return adds or any(not ast.unparse(gradient).startswith("no_gradient(") for gradient in given)
 
 
 def _section(name: str, module: str) -> Iterator[str]:
@@ -40,6 +61,8 @@ def _section(name: str, module: str) -> Iterator[str]:
     own = [schema for schema in _schemas(tree) if schema.partition("(")[0].removesuffix("_backward") == name]
     if own:
         yield from ("", *(f"- {code('mindspeed::' + schema)}" for schema in own))
+    if module == name and name in forward_only():
+        yield from ("", "Forward only: no gradient.")
     found = [f"{platform} ({kind})" for platform in PLATFORMS if (kind := variant(module, platform)) != REFERENCE]
     yield from ("", f"More than the reference on: {', '.join(found) or 'no platform'}.")
 

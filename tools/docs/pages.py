@@ -15,6 +15,7 @@ from tools.docs.drift import drift_page
 from tools.docs.features import feature_page, index_page, pictures
 from tools.docs.markdown import page, table
 from tools.docs.operators import operators_page
+from tools.docs.plan_picture import plan_picture
 from tools.docs.reference import command_line_page, errors_page, hooks_page, settings_page
 
 
@@ -32,6 +33,7 @@ def pages(catalog: Catalog, main: click.Group) -> dict[str, str]:
         "cli.md": command_line_page(main),
         "support.md": support_page(),
         "drift.md": drift_page(catalog),
+        "plan.svg": svg(plan_picture()),
     }
 
 

@@ -114,6 +114,7 @@ ALGORITHMS = [
 ]
 
 
+@pytest.mark.guards(46, processes=True)
 @pytest.mark.parametrize("shape", [LLAMA, GPT], ids=lambda shape: shape.name)
 @pytest.mark.parametrize(("algorithm", "ranks"), ALGORITHMS)
 def test_packed_sequences_train_as_under_a_dense_mask(pool: WorkerPool, algorithm: str, ranks: int, shape: ModelShape) -> None:

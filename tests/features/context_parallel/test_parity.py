@@ -17,6 +17,7 @@ def cp(size: int, **settings: Any) -> dict[str, dict[str, Any]]:
     return {"context-parallel": {"size": size}, **settings}
 
 
+@pytest.mark.guards(47, processes=True)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_share_of_the_sequence_trains_as_the_whole(prove: Prove, algorithm: str, size: int) -> None:

@@ -19,6 +19,7 @@ def cp(size: int, **settings: Any) -> dict[str, dict[str, Any]]:
     return {"context-parallel": {"size": size}, **settings}
 
 
+@pytest.mark.guards(45, processes=True)
 @pytest.mark.parametrize("core", [[], ["flash-attention"]], ids=["own attention", "flash-attention"])
 def test_documents_train_as_under_a_dense_mask(prove: Prove, core: list[str]) -> None:
     assert prove("eod-reset", *core, world=TWO_OF_EACH).problems == []
