@@ -1,51 +1,186 @@
-"""``mindspeed checkpoint diff``: what becomes of a checkpoint in a job with other features."""
+"""``mindspeed checkpoint``: list, inspect and verify checkpoints, and compare one with a job."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mindspeed.cli.lazy import LazyGroup
-from mindspeed.cli.output import OK, PROBLEMS, json_option, print_json, wants_json
+from mindspeed.cli.output import OK, PROBLEMS, json_option, print_json, print_table, wants_json
 from mindspeed.cli.request_options import Request, request_options
 
-checkpoint = LazyGroup("checkpoint", verbs={"diff": "mindspeed.cli.checkpoint:diff"}, help="Look at checkpoints.")
+if TYPE_CHECKING:
+    from mindspeed.training.checkpoints import Manifest
+
+checkpoint = LazyGroup(
+    "checkpoint",
+    verbs={verb: f"mindspeed.cli.checkpoint:{verb}_" for verb in ("list", "inspect", "verify", "diff")},
+    help="List, inspect, verify and compare checkpoints.",
+)
+step_option = click.option("--step", type=click.IntRange(1), metavar="N", help="of a run: that step's, not the newest")
 
 
-@click.command()
+@click.command("list")
+@click.argument("run", metavar="RUN")
+@json_option
+def list_(run: str) -> None:
+    """List the checkpoints of a run, oldest first.
+
+    The state is ok when every file is there with the size that was saved; mindspeed checkpoint verify reads the files.
+    """
+    from mindspeed.plugins.problems import RunError
+    from mindspeed.training.checkpoints import checkpoint_path, find_checkpoint, read_manifest, saved_steps
+
+    find_checkpoint(run)
+    rows = []
+    for step in saved_steps(run):
+        folder = checkpoint_path(run, step)
+        row: dict[str, Any] = {"step": step, "checkpoint": str(folder), "state": "ok", "layout": ""}
+        try:
+            row["layout"] = _layout(read_manifest(folder))
+        except RunError as error:
+            row["state"] = "; ".join(error.problems[0].chain or (error.problems[0].message,))
+        size = sum(path.stat().st_size for path in folder.iterdir())
+        rows.append(row | {"bytes": size, "saved": _time(folder)})
+    if wants_json():
+        print_json({"run": run, "checkpoints": rows})
+        return
+    columns = ("step", "saved", "MiB", "layout", "state")
+    cells = [(str(r["step"]), r["saved"], f"{r['bytes'] / 2**20:.1f}", r["layout"], r["state"]) for r in rows]
+    print_table(columns, cells)
+
+
+@click.command("inspect")
 @click.argument("path", metavar="CHECKPOINT")
+@step_option
+@json_option
+def inspect_(path: str, step: int | None) -> None:
+    """Print the model, the layout and the features of a checkpoint.
+
+    CHECKPOINT is the folder of a checkpoint or of a run, whose newest one is taken.
+    """
+    from mindspeed.planning.checkpoint_state import read_record
+    from mindspeed.planning.lock import facts_of
+    from mindspeed.training.checkpoints import read_manifest
+
+    folder = _folder(path, step)
+    manifest, record = read_manifest(folder), read_record(folder)
+    features = {feature.name: dict(feature.settings) for feature in record.features} if record else {}
+    software = facts_of(record.content, "version") if record else {}
+    if wants_json():
+        data = {"checkpoint": str(folder), "step": manifest.step, "samples": manifest.samples, "model": dict(manifest.model)}
+        more = {"layout": dict(manifest.layout), "optimizer": manifest.optimizer, "data": manifest.data}
+        print_json({**data, **more, "features": features, "software": software, "plan": manifest.plan})
+        return
+    rows = {
+        "checkpoint": f"{folder}, saved {_time(folder)}",
+        "step": f"{manifest.step}, after {manifest.samples} samples",
+        "layout": _layout(manifest),
+        "model": ", ".join(f"{name} {value}" for name, value in manifest.model.items()),
+        "optimizer": manifest.optimizer,
+        "data": manifest.data,
+        "software": ", ".join(f"{name} {software[name]}" for name in ("mindspeed", "megatron", "torch") if name in software),
+        "plan": manifest.plan,
+    }
+    for name, text in rows.items():
+        click.echo(f"{name:<11} {text}")
+    click.echo("features")
+    for name, settings in features.items():
+        given = "  ".join(f"{key}={value}" for key, value in settings.items() if value is not None)
+        click.echo(f"  {name}  {given}".rstrip())
+
+
+@click.command("verify")
+@click.argument("path", metavar="CHECKPOINT")
+@step_option
+@json_option
+def verify_(path: str, step: int | None) -> None:
+    """Read every byte of a checkpoint and compare it with the checksums that were saved.
+
+    CHECKPOINT is the folder of a checkpoint or of a run, whose newest one is taken. The exit status is 1 when a file or a
+    tensor is damaged; each is named.
+    """
+    from mindspeed.plugins.problems import RunError
+    from mindspeed.training.checkpoint_files import damages, file_sizes
+    from mindspeed.training.checkpoints import damaged, read_manifest
+
+    folder = _folder(path, step)
+    read_manifest(folder)
+    if reasons := list(damages(folder)):
+        raise RunError([damaged(folder, reasons)])
+    sizes = file_sizes(folder)
+    if wants_json():
+        print_json({"checkpoint": str(folder), "files": len(sizes), "bytes": sum(sizes.values()), "problems": []})
+        return
+    click.echo(f"{folder}: {len(sizes)} files, {sum(sizes.values()) / 2**20:.1f} MiB, as they were saved")
+
+
+@click.command("diff")
+@click.argument("path", metavar="CHECKPOINT")
+@step_option
 @request_options
 @json_option
 @click.pass_context
-def diff(ctx: click.Context, request: Request, path: str) -> None:
-    """Compare the features of a checkpoint with those of a job.
+def diff_(ctx: click.Context, request: Request, path: str, step: int | None) -> None:
+    """Compare the features and the model of a checkpoint with those of a job.
 
     mindspeed checkpoint diff RUN -f job.yaml
 
-    CHECKPOINT is the folder of a checkpoint or of a run, whose newest one is taken. Every difference is safe, convertible
-    or refused; the exit status is 1 when one is refused.
+    CHECKPOINT is the folder of a checkpoint or of a run, whose newest one is taken. What the job does not say of the model
+    is the checkpoint's. Every difference is safe, convertible or refused; the exit status is 1 when one is refused.
     """
     from mindspeed import registry
     from mindspeed.planning.checkpoint_state import FILE, changes, read_record
     from mindspeed.plugins.problems import Problem, RunError
-    from mindspeed.training.checkpoints import FOLDER, find_checkpoint
+    from mindspeed.training.checkpoints import MANIFEST, check_manifest, read_manifest
+    from mindspeed.training.shape import asked_model, saved_layer
 
-    folder = find_checkpoint(path) if (Path(path) / FOLDER).is_dir() else Path(path)
+    folder = _folder(path, step)
     record = read_record(folder)
     if record is None:
         text = f"the checkpoint does not say which features it was saved with: {FILE} is missing"
         raise RunError([Problem("MS602", text, where=str(folder))])
-    plan = request.plan_of_run()
+    manifest = read_manifest(folder) if (folder / MANIFEST).is_file() else None
+    if manifest is None:
+        plan, problems = request.plan_of_run(), []
+    else:
+        model = {**manifest.model, **asked_model(manifest.model, request.layers, request.train)}
+        problems = check_manifest(manifest, model, manifest.optimizer, str(folder))
+        plan = request.resolve(None, saved_layer(manifest.model))
     found = changes(record, plan, registry.feature_classes(plan), registry.content_of(plan))
     refused = [change for change in found if change.verdict == "refused"]
     if wants_json():
-        print_json({"checkpoint": str(folder), "changes": [change.to_json() for change in found]})
+        rows = [change.to_json() for change in found]
+        print_json({"checkpoint": str(folder), "changes": rows, "problems": [problem.to_json() for problem in problems]})
     else:
+        for problem in problems:
+            click.echo(str(problem))
         for change in found:
             click.echo(str(change))
             if change.verdict == "refused":
                 click.echo(f"{'':<11}    fix: {change.fix}")
-        if not found:
+        if not found and not problems:
             click.echo("no difference")
-    ctx.exit(PROBLEMS if refused else OK)
+    ctx.exit(PROBLEMS if refused or problems else OK)
+
+
+def _folder(path: str, step: int | None) -> Path:
+    """The folder of a checkpoint, which is named itself or by its run."""
+    from mindspeed.training.checkpoints import FOLDER, find_checkpoint
+
+    if step is not None or (Path(path) / FOLDER).is_dir():
+        return find_checkpoint(path, step)
+    return Path(path)
+
+
+def _layout(manifest: Manifest) -> str:
+    sizes = dict(manifest.layout)
+    ranks = sizes.pop("world_size", 1)
+    return " ".join([f"{ranks} ranks" if ranks > 1 else "1 rank", *(f"{name} {n}" for name, n in sizes.items() if n > 1)])
+
+
+def _time(folder: Path) -> str:
+    return datetime.fromtimestamp(folder.stat().st_mtime).isoformat(" ", "seconds")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from mindspeed.plugins.problems import Problem, RunError
+from mindspeed.training.checkpoint_files import missing_and_cut
 
 FOLDER: Final = "checkpoints"
 MANIFEST: Final = "mindspeed.json"
@@ -23,7 +24,7 @@ class Manifest:
     """What a checkpoint is of. ``model`` and ``optimizer`` must be those of the job that loads it.
 
     ``step`` and ``samples`` are done; ``data`` identifies the data that the samples are of; ``layout`` are the sizes
-    it was saved with, which need not be those of the job that loads it.
+    it was saved with, which need not be those of the job that loads it; ``files`` are the sizes of the files beside it.
     """
 
     step: int
@@ -33,6 +34,7 @@ class Manifest:
     data: str
     layout: Mapping[str, int]
     plan: str
+    files: Mapping[str, int] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         """Store in a checkpoint folder."""
@@ -92,12 +94,19 @@ def read_manifest(checkpoint: Path) -> Manifest:
     except (OSError, ValueError, KeyError, TypeError) as error:
         text = f"{checkpoint} is not a checkpoint of mindspeed pretrain: {_why(error)}"
         raise RunError([Problem("MS602", text, where=str(checkpoint))]) from error
-    missing = [name for name in ("metadata.json", "common.pt", ".metadata") if not (checkpoint / name).is_file()]
-    if missing:
-        text = f"{checkpoint} is incomplete: {', '.join(missing)} is missing"
-        fix = "remove the folder, then the checkpoint before it is used"
-        raise RunError([Problem("MS602", text, where=str(checkpoint), fix=fix)])
+    if wrong := missing_and_cut(checkpoint, manifest.files):
+        raise RunError([damaged(checkpoint, wrong)])
     return manifest
+
+
+def damaged(checkpoint: Path, reasons: Sequence[str]) -> Problem:
+    """Return MS602 for a checkpoint that cannot be loaded, with the way back to an earlier one."""
+    run, name = checkpoint.parents[1], _NAME.fullmatch(checkpoint.name)
+    earlier = [step for step in saved_steps(run) if name and step < int(name.group(1))]
+    fix = "copy it again from where it came, or start a new run"
+    if earlier:
+        fix = f"--resume {run} --step {earlier[-1]} --run {run}-{earlier[-1]} goes on from the checkpoint before it"
+    return Problem("MS602", f"{checkpoint} is damaged", chain=tuple(reasons), where=str(checkpoint), fix=fix)
 
 
 def check_manifest(manifest: Manifest, model: Mapping[str, Any], optimizer: str, where: str) -> list[Problem]:

@@ -21,7 +21,16 @@ from mindspeed import registry
 from mindspeed.planning.checkpoint_state import CheckpointManifest, read_record, record_of
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.runtime import session
-from mindspeed.training.checkpoints import Manifest, checkpoint_path, partial_path, read_manifest, remove_old, saved_steps
+from mindspeed.training.checkpoint_files import damages, file_sizes
+from mindspeed.training.checkpoints import (
+    Manifest,
+    checkpoint_path,
+    damaged,
+    partial_path,
+    read_manifest,
+    remove_old,
+    saved_steps,
+)
 from mindspeed.training.evaluation import gathered
 from mindspeed.training.job import Job
 
@@ -50,12 +59,13 @@ def save(job: Job, state: TrainState, data: str) -> None:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
         dist.barrier()
+        _start_adam(state.optimizer)
         with gathered(state.chunks):
             dist_checkpointing.save(_state_dict(state), str(partial))
         if first:
-            _manifest(job, state, data).write(partial)
             registry.write_plan(job.plan, partial / "plan.json")
             record_of(job.plan, registry.feature_classes(job.plan), registry.content_of(job.plan)).write(partial)
+            _manifest(job, state, data, partial).write(partial)
             partial.rename(path)
             remove_old(job.run, job.config.keep)
         dist.barrier()
@@ -72,15 +82,17 @@ def load(job: Job, state: TrainState, data: str) -> list[str]:
     record = read_record(checkpoint)
     same_layout = manifest.layout == _layout()
     notes = []
+    _require_undamaged(checkpoint)
     try:
         wanted = _state_dict(state, is_loading=True, with_random=same_layout, without_data=_new_features(job, record))
         loaded = dist_checkpointing.load(wanted, str(checkpoint))
     except (CheckpointException, OSError, EOFError, RuntimeError, ValueError, KeyError) as error:
-        text = f"{checkpoint} cannot be loaded: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        fix = "remove the folder, then the checkpoint before it is used"
+        text = f"{checkpoint} cannot be loaded: {_first_line(error)}"
+        fix = f"mindspeed checkpoint inspect {checkpoint} names the features and the layout that it was saved with"
         raise RunError([Problem("MS602", text, where=str(checkpoint), fix=fix)]) from error
     for key, chunk in _model_keys(state):
         chunk.load_state_dict(loaded[key])
+    _complete_steps(loaded["optimizer"])
     state.optimizer.load_state_dict(loaded["optimizer"])
     for group in state.optimizer.param_groups:  # a rate that is given anew wins over the checkpoint's
         group["max_lr"], group["min_lr"] = job.config.lr, job.config.min_lr
@@ -139,8 +151,31 @@ def _layout() -> dict[str, int]:
     }
 
 
-def _manifest(job: Job, state: TrainState, data: str) -> Manifest:
-    return Manifest(state.step, state.samples, job.model, job.optimizer, data, _layout(), job.plan.digest)
+def _manifest(job: Job, state: TrainState, data: str, folder: Path) -> Manifest:
+    layout, files = _layout(), file_sizes(folder)
+    return Manifest(state.step, state.samples, job.model, job.optimizer, data, layout, job.plan.digest, files)
+
+
+def _require_undamaged(checkpoint: Path) -> None:
+    """Read every byte before any is loaded, as torch takes a tensor with other bytes for what was saved; collective."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    found: list[Any] = [None] * ranks
+    dist.all_gather_object(found, list(damages(checkpoint, rank, ranks)))
+    if reasons := list(dict.fromkeys(reason for part in found for reason in part)):
+        raise RunError([damaged(checkpoint, reasons)])
+
+
+def _start_adam(optimizer: Any) -> None:
+    """Give moments of zero, at step 0, to an Adam that has not stepped yet; a checkpoint must hold what loading expects."""
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        adam = part.optimizer
+        if not isinstance(adam, (torch.optim.Adam, torch.optim.AdamW)):
+            continue
+        if not adam.state:
+            part.init_state_fn(adam, part.config)
+        if not any("step" in values for values in adam.state.values()):
+            for values in adam.state.values():
+                values["step"] = torch.tensor(0.0)
 
 
 def _random_state() -> ShardedObject:
@@ -161,6 +196,25 @@ def _set_random_state(states: dict[str, Any]) -> None:
     torch.set_rng_state(states["torch"])
     torch.cuda.set_rng_state(states["device"])
     tensor_parallel.get_cuda_rng_tracker().set_states(states["tracker"])
+
+
+def _complete_steps(saved: dict[Any, Any]) -> None:
+    """Put the step of an Adam that had not stepped into its saved state, as Megatron saves no step of zero."""
+    moments = saved.get("state", {})
+    if "common_step" not in moments:
+        for values in moments.values():
+            values.setdefault("step", torch.tensor(0.0))
+    for key, part in saved.items():
+        if key == "optimizer" or isinstance(key, int):
+            _complete_steps(part)
+
+
+def _first_line(error: BaseException) -> str:
+    """The first line of an error, or of the first failure that a CheckpointException collects."""
+    if isinstance(error, CheckpointException) and error.failures:
+        failure = next(iter(error.failures.values()))[0]
+        error = failure if isinstance(failure, BaseException) else error
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
 def _reason_of_first(error: CheckpointException) -> str:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from mindspeed.plugins.problems import MindSpeedError, Problem
-from mindspeed.plugins.world import WORDS
+from mindspeed.plugins.world import FIELDS, WORDS
 from mindspeed.resolution.request import Layer
 from mindspeed.training.config import JOB_FILE, TrainConfig, train_config
 
@@ -73,6 +73,18 @@ def given_world(layers: Sequence[Layer]) -> dict[str, Any]:
     for layer in layers:
         world |= {name: value for name, value in layer.world.items() if value is not None}
     return world
+
+
+def saved_layer(model: Mapping[str, Any]) -> Layer:
+    """What a checkpoint says of its model (`Job.model`), as the lowest layer of a request."""
+    world = {name: value for name, value in model.items() if name in FIELDS and value is not None}
+    return Layer("checkpoint", world=world | {"rotary": "rotary_base" in model})
+
+
+def asked_model(model: Mapping[str, Any], layers: Sequence[Layer], train: Mapping[str, Any]) -> dict[str, Any]:
+    """What a request says of the values that a checkpoint has of its model (`Job.model`)."""
+    given = {**STYLES.get(str(train.get("style")), {}), **train, **given_world(layers)}
+    return {name: given[name] for name in model if name in given}
 
 
 def check_world(world: Mapping[str, Any], vocab_size: int) -> list[Problem]:

@@ -61,8 +61,19 @@ def test_a_checkpoint_with_missing_files_is_named(run):
     with pytest.raises(RunError) as caught:
         read_manifest(path)
     assert str(caught.value) == (
-        f"MS602 {path} is incomplete: common.pt is missing\n  where: {path}\n"
-        "  fix: remove the folder, then the checkpoint before it is used"
+        f"MS602 {path} is damaged\n  because: common.pt is missing\n  where: {path}\n"
+        f"  fix: --resume {run} --step 5 --run {run}-5 goes on from the checkpoint before it"
+    )
+
+
+def test_a_file_that_was_cut_is_named_with_its_sizes(run):
+    path = checkpoint_path(run, 5)
+    replace(SAVED, files={"common.pt": 7}).write(path)
+    with pytest.raises(RunError) as caught:
+        read_manifest(path)
+    assert str(caught.value) == (
+        f"MS602 {path} is damaged\n  because: common.pt has 0 bytes of 7\n  where: {path}\n"
+        "  fix: copy it again from where it came, or start a new run"
     )
 
 

@@ -14,7 +14,7 @@ import yaml
 from mindspeed import registry
 from mindspeed.planning.checkpoint_state import record_of
 from mindspeed.plugins.problems import ResolutionError
-from mindspeed.resolution.environment import probe
+from mindspeed.registry import probe
 from mindspeed.resolution.request import Layer
 from mindspeed.training.checkpoints import Manifest, checkpoint_path
 from mindspeed.training.job import Job, make_job, write_job
@@ -43,7 +43,7 @@ def make_run(tmp_path: Path, text: str) -> MakeRun:
             for name in ("metadata.json", "common.pt", ".metadata"):
                 (folder / name).touch()
             Manifest(step, 4 * step, job.model, job.optimizer, "data", {}, job.plan.digest).write(folder)
-            record_of(job.plan, registry.catalog_for(job.plan.names)).write(folder)
+            record_of(job.plan, registry.feature_classes(job.plan), registry.content_of(job.plan)).write(folder)
         return run
 
     return make

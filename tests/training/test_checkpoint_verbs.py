@@ -1,0 +1,99 @@
+"""``mindspeed checkpoint``: list, inspect, verify and compare, on the checkpoint of a small run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from mindspeed.cli import main
+from mindspeed.training.checkpoints import checkpoint_path
+
+CPU = ("--platform", "cpu", "--world-size", "1")
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["checkpoint", *map(str, arguments)], catch_exceptions=False)
+
+
+def answer(*arguments: object) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(invoke(*arguments, "--json").stdout)
+    return found
+
+
+def test_checkpoints_are_listed_with_what_is_wrong_with_them(run: Path) -> None:
+    shutil.copytree(checkpoint_path(run, 2), checkpoint_path(run, 4))
+    (checkpoint_path(run, 4) / "common.pt").write_bytes(b"PK")
+    size = (checkpoint_path(run, 2) / "common.pt").stat().st_size
+    rows = answer("list", run)["checkpoints"]
+    assert [(row["step"], row["layout"], row["state"]) for row in rows] == [
+        (2, "1 rank", "ok"),
+        (4, "", f"common.pt has 2 bytes of {size}"),
+    ]
+    assert invoke("list", run).stdout.splitlines()[0].split() == ["step", "saved", "MiB", "layout", "state"]
+
+
+def test_a_checkpoint_says_what_it_is_of(run: Path) -> None:
+    found = answer("inspect", run)
+    assert (found["step"], found["samples"], found["optimizer"]) == (2, 8, "plain")
+    assert found["model"]["hidden_size"] == 32
+    assert "swiglu" in found["features"]
+    lines = invoke("inspect", run, "--step", 2).stdout.splitlines()
+    assert lines[0].startswith(f"checkpoint  {checkpoint_path(run, 2)}, saved ")
+    assert "  swiglu" in "\n".join(lines[lines.index("features") :])
+
+
+def test_an_undamaged_checkpoint_is_verified(run: Path) -> None:
+    files = list(checkpoint_path(run, 2).iterdir())
+    done = invoke("verify", run)
+    assert (done.exit_code, done.stdout.partition(" files, ")[0]) == (0, f"{checkpoint_path(run, 2)}: {len(files)}")
+
+
+@pytest.mark.parametrize("name", ["common.pt", ".metadata", "metadata.json", "__0_0.distcp"])
+def test_a_zeroed_file_is_named(run: Path, name: str) -> None:
+    file = checkpoint_path(run, 2) / name
+    file.write_bytes(bytes(file.stat().st_size))
+    done = invoke("verify", run)
+    assert done.exit_code == 1
+    assert done.stderr.startswith(f"MS602 {checkpoint_path(run, 2)} is damaged\n  because: {name}")
+
+
+def test_a_tensor_with_other_bytes_is_named_by_its_key(run: Path) -> None:
+    file = checkpoint_path(run, 2) / "__0_0.distcp"
+    content = bytearray(file.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 64] = bytes(byte ^ 255 for byte in content[middle : middle + 64])
+    file.write_bytes(content)
+    (reason,) = answer("verify", run)["problems"][0]["chain"]
+    assert reason.startswith("__0_0.distcp: ")
+    assert reason.endswith(
+        ("has other bytes than were saved, in archive/data/0", "cannot be read: bad magic number for central directory")
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "difference"),
+    [
+        (("--hidden-size", 64), "hidden_size: 32 in the checkpoint, 64 in this job"),
+        (("--normalization", "LayerNorm"), "normalization: RMSNorm in the checkpoint, LayerNorm in this job"),
+    ],
+)
+def test_a_job_with_another_model_is_refused_as_its_resume_is(run: Path, given: tuple[Any, ...], difference: str) -> None:
+    done = invoke("diff", run, *CPU, *given)
+    assert done.exit_code == 1
+    assert done.stdout.splitlines()[:2] == ["MS602 the checkpoint is of another model", f"  because: {difference}"]
+
+
+def test_a_job_file_of_another_style_is_refused(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("train: {style: gpt2}\n")
+    found = answer("diff", run, *CPU, "-f", tmp_path / "job.yaml")
+    assert "style: llama in the checkpoint, gpt2 in this job" in found["problems"][0]["chain"]
+
+
+def test_a_job_that_says_nothing_of_the_model_has_the_features_of_the_run(run: Path) -> None:
+    done = invoke("diff", run, *CPU)
+    assert (done.exit_code, done.stdout) == (0, "no difference\n")
