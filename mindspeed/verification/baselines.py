@@ -18,7 +18,7 @@ from typing import Final
 
 import mindspeed
 from mindspeed.planning.plan import ActivationPlan
-from mindspeed.plugins.entry_points import cache_folder
+from mindspeed.plugins.cache_folder import cache_folder
 from mindspeed.verification.record import RankResult
 from mindspeed.verification.shape import Recipe
 
