@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: train test ops test-long test-versions releases test-triton test-npu-contract lint bench docs clean
+.PHONY: train test ops test-long test-changed test-versions releases test-triton test-npu-contract lint bench docs clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -22,10 +22,15 @@ train: ops  ## train a small GPT on real text over two processes
 test: ops  ## every test that belongs in a default run
 	$(BIN)/python -m pytest -q -m "not long" -n 2 --dist loadfile
 
-LONG ?= tests/features tests/megatron/test_plain_script.py tests/training/test_shares_of_sequences.py
+LONG ?= tests
 
-test-long: ops  ## the long matrix of context parallelism; with LONG=tests every long test
-	$(BIN)/python -m pytest -q -m long -n 2 --dist loadfile $(LONG)
+test-long: ops  ## every long test; SHARD=1/4 takes a quarter; what has passed on this source is not run again
+	$(BIN)/python -m pytest -q -m long -n 2 --dist loadfile --resume $(if $(SHARD),--shard $(SHARD)) -o console_output_style=count $(LONG)
+
+SINCE ?= main
+
+test-changed: ops  ## the tests of the default run that changes since SINCE can reach
+	tests=$$($(BIN)/python -m tests.changed $(SINCE)) && if [ -n "$$tests" ]; then $(BIN)/python -m pytest -q -m "not long" $$tests; fi
 
 MEGATRONS := 0.14.0 0.15.0 0.15.3 0.16.0
 

@@ -14,6 +14,9 @@ from mindspeed.resolution.request import Layer
 from mindspeed.verification.case import build_case
 from mindspeed.verification.harness import Verdict, verify
 from mindspeed.verification.pool import SharedBroker, WorkerPool
+from tests import selection
+from tests.budgets import POOL, Budgets, Durations
+from tests.selection import Passed
 
 settings.register_profile("ours", deadline=None)  # a busy machine is no failure
 settings.load_profile("ours")
@@ -37,9 +40,22 @@ class OwnsBroker:
         config.stash[BROKER].close()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    selection.add_options(parser)
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Budgets())
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(OwnsBroker())
+        config.pluginmanager.register(Durations())
+        config.pluginmanager.register(Passed(), "passed")
+
+
+@pytest.hookimpl(trylast=True)  # after the marks of -m
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    given = getattr(config, "workerinput", None)
+    selection.select(config, items, given["passed"] if given else config.pluginmanager.getplugin("passed").before)
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +63,7 @@ def pool(pytestconfig: pytest.Config) -> Iterator[WorkerPool]:
     """Worker processes that stay for the whole run, four at a time; plans come and go in them."""
     given = getattr(pytestconfig, "workerinput", None)
     with WorkerPool(address=given["broker"] if given else pytestconfig.stash[BROKER].address) as pool:
+        pytestconfig.stash[POOL] = pool
         yield pool
 
 

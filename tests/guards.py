@@ -129,7 +129,7 @@ def page(cases: Sequence[Case], guards: dict[str, list[Guard]]) -> str:
         f"Things that went wrong for users of Megatron and of its extensions, {len(cases)} in all, each with where it was "
         f"told in public. {count} are *guarded*: the named tests fail when the case can happen here. The others are for "
         "*later*, with the reason. *Processes* says that the test starts processes of its own; *long* that it runs with "
-        "`make test-long LONG=tests`.",
+        "`make test-long`.",
     ]
     group = ""
     for case in cases:

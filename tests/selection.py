@@ -1,0 +1,78 @@
+"""Parts of a long run: ``--shard 1/4`` takes a quarter of the tests, ``--resume`` leaves out what has passed on this source.
+
+Tests that passed are kept in ``build/passed/``, one file for each commit with its local changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """The options of this module."""
+    parser.addoption("--shard", metavar="I/N", type=parse_shard, help="take the I-th of N parts of the tests")
+    parser.addoption("--resume", action="store_true", help="leave out the tests that have passed on this source")
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """``2/4`` as numbers. Raises ValueError."""
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise ValueError(f"{text} is not I/N with I from 1 to N")
+    return int(found[1]), int(found[2])
+
+
+def shard_of(tests: Iterable[str], part: int, parts: int) -> set[str]:
+    """The tests of one of the parts. Parameters of a function stay together, for they share what is costly."""
+    tests = list(tests)
+    functions = sorted({test.partition("[")[0] for test in tests})
+    own = set(functions[part - 1 :: parts])
+    return {test for test in tests if test.partition("[")[0] in own}
+
+
+def passed_file() -> Path:
+    """Where the tests that passed on this commit with these changes are kept."""
+    commands = (["git", "rev-parse", "HEAD"], ["git", "diff", "HEAD"])
+    source = b"".join(subprocess.run(command, cwd=ROOT, capture_output=True, check=False).stdout for command in commands)
+    return ROOT / "build" / "passed" / hashlib.sha256(source).hexdigest()[:16]
+
+
+class Passed:
+    """Keeps the names of passed tests, and hands those of earlier runs to the processes that select."""
+
+    def __init__(self) -> None:
+        self._file = passed_file()
+        self._failed: set[str] = set()
+        self.before = self._file.read_text(encoding="utf-8").splitlines() if self._file.exists() else []
+
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput["passed"] = self.before
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._failed.add(report.nodeid)
+        elif report.when == "teardown" and report.nodeid not in self._failed:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with self._file.open("a", encoding="utf-8") as passed:
+                passed.write(f"{report.nodeid}\n")
+
+
+def select(config: pytest.Config, items: list[pytest.Item], passed: Iterable[str]) -> None:
+    """Leave out what is of another shard, and with ``--resume`` what has passed."""
+    names = [item.nodeid for item in items]
+    chosen = shard_of(names, *config.option.shard) if config.option.shard else set(names)
+    if config.option.resume:
+        chosen -= set(passed)
+    left_out = [item for item in items if item.nodeid not in chosen]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item.nodeid in chosen]
