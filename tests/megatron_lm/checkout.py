@@ -121,11 +121,11 @@ class Checkout:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
         return self.run([*launcher, "--nproc-per-node", str(nproc), *command], environment)
 
-    def run(self, command: Sequence[str], environment: Mapping[str, str], beside: bool = True) -> Run:
-        """Run a command to its end. ``beside`` puts the checkout on the path for scripts that lie elsewhere."""
+    def run(self, command: Sequence[str], environment: Mapping[str, str], also: bool = True) -> Run:
+        """Run a command to its end. ``also`` puts the checkout on the path for scripts that lie elsewhere."""
         report = self.folder / "report.json"
         report.unlink(missing_ok=True)
-        search = [str(self.root)] * beside + [str(ROOT)]
+        search = [str(self.root)] * also + [str(ROOT)]
         settings = {
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
             "PYTHONPATH": os.pathsep.join(search),

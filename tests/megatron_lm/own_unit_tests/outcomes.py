@@ -1,0 +1,131 @@
+"""Expected outcomes of Megatron-LM's unit tests: classes of what does not pass, and files that record them per version.
+
+    python -m tests.megatron_lm.own_unit_tests.outcomes 0.16.1 1=RESULTS.jsonl 2=RESULTS.jsonl
+
+writes the file of a version from results of ``runner.py`` at optimization level 0, one per number of ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+FOLDER: Final = Path(__file__).parent
+PASSES: Final = "passes"
+OTHER: Final = "bug of Megatron or of the test"
+CLASSES: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
+    (
+        "needs more ranks",
+        (
+            r"is not divisible by",
+            r"Grid shape .* over sized",
+            r"should be divisible by partial DistOpt",
+            r"[Ww]orld[ _]size",
+            r"at least \d+ (GPUs|ranks)",
+            r"requires \d+ (GPUs|ranks)",
+            r"multiple of \d",
+        ),
+    ),
+    (
+        "needs Transformer Engine or Triton",
+        (
+            r"transformer.engine|\bTE|HAVE_TE|[Tt]riton|[Ff][Pp]8",
+            r"Mock object has no attribute|MagicMock|_GeneratorContextManager",  # stand-ins for what is not installed
+            r"not enough values to unpack \(expected 2, got 0\)|Expected value to be not None",
+        ),
+    ),
+    (
+        "needs a GPU feature",
+        (
+            r"'cpu' == 'cuda'|device\(type='cpu'\)",
+            r"cuda.?graph|NCCL|nccl|cuBLAS|Grouped GEMM|NVLS|nvshmem|symmetric memory",
+        ),
+    ),
+    ("needs another package", (r"No module named|[Ii]nstall|is not available|ImportError|async def functions",)),
+    ("needs data or a network", (r"No such file|FileNotFoundError|HTTP|ConnectionError|download|Max retries",)),
+)
+"""Classes of what does not pass, with patterns of their reasons; the first that fits counts."""
+BY_NAME: Final = (
+    ("test_reduce_scatter_with_fp32_accumulation.py", "needs more ranks"),  # of one rank nothing is summed
+    ("test_te_layers_batch_invariant.py", "needs Transformer Engine or Triton"),
+)
+"""Classes of tests whose error does not name its reason, by a part of the test's name."""
+
+
+def class_of(test: str, state: str, reason: str) -> str:
+    """The class of an outcome, from its state and the first line of its error."""
+    if state == "passed":
+        return PASSES
+    if state == "skipped":
+        return "skipped by Megatron"
+    if state in ("hung", "crashed"):
+        return "ends no process of its own" if state == "crashed" else "takes more than a minute"
+    named = next((kind for part, kind in BY_NAME if part in test), OTHER)
+    return next((kind for kind, patterns in CLASSES if any(re.search(one, reason) for one in patterns)), named)
+
+
+def split(test: str) -> tuple[str, str]:
+    """The file and the name of a test."""
+    file, _, name = test.partition("::")
+    return file, name
+
+
+def compact(tests: Mapping[str, str]) -> dict[str, dict[str, list[str]]]:
+    """``{file: {class: [names]}}``; parameters of a test whose cases have one class are left out."""
+    functions: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for test, kind in tests.items():
+        file, name = split(test)
+        functions[file, name.partition("[")[0]].add(kind)
+    files: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for test, kind in tests.items():
+        file, name = split(test)
+        function = name.partition("[")[0]
+        files[file][kind].add(function if len(functions[file, function]) == 1 else name)
+    return {file: {kind: sorted(names) for kind, names in sorted(kinds.items())} for file, kinds in sorted(files.items())}
+
+
+class Expected:
+    """The recorded outcomes of one Megatron-LM version on one number of ranks."""
+
+    def __init__(self, version: str, nproc: int) -> None:
+        content: dict[str, Any] = json.loads((FOLDER / f"{version}.json").read_text(encoding="utf-8"))
+        self._files: dict[str, dict[str, list[str]]] = content[str(nproc)]
+        self._kinds = {
+            (file, name): kind for file, kinds in self._files.items() for kind, names in kinds.items() for name in names
+        }
+
+    def folders(self) -> dict[str, list[str]]:
+        """``{folder: files with a test that passes}``."""
+        folders: dict[str, list[str]] = defaultdict(list)
+        for file, kinds in self._files.items():
+            if PASSES in kinds:
+                folders[str(Path(file).parent)].append(file)
+        return dict(folders)
+
+    def of(self, test: str) -> str | None:
+        """The class of a test; None for one that is not recorded."""
+        file, name = split(test)
+        return self._kinds.get((file, name)) or self._kinds.get((file, name.partition("[")[0]))
+
+
+def read_results(path: str | Path) -> dict[str, tuple[str, str]]:
+    """``{test: (state, reason)}`` from the lines that ``runner.py`` writes."""
+    rows = map(json.loads, Path(path).read_text(encoding="utf-8").splitlines())
+    return {test: (state, reason) for row in rows for test, (state, reason) in row["tests"].items()}
+
+
+def main(version: str, *results: str) -> None:
+    content = {}
+    for text in results:
+        nproc, _, path = text.partition("=")
+        content[nproc] = compact({test: class_of(test, *outcome) for test, outcome in read_results(path).items()})
+    (FOLDER / f"{version}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,76 @@
+"""Megatron-LM's own unit tests, in the checkout that MEGATRON_LM_PATH names: at level 0 and at the default level.
+
+The expected outcome of every test is recorded (own_unit_tests/<version>.json). Files without a test that passes are not run.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.megatron_lm.checkout import ROOT, build_helpers, path
+from tests.megatron_lm.own_unit_tests.outcomes import PASSES, Expected, class_of, compact, read_results
+
+VERSION = "0.16.1"
+RUNNER = Path(__file__).parent / "own_unit_tests" / "runner.py"
+FOLDERS = [(nproc, folder) for nproc in (1, 2) for folder in Expected(VERSION, nproc).folders()]
+
+
+def run(root: Path, files: list[str], nproc: int, level: int, results: Path) -> Mapping[str, tuple[str, str]]:
+    """``{test: (state, reason)}`` of these files."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MINDSPEED_PLATFORM": "cpu"}
+    command = [sys.executable, "-W", "ignore", str(RUNNER), str(root), str(results), str(nproc), str(level), *files]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return read_results(results)
+
+
+@pytest.fixture(scope="module")
+def root() -> Path:
+    root = path()
+    if find_spec("pytest_mock") is None:
+        pytest.skip("Megatron-LM's unit tests need pytest-mock")
+    if f"MINOR = {VERSION.split('.')[1]}\n" not in (root / "megatron" / "core" / "package_info.py").read_text():
+        pytest.skip(f"the recorded outcomes are those of Megatron-LM {VERSION}")
+    build_helpers(root)
+    return root
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("nproc", "folder"), FOLDERS, ids=lambda value: str(value).replace("tests/unit_tests", ""))
+def test_what_megatron_passes_on_the_platform_it_passes_with_the_features_of_level_1(root, tmp_path, nproc, folder):
+    expected = Expected(VERSION, nproc)
+    files = expected.folders()[folder]
+    platform = run(root, files, nproc, 0, tmp_path / "platform.jsonl")
+    passing = {test for test, (state, _) in platform.items() if state == "passed"}
+    lost = {test: outcome for test, outcome in platform.items() if test not in passing and expected.of(test) == PASSES}
+    assert lost == {}
+    default = run(root, files, nproc, 2, tmp_path / "default.jsonl")
+    assert {test: default.get(test) for test in passing if default.get(test, ("", ""))[0] != "passed"} == {}
+
+
+def test_cases_of_one_class_are_recorded_by_their_test():
+    recorded = compact({"a.py::T::f[1]": "passes", "a.py::T::f[2]": "passes", "a.py::g[1]": "passes", "a.py::g[2]": "other"})
+    assert recorded == {"a.py": {"other": ["g[2]"], "passes": ["T::f", "g[1]"]}}
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "kind"),
+    [
+        ("passed", "", PASSES),
+        ("failed", "RuntimeError: world_size (1) is not divisible by 8", "needs more ranks"),
+        ("failed", "NameError: name 'TESpecProvider' is not defined", "needs Transformer Engine or Triton"),
+        ("failed", "AssertionError: assert 'cpu' == 'cuda'", "needs a GPU feature"),
+        ("failed", "E   ModuleNotFoundError: No module named 'nltk'", "needs another package"),
+        ("skipped", "Skipped: Deep EP and Hybrid EP are not available", "skipped by Megatron"),
+    ],
+)
+def test_an_outcome_has_a_class_by_its_reason(state, reason, kind):
+    assert class_of("a.py::test", state, reason) == kind
