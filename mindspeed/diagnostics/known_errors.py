@@ -54,6 +54,12 @@ SYMPTOMS: Final = (
         "--tokenizer-model <existing folder or file>, an absolute path that every node sees",
     ),
     Symptom(
+        r"require setting the environment variable CUDA_DEVICE_MAX_CONNECTIONS",
+        "Megatron-LM demands one hardware queue on GPUs before Blackwell, so that communication is launched before the "
+        "computation that hides it. On the CPU and on the NPU mindspeed sets the variable.",
+        "export CUDA_DEVICE_MAX_CONNECTIONS=1",
+    ),
+    Symptom(
         r"zero_centered_gamma not supported by torch LayerNorm",
         "--apply-layernorm-1p (layernorm_zero_centered_gamma) needs a norm with a zero-centered weight; the local layers of "
         "Megatron have torch's norms without Apex.",

@@ -7,7 +7,8 @@ imported only inside the calls.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import os
+from collections.abc import Callable, MutableMapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from mindspeed.megatron.local_layers import Unsupported, unsupported_arguments
 from mindspeed.megatron.training_plan import contradiction
 from mindspeed.planning import checkpoint_state
 from mindspeed.planning.fingerprint import Content
+from mindspeed.planning.plan import ActivationPlan
 from mindspeed.plugins.problems import MindSpeedError, Problem, RunError
 from mindspeed.runtime import session
 
@@ -48,6 +50,7 @@ def with_plan_arguments(original: Function) -> Function:
         if active is None:
             return original(args, *rest, **kwargs)
         put_arguments(active, args)
+        order_launches(active.plan, args, os.environ)
         validated = original(args, *rest, **kwargs)
         final = validated if validated is not None else args
         if problems := [*differences(active, final), *unsupported_arguments(vars(final), _argument_of)]:
@@ -55,6 +58,16 @@ def with_plan_arguments(original: Function) -> Function:
         return validated
 
     return validate_args
+
+
+def order_launches(plan: ActivationPlan, args: Any, environ: MutableMapping[str, str]) -> None:
+    """Set ``CUDA_DEVICE_MAX_CONNECTIONS``, which Megatron-LM demands under tensor and context parallelism, where it is unset.
+
+    Only where the variable has no meaning, outside CUDA; fully sharded data parallelism demands another value.
+    """
+    sharded = getattr(args, "use_torch_fsdp2", False) or getattr(args, "use_megatron_fsdp", False)
+    if plan.world.knows("platform") and plan.world.platform != "cuda" and not sharded:
+        environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
 
 def put_arguments(active: session.Session, args: Any) -> None:

@@ -13,6 +13,7 @@ TEXTS = [
     "ModuleNotFoundError: No module named 'megatron.core.datasets.helpers_cpp'",
     "ModuleNotFoundError: sentencepiece library should be installed.",
     "ValueError: Unable to instantiate HuggingFace AutoTokenizer for /nowhere. Exception: ...",
+    "context parallelism require setting the environment variable CUDA_DEVICE_MAX_CONNECTIONS to 1",
     "AssertionError: zero_centered_gamma not supported by torch LayerNorm",
     "RuntimeError: [enforce fail at ...] Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144]",
     "Using /home/user/.cache/torch_extensions/py310_cpu as PyTorch extensions root...",

@@ -130,11 +130,11 @@ class Checkout:
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
             "PYTHONPATH": os.pathsep.join(search),
             "OMP_NUM_THREADS": "1",
-            "CUDA_DEVICE_MAX_CONNECTIONS": "1",
             "MINDSPEED_PLATFORM": "cpu",
             "MINDSPEED_REPORT": str(report),
         }
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("MINDSPEED_")}
+        left_out = ("MINDSPEED_", "CUDA_DEVICE_MAX_CONNECTIONS")
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
         done = subprocess.run(
             command,
             stdout=subprocess.PIPE,

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from mindspeed.inspection.cli_arguments import surface
+from mindspeed.megatron import training_hook_wrappers
 from mindspeed.megatron.training_flags import world_of
-from mindspeed.megatron.training_hook_wrappers import differences, put_arguments
+from mindspeed.megatron.training_hook_wrappers import differences, order_launches, put_arguments, with_plan_arguments
 from mindspeed.planning.plan import ActivationPlan, PlannedOverride
 from mindspeed.plugins import ArgOverride, MindSpeedError, World
 from tests.megatron_lm import stub
@@ -51,6 +52,30 @@ def test_the_plans_values_go_where_megatron_lm_takes_them_under_its_own_names():
     assert (args.bias_swiglu_fusion, args.num_virtual_stages_per_pipeline_rank, args.recompute_modules) == (True, 2, ["mlp"])
     assert "batch_p2p_comm" not in session.taken
     assert session.taken["sequence_parallel"] == {"Megatron-LM": False}
+
+
+@pytest.mark.parametrize(
+    ("platform", "fsdp", "environment", "expected"),
+    [
+        ("cpu", False, {}, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}),
+        ("cpu", False, {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}, {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}),
+        ("cpu", True, {}, {}),
+        ("cuda", False, {}, {}),
+    ],
+)
+def test_the_variable_that_megatron_demands_is_set_where_it_has_no_meaning(platform, fsdp, environment, expected):
+    order_launches(active({"platform": platform}).plan, Namespace(use_torch_fsdp2=fsdp), environment)
+    assert environment == expected
+
+
+@pytest.mark.parametrize("argument", ["fp8", "fp4", "layernorm_zero_centered_gamma"])
+def test_an_argument_of_a_file_that_local_layers_do_not_support_is_a_problem(monkeypatch, argument):
+    monkeypatch.setattr(training_hook_wrappers.session, "current", lambda: active())
+    validate = with_plan_arguments(lambda args: args)
+    with pytest.raises(MindSpeedError) as caught:
+        validate(parsed(transformer_impl="local", **{argument: "hybrid"}))
+    assert [problem.code for problem in caught.value.problems] == ["MS605"]
+    assert caught.value.problems[0].where == f"Megatron's argument {argument}"
 
 
 def test_chunks_that_are_given_by_their_layers_stay_so():
