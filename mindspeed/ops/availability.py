@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from mindspeed.ops import OPERATORS, libraries
+from mindspeed.ops import OPERATORS, build_cache
 from mindspeed.ops.compiler import find_compiler
 from mindspeed.ops.reasons import reason
 from mindspeed.ops.variants import has_variant, native_variants, python_variants, reference_only
@@ -126,7 +126,7 @@ class _Machine:
     def built(self) -> frozenset[str]:
         """Operators in the library that a process would load here."""
         key = self._key
-        found = libraries.find(key) if key is not None else None
+        found = build_cache.find(key) if key is not None else None
         return frozenset(found.operators) if found is not None else frozenset()
 
     @cached_property
@@ -134,13 +134,13 @@ class _Machine:
         """Why there is no library for this machine."""
         if self._key is None:
             return "torch is not installed"
-        other = libraries.nearest(self._key)
-        what = libraries.why_not(self._key, other) if other is not None else "not built"
+        other = build_cache.nearest(self._key)
+        what = build_cache.why_not(self._key, other) if other is not None else "not built"
         if find_compiler(os.environ.get("CXX")) is None:
             return f"{what}, and there is no C++ compiler here"
         return f"{what}: mindspeed ops build"
 
     @cached_property
-    def _key(self) -> libraries.Key | None:
-        torch = libraries.torch_version()
-        return libraries.wanted(torch) if torch is not None else None
+    def _key(self) -> build_cache.Key | None:
+        torch = build_cache.torch_version()
+        return build_cache.wanted(torch) if torch is not None else None

@@ -22,9 +22,9 @@ from typing import Final
 
 from filelock import FileLock, Timeout
 
-from mindspeed.ops import libraries
+from mindspeed.ops import build_cache
+from mindspeed.ops.build_cache import Built, Key
 from mindspeed.ops.compiler import CANDIDATES, Compiler, Outcome, compile_object, find_compiler, link, run
-from mindspeed.ops.libraries import Built, Key
 from mindspeed.ops.sources import digest, operator_files, source_digest, source_files
 from mindspeed.ops.variants import SOURCES
 from mindspeed.plugins.problems import PlatformError, Problem
@@ -68,18 +68,18 @@ def build(say: Say, force: bool = False, sources: Path = SOURCES, cache: Path | 
     Raises PlatformError: MS501 without torch, MS510 without a compiler, MS511 when a source does not compile, MS514 when
     the cache cannot be written.
     """
-    version = libraries.torch_version()
+    version = build_cache.torch_version()
     if version is None:
         text = "torch is not installed, and operators are compiled against it"
         raise PlatformError([Problem("MS501", text, fix="pip install 'mindspeed[train]'")])
-    key = libraries.wanted(version, sources)
+    key = build_cache.wanted(version, sources)
     compiler = find_compiler(os.environ.get("CXX"))
     if (done := _already(key, compiler, force, cache)) is not None:
         return done, False
     if compiler is None:
         raise PlatformError([_no_compiler()])
-    library = libraries.place(key, compiler.version, cache)
-    job = _Job(key, sources, compiler, library, libraries.objects(cache), say, force)
+    library = build_cache.place(key, compiler.version, cache)
+    job = _Job(key, sources, compiler, library, build_cache.objects(cache), say, force)
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
         job.objects.mkdir(exist_ok=True)
@@ -100,8 +100,8 @@ def _already(key: Key, compiler: Compiler | None, force: bool, cache: Path | Non
     if force:
         return None
     if compiler is None:
-        return libraries.find(key, cache)
-    return libraries.read(libraries.record_of(libraries.place(key, compiler.version, cache)))
+        return build_cache.find(key, cache)
+    return build_cache.read(build_cache.record_of(build_cache.place(key, compiler.version, cache)))
 
 
 def _no_compiler() -> Problem:
@@ -130,14 +130,14 @@ def _make(job: _Job) -> Built:
     seconds = round(time.perf_counter() - started, 1)
     operators = tuple(file.stem for file in operator_files(job.sources))
     built = Built(job.library, job.key, job.compiler.version, operators, size, seconds)
-    libraries.write_record(built)
+    build_cache.write_record(built)
     job.log.unlink(missing_ok=True)
     return built
 
 
 def _compile(job: _Job, files: list[Path], folder: Path) -> list[Path]:
     """One object per source, compiled at the same time. Those of sources that have not changed are found."""
-    common = digest(*libraries.FLAGS, job.key.torch, job.key.processor, job.compiler.version)
+    common = digest(*build_cache.FLAGS, job.key.torch, job.key.processor, job.compiler.version)
     made = [job.objects / f"{digest(common, source_digest(file))}.o" for file in files]
     missing = {file: part for file, part in zip(files, made, strict=True) if job.again or not part.is_file()}
     if missing:

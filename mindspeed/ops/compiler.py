@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mindspeed.ops.libraries import FLAGS, torch_folder, width
+from mindspeed.ops.build_cache import FLAGS, torch_folder, width
 
 CANDIDATES: Final = ("g++", "c++", "clang++")
 """Commands that are tried where the variable CXX names none."""

@@ -19,9 +19,9 @@ from mindspeed.ops.attention_checks import check_call, check_results
 from mindspeed.ops.attention_layout import head_view, head_width, heads_like, ranges_of, sequence_view, sizes
 from mindspeed.ops.attention_mask import FULL_MASK_MODES, visibility
 from mindspeed.ops.attention_scores import COMPRESSED_ROWS, Bias, Dropout, Scores
-from mindspeed.ops.library import define
 from mindspeed.ops.npu_ring_attention_update import sequence_major, token_major
 from mindspeed.ops.numerics import unflatten, wide_type
+from mindspeed.ops.registration import define
 
 LANES = 8
 UNBOUNDED = 2147483647

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops.errors import require
-from mindspeed.ops.library import define
 from mindspeed.ops.numerics import unflatten, wide
 from mindspeed.ops.process_groups import Group, all_gather, all_reduce, name_of, reduce_scatter, size_of
+from mindspeed.ops.registration import define
 
 
 def pure_matmul(x1: Tensor, x2: Tensor, output: Tensor, *, bias: Tensor | None = None) -> None:

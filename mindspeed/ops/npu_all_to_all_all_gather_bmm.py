@@ -10,9 +10,9 @@ from torch import Tensor
 
 from mindspeed.ops.activations import PLAIN, activate
 from mindspeed.ops.errors import require
-from mindspeed.ops.library import define, no_gradient
 from mindspeed.ops.numerics import unflatten, wide
 from mindspeed.ops.process_groups import Group, all_gather, all_to_all, name_of, require_size, size_of
+from mindspeed.ops.registration import define, no_gradient
 
 
 def npu_all_to_all_all_gather_bmm(

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops.errors import require
-from mindspeed.ops.library import define, no_gradient
 from mindspeed.ops.numerics import unflatten, wide
 from mindspeed.ops.process_groups import Group, all_to_all, name_of, reduce_scatter, require_size, size_of
+from mindspeed.ops.registration import define, no_gradient
 
 
 def npu_bmm_reduce_scatter_all_to_all(

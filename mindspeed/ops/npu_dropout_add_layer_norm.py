@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops.errors import require
-from mindspeed.ops.library import define
 from mindspeed.ops.numerics import rounded, wide, wide_type
+from mindspeed.ops.registration import define
 
 
 def npu_dropout_add_layer_norm(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import mindspeed.ops.npu_fused_moe_token_unpermute  # noqa: F401  it registers the operator of the gradient
 from mindspeed.ops.errors import require
-from mindspeed.ops.library import define
+from mindspeed.ops.registration import define
 
 
 def npu_fused_moe_token_permute(

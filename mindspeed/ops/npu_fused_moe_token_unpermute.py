@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops.errors import require
-from mindspeed.ops.library import define
 from mindspeed.ops.numerics import wide, wide_type
+from mindspeed.ops.registration import define
 
 
 def npu_fused_moe_token_unpermute(

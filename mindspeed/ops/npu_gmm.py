@@ -13,9 +13,9 @@ from torch import Tensor
 
 from mindspeed.ops.errors import require
 from mindspeed.ops.group_list import group_ranges, group_tensor
-from mindspeed.ops.library import define, no_gradient
 from mindspeed.ops.npu_groupmatmul_add_fp32 import npu_groupmatmul_add_fp32
 from mindspeed.ops.numerics import wide, wide_type
+from mindspeed.ops.registration import define, no_gradient
 
 GROUPED_ROWS, GROUPED_SUM = 0, 2
 

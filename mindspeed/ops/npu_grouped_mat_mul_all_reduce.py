@@ -13,9 +13,9 @@ from torch import Tensor
 
 from mindspeed.ops.errors import require
 from mindspeed.ops.group_list import group_ranges, group_tensor
-from mindspeed.ops.library import define, no_gradient
 from mindspeed.ops.numerics import wide
 from mindspeed.ops.process_groups import Group, all_reduce, name_of, size_of
+from mindspeed.ops.registration import define, no_gradient
 
 
 def npu_grouped_mat_mul_all_reduce(

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from mindspeed.ops.errors import require
 from mindspeed.ops.group_list import group_ranges, group_tensor
-from mindspeed.ops.library import define
 from mindspeed.ops.numerics import wide, wide_type
+from mindspeed.ops.registration import define
 
 
 def npu_groupmatmul_add_fp32(x: Tensor, dy: Tensor, group_list: Tensor | Sequence[int], grad: Tensor) -> None:

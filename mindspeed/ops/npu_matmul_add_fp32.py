@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops.errors import require
-from mindspeed.ops.library import define
 from mindspeed.ops.numerics import wide, wide_type
+from mindspeed.ops.registration import define
 
 
 def npu_matmul_add_fp32(total_input: Tensor, grad_output: Tensor, grad: Tensor) -> None:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops.errors import require
-from mindspeed.ops.library import define, no_gradient
 from mindspeed.ops.numerics import wide
 from mindspeed.ops.process_groups import Group, all_reduce, name_of
 from mindspeed.ops.quantization import dequantized, float_scale, integer_product
+from mindspeed.ops.registration import define, no_gradient
 
 
 def npu_mm_all_reduce_add_rms_norm(

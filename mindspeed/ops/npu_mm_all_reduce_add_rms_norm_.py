@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops.errors import require
-from mindspeed.ops.library import define
 from mindspeed.ops.npu_mm_all_reduce_add_rms_norm import REST, check, check_group_size
 from mindspeed.ops.process_groups import Group
+from mindspeed.ops.registration import define
 
 
 def npu_mm_all_reduce_add_rms_norm_(

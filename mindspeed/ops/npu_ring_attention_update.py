@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops.errors import require
-from mindspeed.ops.library import define, no_gradient
 from mindspeed.ops.numerics import rounded, wide
+from mindspeed.ops.registration import define, no_gradient
 
 
 def npu_ring_attention_update(

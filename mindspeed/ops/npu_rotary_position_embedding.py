@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops.errors import require
-from mindspeed.ops.library import define
 from mindspeed.ops.numerics import rounded, wide
+from mindspeed.ops.registration import define
 
 HALF: Final = 0
 INTERLEAVED: Final = 1

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops.errors import require
-from mindspeed.ops.library import define
 from mindspeed.ops.numerics import rounded, wide, wide_type
+from mindspeed.ops.registration import define
 
 
 def rms_norm(x: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> Tensor:

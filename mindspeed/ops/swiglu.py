@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mindspeed.ops.errors import require
-from mindspeed.ops.library import define
 from mindspeed.ops.numerics import rounded, wide
+from mindspeed.ops.registration import define
 
 
 def swiglu(x: Tensor, dim: int = -1) -> Tensor:

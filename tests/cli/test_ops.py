@@ -59,7 +59,7 @@ def test_what_is_built_runs(cache, listed):
 
 def test_built_for_another_torch_it_says_which(cache, listed):
     pretend_built(cache, torch="2.6.0")
-    here = availability.libraries.torch_version()
+    here = availability.build_cache.torch_version()
     why = f"built for torch 2.6.0, here is {here}: mindspeed ops build"
     assert listed("swiglu", "--platform", "cpu") == ("C++", "reference", why)
 

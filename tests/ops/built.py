@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mindspeed.ops import libraries
-from mindspeed.ops.libraries import Built, Key
+from mindspeed.ops import build_cache
+from mindspeed.ops.build_cache import Built, Key
 from mindspeed.ops.sources import operator_files
 from mindspeed.ops.variants import SOURCES
 
@@ -43,12 +43,12 @@ def pretend_built(cache: Path, sources: Path = SOURCES, operators: Sequence[str]
     """
     content = b"no library"
     names = tuple(operators or (file.stem for file in operator_files(sources)))
-    key: Key = replace(libraries.wanted(libraries.torch_version() or "", sources), **other)
-    library = libraries.place(key, "acme 1.0", cache)
+    key: Key = replace(build_cache.wanted(build_cache.torch_version() or "", sources), **other)
+    library = build_cache.place(key, "acme 1.0", cache)
     library.parent.mkdir(parents=True, exist_ok=True)
     library.write_bytes(content)
     built = Built(library, key, "acme 1.0", names, len(content), 1.0)
-    libraries.write_record(built)
+    build_cache.write_record(built)
     return built
 
 

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from mindspeed.ops import libraries
+from mindspeed.ops import build_cache
 from mindspeed.ops.building import build
 from mindspeed.plugins.problems import PlatformError
 from tests.ops.built import write_compiler, write_sources
@@ -103,7 +103,7 @@ def test_what_is_built_is_found_and_nothing_is_written(sources, cache):
     assert steps_of(sources, cache) == ([], built)
     assert {path: path.stat().st_mtime_ns for path in cache.rglob("*")} == before
     assert built.operators == ("first", "second")
-    assert libraries.find(built.key, cache) == built
+    assert build_cache.find(built.key, cache) == built
 
 
 @pytest.mark.long
@@ -113,7 +113,7 @@ def test_only_what_changed_is_compiled_again(sources, cache):
     (sources / "common" / "shared.h").write_text("#pragma once\n// other words\n")
     steps, second = steps_of(sources, cache)
     assert steps == ["second.cpp compiled"]
-    assert libraries.why_not(second.key, first) == "built from other sources"
+    assert build_cache.why_not(second.key, first) == "built from other sources"
     (sources / "common" / "shared.h").write_text("#pragma once\n")
     assert steps_of(sources, cache) == ([], first)
 
@@ -145,7 +145,7 @@ def test_another_compiler_makes_another_library(sources, cache, tmp_path, monkey
     _, other = steps_of(sources, cache)
     assert (other.compiler, other.key) == ("acme 1.0", built.key)
     assert other.library != built.library
-    assert libraries.find(built.key, cache) == other
+    assert build_cache.find(built.key, cache) == other
 
 
 def test_a_source_that_does_not_compile_is_one_problem_with_its_first_errors(sources, cache):

@@ -9,7 +9,7 @@ import warnings
 import pytest
 import torch
 
-from mindspeed.ops.library import _at_first_call
+from mindspeed.ops.registration import _at_first_call
 from mindspeed.ops.variants import python_variants
 
 WITHOUT = """

@@ -1,1 +1,1 @@
-"""Operators on CPU that are written in Python: `KERNELS` of each file maps schema names to functions."""
+"""Operators on CPU that are written in Python: `KERNELS` of each file maps schema names to kernels."""

@@ -8,7 +8,7 @@ Statistics are ``(logsumexp, 1)``. The kernel rounds the probabilities of half-p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mindspeed.ops.attention_scores import Scores, Span
-from mindspeed.ops.fusion_attention import Options, Part, _backward, _forward, _out_like, _parts, _stats_like
+from mindspeed.ops.fusion_attention import Options, Part, _out_like, _parts, _stats_like
+from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.numerics import wide_type
 
 _NUMBERS: Final = 1 << 20
@@ -168,12 +169,20 @@ def _backward_part(part: Part) -> None:
         grad.copy_(sum_)
 
 
+def _supports_forward(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> bool:
+    _, _, seed = rest[:3]
+    return _supports(query, key, value, seed)
+
+
+def _supports_backward(dout: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> bool:
+    _, _, seed, _, _, _, of_pse = rest[:7]
+    return not of_pse and _supports(query, key, value, seed)
+
+
 def forward(
     query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, seed: Tensor | None, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The result and lean statistics, [B, N, S] or [T, N]."""
-    if not _supports(query, key, value, seed):
-        return _forward(query, key, value, pse, mask, seed, *rest)
     options = Options(*rest)
     out, maximum = _out_like(query, key, value, options), _stats_like(query, options)
     total = torch.empty_like(maximum)
@@ -197,8 +206,6 @@ def backward(
     *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key and value; the statistics may be any whose ``maximum + log(sum)`` is the logsumexp."""
-    if of_pse or not _supports(query, key, value, seed):
-        return _backward(dout, query, key, value, pse, mask, seed, out, maximum, total, of_pse, *rest)
     dq, dk, dv = (x.new_empty(x.shape) for x in (query, key, value))
     parts = _parts([query, out, dout, dq], [key, value, dk, dv], [maximum, total], pse, mask, seed, Options(*rest))
     for part in parts:
@@ -206,4 +213,7 @@ def backward(
     return dq, dk, dv, query.new_empty(0)
 
 
-KERNELS: Final[dict[str, Callable[..., Any]]] = {"fusion_attention": forward, "fusion_attention_backward": backward}
+KERNELS: Final[dict[str, Kernel]] = {
+    "fusion_attention": Kernel(forward, _supports_forward),
+    "fusion_attention_backward": Kernel(backward, _supports_backward),
+}

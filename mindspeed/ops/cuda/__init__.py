@@ -1,1 +1,1 @@
-"""Operators on CUDA: `KERNELS` of each file maps schema names to functions. Kernels are Triton's, attention is torch's own."""
+"""Operators on CUDA: `KERNELS` of each file maps schema names to kernels. Kernels are Triton's, attention is torch's own."""

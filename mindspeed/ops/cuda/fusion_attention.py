@@ -7,7 +7,6 @@ Statistics are ``(logsumexp, 1)``. The kernel rounds the probabilities to the ty
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -16,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mindspeed.ops.attention_layout import head_view, head_width, heads_like, ranges_of, sizes
-from mindspeed.ops.fusion_attention import Options, _backward, _forward
+from mindspeed.ops.fusion_attention import Options
+from mindspeed.ops.kernel import Kernel
 
 _WIDEST: Final = 256
 _ALL: Final = -1
@@ -76,20 +76,33 @@ class Call(NamedTuple):
     sides: dict[str, Any]
 
 
-def _call(
-    query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, seed: Tensor | None, options: Options
-) -> Call | None:
-    """The call of the kernel, or None for the reference."""
+def _supports(
+    query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, seed: Tensor | None, *rest: Any
+) -> bool:
+    options = Options(*rest)
     if query.dtype not in (torch.bfloat16, torch.float16) or pse is not None or seed is not None:
-        return None
+        return False
     if not all(x.numel() for x in (query, key, value)) or not _device_takes(query.device):
-        return None
+        return False
+    seen = window(_lengths(query, key, options), mask is not None, options)
+    return seen is not None and max(_widths(query, key, value, options)) <= _WIDEST
+
+
+def _supports_backward(dout: Tensor, *args: Any) -> bool:
+    return _supports(*args[:6], *args[10:])
+
+
+def _widths(query: Tensor, key: Tensor, value: Tensor, options: Options) -> list[int]:
+    """Widths of the heads of queries and of values."""
+    groups = heads_like(key, options.layout, query, options.heads)
+    return [head_width(x, options.layout, heads) for x, heads in ((query, options.heads), (value, groups))]
+
+
+def _call(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Options) -> Call:
+    """The call of the kernel."""
     lengths, groups = _lengths(query, key, options), heads_like(key, options.layout, query, options.heads)
-    seen = window(lengths, mask is not None, options)
-    widths = [head_width(x, options.layout, heads) for x, heads in ((query, options.heads), (value, groups))]
-    if seen is None or max(widths) > _WIDEST:
-        return None
-    width = -(-max(widths) // 8) * 8
+    seen = window(lengths, mask is not None, options) or Window(_ALL, _ALL)
+    width = -(-max(_widths(query, key, value, options)) // 8) * 8
     views = [_padded(_view(x, options.layout, n), width) for x, n in ((query, options.heads), (key, groups), (value, groups))]
     ends: tuple[Tensor | None, Tensor | None] = (None, None)
     if options.layout == "TND":
@@ -126,9 +139,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The result and lean statistics, [B, N, S] or [T, N]."""
     options = Options(*rest)
-    call = _call(query, key, value, pse, mask, seed, options)
-    if call is None:
-        return _forward(query, key, value, pse, mask, seed, *rest)
+    call = _call(query, key, value, mask, options)
     out, logsumexp, *_ = torch.ops.aten._flash_attention_forward(
         call.query, call.key, call.value, *call.ends, *call.longest, 0.0, call.causal, False, **call.sides
     )
@@ -153,9 +164,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key and value; the statistics may be any whose ``maximum + log(sum)`` is the logsumexp."""
     options = Options(*rest)
-    call = _call(query, key, value, pse, mask, seed, options)
-    if call is None:
-        return _backward(dout, query, key, value, pse, mask, seed, out, maximum, total, of_pse, *rest)
+    call = _call(query, key, value, mask, options)
     # exp(logit - inf) is zero: a row that saw no key among all of which this is a block has no gradient
     logsumexp = torch.where(total > 0, maximum + total.log(), torch.inf)
     logsumexp = (logsumexp.t() if options.layout == "TND" else logsumexp).contiguous()
@@ -179,4 +188,7 @@ def backward(
     return dq, dk, dv, query.new_empty(0)
 
 
-KERNELS: Final[dict[str, Callable[..., Any]]] = {"fusion_attention": forward, "fusion_attention_backward": backward}
+KERNELS: Final[dict[str, Kernel]] = {
+    "fusion_attention": Kernel(forward, _supports),
+    "fusion_attention_backward": Kernel(backward, _supports_backward),
+}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from mindspeed.ops.npu_dropout_add_layer_norm import _backward, _forward, _kept
+from mindspeed.ops.kernel import Kernel
+from mindspeed.ops.npu_dropout_add_layer_norm import _kept
 from mindspeed.ops.triton import npu_dropout_add_layer_norm as kernels
 from mindspeed.ops.triton.launch import cores, launch, pieces, power, takes, tile, warps
 from mindspeed.ops.triton.sums import column_sums
@@ -18,6 +18,16 @@ _WIDEST: Final = 8192
 
 def _supports(x: Tensor, *others: Tensor | None) -> bool:
     return takes(x, *others) and 0 < x.shape[-1] <= _WIDEST
+
+
+def _supports_forward(x0: Tensor, *rest: Any) -> bool:
+    optional, residual_dtype = rest[:5], rest[8]
+    return _supports(x0, *optional) and residual_dtype != torch.float64
+
+
+def _supports_backward(dout: Tensor, *rest: Any) -> bool:
+    dz, z, weight, _, _, x0, rowscale, layerscale = rest[:8]
+    return _supports(dout, dz, z, weight, x0, rowscale, layerscale)
 
 
 def _sizes(width: int, rows: int) -> dict[str, int]:
@@ -46,8 +56,6 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """``(out, z, mean, rstd)``."""
     optional = (residual, weight, bias, rowscale, layerscale)
-    if not _supports(x0, *optional) or residual_dtype == torch.float64:
-        return _forward(x0, *optional, mask, p, epsilon, residual_dtype, rms)
     x0, width = x0.contiguous(), x0.shape[-1]
     rows = x0.numel() // width
     out, z = x0.new_empty(x0.shape), x0.new_empty(x0.shape, dtype=residual_dtype)
@@ -85,8 +93,6 @@ def backward(
     rms: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x0, residual, weight, bias, rowscale, layerscale; those of scales are empty without ``x0``."""
-    if not _supports(dout, dz, z, weight, x0, rowscale, layerscale):
-        return _backward(dout, dz, z, weight, mean, rstd, x0, rowscale, layerscale, mask, p, rms)
     tensors = [t.contiguous() for t in (dout, dz, z, weight, mean, rstd)]
     tensors += [_or(tensor, tensors[0]) for tensor in (x0, rowscale, layerscale, mask)]
     width = dout.shape[-1]
@@ -118,7 +124,7 @@ def backward(
     return dx0, dresidual, dweight, dbias, drow, dlayer
 
 
-KERNELS: Final[dict[str, Callable[..., Any]]] = {
-    "npu_dropout_add_layer_norm": forward,
-    "npu_dropout_add_layer_norm_backward": backward,
+KERNELS: Final[dict[str, Kernel]] = {
+    "npu_dropout_add_layer_norm": Kernel(forward, _supports_forward),
+    "npu_dropout_add_layer_norm_backward": Kernel(backward, _supports_backward),
 }

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from mindspeed.ops.cuda.npu_fused_moe_token_unpermute import across
-from mindspeed.ops.npu_fused_moe_token_permute import _forward, _topk
+from mindspeed.ops.kernel import Kernel
+from mindspeed.ops.npu_fused_moe_token_permute import _topk
 from mindspeed.ops.triton import npu_fused_moe_token_unpermute as kernels
 from mindspeed.ops.triton.launch import TYPES, launch, pieces
 
@@ -18,8 +18,6 @@ _COPIED: Final = (*TYPES, torch.float64, torch.int8, torch.uint8, torch.int16, t
 
 def forward(tokens: Tensor, indices: Tensor, rows: int, padded: bool) -> tuple[Tensor, Tensor]:
     """``(permuted, slots)``."""
-    if padded or tokens.dtype not in _COPIED:
-        return _forward(tokens, indices, rows, padded)
     flat, topk, width = indices.flatten(), _topk(indices), tokens.shape[1]
     order = torch.argsort(flat, stable=True)
     places = torch.arange(flat.numel(), dtype=torch.int32, device=flat.device)
@@ -32,4 +30,6 @@ def forward(tokens: Tensor, indices: Tensor, rows: int, padded: bool) -> tuple[T
     return permuted, slots
 
 
-KERNELS: Final[dict[str, Callable[..., Any]]] = {"npu_fused_moe_token_permute": forward}
+KERNELS: Final[dict[str, Kernel]] = {
+    "npu_fused_moe_token_permute": Kernel(forward, lambda tokens, indices, rows, padded: not padded and tokens.dtype in _COPIED)
+}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from mindspeed.ops.npu_fused_moe_token_unpermute import _backward, _forward
+from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.triton import npu_fused_moe_token_unpermute as kernels
 from mindspeed.ops.triton.launch import launch, pieces, power, takes
 
@@ -23,8 +22,6 @@ def across(width: int) -> int:
 
 def forward(rows: Tensor, indices: Tensor, probs: Tensor | None, tokens: int, topk: int, padded: bool) -> Tensor:
     """The tokens."""
-    if padded or not takes(rows, probs):
-        return _forward(rows, indices, probs, tokens, topk, padded)
     out, (count, width) = rows.new_empty((tokens, rows.shape[1])), rows.shape
     if not width:
         return out
@@ -40,8 +37,6 @@ def backward(
     dout: Tensor, rows: Tensor | None, indices: Tensor, probs: Tensor | None, count: int, topk: int, padded: bool
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the rows and of the probabilities, the latter empty without ``rows``."""
-    if padded or not takes(dout, rows, probs):
-        return _backward(dout, rows, indices, probs, count, topk, padded)
     dout, indices, (tokens, width) = dout.contiguous(), indices.contiguous(), dout.shape
     drows, wide = dout.new_empty((count, width)), across(width)
     if rows is None or probs is None or not width or not topk:
@@ -56,7 +51,11 @@ def backward(
     return drows, dprobs
 
 
-KERNELS: Final[dict[str, Callable[..., Any]]] = {
-    "npu_fused_moe_token_unpermute": forward,
-    "npu_fused_moe_token_unpermute_backward": backward,
+KERNELS: Final[dict[str, Kernel]] = {
+    "npu_fused_moe_token_unpermute": Kernel(
+        forward, lambda rows, indices, probs, tokens, topk, padded: not padded and takes(rows, probs)
+    ),
+    "npu_fused_moe_token_unpermute_backward": Kernel(
+        backward, lambda dout, rows, indices, probs, count, topk, padded: not padded and takes(dout, rows, probs)
+    ),
 }

@@ -6,14 +6,13 @@ whatever was in the memory of the result.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mindspeed.ops.group_list import group_ranges
-from mindspeed.ops.npu_gmm import _bias_sum, _forward, _sum
+from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.triton import npu_gmm as kernels
 from mindspeed.ops.triton.launch import INTERPRETED, cores, launch, pieces, power, takes
 
@@ -65,8 +64,6 @@ def ends_on(device: torch.device, groups: Tensor, rows: int, cumulative: bool) -
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, groups: Tensor, cumulative: bool) -> Tensor:
     """Each group of rows times its own matrix."""
     (rows, depth), (experts, _, columns) = x.shape, weight.shape
-    if not takes(x, bias) or experts > _GROUPS:
-        return _forward(x, weight, bias, groups, cumulative)
     ends, out = ends_on(x.device, groups, rows, cumulative), x.new_empty((rows, columns))
     if not out.numel():
         return out
@@ -120,8 +117,6 @@ def add_products(x: Tensor, dy: Tensor, ends: Tensor, out: Tensor, add: bool) ->
 
 def grouped_sum(x: Tensor, dy: Tensor, groups: Tensor, cumulative: bool) -> Tensor:
     """``x_e^T dy_e`` for each group e."""
-    if not takes(x):
-        return _sum(x, dy, groups, cumulative)
     out = x.new_empty((groups.shape[0], x.shape[1], dy.shape[1]))
     add_products(x, dy, ends_on(x.device, groups, x.shape[0], cumulative), out, False)
     return out
@@ -129,8 +124,6 @@ def grouped_sum(x: Tensor, dy: Tensor, groups: Tensor, cumulative: bool) -> Tens
 
 def bias_sum(dy: Tensor, groups: Tensor, cumulative: bool) -> Tensor:
     """The sum of each group's rows, in fp32."""
-    if not takes(dy):
-        return _bias_sum(dy, groups, cumulative)
     rows, columns = dy.shape
     ends = ends_on(dy.device, groups, rows, cumulative)
     out = dy.new_empty((groups.shape[0], columns), dtype=torch.float32)
@@ -139,8 +132,8 @@ def bias_sum(dy: Tensor, groups: Tensor, cumulative: bool) -> Tensor:
     return out
 
 
-KERNELS: Final[dict[str, Callable[..., Any]]] = {
-    "npu_gmm": forward,
-    "npu_gmm_sum": grouped_sum,
-    "npu_gmm_bias": bias_sum,
+KERNELS: Final[dict[str, Kernel]] = {
+    "npu_gmm": Kernel(forward, lambda x, weight, bias, *_: takes(x, bias) and weight.shape[0] <= _GROUPS),
+    "npu_gmm_sum": Kernel(grouped_sum, lambda x, *_: takes(x)),
+    "npu_gmm_bias": Kernel(bias_sum, lambda dy, *_: takes(dy)),
 }

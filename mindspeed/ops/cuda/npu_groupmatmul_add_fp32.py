@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from torch import Tensor
 
 from mindspeed.ops.cuda.npu_gmm import add_products, ends_on
-from mindspeed.ops.npu_groupmatmul_add_fp32 import _add
+from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.triton.launch import takes
 
 
 def add(x: Tensor, dy: Tensor, groups: Tensor, grad: Tensor) -> None:
     """``grad[e] += x_e^T dy_e``."""
-    if takes(x):
-        add_products(x, dy, ends_on(x.device, groups, x.shape[0], True), grad, True)
-    else:
-        _add(x, dy, groups, grad)
+    add_products(x, dy, ends_on(x.device, groups, x.shape[0], True), grad, True)
 
 
-KERNELS: Final[dict[str, Callable[..., Any]]] = {"npu_groupmatmul_add_fp32": add}
+KERNELS: Final[dict[str, Kernel]] = {"npu_groupmatmul_add_fp32": Kernel(add, lambda x, *_: takes(x))}

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from mindspeed.ops.errors import require
-from mindspeed.ops.npu_ring_attention_update import _forward
+from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.triton import npu_ring_attention_update as kernels
 from mindspeed.ops.triton.launch import launch, pieces, power, takes, tile, warps
+
+
+def _supports(out1: Tensor, max1: Tensor, *_: Any) -> bool:
+    return takes(out1) and max1.dtype == torch.float32 and out1.numel() > 0 and max1.numel() > 0
 
 
 def forward(
     out1: Tensor, max1: Tensor, sum1: Tensor, out2: Tensor, max2: Tensor, sum2: Tensor, ends: Tensor | None, layout: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``(out, maximum, sum)``."""
-    if not (takes(out1) and max1.dtype == torch.float32 and out1.numel() and max1.numel()):
-        return _forward(out1, max1, sum1, out2, max2, sum2, ends, layout)
     heads, (first, second, last) = max1.shape[1], out1.shape
     rows, width = (first * second * heads, last // heads) if layout == "SBH" else (first * second, last)
     order, starts, lengths = 0 if layout == "SBH" else 1, max1, max1
@@ -54,4 +55,4 @@ def _sequences(ends: Tensor, tokens: int, device: torch.device) -> tuple[Tensor,
     return starts[which], (ends - starts)[which]
 
 
-KERNELS: Final[dict[str, Callable[..., Any]]] = {"npu_ring_attention_update": forward}
+KERNELS: Final[dict[str, Kernel]] = {"npu_ring_attention_update": Kernel(forward, _supports)}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mindspeed.ops.npu_rotary_position_embedding import INTERLEAVED, _backward, _forward, _tables_backward
+from mindspeed.ops.kernel import Kernel
+from mindspeed.ops.npu_rotary_position_embedding import INTERLEAVED
 from mindspeed.ops.triton import npu_rotary_position_embedding as kernels
 from mindspeed.ops.triton.launch import ROW, launch, pieces, power, takes, warps
 
@@ -82,19 +82,21 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, mode: int, back: bool) -> Tensor:
 
 def forward(x: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:
     """The turned ``x``."""
-    return _turn(x, cos, sin, mode, False) if _supports(x, cos, sin) else _forward(x, cos, sin, mode)
+    return _turn(x, cos, sin, mode, False)
 
 
 def backward(dy: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:
     """The gradient of ``x``: ``dy`` turned back."""
-    return _turn(dy, cos, sin, mode, True) if _supports(dy, cos, sin) else _backward(dy, cos, sin, mode)
+    return _turn(dy, cos, sin, mode, True)
+
+
+def _supports_tables(dy: Tensor, x: Tensor, cos: Tensor, mode: int) -> bool:
+    return _supports(x, dy, cos) and x.numel() > 0 and _rows(x, cos).shared
 
 
 def tables_backward(dy: Tensor, x: Tensor, cos: Tensor, mode: int) -> tuple[Tensor, Tensor]:
     """The gradients of ``cos`` and ``sin``: summed over the dimension that is last by the kernel, over others by torch."""
     rows = _rows(x, cos)
-    if not (_supports(x, dy, cos) and x.numel() and rows.shared):
-        return _tables_backward(dy, x, cos, mode)
     dy, x, (first, second, last) = _side_by_side(dy), _side_by_side(x), rows.order
     shape = [*rows.sizes, x.shape[-1]]
     shape[last] = 1
@@ -112,8 +114,8 @@ def tables_backward(dy: Tensor, x: Tensor, cos: Tensor, mode: int) -> tuple[Tens
     return dcos, dsin
 
 
-KERNELS: Final[dict[str, Callable[..., Any]]] = {
-    "npu_rotary_position_embedding": forward,
-    "npu_rotary_position_embedding_backward": backward,
-    "npu_rotary_position_embedding_tables_backward": tables_backward,
+KERNELS: Final[dict[str, Kernel]] = {
+    "npu_rotary_position_embedding": Kernel(forward, lambda x, cos, sin, mode: _supports(x, cos, sin)),
+    "npu_rotary_position_embedding_backward": Kernel(backward, lambda dy, cos, sin, mode: _supports(dy, cos, sin)),
+    "npu_rotary_position_embedding_tables_backward": Kernel(tables_backward, _supports_tables),
 }

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from mindspeed.ops.rms_norm import _backward as _reference_backward
-from mindspeed.ops.rms_norm import _forward as _reference
-from mindspeed.ops.rms_norm import _residual_backward as _reference_residual_backward
-from mindspeed.ops.rms_norm import _residual_forward as _reference_residual
+from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.triton import rms_norm as kernels
 from mindspeed.ops.triton.launch import ROW, cores, launch, pieces, takes, tile, warps
 from mindspeed.ops.triton.sums import column_sums
@@ -86,34 +82,28 @@ def _supports(x: Tensor, gamma: Tensor) -> bool:
 
 def forward(x: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """``(y, rstd)``."""
-    if not _supports(x, gamma):
-        return _reference(x, gamma, epsilon)
     y, _, rstd = _forward(x, None, gamma, epsilon)
     return y, rstd
 
 
 def backward(dy: Tensor, x: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of x and gamma."""
-    return _backward(dy, None, x, gamma, rstd) if _supports(x, gamma) else _reference_backward(dy, x, gamma, rstd)
+    return _backward(dy, None, x, gamma, rstd)
 
 
 def residual_forward(x: Tensor, residual: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
     """``(y, sum, rstd)``."""
-    if not _supports(x, gamma):
-        return _reference_residual(x, residual, gamma, epsilon)
     return _forward(x, residual, gamma, epsilon)
 
 
 def residual_backward(dy: Tensor, dtotal: Tensor, total: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient of x, which is also that of the residual, and the gradient of gamma."""
-    if not _supports(total, gamma):
-        return _reference_residual_backward(dy, dtotal, total, gamma, rstd)
     return _backward(dy, dtotal, total, gamma, rstd)
 
 
-KERNELS: Final[dict[str, Callable[..., Any]]] = {
-    "rms_norm": forward,
-    "rms_norm_backward": backward,
-    "rms_norm_residual": residual_forward,
-    "rms_norm_residual_backward": residual_backward,
+KERNELS: Final[dict[str, Kernel]] = {
+    "rms_norm": Kernel(forward, lambda x, gamma, epsilon: _supports(x, gamma)),
+    "rms_norm_backward": Kernel(backward, lambda dy, x, gamma, rstd: _supports(x, gamma)),
+    "rms_norm_residual": Kernel(residual_forward, lambda x, residual, gamma, epsilon: _supports(x, gamma)),
+    "rms_norm_residual_backward": Kernel(residual_backward, lambda dy, dtotal, total, gamma, rstd: _supports(total, gamma)),
 }

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
 from typing import Any, Final
 
 from torch import Tensor
 
-from mindspeed.ops.swiglu import _backward as _reference_backward
-from mindspeed.ops.swiglu import _forward as _reference
+from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.triton import swiglu as kernels
 from mindspeed.ops.triton.launch import launch, pieces, takes, tile, warps
 
@@ -26,8 +24,6 @@ def _launch(kernel: Any, x: Tensor, dim: int, *tensors: Tensor) -> None:
 
 def forward(x: Tensor, dim: int) -> Tensor:
     """The gated first half along ``dim``."""
-    if not takes(x):
-        return _reference(x, dim)
     shape = list(x.shape)
     shape[dim] //= 2
     x, y = x.contiguous(), x.new_empty(shape)
@@ -37,11 +33,12 @@ def forward(x: Tensor, dim: int) -> Tensor:
 
 def backward(dy: Tensor, x: Tensor, dim: int) -> Tensor:
     """The gradient of ``x``."""
-    if not takes(x, dy):
-        return _reference_backward(dy, x, dim)
     dy, x, dx = dy.contiguous(), x.contiguous(), x.new_empty(x.shape)
     _launch(kernels.backward, x, dim, dy, x, dx)
     return dx
 
 
-KERNELS: Final[dict[str, Callable[..., Any]]] = {"swiglu": forward, "swiglu_backward": backward}
+KERNELS: Final[dict[str, Kernel]] = {
+    "swiglu": Kernel(forward, lambda x, dim: takes(x)),
+    "swiglu_backward": Kernel(backward, lambda dy, x, dim: takes(x, dy)),
+}

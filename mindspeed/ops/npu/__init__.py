@@ -1,4 +1,4 @@
-"""Operators on Ascend NPU: `KERNELS` of each file maps schema names to functions that call operators of torch_npu 2.13.
+"""Operators on Ascend NPU: `KERNELS` of each file maps schema names to kernels that call operators of torch_npu 2.13.
 
 They are reached as ``torch.ops.npu.<name>``, which exists once torch_npu is imported: without an NPU tensor nothing here
 runs. What an operator of torch_npu does not take, by its documentation, runs the reference.

@@ -6,14 +6,14 @@ another width than the input, a bias of another type, int8 results scaled by oth
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from mindspeed.ops.activations import GATED
-from mindspeed.ops.ffn import Quantization, _forward
+from mindspeed.ops.ffn import Quantization
+from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu import HALVES, filled, narrow
 
 _BIASES: Final = {torch.float16: torch.float16, torch.bfloat16: torch.float32, torch.int8: torch.int32}
@@ -21,9 +21,8 @@ _SCALES: Final = {torch.float16: (torch.int64, torch.float32), torch.bfloat16: (
 _FULL_PRECISION: Final = 0
 
 
-def _supports(
-    x: Tensor, weight1: Tensor, weight2: Tensor, biases: list[Tensor | None], how: Quantization, name: str, dtype: torch.dtype
-) -> bool:
+def _supports(x: Tensor, weight1: Tensor, weight2: Tensor, bias1: Tensor | None, bias2: Tensor | None, *rest: Any) -> bool:
+    biases, how, (name, _, _, dtype) = [bias1, bias2], Quantization(*rest[:8]), rest[8:]
     square = weight2.shape[-1] == x.shape[-1] and narrow(x.shape[-1], weight2.shape[-2])
     if name in GATED or not square or not filled(x, weight1, weight2) or not 2 <= x.dim() <= 8:
         return False
@@ -41,8 +40,6 @@ def _supports(
 
 def forward(x: Tensor, weight1: Tensor, weight2: Tensor, bias1: Tensor | None, bias2: Tensor | None, *rest: Any) -> Tensor:
     how, (name, groups, cumulative, dtype) = Quantization(*rest[:8]), rest[8:]
-    if not _supports(x, weight1, weight2, [bias1, bias2], how, name, dtype):
-        return _forward(x, weight1, weight2, bias1, bias2, *rest)
     y: Tensor = torch.ops.npu.npu_ffn(
         x,
         weight1,
@@ -66,4 +63,4 @@ def forward(x: Tensor, weight1: Tensor, weight2: Tensor, bias1: Tensor | None, b
     return y
 
 
-KERNELS: Final[dict[str, Callable[..., Any]]] = {"ffn": forward}
+KERNELS: Final[dict[str, Kernel]] = {"ffn": Kernel(forward, _supports)}

@@ -11,7 +11,6 @@ carry. So do fp64, empty tensors, values wider than keys, and what the documenta
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -19,7 +18,8 @@ from torch import Tensor
 
 from mindspeed.ops.attention_layout import head_width, heads_like, ranges_of, sizes
 from mindspeed.ops.attention_mask import FULL_MASK_MODES
-from mindspeed.ops.fusion_attention import LANES, UNBOUNDED, Options, _backward, _forward
+from mindspeed.ops.fusion_attention import LANES, UNBOUNDED, Options
+from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu import TYPES, filled
 
 _WIDTH, _WIDTH_V2, _HEADS, _PREFIXES = 768, 512, 256, 32
@@ -111,12 +111,21 @@ def _spread(pse: Tensor | None, query: Tensor, options: Options) -> Tensor | Non
     return pse.expand(sizes(query, options.layout)[0], -1, -1, -1).contiguous()
 
 
+def _supports_forward(
+    query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, seed: Tensor | None, *rest: Any
+) -> bool:
+    return _supports(query, key, value, pse, seed, Options(*rest))
+
+
+def _supports_backward(dout: Tensor, *args: Any) -> bool:
+    (query, key, value, pse, _, seed), rest = args[:6], args[10:]
+    return _supports(query, key, value, pse, seed, Options(*rest))
+
+
 def forward(
     query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, seed: Tensor | None, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     options = Options(*rest)
-    if not _supports(query, key, value, pse, seed, options):
-        return _forward(query, key, value, pse, mask, seed, *rest)
     sight, bias = sight_of(query, key, mask, options), _spread(pse, query, options)
     if bias is None or options.pse_type == 1:
         out, *stats = torch.ops.npu.npu_fusion_attention(
@@ -181,8 +190,6 @@ def backward(
     *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     options = Options(*rest)
-    if not _supports(query, key, value, pse, seed, options):
-        return _backward(dout, query, key, value, pse, mask, seed, out, maximum, total, of_pse, *rest)
     sight, bias = sight_of(query, key, mask, options), _spread(pse, query, options)
     unseen = total == 0
     lean = (maximum.masked_fill(unseen, _LARGEST), total.masked_fill(unseen, 1.0))
@@ -239,4 +246,7 @@ def backward(
     return dq, dk, dv, dpse.sum_to_size(pse.shape) if of_pse and pse is not None else query.new_empty(0)
 
 
-KERNELS: Final[dict[str, Callable[..., Any]]] = {"fusion_attention": forward, "fusion_attention_backward": backward}
+KERNELS: Final[dict[str, Kernel]] = {
+    "fusion_attention": Kernel(forward, _supports_forward),
+    "fusion_attention_backward": Kernel(backward, _supports_backward),
+}

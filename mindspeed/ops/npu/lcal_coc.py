@@ -8,20 +8,27 @@ the reference. `pure_matmul` is torch's own product.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from mindspeed.ops import lcal_coc as reference
 from mindspeed.ops import process_groups
+from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu import HALVES, RANKS, filled
 
 _INNER: Final = range(256, 65535)
 
 
-def _supports(x1: Tensor, x2: Tensor, group: str, inner: range = _INNER) -> bool:
-    return x1.dtype in HALVES and filled(x1, x2) and process_groups.size_of(group) in RANKS and x1.shape[1] in inner
+def _supports(number: int, inner: range = _INNER) -> Callable[..., bool]:
+    """Make the test of a product whose collective runs in the group of this number."""
+
+    def supports(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], *_: Tensor) -> bool:
+        ranks = process_groups.size_of(groups[number])
+        return x1.dtype in HALVES and filled(x1, x2) and ranks in RANKS and x1.shape[1] in inner
+
+    return supports
 
 
 def pure_matmul(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor) -> None:
@@ -29,17 +36,11 @@ def pure_matmul(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], 
 
 
 def matmul_all_reduce(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor) -> None:
-    if not _supports(x1, x2, groups[0], range(1, 65536)):
-        reference._matmul_all_reduce(x1, x2, bias, groups, output)
-        return
     product = torch.ops.npu.npu_mm_all_reduce_base(x1, x2, process_groups.hccl_name(groups[0]), reduce_op="sum")
     reference._finish(product, bias, output)
 
 
 def all_gather_matmul(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor) -> None:
-    if not _supports(x1, x2, groups[0]):
-        reference._all_gather_matmul(x1, x2, bias, groups, output)
-        return
     product, _ = torch.ops.npu.npu_all_gather_base_mm(
         x1, x2, process_groups.hccl_name(groups[0]), process_groups.size_of(groups[0]), gather_index=0, gather_output=False
     )
@@ -49,9 +50,6 @@ def all_gather_matmul(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[
 def all_gather_matmul_v2(
     x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor, gathered: Tensor
 ) -> None:
-    if not _supports(x1, x2, groups[0]):
-        reference._all_gather_matmul_v2(x1, x2, bias, groups, output, gathered)
-        return
     product, rows = torch.ops.npu.npu_all_gather_base_mm(
         x1, x2, process_groups.hccl_name(groups[0]), process_groups.size_of(groups[0]), gather_index=0, gather_output=True
     )
@@ -60,16 +58,10 @@ def all_gather_matmul_v2(
 
 
 def matmul_reduce_scatter(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor) -> None:
-    if not _supports(x1, x2, groups[0]):
-        reference._matmul_reduce_scatter(x1, x2, bias, groups, output)
-        return
     _scatter(x1, x2, bias, groups[0], output)
 
 
 def all_gather_matmul_reduce_scatter(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor) -> None:
-    if not _supports(x1, x2, groups[1]):
-        reference._all_gather_matmul_reduce_scatter(x1, x2, bias, groups, output)
-        return
     _scatter(reference._gathered(x1, groups[0]), x2, bias, groups[1], output)
 
 
@@ -80,11 +72,11 @@ def _scatter(x1: Tensor, x2: Tensor, bias: Tensor | None, group: str, output: Te
     reference._finish(part, bias, output)
 
 
-KERNELS: Final[dict[str, Callable[..., Any]]] = {
-    "lcal_coc_pure_matmul": pure_matmul,
-    "lcal_coc_matmul_all_reduce": matmul_all_reduce,
-    "lcal_coc_all_gather_matmul": all_gather_matmul,
-    "lcal_coc_all_gather_matmul_v2": all_gather_matmul_v2,
-    "lcal_coc_matmul_reduce_scatter": matmul_reduce_scatter,
-    "lcal_coc_all_gather_matmul_reduce_scatter": all_gather_matmul_reduce_scatter,
+KERNELS: Final[dict[str, Kernel]] = {
+    "lcal_coc_pure_matmul": Kernel(pure_matmul),
+    "lcal_coc_matmul_all_reduce": Kernel(matmul_all_reduce, _supports(0, range(1, 65536))),
+    "lcal_coc_all_gather_matmul": Kernel(all_gather_matmul, _supports(0)),
+    "lcal_coc_all_gather_matmul_v2": Kernel(all_gather_matmul_v2, _supports(0)),
+    "lcal_coc_matmul_reduce_scatter": Kernel(matmul_reduce_scatter, _supports(0)),
+    "lcal_coc_all_gather_matmul_reduce_scatter": Kernel(all_gather_matmul_reduce_scatter, _supports(1)),
 }

@@ -6,12 +6,12 @@ activation, once more than in the reference. fp64 runs the reference.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from torch import Tensor
 
 from mindspeed.ops.activations import activate
+from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu.npu_gmm import by_expert
 from mindspeed.ops.npu_all_to_all_all_gather_bmm import _gathered_rows
 from mindspeed.ops.numerics import rounded, wide
@@ -27,4 +27,4 @@ def forward(
     return rounded(activate(wide(y3), act), x.dtype), y2, y3
 
 
-KERNELS: Final[dict[str, Callable[..., Any]]] = {"npu_all_to_all_all_gather_bmm": forward}
+KERNELS: Final[dict[str, Kernel]] = {"npu_all_to_all_all_gather_bmm": Kernel(forward)}

@@ -5,11 +5,11 @@ The products travel in the type of ``x``, where the reference sends fp32: half t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from torch import Tensor
 
+from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu.npu_gmm import by_expert
 from mindspeed.ops.npu_bmm_reduce_scatter_all_to_all import _scattered_rows
 
@@ -18,4 +18,4 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, ep: str, tp: str, sh
     return _scattered_rows(by_expert(x, weight, None), bias, x.dtype, ep, tp, shard_type)
 
 
-KERNELS: Final[dict[str, Callable[..., Any]]] = {"npu_bmm_reduce_scatter_all_to_all": forward}
+KERNELS: Final[dict[str, Kernel]] = {"npu_bmm_reduce_scatter_all_to_all": Kernel(forward)}

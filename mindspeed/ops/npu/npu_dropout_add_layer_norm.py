@@ -6,14 +6,14 @@ gradient of LayerNorm, the norm is torch's own. fp64 and a single row without a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu import TYPES, filled
-from mindspeed.ops.npu_dropout_add_layer_norm import _backward, _forward, _input_gradients, _product, _scales
+from mindspeed.ops.npu_dropout_add_layer_norm import _input_gradients, _product, _scales
 from mindspeed.ops.numerics import rounded, wide
 
 
@@ -35,8 +35,6 @@ def forward(
     residual_dtype: torch.dtype,
     rms: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    if not _supports(x0, residual, weight, bias, rowscale, layerscale):
-        return _forward(x0, residual, weight, bias, rowscale, layerscale, mask, p, epsilon, residual_dtype, rms)
     z = _product(wide(x0), *_scales(rowscale, layerscale, mask, p))
     gamma = wide(weight)
     beta = torch.zeros_like(gamma) if bias is None else wide(bias)
@@ -70,8 +68,6 @@ def backward(
     p: float,
     rms: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    if not _supports(z, dout, weight, rowscale, layerscale):
-        return _backward(dout, dz, z, weight, mean, rstd, x0, rowscale, layerscale, mask, p, rms)
     gamma = wide(weight)
     if rms:
         through, dweight = torch.ops.npu.npu_rms_norm_backward(wide(dout), wide(z), gamma, rstd)
@@ -85,7 +81,10 @@ def backward(
     return dx0, dresidual, rounded(dweight, weight.dtype), rounded(dbias, weight.dtype), drow, dlayer
 
 
-KERNELS: Final[dict[str, Callable[..., Any]]] = {
-    "npu_dropout_add_layer_norm": forward,
-    "npu_dropout_add_layer_norm_backward": backward,
+KERNELS: Final[dict[str, Kernel]] = {
+    "npu_dropout_add_layer_norm": Kernel(forward, lambda *args: _supports(*args[:6])),
+    "npu_dropout_add_layer_norm_backward": Kernel(
+        backward,
+        lambda dout, dz, z, weight, mean, rstd, x0, rowscale, layerscale, *_: _supports(z, dout, weight, rowscale, layerscale),
+    ),
 }

@@ -5,25 +5,27 @@ Padded mode, other types than bf16, more than 512 experts per token and no rows 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu import filled
-from mindspeed.ops.npu_fused_moe_token_permute import _forward, _topk
+from mindspeed.ops.npu_fused_moe_token_permute import _topk
 
 _CHOICES: Final = 512
 
 
+def _supports(tokens: Tensor, indices: Tensor, rows: int, padded: bool) -> bool:
+    few = _topk(indices) <= _CHOICES
+    return not padded and tokens.dtype == torch.bfloat16 and few and rows > 0 and filled(tokens)
+
+
 def forward(tokens: Tensor, indices: Tensor, rows: int, padded: bool) -> tuple[Tensor, Tensor]:
-    taken = tokens.dtype == torch.bfloat16 and _topk(indices) <= _CHOICES and rows > 0 and filled(tokens)
-    if padded or not taken:
-        return _forward(tokens, indices, rows, padded)
     chosen = indices if indices.dim() == 2 else indices[:, None]
     permuted, slots = torch.ops.npu.npu_moe_token_permute(tokens, chosen, num_out_tokens=rows)
     return permuted, slots
 
 
-KERNELS: Final[dict[str, Callable[..., Any]]] = {"npu_fused_moe_token_permute": forward}
+KERNELS: Final[dict[str, Kernel]] = {"npu_fused_moe_token_permute": Kernel(forward, _supports)}

@@ -7,14 +7,13 @@ torch_npu would want rows that were not kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu import filled
-from mindspeed.ops.npu_fused_moe_token_unpermute import _backward, _forward
 
 
 def _supports(rows: Tensor, probs: Tensor | None, padded: bool) -> bool:
@@ -23,8 +22,6 @@ def _supports(rows: Tensor, probs: Tensor | None, padded: bool) -> bool:
 
 
 def forward(rows: Tensor, indices: Tensor, probs: Tensor | None, tokens: int, topk: int, padded: bool) -> Tensor:
-    if not _supports(rows, probs, padded):
-        return _forward(rows, indices, probs, tokens, topk, padded)
     slots = indices.to(torch.int32)
     y: Tensor
     if probs is None and topk > 1:
@@ -34,19 +31,25 @@ def forward(rows: Tensor, indices: Tensor, probs: Tensor | None, tokens: int, to
     return y
 
 
+def _supports_backward(
+    dout: Tensor, rows: Tensor | None, indices: Tensor, probs: Tensor | None, count: int, topk: int, padded: bool
+) -> bool:
+    known = topk == 1 if probs is None else rows is not None
+    return known and count > 0 and _supports(dout, probs, padded)
+
+
 def backward(
     dout: Tensor, rows: Tensor | None, indices: Tensor, probs: Tensor | None, count: int, topk: int, padded: bool
 ) -> tuple[Tensor, Tensor]:
-    known = topk == 1 if probs is None else rows is not None
-    if not (known and count > 0 and _supports(dout, probs, padded)):
-        return _backward(dout, rows, indices, probs, count, topk, padded)
     drows, dprobs = torch.ops.npu.npu_moe_token_unpermute_grad_v2(
         dout, indices.to(torch.int32), count, dout.dtype, probs=probs, permuted_tokens=rows
     )
     return drows, dout.new_empty(0) if dprobs is None or probs is None else dprobs
 
 
-KERNELS: Final[dict[str, Callable[..., Any]]] = {
-    "npu_fused_moe_token_unpermute": forward,
-    "npu_fused_moe_token_unpermute_backward": backward,
+KERNELS: Final[dict[str, Kernel]] = {
+    "npu_fused_moe_token_unpermute": Kernel(
+        forward, lambda rows, indices, probs, tokens, topk, padded: _supports(rows, probs, padded)
+    ),
+    "npu_fused_moe_token_unpermute_backward": Kernel(backward, _supports_backward),
 }

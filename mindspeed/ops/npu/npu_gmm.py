@@ -6,14 +6,14 @@ The gradient of a bias, which torch_npu has no operator for, runs the reference;
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from mindspeed.ops.kernel import Kernel, with_reference
 from mindspeed.ops.npu import TYPES, filled, narrow
-from mindspeed.ops.npu_gmm import GROUPED_ROWS, GROUPED_SUM, _forward, _sum
+from mindspeed.ops.npu_gmm import GROUPED_ROWS, GROUPED_SUM, _forward
 
 GROUPS: Final = 1024
 _ENDS, _SIZES, _ONE_RESULT = 0, 1, 3
@@ -29,10 +29,16 @@ def _supports(x: Tensor, other: Tensor, groups: Tensor) -> bool:
     return x.dtype in TYPES and fits and filled(x, other)
 
 
-def forward(x: Tensor, weight: Tensor, bias: Tensor | None, groups: Tensor, cumulative: bool) -> Tensor:
+def _supports_forward(x: Tensor, weight: Tensor, bias: Tensor | None, groups: Tensor, cumulative: bool) -> bool:
     exact = bias is None or bias.dtype == x.dtype or x.dtype != torch.float16
-    if not (_supports(x, weight, groups) and exact):
-        return _forward(x, weight, bias, groups, cumulative)
+    return exact and _supports(x, weight, groups)
+
+
+def _supports_sum(x: Tensor, dy: Tensor, groups: Tensor, cumulative: bool) -> bool:
+    return _supports(x, dy, groups) and narrow(x.shape[0])
+
+
+def forward(x: Tensor, weight: Tensor, bias: Tensor | None, groups: Tensor, cumulative: bool) -> Tensor:
     kind = torch.float16 if x.dtype == torch.float16 else torch.float32
     (y,) = torch.ops.npu.npu_grouped_matmul(
         [x],
@@ -48,8 +54,6 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, groups: Tensor, cumu
 
 def grouped_sum(x: Tensor, dy: Tensor, groups: Tensor, cumulative: bool) -> Tensor:
     """``x_e^T dy_e`` of each group."""
-    if not (_supports(x, dy, groups) and narrow(x.shape[0])):
-        return _sum(x, dy, groups, cumulative)
     (dweight,) = torch.ops.npu.npu_grouped_matmul(
         [x.t()],
         [dy],
@@ -66,7 +70,12 @@ def by_expert(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     experts, rows, _ = x.shape
     sizes = torch.full((experts,), rows, dtype=torch.int64, device=x.device)
     flat = None if bias is None else bias[:, 0]
-    return forward(x.flatten(0, 1), weight, flat, sizes, False).view(experts, rows, weight.shape[2])
+    y: Tensor = _PRODUCT(x.flatten(0, 1), weight, flat, sizes, False)
+    return y.view(experts, rows, weight.shape[2])
 
 
-KERNELS: Final[dict[str, Callable[..., Any]]] = {"npu_gmm": forward, "npu_gmm_sum": grouped_sum}
+KERNELS: Final[dict[str, Kernel]] = {
+    "npu_gmm": Kernel(forward, _supports_forward),
+    "npu_gmm_sum": Kernel(grouped_sum, _supports_sum),
+}
+_PRODUCT: Final = with_reference(KERNELS["npu_gmm"], _forward)

@@ -6,22 +6,22 @@ size than 2, 4, 8 or 16 run the reference.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from mindspeed.ops import process_groups
+from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu import HALVES, RANKS, filled
-from mindspeed.ops.npu_grouped_mat_mul_all_reduce import _forward
 from mindspeed.ops.numerics import rounded, wide
 
 
+def _supports(x: list[Tensor], weight: list[Tensor], bias: list[Tensor] | None, group: str) -> bool:
+    return process_groups.size_of(group) in RANKS and all(part.dtype in HALVES for part in x) and filled(*x, *weight)
+
+
 def forward(x: list[Tensor], weight: list[Tensor], bias: list[Tensor] | None, group: str) -> list[Tensor]:
-    taken = process_groups.size_of(group) in RANKS and all(part.dtype in HALVES for part in x)
-    if not (taken and filled(*x, *weight)):
-        return _forward(x, weight, bias, group)
     name, results = process_groups.hccl_name(group), []
     for i, (part, matrix) in enumerate(zip(x, weight, strict=True)):
         y = torch.ops.npu.npu_mm_all_reduce_base(part, matrix, name, reduce_op="sum")
@@ -29,4 +29,4 @@ def forward(x: list[Tensor], weight: list[Tensor], bias: list[Tensor] | None, gr
     return results
 
 
-KERNELS: Final[dict[str, Callable[..., Any]]] = {"npu_grouped_mat_mul_all_reduce": forward}
+KERNELS: Final[dict[str, Kernel]] = {"npu_grouped_mat_mul_all_reduce": Kernel(forward, _supports)}

@@ -5,21 +5,20 @@ fp32 and fp64 operands, and a buffer that is not contiguous, run the reference.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu import HALVES, filled, narrow
-from mindspeed.ops.npu_matmul_add_fp32 import _add
+
+
+def _supports(total_input: Tensor, grad_output: Tensor, grad: Tensor) -> bool:
+    return total_input.dtype in HALVES and grad.is_contiguous() and filled(total_input, grad_output) and narrow(*grad.shape)
 
 
 def add(total_input: Tensor, grad_output: Tensor, grad: Tensor) -> None:
-    taken = total_input.dtype in HALVES and grad.is_contiguous() and filled(total_input, grad_output)
-    if not (taken and narrow(*grad.shape)):
-        _add(total_input, grad_output, grad)
-        return
     tokens = total_input.shape[0]
     ends = torch.full((1,), tokens, dtype=torch.int64, device=grad.device)
     torch.ops.npu.npu_grouped_matmul_add_(
@@ -27,4 +26,4 @@ def add(total_input: Tensor, grad_output: Tensor, grad: Tensor) -> None:
     )
 
 
-KERNELS: Final[dict[str, Callable[..., Any]]] = {"npu_matmul_add_fp32": add}
+KERNELS: Final[dict[str, Kernel]] = {"npu_matmul_add_fp32": Kernel(add, _supports)}

@@ -6,30 +6,35 @@ dimensions, scales of other types than torch_npu documents and groups of other s
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from mindspeed.ops import process_groups
+from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu import HALVES, RANKS, filled
-from mindspeed.ops.npu_mm_all_reduce_add_rms_norm import _forward
 
 _SCALES: Final = {torch.float16: torch.int64, torch.bfloat16: torch.bfloat16}
 _SMALLEST_GROUP: Final = 32
 
 
-def _supports(
+def supports(
     x1: Tensor,
     x2: Tensor,
     residual: Tensor,
+    gamma: Tensor,
     bias: Tensor | None,
     antiquant_scale: Tensor | None,
     antiquant_offset: Tensor | None,
     dequant_scale: Tensor | None,
+    group: str,
+    epsilon: float,
 ) -> bool:
+    """Return whether torch_npu documents the call."""
     dtype = residual.dtype
+    if process_groups.size_of(group) not in (1, *RANKS):
+        return False
     if dtype not in HALVES or x1.dim() not in (2, 3) or residual.dim() < 2 or not filled(x1, x2):
         return False
     if dequant_scale is not None:
@@ -56,10 +61,6 @@ def forward(
     group: str,
     epsilon: float,
 ) -> tuple[Tensor, Tensor]:
-    optional = (bias, antiquant_scale, antiquant_offset, dequant_scale)
-    ranks = process_groups.size_of(group)
-    if ranks not in (1, *RANKS) or not _supports(x1, x2, residual, *optional):
-        return _forward(x1, x2, residual, gamma, *optional, group, epsilon)
     product = torch.ops.npu.npu_mm_all_reduce_base(
         x1,
         x2,
@@ -75,4 +76,4 @@ def forward(
     return y, norm
 
 
-KERNELS: Final[dict[str, Callable[..., Any]]] = {"npu_mm_all_reduce_add_rms_norm": forward}
+KERNELS: Final[dict[str, Kernel]] = {"npu_mm_all_reduce_add_rms_norm": Kernel(forward, supports)}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 from torch import Tensor
 
-from mindspeed.ops.npu.npu_mm_all_reduce_add_rms_norm import forward
+from mindspeed.ops.kernel import Kernel
+from mindspeed.ops.npu.npu_mm_all_reduce_add_rms_norm import forward, supports
 
 
 def in_place(x1: Tensor, x2: Tensor, residual: Tensor, *rest: Any) -> Tensor:
@@ -16,4 +16,4 @@ def in_place(x1: Tensor, x2: Tensor, residual: Tensor, *rest: Any) -> Tensor:
     return norm
 
 
-KERNELS: Final[dict[str, Callable[..., Any]]] = {"npu_mm_all_reduce_add_rms_norm_": in_place}
+KERNELS: Final[dict[str, Kernel]] = {"npu_mm_all_reduce_add_rms_norm_": Kernel(in_place, supports)}

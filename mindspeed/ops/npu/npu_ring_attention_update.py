@@ -7,15 +7,14 @@ statistics, other than 8 repetitions, and packed heads whose width is no multipl
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu import TYPES, filled
-from mindspeed.ops.npu_ring_attention_update import _forward
 
 _LANES, _PACKED_WIDTH = 8, 64
 _LOWEST: Final = torch.finfo(torch.float32).min
@@ -34,8 +33,6 @@ def _finite(maximum: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
 def forward(
     out1: Tensor, max1: Tensor, sum1: Tensor, out2: Tensor, max2: Tensor, sum2: Tensor, ends: Tensor | None, layout: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if not _supports(out1, max1, layout):
-        return _forward(out1, max1, sum1, out2, max2, sum2, ends, layout)
     starts = None
     if layout == "TND":
         # one sequence of all tokens will do where the statistics are in the order of the tokens; a second 0 in front is
@@ -58,4 +55,6 @@ def forward(
     return out, maximum.masked_fill(unseen, -torch.inf), total.masked_fill(unseen, 0.0)
 
 
-KERNELS: Final[dict[str, Callable[..., Any]]] = {"npu_ring_attention_update": forward}
+KERNELS: Final[dict[str, Kernel]] = {
+    "npu_ring_attention_update": Kernel(forward, lambda out1, max1, *rest: _supports(out1, max1, rest[-1]))
+}

@@ -7,14 +7,14 @@ The tables are broadcast along the dimensions that torch_npu documents; others, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu import TYPES, filled
-from mindspeed.ops.npu_rotary_position_embedding import HALF, _backward, _forward, _tables_backward
+from mindspeed.ops.npu_rotary_position_embedding import HALF
 from mindspeed.ops.numerics import rounded, unflatten
 
 _MODES: Final = ("half", "interleave")
@@ -55,21 +55,18 @@ def _exchanged(sin: Tensor, mode: int) -> Tensor:
 
 
 def forward(x: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:
-    if not _supports(x, cos, mode):
-        return _forward(x, cos, sin, mode)
     return _rotated(x, cos, sin, mode)
 
 
 def backward(dy: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:
-    if not _supports(dy, cos, mode):
-        return _backward(dy, cos, sin, mode)
     return _rotated(dy, cos, -_exchanged(sin, mode), mode)
 
 
+def _supports_tables(dy: Tensor, x: Tensor, cos: Tensor, mode: int) -> bool:
+    return _supports(x, cos, mode) and dy.dtype == x.dtype and x.numel() // max(cos.numel(), 1) <= _SUMMED
+
+
 def tables_backward(dy: Tensor, x: Tensor, cos: Tensor, mode: int) -> tuple[Tensor, Tensor]:
-    summed = x.numel() // max(cos.numel(), 1)
-    if not _supports(x, cos, mode) or dy.dtype != x.dtype or summed > _SUMMED:
-        return _tables_backward(dy, x, cos, mode)
     common = torch.promote_types(x.dtype, cos.dtype)
     table = cos.to(common)
     # the gradients of the tables do not depend on their values: the cosines stand in for the sines
@@ -77,8 +74,8 @@ def tables_backward(dy: Tensor, x: Tensor, cos: Tensor, mode: int) -> tuple[Tens
     return rounded(dcos, cos.dtype), rounded(dsin, cos.dtype)
 
 
-KERNELS: Final[dict[str, Callable[..., Any]]] = {
-    "npu_rotary_position_embedding": forward,
-    "npu_rotary_position_embedding_backward": backward,
-    "npu_rotary_position_embedding_tables_backward": tables_backward,
+KERNELS: Final[dict[str, Kernel]] = {
+    "npu_rotary_position_embedding": Kernel(forward, lambda x, cos, sin, mode: _supports(x, cos, mode)),
+    "npu_rotary_position_embedding_backward": Kernel(backward, lambda dy, cos, sin, mode: _supports(dy, cos, mode)),
+    "npu_rotary_position_embedding_tables_backward": Kernel(tables_backward, _supports_tables),
 }

@@ -6,19 +6,33 @@ Others run the reference.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu import filled, narrow
 from mindspeed.ops.npu.npu_gmm import GROUPS, kind_of_list
 from mindspeed.ops.npu_gmm import GROUPED_ROWS
-from mindspeed.ops.quant_gmm import _forward
 
 _SCALES: Final = {torch.int8: torch.int64, torch.bfloat16: torch.bfloat16, torch.float16: torch.float32}
 _ONE_RESULT: Final = 3
+
+
+def _supports(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    per_token: Tensor | None,
+    bias: Tensor | None,
+    groups: Tensor,
+    dtype: torch.dtype,
+    activation: int,
+    cumulative: bool,
+) -> bool:
+    scaled = scale.dtype == _SCALES[dtype] and (activation == 0 or per_token is not None)
+    return scaled and groups.shape[0] <= GROUPS and narrow(x.shape[1], weight.shape[2]) and filled(x, weight)
 
 
 def forward(
@@ -32,10 +46,6 @@ def forward(
     activation: int,
     cumulative: bool,
 ) -> Tensor:
-    taken = scale.dtype == _SCALES[dtype] and (activation == 0 or per_token is not None)
-    fits = groups.shape[0] <= GROUPS and narrow(x.shape[1], weight.shape[2]) and filled(x, weight)
-    if not (taken and fits):
-        return _forward(x, weight, scale, per_token, bias, groups, dtype, activation, cumulative)
     (y,) = torch.ops.npu.npu_grouped_matmul(
         [x],
         [weight],
@@ -52,4 +62,4 @@ def forward(
     return y  # type: ignore[no-any-return]
 
 
-KERNELS: Final[dict[str, Callable[..., Any]]] = {"quant_gmm": forward}
+KERNELS: Final[dict[str, Kernel]] = {"quant_gmm": Kernel(forward, _supports)}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu import TYPES, filled
-from mindspeed.ops.swiglu import _backward, _forward
 
 
 def _supports(x: Tensor) -> bool:
@@ -17,17 +16,16 @@ def _supports(x: Tensor) -> bool:
 
 
 def forward(x: Tensor, dim: int) -> Tensor:
-    if not _supports(x):
-        return _forward(x, dim)
     y: Tensor = torch.ops.npu.npu_swiglu(x, dim=dim)
     return y
 
 
 def backward(dy: Tensor, x: Tensor, dim: int) -> Tensor:
-    if not _supports(x):
-        return _backward(dy, x, dim)
     dx: Tensor = torch.ops.npu.npu_swiglu_backward(dy, x, dim=dim)
     return dx
 
 
-KERNELS: Final[dict[str, Callable[..., Any]]] = {"swiglu": forward, "swiglu_backward": backward}
+KERNELS: Final[dict[str, Kernel]] = {
+    "swiglu": Kernel(forward, lambda x, dim: _supports(x)),
+    "swiglu_backward": Kernel(backward, lambda dy, x, dim: _supports(x)),
+}

@@ -16,6 +16,8 @@ import torch
 import triton.language as tl
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
+from mindspeed.ops.kernel import with_reference
+from mindspeed.ops.registration import reference_of
 from mindspeed.ops.variants import python_variants
 
 
@@ -57,5 +59,5 @@ def kernels_on_cpu() -> Iterator[None]:
     with torch.library._scoped_library("mindspeed", "IMPL") as library:
         for module in sorted(python_variants("cuda") - {"fusion_attention"}):
             for name, kernel in import_module(f"mindspeed.ops.cuda.{module}").KERNELS.items():
-                library.impl(name, kernel, "CPU")
+                library.impl(name, with_reference(kernel, reference_of(name)), "CPU")
         yield

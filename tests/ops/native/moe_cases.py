@@ -7,8 +7,8 @@ from importlib import import_module
 import pytest
 import torch
 
-import mindspeed.ops.library  # noqa: F401  it loads the library
-from mindspeed.ops import native
+import mindspeed.ops.registration  # noqa: F401  it loads the library
+from mindspeed.ops import native_library
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float64: 1e-14}
@@ -26,7 +26,7 @@ SHAPES = [(1, 1), (3, 5), (64, 48), (65, 49), (130, 200), (7, 400), (0, 3)]
 
 def need(operator: str) -> None:
     """Skip unless the library is built and holds ``operator``."""
-    built = native.loaded()
+    built = native_library.loaded()
     if built is None or operator not in built.operators:
         pytest.skip(f"the C++ library is not built with {operator} here: mindspeed ops build")
 

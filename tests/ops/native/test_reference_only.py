@@ -14,13 +14,13 @@ pytestmark = needs_library
 
 PROGRAM = """
 import json, torch
-from mindspeed.ops import native, npu_rotary_position_embedding, rms_norm, swiglu
+from mindspeed.ops import native_library, npu_rotary_position_embedding, rms_norm, swiglu
 torch.manual_seed(1)
 x, gamma = torch.randn(2, 3, 5, 64, requires_grad=True), torch.randn(64, requires_grad=True)
 cos, sin = torch.randn(1, 1, 5, 64), torch.randn(1, 1, 5, 64)
 y = swiglu(npu_rotary_position_embedding(rms_norm(x, gamma), cos, sin))
 y.square().sum().backward()
-print(json.dumps([native.loaded() is not None, y.sum().item(), x.grad.norm().item(), gamma.grad.norm().item()]))
+print(json.dumps([native_library.loaded() is not None, y.sum().item(), x.grad.norm().item(), gamma.grad.norm().item()]))
 """
 
 

@@ -21,7 +21,7 @@ def empty(*shape, dtype=BF16):
 
 
 def run(op, *arguments, schema=None):
-    import_module(f"mindspeed.ops.cuda.{op}").KERNELS[schema or op](*arguments)
+    import_module(f"mindspeed.ops.cuda.{op}").KERNELS[schema or op].run(*arguments)
 
 
 def norms(width, dtype=BF16):

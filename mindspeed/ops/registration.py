@@ -9,14 +9,16 @@ from typing import Any, Final
 
 import torch
 
-from mindspeed.ops import native
+from mindspeed.ops import native_library
 from mindspeed.ops.errors import require
+from mindspeed.ops.kernel import Kernel, with_reference
 from mindspeed.ops.variants import python_variants, reference_only
 
 _LIBRARY: Final = torch.library.Library("mindspeed", "FRAGMENT")  # type: ignore[no-untyped-call]
 _KEYS: Final = {"cpu": "CPU", "cuda": "CUDA", "npu": "PrivateUse1"}
 """Dispatch keys of the platforms."""
-native.load()
+_REFERENCES: Final[dict[str, Callable[..., Any]]] = {}
+native_library.load()
 
 
 def define(
@@ -32,10 +34,12 @@ def define(
     ``save(ctx, inputs, output)`` and ``gradient(ctx, *grads)`` make it differentiable.
 
     A file ``mindspeed/ops/<platform>/<module of the reference>.py`` holds kernels for a platform: a table ``KERNELS``
-    from schema name to function. It is imported at the first call on that platform.
+    from schema name to `Kernel`. It is imported at the first call on that platform; calls that the kernel does not support
+    run the reference.
     """
     operator = schema.partition("(")[0]
     name = f"mindspeed::{operator}"
+    _REFERENCES[operator] = reference
     _LIBRARY.define(schema)  # type: ignore[no-untyped-call]
     _LIBRARY.impl(name, reference, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     module = reference.__module__.rpartition(".")[2]
@@ -47,23 +51,29 @@ def define(
         torch.library.register_autograd(name, gradient, setup_context=save, lib=_LIBRARY)
 
 
+def reference_of(operator: str) -> Callable[..., Any]:
+    """Return the plain-torch function of an operator by its schema name."""
+    return _REFERENCES[operator]
+
+
 def _at_first_call(operator: str, module: str, reference: Callable[..., Any]) -> Callable[..., Any]:
-    """A kernel that looks into the table ``KERNELS`` of ``module`` when it is first called."""
-    found: Callable[..., Any] | None = None
+    """Make a kernel that looks into the table ``KERNELS`` of ``module`` when it is first called."""
+    bound: Callable[..., Any] | None = None
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        nonlocal found
-        if found is None:
-            found = _kernels(module).get(operator, reference)
-        return found(*args, **kwargs)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal bound
+        if bound is None:
+            kernel = _kernels(module).get(operator)
+            bound = reference if kernel is None else with_reference(kernel, reference)
+        return bound(*args, **kwargs)
 
-    return kernel
+    return call
 
 
-def _kernels(module: str) -> dict[str, Callable[..., Any]]:
-    """The table ``KERNELS`` of ``module``; an empty one, and a warning, where the package that it needs is not installed."""
+def _kernels(module: str) -> dict[str, Kernel]:
+    """Import the table ``KERNELS`` of ``module``; it is empty, with a warning, where a package that it needs is missing."""
     try:
-        kernels: dict[str, Callable[..., Any]] = import_module(module).KERNELS
+        kernels: dict[str, Kernel] = import_module(module).KERNELS
     except ModuleNotFoundError as error:
         package = (error.name or "mindspeed").partition(".")[0]
         if package == "mindspeed":

@@ -30,7 +30,10 @@ def planted(tmp_path: Path) -> Path:
     """A folder with a variant of swiglu's forward for cpu that gives sevens."""
     (tmp_path / "cpu").mkdir()
     (tmp_path / "cpu" / "__init__.py").touch()
-    kernel = "KERNELS = {'swiglu': lambda x, dim: x.new_full((1, 1), 7.0)}\n"
+    kernel = (
+        "from mindspeed.ops.kernel import Kernel\n"
+        "KERNELS = {'swiglu': Kernel(lambda x, dim: x.new_full((1, 1), 7.0), lambda x, dim: x.numel() < 9)}\n"
+    )
     (tmp_path / "cpu" / "swiglu.py").write_text(kernel)
     return tmp_path
 

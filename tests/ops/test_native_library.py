@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import mindspeed.ops
-from mindspeed.ops import OPERATORS, libraries, native
+from mindspeed.ops import OPERATORS, build_cache, native_library
 from mindspeed.ops.building import build
 from mindspeed.ops.sources import sources_digest
 from tests.ops.built import pretend_built, run, write_sources
@@ -17,9 +17,9 @@ from tests.ops.built import pretend_built, run, write_sources
 LOAD = """
 import warnings
 warnings.showwarning = lambda message, category, *rest: print(f"{category.__name__}: {message}")
-import mindspeed.ops.library
-from mindspeed.ops import native
-print(native.loaded())
+import mindspeed.ops.registration
+from mindspeed.ops import native_library
+print(native_library.loaded())
 """
 
 TEAM = """
@@ -32,10 +32,10 @@ extern "C" int team() {
 """
 ASK_TEAM = """
 import ctypes, re, torch
-import mindspeed.ops.library
-from mindspeed.ops import native
+import mindspeed.ops.registration
+from mindspeed.ops import native_library
 torch.set_num_threads(3)
-print(ctypes.CDLL(str(native.loaded().library)).team())
+print(ctypes.CDLL(str(native_library.loaded().library)).team())
 maps = open("/proc/self/maps").read()
 print(len(set(re.findall(r"\\S*/lib(?:gomp|iomp5|omp)\\S*", maps))))
 """
@@ -83,7 +83,7 @@ def test_nothing_is_built_by_an_import(sources, cache):
 
 def test_a_library_of_another_torch_is_left_alone_and_said(sources, cache):
     built = pretend_built(cache, sources, torch="2.6.0")
-    here = libraries.torch_version()
+    here = build_cache.torch_version()
     assert lines(LOAD, cache, sources) == [
         f"OperatorWarning: MS513 the C++ operators are built for torch 2.6.0, here is {here}; the references run",
         f"  where: {built.library}",
@@ -112,21 +112,21 @@ def test_a_library_that_does_not_load_is_said(sources, cache):
 
 def test_a_library_that_is_not_whole_is_none(sources, cache):
     built = pretend_built(cache, sources)
-    assert libraries.find(built.key, cache) == built
+    assert build_cache.find(built.key, cache) == built
     built.library.write_bytes(b"no")
-    assert libraries.find(built.key, cache) is None
-    libraries.record_of(built.library).write_text("{")
-    assert libraries.find(built.key, cache) is None
+    assert build_cache.find(built.key, cache) is None
+    build_cache.record_of(built.library).write_text("{")
+    assert build_cache.find(built.key, cache) is None
 
 
 def test_the_nearest_of_several_libraries_says_what_is_different(sources, cache):
     pretend_built(cache, sources, torch="2.6.0", processor="aarch64 default 0")
     near = pretend_built(cache, sources, processor="x86_64 avx2 0123456789abcdef")
     key = replace(near.key, processor="x86_64 avx512 fedcba9876543210")
-    found = libraries.nearest(key, cache)
+    found = build_cache.nearest(key, cache)
     assert found == near
-    assert libraries.why_not(key, near) == "built for another processor (x86_64 avx2), here is x86_64 avx512"
-    assert libraries.why_not(replace(near.key, libc="glibc 2.17"), near) == f"built for {near.key.libc}, here is glibc 2.17"
+    assert build_cache.why_not(key, near) == "built for another processor (x86_64 avx2), here is x86_64 avx512"
+    assert build_cache.why_not(replace(near.key, libc="glibc 2.17"), near) == f"built for {near.key.libc}, here is glibc 2.17"
 
 
 def test_the_place_of_the_sources_is_no_part_of_what_they_are(sources, tmp_path):
@@ -139,19 +139,21 @@ def test_processors_with_other_instructions_have_libraries_of_their_own(monkeypa
     wide = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma"}
     keys = []
     for flags in (wide, wide - {"avx512bw"}, {"avx2"}):
-        monkeypatch.setattr(libraries, "instructions", lambda flags=flags: frozenset(flags))
-        keys.append(libraries.wanted("2.13.0", sources))
+        monkeypatch.setattr(build_cache, "instructions", lambda flags=flags: frozenset(flags))
+        keys.append(build_cache.wanted("2.13.0", sources))
     assert [key.processor.split()[1] for key in keys] == ["avx512", "avx2", "default"]
     assert len({key.folder for key in keys}) == 3
 
 
 def test_every_source_has_kernels_of_operators_that_exist():
-    if native.loaded() is None:
+    if native_library.loaded() is None:
         pytest.skip("the C++ operators are not built here, or MINDSPEED_OPS=reference: mindspeed ops build")
     for op in OPERATORS:
         getattr(mindspeed.ops, op)
     missing = [
-        op for op in native.loaded().operators if not torch._C._dispatch_has_kernel_for_dispatch_key(f"mindspeed::{op}", "CPU")
+        op
+        for op in native_library.loaded().operators
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"mindspeed::{op}", "CPU")
     ]
     assert missing == []
     dangling = [line for line in torch._C._dispatch_find_dangling_impls() if "mindspeed::" in line]

@@ -7,8 +7,8 @@ from typing import Final
 
 import torch
 
-from mindspeed.ops import libraries
-from mindspeed.ops.libraries import Built
+from mindspeed.ops import build_cache
+from mindspeed.ops.build_cache import Built
 from mindspeed.ops.variants import native_variants, reference_only
 from mindspeed.plugins.problems import Problem
 
@@ -39,11 +39,11 @@ def load() -> Built | None:
 
 
 def _load() -> Built | None:
-    key = libraries.wanted(str(torch.__version__))
-    built = libraries.find(key)
+    key = build_cache.wanted(str(torch.__version__))
+    built = build_cache.find(key)
     if built is None:
-        if (other := libraries.nearest(key)) is not None:
-            text = f"the C++ operators are {libraries.why_not(key, other)}; the references run"
+        if (other := build_cache.nearest(key)) is not None:
+            text = f"the C++ operators are {build_cache.why_not(key, other)}; the references run"
             _warn(Problem("MS513", text, where=str(other.library), fix=BUILD))
         return None
     try:
