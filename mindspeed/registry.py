@@ -26,7 +26,7 @@ from mindspeed.plugins.problems import MindSpeedError, PatchError, Problem, Reso
 from mindspeed.plugins.tracing import trace, tracing
 from mindspeed.plugins.world import PLATFORMS
 from mindspeed.resolution.environment import Environment, installed_version
-from mindspeed.resolution.request import Layer, layer_from_environment
+from mindspeed.resolution.request import Layer, layer_from_call, layer_from_environment
 from mindspeed.resolution.resolution_state import HasVariant
 from mindspeed.resolution.resolver import resolve as resolve_names
 from mindspeed.runtime import rendezvous, session
@@ -219,7 +219,13 @@ def plan(
     `mindspeed.plugins.world.FIELDS`; ``environment`` is probed here unless given
     (`mindspeed.resolution.environment.made_up`). Environment variables are read below these arguments.
     """
-    api = Layer("API", tuple(features), settings or {}, world or {}, tuple(without), level, strict, platform)
+    api = layer_from_call(
+        features=features, settings=settings, world=world, without=without, level=level, strict=strict, platform=platform
+    )
+    if environment is not None and not isinstance(environment, Environment):
+        text = f"environment is {environment!r}, not an Environment"
+        fix = "mindspeed.resolution.environment.made_up(platform, megatron)"
+        raise ResolutionError([Problem("MS301", text, where="mindspeed.plan", fix=fix)])
     return resolve([layer_from_environment(os.environ), api], environment)
 
 
@@ -229,6 +235,9 @@ def activate(plan: ActivationPlan) -> ActivationReport:
     In a job of several ranks nothing stays patched unless all of them activate equal plans: at once where the launcher
     keeps a store, as torchrun does, else in ``init_process_group`` (MS610 to MS612).
     """
+    if not isinstance(plan, ActivationPlan):
+        text, fix = f"the plan is {plan!r}, not an ActivationPlan", "plan = mindspeed.plan(features=[...])"
+        raise ResolutionError([Problem("MS301", text, where="mindspeed.activate", fix=fix)])
     was_active = session.current() is not None
     try:
         refuse_disabled(plan)

@@ -13,6 +13,7 @@ from mindspeed.cli.explain import show_code
 from mindspeed.cli.feature_plan import show
 from mindspeed.cli.output import json_option, print_json, wants_json
 from mindspeed.cli.request_options import Request, request_options
+from mindspeed.plugins.near_names import suggestion
 
 if TYPE_CHECKING:
     from mindspeed.planning.explanation import Explanation, Features
@@ -154,7 +155,7 @@ def _explain_inactive(request: Request, plan: ActivationPlan, known: Catalog, na
     row = next((row for row in known.rows if row.name == name), None)
     if row is None:
         near = known.near(name)
-        fix = f"did you mean {' or '.join(near)}?" if near else "mindspeed features list shows every name"
+        fix = suggestion(near, "mindspeed features list shows every name")
         raise ResolutionError([Problem("MS201", f"there is no feature {name!r}", (name,), where="command line", fix=fix)])
     because, brings, problems = _why_not(plan, known, row), list[str](), list[Problem]()
     if name not in {disabled.feature for disabled in plan.rows if disabled.kind == "disabled"}:

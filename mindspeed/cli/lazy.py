@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
 import click
+
+from mindspeed.plugins.near_names import near_names, suggestion
 
 
 class LazyGroup(click.Group):
@@ -29,8 +30,8 @@ class LazyGroup(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in self.verbs and not args[0].startswith("-"):
-            near = get_close_matches(args[0], self.verbs, n=3, cutoff=0.65)
-            known = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(self.verbs)}"
+            near = near_names(args[0], self.verbs, cutoff=0.65)
+            known = suggestion(near, f"there are {', '.join(self.verbs)}")
             ctx.fail(f"no such command {args[0]!r}; {known}")
         return super().resolve_command(ctx, args)
 

@@ -14,7 +14,7 @@ from mindspeed.conformance.outcome import Outcome, judged
 from mindspeed.conformance.subjects import Subject
 from mindspeed.inspection.contracts import ABSENT, contract_for
 from mindspeed.inspection.releases import recorded_releases
-from mindspeed.inspection.sites import find_site, near_names
+from mindspeed.inspection.sites import find_site, near_targets
 from mindspeed.inspection.source import find_module, read_scope
 from mindspeed.planning.explanation import code_place
 from mindspeed.plugins.constraints import Check
@@ -132,7 +132,7 @@ def targets(subject: Subject) -> Outcome:
     for name in names:
         site = find_site(name)
         if site is None:
-            near = " or ".join(near_names(name))
+            near = " or ".join(near_targets(name))
             wrong.append(f"{name} does not exist{f'; did you mean {near}?' if near else ''}")
         elif site.kind == "absent":
             absent = True

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from mindspeed.planning.plan import ActivationPlan, PlannedPatch
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
+from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
 from mindspeed.registry import catalog
 from mindspeed.verification.case import build_case
@@ -54,8 +54,8 @@ def rows_of(name: str) -> list[DiscoveredFeature]:
     rows = rows or [row for row in known.rows if row.name == name]
     if not rows:
         names = {row.distribution for row in known.rows} | {row.name for row in known.rows}
-        near = get_close_matches(name, sorted(names), n=3, cutoff=0.5)
-        fix = f"did you mean {' or '.join(near)}?" if near else "install it first: pip install -e ."
+        near = near_names(name, names)
+        fix = suggestion(near, "install it first: pip install -e .")
         text = f"there is neither a distribution with features nor a feature called {name!r}"
         raise ResolutionError([Problem("MS201", text, (name,), fix=fix)])
     return rows

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from mindspeed.inspection.contracts import ABSENT, Contract, near_by_content, part_of
-from mindspeed.inspection.sites import Site, definitions, find_site, near_names
+from mindspeed.inspection.sites import Site, definitions, find_site, near_targets
 from mindspeed.inspection.source import dotted, find_module, parse, read_scope
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -55,7 +55,7 @@ def successors(target: str, recorded: Contract) -> list[str]:
         classes = [other for other, bound in scope.bindings.items() if bound[-1].kind == "class"]
         for other in classes:
             candidates |= _read_all(f"{module}:{other}.", [name])
-    alike = [name for name in near_names(target) if ":" in name]  # a module alone replaces no target
+    alike = [name for name in near_targets(target) if ":" in name]  # a module alone replaces no target
     return (near_by_content(recorded, candidates) or alike)[:3]
 
 

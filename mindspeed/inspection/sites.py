@@ -11,11 +11,11 @@ import ast
 import re
 import textwrap
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
 from mindspeed.inspection.source import Binding, Module, Scope, dotted, find_module, loaded_module, read_scope, read_text
+from mindspeed.plugins.near_names import near_names
 
 TREE: Final = "megatron"
 """The package inside which imports are followed."""
@@ -311,17 +311,17 @@ def _names_class(call: ast.Call, name: str) -> str:
     return ""
 
 
-def near_names(target: str) -> list[str]:
+def near_targets(target: str) -> list[str]:
     """Up to three existing targets that look like a missing one: in its module or class, or the same name elsewhere."""
     module, _, qualname = target.partition(":")
     found = find_module(module)
     if found is None:
-        near = get_close_matches(module, _sibling_modules(module), n=3, cutoff=0.6)
+        near = near_names(module, _sibling_modules(module), cutoff=0.6)
         moved = _defined_elsewhere(module, qualname)
         return (moved or [f"{name}:{qualname}" for name in near if find_site(f"{name}:{qualname}")] or near)[:3]
     owner, _, name = qualname.rpartition(".")
     prefix = f"{module}:{owner}." if owner else f"{module}:"
-    near = get_close_matches(name, sorted(_names_at(found, owner) - {name}), n=3, cutoff=0.6)
+    near = near_names(name, _names_at(found, owner) - {name}, cutoff=0.6)
     near = [prefix + other for other in near] or _defined_elsewhere(module, qualname)
     return [other for other in near if other != target][:3]
 

@@ -6,10 +6,10 @@ A last-resort finder (installed by ``import mindspeed``, asked only about module
 from __future__ import annotations
 
 import sys
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
 
@@ -121,9 +121,5 @@ def replacement(prefix: str) -> str:
 def _near_operator(name: str) -> str:
     from mindspeed.ops import OPERATORS
 
-    near = get_close_matches(name.rpartition(".")[2], OPERATORS, n=3, cutoff=0.6)
-    return (
-        f"did you mean {' or '.join(f'mindspeed.ops.{one}' for one in near)}?"
-        if near
-        else "mindspeed.ops has no such operator yet"
-    )
+    near = near_names(name.rpartition(".")[2], OPERATORS, cutoff=0.6)
+    return suggestion([f"mindspeed.ops.{operator}" for operator in near], "mindspeed.ops has no such operator yet")

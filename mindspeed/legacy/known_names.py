@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Collection
-from difflib import get_close_matches
 
 from mindspeed.legacy.flags import BY_DEST
+from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
 
@@ -19,9 +19,9 @@ def check_name(feature: str, name: str, verb: str, args: Namespace) -> None:
 
 def unknown_name(feature: str, name: str, verb: str, known: Collection[str], where: str = "") -> Problem:
     """MS110 for a name that nobody has, with near ones."""
-    near = get_close_matches(name.replace("-", "_"), sorted(known), n=3, cutoff=0.6)
+    near = near_names(name.replace("-", "_"), sorted(known), cutoff=0.6)
     text = f"{feature} {verb} {name}, which is neither a feature nor an argument of Megatron or of any feature"
-    fix = f"did you mean {' or '.join(near)}?" if near else "name a feature or an argument that exists"
+    fix = suggestion(near, "name a feature or an argument that exists")
     return Problem("MS110", text, (feature,), where=where, fix=fix)
 
 

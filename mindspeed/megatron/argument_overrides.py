@@ -12,13 +12,13 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
 from mindspeed.inspection.config_arguments import arguments_of
 from mindspeed.megatron.training_flags import OF_TRAINING
 from mindspeed.planning.plan import PlannedOverride
+from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
 _OWN_FOLDERS: Final = tuple(str(Path(__file__).resolve().parents[1] / name) for name in ("megatron", "runtime"))
@@ -37,9 +37,9 @@ def check_overrides(overrides: Sequence[PlannedOverride], version: str | None) -
     for planned in overrides:
         argument = planned.override.argument
         if argument not in names:
-            near = get_close_matches(argument, sorted(names), n=3, cutoff=0.6)
+            near = near_names(argument, names, cutoff=0.6)
             text = f"{argument}, set by {' and '.join(planned.owners)}, is not an argument of megatron-core {version}"
-            fix = f"did you mean {' or '.join(near)}?" if near else ""
+            fix = suggestion(near)
             problems.append(Problem("MS401", text, planned.owners, fix=fix))
     return problems
 

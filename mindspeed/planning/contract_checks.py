@@ -8,6 +8,7 @@ from mindspeed.inspection.contract_reading import successors
 from mindspeed.inspection.contracts import ABSENT, Contract, compare, contract_for, difference, part_of
 from mindspeed.inspection.target_info import TargetInfo, is_installed
 from mindspeed.planning.plan import PlannedPatch
+from mindspeed.plugins.near_names import suggestion
 from mindspeed.plugins.problems import Problem
 from mindspeed.resolution.planned_feature import PlanNote
 
@@ -22,7 +23,7 @@ def missing_target_problem(planned: PlannedPatch, target: str, place: TargetInfo
     near = place.contract.near if place.contract is not None else tuple(successors(target, recorded))
     chain = (f"megatron-core {release} has it as {_described(recorded)}",) if recorded.kind != ABSENT else ()
     text = f"{owner} patches {target}, which does not exist in megatron-core {version}"
-    fix = f"did you mean {' or '.join(near)}?" if near else f"check which versions {owner} supports"
+    fix = suggestion(near, f"check which versions {owner} supports")
     return Problem("MS401", text, (owner,), chain, fix=fix)
 
 

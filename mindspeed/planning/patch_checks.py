@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from mindspeed.inspection.megatron_copies import megatron_version
-from mindspeed.inspection.sites import near_names
+from mindspeed.inspection.sites import near_targets
 from mindspeed.inspection.target_info import TargetInfo, find_places
 from mindspeed.planning.contract_checks import broken_contract, contract_rows, missing_target_problem
 from mindspeed.planning.plan import PlannedPatch
+from mindspeed.plugins.near_names import suggestion
 from mindspeed.plugins.patches import Mixin, Replace, Set, Wrap
 from mindspeed.plugins.problems import Problem
 from mindspeed.resolution.planned_feature import PlanNote
@@ -81,9 +82,9 @@ def _site_name(target: str, places: Places) -> str:
 
 def missing_target(owner: str, target: str, where: str = "") -> Problem:
     """MS401 for a target that does not exist, with near names."""
-    near = near_names(target)
+    near = near_targets(target)
     text = f"{owner} patches {target}, which does not exist"
-    fix = f"did you mean {' or '.join(near)}?" if near else f"check which versions {owner} supports"
+    fix = suggestion(near, f"check which versions {owner} supports")
     return Problem("MS401", text, (owner,), where=where, fix=fix)
 
 

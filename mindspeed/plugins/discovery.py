@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import Any
 
 from mindspeed.plugins.constraints import (
@@ -26,6 +25,7 @@ from mindspeed.plugins.constraints import (
 from mindspeed.plugins.declared_types import DeclarationError
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec
 from mindspeed.plugins.found import BUILT_IN, ENTRY_POINTS, DiscoveredFeature, declared_at, installed
+from mindspeed.plugins.near_names import near_names
 from mindspeed.plugins.tracing import trace
 
 __all__ = ["BUILT_IN", "ENTRY_POINTS", "Catalog", "DiscoveredFeature", "declared_at", "discover"]
@@ -66,7 +66,7 @@ class Catalog:
 
     def near(self, name: str) -> list[str]:
         """Up to three names that look like ``name``."""
-        return get_close_matches(name.replace("_", "-").lower(), [*self.usable, *self.not_loaded], n=3, cutoff=0.5)
+        return near_names(name.replace("_", "-").lower(), [*self.usable, *self.not_loaded])
 
 
 def discover(import_third_parties: bool = True, only: Iterable[str] | None = None) -> Catalog:

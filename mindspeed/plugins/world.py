@@ -86,8 +86,8 @@ class World:
 
     @property
     def dp(self) -> int:
-        """Data-parallel size; floor division, the resolver reports a remainder."""
-        return int(self.world_size) // int(self.tp * self.pp * self.cp)
+        """Data-parallel size, at least 1; floor division, the resolver reports a remainder."""
+        return max(1, int(self.world_size) // int(self.tp * self.pp * self.cp))
 
     @property
     def num_micro_batches(self) -> int:

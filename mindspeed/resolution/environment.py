@@ -43,7 +43,10 @@ class Environment:
         if self.platform not in PLATFORMS:
             text = f"unknown platform {self.platform!r}"
             found.append(Problem("MS501", text, where=self.source, fix=f"use one of {', '.join(PLATFORMS)}"))
-        if self.megatron is not None and not version_in(self.megatron, SUPPORTED_MEGATRON):
+        if self.megatron is not None and not is_version(self.megatron):
+            text = f"megatron-core {self.megatron!r} is not a version"
+            found.append(Problem("MS502", text, where=self.source, fix="--megatron 0.16.1"))
+        elif self.megatron is not None and not version_in(self.megatron, SUPPORTED_MEGATRON):
             text = f"megatron-core {self.megatron} is not supported, which needs {SUPPORTED_MEGATRON}"
             found.append(Problem("MS502", text, where=self.source, fix="pip install megatron-core==0.16.1"))
         return found
@@ -62,9 +65,15 @@ def installed_version(distribution: str) -> str | None:
         return None
 
 
-def version_in(version: str, specifier: str) -> bool:
-    """Whether ``version`` lies in ``specifier``; an empty specifier admits all, a malformed version nothing."""
+def is_version(text: str) -> bool:
+    """Return whether a text is the number of a version."""
     try:
-        return not specifier or SpecifierSet(specifier, prereleases=True).contains(Version(version))
+        Version(text)
     except InvalidVersion:
         return False
+    return True
+
+
+def version_in(version: str, specifier: str) -> bool:
+    """Whether ``version`` lies in ``specifier``; an empty specifier admits all, a malformed version nothing."""
+    return not specifier or (is_version(version) and SpecifierSet(specifier, prereleases=True).contains(Version(version)))

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any, Final
 
 from mindspeed.plugins.discovery import Catalog
+from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import Problem
 from mindspeed.plugins.world import FIELDS, WORDS, World
 from mindspeed.resolution.environment import Environment
-from mindspeed.resolution.planned_feature import Value
+from mindspeed.resolution.planned_feature import PlanNote, Value
 from mindspeed.resolution.request import Layer
 
 Settings = dict[str, dict[str, Value]]
@@ -32,6 +32,7 @@ class MergedRequest:
     without: dict[str, str] = field(default_factory=dict)
     withdrawn: dict[str, str] = field(default_factory=dict)
     disabled: dict[str, str] = field(default_factory=dict)
+    notes: list[PlanNote] = field(default_factory=list)
     level: int = 2
     strict: bool = False
     problems: list[Problem] = field(default_factory=list)
@@ -52,6 +53,7 @@ def merge(layers: Sequence[Layer], catalog: Catalog, environment: Environment) -
     if environment.world_size is not None:
         merged.world["world_size"] = Value(environment.world_size, LAUNCH)
     for layer in layers:
+        merged.notes += [note for note in layer.notes if note not in merged.notes]
         for name in layer.without:
             if name in merged.requested and not merged.requested[name].startswith("Megatron's "):
                 merged.withdrawn[name] = merged.requested.pop(name)
@@ -123,8 +125,8 @@ def _typed_world(layer: Layer, problems: list[Problem]) -> dict[str, Any]:
         if value is None:
             continue
         if name not in FIELDS:
-            near = get_close_matches(name, FIELDS, n=3, cutoff=0.5)
-            fix = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(FIELDS)}"
+            near = near_names(name, FIELDS)
+            fix = suggestion(near, f"known: {', '.join(FIELDS)}")
             problems.append(Problem("MS301", f"{name!r} is not a value of the world", where=layer.source, fix=fix))
             continue
         kind, meaning = FIELDS[name]
@@ -136,7 +138,7 @@ def _typed_world(layer: Layer, problems: list[Problem]) -> dict[str, Any]:
             text = f"{name} ({meaning}) is {value}, which is below {smallest}"
             problems.append(Problem("MS301", text, where=layer.source))
         elif name in WORDS and value not in WORDS[name]:
-            near = get_close_matches(str(value), WORDS[name], n=1, cutoff=0.5) or list(WORDS[name])
+            near = near_names(value, WORDS[name], number=1) or list(WORDS[name])
             text = f"{name} is {value!r}, which is none of {', '.join(WORDS[name])}"
             problems.append(Problem("MS301", text, where=layer.source, fix=f"--{name} {near[0]}"))
         else:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from mindspeed.plugins.constraints import Constraint, Predicate
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec
+from mindspeed.plugins.near_names import suggestion
 from mindspeed.plugins.problems import Problem
 from mindspeed.plugins.world import UnknownValue
 from mindspeed.resolution.planned_feature import PlanNote, Value
@@ -41,7 +42,7 @@ class ResolutionState:
         self.world = merged.as_world()
         self.active: dict[str, Active] = {}
         self.args: dict[str, FeatureArgs] = {}
-        self.rows: list[PlanNote] = []
+        self.rows: list[PlanNote] = list(merged.notes)
         self.problems: list[Problem] = list(merged.problems)
         self.arguments = Arguments(merged.settings)
         self.holders: dict[str, list[str]] = {}
@@ -58,7 +59,7 @@ class ResolutionState:
                 self.problems.append(problem)
             return False
         near = self.catalog.near(name)
-        fix = f"did you mean {' or '.join(near)}?" if near else "mindspeed features list shows every name"
+        fix = suggestion(near, "mindspeed features list shows every name")
         if not any(problem.code == "MS201" and problem.features == (name,) for problem in self.problems):
             self.problems.append(Problem("MS201", f"there is no feature {name!r}", (name,), where=source, fix=fix))
         return False

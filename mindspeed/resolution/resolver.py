@@ -23,6 +23,7 @@ from mindspeed.plugins.constraints import (
 )
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec
+from mindspeed.plugins.near_names import suggestion
 from mindspeed.plugins.problems import Problem
 from mindspeed.plugins.world import FIELDS, PARALLEL_SIZES, UnknownValue, World
 from mindspeed.resolution import constraint_checks
@@ -127,8 +128,8 @@ def _disabled(state: ResolutionState) -> Iterator[PlanNote]:
             asked = state.merged.requested.get(name)
             yield PlanNote("disabled", name, f"taken out by {source}{f', though requested ({asked})' if asked else ''}")
         else:
-            near = " or ".join(state.catalog.near(name))
-            yield PlanNote("disabled", name, f"{source} names no feature{f'; did you mean {near}?' if near else ''}")
+            fix = suggestion(state.catalog.near(name), "mindspeed features list shows every name")
+            yield PlanNote("warning", name, f"{source} names {name}, which is no feature; {fix}")
 
 
 def _owners_of_sizes(state: ResolutionState) -> Iterator[tuple[str, Active]]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from difflib import get_close_matches
 from typing import Annotated, Any, get_args
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from mindspeed.plugins.feature import FeatureArgs
+from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import Problem
 from mindspeed.resolution.planned_feature import Value
 from mindspeed.resolution.request_merge import Settings
@@ -56,8 +56,8 @@ class Arguments:
         given = self._settings.get(name, {}).get(key.partition(".")[0])
         where = given.source if given else ""
         if detail["type"] == "extra_forbidden":
-            near = get_close_matches(key, fields, n=3, cutoff=0.5) or list(fields)
-            fix = f"did you mean {' or '.join(f'{name}.{field}' for field in near)}?" if near else f"{name} has no settings"
+            near = near_names(key, fields) or list(fields)
+            fix = suggestion([f"{name}.{field}" for field in near], f"{name} has no settings")
             return Problem("MS301", f"{name} has no setting {key!r}", (name,), where=where, fix=fix)
         if detail["type"] == "missing":
             return Problem("MS301", f"{name} needs the setting {key}", (name,), fix=f"--set {name}.{key}=VALUE")

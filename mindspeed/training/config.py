@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import Problem
 
 JOB_FILE: Final = "job file"
@@ -92,8 +92,8 @@ def _explain(detail: Any, origin: Mapping[str, str]) -> Problem:
     where = origin.get(key, "")
     fields = TrainConfig.model_fields
     if detail["type"] == "extra_forbidden":
-        near = get_close_matches(key, fields, n=3, cutoff=0.5)
-        fix = f"did you mean {' or '.join(near)}?" if near else f"known keys: {', '.join(fields)}"
+        near = near_names(key, fields)
+        fix = suggestion(near, f"known keys: {', '.join(fields)}")
         return Problem("MS305", f"unknown key {key!r} in train", where=where, fix=fix)
     text = f"train.{key} is {detail['input']!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
     return Problem("MS301", text, where=where, fix=f"{flag(key)} {accepted_value(key)}")

@@ -10,7 +10,6 @@ import pytest
 from mindspeed import ops
 from mindspeed.cli import main
 from mindspeed.diagnostics import support_matrix
-from mindspeed.diagnostics.variables import VARIABLES
 from mindspeed.inspection.sites import find_site
 from mindspeed.plugins import World
 from mindspeed.plugins.discovery import BUILT_IN, Catalog, DiscoveredFeature, discover
@@ -19,6 +18,7 @@ from mindspeed.registry import catalog
 from mindspeed.resolution.environment import SUPPORTED_MEGATRON, made_up, version_in
 from mindspeed.resolution.request import JOB_KEYS, Layer
 from mindspeed.resolution.resolver import resolve
+from mindspeed.resolution.variables import VARIABLES
 from tests import transcripts
 from tools.docs.operators import forward_only
 from tools.docs.pages import pages, write

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from mindspeed.inspection.sites import find_site, follows_to, may_import, near_names
+from mindspeed.inspection.sites import find_site, follows_to, may_import, near_targets
 from mindspeed.inspection.source import find_module
 from tests.patching.patch_fixtures import fake_megatron  # noqa: F401
 
@@ -91,13 +91,13 @@ def test_a_class_that_names_itself_or_is_a_dataclass_has_a_barrier(name: str, ba
 
 
 def test_near_names_come_from_the_module_the_class_and_its_bases() -> None:
-    assert near_names("megatron.core.state:initialise") == ["megatron.core.state:initialize"]
-    assert near_names(f"{ATTENTION}:Attention.inherit") == [f"{ATTENTION}:Attention.inherited"]
+    assert near_targets("megatron.core.state:initialise") == ["megatron.core.state:initialize"]
+    assert near_targets(f"{ATTENTION}:Attention.inherit") == [f"{ATTENTION}:Attention.inherited"]
 
 
 def test_near_names_find_a_definition_that_moved() -> None:
-    assert near_names("megatron.core.jit:get_size") == ["megatron.core.state:get_size"]
-    assert near_names("megatron.core.parallel_state:get_size") == ["megatron.core.state:get_size"]
+    assert near_targets("megatron.core.jit:get_size") == ["megatron.core.state:get_size"]
+    assert near_targets("megatron.core.parallel_state:get_size") == ["megatron.core.state:get_size"]
 
 
 def test_imports_are_followed_back_to_a_site() -> None:

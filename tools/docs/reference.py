@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import click
 
-from mindspeed.diagnostics.variables import VARIABLES
 from mindspeed.planning.fingerprint import VARIABLES as EQUAL
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.hookspecs import HOOK_CLASSES
 from mindspeed.plugins.problems import CODES
 from mindspeed.plugins.world import FIELDS, PLATFORMS
+from mindspeed.resolution.variables import VARIABLES
 from tools.docs.features import settings_table, type_text
 from tools.docs.markdown import code, page, table
 

@@ -1,8 +1,14 @@
-"""Every environment variable that mindspeed reads. A test holds this table to the source."""
+"""Every environment variable that mindspeed reads. A test compares this table with the source."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Final
+
+from mindspeed.plugins.near_names import near_names, suggestion
+from mindspeed.plugins.problems import Problem
+from mindspeed.resolution.planned_feature import PlanNote
 
 VARIABLES: Final[dict[str, str]] = {
     "MINDSPEED_FEATURES": "features to switch on, as `--features`: `a,b`",
@@ -25,3 +31,30 @@ VARIABLES: Final[dict[str, str]] = {
     "MINDSPEED_PLAN": "set by mindspeed itself for the processes that it starts: the file of their plan",
     "MINDSPEED_TRAIN": "set by mindspeed itself for training processes: the file of their job",
 }
+
+_VALUES: Final[dict[str, tuple[str, str]]] = {
+    "MINDSPEED_STRICT": (r"(?i)0|1|true|false|yes|no", "1 or 0"),
+    "MINDSPEED_TRACE": (r"0|1", "1 or 0"),
+    "MINDSPEED_OPS": (r"reference", "reference"),
+    "MINDSPEED_KEPT_MEMORY": (r"\d+", "a whole number of MiB"),
+    "MINDSPEED_AGREEMENT_TIMEOUT": (r"\d+(\.\d*)?", "a number of seconds"),
+}
+"""Variables that take few values: a pattern, and the requirement in words. An empty variable is one that is not set."""
+
+
+def value_problems(environ: Mapping[str, str]) -> list[Problem]:
+    """List MS301 for every variable whose value means nothing."""
+    return [
+        Problem("MS301", f"{name} is {environ[name]!r}, not {words}", where=name, fix=f"unset {name}, or set it to {words}")
+        for name, (pattern, words) in _VALUES.items()
+        if environ.get(name) and not re.fullmatch(pattern, environ[name])
+    ]
+
+
+def unknown_variables(environ: Mapping[str, str]) -> tuple[PlanNote, ...]:
+    """List a warning for every variable with our prefix that mindspeed does not read."""
+    names = sorted(name for name in environ if name.startswith("MINDSPEED_") and name not in VARIABLES)
+    return tuple(
+        PlanNote("warning", name, f"mindspeed does not read {name}; {suggestion(near_names(name, VARIABLES), 'unset it')}")
+        for name in names
+    )
