@@ -55,6 +55,8 @@ def unknown_variables(environ: Mapping[str, str]) -> tuple[PlanNote, ...]:
     """List a warning for every variable with our prefix that mindspeed does not read."""
     names = sorted(name for name in environ if name.startswith("MINDSPEED_") and name not in VARIABLES)
     return tuple(
-        PlanNote("warning", name, f"mindspeed does not read {name}; {suggestion(near_names(name, VARIABLES), 'unset it')}")
+        PlanNote(
+            "warning", name, f"mindspeed does not read {name}; {suggestion(near_names(name, VARIABLES, number=1), 'unset it')}"
+        )
         for name in names
     )
