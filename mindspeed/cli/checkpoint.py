@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mindspeed.cli.job_help import JobCommand
 from mindspeed.cli.lazy import LazyGroup
 from mindspeed.cli.output import OK, PROBLEMS, json_option, print_json, print_table, wants_json
 from mindspeed.cli.request_options import Request, request_options
@@ -118,7 +119,7 @@ def verify_(path: str, step: int | None) -> None:
     click.echo(f"{folder}: {len(sizes)} files, {sum(sizes.values()) / 2**20:.1f} MiB, as they were saved")
 
 
-@click.command("diff")
+@click.command("diff", cls=JobCommand)
 @click.argument("path", metavar="CHECKPOINT")
 @step_option
 @request_options

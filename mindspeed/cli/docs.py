@@ -8,13 +8,14 @@ from typing import Final
 
 import click
 
+from mindspeed.cli.names import FeatureName
 from mindspeed.cli.output import json_option, print_json, wants_json
 
 CHECKOUT: Final = Path(__file__).parents[2]
 
 
 @click.command()
-@click.argument("names", metavar="[FEATURE]...", nargs=-1)
+@click.argument("names", metavar="[FEATURE]...", nargs=-1, type=FeatureName())
 @click.option("--write", "folder", type=click.Path(file_okay=False, path_type=Path), help="write every page into this folder")
 @click.option("--built-in", is_flag=True, help="leave out the features of other packages")
 @json_option

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mindspeed.cli.job_help import FullJobCommand
+from mindspeed.cli.names import FeatureName
 from mindspeed.cli.output import json_option, print_json, wants_json
 from mindspeed.cli.request_options import Request, request_options
 
@@ -15,8 +17,8 @@ if TYPE_CHECKING:
     from mindspeed.planning.plan import ActivationPlan
 
 
-@click.command()
-@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.command(cls=FullJobCommand)
+@click.argument("names", metavar="[NAME]...", nargs=-1, type=FeatureName())
 @request_options
 @json_option
 def check(request: Request, names: tuple[str, ...]) -> None:

@@ -11,6 +11,7 @@ import click
 
 from mindspeed.cli.explain import show_code
 from mindspeed.cli.feature_plan import show
+from mindspeed.cli.job_help import JobCommand
 from mindspeed.cli.output import json_option, print_json, wants_json
 from mindspeed.cli.request_options import Request, request_options
 from mindspeed.plugins.near_names import suggestion
@@ -25,7 +26,7 @@ _CODE: Final = re.compile(r"MS\d{3}", re.IGNORECASE)
 Sections = Iterator[tuple[str, list[str]]]
 
 
-@click.command()
+@click.command(cls=JobCommand)
 @click.argument("name", metavar="NAME|CODE")
 @request_options
 @json_option

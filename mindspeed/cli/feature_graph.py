@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from mindspeed.cli.job_help import JobCommand
+from mindspeed.cli.names import FeatureName
 from mindspeed.cli.output import json_option, print_json, wants_json
 from mindspeed.cli.request_options import Request, request_options
 
@@ -36,8 +38,8 @@ class Relation:
     conditional: bool = False
 
 
-@click.command()
-@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.command(cls=JobCommand)
+@click.argument("names", metavar="[NAME]...", nargs=-1, type=FeatureName())
 @click.option("--format", "style", type=click.Choice(("text", "dot")), default="text", help="[default: text]")
 @request_options
 @json_option

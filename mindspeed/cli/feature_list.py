@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import click
 
 from mindspeed.cli.output import json_option, print_json, print_table, wants_json
 from mindspeed.plugins.found import BUILT_IN, PLUGINS_VARIABLE, DiscoveredFeature, installed, unmatched
+from mindspeed.plugins.world import PLATFORMS
 
 MANY: Final = 200
 """Above this number features of other distributions are not loaded to list them, and rows are not aligned."""
 
 
 @click.command("list")
+@click.argument("words", metavar="[WORD]...", nargs=-1)
+@click.option("--level", type=click.IntRange(0, 2), metavar="N", help="features of this optimization level alone")
+@click.option("--slot", metavar="SLOT", help="features that hold this slot alone")
+@click.option("--platform", type=click.Choice(PLATFORMS), help="features for this platform alone")
+@click.option("--from", "distribution", metavar="DISTRIBUTION", help="features of this distribution alone")
 @click.option("--no-import", is_flag=True, help="import no feature: say what folders and metadata alone tell")
 @json_option
-def list_features(no_import: bool) -> None:
-    """List every installed feature.
+def list_features(
+    words: tuple[str, ...], level: int | None, slot: str | None, platform: str | None, distribution: str | None, no_import: bool
+) -> None:
+    """List every installed feature, or those that have every WORD in their name or summary.
 
     Features of other distributions are imported to read their declarations, unless there are more than 200 of them.
     """
@@ -29,15 +37,28 @@ def list_features(no_import: bool) -> None:
 
         others = sum(row.distribution != BUILT_IN for row in rows)
         rows = discover(import_third_parties=others <= MANY).rows
+    wanted = {"level": level, "slots": slot, "platforms": platform, "distribution": distribution}
+    rows = [row for row in rows if _is_wanted(_describe(row), words, wanted)]
     if wants_json():
         print_json({"features": [_describe(row) for row in rows]})
         return
     _print(rows)
 
 
+def _is_wanted(row: Mapping[str, Any], words: Sequence[str], wanted: Mapping[str, Any]) -> bool:
+    """Return whether a described row has every word, and every value that is wanted of it."""
+    text = f"{row['name']} {row['summary'] or ''}".lower()
+    if not all(word.lower() in text for word in words):
+        return False
+    values = {key: value for key, value in wanted.items() if value is not None}
+    return all(value in row[key] if isinstance(row[key], list) else value == row[key] for key, value in values.items())
+
+
 def _print(rows: Sequence[DiscoveredFeature]) -> None:
     headers = ("NAME", "LEVEL", "STABILITY", "PLATFORMS", "SLOTS", "FROM", "STATE", "SUMMARY")
-    if len(rows) <= MANY:
+    if not rows:
+        click.echo("no feature is like that", err=True)
+    elif len(rows) <= MANY:
         print_table(headers, [_cells(row) for row in rows])
     else:
         click.echo("\n".join("  ".join(cells) for cells in (headers, *map(_cells, rows))))
@@ -52,8 +73,6 @@ def _print(rows: Sequence[DiscoveredFeature]) -> None:
 
 def _describe(row: DiscoveredFeature) -> dict[str, Any]:
     """One row by the fixed keys; what only the class can say is None when it was not loaded."""
-    from mindspeed.plugins.world import PLATFORMS
-
     spec = row.feature.spec if row.feature is not None else None
     return {
         "name": row.name,

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from mindspeed.cli.job_help import JobCommand
+from mindspeed.cli.names import FeatureName
 from mindspeed.cli.output import json_option, print_json, wants_json
 from mindspeed.cli.request_options import Request, request_options
 
@@ -15,8 +17,8 @@ if TYPE_CHECKING:
     from mindspeed.resolution.planned_feature import PlannedFeature
 
 
-@click.command()
-@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.command(cls=JobCommand)
+@click.argument("names", metavar="[NAME]...", nargs=-1, type=FeatureName())
 @click.option("--base", is_flag=True, help="show every target that the platform patches, not only why")
 @request_options
 @json_option

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
+from mindspeed.cli.job_help import JobCommand
 from mindspeed.cli.output import json_option, print_json, wants_json
 from mindspeed.cli.request_options import Request, request_options
 
 
-@click.command()
+@click.command(cls=JobCommand)
 @click.option("-o", "--output", default="mindspeed.lock", show_default=True, metavar="FILE", help="where to write it")
 @request_options
 @json_option

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from shutil import get_terminal_size, which
+from shutil import which
 from typing import Any, Final, TypeVar
 
 import click
@@ -73,10 +73,23 @@ def exit_code(problems: Iterable[Problem]) -> int:
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Aligned columns. On a terminal the head is bold and the last column cut to what fits."""
+    """Aligned columns, one line per row; on a terminal as wide as that, with a bold head and cells that are wrapped."""
+    if sys.stdout.isatty():
+        _print_on_terminal(headers, rows)
+        return
     widths = [max(len(row[column]) for row in (headers, *rows)) for column in range(len(headers))]
-    before_last = sum(width + 2 for width in widths[:-1])
-    limit = max(get_terminal_size().columns, before_last + 20) if sys.stdout.isatty() else None
     for row in (headers, *rows):
-        line = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        click.secho(line[:limit], bold=True if row is headers else None)
+        click.echo("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _print_on_terminal(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for number, header in enumerate(headers):
+        table.add_column(header, overflow="fold", no_wrap=number == 0)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console(highlight=False).print(table)

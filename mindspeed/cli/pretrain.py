@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from mindspeed.cli.job_help import FullJobCommand
 from mindspeed.cli.launch_options import Processes, hold_to_lock, is_of_trainer, launch_options, lock_option
 from mindspeed.cli.output import OK, PROBLEMS, json_option, program, wants_json
 from mindspeed.cli.request_options import COMMAND_LINE, Request, request_options
@@ -45,7 +46,7 @@ def _click_type(annotation: Any) -> Any:
     return click.Choice(kinds) if isinstance(kinds[0], str) else kinds[0]
 
 
-@click.command()
+@click.command(cls=FullJobCommand)
 @launch_options
 @lock_option
 @click.option("--resume", metavar="RUN", help="folder of a run to continue, with its job file and its newest checkpoint")

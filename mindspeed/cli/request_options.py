@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from mindspeed.cli.job_help import JobOption, SizeOption
+from mindspeed.cli.names import FeatureName
 from mindspeed.plugins.world import FIELDS, PLATFORMS
 
 if TYPE_CHECKING:
@@ -139,26 +141,46 @@ def _world_option(name: str) -> Decorator:
     kind, meaning = FIELDS[name]
     flag = "--" + name.replace("_", "-")
     if name == "platform":
-        return click.option(flag, type=click.Choice(PLATFORMS), help="device to plan for  [default: what is here]")
+        choice = click.Choice(PLATFORMS)
+        return click.option(flag, cls=SizeOption, type=choice, help="device to plan for  [default: what is here]")
     if kind is bool:
-        return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=meaning)
+        return click.option(f"{flag}/--no-{flag[2:]}", name, cls=SizeOption, default=None, help=meaning)
     metavar = {"megatron": "VERSION"}.get(name, "N" if kind is int else "WORD")
-    return click.option(flag, name, type=kind, metavar=metavar, help=meaning)
+    return click.option(flag, name, cls=SizeOption, type=kind, metavar=metavar, help=meaning)
 
 
 _OPTIONS: Final[tuple[Decorator, ...]] = (
-    click.option("-f", "--file", metavar="JOB.yaml", help="job file with features, settings and world"),
-    click.option("--features", metavar="NAME,...", multiple=True, help="features to switch on; may be repeated"),
-    click.option("--without", metavar="NAME,...", multiple=True, help="features to leave out; may be repeated"),
-    click.option("--set", "assignments", metavar="FEATURE.FIELD=VALUE", multiple=True, help="a setting; may be repeated"),
+    click.option("-f", "--file", cls=JobOption, metavar="JOB.yaml", help="job file with features, settings and world"),
+    click.option(
+        "--features",
+        cls=JobOption,
+        metavar="NAME,...",
+        multiple=True,
+        type=FeatureName(listed=True),
+        help="features to switch on; may be repeated",
+    ),
+    click.option(
+        "--without",
+        cls=JobOption,
+        metavar="NAME,...",
+        multiple=True,
+        type=FeatureName(listed=True),
+        help="features to leave out; may be repeated",
+    ),
+    click.option(
+        "--set", "assignments", cls=JobOption, metavar="FEATURE.FIELD=VALUE", multiple=True, help="a setting; may be repeated"
+    ),
     click.option(
         "--optimization-level",
         "level",
+        cls=JobOption,
         type=int,
         metavar="N",
         help="0: only what Megatron has; 1: and all that is safe here; 2: and what is asked for  [default: 2]",
     ),
-    click.option("--strict", is_flag=True, help="add no requirement silently; what cannot be checked is a problem"),
+    click.option(
+        "--strict", cls=JobOption, is_flag=True, help="add no requirement silently; what cannot be checked is a problem"
+    ),
     *(_world_option(name) for name in FIELDS),
 )
 _NAMES: Final = ("file", "features", "without", "assignments", "level", "strict", *FIELDS)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mindspeed.cli.bootstrap import MODULE
+from mindspeed.cli.job_help import JobCommand
 from mindspeed.cli.launch_options import Processes, hold_to_lock, launch_options, lock_option
 from mindspeed.cli.output import print_problems
 from mindspeed.cli.request_options import Request, request_options
@@ -27,7 +28,7 @@ def _check_program(ctx: click.Context, words: tuple[str, ...]) -> None:
         raise click.BadParameter("-m needs the name of a module", ctx, ctx.command.params[-1])
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
+@click.command(cls=JobCommand, context_settings={"allow_interspersed_args": False})
 @request_options
 @launch_options
 @lock_option

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mindspeed.cli.job_help import JobCommand
+from mindspeed.cli.names import FeatureName
 from mindspeed.cli.output import PROBLEMS, json_option, print_json, print_problems, print_table, wants_json
 from mindspeed.cli.request_options import Request, request_options
 
@@ -14,8 +16,8 @@ if TYPE_CHECKING:
     from mindspeed.verification.harness import Verdict
 
 
-@click.command()
-@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.command(cls=JobCommand)
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, type=FeatureName())
 @click.option("--nproc", type=click.IntRange(1), metavar="N", help="processes  [default: the fewest that the features need]")
 @request_options
 @json_option

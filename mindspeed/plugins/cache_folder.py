@@ -11,7 +11,13 @@ CACHE_VARIABLE: Final = "MINDSPEED_CACHE"
 
 
 def cache_folder() -> Path:
-    """``MINDSPEED_CACHE``, else ``mindspeed`` in the user's cache folder. It need not exist."""
+    """``MINDSPEED_CACHE``, else ``mindspeed`` in the user's cache folder. It need not exist.
+
+    For a user without a home it is a folder that cannot exist, so that nothing is cached.
+    """
     if chosen := os.environ.get(CACHE_VARIABLE):
         return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mindspeed"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mindspeed"
+    except RuntimeError:
+        return Path(os.devnull) / "mindspeed"

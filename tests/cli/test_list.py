@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 
+from mindspeed.cli.output import print_table
+
 KEYS = ["name", "summary", "stability", "level", "slots", "platforms", "distribution", "version", "state", "error"]
 
 
@@ -31,3 +33,31 @@ def test_no_import_reads_metadata_alone(mindspeed, install, tmp_path):
     unknown = dict.fromkeys(["summary", "stability", "level", "slots", "platforms", "error"])
     assert row == {"name": "acme-clip", "distribution": "acme", "version": "1.0", "state": "not loaded"} | unknown
     assert "acme 1.0" in mindspeed("features", "list", "--no-import").stdout
+
+
+def names(done):
+    return [row["name"] for row in json.loads(done.stdout)["features"]]
+
+
+def test_the_list_is_filtered_by_words_level_slot_platform_and_distribution(mindspeed, install):
+    install("acme", {"acme-clip": ""})
+    assert "ring-attention" in names(mindspeed("features", "list", "ring", "attention", "--json"))
+    assert names(mindspeed("features", "list", "--slot", "recompute-policy", "--json")) == ["recompute"]
+    assert names(mindspeed("features", "list", "--from", "acme", "--json")) == ["acme-clip"]
+    assert "swiglu" not in names(mindspeed("features", "list", "--level", "0", "--json"))
+    assert "swiglu" in names(mindspeed("features", "list", "--platform", "npu", "--json"))
+    done = mindspeed("features", "list", "no", "such")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "no feature is like that\n")
+
+
+def test_on_a_terminal_no_line_is_wider_than_it_and_no_word_is_lost(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    print_table(("NAME", "SUMMARY"), [("ring-attention", "Context parallelism by passing key and value blocks around a ring")])
+    text = capsys.readouterr().out
+    lines = text.splitlines()
+    assert len(lines) == 3
+    assert max(map(len, lines)) <= 60
+    assert " ".join(word for line in lines[1:] for word in line.split()) == (
+        "ring-attention Context parallelism by passing key and value blocks around a ring"
+    )
