@@ -96,7 +96,7 @@ def test_a_feature_that_is_off_says_why_and_what_would_switch_it_on(explain):
     assert first.startswith("async-param-gather is off: ")
     assert found["why not"] == ["nothing asked for it, and no active feature requires it"]
     assert found["switched on by"] == ["--features async-param-gather"]
-    assert found["it would bring"] == ["async-ddp", "distributed-optimizer"]
+    assert found["it would bring"] == ["data-parallel", "async-ddp", "distributed-optimizer"]
     assert "asking for it now gives" not in found
 
 

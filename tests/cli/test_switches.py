@@ -75,11 +75,11 @@ def test_a_size_whose_owner_is_disabled_cannot_be_planned(run, disable):
 def test_a_disabled_name_that_means_nothing_is_said_to_mean_nothing(run, disable):
     disable("swigl")
     rows = json.loads(run("plan", *LAPTOP, "--json").stdout)["plan"]["rows"]
-    assert [row for row in rows if row["kind"] == "disabled"] == [
+    assert [row for row in rows if row["kind"] == "warning"] == [
         {
-            "kind": "disabled",
+            "kind": "warning",
             "feature": "swigl",
-            "text": "MINDSPEED_DISABLE names no feature; did you mean swiglu?",
+            "text": "MINDSPEED_DISABLE names swigl, which is no feature; did you mean swiglu?",
         }
     ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -74,6 +74,7 @@ def test_a_tuple_becomes_a_list_and_survives_json(activate):
                 "overrides": [
                     {
                         "owners": ["tensor-parallel"],
+                        "optional": False,
                         "argument": "modules",
                         "value": ["core_attn", "mlp"],
                         "reason": "a test wants it",
@@ -140,7 +141,8 @@ def test_what_was_taken_is_recorded_with_what_the_script_had(activate):
 
 
 def test_a_script_without_megatron_lms_loop_need_not_take_its_arguments(activate):
-    activate(planned("create_attention_mask_in_dataloader", False), planned("nowhere", 1, "acme"))
+    optional = replace(planned("create_attention_mask_in_dataloader", False), optional=True)
+    activate(optional, planned("nowhere", 1, "acme"))
     assert [override.override.argument for override in unused_overrides()] == ["nowhere"]
 
 
