@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from mindspeed.inspection.megatron_copies import package_root
+from mindspeed.platforms.cpu_arguments import ARGUMENTS
 from mindspeed.plugins import (
     ArgOverride,
     Category,
@@ -188,17 +190,6 @@ _WRAPPED: Final[tuple[tuple[str, str, str, str], ...]] = (
     ("multiprocessing.spawn:", "children:bring_plan", "a spawned process gets the platform too", "get_preparation_data"),
 )
 
-_ARGUMENTS: Final[tuple[tuple[str, str | bool, str], ...]] = (
-    # (argument of Megatron-LM, value, why its own default cannot hold)
-    ("distributed_backend", "gloo", "nccl needs CUDA devices"),
-    ("transformer_impl", "local", "Transformer Engine needs CUDA"),
-    ("gradient_accumulation_fusion", False, "the fused kernel is Apex's and needs CUDA"),
-    ("masked_softmax_fusion", False, "the fused kernel needs CUDA"),
-    ("apply_rope_fusion", False, "the fused kernel is Transformer Engine's and needs CUDA"),
-    ("dist_ckpt_optim_fully_reshardable", True, "the other format of a distributed optimizer loses the step of torch's Adam"),
-    ("persist_layer_norm", False, "the persistent kernel is Apex's and needs CUDA"),
-)
-
 COLLECTIVES: Final = (
     "broadcast all_reduce reduce all_gather all_gather_into_tensor _all_gather_base gather scatter reduce_scatter "
     "reduce_scatter_tensor _reduce_scatter_base all_to_all all_to_all_single send recv isend irecv"
@@ -232,7 +223,7 @@ class CpuPlatform(Feature[CpuPlatformArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        return [ArgOverride(argument, value, reason) for argument, value, reason in _ARGUMENTS]
+        return [ArgOverride(argument, value, reason) for argument, value, reason in ARGUMENTS]
 
     @hookimpl
     def patches(self) -> list[Patch]:
@@ -243,6 +234,9 @@ class CpuPlatform(Feature[CpuPlatformArgs]):
         patches += (Set(target, Ref(f"{_HERE}.{value}"), reason) for target, value, reason in _SET)
         for prefix, wrapper, reason, names in _WRAPPED:
             patches += _wraps(prefix, wrapper, reason, names.split())
+        if package_root("training") is not None:
+            reason = "defaults of Megatron-LM's arguments that need CUDA have the CPU's values"
+            patches += _wraps("megatron.training.arguments:", "cpu_arguments:with_defaults", reason, ["parse_args"])
         return patches + self._observers()
 
     def _observers(self) -> list[Patch]:
