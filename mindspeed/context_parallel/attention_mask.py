@@ -63,8 +63,8 @@ def _own(name: str, tokens: int) -> Tensor:
 
 
 def _refused(sentence: str) -> MindSpeedError:
-    fix = "--set shared-attention-mask.kind=package.module:function, a function of the number of tokens"
-    return MindSpeedError([Problem("MS332", f"shared-attention-mask: {sentence}", ("shared-attention-mask",), fix=fix)])
+    fix = "name a function of the number of tokens as package.module:function"
+    return MindSpeedError([Problem("MS332", f"shared attention mask: {sentence}", fix=fix)])
 
 
 _shared: list[MaskRule] = []

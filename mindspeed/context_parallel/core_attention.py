@@ -10,12 +10,13 @@ from megatron.core import parallel_state
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.spec_utils import ModuleSpec
 from torch import Tensor
 
 from mindspeed.context_parallel.documents import are_documents, ends_of_packed, ends_of_rows, is_padded
 from mindspeed.context_parallel.position_bias import PositionBias
 from mindspeed.context_parallel.sight import Sight
-from mindspeed.plugins import MindSpeedError, Problem, with_modules
+from mindspeed.plugins import Feature, MindSpeedError, Problem, with_modules
 
 
 class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has no types
@@ -25,7 +26,6 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has 
     Engine; any other mask has the rows of this rank and all columns.
     """
 
-    feature: ClassVar[str]
     knows_documents: ClassVar[bool] = True
     zigzag: ClassVar[bool] = False
     """Whether tokens lie in Megatron's zig-zag, which its multi-token prediction takes for granted."""
@@ -44,8 +44,12 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has 
         pg_collection: Any = None,
         model_comm_pgs: Any = None,  # its name before Megatron 0.15
         position_bias: PositionBias | None = None,
+        *,
+        feature: Feature[Any],
     ) -> None:
+        """``feature`` is the instance whose layer this is; `with_core_attention` puts it into the parameters of the spec."""
         super().__init__(config=config)
+        self.feature = feature
         self.layer_number = max(1, layer_number)
         self.attn_mask_type = attn_mask_type
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
@@ -70,7 +74,7 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has 
         """
         kind = self.attn_mask_type if attn_mask_type is None else attn_mask_type
         if attention_bias is not None:
-            raise _refused(self.feature, "the model has a bias on its attention scores")
+            raise self._refused("the model has a bias on its attention scores")
         packed = packed_seq_params is not None
         causal = kind == AttnMaskType.causal or (packed and kind == AttnMaskType.padding_causal)
         slopes = None if self.position_bias is None else self.position_bias.slopes_on(query.device)
@@ -98,43 +102,41 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has 
         ends, of_keys = ends_of_packed(packed, "q", tokens), ends_of_packed(packed, "kv", tokens)
         wrong["queries and keys are packed at different places"] = ends != of_keys
         if any(wrong.values()):
-            raise _refused(self.feature, next(sentence for sentence, holds in wrong.items() if holds))
+            raise self._refused(next(sentence for sentence, holds in wrong.items() if holds))
         return ends
+
+    def _refused(self, sentence: str) -> MindSpeedError:
+        name = self.feature.spec.name
+        return MindSpeedError([Problem("MS304", f"{name}: {sentence}", (name,), fix="--cp 1")])
 
     @abstractmethod
     def attend(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor:
         """The result [tokens here, B, N, E]."""
 
     @property
-    def drops(self) -> float:
-        """The share of probabilities that is dropped now."""
+    def dropout_p(self) -> float:
+        """The probability of dropout, 0 outside of training."""
         return float(self.dropout) if self.training else 0.0
 
-    def asked(self, sight: Sight) -> dict[str, Any]:
-        """What an algorithm that knows any sight is asked for, by the names of its arguments."""
-        return {"scale": self.scale, "dropout": self.drops, **vars(sight)}
+    def attention_kwargs(self, sight: Sight) -> dict[str, Any]:
+        """The keyword arguments of an algorithm that takes any visibility: scale, dropout, and which keys a query sees."""
+        return {"scale": self.scale, "dropout": self.dropout_p, **vars(sight)}
 
 
-def with_core_attention(spec: Any, config: Any, attention: type[CoreAttention]) -> Any:
-    """The spec of a block with every core attention exchanged. Raises MS304 for what no algorithm here can do."""
+def with_core_attention(spec: Any, config: Any, attention: type[CoreAttention], feature: Feature[Any]) -> Any:
+    """Exchange every core attention of a block's spec for one of a feature. Raises MS304 for what no algorithm here can do."""
     wrong = {
         "softmax_type is not vanilla": getattr(config, "softmax_type", "vanilla") != "vanilla",
         "window_size is set": config.window_size is not None,
-        "mtp_num_layers is set, which only ring-attention and kv-allgather-cp can do": bool(
+        "mtp_num_layers is set, and multi-token prediction needs the tokens in Megatron's zig-zag": bool(
             getattr(config, "mtp_num_layers", None) and not attention.zigzag
         ),
     }
-    problems = [_problem(attention.feature, text) for text, holds in wrong.items() if holds]
+    name = feature.spec.name
+    text, fix = f"{name}: {{}} in the model that is being built", f"take out {name}"
+    problems = [Problem("MS304", text.format(sentence), (name,), fix=fix) for sentence, holds in wrong.items() if holds]
     if problems:
         raise MindSpeedError(problems)
     engine = sys.modules.get("megatron.core.extensions.transformer_engine")
     fused = [cls] if (cls := getattr(engine, "TEDotProductAttention", None)) else []
-    return with_modules(spec, dict.fromkeys([DotProductAttention, *fused], attention))
-
-
-def _problem(feature: str, sentence: str) -> Problem:
-    return Problem("MS304", f"{feature}: {sentence} in the model that is being built", (feature,), fix=f"take out {feature}")
-
-
-def _refused(feature: str, sentence: str) -> MindSpeedError:
-    return MindSpeedError([Problem("MS304", f"{feature}: {sentence}", (feature,), fix="--cp 1")])
+    return with_modules(spec, dict.fromkeys([DotProductAttention, *fused], ModuleSpec(attention, {"feature": feature})))

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from mindspeed.ops.errors import require
+from mindspeed.ops.errors import OperatorError
+from mindspeed.plugins import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,28 +17,23 @@ class Groups:
     inner: dist.ProcessGroup
     outer: dist.ProcessGroup
 
+    def destroy(self) -> None:
+        """Destroy both, before Megatron destroys its own."""
+        dist.destroy_process_group(self.inner)
+        dist.destroy_process_group(self.outer)
 
-_made: list[Groups] = []
 
-
-def make_groups(cp_group: dist.ProcessGroup, degree: int) -> None:
-    """Cut the context-parallel group of this rank; called by every rank of it."""
+def make_groups(cp_group: dist.ProcessGroup, degree: int) -> Groups:
+    """Split the context-parallel group of this rank into groups of ``degree`` neighbours; every rank of it calls this."""
     ranks, mine = dist.get_process_group_ranks(cp_group), cp_group.rank()
     first = mine // degree * degree
     named = {"HYBRID_INNER_GROUP": ranks[first : first + degree], "HYBRID_OUTER_GROUP": ranks[mine % degree :: degree]}
-    groups = [dist.new_group(part, use_local_synchronization=True, group_desc=name) for name, part in named.items()]
-    _made[:] = [Groups(*groups)]
+    return Groups(*(dist.new_group(part, use_local_synchronization=True, group_desc=name) for name, part in named.items()))
 
 
-def forget_groups() -> None:
-    """Megatron's groups are about to go, and these with them."""
-    for groups in _made:
-        dist.destroy_process_group(groups.inner)
-        dist.destroy_process_group(groups.outer)
-    _made.clear()
-
-
-def made_groups(op: str) -> Groups:
-    """The groups of this rank; ``op`` is who asks. Raises OperatorError when there are none."""
-    require(bool(_made), op, "Megatron's groups do not exist: initialize_model_parallel comes before the model")
-    return _made[0]
+def require_groups(groups: Groups | None, op: str) -> Groups:
+    """Give the groups of this rank. Raises OperatorError, in the name of ``op``, when there are none."""
+    if groups is None:
+        text = f"{op}: Megatron's groups do not exist: initialize_model_parallel comes before the model"
+        raise OperatorError([Problem("MS505", text)])
+    return groups

@@ -49,6 +49,6 @@ def _predicts(args: Any, world: World) -> bool:
 NO_PREDICTION: Final = Check(
     lambda args, world: not _predicts(args, world),
     "multi-token prediction looks for the next tokens where Megatron's zig-zag has them, and here they are elsewhere",
-    fix="ring-attention or kv-allgather-cp, or no --mtp-num-layers",
+    fix="an algorithm that keeps Megatron's zig-zag, or no --mtp-num-layers",
 )
 """A model that is not described in the plan is refused when it is built."""

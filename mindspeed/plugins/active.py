@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from mindspeed.plugins.problems import Problem
-
-FeatureT = TypeVar("FeatureT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +26,8 @@ def set_active(features: ActiveFeatures | None) -> None:
     _active = features
 
 
-def active_feature(feature: type[FeatureT]) -> FeatureT | None:
-    """The instance of a feature class in the active plan, None where the plan does not have it."""
-    name = cast(Any, feature).spec.name
+def active_feature(name: str) -> Any:
+    """The instance of a feature in the active plan, for code that a patch points at; None where the plan does not have it."""
     return None if _active is None else _active.instances.get(name)
 
 

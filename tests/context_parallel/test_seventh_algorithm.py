@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
@@ -30,8 +29,6 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 
 class AcmeCoreAttention(CoreAttention):
-    feature = NAME
-
     def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
         return value
 
@@ -49,7 +46,7 @@ def algorithm(*capabilities: str) -> type[Feature[Any]]:
 
         @hookimpl
         def layer_spec(self, spec: Any, config: Any) -> Any:
-            return with_core_attention(spec, config, AcmeCoreAttention)
+            return with_core_attention(spec, config, AcmeCoreAttention, self)
 
     return Acme
 
@@ -101,8 +98,8 @@ def test_its_core_attention_gets_what_the_feature_brings(other: str, monkeypatch
         if planned.name in (NAME, other):
             spec = instance.layer_spec(spec, config)
     core = spec.submodules.self_attention.submodules.core_attention
-    assert (core.module if isinstance(core, ModuleSpec) else core) is AcmeCoreAttention
-    assert (other == "alibi") == (isinstance(core, ModuleSpec) and "position_bias" in core.params)
+    assert core.module is AcmeCoreAttention
+    assert ("position_bias" in core.params) is (other == "alibi")
 
 
 def test_a_choice_that_is_left_to_mindspeed_takes_none_that_an_active_feature_cannot_work_with() -> None:

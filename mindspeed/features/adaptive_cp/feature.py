@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindspeed.context_parallel.patches import NO_PREDICTION, any_length, sliced_by
 from mindspeed.plugins import (
@@ -22,6 +22,10 @@ from mindspeed.plugins import (
     Slot,
     hookimpl,
 )
+
+if TYPE_CHECKING:
+    from mindspeed.context_parallel.groups import Groups
+    from mindspeed.features.adaptive_cp.plans import Plans
 
 _LAYERS = "mindspeed.features.adaptive_cp.layers"
 _REASON = "ranks hold the tokens that see one another"
@@ -93,23 +97,38 @@ class AdaptiveCp(Feature[AdaptiveCpArgs]):
         mask = ArgOverride("create_attention_mask_in_dataloader", True, "the mask comes with each batch")
         return [mask] if self.args.dynamic_mask else []
 
+    groups: Groups | None = None
+    """The groups of this rank where neighbours exchange tokens for heads."""
+    plans: Plans
+    """Plans of masks that came with batches: a plan follows from its mask alone, so any micro-batch finds its own."""
+
     @hookimpl
     def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
-        from mindspeed.features.adaptive_cp.layers import begin
+        from mindspeed.context_parallel.groups import make_groups
+        from mindspeed.features.adaptive_cp.plans import Plans
 
-        begin(self.args, get_group("cp"))
+        self.plans = Plans()
+        if self.args.ulysses_degree > 1 and self.world.cp > 1:
+            self.groups = make_groups(get_group("cp"), self.args.ulysses_degree)
 
     @hookimpl
     def groups_destroyed(self) -> None:
-        from mindspeed.features.adaptive_cp.layers import end
+        from mindspeed.features.adaptive_cp.layers import plan_of_rule
 
-        end()
+        if self.groups is not None:
+            self.groups.destroy()
+            self.groups = None
+        plan_of_rule.cache_clear()
+        self.plans.clear()
 
     @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
-        from mindspeed.features.adaptive_cp.layers import with_adaptive_attention
+        if self.world.cp == 1:
+            return spec
+        from mindspeed.context_parallel.core_attention import with_core_attention
+        from mindspeed.features.adaptive_cp.layers import AdaptiveCoreAttention
 
-        return with_adaptive_attention(spec, config, self.args) if self.world.cp > 1 else spec
+        return with_core_attention(spec, config, AdaptiveCoreAttention, self)
 
     @hookimpl
     def patches(self) -> list[Patch]:

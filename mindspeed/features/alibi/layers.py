@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core.transformer.dot_product_attention import DotProductAttention
@@ -11,9 +11,11 @@ from megatron.core.transformer.spec_utils import ModuleSpec, get_module
 from torch import Tensor
 
 from mindspeed.context_parallel.position_bias import Form, PositionBias
-from mindspeed.features.alibi.feature import AlibiArgs
 from mindspeed.features.alibi.slopes import slopes
 from mindspeed.plugins import MindSpeedError, Problem, is_unpatched, with_parts
+
+if TYPE_CHECKING:
+    from mindspeed.features.alibi.feature import AlibiArgs
 
 
 def with_position_bias(spec: Any, config: Any, args: AlibiArgs) -> Any:

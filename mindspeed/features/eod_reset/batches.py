@@ -7,21 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mindspeed.context_parallel.documents import ends_of_positions
-from mindspeed.features.eod_reset.feature import EodResetArgs
+from mindspeed.plugins import active_feature
+
+if TYPE_CHECKING:
+    from mindspeed.features.eod_reset.feature import EodResetArgs
 
 Function = Callable[..., Any]
 
-_args = [EodResetArgs()]  # type: ignore[call-arg]
 
-
-def begin(args: EodResetArgs) -> None:
-    """Megatron's groups exist; data sets and batches come after them."""
-    _args[:] = [args]
+def _args() -> EodResetArgs:
+    args: EodResetArgs = active_feature("eod-reset").args
+    return args
 
 
 def with_documents_kept(post_init: Function) -> Function:
@@ -42,7 +43,7 @@ def with_positions_anew(original: Function) -> Function:
     def wrapped(data: torch.Tensor, eod_token: int, *rest: Any) -> Any:
         _, _, eod_mask_loss, _ = rest
         mask, loss_mask, positions = original(data, eod_token, True, True, eod_mask_loss, False)
-        if (length := _args[0].fixed_document_length) is not None:
+        if (length := _args().fixed_document_length) is not None:
             positions = torch.arange(len(data), device=data.device) % length
         return mask, loss_mask, positions
 
@@ -71,7 +72,7 @@ def with_documents(original: Function) -> Function:
 
 def for_model(positions: torch.Tensor) -> torch.Tensor:
     """Positions as the model takes them."""
-    if _args[0].reset_position_ids:
+    if _args().reset_position_ids:
         return positions
     return torch.arange(positions.shape[1], device=positions.device).expand_as(positions).contiguous()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from mindspeed.plugins import (
@@ -81,16 +80,10 @@ class EodReset(Feature[EodResetArgs]):
         ]
 
     @hookimpl
-    def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
-        from mindspeed.features.eod_reset.batches import begin
-
-        begin(self.args)
-
-    @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
         from mindspeed.features.eod_reset.layers import with_documents
 
-        return with_documents(spec, config)
+        return with_documents(spec, config, self)
 
     @hookimpl
     def patches(self) -> list[Patch]:

@@ -16,7 +16,7 @@ from mindspeed.context_parallel.documents import are_documents, ends_of_position
 from mindspeed.context_parallel.local_attention import attention
 from mindspeed.context_parallel.sight import Sight
 from mindspeed.features.eod_reset.batches import for_model
-from mindspeed.plugins import MindSpeedError, Problem, with_parts
+from mindspeed.plugins import Feature, MindSpeedError, Problem, with_parts
 
 _NAME = "eod-reset"
 
@@ -24,25 +24,30 @@ _NAME = "eod-reset"
 class DocumentAttention(CoreAttention):
     """Core attention of one rank by the tiles and the operator of context parallelism."""
 
-    feature = _NAME
     zigzag = True
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor:
         scale = query.shape[-1] ** -0.5 if self.scale is None else self.scale
         rule = Rule(
-            scale, sight.causal and sight.mask is None, sight.mask, sight.ends, sight.slopes, 1 - self.drops, dist.get_rank()
+            scale,
+            sight.causal and sight.mask is None,
+            sight.mask,
+            sight.ends,
+            sight.slopes,
+            1 - self.dropout_p,
+            dist.get_rank(),
         )
         whole = [(0, query.shape[0])]
         return attention(query, key, value, rule, whole, whole)
 
 
-def with_documents(spec: Any, config: Any) -> Any:
+def with_documents(spec: Any, config: Any, feature: Feature[Any]) -> Any:
     """The spec of a block in which no core attention ignores documents. Raises MS304 for one that does.
 
     That of a feature which knows documents stays; Megatron's own is exchanged.
     """
     if _ranks() == 1 and _ignorant(spec):
-        spec = with_core_attention(spec, config, DocumentAttention)
+        spec = with_core_attention(spec, config, DocumentAttention, feature)
     fix = "take out the feature that brings it, or eod-reset"
     if names := _ignorant(spec):
         raise MindSpeedError(

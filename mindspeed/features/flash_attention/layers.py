@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from megatron.core.transformer.dot_product_attention import DotProductAttention
@@ -14,10 +14,12 @@ from torch import Tensor
 from mindspeed.context_parallel.documents import Ends, are_documents, ends_of_packed, ends_of_rows, is_padded
 from mindspeed.context_parallel.position_bias import PositionBias
 from mindspeed.features.flash_attention.attention import ALL, BAND, CAUSAL, FULL_MASK, Seen, attend, attend_packed
-from mindspeed.features.flash_attention.feature import FlashAttentionArgs
 from mindspeed.ops.fusion_attention import UNBOUNDED
 from mindspeed.ops.numerics import unflatten
 from mindspeed.plugins import MindSpeedError, Problem, is_unpatched, with_modules
+
+if TYPE_CHECKING:
+    from mindspeed.features.flash_attention.feature import FlashAttentionArgs
 
 
 def misfits(config: Any) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mindspeed.context_parallel.costs import cost_of_hybrid
 from mindspeed.context_parallel.patches import NO_DATALOADER_MASK, NO_PREDICTION, packed_in, sliced_by
@@ -26,6 +26,9 @@ from mindspeed.plugins import (
     World,
     hookimpl,
 )
+
+if TYPE_CHECKING:
+    from mindspeed.context_parallel.groups import Groups
 
 _LAYERS = "mindspeed.features.hybrid_attention.layers"
 _REASON = "what a rank of the ring holds is spread over the neighbours that trade heads"
@@ -99,25 +102,30 @@ class HybridAttention(Feature[HybridAttentionArgs]):
     def megatron_args(self) -> list[ArgOverride]:
         return [NO_DATALOADER_MASK] if self.world.cp > 1 else []
 
+    groups: Groups | None = None
+    """The groups of this rank, from the time when Megatron has its own."""
+
     @hookimpl
     def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
         if self.args.ulysses_degree is not None and self.world.cp > 1:
-            from mindspeed.features.hybrid_attention.layers import make_groups
+            from mindspeed.context_parallel.groups import make_groups
 
-            make_groups(get_group("cp"), self.args.ulysses_degree)
+            self.groups = make_groups(get_group("cp"), self.args.ulysses_degree)
 
     @hookimpl
     def groups_destroyed(self) -> None:
-        if self.world.cp > 1:
-            from mindspeed.features.hybrid_attention.layers import forget_groups
-
-            forget_groups()
+        if self.groups is not None:
+            self.groups.destroy()
+            self.groups = None
 
     @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
-        from mindspeed.features.hybrid_attention.layers import with_hybrid_attention
+        if self.world.cp == 1:
+            return spec
+        from mindspeed.context_parallel.core_attention import with_core_attention
+        from mindspeed.features.hybrid_attention.layers import HybridCoreAttention
 
-        return with_hybrid_attention(spec, config, self.args) if self.world.cp > 1 else spec
+        return with_core_attention(spec, config, HybridCoreAttention, self)
 
     @hookimpl
     def patches(self) -> list[Patch]:

@@ -47,9 +47,12 @@ class KvAllgatherCp(Feature[FeatureArgs]):
 
     @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
-        from mindspeed.features.kv_allgather_cp.layers import with_gathered_attention
+        if self.world.cp == 1:
+            return spec
+        from mindspeed.context_parallel.core_attention import with_core_attention
+        from mindspeed.features.kv_allgather_cp.layers import GatheredCoreAttention
 
-        return with_gathered_attention(spec, config) if self.world.cp > 1 else spec
+        return with_core_attention(spec, config, GatheredCoreAttention, self)
 
     @hookimpl
     def patches(self) -> list[Patch]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
-from mindspeed.context_parallel.core_attention import CoreAttention, with_core_attention
+from mindspeed.context_parallel.core_attention import CoreAttention
 from mindspeed.context_parallel.sight import Sight
 from mindspeed.features.kv_allgather_cp.attention import kv_allgather_attention, zigzag
 
@@ -14,7 +12,6 @@ from mindspeed.features.kv_allgather_cp.attention import kv_allgather_attention,
 class GatheredCoreAttention(CoreAttention):
     """Core attention by `kv_allgather_attention`; Megatron spreads tokens in zig-zag."""
 
-    feature = "kv-allgather-cp"
     zigzag = True
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor:
@@ -23,11 +20,6 @@ class GatheredCoreAttention(CoreAttention):
             key,
             value,
             self.group,
-            **self.asked(sight),
+            **self.attention_kwargs(sight),
             layout=zigzag(self.group.size()),
         )
-
-
-def with_gathered_attention(spec: Any, config: Any) -> Any:
-    """The spec of a block with every core attention exchanged."""
-    return with_core_attention(spec, config, GatheredCoreAttention)

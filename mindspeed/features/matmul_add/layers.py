@@ -12,7 +12,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from mindspeed.features.matmul_add.feature import MatmulAdd
 from mindspeed.ops.npu_matmul_add_fp32 import npu_matmul_add_fp32
 from mindspeed.plugins import active_feature
 
@@ -77,7 +76,7 @@ def takes_sum(weight: Tensor) -> bool:
     buffer = getattr(weight, "main_grad", None)
     if buffer is not None and buffer.dtype in _BUFFER_TYPES and hasattr(weight, "grad_added_to_main_grad"):
         return True
-    feature = active_feature(MatmulAdd)
+    feature = active_feature("matmul-add")
     if feature is not None and weight.requires_grad and torch.is_grad_enabled():
         feature.decline(
             "a weight has no fp32, fp16 or bf16 main_grad of Megatron's data parallelism, the buffer that its gradient "

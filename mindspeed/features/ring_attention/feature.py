@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mindspeed.context_parallel.costs import cost_of_ring
 from mindspeed.context_parallel.patches import NO_DATALOADER_MASK, packed_in
@@ -24,6 +24,9 @@ from mindspeed.plugins import (
     Slot,
     hookimpl,
 )
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class RingAttentionArgs(FeatureArgs):
@@ -66,25 +69,33 @@ class RingAttention(Feature[RingAttentionArgs]):
     def megatron_args(self) -> list[ArgOverride]:
         return [NO_DATALOADER_MASK] if self.world.cp > 1 else []
 
+    second_group: ProcessGroup | None = None
+    """Another communicator of the context-parallel ranks, where the setting asks for it."""
+
     @hookimpl
     def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
         if self.args.second_communicator:
-            from mindspeed.features.ring_attention.layers import make_second_group
+            import torch.distributed as dist
 
-            make_second_group(get_group("cp"))
+            ranks = dist.get_process_group_ranks(get_group("cp"))
+            self.second_group = dist.new_group(ranks, use_local_synchronization=True, group_desc="RING_SECOND_GROUP")
 
     @hookimpl
     def groups_destroyed(self) -> None:
-        if self.args.second_communicator:
-            from mindspeed.features.ring_attention.layers import forget_second_group
+        if self.second_group is not None:
+            import torch.distributed as dist
 
-            forget_second_group()
+            dist.destroy_process_group(self.second_group)
+            self.second_group = None
 
     @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
-        from mindspeed.features.ring_attention.layers import with_ring_attention
+        if self.world.cp == 1:
+            return spec
+        from mindspeed.context_parallel.core_attention import with_core_attention
+        from mindspeed.features.ring_attention.layers import RingCoreAttention
 
-        return with_ring_attention(spec, config, self.args) if self.world.cp > 1 else spec
+        return with_core_attention(spec, config, RingCoreAttention, self)
 
     @hookimpl
     def patches(self) -> list[Patch]:

@@ -94,6 +94,9 @@ class SharedAttentionMask(Feature[SharedAttentionMaskArgs]):
 
     @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
+        if self.world.cp > 1:
+            return spec
+        from mindspeed.context_parallel.attention_mask import MaskRule
         from mindspeed.features.shared_attention_mask.layers import with_shared_mask
 
-        return with_shared_mask(spec, self.args) if self.world.cp == 1 else spec
+        return with_shared_mask(spec, MaskRule(self.args.kind, self.args.width, self.args.prefix))

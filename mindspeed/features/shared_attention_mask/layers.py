@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from functools import lru_cache
+from typing import Any
 
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.spec_utils import ModuleSpec
 from torch import Tensor
 
 from mindspeed.context_parallel.attention_mask import MaskRule, mask_of
-from mindspeed.features.shared_attention_mask.feature import SharedAttentionMaskArgs
-from mindspeed.plugins import MindSpeedError, Problem, with_modules
+from mindspeed.plugins import MindSpeedError, Problem, with_parts
 
 
 class SharedMask:
@@ -19,11 +20,10 @@ class SharedMask:
     A core attention that calls the operator (flash-attention's) needs no tensor for a causal mask or a window.
     """
 
-    rule: ClassVar[MaskRule]
-    needs_tensor: ClassVar[bool]
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, rule: MaskRule, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.rule = rule
+        self.needs_tensor = not getattr(self, "knows_documents", False)  # the attribute of modules that call the operator
         softmax: Any = self.scale_mask_softmax  # type: ignore[attr-defined]
         self.shares = self.attn_mask_type == AttnMaskType.causal  # type: ignore[attr-defined]
         if not self.shares or self.rule.kind == "causal":
@@ -50,26 +50,23 @@ class SharedMask:
         return self.needs_tensor or self.rule.kind not in ("causal", "sliding-window")
 
 
-class _Sharing(dict[type, Any]):
-    """Finds for every core attention the class that has the shared mask as well."""
-
-    def __init__(self, rule: MaskRule) -> None:
-        super().__init__()
-        self.rule = rule
-
-    def get(self, cls: type, default: Any = None) -> Any:
-        if not issubclass(cls, DotProductAttention):
-            return default
-        if cls not in self:
-            needs_tensor = not getattr(cls, "knows_documents", False)  # what the attention operator's own modules say
-            members = {"rule": self.rule, "needs_tensor": needs_tensor, "__module__": __name__}
-            self[cls] = type(f"SharedMask{cls.__name__}", (SharedMask, cls), members)
-        return self[cls]
+@lru_cache
+def _sharing(attention: type) -> type:
+    """The class of a core attention that has the shared mask as well."""
+    return type(f"SharedMask{attention.__name__}", (SharedMask, attention), {"__module__": __name__})
 
 
-def with_shared_mask(spec: Any, args: SharedAttentionMaskArgs) -> Any:
-    """The spec of a block with every local core attention exchanged for one that has the mask."""
-    return with_modules(spec, _Sharing(MaskRule(args.kind, args.width, args.prefix)))
+def with_shared_mask(spec: Any, rule: MaskRule) -> Any:
+    """Exchange every local core attention of a block's spec for one that has the mask."""
+
+    def exchanged(name: str, part: Any) -> Any:
+        attention = getattr(part, "module", part)
+        if not isinstance(attention, type) or not issubclass(attention, DotProductAttention):
+            return part
+        params, submodules = getattr(part, "params", {}), getattr(part, "submodules", None)
+        return ModuleSpec(_sharing(attention), {**params, "rule": rule}, submodules)
+
+    return with_parts(spec, exchanged)
 
 
 def _refused(sentence: str) -> MindSpeedError:

@@ -80,16 +80,19 @@ class UlyssesAttention(Feature[UlyssesAttentionArgs]):
 
     @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
-        from mindspeed.features.ulysses_attention.layers import with_ulysses_attention
+        if self.world.cp == 1:
+            return spec
+        from mindspeed.context_parallel.core_attention import with_core_attention
+        from mindspeed.features.ulysses_attention.layers import UlyssesCoreAttention
 
-        return with_ulysses_attention(spec, config, self.args) if self.world.cp > 1 else spec
+        return with_core_attention(spec, config, UlyssesCoreAttention, self)
 
     @hookimpl
     def patches(self) -> list[Patch]:
         if self.world.cp == 1:
             return []
         return [
-            *sliced_by(f"{_LAYERS}:stretch_of_batch", f"{_LAYERS}:stretch_of_table", _REASON),
+            *sliced_by(f"{_LAYERS}:share_of_batch", f"{_LAYERS}:share_of_table", _REASON),
             *packed_in(_LAYERS),
             any_length(),
         ]

@@ -2,49 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from mindspeed.context_parallel.core_attention import CoreAttention, with_core_attention
+from mindspeed.context_parallel.core_attention import CoreAttention
 from mindspeed.context_parallel.packed import slicer_of_packed, turner_of_packed
 from mindspeed.context_parallel.rules import keeps
 from mindspeed.context_parallel.sight import Sight
 from mindspeed.context_parallel.slicing import batch_share, table_share
 from mindspeed.features.ulysses_attention.attention import contiguous, ulysses_attention
-from mindspeed.features.ulysses_attention.feature import UlyssesAttentionArgs
+
+if TYPE_CHECKING:
+    from mindspeed.features.ulysses_attention.feature import UlyssesAttention
 
 
 class UlyssesCoreAttention(CoreAttention):
     """Core attention by `ulysses_attention`."""
 
-    feature = "ulysses-attention"
-    args: ClassVar[UlyssesAttentionArgs] = UlyssesAttentionArgs()  # type: ignore[call-arg]
+    feature: UlyssesAttention
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor:
+        args = self.feature.args
         return ulysses_attention(
             query,
             key,
             value,
             self.group,
-            **self.asked(sight),
-            keep=self.args.keep if keeps(self.layer_number, self.args.interval) else "none",
-            kv_allgather=self.args.kv_allgather,
+            **self.attention_kwargs(sight),
+            keep=args.keep if keeps(self.layer_number, args.interval) else "none",
+            kv_allgather=args.kv_allgather,
         )
 
 
-def with_ulysses_attention(spec: Any, config: Any, args: UlyssesAttentionArgs) -> Any:
-    """The spec of a block with every core attention exchanged for one with these settings."""
-    attention = type("UlyssesCoreAttention", (UlyssesCoreAttention,), {"args": args, "__module__": __name__})
-    return with_core_attention(spec, config, attention)
-
-
-def stretch_of_batch(batch: dict[str, Any], cp_group: Any = None) -> dict[str, Any]:
+def share_of_batch(batch: dict[str, Any], cp_group: Any = None) -> dict[str, Any]:
     """Stands for Megatron's slicing of a batch. An attention mask stays whole, for attention sees all queries."""
     return batch_share(batch, cp_group, contiguous, lambda mask: mask)
 
 
-def stretch_of_table(pos_emb: Tensor, seq_dim: int, cp_group: Any) -> Tensor:
+def share_of_table(pos_emb: Tensor, seq_dim: int, cp_group: Any) -> Tensor:
     """Stands for Megatron's slicing of a position table."""
     return table_share(pos_emb, seq_dim, cp_group, contiguous)
 

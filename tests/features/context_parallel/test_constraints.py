@@ -68,7 +68,7 @@ def prediction(name: str) -> tuple[str, dict[str, Any], dict[str, Any], str]:
     settings = {HYBRID: TWO, "adaptive-cp": {"adaptive-cp": {"dynamic_mask": True}}}.get(name, {})
     message = (
         f"MS304 {name}: multi-token prediction looks for the next tokens where Megatron's zig-zag has them, and here they are "
-        "elsewhere | ring-attention or kv-allgather-cp, or no --mtp-num-layers"
+        "elsewhere | an algorithm that keeps Megatron's zig-zag, or no --mtp-num-layers"
     )
     return name, settings, {"cp": 4, "mtp_num_layers": 1}, message
 

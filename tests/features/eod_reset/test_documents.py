@@ -16,19 +16,20 @@ from torch import Tensor
 import mindspeed
 from mindspeed.context_parallel.documents import are_documents, ends_of_positions, ends_of_rows
 from mindspeed.features.eod_reset import batches, layers
-from mindspeed.features.eod_reset.feature import EodResetArgs
+from mindspeed.features.eod_reset.feature import EodReset, EodResetArgs
 from mindspeed.features.flash_attention.feature import FlashAttentionArgs
 from mindspeed.features.flash_attention.layers import with_flash_attention
+from mindspeed.plugins import World
 from mindspeed.plugins.problems import MindSpeedError, ResolutionError
 
 EOD = 9
+FEATURE = EodReset(EodResetArgs(), World({}))
 
 
 @pytest.fixture
 def chosen(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Settings of the feature for one test."""
-    monkeypatch.setattr(batches, "_args", [EodResetArgs()])
-    return lambda **settings: batches.begin(EodResetArgs(**settings))
+    return lambda **settings: monkeypatch.setattr(batches, "_args", lambda: EodResetArgs(**settings))
 
 
 def hidden(ends: tuple[int, ...]) -> Tensor:
@@ -166,15 +167,15 @@ def core_of(spec: Any) -> Any:
 def test_megatrons_own_core_attention_is_exchanged_and_one_that_knows_documents_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "_ranks", lambda: 1)
     config, spec = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=2), get_gpt_layer_local_spec()
-    assert core_of(layers.with_documents(spec, config)) is layers.DocumentAttention
+    assert core_of(layers.with_documents(spec, config, FEATURE)).module is layers.DocumentAttention
     flash = with_flash_attention(spec, FlashAttentionArgs())
-    assert core_of(layers.with_documents(flash, config)) is core_of(flash)
+    assert core_of(layers.with_documents(flash, config, FEATURE)) is core_of(flash)
 
 
 def test_a_core_attention_that_would_not_read_the_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "_ranks", lambda: 2)
     with pytest.raises(MindSpeedError) as refused:
-        layers.with_documents(get_gpt_layer_local_spec(), None)
+        layers.with_documents(get_gpt_layer_local_spec(), None, FEATURE)
     assert str(refused.value) == (
         "MS304 eod-reset: DotProductAttention does not know documents\n  fix: take out the feature that brings it, or eod-reset"
     )

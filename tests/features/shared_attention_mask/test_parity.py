@@ -70,8 +70,8 @@ def test_a_function_that_gives_no_mask_is_refused(kind: str, sentence: str) -> N
     with pytest.raises(MindSpeedError) as caught:
         mask_of(MaskRule(kind), 4, torch.device("cpu"))
     assert str(caught.value) == (
-        f"MS332 shared-attention-mask: {kind} {sentence}; expected is torch.bool (4, 4), True where hidden\n"
-        "  fix: --set shared-attention-mask.kind=package.module:function, a function of the number of tokens"
+        f"MS332 shared attention mask: {kind} {sentence}; expected is torch.bool (4, 4), True where hidden\n"
+        "  fix: name a function of the number of tokens as package.module:function"
     )
 
 
