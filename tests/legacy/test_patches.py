@@ -209,11 +209,11 @@ def test_a_plan_of_others_stays_active_beside_old_patches_and_after_them():
 def test_an_old_patch_and_a_feature_of_ours_on_one_site_are_a_conflict_and_the_plan_before_stays():
     import mindspeed
 
-    mindspeed.activate(mindspeed.plan(features=["swiglu"], world={"gated_linear_unit": True, "activation": "silu"}))
+    mindspeed.activate(mindspeed.plan(features=["rotary-embedding"], world={"rotary": True}))
     digest = session.current().plan.digest
-    replaced = next(p.site for p in session.current().plan.patches if p.owner == "swiglu" and p.patch.kind == "replace")
+    replaced = next(p.site for p in session.current().plan.patches if p.owner == "rotary-embedding" and p.patch.kind == "replace")
     Manager.register_patch(replaced.replace(":", "."), targets.triple, force_patch=True)
     (problem,) = problems_of(Manager.apply_patches)
     assert problem.code == "MS402"
-    assert problem.features == ("compat:patches", "swiglu")
+    assert problem.features == ("compat:patches", "rotary-embedding")
     assert session.current().plan.digest == digest
