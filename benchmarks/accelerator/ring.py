@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.accelerator.measuring import Work
 from benchmarks.accelerator.operation import Case, device, randn
 from mindspeed.context_parallel import ring
-from mindspeed.context_parallel.blocks import Rule
+from mindspeed.context_parallel.blocks import Scoring
 from mindspeed.context_parallel.exchange import Exchange
 from mindspeed.context_parallel.layout import zigzag
 from mindspeed.context_parallel.ring_schedule import Rounds
@@ -84,7 +84,7 @@ class Context:
 def emulated(tensors: Sequence[Tensor], dout: Tensor, ranks: int) -> list[Tensor]:
     """Result and gradients of causal attention of [tokens, batch, heads, width] by a ring of ``ranks``."""
     layout, links = zigzag(ranks), Links()
-    plan = partial(_plan, Rule(tensors[0].shape[-1] ** -0.5), layout, Rounds(ranks))
+    plan = partial(_plan, Scoring(tensors[0].shape[-1] ** -0.5), layout, Rounds(ranks))
 
     def rank(place: int) -> list[Tensor]:
         query, key, value, given = (layout.take(x.detach(), place) for x in (*tensors, dout))
@@ -97,7 +97,7 @@ def emulated(tensors: Sequence[Tensor], dout: Tensor, ranks: int) -> list[Tensor
     return [layout.restore([share[n] for share in shares]) for n in range(4)]
 
 
-def _plan(rule: Rule, layout: Any, rounds: Rounds, member: Member) -> Any:
+def _plan(rule: Scoring, layout: Any, rounds: Rounds, member: Member) -> Any:
     return ring._Plan(rule, layout, rounds, cast(Exchange, member), "none")
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.sequences.turns import Sample, turns
-from mindspeed.context_parallel.blocks import Rule
+from mindspeed.context_parallel.blocks import Scoring
 from mindspeed.context_parallel.local_attention import attention
 from mindspeed.features.hybrid_attention.attention import hybrid_attention, nested
 from mindspeed.features.kv_allgather_cp.attention import kv_allgather_attention
@@ -83,7 +83,7 @@ def _on(function: Callable[..., Tensor], group: Any, **keywords: Any) -> Attend:
 def _alone(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The whole sequence in one process, by the operator that every block goes through."""
     whole = [(0, q.shape[0])]
-    return attention(q, k, v, Rule(WIDTH**-0.5), whole, whole)
+    return attention(q, k, v, Scoring(WIDTH**-0.5), whole, whole)
 
 
 def _shares(layout: Layout, tensors: list[Tensor]) -> list[Tensor]:

@@ -20,30 +20,26 @@ from torch import Tensor
 from mindspeed.context_parallel.layout import Span
 from mindspeed.context_parallel.tiles import Tile, tiles
 from mindspeed.ops import fusion_attention as _registered  # noqa: F401 - makes torch.ops.mindspeed.fusion_attention
-from mindspeed.ops.attention_mask import compressed_mask
+from mindspeed.ops.attention_mask import CAUSAL, AttentionVisibility, compressed_mask
 from mindspeed.ops.numerics import unflatten
 
 UNBOUNDED: Final = 2147483647
-_FULL, _MASKED, _CAUSAL = 0, 1, 3
+_ALL_KEYS, _BY_MASK, _TO_LAST_KEY = 0, 1, 3
 """Sparse modes of the operator: every key, a given mask, the last query sees the last key."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """What a query sees, and how scores are made.
+class Scoring:
+    """How probabilities are made of queries and keys.
 
-    ``mask`` [queries here, keys everywhere] (or with [batch, 1] in front) is True where hidden, its keys in the order of the
-    whole sequence; it needs ``causal`` to be False. ``ends`` are the ends of the documents packed into each row of the batch.
     ``slopes`` [heads] (fp32) add ``-slope * |query - key|`` to the scores (ALiBi, arXiv 2108.12409). Seeds of dropout are
     drawn from the generator of the device and told apart by ``rank``, so that ranks with one random state drop other places.
     """
 
     scale: float
-    causal: bool = True
-    mask: Tensor | None = None
-    ends: tuple[tuple[int, ...], ...] = ()
+    visibility: AttentionVisibility = CAUSAL
     slopes: Tensor | None = None
-    keep_prob: float = 1.0
+    dropout_p: float = 0.0
     rank: int = 0
 
 
@@ -74,23 +70,26 @@ def start(q: Tensor, value_width: int) -> Running:
 
 
 def parts(
-    rule: Rule, queries: Sequence[Span], keys: Sequence[Span], device: torch.device, rows: Span | None = None
+    scoring: Scoring, queries: Sequence[Span], keys: Sequence[Span], device: torch.device, rows: Span | None = None
 ) -> Iterator[Part]:
     """The calls for local queries and a block of keys, both given by their global ranges; of the queries only ``rows``."""
-    mask = None if rule.mask is None else torch.cat([rule.mask[..., a:b] for a, b in keys], -1)
+    seen = scoring.visibility
+    mask = None if seen.mask is None else torch.cat([seen.mask[..., a:b] for a, b in keys], -1)
     first, last = rows or (0, sum(end - begin for begin, end in queries))
-    for batch, ends in [(slice(n, n + 1), ends) for n, ends in enumerate(rule.ends)] or [(slice(None), ())]:
-        for tile in tiles(_between(queries, first, last), keys, rule.causal, ends, join=rule.slopes is None):
+    for batch, ends in [(slice(n, n + 1), ends) for n, ends in enumerate(seen.ends)] or [(slice(None), ())]:
+        for tile in tiles(_between(queries, first, last), keys, seen.causal, ends, join=scoring.slopes is None):
             here = tile._replace(rows=(first + tile.rows[0], first + tile.rows[1]))
             cut = None if mask is None else mask[..., slice(*here.rows), slice(*here.columns)]
-            yield Part(here, batch, compressed_mask(device) if here.causal else cut, seed(rule, device))
+            yield Part(here, batch, compressed_mask(device) if here.causal else cut, seed(scoring, device))
 
 
-def seed(rule: Rule, device: torch.device) -> Tensor | None:
+def seed(scoring: Scoring, device: torch.device) -> Tensor | None:
     """A new seed of dropout, this rank's own; None without dropout."""
-    if rule.keep_prob == 1:
+    if not scoring.dropout_p:
         return None
-    return torch.randint(1 << 62, (), dtype=torch.int64, device=device).bitwise_xor_(rule.rank * 0x9E3779B97F4A7C15 % (1 << 62))
+    return torch.randint(1 << 62, (), dtype=torch.int64, device=device).bitwise_xor_(
+        scoring.rank * 0x9E3779B97F4A7C15 % (1 << 62)
+    )
 
 
 def _between(spans: Sequence[Span], first: int, last: int) -> list[Span]:
@@ -104,11 +103,13 @@ def _between(spans: Sequence[Span], first: int, last: int) -> list[Span]:
     return found
 
 
-def accumulate_block(running: Running, rule: Rule, part: Part, q: Tensor, k: Tensor, v: Tensor) -> None:
+def accumulate_block(running: Running, scoring: Scoring, part: Part, q: Tensor, k: Tensor, v: Tensor) -> None:
     """Merge a part of a block of keys into the running result."""
     here, there = slice(*part.tile.rows), slice(*part.tile.columns)
     inputs = [x[tokens, part.batch].flatten(2) for x, tokens in ((q, here), (k, there), (v, there))]
-    out, maximum, total = torch.ops.mindspeed.fusion_attention(*inputs, *_sight(rule, part), *_options(rule, part, q))
+    out, maximum, total = torch.ops.mindspeed.fusion_attention(
+        *inputs, *_optional_tensors(scoring, part), *_options(scoring, part, q)
+    )
     merge(running.out[here, part.batch], running.lse[part.batch, :, here], out, maximum + total.log())
 
 
@@ -122,7 +123,7 @@ def merge(out: Tensor, lse: Tensor, new_out: Tensor, new_lse: Tensor) -> None:
 
 
 def gradients(
-    rule: Rule, part: Part, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+    scoring: Scoring, part: Part, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """This part's share of the gradients of the queries of its rows and of the keys and values of its columns."""
     here, there = slice(*part.tile.rows), slice(*part.tile.columns)
@@ -134,23 +135,23 @@ def gradients(
         q_rows,
         k_rows,
         v_rows,
-        *_sight(rule, part),
+        *_optional_tensors(scoring, part),
         out,
         lse,
         (lse > -torch.inf).to(lse.dtype),
         False,
-        *_options(rule, part, q),
+        *_options(scoring, part, q),
     )
     heads, groups = q.shape[2], k.shape[2]
     return unflatten(dq, 2, (heads, -1)), unflatten(dk, 2, (groups, -1)), unflatten(dv, 2, (groups, -1))
 
 
-def _sight(rule: Rule, part: Part) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    return rule.slopes, part.mask, part.seed
+def _optional_tensors(scoring: Scoring, part: Part) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    return scoring.slopes, part.mask, part.seed
 
 
-def _options(rule: Rule, part: Part, q: Tensor) -> tuple[Any, ...]:
-    mode = _CAUSAL if part.tile.causal else _FULL if part.mask is None else _MASKED
-    pse_type = 1 if rule.slopes is None else 2
-    window = (UNBOUNDED, UNBOUNDED)
-    return q.shape[2], "SBH", rule.scale, rule.keep_prob, *window, None, None, None, mode, pse_type, part.tile.start, 0
+def _options(scoring: Scoring, part: Part, q: Tensor) -> tuple[Any, ...]:
+    mode = _TO_LAST_KEY if part.tile.causal else _ALL_KEYS if part.mask is None else _BY_MASK
+    arithmetic = (scoring.scale, 1 - scoring.dropout_p, UNBOUNDED, UNBOUNDED)
+    pse_type = 1 if scoring.slopes is None else 2
+    return q.shape[2], "SBH", *arithmetic, None, None, None, mode, pse_type, part.tile.start, 0

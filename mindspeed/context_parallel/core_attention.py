@@ -6,6 +6,7 @@ import sys
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
+import torch
 from megatron.core import parallel_state
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from mindspeed.context_parallel.documents import are_documents, ends_of_packed, ends_of_rows, is_padded
 from mindspeed.context_parallel.position_bias import PositionBias
-from mindspeed.context_parallel.sight import Sight
+from mindspeed.ops.attention_mask import AttentionVisibility, attention_visibility
 from mindspeed.plugins import Feature, MindSpeedError, Problem, with_modules
 
 
@@ -77,15 +78,14 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has 
             raise self._refused("the model has a bias on its attention scores")
         packed = packed_seq_params is not None
         causal = kind == AttnMaskType.causal or (packed and kind == AttnMaskType.padding_causal)
-        slopes = None if self.position_bias is None else self.position_bias.slopes_on(query.device)
         if packed:
-            sight = Sight(causal, ends=(self._packed(packed_seq_params, query, causal),), slopes=slopes)
-            return self.attend(query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1), sight).flatten(1)
+            visibility = attention_visibility(causal, ends=(self._packed(packed_seq_params, query, causal),))
+            return self.attend(query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1), visibility).flatten(1)
         if are_documents(attention_mask):
-            sight = Sight(causal, ends=ends_of_rows(attention_mask), slopes=slopes)
+            visibility = attention_visibility(causal, ends=ends_of_rows(attention_mask))
         else:
-            sight = Sight(causal, mask=None if causal else attention_mask, slopes=slopes)
-        return self.attend(query, key, value, sight).flatten(2)
+            visibility = attention_visibility(causal, None if causal else attention_mask)
+        return self.attend(query, key, value, visibility).flatten(2)
 
     def _packed(self, packed: Any, query: Tensor, causal: bool) -> tuple[int, ...]:
         """The ends of packed sequences in the row that this rank has a share of."""
@@ -110,17 +110,22 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has 
         return MindSpeedError([Problem("MS304", f"{name}: {sentence}", (name,), fix="--cp 1")])
 
     @abstractmethod
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor:
-        """The result [tokens here, B, N, E]."""
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, visibility: AttentionVisibility) -> Tensor:
+        """Give the result [tokens here, B, N, E]."""
 
     @property
     def dropout_p(self) -> float:
         """The probability of dropout, 0 outside of training."""
         return float(self.dropout) if self.training else 0.0
 
-    def attention_kwargs(self, sight: Sight) -> dict[str, Any]:
-        """The keyword arguments of an algorithm that takes any visibility: scale, dropout, and which keys a query sees."""
-        return {"scale": self.scale, "dropout": self.dropout_p, **vars(sight)}
+    def slopes_on(self, device: torch.device) -> Tensor | None:
+        """The slopes of ALiBi for the heads of this rank, None without it."""
+        return None if self.position_bias is None else self.position_bias.slopes_on(device)
+
+    def attention_kwargs(self, visibility: AttentionVisibility, device: torch.device) -> dict[str, Any]:
+        """The keyword arguments that ring attention and its like share: visibility, slopes, scale and dropout."""
+        seen = {"causal": visibility.causal, "mask": visibility.mask, "ends": visibility.ends}
+        return {**seen, "slopes": self.slopes_on(device), "scale": self.scale, "dropout": self.dropout_p}
 
 
 def with_core_attention(spec: Any, config: Any, attention: type[CoreAttention], feature: Feature[Any]) -> Any:

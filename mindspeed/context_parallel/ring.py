@@ -18,12 +18,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindspeed.context_parallel.blocks import Part, Rule, accumulate_block, parts, start
+from mindspeed.context_parallel.blocks import Part, Scoring, accumulate_block, parts, start
 from mindspeed.context_parallel.checks import check_shares
 from mindspeed.context_parallel.exchange import Exchange, Pending, pack, unpack
 from mindspeed.context_parallel.layout import Layout, contiguous, zigzag
 from mindspeed.context_parallel.local_attention import add_gradients
 from mindspeed.context_parallel.ring_schedule import Rounds
+from mindspeed.ops.attention_mask import attention_visibility
 from mindspeed.ops.errors import require
 
 Keep = Literal["none", "half", "full"]
@@ -61,23 +62,16 @@ def ring_attention(
     layout = layout or (zigzag if causal and mask is None else contiguous)(group.size())
     check_shares("ring_attention", query, key, value, mask, ends, layout, group.size())
     require(group.size() % window == 0, "ring_attention", f"a window of {window} does not divide {group.size()} ranks")
-    rule = Rule(
-        query.shape[-1] ** -0.5 if scale is None else scale,
-        causal and mask is None,
-        mask,
-        tuple(map(tuple, ends)),
-        slopes,
-        1 - dropout,
-        dist.get_rank(),
-    )
-    plan = _Plan(rule, layout, Rounds(group.size(), window), Exchange(group, second_group), keep)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scoring = Scoring(scale, attention_visibility(causal, mask, ends), slopes, dropout, dist.get_rank())
+    plan = _Plan(scoring, layout, Rounds(group.size(), window), Exchange(group, second_group), keep)
     result: Tensor = _Ring.apply(query, key, value, plan)  # type: ignore[no-untyped-call]
     return result
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    rule: Rule
+    scoring: Scoring
     layout: Layout
     rounds: Rounds
     exchange: Exchange
@@ -89,8 +83,8 @@ class _Plan:
         blocks = [layout.spans(self.rounds.block(rank, step), length) for step in range(self.rounds.ranks)]
         later, earlier = (tokens // 2, tokens), (0, tokens // 2)
         mine = layout.spans(rank, length)
-        made = [list(parts(self.rule, mine, keys, device, later if n == 0 else None)) for n, keys in enumerate(blocks)]
-        return [*made, list(parts(self.rule, mine, blocks[0], device, earlier))]
+        made = [list(parts(self.scoring, mine, keys, device, later if n == 0 else None)) for n, keys in enumerate(blocks)]
+        return [*made, list(parts(self.scoring, mine, blocks[0], device, earlier))]
 
 
 class _Ring(torch.autograd.Function):
@@ -110,7 +104,7 @@ class _Ring(torch.autograd.Function):
                 arriving[hop.due] = plan.exchange.post(block, hop.to, hop.source)
             k, v = unpack(block, [key, value])
             for part in [*work[step], *(work[-1] if step == 0 else [])]:
-                accumulate_block(running, plan.rule, part, query, k, v)
+                accumulate_block(running, plan.scoring, part, query, k, v)
             del k, v  # views of the block, which would outlive it
         out = running.out.to(query.dtype)
         ctx.plan, ctx.work = plan, work
@@ -129,7 +123,7 @@ class _Ring(torch.autograd.Function):
         own = torch.zeros(key.numel() + value.numel(), dtype=wide, device=query.device)
 
         def add(step: int, k: Tensor, v: Tensor, total: Tensor) -> None:
-            add_gradients([dq, *unpack(total, like)], plan.rule, work[step], dout, query, k, v, out, lse)
+            add_gradients([dq, *unpack(total, like)], plan.scoring, work[step], dout, query, k, v, out, lse)
 
         block = pack(sent) if sent else None
         arriving: dict[int, Pending] = {}

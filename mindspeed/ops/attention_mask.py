@@ -1,12 +1,14 @@
-"""Which key a query sees: the sparse modes of `fusion_attention` as a window, a prefix and a mask.
+"""AttentionVisibility: the keys that a query sees, and the sparse modes of `fusion_attention` in its terms.
 
 Query i and key j count from the start of their sequences; d is the number of keys minus the number of queries.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -19,23 +21,30 @@ FULL_MASK_MODES = (0, 1, 5)
 class AttentionVisibility:
     """Query i sees key j if ``i + first <= j <= i + last`` (None: no bound) or ``j < prefix[b]``, unless ``mask`` hides it.
 
-    ``mask`` is bool, True hidden, and broadcasts to [B, K, G, queries, keys], K groups of G heads.
+    ``mask`` is bool, True hidden. In an operator it broadcasts to [B, K, G, queries, keys], K groups of G heads; under context
+    parallelism it has the queries of this rank and all keys, [queries, keys] or that with [batch, 1] in front. ``ends`` are
+    the ends of the documents packed into each row of the batch, which do not see one another; none means one document.
+    Queries and keys are counted from the start of their sequence, over all ranks that share it.
     """
 
-    queries: int
-    keys: int
     first: int | None = None
     last: int | None = None
     prefix: tuple[int, ...] | None = None
     mask: Tensor | None = None
+    ends: tuple[tuple[int, ...], ...] = ()
 
-    def columns(self, start: int, end: int) -> tuple[int, int]:
+    @property
+    def causal(self) -> bool:
+        """Whether a query sees every key up to its own place and none behind it, but for a mask."""
+        return self.last == 0 and self.first is None and self.prefix is None
+
+    def columns(self, start: int, end: int, keys: int) -> tuple[int, int]:
         """The range of keys outside of which the queries ``start`` to ``end`` see none."""
         low = 0 if self.first is None or self.prefix else max(0, start + self.first)
-        high = self.keys if self.last is None else min(self.keys, end + self.last)
+        high = keys if self.last is None else min(keys, end + self.last)
         if self.prefix:
             high = max(high, *self.prefix)
-        return low, max(low, min(high, self.keys))
+        return low, max(low, min(high, keys))
 
     def hidden(self, rows: tuple[int, int], columns: tuple[int, int], device: torch.device) -> Tensor | None:
         """True where a query of ``rows`` does not see a key of ``columns``; None if all are seen."""
@@ -69,14 +78,25 @@ def visibility(
     """What one sequence sees under a sparse mode; ``at_edge``: it is the one that modes 7 and 8 give a band."""
     shift = keys - queries
     if mode == 0:
-        return AttentionVisibility(queries, keys, -before, after, mask=mask)
+        return AttentionVisibility(-before, after, mask=mask)
     if mode == 1:
-        return AttentionVisibility(queries, keys, mask=mask)
+        return AttentionVisibility(mask=mask)
     if mode == 4 or (mode in (7, 8) and at_edge):
-        return AttentionVisibility(queries, keys, shift - before, shift + after)
+        return AttentionVisibility(shift - before, shift + after)
     if mode in (5, 6):
-        return AttentionVisibility(queries, keys, last=shift, prefix=prefix, mask=mask if mode == 5 else None)
-    return AttentionVisibility(queries, keys, last=0 if mode in (2, 8) else shift)
+        return AttentionVisibility(last=shift, prefix=prefix, mask=mask if mode == 5 else None)
+    return AttentionVisibility(last=0 if mode in (2, 8) else shift)
+
+
+CAUSAL: Final = AttentionVisibility(last=0)
+"""Every query sees the keys up to its own place."""
+
+
+def attention_visibility(
+    causal: bool = True, mask: Tensor | None = None, ends: Sequence[Sequence[int]] = ()
+) -> AttentionVisibility:
+    """The visibility of a causal mask, or of another ``mask`` in its place, or of all keys; within documents if ``ends``."""
+    return AttentionVisibility(last=0 if causal and mask is None else None, mask=mask, ends=tuple(map(tuple, ends)))
 
 
 @lru_cache(maxsize=8)

@@ -1,4 +1,4 @@
-"""Logits of attention, block by block: scale, position bias, sight and dropout of one batch of equally long sequences."""
+"""Logits of attention, block by block: scale, position bias, visibility and dropout of one batch of equally long sequences."""
 
 from __future__ import annotations
 
@@ -104,7 +104,9 @@ class Scores:
     """Everything between queries and keys and their probabilities."""
 
     scale: float
-    sight: AttentionVisibility
+    size: tuple[int, int]
+    """The numbers of queries and of keys."""
+    visibility: AttentionVisibility
     bias: Bias | None
     dropout: Dropout | None
 
@@ -116,5 +118,5 @@ class Scores:
             logits = (products + self.bias.block(rows, columns)) * self.scale
         else:
             logits = products * self.scale + self.bias.block(rows, columns)
-        hidden = self.sight.hidden(rows, columns, products.device)
+        hidden = self.visibility.hidden(rows, columns, products.device)
         return logits if hidden is None else logits.masked_fill(hidden, -torch.inf)

@@ -23,10 +23,10 @@ _ROWS: Final = 64
 def _strips(q_BKGSD: Tensor, scores: Scores) -> Iterator[tuple[Span, Span]]:
     """Ranges of queries, each with the range of keys that they may see."""
     b, k, g, queries, _ = q_BKGSD.shape
-    rows = max(_ROWS, _NUMBERS // max(b * k * g * scores.sight.keys, 1))
+    rows = max(_ROWS, _NUMBERS // max(b * k * g * scores.size[1], 1))
     for start in range(0, queries, rows):
         end = min(start + rows, queries)
-        yield (start, end), scores.sight.columns(start, end)
+        yield (start, end), scores.visibility.columns(start, end, scores.size[1])
 
 
 def _product(x_BKGSD: Tensor, y_BKDT: Tensor) -> Tensor:

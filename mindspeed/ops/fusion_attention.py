@@ -17,7 +17,7 @@ from torch import Tensor
 from mindspeed.ops import attention_strips
 from mindspeed.ops.attention_checks import check_call, check_results
 from mindspeed.ops.attention_layout import head_view, head_width, heads_like, ranges_of, sequence_view, sizes
-from mindspeed.ops.attention_mask import FULL_MASK_MODES, visibility
+from mindspeed.ops.attention_mask import FULL_MASK_MODES, AttentionVisibility, visibility
 from mindspeed.ops.attention_scores import COMPRESSED_ROWS, Bias, Dropout, Scores
 from mindspeed.ops.npu_ring_attention_update import sequence_major, token_major
 from mindspeed.ops.numerics import unflatten, wide_type
@@ -254,10 +254,10 @@ def _scores(
         by_head = by_head if by_head.dim() == 4 else by_head[None]
         bias = Bias(options.pse_type, unflatten(by_head, 1, split), options.q_start, options.kv_start, compressed)
     if mask is None:
-        return Scores(options.scale, visibility(1, queries, keys, 0, 0, None, None, False), bias, dropout)
+        return Scores(options.scale, (queries, keys), AttentionVisibility(), bias, dropout)
     by_group = _mask_by_group(mask[..., :queries, :keys], split) if options.mode in FULL_MASK_MODES else None
     seen = visibility(options.mode, queries, keys, options.before, options.after, prefix, by_group, at_edge)
-    return Scores(options.scale, seen, bias, dropout)
+    return Scores(options.scale, (queries, keys), seen, bias, dropout)
 
 
 def _mask_by_group(mask: Tensor, split: tuple[int, int]) -> Tensor:

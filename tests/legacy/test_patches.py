@@ -211,7 +211,9 @@ def test_an_old_patch_and_a_feature_of_ours_on_one_site_are_a_conflict_and_the_p
 
     mindspeed.activate(mindspeed.plan(features=["rotary-embedding"], world={"rotary": True}))
     digest = session.current().plan.digest
-    replaced = next(p.site for p in session.current().plan.patches if p.owner == "rotary-embedding" and p.patch.kind == "replace")
+    replaced = next(
+        p.site for p in session.current().plan.patches if p.owner == "rotary-embedding" and p.patch.kind == "replace"
+    )
     Manager.register_patch(replaced.replace(":", "."), targets.triple, force_patch=True)
     (problem,) = problems_of(Manager.apply_patches)
     assert problem.code == "MS402"

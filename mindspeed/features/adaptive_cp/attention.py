@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindspeed.context_parallel.blocks import Part, Rule, Running, accumulate_block, merge, seed, start
+from mindspeed.context_parallel.blocks import Part, Running, Scoring, accumulate_block, merge, seed, start
 from mindspeed.context_parallel.checks import check_shares
 from mindspeed.context_parallel.layout import Layout, contiguous
 from mindspeed.context_parallel.local_attention import add_gradients
@@ -24,7 +24,7 @@ from mindspeed.features.adaptive_cp.masks import Mask, as_mask
 from mindspeed.features.adaptive_cp.remap import best_layout, grid
 from mindspeed.features.adaptive_cp.rounds import Tensors, Work, run
 from mindspeed.features.adaptive_cp.schedule import Block, Round, schedule
-from mindspeed.ops.attention_mask import compressed_mask
+from mindspeed.ops.attention_mask import AttentionVisibility, compressed_mask
 from mindspeed.ops.errors import require
 
 __all__ = ["AdaptivePlan", "Layout", "adaptive_attention", "best_layout", "contiguous", "plan_mask"]
@@ -82,8 +82,8 @@ def adaptive_attention(
     check_shares(op, query, key, value, None, (), plan.layout, group.size())
     require(plan.mask.tokens == tokens, op, f"the plan is for {plan.mask.tokens} tokens and the ranks have {tokens}")
     chosen = query.shape[-1] ** -0.5 if scale is None else scale
-    rule = Rule(chosen, causal=False, keep_prob=1 - dropout, rank=dist.get_rank())
-    result: Tensor = _Adaptive.apply(query, key, value, rule, group, plan)  # type: ignore[no-untyped-call]
+    scoring = Scoring(chosen, AttentionVisibility(), dropout_p=dropout, rank=dist.get_rank())
+    result: Tensor = _Adaptive.apply(query, key, value, scoring, group, plan)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -104,7 +104,7 @@ def _around(marked: Tensor) -> tuple[int, int]:
 class _Adaptive(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, rule: Rule, group: dist.ProcessGroup, plan: AdaptivePlan
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, group: dist.ProcessGroup, plan: AdaptivePlan
     ) -> Tensor:
         own = [x.contiguous() for x in (query, key, value)]
         running = start(query, value.shape[-1])
@@ -114,8 +114,8 @@ class _Adaptive(torch.autograd.Function):
             q = arrived[0] if block.moves_queries else own[0]
             k, v = arrived if block.moves_keys else own[1:]
             into = start(q, value.shape[-1]) if block.moves_queries else running
-            parts[block] = replace(plan.part(block, query.device), seed=seed(rule, query.device))
-            accumulate_block(into, rule, parts[block], q, k, v)
+            parts[block] = replace(plan.part(block, query.device), seed=seed(scoring, query.device))
+            accumulate_block(into, scoring, parts[block], q, k, v)
             return _both(into)
 
         def take(_: Block, results: Tensors) -> None:
@@ -126,7 +126,7 @@ class _Adaptive(torch.autograd.Function):
 
         run(plan.rounds, group, Work(given, compute, lambda _: _both(running), take), lambda block: block.moves_queries)
         out = running.out.to(query.dtype)
-        ctx.rule, ctx.group, ctx.plan, ctx.parts = rule, group, plan, parts
+        ctx.scoring, ctx.group, ctx.plan, ctx.parts = scoring, group, plan, parts
         ctx.save_for_backward(*own, out, running.lse)
         return out
 
@@ -141,7 +141,7 @@ class _Adaptive(torch.autograd.Function):
             k, v = arrived if block.moves_keys else (key, value)
             foreign = [torch.zeros_like(x) for x in sums(block)]
             into = [dq, *foreign] if block.moves_keys else [*foreign, dk, dv] if block.moves_queries else [dq, dk, dv]
-            add_gradients(into, ctx.rule, [ctx.parts[block]], do, q, k, v, o, statistics)
+            add_gradients(into, ctx.scoring, [ctx.parts[block]], do, q, k, v, o, statistics)
             return foreign
 
         def sums(block: Block) -> Tensors:

@@ -15,10 +15,10 @@ from mindspeed.context_parallel.core_attention import CoreAttention
 from mindspeed.context_parallel.groups import require_groups
 from mindspeed.context_parallel.heads import attention_by_heads
 from mindspeed.context_parallel.layout import Layout, contiguous, nested
-from mindspeed.context_parallel.sight import Sight
 from mindspeed.context_parallel.slicing import batch_share, table_share
 from mindspeed.features.adaptive_cp.attention import AdaptivePlan, adaptive_attention, best_layout, plan_mask
 from mindspeed.features.adaptive_cp.masks import Mask, RuleMask, WholeMask
+from mindspeed.ops.attention_mask import AttentionVisibility
 from mindspeed.plugins import MindSpeedError, Problem, active_feature
 
 if TYPE_CHECKING:
@@ -62,27 +62,27 @@ class AdaptiveCoreAttention(CoreAttention):
         kind = AttnMaskType.arbitrary if self.feature.args.dynamic_mask else attn_mask_type
         return super().forward(query, key, value, attention_mask, kind, *rest, **named)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor:
-        if sight.ends or sight.slopes is not None:
-            what = "packed documents" if sight.ends else "a bias by position (ALiBi)"
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, visibility: AttentionVisibility) -> Tensor:
+        if visibility.ends or self.position_bias is not None:
+            what = "packed documents" if visibility.ends else "a bias by position (ALiBi)"
             raise _refused(f"it takes no {what}", "ring-attention, ulysses-attention or another algorithm instead")
         degree, outer = self.feature.args.ulysses_degree, self.group
         if degree > 1:
             groups = require_groups(self.feature.groups, _NAME)
             outer = groups.outer
-        plan = self._plan(sight, query.shape[0] * self.group.size(), outer.size(), query.device)
+        plan = self._plan(visibility, query.shape[0] * self.group.size(), outer.size(), query.device)
 
         def across(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return adaptive_attention(q, k, v, outer, plan, scale=self.scale, dropout=self.dropout_p)
 
         return across(query, key, value) if degree == 1 else attention_by_heads(query, key, value, groups.inner, across, _NAME)
 
-    def _plan(self, sight: Sight, tokens: int, ranks: int, device: torch.device) -> AdaptivePlan:
+    def _plan(self, visibility: AttentionVisibility, tokens: int, ranks: int, device: torch.device) -> AdaptivePlan:
         if self.feature.args.dynamic_mask:
-            if sight.mask is None:
+            if visibility.mask is None:
                 raise _refused("a batch came without a mask", "take out --no-create-attention-mask-in-dataloader")
-            return self.feature.plans.of(sight.mask, tokens, ranks)
-        if not sight.causal:
+            return self.feature.plans.of(visibility.mask, tokens, ranks)
+        if not visibility.causal:
             raise _refused("attention that is not causal has no shared mask", "--set adaptive-cp.dynamic_mask=true")
         return _shared_plan(self.feature.args, tokens, ranks, device)
 

@@ -10,12 +10,12 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from mindspeed.context_parallel.blocks import Rule
+from mindspeed.context_parallel.blocks import Scoring
 from mindspeed.context_parallel.core_attention import CoreAttention, with_core_attention
 from mindspeed.context_parallel.documents import are_documents, ends_of_positions
 from mindspeed.context_parallel.local_attention import attention
-from mindspeed.context_parallel.sight import Sight
 from mindspeed.features.eod_reset.batches import for_model
+from mindspeed.ops.attention_mask import AttentionVisibility
 from mindspeed.plugins import Feature, MindSpeedError, Problem, with_parts
 
 _NAME = "eod-reset"
@@ -26,19 +26,11 @@ class DocumentAttention(CoreAttention):
 
     zigzag = True
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, visibility: AttentionVisibility) -> Tensor:
         scale = query.shape[-1] ** -0.5 if self.scale is None else self.scale
-        rule = Rule(
-            scale,
-            sight.causal and sight.mask is None,
-            sight.mask,
-            sight.ends,
-            sight.slopes,
-            1 - self.dropout_p,
-            dist.get_rank(),
-        )
+        scoring = Scoring(scale, visibility, self.slopes_on(query.device), self.dropout_p, dist.get_rank())
         whole = [(0, query.shape[0])]
-        return attention(query, key, value, rule, whole, whole)
+        return attention(query, key, value, scoring, whole, whole)
 
 
 def with_documents(spec: Any, config: Any, feature: Feature[Any]) -> Any:

@@ -23,8 +23,8 @@ FULL_MASK = (0, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """Which keys a query sees: a sparse mode with its window, and the mask of the modes that read one, True hidden."""
+class SparseMode:
+    """A sparse mode of the operator with its window, and the mask of the modes that read one, True hidden."""
 
     mode: int = ALL
     before: int = UNBOUNDED
@@ -36,16 +36,16 @@ def attend(
     q_SBND: Tensor,
     k_TBKD: Tensor,
     v_TBKE: Tensor,
-    seen: Seen,
+    sparse: SparseMode,
     scale: float,
     keep_prob: float = 1.0,
     bias: PositionBias | None = None,
 ) -> Tensor:
     """Attention as [S, B, N * E]; K key heads divide N query heads. With a bias the last query stands at the last key."""
     q, k, v = (x.flatten(2) for x in (q_SBND, k_TBKD, v_TBKE))
-    how = _arguments(seen, scale, keep_prob, (q.shape[0], k.shape[0]), q.device)
+    how = _arguments(sparse, scale, keep_prob, (q.shape[0], k.shape[0]), q.device)
     if bias is not None:
-        how |= _matrix(bias, seen, q, k) if bias.matrix else _slopes(bias, q.device, k.shape[0] - q.shape[0])
+        how |= _matrix(bias, sparse, q, k) if bias.matrix else _slopes(bias, q.device, k.shape[0] - q.shape[0])
     return fusion_attention(q, k, v, q_SBND.shape[2], "SBH", **how)[0]
 
 
@@ -54,7 +54,7 @@ def attend_packed(
     k_TKD: Tensor,
     v_TKE: Tensor,
     ends: tuple[list[int], list[int]],
-    seen: Seen,
+    sparse: SparseMode,
     scale: float,
     keep_prob: float = 1.0,
     bias: PositionBias | None = None,
@@ -63,7 +63,7 @@ def attend_packed(
 
     Of a bias its slopes are taken; queries and keys of a sequence are counted from its start.
     """
-    how = _arguments(seen, scale, keep_prob, None, q_TND.device)
+    how = _arguments(sparse, scale, keep_prob, None, q_TND.device)
     if bias is not None:
         how |= _slopes(bias, q_TND.device)
     how |= {"actual_seq_qlen": ends[0], "actual_seq_kvlen": ends[1], "softmax_layout": "TND"}
@@ -71,13 +71,13 @@ def attend_packed(
 
 
 def _arguments(
-    seen: Seen, scale: float, keep_prob: float, size: tuple[int, int] | None, device: torch.device
+    sparse: SparseMode, scale: float, keep_prob: float, size: tuple[int, int] | None, device: torch.device
 ) -> dict[str, Any]:
     """What is said beside the tensors; a full mask is shown in its whole ``size`` of queries and keys."""
-    mask = seen.mask if seen.mode in FULL_MASK else compressed_mask(device)
-    if seen.mode in FULL_MASK and mask is not None and size is not None:
+    mask = sparse.mask if sparse.mode in FULL_MASK else compressed_mask(device)
+    if sparse.mode in FULL_MASK and mask is not None and size is not None:
         mask = mask.expand(*mask.shape[:-2], *size)
-    window = {"sparse_mode": seen.mode, "pre_tokens": seen.before, "next_tokens": seen.after}
+    window = {"sparse_mode": sparse.mode, "pre_tokens": sparse.before, "next_tokens": sparse.after}
     return {"atten_mask": mask, "scale": scale, "keep_prob": keep_prob, **window}
 
 
@@ -86,8 +86,8 @@ def _slopes(bias: PositionBias, device: torch.device, start: int = 0) -> dict[st
     return {"pse": bias.slopes_on(device), "pse_type": 3 if bias.form == "root" else 2, "q_start_idx": [start]}
 
 
-def _matrix(bias: PositionBias, seen: Seen, q: Tensor, k: Tensor) -> dict[str, Any]:
+def _matrix(bias: PositionBias, sparse: SparseMode, q: Tensor, k: Tensor) -> dict[str, Any]:
     """The bias as values, of the last rows only where the operator continues them upwards."""
-    few = seen.mode == CAUSAL and q.shape[0] == k.shape[0]
+    few = sparse.mode == CAUSAL and q.shape[0] == k.shape[0]
     rows = min(q.shape[0], COMPRESSED_ROWS) if few else q.shape[0]
     return {"pse": bias.values(rows, k.shape[0], q.device, q.dtype)[None], "pse_type": 0}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mindspeed.context_parallel.documents import Ends, are_documents, ends_of_packed, ends_of_rows, is_padded
 from mindspeed.context_parallel.position_bias import PositionBias
-from mindspeed.features.flash_attention.attention import ALL, BAND, CAUSAL, FULL_MASK, Seen, attend, attend_packed
+from mindspeed.features.flash_attention.attention import ALL, BAND, CAUSAL, FULL_MASK, SparseMode, attend, attend_packed
 from mindspeed.ops.fusion_attention import UNBOUNDED
 from mindspeed.ops.numerics import unflatten
 from mindspeed.plugins import MindSpeedError, Problem, is_unpatched, with_modules
@@ -80,35 +80,35 @@ class FlashAttention(DotProductAttention):  # type: ignore[misc]  # megatron has
         if packed and self.position_bias is not None and self.position_bias.matrix:
             sentence = "packed sequences take a position bias from slopes, not from a matrix"
             raise MindSpeedError([_problem(sentence, "--set alibi.fused_type=2, without square, opposite and fill")])
-        seen = self._seen(kind, None if rows else attention_mask, packed)
-        if packed and not rows and seen.mode == ALL and is_padded(packed_seq_params):
+        sparse = self._sparse_mode(kind, None if rows else attention_mask, packed)
+        if packed and not rows and sparse.mode == ALL and is_padded(packed_seq_params):
             text = "flash-attention: packed sequences are padded, and attention is not causal"
             raise MindSpeedError([Problem("MS337", text, ("flash-attention",), fix="give packed sequences without padding")])
         with self._random(keep):
             if are_documents(attention_mask):
                 q, k, v = (x.transpose(0, 1).flatten(0, 1) for x in (query, key, value))
                 ends = _behind_one_another(ends_of_rows(attention_mask))
-                out = attend_packed(q, k, v, (ends, ends), seen, self._scale(), keep, self.position_bias)
+                out = attend_packed(q, k, v, (ends, ends), sparse, self._scale(), keep, self.position_bias)
                 return unflatten(out, 0, (query.shape[1], -1)).transpose(0, 1).flatten(2)
             if packed:
                 ends_q = [*ends_of_packed(packed_seq_params, "q", query.shape[0])]
                 ends_kv = [*ends_of_packed(packed_seq_params, "kv", key.shape[0])]
-                return attend_packed(query, key, value, (ends_q, ends_kv), seen, self._scale(), keep, self.position_bias)
-            return attend(query, key, value, seen, self._scale(), keep, self.position_bias)
+                return attend_packed(query, key, value, (ends_q, ends_kv), sparse, self._scale(), keep, self.position_bias)
+            return attend(query, key, value, sparse, self._scale(), keep, self.position_bias)
 
-    def _seen(self, kind: AttnMaskType, mask: Tensor | None, packed: bool) -> Seen:
+    def _sparse_mode(self, kind: AttnMaskType, mask: Tensor | None, packed: bool) -> SparseMode:
         """The setting, else the window of this layer, else the mask that was given, else what the type of the mask says."""
         window = getattr(self.scale_mask_softmax, "window_size", None)
         mode = self.settings.sparse_mode
         if mode is not None and kind != AttnMaskType.no_mask and (mode not in FULL_MASK or mask is not None):
-            return Seen(mode, self.settings.pre_tokens, self.settings.next_tokens, mask)
+            return SparseMode(mode, self.settings.pre_tokens, self.settings.next_tokens, mask)
         if window is not None:
             before, after = (UNBOUNDED if side < 0 else side for side in window)
-            return Seen(BAND, before, after)
+            return SparseMode(BAND, before, after)
         if mask is not None and not packed:
-            return Seen(ALL, mask=mask)
+            return SparseMode(ALL, mask=mask)
         causal = kind == AttnMaskType.causal or (packed and kind == AttnMaskType.padding_causal)
-        return Seen(CAUSAL) if causal else Seen(ALL)
+        return SparseMode(CAUSAL) if causal else SparseMode(ALL)
 
     def _scale(self) -> float:
         """Megatron divides the scale by the number of the layer and multiplies the scores by it again, against overflow."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -14,9 +13,9 @@ from mindspeed.context_parallel.layout import Layout, zigzag
 from mindspeed.context_parallel.packed import slicer_of_packed, turner_of_packed
 from mindspeed.context_parallel.ring import ring_attention
 from mindspeed.context_parallel.rules import keeps
-from mindspeed.context_parallel.sight import Sight
 from mindspeed.context_parallel.slicing import batch_share, table_share
 from mindspeed.features.hybrid_attention.attention import hybrid_attention, nested
+from mindspeed.ops.attention_mask import AttentionVisibility
 from mindspeed.plugins import active_feature
 
 if TYPE_CHECKING:
@@ -30,9 +29,10 @@ class HybridCoreAttention(CoreAttention):
 
     feature: HybridAttention
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, visibility: AttentionVisibility) -> Tensor:
         groups, args = require_groups(self.feature.groups, _OP), self.feature.args
-        attention_kwargs = self.attention_kwargs(replace(sight, slopes=own_heads(sight.slopes, groups.inner)))
+        attention_kwargs = self.attention_kwargs(visibility, query.device)
+        attention_kwargs["slopes"] = own_heads(attention_kwargs["slopes"], groups.inner)
 
         def ring(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return ring_attention(

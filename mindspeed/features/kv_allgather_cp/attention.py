@@ -14,11 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindspeed.context_parallel.blocks import Part, Rule, accumulate_block, parts, start
+from mindspeed.context_parallel.blocks import Part, Scoring, accumulate_block, parts, start
 from mindspeed.context_parallel.checks import check_shares
 from mindspeed.context_parallel.exchange import pack, unpack
 from mindspeed.context_parallel.layout import Layout, contiguous, zigzag
 from mindspeed.context_parallel.local_attention import add_gradients
+from mindspeed.ops.attention_mask import attention_visibility
 
 __all__ = ["Layout", "contiguous", "kv_allgather_attention", "zigzag"]
 
@@ -45,20 +46,20 @@ def kv_allgather_attention(
     layout = layout or (zigzag if causal and mask is None else contiguous)(group.size())
     check_shares("kv_allgather_attention", query, key, value, mask, ends, layout, group.size())
     chosen = query.shape[-1] ** -0.5 if scale is None else scale
-    rule = Rule(chosen, causal and mask is None, mask, tuple(map(tuple, ends)), slopes, 1 - dropout, dist.get_rank())
-    result: Tensor = _Gathered.apply(query, key, value, _Plan(rule, layout, group))  # type: ignore[no-untyped-call]
+    scoring = Scoring(chosen, attention_visibility(causal, mask, ends), slopes, dropout, dist.get_rank())
+    result: Tensor = _Gathered.apply(query, key, value, _Plan(scoring, layout, group))  # type: ignore[no-untyped-call]
     return result
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    rule: Rule
+    scoring: Scoring
     layout: Layout
     group: dist.ProcessGroup
 
     def work(self, query: Tensor) -> list[Part]:
         length = query.shape[0] * self.layout.ranks
-        return list(parts(self.rule, self.layout.spans(self.group.rank(), length), [(0, length)], query.device))
+        return list(parts(self.scoring, self.layout.spans(self.group.rank(), length), [(0, length)], query.device))
 
     def gather(self, key: Tensor, value: Tensor) -> list[Tensor]:
         """Keys and values of all ranks, in the order of the sequence."""
@@ -84,7 +85,7 @@ class _Gathered(torch.autograd.Function):
         running = start(query, value.shape[-1])
         keys, values = plan.gather(key, value)
         for part in ctx.work:
-            accumulate_block(running, plan.rule, part, query, keys, values)
+            accumulate_block(running, plan.scoring, part, query, keys, values)
         out = running.out.to(query.dtype)
         ctx.save_for_backward(query, key, value, out, running.lse)
         return out
@@ -94,6 +95,6 @@ class _Gathered(torch.autograd.Function):
         query, key, value, out, lse = ctx.saved_tensors
         keys, values = ctx.plan.gather(key, value)
         dq, dk, dv = (torch.zeros_like(x, dtype=lse.dtype) for x in (query, keys, values))
-        add_gradients([dq, dk, dv], ctx.plan.rule, ctx.work, dout, query, keys, values, out, lse)
+        add_gradients([dq, dk, dv], ctx.plan.scoring, ctx.work, dout, query, keys, values, out, lse)
         own_dk, own_dv = ctx.plan.scatter(dk, dv)
         return dq.to(query.dtype), own_dk.to(key.dtype), own_dv.to(value.dtype), None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from mindspeed.context_parallel.core_attention import CoreAttention
-from mindspeed.context_parallel.sight import Sight
 from mindspeed.features.kv_allgather_cp.attention import kv_allgather_attention, zigzag
+from mindspeed.ops.attention_mask import AttentionVisibility
 
 
 class GatheredCoreAttention(CoreAttention):
@@ -14,12 +14,12 @@ class GatheredCoreAttention(CoreAttention):
 
     zigzag = True
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, visibility: AttentionVisibility) -> Tensor:
         return kv_allgather_attention(
             query,
             key,
             value,
             self.group,
-            **self.attention_kwargs(sight),
+            **self.attention_kwargs(visibility, query.device),
             layout=zigzag(self.group.size()),
         )

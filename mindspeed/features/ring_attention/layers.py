@@ -8,8 +8,8 @@ from torch import Tensor
 
 from mindspeed.context_parallel.core_attention import CoreAttention
 from mindspeed.context_parallel.rules import keeps
-from mindspeed.context_parallel.sight import Sight
 from mindspeed.features.ring_attention.attention import ring_attention, zigzag
+from mindspeed.ops.attention_mask import AttentionVisibility
 
 if TYPE_CHECKING:
     from mindspeed.features.ring_attention.feature import RingAttention
@@ -21,14 +21,14 @@ class RingCoreAttention(CoreAttention):
     feature: RingAttention
     zigzag = True
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, visibility: AttentionVisibility) -> Tensor:
         args = self.feature.args
         return ring_attention(
             query,
             key,
             value,
             self.group,
-            **self.attention_kwargs(sight),
+            **self.attention_kwargs(visibility, query.device),
             window=args.window,
             keep=args.keep if keeps(self.layer_number, args.interval) else "none",
             second_group=self.feature.second_group,

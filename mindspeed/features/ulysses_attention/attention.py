@@ -10,11 +10,12 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch import Tensor
 
-from mindspeed.context_parallel.blocks import Rule
+from mindspeed.context_parallel.blocks import Scoring
 from mindspeed.context_parallel.checks import check_mask
 from mindspeed.context_parallel.heads import own_heads
 from mindspeed.context_parallel.layout import contiguous
 from mindspeed.features.ulysses_attention.cached import Keep, attention_of_heads, fetch_of
+from mindspeed.ops.attention_mask import attention_visibility
 
 __all__ = ["Keep", "contiguous", "ulysses_attention"]
 
@@ -49,8 +50,8 @@ def ulysses_attention(
     """
     chosen = query.shape[-1] ** -0.5 if scale is None else scale
     own = own_heads(slopes, group)
-    rule = Rule(chosen, causal and mask is None, mask, tuple(map(tuple, ends)), own, 1 - dropout, dist.get_rank())
+    scoring = Scoring(chosen, attention_visibility(causal, mask, ends), own, dropout, dist.get_rank())
     tokens = query.shape[0] * group.size()
     check_mask("ulysses_attention", mask, query.shape[1], (tokens, tokens))
     fetch = fetch_of(query, key, group, keep, kv_allgather, "ulysses_attention")
-    return attention_of_heads(query, key, value, rule, fetch)
+    return attention_of_heads(query, key, value, scoring, fetch)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindspeed.context_parallel.blocks import Rule
+from mindspeed.context_parallel.blocks import Scoring
 from mindspeed.context_parallel.exchange import pack, unpack
 from mindspeed.context_parallel.heads import by_rank, given_back, times_sent, traded
 from mindspeed.context_parallel.local_attention import gradients_of, local_attention
@@ -64,9 +64,9 @@ class Fetch:
         return x.repeat_interleave(self.times, 2) if self.times > 1 else x
 
 
-def attention_of_heads(query: Tensor, key: Tensor, value: Tensor, rule: Rule, fetch: Fetch) -> Tensor:
+def attention_of_heads(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, fetch: Fetch) -> Tensor:
     """Attention by heads, of tensors with a share of the tokens and all heads, to such a tensor; differentiable."""
-    out: Tensor = _Fetched.apply(query, key, value, rule, fetch)  # type: ignore[no-untyped-call]
+    out: Tensor = _Fetched.apply(query, key, value, scoring, fetch)  # type: ignore[no-untyped-call]
     return given_back(out, fetch.group)
 
 
@@ -79,11 +79,11 @@ def fetch_of(query: Tensor, key: Tensor, group: dist.ProcessGroup, keep: Keep, g
 
 class _Fetched(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, rule: Rule, fetch: Fetch) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, fetch: Fetch) -> Tensor:
         q, k, v = fetch.all(query, key, value)
         whole = [(0, q.shape[0])]
-        out, lse, ctx.work = local_attention(q, k, v, rule, whole, whole)
-        ctx.rule, ctx.fetch = rule, fetch
+        out, lse, ctx.work = local_attention(q, k, v, scoring, whole, whole)
+        ctx.scoring, ctx.fetch = scoring, fetch
         ctx.save_for_backward(q, k if fetch.keep == "none" else key, value if fetch.keep == "full" else v, out, lse)
         return out
 
@@ -95,5 +95,5 @@ class _Fetched(torch.autograd.Function):
             k, v = ctx.fetch.keys([k, v])
         elif keep == "half":
             (k,) = ctx.fetch.keys([k])
-        grads = gradients_of(ctx.rule, ctx.work, dout, q, k, v, out, lse)
+        grads = gradients_of(ctx.scoring, ctx.work, dout, q, k, v, out, lse)
         return *ctx.fetch.back(grads), None, None

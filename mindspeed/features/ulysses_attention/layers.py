@@ -9,9 +9,9 @@ from torch import Tensor
 from mindspeed.context_parallel.core_attention import CoreAttention
 from mindspeed.context_parallel.packed import slicer_of_packed, turner_of_packed
 from mindspeed.context_parallel.rules import keeps
-from mindspeed.context_parallel.sight import Sight
 from mindspeed.context_parallel.slicing import batch_share, table_share
 from mindspeed.features.ulysses_attention.attention import contiguous, ulysses_attention
+from mindspeed.ops.attention_mask import AttentionVisibility
 
 if TYPE_CHECKING:
     from mindspeed.features.ulysses_attention.feature import UlyssesAttention
@@ -22,14 +22,14 @@ class UlyssesCoreAttention(CoreAttention):
 
     feature: UlyssesAttention
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, visibility: AttentionVisibility) -> Tensor:
         args = self.feature.args
         return ulysses_attention(
             query,
             key,
             value,
             self.group,
-            **self.attention_kwargs(sight),
+            **self.attention_kwargs(visibility, query.device),
             keep=args.keep if keeps(self.layer_number, args.interval) else "none",
             kv_allgather=args.kv_allgather,
         )

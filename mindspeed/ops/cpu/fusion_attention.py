@@ -1,8 +1,8 @@
 """`fusion_attention` by torch's flash kernel for CPU: blocks of queries and keys stay in the cache, key heads are shared.
 
 What the kernel cannot take runs the reference: dropout, the gradient of a bias, and tensors without elements. Causal and
-full attention are one call, causal attention to more keys than queries is two, whose results are merged; every other sight
-is one call per strip of queries, with a mask or bias of that strip alone.
+full attention are one call, causal attention to more keys than queries is two, whose results are merged; any other
+visibility is one call per strip of queries, with a mask or bias of that strip alone.
 Statistics are ``(logsumexp, 1)``. The kernel rounds the probabilities of half-precision inputs to their type.
 """
 
@@ -40,41 +40,40 @@ class Tile(NamedTuple):
 
 def _tiles(scores: Scores, dtype: torch.dtype, device: torch.device) -> Iterator[Tile]:
     """All that any query sees; a query in no tile sees nothing."""
-    sight = scores.sight
-    queries, keys = sight.queries, sight.keys
+    seen, (queries, keys) = scores.visibility, scores.size
     if not queries or not keys:  # a packed sequence without tokens; the kernel divides by their number
         return
-    whole = scores.bias is None and sight.mask is None and sight.prefix is None
-    if whole and (sight.first is None or queries - 1 + sight.first <= 0):
-        if sight.last is None or sight.last >= keys - 1:
+    whole = scores.bias is None and seen.mask is None and seen.prefix is None
+    if whole and (seen.first is None or queries - 1 + seen.first <= 0):
+        if seen.last is None or seen.last >= keys - 1:
             yield Tile((0, queries), (0, keys))
             return
-        if sight.last <= 0:
-            if -sight.last < queries:
-                yield Tile((-sight.last, queries), (0, keys), causal=True)
+        if seen.last <= 0:
+            if -seen.last < queries:
+                yield Tile((-seen.last, queries), (0, keys), causal=True)
             return
-        yield Tile((0, queries), (0, sight.last))
-        yield Tile((0, queries), (sight.last, min(keys, sight.last + queries)), causal=True, more=True)
+        yield Tile((0, queries), (0, seen.last))
+        yield Tile((0, queries), (seen.last, min(keys, seen.last + queries)), causal=True, more=True)
         return
     rows = max(_ROWS, _NUMBERS // (keys * _masks(scores)))
     for start in range(0, queries, rows):
         end = min(start + rows, queries)
-        columns = sight.columns(start, end)
+        columns = seen.columns(start, end, keys)
         if columns[0] < columns[1]:
             yield Tile((start, end), columns, added=_added((start, end), columns, scores, dtype, device))
 
 
 def _masks(scores: Scores) -> int:
     """In how many planes [queries, keys] the mask or bias is laid out."""
-    planes = 1 if scores.sight.prefix is None else len(scores.sight.prefix)
-    for tensor in (scores.sight.mask, None if scores.bias is None else scores.bias.tensor):
+    planes = 1 if scores.visibility.prefix is None else len(scores.visibility.prefix)
+    for tensor in (scores.visibility.mask, None if scores.bias is None else scores.bias.tensor):
         if tensor is not None and tensor.dim() > 2:
             planes = max(planes, tensor.shape[:-2].numel())
     return planes
 
 
 def _added(rows: Span, columns: Span, scores: Scores, dtype: torch.dtype, device: torch.device) -> Tensor | None:
-    hidden = scores.sight.hidden(rows, columns, device)
+    hidden = scores.visibility.hidden(rows, columns, device)
     size = (rows[1] - rows[0], columns[1] - columns[0])
     if scores.bias is not None:
         block = scores.bias.block(rows, columns).to(dtype)

@@ -30,7 +30,7 @@ _SIDE, _PREFIX_ROWS = 2048, 1024
 
 
 class MaskArguments(NamedTuple):
-    """What of a call's options and mask torch_npu wants to hear about which key a query sees."""
+    """The arguments of torch_npu that say which keys a query sees, made of the options and the mask of a call."""
 
     mask: Tensor | None
     mode: int
@@ -89,7 +89,7 @@ def _full_mask(mask: Tensor, lengths: list[tuple[int, int]], options: Options) -
     return mask.contiguous()
 
 
-def sight_of(query: Tensor, key: Tensor, mask: Tensor | None, options: Options) -> MaskArguments:
+def mask_arguments(query: Tensor, key: Tensor, mask: Tensor | None, options: Options) -> MaskArguments:
     """The mask, mode and tokens of a call."""
     statistics = "TND" if options.layout == "TND" else ""
     if mask is None:
@@ -126,7 +126,7 @@ def forward(
     query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, seed: Tensor | None, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     options = Options(*rest)
-    sight, bias = sight_of(query, key, mask, options), _spread(pse, query, options)
+    masking, bias = mask_arguments(query, key, mask, options), _spread(pse, query, options)
     if bias is None or options.pse_type == 1:
         out, *stats = torch.ops.npu.npu_fusion_attention(
             query,
@@ -135,16 +135,16 @@ def forward(
             options.heads,
             options.layout,
             pse=bias,
-            atten_mask=sight.mask,
+            atten_mask=masking.mask,
             scale=options.scale,
-            pre_tockens=sight.before,
-            next_tockens=sight.after,
-            inner_precise=sight.precise,
-            prefix=sight.prefix,
+            pre_tockens=masking.before,
+            next_tockens=masking.after,
+            inner_precise=masking.precise,
+            prefix=masking.prefix,
             actual_seq_qlen=options.q_ends,
             actual_seq_kvlen=options.kv_ends,
-            sparse_mode=sight.mode,
-            softmax_layout=sight.statistics,
+            sparse_mode=masking.mode,
+            softmax_layout=masking.statistics,
         )[:3]
     else:
         out, *stats = torch.ops.npu.npu_fusion_attention_v2(
@@ -154,22 +154,22 @@ def forward(
             options.heads,
             options.layout,
             pse=bias,
-            atten_mask=sight.mask,
+            atten_mask=masking.mask,
             scale=options.scale,
-            pre_tokens=sight.before,
-            next_tokens=sight.after,
-            inner_precise=sight.precise,
-            prefix=sight.prefix,
+            pre_tokens=masking.before,
+            next_tokens=masking.after,
+            inner_precise=masking.precise,
+            prefix=masking.prefix,
             actual_seq_qlen=options.q_ends,
             actual_seq_kvlen=options.kv_ends,
-            sparse_mode=sight.mode,
+            sparse_mode=masking.mode,
             pse_type=options.pse_type,
             q_start_idx=[options.q_start],
             kv_start_idx=[options.kv_start],
-            softmax_layout=sight.statistics,
+            softmax_layout=masking.statistics,
         )[:3]
     maximum, total = (stat[..., 0].contiguous() for stat in stats)
-    if sight.precise == _HIDES_ROWS:
+    if masking.precise == _HIDES_ROWS:
         unseen = (maximum < _UNSEEN) | (total == 0)
         maximum, total = maximum.masked_fill(unseen, -torch.inf), total.masked_fill(unseen, 0.0)
     return out, maximum, total
@@ -190,7 +190,7 @@ def backward(
     *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     options = Options(*rest)
-    sight, bias = sight_of(query, key, mask, options), _spread(pse, query, options)
+    masking, bias = mask_arguments(query, key, mask, options), _spread(pse, query, options)
     unseen = total == 0
     lean = (maximum.masked_fill(unseen, _LARGEST), total.masked_fill(unseen, 1.0))
     largest, summed = (stat[..., None].expand(*stat.shape, LANES).contiguous() for stat in lean)
@@ -203,19 +203,19 @@ def backward(
             options.heads,
             options.layout,
             pse=bias,
-            atten_mask=sight.mask,
+            atten_mask=masking.mask,
             softmax_max=largest,
             softmax_sum=summed,
             attention_in=out,
             scale_value=options.scale,
-            pre_tockens=sight.before,
-            next_tockens=sight.after,
-            inner_precise=sight.precise,
-            prefix=sight.prefix,
+            pre_tockens=masking.before,
+            next_tockens=masking.after,
+            inner_precise=masking.precise,
+            prefix=masking.prefix,
             actual_seq_qlen=options.q_ends,
             actual_seq_kvlen=options.kv_ends,
-            sparse_mode=sight.mode,
-            softmax_layout=sight.statistics,
+            sparse_mode=masking.mode,
+            softmax_layout=masking.statistics,
         )[:4]
     else:
         dq, dk, dv, dpse = torch.ops.npu.npu_fusion_attention_grad_v2(
@@ -226,22 +226,22 @@ def backward(
             options.heads,
             options.layout,
             pse=bias,
-            atten_mask=sight.mask,
+            atten_mask=masking.mask,
             softmax_max=largest,
             softmax_sum=summed,
             attention_in=out,
             scale_value=options.scale,
-            pre_tokens=sight.before,
-            next_tokens=sight.after,
-            inner_precise=sight.precise,
-            prefix=sight.prefix,
+            pre_tokens=masking.before,
+            next_tokens=masking.after,
+            inner_precise=masking.precise,
+            prefix=masking.prefix,
             actual_seq_qlen=options.q_ends,
             actual_seq_kvlen=options.kv_ends,
-            sparse_mode=sight.mode,
+            sparse_mode=masking.mode,
             pse_type=options.pse_type,
             q_start_idx=[options.q_start],
             kv_start_idx=[options.kv_start],
-            softmax_layout=sight.statistics,
+            softmax_layout=masking.statistics,
         )[:4]
     return dq, dk, dv, dpse.sum_to_size(pse.shape) if of_pse and pse is not None else query.new_empty(0)
 

@@ -25,7 +25,7 @@ ALGORITHM = make("blocks", args=BlocksArgs, sizes={"cp": "size"}, slots={"contex
 def in_blocks(count):
     """Causal attention of the last tokens of a sequence over all of its keys, in ``count`` blocks, as a ring has it."""
     q, k, v = (randn(12, 2, heads, 4, seed=n, grad=False) for n, heads in enumerate((4, 2, 2)))
-    rule, mine, size = blocks.Rule(scale=0.5), [(8, 12)], 12 // count
+    rule, mine, size = blocks.Scoring(scale=0.5), [(8, 12)], 12 // count
     running = blocks.start(q[8:], 4)
     for first in range(0, 12, size):
         for part in blocks.parts(rule, mine, [(first, first + size)], q.device):
