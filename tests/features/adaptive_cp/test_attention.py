@@ -82,14 +82,14 @@ def test_neighbours_that_trade_heads_do_not_change_it(pool: WorkerPool, world: i
 def watched(tensors: Sequence[Tensor], mask: Tensor) -> dict[str, Any]:
     """Bytes that this rank sends in forward and backward, and the pairs of tokens whose scores it makes in each."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    plan, computed = plan_mask(mask, world), dict[str, list[Any]](see=[], add_gradients=[])
+    plan, computed = plan_mask(mask, world), dict[str, list[Any]](accumulate_block=[], add_gradients=[])
     part = AdaptivePlan.part
 
     def watch(name: str, place: int) -> Any:
         original = getattr(attention, name)
 
         def call(*args: Any) -> None:
-            computed[name] += [args[place]] if name == "see" else args[place]
+            computed[name] += [args[place]] if name == "accumulate_block" else args[place]
             original(*args)
 
         return call

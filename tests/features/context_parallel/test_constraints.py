@@ -118,7 +118,7 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {RING: {"window": 0}},
         {"cp": 4},
         "MS301 ring-attention.window is 0: input should be greater than or equal to 1 "
-        "| window is: neighbouring ranks of an inner ring; 1 is a single ring",
+        "| --set ring-attention.window=1  # neighbouring ranks of an inner ring; 1 is a single ring",
     ),
     *(
         (
@@ -143,7 +143,7 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {HYBRID: {"ulysses_degree": 1}},
         {"cp": 4},
         "MS301 hybrid-attention.ulysses_degree is 1: input should be greater than or equal to 2 "
-        "| ulysses_degree is: neighbouring ranks that trade tokens for heads, at best those of a node",
+        "| --set hybrid-attention.ulysses_degree=2  # neighbouring ranks that trade tokens for heads, at best those of a node",
     ),
     *(
         (
@@ -182,7 +182,7 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {RING: {"keep": "some"}},
         {"cp": 4},
         "MS301 ring-attention.keep is 'some': input should be 'none', 'half' or 'full' "
-        "| keep is: received blocks kept for backward instead of sent again: none, their keys, keys and values",
+        "| --set ring-attention.keep=none  # received blocks kept for backward instead of sent again: none, their keys, keys and values",
     ),
     (
         ULYSSES,

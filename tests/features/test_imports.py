@@ -1,0 +1,40 @@
+"""Built-in features use nothing that a feature of another distribution cannot use."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import mindspeed.features
+
+PUBLIC = ("mindspeed.ops", "mindspeed.context_parallel", "torch", "megatron")
+"""Packages whose modules a feature imports, beside names of `mindspeed.plugins`, its own folder and the standard library."""
+FILES = sorted(Path(next(iter(mindspeed.features.__path__))).rglob("*.py"))
+
+
+def imported(file: Path) -> Iterator[str]:
+    """Every module that a file imports, also inside functions."""
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file} has a relative import"
+            yield node.module or ""
+
+
+def allowed(module: str, folder: str) -> bool:
+    parts = module.split(".")
+    if parts[0] in sys.stdlib_module_names or module == "mindspeed.plugins":
+        return True
+    own = f"mindspeed.features.{folder}"
+    return any(module == package or module.startswith(f"{package}.") for package in (*PUBLIC, own))
+
+
+@pytest.mark.parametrize("folder", sorted({file.parent.name for file in FILES} - {"features"}))
+def test_a_feature_imports_public_names_alone(folder: str) -> None:
+    found = {module for file in FILES if file.parent.name == folder for module in imported(file)}
+    assert sorted(module for module in found if not allowed(module, folder)) == []
