@@ -93,7 +93,7 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has 
         wrong = {
             f"packed sequences come in the format {packed.qkv_format}, not thd": query.dim() != 3,
             "packed sequences are padded, and attention is not causal": not causal and is_padded(packed),
-            "apply_rope_fusion turns packed sequences by Transformer Engine's layout": spread and self.config.apply_rope_fusion,
+            "apply_rope_fusion takes packed sequences in Transformer Engine's layout": spread and self.config.apply_rope_fusion,
             "multi-token prediction looks for the next tokens of packed sequences in Transformer Engine's layout": (
                 spread and bool(getattr(self.config, "mtp_num_layers", None))
             ),

@@ -79,7 +79,7 @@ def kept_by_ring(a: Attention, ranks: int, keep: Keep = "none") -> int:
 
 
 def ulysses(a: Attention, ranks: int, keep: Keep = "none") -> Bytes:
-    """Query, key, value and result are traded once forward, their gradients once backward, and what is kept as it was again.
+    """Query, key, value and result are exchanged once forward, their gradients once backward, and what is kept as it was again.
 
     Where one key head is gathered as much is sent.
     """
@@ -91,17 +91,17 @@ def ulysses(a: Attention, ranks: int, keep: Keep = "none") -> Bytes:
 
 def kept_by_ulysses(a: Attention, ranks: int, keep: Keep = "none") -> int:
     """Bytes that backward finds: those of a share of the heads, and of what is kept as it was."""
-    inside = traded(a, ranks)
+    inside = head_all_to_all(a, ranks)
     return inside.own - (inside.named(keep) - a.named(keep)) * a.element
 
 
 def hybrid(a: Attention, inner: int, outer: int) -> Bytes:
     """Ulysses over ``inner`` ranks around a ring of ``outer``, whose ranks have more tokens of fewer heads."""
-    return ulysses(a, inner) + ring(traded(a, inner), outer)
+    return ulysses(a, inner) + ring(head_all_to_all(a, inner), outer)
 
 
-def traded(a: Attention, ranks: int) -> Attention:
-    """What a rank has after ``ranks`` neighbours traded tokens for heads."""
+def head_all_to_all(a: Attention, ranks: int) -> Attention:
+    """The bytes of a rank after the head all-to-all of ``ranks`` neighbours."""
     keys = a.groups * copies(a.heads, a.groups, ranks) // ranks
     return Attention(a.tokens * ranks, a.heads // ranks, keys, a.width, a.value_width, a.element)
 
@@ -165,7 +165,7 @@ def cost_of_hybrid(degree: int | None, world: World) -> Cost:
         sent = ulysses(a, inner)
         across = _between(sent, inner, gcd(near(world), inner))
         settings = {} if degree else {"ulysses_degree": inner}
-        found.append(cost(ring(traded(a, inner), world.cp // inner), sent, across, **settings))
+        found.append(cost(ring(head_all_to_all(a, inner), world.cp // inner), sent, across, **settings))
     return min(found, key=lambda one: one.amounts)
 
 

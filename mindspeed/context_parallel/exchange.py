@@ -50,7 +50,7 @@ class Exchange:
         return self.second if self.second is not None and sender % 2 else self.group
 
 
-def post_trade(sent: Tensor, group: dist.ProcessGroup) -> Pending:
+def post_all_to_all(sent: Tensor, group: dist.ProcessGroup) -> Pending:
     """Send slice r of dimension 0 to rank r of the group; what is received has the sender in dimension 0."""
     received = torch.empty_like(sent)
     return Pending(received, sent, [dist.all_to_all_single(received, sent, group=group, async_op=True)])

@@ -1,4 +1,4 @@
-"""The two kinds of groups that the context-parallel ranks are cut into where heads are traded among near ones."""
+"""Process groups of hybrid algorithms: head all-to-alls among near ranks, another algorithm among far ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mindspeed.plugins import Problem
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The neighbours of this rank that trade heads, and the ranks that have the same place among theirs."""
+    """The neighbours of this rank in the head all-to-all, and the ranks with the same place among theirs."""
 
     inner: dist.ProcessGroup
     outer: dist.ProcessGroup

@@ -1,4 +1,4 @@
-"""Trading a share of the tokens for a share of the heads: the all-to-all of Ulysses attention (arXiv 2309.14509).
+"""Head all-to-all: exchange a share of the tokens for a share of the heads, as Ulysses attention (arXiv 2309.14509).
 
 Each rank has some tokens of all heads before, and all tokens of some heads after; key heads are sent as often as ranks
 need them, no more.
@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindspeed.context_parallel.exchange import post_trade
+from mindspeed.context_parallel.exchange import post_all_to_all
 from mindspeed.context_parallel.heads_share import copies
 from mindspeed.ops.errors import require
 from mindspeed.ops.numerics import unflatten
@@ -30,14 +30,14 @@ def attention_by_heads(query: Tensor, key: Tensor, value: Tensor, group: dist.Pr
     ranks, heads, groups = group.size(), query.shape[2], key.shape[2]
     times = times_sent(heads, groups, ranks, op)
     key, value = (x.repeat_interleave(times, 2) if times > 1 else x for x in (key, value))
-    gathered = _Trade.apply(group, *(by_rank(x, ranks) for x in (query, key, value)))  # type: ignore[no-untyped-call]
+    gathered = _HeadAllToAll.apply(group, *(by_rank(x, ranks) for x in (query, key, value)))  # type: ignore[no-untyped-call]
     out = attend(*(x.flatten(0, 1) for x in gathered))
-    return given_back(out, group)
+    return heads_to_tokens(out, group)
 
 
-def given_back(out: Tensor, group: dist.ProcessGroup) -> Tensor:
+def heads_to_tokens(out: Tensor, group: dist.ProcessGroup) -> Tensor:
     """All heads of this rank's tokens, from all tokens of this rank's heads; differentiable."""
-    (scattered,) = _Trade.apply(group, unflatten(out, 0, (group.size(), -1)))  # type: ignore[no-untyped-call]
+    (scattered,) = _HeadAllToAll.apply(group, unflatten(out, 0, (group.size(), -1)))  # type: ignore[no-untyped-call]
     result: Tensor = scattered.permute(1, 2, 0, 3, 4).flatten(2, 3)
     return result
 
@@ -59,20 +59,20 @@ def by_rank(x: Tensor, ranks: int) -> Tensor:
     return unflatten(x, 2, (ranks, -1)).permute(2, 0, 1, 3, 4)
 
 
-class _Trade(torch.autograd.Function):
+class _HeadAllToAll(torch.autograd.Function):
     """Slice r of dimension 0 of each tensor goes to rank r; what comes back has the sender in dimension 0. Its own gradient."""
 
     @staticmethod
     def forward(ctx: Any, group: dist.ProcessGroup, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.group = group
-        return traded(group, tensors)
+        return head_all_to_all(group, tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *traded(ctx.group, grads)
+        return None, *head_all_to_all(ctx.group, grads)
 
 
-def traded(group: dist.ProcessGroup, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def head_all_to_all(group: dist.ProcessGroup, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """One all-to-all for each tensor, all posted before the first is waited for: no copies into a message and out of it."""
-    pending = [post_trade(x.contiguous(), group) for x in tensors]
+    pending = [post_all_to_all(x.contiguous(), group) for x in tensors]
     return tuple(one.wait() for one in pending)

@@ -1,4 +1,4 @@
-"""How key heads are shared out where ranks trade tokens for heads."""
+"""Distribute key heads over the ranks of a head all-to-all."""
 
 from __future__ import annotations
 

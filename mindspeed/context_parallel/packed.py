@@ -50,7 +50,7 @@ def slicer_of_packed(layout_of: Callable[[int], Layout]) -> Callable[..., tuple[
     return get_thd_batch_on_this_cp_rank
 
 
-def turner_of_packed(layout_of: Callable[[int], Layout]) -> Callable[..., Tensor]:
+def rope_function_of_packed(layout_of: Callable[[int], Layout]) -> Callable[..., Tensor]:
     """What stands for Megatron's ``_apply_rotary_pos_emb_thd``: positions of this rank's tokens, anew with each sequence.
 
     ``freqs`` [positions, 1, 1, width] is the table of the longest sequence, or one of the whole row: then nothing begins anew.
@@ -73,13 +73,13 @@ def turner_of_packed(layout_of: Callable[[int], Layout]) -> Callable[..., Tensor
             # what follows the last sequence is padding, and may be longer than any of them
             own = (own - starts[torch.searchsorted(starts, own, right=True) - 1]).clamp_(max=freqs.shape[0] - 1)
         how = {"rotary_interleaved": rotary_interleaved, "multi_latent_attention": multi_latent_attention, "mscale": mscale}
-        turned: Tensor = rope_utils._apply_rotary_pos_emb_bshd(t.unsqueeze(1), freqs[own], **how).squeeze(1)
-        return turned
+        rotated: Tensor = rope_utils._apply_rotary_pos_emb_bshd(t.unsqueeze(1), freqs[own], **how).squeeze(1)
+        return rotated
 
     return _apply_rotary_pos_emb_thd
 
 
-share_of_packed, turn_of_packed = slicer_of_packed(zigzag), turner_of_packed(zigzag)
+share_of_packed, rope_of_packed = slicer_of_packed(zigzag), rope_function_of_packed(zigzag)
 """Where tokens lie in Megatron's zig-zag."""
 
 

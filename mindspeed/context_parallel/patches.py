@@ -25,13 +25,13 @@ def sliced_by(batch: str, table: str, reason: str) -> list[Patch]:
 
 
 def packed_in(module: str = "mindspeed.context_parallel.packed") -> list[Patch]:
-    """``share_of_packed`` and ``turn_of_packed`` of a module, by default those of zig-zag, in the place of Megatron's."""
+    """``share_of_packed`` and ``rope_of_packed`` of a module, by default those of zig-zag, in the place of Megatron's."""
     reason = "rows of packed sequences are cut as all rows are, without Transformer Engine and without padding each sequence"
     slicer, since = "megatron.core.utils:get_thd_batch_on_this_cp_rank", When(megatron=">=0.16")
     turner = f"{_EMBEDDINGS}.rope_utils:_apply_rotary_pos_emb_thd"
     return [
         Replace(slicer, f"{module}:share_of_packed", reason, optional=True, when=since),
-        Replace(turner, f"{module}:turn_of_packed", reason, optional=True),
+        Replace(turner, f"{module}:rope_of_packed", reason, optional=True),
     ]
 
 

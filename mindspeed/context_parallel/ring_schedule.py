@@ -29,8 +29,8 @@ class Rounds:
 
     def block(self, rank: int, step: int) -> int:
         """The block that ``rank`` has at ``step``, which is its own at step 0."""
-        (outer, inner), (turn, place) = divmod(rank, self.window), divmod(step, self.window)
-        return self._rank(outer - turn, inner - place)
+        (outer, inner), (lap, place) = divmod(rank, self.window), divmod(step, self.window)
+        return self._rank(outer - lap, inner - place)
 
     def hops(self, rank: int, step: int) -> Iterator[Hop]:
         """What ``rank`` posts before it computes step ``step``."""

@@ -25,7 +25,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Algorithm:
-    """``kind`` and its settings. ``inner`` ranks trade heads; masks are those of the adaptive one."""
+    """``kind`` and its settings. ``inner`` ranks exchange heads; masks are those of the adaptive one."""
 
     kind: Literal["ring", "ulysses", "hybrid", "kv-allgather", "adaptive"]
     window: int = 1

@@ -28,7 +28,7 @@ KEEP = 0.5
 LONG = pytest.mark.long
 ALGORITHMS = ["ring", "ulysses", "hybrid", "gathered", "adaptive"]
 INNER = {2: 2, 4: 2}
-"""Neighbours of a hybrid that trade heads, by the number of ranks."""
+"""Ranks of a head all-to-all in a hybrid, by the number of ranks."""
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 

@@ -1,4 +1,4 @@
-"""Packed sequences cut for ranks: every layout's shares make the whole row again, turned as Megatron turns it on one rank."""
+"""Packed sequences cut for ranks: every layout's shares make the whole row again, with the rotary embedding of one rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mindspeed.context_parallel.documents import ends_of_packed
 from mindspeed.context_parallel.layout import Layout, contiguous, nested, zigzag
-from mindspeed.context_parallel.packed import slicer_of_packed, turner_of_packed
+from mindspeed.context_parallel.packed import rope_function_of_packed, slicer_of_packed
 from mindspeed.plugins.problems import MindSpeedError
 
 TOKENS, HEADS, WIDTH = 24, 2, 8
@@ -43,9 +43,9 @@ def test_positions_begin_anew_with_each_sequence_wherever_ranks_end(layout: Layo
     x = torch.randn(TOKENS, HEADS, WIDTH, generator=torch.Generator().manual_seed(0))
     starts = torch.tensor([0, *ends], dtype=torch.int32)
     longest = int(starts.diff().max())
-    turn = turner_of_packed(lambda ranks: layout)
+    rope = rope_function_of_packed(lambda ranks: layout)
     groups = [Group(rank, layout.ranks) for rank in range(layout.ranks)]
-    shares = [turn(layout.take(x, group.rank()), starts, table(longest), cp_group=group) for group in groups]
+    shares = [rope(layout.take(x, group.rank()), starts, table(longest), cp_group=group) for group in groups]
     expected = stock(x[: ends[-1]], starts, table(longest), cp_group=Group(0, 1))
     torch.testing.assert_close(layout.restore(shares)[: ends[-1]], expected, rtol=0, atol=1e-6)
 
@@ -53,8 +53,8 @@ def test_positions_begin_anew_with_each_sequence_wherever_ranks_end(layout: Layo
 def test_a_table_of_the_whole_row_says_every_position_itself() -> None:
     x, layout = torch.randn(TOKENS, HEADS, WIDTH), zigzag(2)
     starts = torch.tensor([0, 5, TOKENS])
-    turn = turner_of_packed(lambda ranks: layout)
-    shares = [turn(layout.take(x, rank), starts, table(TOKENS), cp_group=Group(rank, 2)) for rank in range(2)]
+    rope = rope_function_of_packed(lambda ranks: layout)
+    shares = [rope(layout.take(x, rank), starts, table(TOKENS), cp_group=Group(rank, 2)) for rank in range(2)]
     torch.testing.assert_close(layout.restore(shares), stock(x, starts, table(TOKENS), cp_group=Group(0, 1)))
 
 

@@ -76,7 +76,7 @@ def test_a_ring_moves_less_than_ulysses_exactly_when_key_heads_are_few() -> None
 def kept(a: costs.Attention, algorithm: Algorithm, world: int) -> int:
     """Bytes of query, keys, values, result and the logarithm of each row's sum; of a ring also those it was told to keep."""
     inner = world if algorithm.kind == "ulysses" else algorithm.inner
-    a = costs.traded(a, inner)
+    a = costs.head_all_to_all(a, inner)
     received = {"none": 0, "half": a.width, "full": a.width + a.value_width}[algorithm.keep] * (world - 1)
     numbers = a.heads * (a.width + a.value_width) + a.groups * (a.width + a.value_width + received)
     return a.tokens * (numbers * a.element + a.heads * costs.WIDE)

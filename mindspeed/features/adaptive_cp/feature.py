@@ -38,7 +38,7 @@ class AdaptiveCpArgs(FeatureArgs):
     dynamic_mask: bool = Field(
         False, description="the mask comes with each batch and is planned anew when it changes; tokens stay in order"
     )
-    ulysses_degree: int = Field(1, ge=1, description="neighbouring ranks that trade tokens for heads; 1 is none")
+    ulysses_degree: int = Field(1, ge=1, description="neighbouring ranks that exchange tokens for heads; 1 is none")
     own_masks: bool = Field(False, description="not taken: a mask of your own is a function that you name")
 
 
@@ -52,7 +52,7 @@ class AdaptiveCp(Feature[AdaptiveCpArgs]):
         slots={Slot.CONTEXT_PARALLEL},
         provides={Capability.SHARED_MASK},
         constraints=(
-            Requires("context-parallel", reason="it owns the group and the rule of the loss"),
+            Requires("context-parallel", reason="it owns the group and the per-token loss scaling"),
             NO_PREDICTION,
             Requires(
                 "shared-attention-mask",

@@ -43,7 +43,7 @@ def _shared_plan(args: AdaptiveCpArgs, tokens: int, ranks: int, device: torch.de
 
 
 class AdaptiveCoreAttention(CoreAttention):
-    """Core attention by `adaptive_attention`, between neighbours that trade heads if there are any."""
+    """Core attention by `adaptive_attention`, inside head all-to-alls between neighbouring ranks if there are any."""
 
     feature: AdaptiveCp
     knows_documents = False

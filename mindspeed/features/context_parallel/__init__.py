@@ -1,1 +1,1 @@
-"""A sequence spread over ranks: the group and the rule of the loss."""
+"""A sequence spread over ranks: the group and per-token loss scaling."""

@@ -79,7 +79,7 @@ class ContextParallel(Feature[ContextParallelArgs]):
             ),
             Wrap(
                 "megatron.core.pipeline_parallel.schedules:forward_step_calc_loss",
-                "mindspeed.features.context_parallel.loss:with_rule_of_loss",
+                "mindspeed.features.context_parallel.loss:with_per_token_loss_check",
                 "a loss function of two values would make gradients too large, and is reported",
                 optional=True,
             ),

@@ -1,4 +1,4 @@
-"""The rule of the loss: under context parallelism a loss function says over how many tokens it has summed.
+"""Per-token loss scaling: under context parallelism a loss function returns the number of tokens that it summed over.
 
 Megatron divides the sum of gradients by the number of tokens of all ranks. A loss function that returns two values gives
 no number: Megatron multiplies its loss by the number of context-parallel ranks, sums the gradients over them, and divides
@@ -19,7 +19,7 @@ from mindspeed.plugins import Problem, report_problem
 _NAME: Final = "context-parallel"
 
 
-def with_rule_of_loss(original: Callable[..., Any]) -> Callable[..., Any]:
+def with_per_token_loss_check(original: Callable[..., Any]) -> Callable[..., Any]:
     """Around ``forward_step_calc_loss``: looks at what the loss function returns."""
 
     @functools.wraps(original)

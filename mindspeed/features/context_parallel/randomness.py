@@ -31,7 +31,7 @@ def with_rank_rng(original: Callable[..., Any]) -> Callable[..., Any]:
         def forward_backward(*args: Any, **kwargs: Any) -> Any:
             if kwargs.get("forward_only"):
                 return schedule(*args, **kwargs)
-            with numbers_of(parallel_state.get_context_parallel_rank()):
+            with rank_rng(parallel_state.get_context_parallel_rank()):
                 return schedule(*args, **kwargs)
 
         return forward_backward
@@ -40,7 +40,7 @@ def with_rank_rng(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def numbers_of(place: int) -> Iterator[None]:
+def rank_rng(place: int) -> Iterator[None]:
     """All random states of the device leave the common ones, which are one number further afterwards."""
     tracker = get_cuda_rng_tracker()
     common = {}

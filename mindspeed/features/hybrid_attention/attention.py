@@ -1,6 +1,6 @@
-"""Hybrid attention: heads are traded among near ranks, blocks of keys go round among far ones.
+"""Hybrid attention: head all-to-alls among near ranks, a ring of key and value blocks among far ones.
 
-Fang and Zhao, USP, arXiv 2405.07719. The ranks of ``inner`` trade tokens for heads (Ulysses) and then hold together what one
+Fang and Zhao, USP, arXiv 2405.07719. The ranks of ``inner`` exchange tokens for heads (Ulysses) and then hold together what one
 rank of a ring holds; the ranks of ``outer`` are that ring.
 """
 

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from mindspeed.context_parallel.groups import Groups
 
 _LAYERS = "mindspeed.features.hybrid_attention.layers"
-_REASON = "what a rank of the ring holds is spread over the neighbours that trade heads"
+_REASON = "the share of a rank of the ring is spread over the ranks of a head all-to-all"
 
 
 class HybridAttentionArgs(FeatureArgs):
     ulysses_degree: int | None = Field(
-        None, ge=2, description="neighbouring ranks that trade tokens for heads, at best those of a node"
+        None, ge=2, description="neighbouring ranks that exchange tokens for heads, at best those of a node"
     )
     window: int = Field(1, ge=1, description="ranks of an inner ring among those of the ring; 1 is a single ring")
     keep: Literal["none", "half", "full"] = Field(
@@ -50,7 +50,7 @@ def _is_hybrid(args: HybridAttentionArgs, world: World) -> bool:
 
 
 class HybridAttention(Feature[HybridAttentionArgs]):
-    """Near ranks trade tokens for heads, far ones pass blocks of keys and values around a ring."""
+    """Exchange tokens for heads among near ranks, and pass blocks of keys and values around a ring of far ones."""
 
     spec = FeatureSpec(
         name="hybrid-attention",
@@ -60,11 +60,11 @@ class HybridAttention(Feature[HybridAttentionArgs]):
         provides={Capability.DOCUMENTS, Capability.POSITION_BIAS},
         cost=lambda args, world: cost_of_hybrid(args.ulysses_degree, world),
         constraints=(
-            Requires("context-parallel", reason="it owns the group and the rule of the loss"),
+            Requires("context-parallel", reason="it owns the group and the per-token loss scaling"),
             NO_PREDICTION,
             Check(
                 lambda args, world: args.ulysses_degree is not None,
-                "it is not said how many neighbours trade tokens for heads",
+                "ulysses_degree, the number of ranks that exchange tokens for heads, is not set",
                 fix="--set hybrid-attention.ulysses_degree=2, or more, at best the ranks of a node",
                 when=lambda args, world: world.cp > 1,
             ),

@@ -10,7 +10,7 @@ from mindspeed.context_parallel.core_attention import CoreAttention
 from mindspeed.context_parallel.groups import Groups, require_groups
 from mindspeed.context_parallel.heads import own_heads
 from mindspeed.context_parallel.layout import Layout, zigzag
-from mindspeed.context_parallel.packed import slicer_of_packed, turner_of_packed
+from mindspeed.context_parallel.packed import rope_function_of_packed, slicer_of_packed
 from mindspeed.context_parallel.ring import ring_attention
 from mindspeed.context_parallel.rules import keeps
 from mindspeed.context_parallel.slicing import batch_share, table_share
@@ -71,4 +71,4 @@ def _layout(ranks: int) -> Layout:
     return nested(zigzag(ring), ranks // ring)
 
 
-share_of_packed, turn_of_packed = slicer_of_packed(_layout), turner_of_packed(_layout)
+share_of_packed, rope_of_packed = slicer_of_packed(_layout), rope_function_of_packed(_layout)

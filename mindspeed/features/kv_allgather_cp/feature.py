@@ -34,7 +34,7 @@ class KvAllgatherCp(Feature[FeatureArgs]):
         provides={Capability.DOCUMENTS, Capability.POSITION_BIAS},
         cost=cost_of_gathering,
         constraints=(
-            Requires("context-parallel", reason="it owns the group and the rule of the loss"),
+            Requires("context-parallel", reason="it owns the group and the per-token loss scaling"),
             TWO_PIECES,
         ),
         megatron_flags=(MegatronFlag("cp_comm_type", switch="on", values=("all_gather",), size="cp"),),

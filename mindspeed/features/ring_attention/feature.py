@@ -51,7 +51,7 @@ class RingAttention(Feature[RingAttentionArgs]):
         provides={Capability.DOCUMENTS, Capability.POSITION_BIAS},
         cost=cost_of_ring,
         constraints=(
-            Requires("context-parallel", reason="it owns the group and the rule of the loss"),
+            Requires("context-parallel", reason="it owns the group and the per-token loss scaling"),
             TWO_PIECES,
             Check(
                 lambda args, world: world.cp % args.window == 0 and args.window < world.cp,

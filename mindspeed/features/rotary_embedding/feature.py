@@ -51,6 +51,6 @@ class RotaryEmbedding(Feature[FeatureArgs]):
             Replace(
                 "megatron.core.models.common.embeddings.rope_utils:_apply_rotary_pos_emb_bshd",
                 "mindspeed.features.rotary_embedding.layers:apply_rotary",
-                reason="the turn of queries and keys, also of packed sequences and of latent attention",
+                reason="the rotary embedding of queries and keys, also of packed sequences and of latent attention",
             )
         ]

@@ -1,4 +1,4 @@
-"""Stand-in for the function in which Megatron turns queries and keys, with its signature, and the tables it needs."""
+"""Stand-in for Megatron's rotary embedding of queries and keys, with its signature, and its tables."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def apply_rotary(
     multi_latent_attention: bool = False,
     mscale: float = 1.0,
 ) -> Tensor:
-    """Turn the first ``freqs.shape[-1]`` numbers of each head of ``t`` by the angles ``freqs``, and scale them by ``mscale``.
+    """Rotate the first ``freqs.shape[-1]`` numbers of each head of ``t`` by the angles ``freqs``, and scale them by ``mscale``.
 
     ``t`` is [sequence, ..., head width], ``freqs`` [sequence, ..., rotated width] broadcasts to it. Latent attention has
     pairs of neighbours, which go to halves first and stay there.
     """
     width = freqs.shape[-1]
-    turned = t if width == t.shape[-1] else t[..., :width]
+    rotated = t if width == t.shape[-1] else t[..., :width]
     if multi_latent_attention:
-        turned = torch.cat((turned[..., ::2], turned[..., 1::2]), -1)
+        rotated = torch.cat((rotated[..., ::2], rotated[..., 1::2]), -1)
     cos, sin = _tables(freqs, mscale, t.dtype)
-    y = npu_rotary_position_embedding(turned, cos, sin, INTERLEAVED if rotary_interleaved else HALF)
+    y = npu_rotary_position_embedding(rotated, cos, sin, INTERLEAVED if rotary_interleaved else HALF)
     return y if width == t.shape[-1] else torch.cat((y, t[..., width:]), -1)
 
 

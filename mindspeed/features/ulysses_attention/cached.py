@@ -1,6 +1,6 @@
 """How a rank gets keys and values of its heads for Ulysses attention, and which it keeps for backward.
 
-Where key heads are few each is sent to several ranks, so that what a rank has after the trade is more than what it had
+Where key heads are few each is sent to several ranks, so that what a rank has after the all-to-all is more than what it had
 before. Keeping what it had saves that memory for the bytes of fetching again. Results are the same to the bit.
 """
 
@@ -16,13 +16,13 @@ from torch import Tensor
 
 from mindspeed.context_parallel.blocks import Scoring
 from mindspeed.context_parallel.exchange import pack, unpack
-from mindspeed.context_parallel.heads import by_rank, given_back, times_sent, traded
+from mindspeed.context_parallel.heads import by_rank, head_all_to_all, heads_to_tokens, times_sent
 from mindspeed.context_parallel.local_attention import gradients_of, local_attention
 from mindspeed.ops.errors import require
 from mindspeed.ops.numerics import unflatten
 
 Keep = Literal["none", "half", "full"]
-"""What is kept for backward as it was before the trade, and fetched again: nothing, the own keys, or own keys and values."""
+"""Tensors kept for backward as before the all-to-all, and fetched again: none, the own keys, or own keys and values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class Fetch:
     def all(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         """Query, key and value of this rank's heads, [all tokens, batch, heads here, width]."""
         if self.gather:
-            return [*self._traded([query]), *self.keys([key, value])]
-        return self._traded([query, *map(self._repeated, (key, value))])
+            return [*self._all_to_all([query]), *self.keys([key, value])]
+        return self._all_to_all([query, *map(self._repeated, (key, value))])
 
     def keys(self, own: Sequence[Tensor]) -> list[Tensor]:
         """Keys, values, or both, of this rank's heads."""
         if not self.gather:
-            return self._traded([*map(self._repeated, own)])
+            return self._all_to_all([*map(self._repeated, own)])
         message = pack(own)
         received = message.new_empty((self.group.size(), message.numel()))
         dist.all_gather_into_tensor(received.view(-1), message, group=self.group)
@@ -53,12 +53,12 @@ class Fetch:
     def back(self, grads: Sequence[Tensor]) -> list[Tensor]:
         """Gradients of this rank's tokens, of query, key and value in the shapes of before, from those of its heads."""
         ranks = self.group.size()
-        received = traded(self.group, [unflatten(x, 0, (ranks, -1)) for x in grads])
+        received = head_all_to_all(self.group, [unflatten(x, 0, (ranks, -1)) for x in grads])
         dq, dk, dv = (x.permute(1, 2, 0, 3, 4).flatten(2, 3) for x in received)
         return [dq, *(unflatten(x, 2, (-1, self.times)).sum(3) if self.times > 1 else x for x in (dk, dv))]
 
-    def _traded(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [x.flatten(0, 1) for x in traded(self.group, [by_rank(x, self.group.size()) for x in tensors])]
+    def _all_to_all(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [x.flatten(0, 1) for x in head_all_to_all(self.group, [by_rank(x, self.group.size()) for x in tensors])]
 
     def _repeated(self, x: Tensor) -> Tensor:
         return x.repeat_interleave(self.times, 2) if self.times > 1 else x
@@ -67,7 +67,7 @@ class Fetch:
 def attention_of_heads(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, fetch: Fetch) -> Tensor:
     """Attention by heads, of tensors with a share of the tokens and all heads, to such a tensor; differentiable."""
     out: Tensor = _Fetched.apply(query, key, value, scoring, fetch)  # type: ignore[no-untyped-call]
-    return given_back(out, fetch.group)
+    return heads_to_tokens(out, fetch.group)
 
 
 def fetch_of(query: Tensor, key: Tensor, group: dist.ProcessGroup, keep: Keep, gather: bool, op: str) -> Fetch:

@@ -25,13 +25,13 @@ from mindspeed.plugins import (
 )
 
 _LAYERS = "mindspeed.features.ulysses_attention.layers"
-_REASON = "each rank holds one stretch of the sequence, in order, not an early and a late one"
+_REASON = "each rank holds one contiguous part of the sequence, not an early and a late one"
 
 
 class UlyssesAttentionArgs(FeatureArgs):
     keep: Literal["none", "half", "full"] = Field(
         "none",
-        description="what backward keeps as it was before heads were traded, and trades again: nothing, keys, keys and values",
+        description="what backward keeps as before the all-to-all, and exchanges again: nothing, keys, keys and values",
     )
     interval: int = Field(0, ge=0, description="layers between two that do so; 0: every layer")
     kv_allgather: bool = Field(False, description="gather keys and values of a single key head instead of a copy for each rank")
@@ -48,7 +48,7 @@ class UlyssesAttention(Feature[UlyssesAttentionArgs]):
         provides={Capability.DOCUMENTS, Capability.POSITION_BIAS},
         cost=cost_of_ulysses,
         constraints=(
-            Requires("context-parallel", reason="it owns the group and the rule of the loss"),
+            Requires("context-parallel", reason="it owns the group and the per-token loss scaling"),
             NO_PREDICTION,
             Check(
                 lambda args, world: world.num_attention_heads % (world.cp * world.tp) == 0,

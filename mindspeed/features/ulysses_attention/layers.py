@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from mindspeed.context_parallel.core_attention import CoreAttention
-from mindspeed.context_parallel.packed import slicer_of_packed, turner_of_packed
+from mindspeed.context_parallel.packed import rope_function_of_packed, slicer_of_packed
 from mindspeed.context_parallel.rules import keeps
 from mindspeed.context_parallel.slicing import batch_share, table_share
 from mindspeed.features.ulysses_attention.attention import contiguous, ulysses_attention
@@ -45,4 +45,4 @@ def share_of_table(pos_emb: Tensor, seq_dim: int, cp_group: Any) -> Tensor:
     return table_share(pos_emb, seq_dim, cp_group, contiguous)
 
 
-share_of_packed, turn_of_packed = slicer_of_packed(contiguous), turner_of_packed(contiguous)
+share_of_packed, rope_of_packed = slicer_of_packed(contiguous), rope_function_of_packed(contiguous)

@@ -135,7 +135,7 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         HYBRID,
         {},
         {"cp": 4},
-        "MS304 hybrid-attention: it is not said how many neighbours trade tokens for heads "
+        "MS304 hybrid-attention: ulysses_degree, the number of ranks that exchange tokens for heads, is not set "
         "| --set hybrid-attention.ulysses_degree=2, or more, at best the ranks of a node",
     ),
     (
@@ -143,7 +143,8 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {HYBRID: {"ulysses_degree": 1}},
         {"cp": 4},
         "MS301 hybrid-attention.ulysses_degree is 1: input should be greater than or equal to 2 "
-        "| --set hybrid-attention.ulysses_degree=2  # neighbouring ranks that trade tokens for heads, at best those of a node",
+        "| --set hybrid-attention.ulysses_degree=2  # "
+        "neighbouring ranks that exchange tokens for heads, at best those of a node",
     ),
     *(
         (
@@ -182,7 +183,8 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {RING: {"keep": "some"}},
         {"cp": 4},
         "MS301 ring-attention.keep is 'some': input should be 'none', 'half' or 'full' "
-        "| --set ring-attention.keep=none  # received blocks kept for backward instead of sent again: none, their keys, keys and values",
+        "| --set ring-attention.keep=none  # "
+        "received blocks kept for backward instead of sent again: none, their keys, keys and values",
     ),
     (
         ULYSSES,

@@ -1,4 +1,4 @@
-"""The rule of the loss: a real loss function of two values at two context-parallel ranks, and one of three."""
+"""Per-token loss scaling: a real loss function of two values at two context-parallel ranks, and one of three."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rotary operator against Megatron's turn of queries and keys."""
+"""The rotary operator against Megatron's rotary embedding."""
 
 from __future__ import annotations
 

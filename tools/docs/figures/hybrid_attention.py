@@ -1,4 +1,4 @@
-"""For the page: a picture of hybrid attention: two neighbours that trade heads, in a ring of two."""
+"""For the page: a picture of hybrid attention: head all-to-alls of two neighbours, in a ring of two."""
 
 from mindspeed.context_parallel import costs
 from mindspeed.context_parallel.layout import nested, zigzag
@@ -12,7 +12,7 @@ _LAYOUT, _OUTER, _ROUNDS = nested(zigzag(_RINGS), _DEGREE), zigzag(_RINGS), Roun
 
 
 def _timeline() -> Timeline:
-    """Trade, the steps of the ring, trade."""
+    """An all-to-all, the steps of the ring, an all-to-all."""
     last = _RINGS + 1
     boxes = {(rank, time): Box(f"tokens {rank}", rank) for rank in _RANKS for time in (0, last)}
     arrows = []
@@ -36,9 +36,9 @@ def _timeline() -> Timeline:
 PICTURES = (
     Picture(
         "hybrid-attention",
-        "Hybrid attention: two neighbours that trade heads, in a ring of two",
-        "Ranks 0 and 1, and 2 and 3, trade tokens for heads: then each has the tokens of both with half of the heads (a or b). "
-        "Ranks 0 and 2, and 1 and 3, are rings in which blocks of keys go round. At last the result is traded back.",
+        "Hybrid attention: head all-to-alls of two neighbours, in a ring of two",
+        "Ranks 0 and 1, and 2 and 3, exchange tokens for heads: each then has the tokens of both with half of the heads. "
+        "Ranks 0 and 2, and 1 and 3, are rings in which blocks of keys go round. At last an all-to-all brings the result back.",
         ((pieces_strip(_LAYOUT, "Who holds which piece"),), (_timeline(),)),
     ),
 )

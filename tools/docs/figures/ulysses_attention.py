@@ -15,7 +15,7 @@ PICTURES = (
     Picture(
         "ulysses-attention",
         "Ulysses attention of four ranks",
-        "Before and after attention a rank holds one stretch of tokens with all heads, during attention all tokens with one of "
+        "Before and after attention a rank holds contiguous tokens with all heads, during attention all tokens with one of "
         "four heads. All-to-alls change the one into the other: of query, key and value on the way in, of the result on the "
         "way out.",
         (
