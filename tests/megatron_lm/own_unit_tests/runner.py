@@ -28,6 +28,8 @@ import pytest
 TEST_SECONDS: Final = 60
 FILE_SECONDS: Final = 300
 RESTARTS: Final = 8
+LEFT_OUT: Final = ("tests/unit_tests/dist_checkpointing/models/test_mlp_glu.py::TestParallelMLPWithGLU::test_oom_is_handled",)
+"""Tests that are not run: this one takes more than half of the memory of the machine."""
 WARM: Final = (
     "megatron.core.models.gpt",
     "megatron.core.distributed",
@@ -140,7 +142,7 @@ def _fork(file: str, nproc: int, rank: int, port: int, known: Sequence[str], fol
     os.dup2(log, 1)
     os.dup2(log, 2)
     arguments = ["-q", "-p", "no:cacheprovider", "-o", "addopts=", f"--timeout={TEST_SECONDS}", "--timeout-method=thread"]
-    arguments += [f"--basetemp={folder / f'tmp{rank}'}", *(f"--deselect={test}" for test in known), file]
+    arguments += [f"--basetemp={folder / f'tmp{rank}'}", *(f"--deselect={test}" for test in (*LEFT_OUT, *known)), file]
     with (folder / f"{rank}.jsonl").open("w", encoding="utf-8") as stream:
         status = pytest.main(arguments, plugins=[Recorder(stream)])
     os._exit(int(status))
