@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -36,12 +37,17 @@ def verify(context: click.Context, request: Request, names: tuple[str, ...], npr
     also = [name for layer in request.layers for name in layer.features if name not in names]
     case = build_case(names, request.layers, also, nproc, request.environment())
     with WorkerPool() as pool:
-        verdict = prove(case, pool)
+        verdict = prove(case, pool, _show_step)
     if wants_json():
         print_json(verdict.to_json())
     else:
         _print(verdict)
     context.exit(0 if verdict.holds else PROBLEMS)
+
+
+def _show_step(step: str) -> None:
+    if sys.stderr.isatty():
+        click.echo(f"{step} ...", err=True)
 
 
 def _print(verdict: Verdict) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mindspeed.planning.plan import ActivationPlan
 from mindspeed.plugins.problems import Problem
 from mindspeed.verification.case import VerificationCase
 from mindspeed.verification.comparison import Check, Tolerances, compare, zero_or_not_finite
@@ -58,16 +59,25 @@ class Verdict:
         }
 
 
-def verify(case: VerificationCase, pool: WorkerPool) -> Verdict:
-    """Run both sides and compare. Raises RunError when a run fails or a worker is lost."""
+def verify(case: VerificationCase, pool: WorkerPool, progress: Callable[[str], None] = lambda step: None) -> Verdict:
+    """Run both sides and compare, telling ``progress`` each step. Raises RunError when a run fails or a worker is lost."""
+    steps = f"{case.recipe.steps} steps of {case.recipe.shape.name}"
+    progress(f"baseline: {steps} on {_processes(case.baseline)}")
     baseline = pool.run_once(case.baseline, case.recipe, int(case.baseline.world.world_size))
+    progress(f"{', '.join(case.features)}: {steps} on {_processes(case.plan)}")
     feature = pool.run(case.plan, case.recipe, int(case.plan.world.world_size))
+    progress("comparing losses, gradients and weights")
     checks = [
         *missing_effects(case, baseline, feature),
         *zero_or_not_finite(feature),
         *compare(baseline, feature, Tolerances.of(case.numerics, case.recipe.dtype)),
     ]
     return Verdict(", ".join(case.features), case.numerics.claim, tuple(checks), _proof(case, baseline, feature))
+
+
+def _processes(plan: ActivationPlan) -> str:
+    count = int(plan.world.world_size)
+    return "1 process" if count == 1 else f"{count} processes"
 
 
 def _proof(case: VerificationCase, baseline: Sequence[RankResult], feature: Sequence[RankResult]) -> VerificationDetails:

@@ -284,6 +284,15 @@ def test_a_rank_that_raises_is_named_with_its_error(pool: WorkerPool) -> None:
     assert verify(asked("rms-norm"), pool).holds
 
 
+def test_the_steps_of_a_verification_are_told_before_they_begin(pool: WorkerPool) -> None:
+    told: list[str] = []
+    verify(asked("data-parallel"), pool, told.append)
+    baseline, feature, comparison = told
+    assert baseline == "baseline: 5 steps of gpt on 1 process"
+    assert feature == "data-parallel: 5 steps of gpt on 2 processes"
+    assert comparison == "comparing losses, gradients and weights"
+
+
 def test_an_equal_baseline_runs_once(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     harness.verify(asked("tensor-parallel"), pool)
     runs: list[int] = []
