@@ -18,13 +18,14 @@ def data() -> None:
 @click.option(
     "--tokenizer", metavar="TOKENIZER.json", default="bytes", help="a tokenizer.json  [default: every byte is a token]"
 )
+@click.option("--overwrite", is_flag=True, help="replace data that is there already")
 @json_option
-def prepare(inputs: tuple[str, ...], prefix: str, tokenizer: str) -> None:
+def prepare(inputs: tuple[str, ...], prefix: str, tokenizer: str, overwrite: bool) -> None:
     """Turn text files, and the files in folders, into Megatron's indexed format; each file is one document."""
     from mindspeed.training.corpus import prepare as prepare_text
     from mindspeed.training.tokenizer import tokenizer_of
 
-    index = prepare_text(inputs, prefix, tokenizer)
+    index = prepare_text(inputs, prefix, tokenizer, overwrite)
     vocabulary = tokenizer_of(prefix).vocab_size
     if wants_json():
         print_json({"prefix": prefix, "tokens": index.tokens, "sequences": len(index.lengths), "vocab_size": vocabulary})

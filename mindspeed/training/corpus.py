@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock
 
-from mindspeed.megatron.indexed_data import Index, read_index, write_indexed
+from mindspeed.megatron.indexed_data import Index, bin_path, idx_path, read_index, write_indexed
 from mindspeed.plugins.cache_folder import CACHE_VARIABLE, cache_folder
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.training.tokenizer import BYTES, Tokenizer, describe, load_tokenizer
@@ -28,18 +28,24 @@ _LEFT_OUT: Final = {"test", "tests", "idle_test", "site-packages", "dist-package
 _ORDER: Final = 20240229
 
 
-def prepare(inputs: Sequence[str], prefix: str, tokenizer: str = BYTES) -> Index:
+def prepare(inputs: Sequence[str], prefix: str, tokenizer: str = BYTES, overwrite: bool = False) -> Index:
     """Turn text files, and the text files in folders, into ``PREFIX.bin``, ``PREFIX.idx`` and ``PREFIX.json``.
 
-    Every file is one document. Raises RunError with MS601 for every input that cannot be read.
+    Every file is one document. Raises RunError: MS601 for every input that cannot be read, MS603 for an output that is
+    there already, unless ``overwrite`` is given, or that cannot be written.
     """
-    files, problems = [], []
+    files: list[Path] = []
+    problems: list[Problem] = []
+    if existing := [str(path) for path in (bin_path(prefix), idx_path(prefix)) if path.exists() and not overwrite]:
+        fix = "--overwrite replaces the data, and another -o keeps it"
+        problems.append(Problem("MS603", f"there is data already: {', '.join(existing)}", where=prefix, fix=fix))
     for name in inputs:
         path = Path(name)
         found = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
         files += found
         if not found:
-            problems.append(Problem("MS601", f"there is no text in {name}", where=name, fix="give a text file or a folder"))
+            text = f"there is no text in {name}" if path.exists() else f"there is no file or folder {name}"
+            problems.append(Problem("MS601", text, where=name, fix="give a text file or a folder"))
     problems += [
         Problem("MS601", f"{file} cannot be read: permission denied", where=str(file))
         for file in files

@@ -215,7 +215,7 @@ def write_job(job: Job, folder: str | Path | None = None) -> dict[str, str]:
         process = json.dumps({"config": job.config.model_dump(), **fields}, indent=2) + "\n"
         (folder / "process.json").write_text(process, encoding="utf-8")
     except OSError as error:
-        raise RunError([Problem("MS603", f"the run folder {folder} cannot be written: {error.strerror}")]) from error
+        raise RunError([Problem("MS603", f"the folder {folder} cannot be written: {error.strerror}")]) from error
     return {registry.PLAN_VARIABLE: str(folder / "plan.json"), JOB_VARIABLE: str(folder / "process.json")}
 
 

@@ -1,7 +1,8 @@
-"""Hold a run folder for one job at a time. Light."""
+"""Hold a run folder for one job at a time, and name what keeps a run from writing there. Light."""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -9,11 +10,18 @@ from typing import Final
 
 from filelock import FileLock, Timeout
 
-from mindspeed.plugins.problems import Problem, RunError
+from mindspeed.plugins.problems import MindSpeedError, Problem, RunError
+from mindspeed.training.checkpoints import saved_steps
 
 LOCK: Final = ".lock"
 PATIENCE: Final = 2.0
 """Seconds that a job waits for a folder: longer than another one takes to find that the folder is held."""
+
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+"""Error numbers of a disk, a quota or a file size that is used up, and of a disk that cannot be written."""
+
+_NUMPY_SHORT_WRITE: Final = "requested and"
+"""Of "1000 requested and 10 written", which is all that numpy says when it cannot write an array."""
 
 
 @contextmanager
@@ -45,3 +53,16 @@ def check_free(run: str | Path) -> None:
     """Raise what `hold_folder` raises, before processes are started that would find it out."""
     with hold_folder(run, patience=0):
         pass
+
+
+def disk_problem(error: BaseException, run: str) -> Problem | None:
+    """Return MS603 when a full disk is behind an error that is no problem yet, else None."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, MindSpeedError):
+        if isinstance(cause, OSError) and (cause.errno in _FULL or _NUMPY_SHORT_WRITE in str(cause)):
+            steps = saved_steps(run)
+            again = f"mindspeed pretrain --resume {run}, which goes on from step {steps[-1]}" if steps else "start again"
+            text = f"{cause.filename or run} cannot be written: {cause.strerror or cause}"
+            return Problem("MS603", text, where=run, fix=f"free some space, then {again}")
+        cause = cause.__cause__ or cause.__context__
+    return None

@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from mindspeed import registry
+from mindspeed.plugins.problems import PlatformError, Problem, RunError
 from mindspeed.training.job import Job, read_job
 from mindspeed.training.launch import INTERRUPTED, end_with_launcher, leave_problems
+from mindspeed.training.run_folder import disk_problem
 
 
 def main() -> None:
@@ -38,11 +40,21 @@ def work(job: Job, environ: Mapping[str, str]) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    torch.cuda.set_device(int(environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    devices = torch.cuda.device_count()
+    if not devices:
+        platform = job.plan.environment["platform"]
+        fix = f"--platform cpu, or install a torch that is built for {platform}"
+        raise PlatformError([Problem("MS501", f"the platform is {platform}, and torch finds no device of it", fix=fix)])
+    torch.cuda.set_device(int(environ.get("LOCAL_RANK", "0")) % devices)
     dist.init_process_group("nccl", rank=int(environ["RANK"]), world_size=int(environ["WORLD_SIZE"]))
     from mindspeed.training.trainer import train
 
-    result = train(job)
+    try:
+        result = train(job)
+    except Exception as error:
+        if (problem := disk_problem(error, job.run)) is not None:
+            raise RunError([problem]) from error
+        raise
     dist.destroy_process_group()
     return result
 

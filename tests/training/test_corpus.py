@@ -58,9 +58,25 @@ def test_every_input_without_text_is_named(tmp_path):
     inputs = [str(tmp_path / "empty"), str(tmp_path / "gone")]
     with pytest.raises(RunError) as caught:
         corpus.prepare(inputs, str(tmp_path / "data"))
+    said = [f"there is no text in {inputs[0]}", f"there is no file or folder {inputs[1]}"]
     assert [str(problem) for problem in caught.value.problems] == [
-        f"MS601 there is no text in {name}\n  where: {name}\n  fix: give a text file or a folder" for name in inputs
+        f"MS601 {text}\n  where: {name}\n  fix: give a text file or a folder" for text, name in zip(said, inputs, strict=True)
     ]
+
+
+def test_prepared_data_is_replaced_only_when_that_is_asked_for(tmp_path):
+    (tmp_path / "text").write_text("a")
+    arguments = [str(tmp_path / "text")], str(tmp_path / "data")
+    corpus.prepare(*arguments)
+    (tmp_path / "text").write_text("ab")
+    with pytest.raises(RunError) as caught:
+        corpus.prepare(*arguments)
+    assert str(caught.value) == (
+        f"MS603 there is data already: {tmp_path}/data.bin, {tmp_path}/data.idx\n  where: {tmp_path}/data\n"
+        "  fix: --overwrite replaces the data, and another -o keeps it"
+    )
+    assert read_index(str(tmp_path / "data")).tokens == 2
+    assert corpus.prepare(*arguments, overwrite=True).tokens == 3
 
 
 def test_a_file_that_is_no_tokenizer_is_refused(tmp_path):

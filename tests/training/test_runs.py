@@ -141,6 +141,28 @@ def test_a_full_disk_leaves_the_checkpoint_before(run):
     assert saved_steps(run) == [2, 4]
 
 
+@pytest.mark.long
+def test_a_disk_that_is_full_while_the_index_of_the_data_is_written_is_one_problem(tmp_path, text):
+    limit, run = 200_000, tmp_path / "run"
+    many = ("--seq-length", 4)
+    full = Run(
+        *TINY, *many, "--data", text, "--run", run, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    )
+    full.done(status=1)
+    assert "MS603 " in full.err
+    assert full.err.endswith(f"  where: {run}\n  fix: free some space, then start again\n")
+    assert "Traceback" not in full.err
+
+
+@pytest.mark.long
+def test_a_platform_without_a_device_is_one_problem(tmp_path, text):
+    done = Run(*TINY, "--data", text, "--run", tmp_path / "run", "--platform", "cuda").done(status=3)
+    assert done.err.endswith(
+        "MS501 the platform is cuda, and torch finds no device of it\n"
+        "  fix: --platform cpu, or install a torch that is built for cuda\n"
+    )
+
+
 def test_a_loss_that_is_not_finite_ends_the_run(run):
     schedule = ("--train-iters", 20, "--decay-iters", 20, "--lr", "1e30", "--warmup-iters", 0)
     wild = Run("--resume", run, *schedule).done(status=1)
