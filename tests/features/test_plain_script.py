@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,3 +82,26 @@ def test_a_requested_feature_is_not_left_out_silently(pool: WorkerPool) -> None:
     with pytest.raises(MindSpeedError) as error:
         pool.call(train, 1, LLAMA, plan=plan_of("matmul-add"))
     assert "MS304 matmul-add: a weight has no fp32, fp16 or bf16 main_grad of Megatron's data parallelism" in str(error.value)
+
+
+SCRIPT = """
+import torch
+from megatron.core import parallel_state
+torch.distributed.init_process_group("nccl")
+parallel_state.initialize_model_parallel()
+from tests.features.plain_training import {model}, train
+losses, problems = train({model})
+print(losses[0] > losses[1] > losses[2], sum(problem.startswith("MS413 matmul-add") for problem in problems))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["LLAMA", "GPT2"])
+def test_mindspeed_run_trains_a_plain_script_at_the_default_level(tmp_path: Path, model: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(model=model))
+    command = [sys.executable, "-c", "from mindspeed.cli import main; main()", "run", "--platform", "cpu", "--", str(script)]
+    root = str(Path(__file__).resolve().parents[2])
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": root})
+    assert (done.returncode, done.stdout) == (0, "True 1\n"), done.stderr
+    assert done.stderr.count("MS413 matmul-add: a weight has no fp32, fp16 or bf16 main_grad") == 1
