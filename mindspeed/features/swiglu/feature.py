@@ -11,6 +11,7 @@ from mindspeed.plugins import (
     Feature,
     FeatureArgs,
     FeatureSpec,
+    MegatronFlag,
     Numerics,
     Patch,
     World,
@@ -35,6 +36,7 @@ class Swiglu(Feature[FeatureArgs]):
         category=Category.COMPUTE,
         level=1,
         ops=("swiglu",),
+        megatron_flags=(MegatronFlag("bias_swiglu_fusion", switch="off", values=(False,)),),
         applies=_is_swiglu,
         constraints=(
             Check(

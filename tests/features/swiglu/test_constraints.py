@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from mindspeed import registry
+from mindspeed.resolution.environment import made_up
 from tests.features.resolving import active, not_checked, overrides, refusals
 
 
@@ -32,3 +36,13 @@ def test_an_unknown_activation_is_not_checked():
 
 def test_it_asks_megatron_for_the_fused_activation():
     assert overrides("swiglu") == {"bias_activation_fusion": True}
+
+
+def test_megatrons_own_flag_takes_it_out():
+    environment = replace(made_up("cpu", "0.16.1"), world_size=1)
+    shape = "--num-layers 2 --hidden-size 64 --num-attention-heads 2 --seq-length 8 --micro-batch-size 1 --swiglu"
+    for flags, expected in (("", True), (" --no-bias-swiglu-fusion", False)):
+        _, plan = registry.plan_training(f"{shape}{flags}".split(), {}, environment)
+        assert ("swiglu" in plan.names) is expected
+    (row,) = [row for row in plan.rows if row.feature == "swiglu"]
+    assert (row.kind, row.text) == ("left-out", "taken out by Megatron's --no-bias-swiglu-fusion")
