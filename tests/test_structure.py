@@ -72,7 +72,6 @@ def texts(tree: ast.Module) -> Iterator[ast.Constant]:
             yield node
 
 
-@pytest.mark.xfail(reason="messages of context_parallel name features", strict=False)
 def test_the_framework_names_no_feature_in_a_string():
     names = sorted(FEATURES - OTHER_MEANINGS, key=len, reverse=True)
     named = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, names))})(?![\w-])")

@@ -124,8 +124,9 @@ SYMPTOMS: Final = (
         r"(CUDA|NPU|HIP)?( error:)? ?out of memory|OutOfMemoryError",
         "The device has no memory left for a tensor. Most of it holds parameters, gradients, optimizer states and the "
         "activations that backward needs; memory that is reserved and not allocated is lost to fragmentation.",
-        "one of: a smaller --micro-batch-size; --features recompute --set recompute.granularity=full; a larger --tp, --pp or "
-        "--cp; --features distributed-optimizer; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (PYTORCH_NPU_ALLOC_CONF)",
+        "one of: a smaller --micro-batch-size; activation recomputation, or optimizer states that are split over ranks "
+        "(mindspeed features list has both); a larger --tp, --pp or --cp; "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (PYTORCH_NPU_ALLOC_CONF)",
     ),
     Symptom(
         r"the patch of .* exist",

@@ -97,7 +97,7 @@ def read_command_line(
             PlanNote("note", "job file", "its section train is for mindspeed pretrain, Megatron-LM has flags of its own")
         )
     if text := warning_of_arguments({dest: argument.value for dest, argument in given.items()}, version):
-        notes.append(PlanNote("note", "megatron-lm", text))
+        notes.append(PlanNote("warning", "megatron-lm", text))
     below = (read.defaults, *([old] if old is not None else []))
     layers = (*([job.layer] if job is not None else []), environment, *theirs)
     notes = [*notes, *removed, *abbreviations(rest, known), *old_notes]
