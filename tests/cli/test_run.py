@@ -68,6 +68,7 @@ def test_problems_of_the_request_come_before_anything_starts(run):
     assert done.stderr == "MS201 there is no feature 'swigl'\n  where: command line\n  fix: did you mean swiglu?\n"
 
 
+@pytest.mark.budget(12)
 def test_several_processes_get_ranks_and_the_plan(run):
     done = run(
         """

@@ -22,11 +22,13 @@ def run(scenario: str, given: Any = None) -> Any:
     return json.loads(done.stdout.partition("RESULT")[2])
 
 
+@pytest.mark.budget(20)
 @pytest.mark.guards(30, processes=True)
 def test_activate_and_deactivate_leave_every_object_as_it_was_twice_in_a_row():
     assert run("twice") == []
 
 
+@pytest.mark.long
 def test_activated_before_megatron_is_imported_leaves_the_state_of_a_process_without_us():
     with_us = run("activated")
     without_us = run("fresh", with_us["modules"])

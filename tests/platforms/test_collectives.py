@@ -38,6 +38,7 @@ def on_both(*values):
     return list(values) if len(values) == 2 else [values[0], values[0]]
 
 
+@pytest.mark.budget(15)
 def test_nccl_is_served_by_gloo(results):
     assert results["backend_is_gloo"] == on_both(["gloo", "gloo"])
 

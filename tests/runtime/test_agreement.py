@@ -132,10 +132,17 @@ def pair(difference, folder):
     return *(({}, [tree], {}) for tree in trees), "rank 1 has megatron 0.16.3, rank 0 0.16.2"
 
 
+@pytest.mark.budget(12)
 @pytest.mark.guards(52, processes=True)
 @pytest.mark.parametrize(
     "difference",
-    ["setting", "version of a feature's package", "content of a patch's file", "environment variable", "megatron"],
+    [
+        "setting",
+        pytest.param("version of a feature's package", marks=pytest.mark.long),
+        pytest.param("content of a patch's file", marks=pytest.mark.long),
+        pytest.param("environment variable", marks=pytest.mark.long),
+        pytest.param("megatron", marks=pytest.mark.long),
+    ],
 )
 def test_two_ranks_that_differ_in_one_thing_stop_and_say_what(job, tmp_path, launcher_store, difference):
     *ranks, told = pair(difference, tmp_path)
@@ -150,6 +157,7 @@ def test_two_ranks_that_differ_in_one_thing_stop_and_say_what(job, tmp_path, lau
     assert ended[0].said == ended[1].said
 
 
+@pytest.mark.long
 def test_without_a_launcher_they_stop_when_they_make_their_process_group(job):
     ended = job((request(1), [], {}), (request(2), [], {}))
     assert max(rank.ended for rank in ended) - max(rank.activated for rank in ended) < 5
@@ -163,7 +171,8 @@ def test_without_a_launcher_they_stop_when_they_make_their_process_group(job):
 
 
 @pytest.mark.guards(38, processes=True)
-@pytest.mark.parametrize("fails", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("fails", [0, 1])
 def test_a_failure_before_the_process_group_reaches_the_other_rank_as_text(job, fails):
     ranks = [(request(fail="no compiler" if rank == fails else ""), [], {}) for rank in range(2)]
     ended = job(*ranks)
@@ -174,6 +183,7 @@ def test_a_failure_before_the_process_group_reaches_the_other_rank_as_text(job, 
     )
 
 
+@pytest.mark.budget(12)
 @pytest.mark.guards(38, processes=True)
 def test_a_failure_reaches_ranks_that_wait_for_the_process_group(job, launcher_store):
     store, variables = launcher_store
@@ -186,6 +196,7 @@ def test_a_failure_reaches_ranks_that_wait_for_the_process_group(job, launcher_s
     )
 
 
+@pytest.mark.long
 def test_equal_ranks_go_on(job, launcher_store):
     store, variables = launcher_store
     ended = job((request(), [], variables), (request(), [], variables), port=store.port)
