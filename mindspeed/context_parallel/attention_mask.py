@@ -26,7 +26,7 @@ class MaskRule:
 
     @property
     def is_own(self) -> bool:
-        """Whether a function of the user's gives the mask."""
+        """True where a function of the user makes the mask."""
         return ":" in self.kind
 
 

@@ -30,7 +30,7 @@ _ALL_KEYS, _BY_MASK, _TO_LAST_KEY = 0, 1, 3
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """How probabilities are made of queries and keys.
+    """The rules by which queries and keys become probabilities: visibility, scale, ALiBi slopes, dropout.
 
     ``slopes`` [heads] (fp32) add ``-slope * |query - key|`` to the scores (ALiBi, arXiv 2108.12409). Seeds of dropout are
     drawn from the generator of the device and told apart by ``rank``, so that ranks with one random state drop other places.
@@ -62,7 +62,7 @@ class Part:
 
 
 def start(q: Tensor, value_width: int) -> Running:
-    """The result of having seen nothing."""
+    """Give the result of no keys at all."""
     wide = torch.promote_types(q.dtype, torch.float32)
     tokens, batch, heads, _ = q.shape
     out = q.new_zeros((tokens, batch, heads, value_width), dtype=wide)

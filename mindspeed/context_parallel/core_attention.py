@@ -29,7 +29,7 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has 
 
     knows_documents: ClassVar[bool] = True
     zigzag: ClassVar[bool] = False
-    """Whether tokens lie in Megatron's zig-zag, which its multi-token prediction takes for granted."""
+    """True where tokens lie in Megatron's zig-zag, which its multi-token prediction takes for granted."""
 
     def __init__(
         self,

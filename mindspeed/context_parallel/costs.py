@@ -1,4 +1,4 @@
-"""How many bytes a rank sends for one layer, from closed forms: what a choice of algorithm is made by.
+"""Bytes that a rank sends for one layer, in closed form: the costs by which an algorithm is chosen.
 
 With ``t`` tokens on a rank, ``P`` ranks, and the key heads being a share r of the query heads, a ring sends r P / (1 + r)
 times what Ulysses does, so it is the cheaper one for few key heads and few ranks.
@@ -125,7 +125,7 @@ def attention_of(world: World) -> Attention:
 
 
 def near(world: World) -> int:
-    """How many neighbouring context-parallel ranks share a node; all of them where nobody said how large a node is."""
+    """Count the context-parallel ranks of a node; all of them where the size of a node is not known."""
     return gcd(max(1, world.ranks_per_node // world.tp), world.cp) if world.knows("ranks_per_node") else int(world.cp)
 
 
@@ -170,5 +170,5 @@ def cost_of_hybrid(degree: int | None, world: World) -> Cost:
 
 
 def _between(sent: Bytes, ranks: int, near: int) -> int:
-    """Of what a rank sends to all others in equal shares, what goes to those of other nodes."""
+    """Give the share of equal messages to all other ranks that goes to other nodes."""
     return sent.both * (ranks - near) // (ranks - 1) if ranks > 1 else 0

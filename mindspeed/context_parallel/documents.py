@@ -32,7 +32,7 @@ def ends_of_positions(positions_BS: Tensor) -> Tensor:
 
 
 def are_documents(mask: Tensor | None) -> TypeGuard[Tensor]:
-    """Whether what stands in the place of an attention mask says where documents end."""
+    """Tell whether the tensor in the place of an attention mask has the ends of documents."""
     return mask is not None and mask.dtype == torch.int64 and mask.dim() == 2
 
 
@@ -60,6 +60,6 @@ def ends_of_packed(packed: Any, side: Literal["q", "kv"], tokens: int) -> tuple[
 
 
 def is_padded(packed: Any) -> bool:
-    """Whether there is padding behind packed sequences, which attention that is not causal would see."""
+    """Tell whether packed sequences have padding behind them, which attention that is not causal would see."""
     padded = getattr(packed, "cu_seqlens_kv_padded", None)
     return padded is not None and padded is not packed.cu_seqlens_kv and not torch.equal(padded, packed.cu_seqlens_kv)

@@ -43,14 +43,14 @@ def heads_to_tokens(out: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def times_sent(heads: int, groups: int, ranks: int, op: str) -> int:
-    """How often each of the key heads is sent. Raises OperatorError where the heads do not divide."""
+    """Count the ranks that each key head is sent to. Raises OperatorError where the heads do not divide."""
     require(heads % ranks == 0, op, f"{heads} query heads do not divide among {ranks} ranks")
     require(heads % groups == 0, op, f"{groups} key heads do not divide {heads} query heads")
     return copies(heads, groups, ranks)
 
 
 def own_heads(x: Tensor | None, group: dist.ProcessGroup) -> Tensor | None:
-    """Of what dimension 0 has for every query head, that for the heads of this rank."""
+    """Slice a tensor with an entry for every query head to the heads of this rank."""
     return None if x is None else x.chunk(group.size())[group.rank()]
 
 

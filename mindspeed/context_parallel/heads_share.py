@@ -6,6 +6,6 @@ from math import gcd
 
 
 def copies(heads: int, groups: int, ranks: int) -> int:
-    """How often each of ``groups`` key heads is sent so that every rank gets those that its query heads use."""
+    """Count the ranks that each of ``groups`` key heads is sent to, so that every rank gets those that its query heads use."""
     least = ranks // gcd(groups, ranks)
     return least if heads // groups % least == 0 else heads // groups

@@ -1,4 +1,4 @@
-"""Which tokens each rank of a context-parallel group holds: a sequence cut into equal pieces, some for each rank."""
+"""Layout: the tokens of each context-parallel rank, as some of the equal pieces of a sequence."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def zigzag(ranks: int) -> Layout:
 
 
 def nested(outer: Layout, inner: int) -> Layout:
-    """What each rank of ``outer`` holds, spread in order over ``inner`` neighbouring ranks.
+    """Spread the tokens of each rank of ``outer`` in order over ``inner`` neighbouring ranks.
 
     Gathering the parts of those neighbours in order restores what the rank of ``outer`` would hold.
     """

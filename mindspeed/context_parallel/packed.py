@@ -22,7 +22,7 @@ _OF_ALL = ("attention_mask", "cu_seqlens", "cu_seqlens_padded", "max_seqlen")
 
 
 def slicer_of_packed(layout_of: Callable[[int], Layout]) -> Callable[..., tuple[dict[str, Any], PackedSeqParams]]:
-    """What stands for Megatron's ``get_thd_batch_on_this_cp_rank`` where ``layout_of(ranks)`` says which tokens are here.
+    """Make a stand-in for Megatron's ``get_thd_batch_on_this_cp_rank``; ``layout_of(ranks)`` says which tokens are here.
 
     It cuts every tensor [1, tokens, ...] of a batch, in place, and raises MS336 where the row is not as many equal pieces.
     """
@@ -51,7 +51,7 @@ def slicer_of_packed(layout_of: Callable[[int], Layout]) -> Callable[..., tuple[
 
 
 def rope_function_of_packed(layout_of: Callable[[int], Layout]) -> Callable[..., Tensor]:
-    """What stands for Megatron's ``_apply_rotary_pos_emb_thd``: positions of this rank's tokens, anew with each sequence.
+    """Make a stand-in for Megatron's ``_apply_rotary_pos_emb_thd``: positions begin anew with each packed sequence.
 
     ``freqs`` [positions, 1, 1, width] is the table of the longest sequence, or one of the whole row: then nothing begins anew.
     """
@@ -80,7 +80,7 @@ def rope_function_of_packed(layout_of: Callable[[int], Layout]) -> Callable[...,
 
 
 share_of_packed, rope_of_packed = slicer_of_packed(zigzag), rope_function_of_packed(zigzag)
-"""Where tokens lie in Megatron's zig-zag."""
+"""The two functions for tokens in Megatron's zig-zag."""
 
 
 def _check_length(tokens: int, layout: Layout) -> None:

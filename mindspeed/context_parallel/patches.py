@@ -1,4 +1,4 @@
-"""What an algorithm changes in Megatron beside the core attention. Light, data only."""
+"""Patches and overrides of Megatron that algorithms need beside their core attention. Light, data only."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 Form = Literal["distance", "root", "signed"]
-"""What a slope is multiplied by: ``-|query - key|``, ``-sqrt |query - key|``, or ``key - query``."""
+"""The factor of a slope: ``-|query - key|``, ``-sqrt |query - key|``, or ``key - query``."""
 
 
 @dataclass(frozen=True, slots=True)

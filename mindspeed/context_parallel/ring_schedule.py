@@ -1,4 +1,4 @@
-"""Which block of keys each rank of a ring has at each step, and who sends it to whom.
+"""Ring schedule: the block of keys of each rank at each step, and the transfers between ranks.
 
 A ring of n ranks is n / w windows of w neighbours, rank = (W, p). At step t w + i rank (W, p) has block (W - t, p - i): inside
 a window blocks go from rank to rank at every step, from window to window once in w steps, while all of those compute. A
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """What a rank posts at a step: its block of now to ``to``, and from ``source`` the one that it has at step ``due``."""
+    """A transfer that a rank posts: its current block to rank ``to``, and from rank ``source`` its block of step ``due``."""
 
     to: int
     source: int
@@ -33,7 +33,7 @@ class Rounds:
         return self._rank(outer - lap, inner - place)
 
     def hops(self, rank: int, step: int) -> Iterator[Hop]:
-        """What ``rank`` posts before it computes step ``step``."""
+        """Give the transfers that ``rank`` posts before it computes step ``step``."""
         (outer, inner), place = divmod(rank, self.window), step % self.window
         if place == 0 and step + self.window < self.ranks:
             yield Hop(self._rank(outer + 1, inner), self._rank(outer - 1, inner), step + self.window)

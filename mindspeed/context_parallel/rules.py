@@ -16,7 +16,7 @@ TWO_PIECES: Final = Check(
 
 
 def keeps(layer_number: int, interval: int) -> bool:
-    """Whether a layer, counted from 1 over all stages, is one of those that keep: ``interval`` layers lie between two."""
+    """Tell whether a layer, counted from 1 over all stages, keeps tensors: ``interval`` layers lie between two that do."""
     return interval == 0 or layer_number % (interval + 1) == 1
 
 

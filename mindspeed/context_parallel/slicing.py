@@ -1,4 +1,4 @@
-"""What a rank holds of a batch and of a position table, in the place of Megatron's functions, which know zig-zag only."""
+"""Slices of a batch and of a position table for one rank, in the place of Megatron's functions, which know zig-zag only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which part of the score matrix of local queries and a block of keys is visible, as few rectangles.
+"""Tiles: the visible part of the score matrix of local queries and a block of keys, as few rectangles.
 
 Queries and keys are given as global token ranges in local order. Every range is contiguous, so under a causal mask a pair
 of ranges is hidden, or wholly visible, or cut by the diagonal; a document that a query shares with an earlier range of
@@ -95,7 +95,7 @@ def _joined(found: list[Tile]) -> list[Tile]:
 
 
 def _one_shape(upper: Tile, lower: Tile) -> bool:
-    """Whether two tiles, one above the other, are one rectangle or one causal shape."""
+    """Tell whether two tiles, one above the other, are one rectangle or one causal shape."""
     if upper.causal != lower.causal:
         return False
     if not upper.causal:

@@ -48,7 +48,7 @@ class AdaptivePlan:
         return self.layout.ranks
 
     def part(self, block: Block, device: torch.device) -> Part:
-        """What is seen of a block: the smallest rectangle around it, with its mask unless that is empty or causal."""
+        """Give the visible part of a block: the smallest rectangle around it, with its mask unless that is empty or causal."""
         place = block.query, block.key
         if place not in self._parts:
             numbers = torch.arange(self.mask.tokens, device=device)

@@ -58,7 +58,7 @@ class AdaptiveCoreAttention(CoreAttention):
         *rest: Any,
         **named: Any,
     ) -> Tensor:
-        """As that of `CoreAttention`; a mask that comes with the batch is read whatever its kind."""
+        """Compute attention as `CoreAttention` does; a mask that comes with the batch is read whatever its kind."""
         kind = AttnMaskType.arbitrary if self.feature.args.dynamic_mask else attn_mask_type
         return super().forward(query, key, value, attention_mask, kind, *rest, **named)
 
@@ -99,7 +99,7 @@ def share_of_table(pos_emb: Tensor, seq_dim: int, cp_group: Any) -> Tensor:
 
 
 def _layout_of(whole: Tensor, dim: int) -> Callable[[int], Layout]:
-    """What each of a number of context-parallel ranks holds of a tensor with all tokens in a dimension."""
+    """Give the layout of a tensor with all tokens in a dimension, as a function of the number of ranks."""
 
     def layout(ranks: int) -> Layout:
         args: AdaptiveCpArgs = active_feature(_NAME).args

@@ -12,7 +12,7 @@ from mindspeed.context_parallel.attention_mask import MaskRule
 
 
 class Mask(Protocol):
-    """Which keys the queries of a sequence of ``tokens`` do not see."""
+    """The keys that the queries of a sequence of ``tokens`` do not see."""
 
     @property
     def tokens(self) -> int: ...
@@ -21,7 +21,7 @@ class Mask(Protocol):
         """[queries, keys], True where hidden, of tokens given by their numbers."""
 
     def seen(self, count: int) -> Tensor:
-        """Whether a piece sees anything of another, [count, count], the tokens being cut into ``count`` pieces."""
+        """Cut the tokens into ``count`` pieces and tell which piece sees anything of which, [count, count]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +61,7 @@ class RuleMask:
         return self._sees(farthest, farthest - 2 * (size - 1), first)
 
     def _sees(self, farthest: Tensor, nearest: Tensor, first: Tensor) -> Tensor:
-        """Whether a key from ``nearest`` to ``farthest`` behind a query is seen; ``first`` are the first keys of columns."""
+        """Tell whether a key ``nearest`` to ``farthest`` behind a query is seen; ``first`` are the first keys of columns."""
         seen = farthest >= 0
         if self.rule.width is not None:
             seen &= nearest < self.rule.width

@@ -21,7 +21,7 @@ from mindspeed.features.adaptive_cp.schedule import schedule
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a layout costs, the first thing first: needed blocks, then rounds in which they are computed."""
+    """The cost of a layout, compared in this order: needed blocks, then rounds in which they are computed."""
 
     blocks: int
     rounds: int
@@ -48,7 +48,7 @@ def best_layout(mask: Tensor | Mask, ranks: int, pieces: int, inner: int = 1) ->
 
 
 def cost(needed: Tensor) -> Cost:
-    """What the blocks ``needed`` [ranks, ranks] cost."""
+    """Give the cost of the blocks ``needed`` [ranks, ranks]."""
     return Cost(int(needed.sum()), len(schedule(needed.tolist())))
 
 

@@ -26,7 +26,7 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a rank does with blocks that it does not compute alone.
+    """The functions by which a rank handles blocks that it does not compute alone.
 
     ``given(block)`` are this rank's tensors of the kind that travel for a block, ``compute(block, tensors)`` the results that
     go back (none for a block of its own), ``sums(block)`` tensors shaped like those results, ``take(block, results)`` adds
@@ -77,7 +77,7 @@ class _Posted:
     works: list[dist.Work]
 
     def wait(self) -> list[Message]:
-        """What arrived for this rank."""
+        """Give the messages that arrived for this rank."""
         for work in self.works:
             work.wait()
         return self.messages

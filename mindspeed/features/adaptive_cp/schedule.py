@@ -1,4 +1,4 @@
-"""Who computes which block of the score matrix in which round, for any pattern of needed blocks.
+"""Schedule: the rank and the round of each block of the score matrix, for any pattern of needed blocks.
 
 Block (q, k) is the queries of rank q against the keys of rank k. A rank computes blocks of its own row, for which keys come
 to it; once its row is done it helps the row that has most left by computing that row's block with its own keys, for which
@@ -24,12 +24,12 @@ class Block:
 
     @property
     def moves_keys(self) -> bool:
-        """Whether the keys travel to the queries."""
+        """True where the keys travel to the queries."""
         return self.where != self.key
 
     @property
     def moves_queries(self) -> bool:
-        """Whether the queries travel to the keys, and their result back."""
+        """True where the queries travel to the keys, and their result back."""
         return self.where != self.query
 
 

@@ -41,7 +41,7 @@ def _watched(loss_func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _first() -> bool:
-    """Whether this is the first of the ranks that compute a loss."""
+    """Tell whether this is the first of the ranks that compute a loss."""
     state = parallel_state
     return not state.get_tensor_model_parallel_rank() and not state.get_data_parallel_rank(with_context_parallel=True)
 

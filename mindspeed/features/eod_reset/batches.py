@@ -1,4 +1,4 @@
-"""Where documents end, from the data set to the batch: the position ids of a sample begin anew with each of them.
+"""Ends of documents, from the data set to the batch: the position ids of a sample begin anew with each document.
 
 Position ids are what Megatron's loaders, broadcasts and scripts hand on anyway, so nothing else has to travel.
 """

@@ -73,7 +73,7 @@ def attend_packed(
 def _arguments(
     sparse: SparseMode, scale: float, keep_prob: float, size: tuple[int, int] | None, device: torch.device
 ) -> dict[str, Any]:
-    """What is said beside the tensors; a full mask is shown in its whole ``size`` of queries and keys."""
+    """Give the keyword arguments beside the tensors; a full mask is expanded to its ``size`` of queries and keys."""
     mask = sparse.mask if sparse.mode in FULL_MASK else compressed_mask(device)
     if sparse.mode in FULL_MASK and mask is not None and size is not None:
         mask = mask.expand(*mask.shape[:-2], *size)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def misfits(config: Any) -> list[str]:
-    """What the operator would ignore of a configuration, option by option."""
+    """List the options of a configuration that the operator would ignore; empty if it fits."""
     wrong = {
         # since Megatron 0.15
         "softmax_type is not vanilla": getattr(config, "softmax_type", "vanilla") != "vanilla",

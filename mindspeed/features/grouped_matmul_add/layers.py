@@ -1,4 +1,4 @@
-"""What Megatron's grouped experts compute with, and their place in its specs.
+"""Products and activation of Megatron's grouped experts, and their place in its specs.
 
 R rows of tokens, sorted by expert; H hidden size, F size of an expert's activation.
 """
@@ -76,7 +76,7 @@ def product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 
 
 def is_available() -> bool:
-    """Whether grouped products can be computed."""
+    """Answer Megatron that grouped products can be computed."""
     return True
 
 

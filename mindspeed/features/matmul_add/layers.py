@@ -1,4 +1,4 @@
-"""What Megatron finds in place of Apex's module ``fused_weight_gradient_mlp_cuda``."""
+"""Weight gradients added to their buffer: stand-in for Apex's module ``fused_weight_gradient_mlp_cuda``, and its use."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def with_fusion_by_weight(original: Callable[..., Tensor]) -> Callable[..., Tens
 
 
 def takes_sum(weight: Tensor) -> bool:
-    """Whether a weight has a gradient buffer that a kernel adds to; `MatmulAdd.decline` gets the reason where not."""
+    """Tell whether a weight has a gradient buffer that a kernel adds to. The feature declines a weight without one."""
     buffer = getattr(weight, "main_grad", None)
     if buffer is not None and buffer.dtype in _BUFFER_TYPES and hasattr(weight, "grad_added_to_main_grad"):
         return True

@@ -85,7 +85,7 @@ def _experts_of_tokens(routing_map: Tensor) -> Tensor | None:
 
 
 def _capacity_first(routing_map: Tensor, capacity: int) -> Tensor:
-    """Of each expert the first ``capacity`` tokens that are sent to it, then others: [E, capacity]."""
+    """Choose for each expert the first ``capacity`` tokens that are sent to it, then others: [E, capacity]."""
     order_ET = routing_map.t().to(torch.int8).argsort(dim=1, descending=True, stable=True)
     return order_ET[:, :capacity].contiguous()
 

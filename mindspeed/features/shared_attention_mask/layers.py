@@ -36,7 +36,7 @@ class SharedMask:
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *rest: Any, **named: Any
     ) -> Tensor:
-        """As the core attention's own."""
+        """Compute attention as the core attention does, with the shared mask."""
         tokens = query.shape[0]
         if self.shares and tokens == key.shape[0]:
             if named.get("packed_seq_params") is not None and self.rule.kind != "causal":

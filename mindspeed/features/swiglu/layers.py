@@ -13,7 +13,7 @@ from mindspeed.ops.swiglu import swiglu
 
 
 def misfits(config: Any) -> list[str]:
-    """Why the activation of a configuration is not what the operator computes, option by option; empty if it is."""
+    """List the options of a configuration that the operator does not compute; empty if it fits."""
     wrong = {
         "activation_func is not silu": config.activation_func is not F.silu,
         "gated_linear_unit is off": not config.gated_linear_unit,

@@ -1,4 +1,4 @@
-"""How a rank gets keys and values of its heads for Ulysses attention, and which it keeps for backward.
+"""Keys and values of a rank's heads for Ulysses attention: fetched from other ranks, and kept for backward or fetched again.
 
 Where key heads are few each is sent to several ranks, so that what a rank has after the all-to-all is more than what it had
 before. Keeping what it had saves that memory for the bytes of fetching again. Results are the same to the bit.
@@ -27,7 +27,7 @@ Keep = Literal["none", "half", "full"]
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """How a rank gets the keys and values of its heads. ``gather``: by an all-gather, where all ranks need the only head."""
+    """Fetches the keys and values of a rank's heads. ``gather``: by an all-gather, where all ranks need the only head."""
 
     group: dist.ProcessGroup
     times: int
