@@ -263,7 +263,7 @@ def deactivate() -> DeactivationReport | None:
 
 
 def report() -> EffectReport | None:
-    """What the active plan has done in this process so far; None when there is none."""
+    """Report the effects of the active plan in this process so far; None without a plan."""
     return session.report()
 
 

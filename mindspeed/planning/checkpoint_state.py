@@ -1,4 +1,4 @@
-"""What a checkpoint knows of the features it was saved with, and what becomes of it in a job with others. Light.
+"""The features that a checkpoint was saved with, and whether a job with others can load it. Light.
 
 The declaration of each feature's state is stored with the checkpoint: when it is resumed, the feature may be gone.
 """
@@ -70,7 +70,7 @@ class Change:
 
 
 def record_of(plan: ActivationPlan, classes: Classes, content: Content) -> CheckpointManifest:
-    """What a checkpoint of this plan must remember."""
+    """Make the record that a checkpoint of this plan stores."""
     saved = (
         SavedFeature(feature.name, feature.distribution, feature.version, feature.args, _declared(feature, classes))
         for feature in _effective_features(plan, classes)

@@ -47,7 +47,7 @@ def broken_contract(planned: PlannedPatch, place: TargetInfo, version: str) -> P
 
 
 def contract_rows(patches: Iterable[PlannedPatch], places: Mapping[str, TargetInfo], version: str | None) -> Iterator[PlanNote]:
-    """What the reader must know of targets that are no problem: other code than recorded, or nothing to compare with."""
+    """List notes on targets that are no problem: other code than recorded, or no record to compare with."""
     if version is None:
         return
     here = is_installed(version)

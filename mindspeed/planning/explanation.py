@@ -1,4 +1,4 @@
-"""Why a plan is as it is: for one feature its reasons, its place in the order, its settings, and what stands at its sites.
+"""Explanation of one feature of a plan: its reasons, its place in the order, its settings, and the stack at its sites.
 
 Pure: reads the plan, the declarations and source text; imports neither torch nor megatron.
 """
@@ -121,7 +121,7 @@ def _explained(plan: ActivationPlan, planned: PlannedPatch) -> ExplainedPatch:
 
 
 def _chain(patches: Iterable[PlannedPatch], site: str) -> Iterator[str]:
-    """What a call goes through, inside out: the original, then for each of base plan and features what it puts there."""
+    """List the layers of a call, inside out: the original, then the patches of the base plan and of features."""
     here = [planned for planned in patches if planned.site == site and not planned.skipped]
     yield "the original"
     for ground in (True, False):
@@ -134,7 +134,7 @@ def _chain(patches: Iterable[PlannedPatch], site: str) -> Iterator[str]:
 
 
 def target_place(target: str) -> SourceLocation:
-    """Where the name that a patch targets is bound, imports followed."""
+    """Find the line that binds the target of a patch, imports followed."""
     site = find_site(target)
     if site is not None and site.line:
         return SourceLocation(site.name, site.file, site.line)
@@ -142,7 +142,7 @@ def target_place(target: str) -> SourceLocation:
 
 
 def code_place(reference: str, hops: int = 10) -> SourceLocation:
-    """Where ``"module:qualname"`` is defined, read from source text over any number of imports."""
+    """Find the definition of ``"module:qualname"`` in source text, over any number of imports."""
     module, _, path = reference.partition(":")
     found = find_module(module)
     scope = read_scope(found) if found is not None else None

@@ -1,4 +1,4 @@
-"""What a plan is made of in this process, as facts that two processes, or a process and a file, can compare.
+"""Facts of a plan in this process, which two processes, or a process and a file, can compare.
 
 A fact is a key ``"kind name"`` with a text as its value: ``"setting ring-attention.window": "2"``. Files count by what is
 in them, never by where they are. Imports neither torch nor megatron.
@@ -89,7 +89,7 @@ def content_of(
 
 
 def plan_facts(plan: ActivationPlan, catalog: Catalog | None) -> dict[str, str]:
-    """What was resolved; with a catalog the versions of features are those installed here."""
+    """List the facts of the resolution; with a catalog the versions of features are those installed here."""
     content = {"level": str(plan.level), "order": ", ".join(plan.names), "plan": plan.digest}
     for feature in (*plan.base, *plan.features):
         content[f"feature {feature.name}"] = _provider(feature, catalog)

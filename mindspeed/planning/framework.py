@@ -1,4 +1,4 @@
-"""What the framework itself brings to every plan, handed to planning by `mindspeed.registry`."""
+"""The framework's own part of every plan, handed to planning by `mindspeed.registry`."""
 
 from __future__ import annotations
 

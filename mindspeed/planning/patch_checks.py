@@ -44,7 +44,7 @@ def check_patches(patches: Sequence[PlannedPatch], version: str | None = None, p
 
 
 def check_contracts(patches: Sequence[PlannedPatch], version: str | None) -> list[Problem]:
-    """What keeps a plan, perhaps one made elsewhere, from the Megatron that is installed here; nothing where none is.
+    """Find differences between the Megatron that a plan is for and the installed one; none where none is installed.
 
     MS306 for another version than the plan's; MS401 and MS407 for targets that are not those of its version.
     """
@@ -67,7 +67,7 @@ def notes_on(patches: Sequence[PlannedPatch], version: str | None, places: Place
 
 
 def target_infos_of(patches: Sequence[PlannedPatch], version: str | None) -> dict[str, TargetInfo]:
-    """Where everything is that some patches name."""
+    """Find the target and the caches of every patch."""
     return find_places((name for planned in patches for name in (planned.patch.target, *planned.patch.clears)), version)
 
 

@@ -70,7 +70,7 @@ _LAUNCH_PATH: Final = (
     "pretrain_gpt:forward_step",
     "pretrain_gpt:train_valid_test_datasets_provider",
 )
-"""What a job that starts with Megatron-LM's own script passes through, patched or not."""
+"""Functions that a job of Megatron-LM's own script calls, patched or not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ def _constraints(row: DiscoveredFeature) -> tuple[Any, ...]:
 
 
 def _asks_for_more(loaded: Collection[DiscoveredFeature], names: Collection[str]) -> bool:
-    """Whether a feature names a slot that no loaded feature holds and that is no feature either."""
+    """Return whether a feature names a slot that no loaded feature holds and that is no feature either."""
     slots = frozenset[str]().union(*(row.feature.spec.slots for row in loaded if row.feature is not None))
     asked = [constraint for row in loaded for constraint in _constraints(row)]
     if any(isinstance(constraint, RequiresSlot | RequiresCapability) and constraint.slot not in slots for constraint in asked):

@@ -29,7 +29,7 @@ class FeatureArgs(BaseModel):
 
 
 class Category(str, Enum):
-    """Where a feature stands in lists and in the documentation."""
+    """Section of a feature in lists and in the documentation."""
 
     PLATFORM = "platform"
     MEGATRON = "megatron"
@@ -45,7 +45,7 @@ class Category(str, Enum):
 
 
 class Stability(str, Enum):
-    """How far a feature is proven; stable needs a proof on the hardware it is for."""
+    """Maturity of a feature; stable needs a verification on the hardware it is for."""
 
     EXPERIMENTAL = "experimental"
     PROTOTYPE = "prototype"
@@ -54,7 +54,7 @@ class Stability(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """What a feature claims about its results against the unmodified baseline.
+    """Claim of a feature about its results against the unmodified baseline.
 
     ``claim`` is exact (bit for bit), reordered (same maths, another order of summation) or
     approximate. ``loss`` bounds the relative difference of the loss, ``gradient`` the difference of each
@@ -93,7 +93,7 @@ _VERDICTS: Final[dict[str, tuple[Verdict, Verdict, Verdict, Verdict]]] = {
 
 @dataclass(frozen=True, slots=True)
 class CheckpointState:
-    """What a feature adds to checkpoints, and what becomes of one when the job that resumes it differs.
+    """Data that a feature adds to checkpoints, and the verdict on one when the job that resumes it differs.
 
     ``kind`` is none (checkpoints are the same with and without the feature), resharded (the feature decides how
     Megatron's distributed checkpoint is cut, which any other cut can load) or own (``save_extra`` adds data that only
@@ -114,7 +114,7 @@ class CheckpointState:
         require_types(self)
 
     def verdict(self, what: Literal["added", "removed", "changed", "upgraded"], setting: str = "") -> Verdict:
-        """What becomes of a checkpoint after this difference."""
+        """Return the verdict on a checkpoint after this difference."""
         of_kind = _VERDICTS[self.kind][("added", "removed", "changed", "upgraded").index(what)]
         given: Verdict | None = getattr(self, what)
         return self.settings.get(setting) or given or of_kind

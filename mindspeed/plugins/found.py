@@ -1,4 +1,4 @@
-"""What is installed, known from folders and metadata alone: no feature is imported, nor what features are made of."""
+"""Installed features, known from folders and metadata alone; no feature is imported."""
 
 from __future__ import annotations
 

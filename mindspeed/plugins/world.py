@@ -100,7 +100,7 @@ class World:
             raise UnknownValue(*unknown)
 
     def knows(self, name: str) -> bool:
-        """Whether reading ``name`` gives a value, also for the derived ones."""
+        """Return whether ``name`` has a value, also for the derived ones."""
         try:
             getattr(self, name)
         except UnknownValue:

@@ -38,7 +38,7 @@ class Environment:
         return {name: value for name, value in known.items() if value is not None}
 
     def problems(self) -> list[Problem]:
-        """What makes this environment unusable for every feature."""
+        """List the problems that make this environment unusable for every feature."""
         found = []
         if self.platform not in PLATFORMS:
             text = f"unknown platform {self.platform!r}"
@@ -75,5 +75,5 @@ def is_version(text: str) -> bool:
 
 
 def version_in(version: str, specifier: str) -> bool:
-    """Whether ``version`` lies in ``specifier``; an empty specifier admits all, a malformed version nothing."""
+    """Return whether ``version`` lies in ``specifier``; an empty specifier admits all, a malformed version is in none."""
     return not specifier or (is_version(version) and SpecifierSet(specifier, prereleases=True).contains(Version(version)))

@@ -1,4 +1,4 @@
-"""What was asked for, by source: job file, environment variables, command line, API. Low to high."""
+"""Layers of a request by source, low to high: job file, environment variables, command line, API."""
 
 from __future__ import annotations
 

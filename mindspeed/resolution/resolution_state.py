@@ -21,7 +21,7 @@ HasVariant = Callable[[str, str], bool]
 
 
 class Active(NamedTuple):
-    """Why a feature is active: ``parent`` names the feature that required it, "" is the request itself."""
+    """The reason for an active feature: ``parent`` names the feature that required it, "" is the request itself."""
 
     reason: str
     parent: str = ""
@@ -50,7 +50,7 @@ class ResolutionState:
         self._by_kind: dict[type[Any], list[tuple[str, Any]]] = defaultdict(list)
 
     def known(self, name: str, source: str) -> bool:
-        """Whether a feature can be used; reports why not. ``source`` says who named it: a source, or a feature."""
+        """Return whether a feature can be used, and report why not. ``source`` names the source or feature that wants it."""
         if name in self.catalog.usable:
             return True
         if name in self.catalog.broken:
@@ -100,7 +100,7 @@ class ResolutionState:
                     yield name, constraint
 
     def holds(self, name: str, constraint: Constraint) -> bool:
-        """Whether the ``when`` of a constraint holds; an unknown value is reported and counts as no."""
+        """Return whether the ``when`` of a constraint holds; an unknown value is reported and counts as no."""
         return constraint.when is None or self._decide(name, constraint.when, constraint)
 
     def slots(self, name: str) -> frozenset[str] | set[str]:

@@ -39,7 +39,7 @@ from mindspeed.resolution.slot_selection import select_holders
 
 @dataclass(slots=True)
 class Resolution:
-    """What the resolver decided. Without problems, ``features`` is the activation order."""
+    """The decision of the resolver. Without problems, ``features`` is the activation order."""
 
     world: World
     level: int
@@ -122,7 +122,7 @@ def _roots(state: ResolutionState) -> Iterator[tuple[str, Active]]:
 
 
 def _disabled(state: ResolutionState) -> Iterator[PlanNote]:
-    """What an off-switch takes out, whether it was asked for or not; a name that means nothing is said to mean nothing."""
+    """List the features that the off-switch removes, and warn of names that are no feature."""
     for name, source in state.merged.disabled.items():
         if name in state.catalog.names:
             asked = state.merged.requested.get(name)
@@ -178,7 +178,7 @@ def _level_one(state: ResolutionState) -> Iterator[tuple[str, Active]]:
 
 
 def _left_out(state: ResolutionState, name: str, spec: FeatureSpec) -> str:
-    """Why level 1 does not switch a feature on, or ''."""
+    """Return the reason why level 1 does not switch a feature on, or ''."""
     if name in state.merged.without:
         source = state.merged.without[name]
         return f"taken out by {source}" if source.startswith("Megatron's ") else "taken out by --without"

@@ -1,4 +1,4 @@
-"""Who holds a slot that a feature requires, where a setting of that feature names it or leaves it to mindspeed.
+"""Selection of the holder of a required slot, by a setting that names it or leaves the choice to mindspeed.
 
 Pure: the features that could hold it are judged by what they declare, their own checks, conflicts and costs.
 """

@@ -72,7 +72,7 @@ def publish_failure(store: Store, problem: Problem, size: int, serving: bool) ->
 
 
 def failure(store: Store) -> Problem | None:
-    """What another rank has published, or None. Does not wait."""
+    """Return the failure that another rank has published, or None. Does not wait."""
     if not store.check([_FAILED]):
         return None
     return _read(store, _FAILED)

@@ -90,7 +90,7 @@ class FeatureProof:
 
 @dataclass(frozen=True, slots=True)
 class EffectReport:
-    """What the active plan has done so far. ``problems`` are warnings, and errors under strict."""
+    """Effects of the active plan so far. ``problems`` are warnings, and errors under strict."""
 
     digest: str
     features: tuple[FeatureProof, ...]
@@ -197,7 +197,7 @@ class EffectTracker:
             self._write(self.report())
 
     def report(self) -> EffectReport:
-        """What is known now. Walks the heap for stale holders, about 0.1 s."""
+        """Make the report. Walks the heap for stale references, about 0.1 s."""
         features = tuple(map(self._feature, self._features()))
         problems = [*self.reported, *(self.applied.audit() if self.applied is not None else [])]
         for feature in features:
@@ -205,7 +205,7 @@ class EffectTracker:
         return EffectReport(self.plan.digest, features, tuple(problems), tuple(self._ended))
 
     def effects(self) -> dict[str, dict[str, int]]:
-        """How often the code of each feature did something so far: its sites and operators that can be counted, its hooks
+        """Count how often the code of each feature did something so far: its sites and operators that can be counted, its hooks
         but for calls that changed nothing."""
         found: dict[str, dict[str, int]] = {}
         for watched in self._watched:
@@ -289,7 +289,7 @@ class EffectTracker:
         return Effect(watched.kind, watched.name, watched.phase, effective, calls, state)
 
     def _ask_other_ranks(self) -> None:
-        """What this rank never reached another one may have: rank 0 asks the store for it, the others tell it."""
+        """Collect on rank 0 the points that other ranks have reached; they publish theirs in the store."""
         group = _default_group()
         if group is None or self.say is None:
             return

@@ -1,4 +1,4 @@
-"""Why a process ends, written where its launcher looks."""
+"""The error file of torchelastic, in which a process leaves its problems to its launcher."""
 
 from __future__ import annotations
 

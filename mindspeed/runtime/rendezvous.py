@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 JOINED: Final = "MINDSPEED_JOINED"
 """Environment variable that a rank sets for itself and its helpers: they are no ranks, and agree with nobody."""
 GRACE: Final = timedelta(seconds=30)
-"""How long a rank that failed looks for the store in which it can say so."""
+"""Time in which a rank that failed looks for the store to publish its failure."""
 _NO_STORE: Final = ("mpi", "fake")
 
 
@@ -49,7 +49,7 @@ class RankAddress:
 
     @property
     def name(self) -> str:
-        """What helpers of this rank inherit."""
+        """The name that helper processes of this rank inherit."""
         return f"{self.host}:{self.port}/{self.attempt}/{self.rank}"
 
 

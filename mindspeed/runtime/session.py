@@ -23,7 +23,7 @@ from mindspeed.runtime.effects import EffectReport, EffectTracker
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What `mindspeed.registry` hands to the session of a plan.
+    """Functions that `mindspeed.registry` hands to the session of a plan.
 
     ``content`` gives the facts of the plan in this process, when they are first needed. ``activate_child`` is a function of
     a module that activates a plan, as JSON text, in a spawned process with this import path.
@@ -57,7 +57,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class ActivationReport:
-    """What activation did: the digest, every site with its owners, and the plan's rows."""
+    """Result of an activation: the digest, every site with its owners, and the plan's rows."""
 
     digest: str
     features: tuple[str, ...]
@@ -74,7 +74,7 @@ class ActivationReport:
 
 @dataclass(frozen=True, slots=True)
 class DeactivationReport:
-    """What `deactivate` restored, and what it cannot: objects that were made while the plan was active."""
+    """Result of a deactivation; ``remains`` says what it cannot restore."""
 
     digest: str
     sites: int
@@ -147,7 +147,7 @@ def enter(phase: Phase | None) -> None:
 
 
 def report() -> EffectReport | None:
-    """What the active plan has done in this process so far; None without a plan."""
+    """Report the effects of the active plan in this process so far; None without a plan."""
     return _session.proof.report() if _session is not None else None
 
 
