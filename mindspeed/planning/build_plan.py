@@ -90,7 +90,7 @@ _Answers = list[tuple[str, list[Any]]]
 
 def _layers(answers: _Answers, names: Collection[str]) -> tuple[_Answers, _Answers]:
     """Split the answers of a hook into those of the base plan and those of the named features."""
-    return [one for one in answers if one[0] not in names], [one for one in answers if one[0] in names]
+    return [answer for answer in answers if answer[0] not in names], [answer for answer in answers if answer[0] in names]
 
 
 def _overrides(

@@ -62,11 +62,11 @@ def require_match(lock: Lock, here: Content, where: str) -> None:
     """
     keys = [key for key in diff(here, lock.content) if key in lock.content or not key.startswith("world ")]
     if keys:
-        told = [f"{describe(key, here.get(key))}, the lock has {_locked(key, here, lock.content)}" for key in keys]
-        more = [f"and {len(told) - SHOWN} more differences"] if len(told) > SHOWN else []
+        differences = [f"{describe(key, here.get(key))}, the lock has {_locked(key, here, lock.content)}" for key in keys]
+        more = [f"and {len(differences) - SHOWN} more differences"] if len(differences) > SHOWN else []
         fix = "start it as it was locked, or lock it again with mindspeed lock"
-        text = f"this job is not the one that was locked: it has {told[0]}"
-        raise MindSpeedError([Problem("MS618", text, chain=(*told[1:SHOWN], *more), where=where, fix=fix)])
+        text = f"this job is not the one that was locked: it has {differences[0]}"
+        raise MindSpeedError([Problem("MS618", text, chain=(*differences[1:SHOWN], *more), where=where, fix=fix)])
 
 
 def _locked(key: str, here: Mapping[str, str], locked: Mapping[str, str]) -> str:

@@ -60,23 +60,23 @@ def _automatic(state: ResolutionState, name: str, need: RequiresSlot) -> Iterato
     judged = [_candidate(state, other, need.slot) for other in candidates(state, need.slot)]
     if here := _holders(state, need.slot):
         state.rows.append(PlanNote("choice", name, f"{setting} is auto, and {here[0]} is active already: nothing is chosen"))
-        state.rows += [PlanNote("choice", name, _line(one)) for one in judged if one.name != here[0]]
+        state.rows += [PlanNote("choice", name, _line(candidate)) for candidate in judged if candidate.name != here[0]]
         return
-    if unknown := tuple(dict.fromkeys(field for one in judged for field in one.unknown)):
+    if unknown := tuple(dict.fromkeys(field for candidate in judged for field in candidate.unknown)):
         text = f"{setting} is auto, and the choice is not decided: {', '.join(unknown)} not known"
         fix = f"give {' and '.join(map(flag, unknown))}, or name one of {', '.join(candidates(state, need.slot))}"
         state.problem("MS341", text, (name,), fix)
         return
-    able = sorted((one.cost.amounts, one.name, one) for one in judged if one.cost is not None)
-    if not able:
-        reasons = "; ".join(f"{one.name}: {one.refusal}" for one in judged)
+    eligible = sorted((candidate.cost.amounts, candidate.name, candidate) for candidate in judged if candidate.cost is not None)
+    if not eligible:
+        reasons = "; ".join(f"{candidate.name}: {candidate.refusal}" for candidate in judged)
         state.problem("MS341", f"{setting} is auto, and nothing can be chosen: {reasons}", (name,), "change what they need")
         return
-    best = able[0][2]
-    why = "costs least" if len(able) > 1 else "alone can"
+    best = eligible[0][2]
+    why = "costs least" if len(eligible) > 1 else "alone can"
     state.rows.append(PlanNote("choice", name, f"{setting} is auto, and {best.name} is chosen, which {why}: {_text(best)}"))
-    state.rows += [PlanNote("choice", name, _line(one)) for *_, one in able[1:]]
-    state.rows += [PlanNote("choice", name, _line(one)) for one in judged if one.cost is None]
+    state.rows += [PlanNote("choice", name, _line(candidate)) for *_, candidate in eligible[1:]]
+    state.rows += [PlanNote("choice", name, _line(candidate)) for candidate in judged if candidate.cost is None]
     state.give(best.name, best.cost.settings if best.cost else {}, f"{setting}=auto")
     yield best.name, Active(f"{setting} is auto ({source}), and it {why}: {_text(best)}", name)
 
@@ -149,13 +149,13 @@ def _setting(state: ResolutionState, name: str, need: RequiresSlot) -> tuple[str
     return f"{name}.{need.setting}", given.source if given is not None else "default"
 
 
-def _line(one: Candidate) -> str:
-    if one.unknown:
-        return f"{one.name}: not known without {' and '.join(map(flag, one.unknown))}"
-    return f"{one.name}: {_text(one) if one.cost is not None else f'cannot, {one.refusal}'}"
+def _line(candidate: Candidate) -> str:
+    if candidate.unknown:
+        return f"{candidate.name}: not known without {' and '.join(map(flag, candidate.unknown))}"
+    return f"{candidate.name}: {_text(candidate) if candidate.cost is not None else f'cannot, {candidate.refusal}'}"
 
 
-def _text(one: Candidate) -> str:
-    cost = one.cost or Cost((), "")
+def _text(candidate: Candidate) -> str:
+    cost = candidate.cost or Cost((), "")
     settings = ", ".join(f"{key}={value}" for key, value in cost.settings.items())
     return f"{cost.text}, with {settings}" if settings else cost.text
