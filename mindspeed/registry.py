@@ -151,10 +151,9 @@ def _hook_patches(
     hooks: Collection[str], arguments: Collection[str], environment: Environment, proven: bool
 ) -> list[tuple[str, Patch]]:
     from mindspeed.megatron.hook_points import MegatronHookPoints, hook_points_for
-    from mindspeed.megatron.run_phases import PHASES
 
-    patches = hook_points_for(hooks, arguments, environment.training, environment.megatron)
-    return [(MegatronHookPoints.spec.name, patch) for patch in (*patches, *(PHASES if proven else ()))]
+    patches = hook_points_for(hooks, arguments, environment.training, environment.megatron, phases=proven)
+    return [(MegatronHookPoints.spec.name, patch) for patch in patches]
 
 
 def megatron_targets(known: Catalog) -> list[Target]:

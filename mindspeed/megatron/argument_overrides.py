@@ -55,17 +55,11 @@ def unused_overrides() -> tuple[PlannedOverride, ...]:
     return tuple(planned for planned in overrides if not planned.optional and planned.override.argument not in session.taken)
 
 
-def override_fields(original: Callable[..., None]) -> Callable[..., None]:
-    """Wrap the ``__post_init__`` of a configuration class: its fields get the plan's values first."""
-
-    @functools.wraps(original)
-    def post_init(config: Any, *args: Any) -> None:
-        fields = {field.name: (getattr(config, field.name, None), _default(field)) for field in dataclasses.fields(config)}
-        for name, value in _values_for(type(config).__name__, fields).items():
-            setattr(config, name, value)
-        original(config, *args)
-
-    return post_init
+def override_fields(config: Any) -> None:
+    """Give the fields of a configuration the plan's values, before its own ``__post_init__``."""
+    fields = {field.name: (getattr(config, field.name, None), _default(field)) for field in dataclasses.fields(config)}
+    for name, value in _values_for(type(config).__name__, fields).items():
+        setattr(config, name, value)
 
 
 def override_parameters(original: Callable[..., Any]) -> Callable[..., Any]:

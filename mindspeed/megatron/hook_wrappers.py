@@ -1,126 +1,237 @@
-"""Wrapper factories of the seams: each turns a Megatron function into one that also calls a hook.
+"""Wrappers of megatron-core's functions at the hook points: arguments, phases of the run and hooks, in this order.
 
-A wrapper asks for the active plan at every call, so one that outlives its plan does what the original does.
+Each wrapper stands under the name of the function that it wraps. It asks for the active plan at every call, so one that
+outlives its plan does what the original does. Megatron is imported only inside the calls.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
+from mindspeed.megatron.argument_overrides import override_fields, override_parameters
+from mindspeed.megatron.group_options import merged_options
+from mindspeed.plugins.hookspecs import Unit
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.runtime import session
 
 Function = Callable[..., Any]
 
+_initialising: Final[set[int]] = set()
+"""Identities of the configurations whose ``__post_init__`` is running."""
 
-def with_config_ready(original: Function) -> Function:
-    """Around ``TransformerConfig.__post_init__``."""
+
+def transformer_config_post_init(original: Function) -> Function:
+    """Wrap ``TransformerConfig.__post_init__`` and those of its subclasses in Megatron, of which the outermost counts."""
 
     @functools.wraps(original)
     def post_init(config: Any, *args: Any) -> None:
-        original(config, *args)
+        if id(config) in _initialising:
+            original(config, *args)
+            return
+        _initialising.add(id(config))
+        try:
+            override_fields(config)
+            original(config, *args)
+        finally:
+            _initialising.discard(id(config))
         session.call("config_ready", config=config)
 
     return post_init
 
 
-def with_groups_created(original: Function) -> Function:
-    """Around ``initialize_model_parallel``."""
+def config_post_init(original: Function) -> Function:
+    """Wrap the ``__post_init__`` of another configuration class."""
 
     @functools.wraps(original)
-    def initialize_model_parallel(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        session.call("groups_created", sizes=group_sizes(), get_group=get_group)
+    def post_init(config: Any, *args: Any) -> None:
+        override_fields(config)
+        original(config, *args)
+
+    return post_init
+
+
+def model_init(original: Function) -> Function:
+    """Wrap the ``__init__`` of a model."""
+    return override_parameters(original)
+
+
+def initialize_model_parallel(original: Function) -> Function:
+    """Wrap ``initialize_model_parallel``: with the groups, set-up has ended."""
+    with_arguments = override_parameters(original)
+
+    @functools.wraps(original)
+    def initialize(*args: Any, **kwargs: Any) -> Any:
+        result = with_arguments(*args, **kwargs)
+        if _implemented("groups_created"):
+            session.call("groups_created", sizes=group_sizes(), get_group=get_group)
+        session.enter("build")
         return result
 
-    return initialize_model_parallel
+    return initialize
 
 
-def with_groups_destroyed(original: Function) -> Function:
-    """Around ``destroy_model_parallel``."""
+def destroy_model_parallel(original: Function) -> Function:
+    """Wrap ``destroy_model_parallel``."""
 
     @functools.wraps(original)
-    def destroy_model_parallel(*args: Any, **kwargs: Any) -> Any:
+    def destroy(*args: Any, **kwargs: Any) -> Any:
+        session.enter("teardown")
         session.call("groups_destroyed")
         return original(*args, **kwargs)
 
-    return destroy_model_parallel
+    return destroy
 
 
-def with_group_options(original: Function) -> Function:
-    """Around ``get_nccl_options(pg_name, nccl_comm_cfgs)``: a feature's answer wins over Megatron's."""
-
-    @functools.wraps(original)
-    def get_nccl_options(pg_name: str, *args: Any, **kwargs: Any) -> Any:
-        options = _only_answer("group_options", f"options for the group {pg_name}", group=pg_name)
-        return original(pg_name, *args, **kwargs) if options is None else options
-
-    return get_nccl_options
-
-
-def with_layer_spec(original: Function) -> Function:
-    """Around ``_get_block_submodules(config, spec, ...)``."""
+def get_nccl_options(original: Function) -> Function:
+    """Wrap ``get_nccl_options(pg_name, nccl_comm_cfgs)``: what features answer wins over Megatron's."""
 
     @functools.wraps(original)
-    def get_block_submodules(config: Any, *args: Any, **kwargs: Any) -> Any:
+    def get_options(pg_name: str, *args: Any, **kwargs: Any) -> Any:
+        answers = session.answers("group_options", group=pg_name)
+        return merged_options(pg_name, answers) if answers else original(pg_name, *args, **kwargs)
+
+    return get_options
+
+
+def get_block_submodules(original: Function) -> Function:
+    """Wrap ``_get_block_submodules(config, spec, ...)``."""
+
+    @functools.wraps(original)
+    def get_submodules(config: Any, *args: Any, **kwargs: Any) -> Any:
         spec = original(config, *args, **kwargs)
         active = session.current()
-        return spec if active is None else active.manager.fold("layer_spec", "spec", spec=spec, config=config)
+        return spec if active is None else active.manager.chain("layer_spec", spec=spec, config=config)
 
-    return get_block_submodules
+    return get_submodules
 
 
-def with_model_built(original: Function) -> Function:
-    """Around ``get_megatron_optimizer(config, model_chunks, ...)``, before it."""
+def get_megatron_optimizer(original: Function) -> Function:
+    """Wrap ``get_megatron_optimizer(config, model_chunks, ...)``."""
 
     @functools.wraps(original)
-    def get_megatron_optimizer(config: Any, model_chunks: Any, *args: Any, **kwargs: Any) -> Any:
+    def get_optimizer(config: Any, model_chunks: Any, *args: Any, **kwargs: Any) -> Any:
         session.call("model_built", chunks=model_chunks)
-        return original(config, model_chunks, *args, **kwargs)
-
-    return get_megatron_optimizer
-
-
-def with_optimizer_built(original: Function) -> Function:
-    """Around ``get_megatron_optimizer``, after it."""
-
-    @functools.wraps(original)
-    def get_megatron_optimizer(*args: Any, **kwargs: Any) -> Any:
-        optimizer = original(*args, **kwargs)
+        optimizer = original(config, model_chunks, *args, **kwargs)
+        if _implemented("skip_step"):
+            optimizer.step = _unless_skipped(optimizer.step, model_chunks, optimizer)
         session.call("optimizer_built", optimizer=optimizer)
         return optimizer
 
-    return get_megatron_optimizer
+    return get_optimizer
 
 
-def with_schedule(original: Function) -> Function:
-    """Around ``get_forward_backward_func``: what it returns asks the features once the model, and its config, is known."""
+def _unless_skipped(step: Function, chunks: Any, optimizer: Any) -> Function:
+    """Wrap the ``step`` of one optimizer: a skipped one returns what Megatron returns for gradients that overflowed."""
+
+    @functools.wraps(step)
+    def step_unless_skipped(*args: Any, **kwargs: Any) -> Any:
+        if not _implemented("skip_step"):
+            return step(*args, **kwargs)
+        wanted = any(answer for _, answer in session.call("skip_step", chunks=chunks, optimizer=optimizer))
+        return (False, None, None) if _on_any_rank(wanted) else step(*args, **kwargs)
+
+    return step_unless_skipped
+
+
+def _on_any_rank(flag: bool) -> bool:
+    """Return whether the flag is set on one of the ranks; collective."""
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return flag
+    flags = torch.tensor([float(flag)], device=torch.cuda.current_device())
+    dist.all_reduce(flags)
+    return bool(flags.item())
+
+
+def get_forward_backward_func(original: Function) -> Function:
+    """Wrap ``get_forward_backward_func``: it returns the same wrapper as long as Megatron returns the same schedule."""
+
+    @functools.lru_cache(maxsize=4)
+    def schedule_wrapper(schedule: Function) -> Function:
+        return functools.wraps(schedule)(functools.partial(_forward_backward, schedule))
 
     @functools.wraps(original)
-    def get_forward_backward_func(*args: Any, **kwargs: Any) -> Function:
-        default = original(*args, **kwargs)
+    def get_function(*args: Any, **kwargs: Any) -> Function:
+        return schedule_wrapper(original(*args, **kwargs))
 
-        @functools.wraps(default)
-        def forward_backward(**arguments: Any) -> Any:
-            schedule = _only_answer("schedule", "a pipeline schedule", config=config_of(arguments["model"]))
-            return (schedule or default)(**arguments)
+    return get_function
 
-        return forward_backward
 
-    return get_forward_backward_func
+def _forward_backward(schedule: Function, **arguments: Any) -> Any:
+    """Run one pass of a schedule. A step lasts until the next one begins, so that the optimizer belongs to it."""
+    forward_only = bool(arguments.get("forward_only"))
+    session.enter("evaluate" if forward_only else "step")
+    if _implemented("schedule"):
+        schedule = _only_answer("schedule", "a pipeline schedule", config=config_of(arguments["model"])) or schedule
+    if not _implemented("around_schedule"):
+        return schedule(**arguments)
+    model = arguments["model"]
+    with session.around("around_schedule", chunks=model if isinstance(model, list) else [model], forward_only=forward_only):
+        return schedule(**arguments)
+
+
+_UNIT: Final = "mindspeed_unit"
+"""The attribute by which the output of a forward step names its unit to the backward step."""
+
+
+def forward_step(original: Function) -> Function:
+    """Wrap ``schedules.forward_step``."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        arguments = signature.bind(*args, **kwargs).arguments
+        unit = Unit(arguments.get("current_microbatch"), arguments.get("vp_stage") or 0)
+        with session.around("around_forward_step", unit=unit):
+            output, tokens = original(*args, **kwargs)
+        tensor = output[0] if isinstance(output, list) else output
+        if tensor is not None:
+            setattr(tensor, _UNIT, unit)
+        return output, tokens
+
+    return step
+
+
+def backward_step(original: Function) -> Function:
+    """Wrap ``schedules.backward_step(input_tensor, output_tensor, ...)``."""
+
+    @functools.wraps(original)
+    def step(input_tensor: Any, output_tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        tensor = output_tensor[0] if isinstance(output_tensor, list) else output_tensor
+        with session.around("around_backward_step", unit=getattr(tensor, _UNIT, Unit(None))):
+            return original(input_tensor, output_tensor, *args, **kwargs)
+
+    return step
+
+
+def save(original: Function) -> Function:
+    """Wrap ``dist_checkpointing.save``."""
+
+    @functools.wraps(original)
+    def save_between(*args: Any, **kwargs: Any) -> Any:
+        session.enter("checkpoint")
+        try:
+            return original(*args, **kwargs)
+        finally:
+            session.enter(None)
+
+    return save_between
 
 
 def config_of(model: Any) -> Any:
-    """The TransformerConfig of a model, or of the first of its chunks."""
+    """Return the TransformerConfig of a model, or of the first of its chunks."""
     from megatron.core.utils import get_model_config
 
     return get_model_config(model[0] if isinstance(model, list) else model)
 
 
 def group_sizes() -> dict[str, int]:
-    """Sizes of Megatron's groups: tp, pp, cp, dp, ep."""
+    """Return the sizes of Megatron's groups: tp, pp, cp, dp, ep."""
     from megatron.core import parallel_state as state
 
     return {
@@ -133,16 +244,21 @@ def group_sizes() -> dict[str, int]:
 
 
 def get_group(name: str) -> Any:
-    """A group of this rank by the name it has in Megatron's ProcessGroupCollection: tp, pp, cp, dp, dp_cp, ep, embd ..."""
+    """Return a group of this rank by its name in Megatron's ProcessGroupCollection: tp, pp, cp, dp, dp_cp, ep, embd ..."""
     from megatron.core.process_groups_config import ProcessGroupCollection
 
     return getattr(ProcessGroupCollection.use_mpu_process_groups([name]), name)
 
 
-def _only_answer(hook: str, what: str, **arguments: Any) -> Any:
-    """The one result of a hook that is not None. Raises MS402 when several features give one."""
-    answers = [(feature, answer) for feature, answer in session.call(hook, **arguments) if answer is not None]
+def _implemented(hook: str) -> bool:
+    active = session.current()
+    return active is not None and bool(active.manager.owners(hook))
+
+
+def _only_answer(hook: str, subject: str, **arguments: Any) -> Any:
+    """Return the one answer of a hook that is not None. Raises MS402 when several features give one."""
+    answers = session.answers(hook, **arguments)
     if len(answers) > 1:
         names = tuple(feature for feature, _ in answers)
-        raise MindSpeedError([Problem("MS402", f"{' and '.join(names)} both give {what}", names, fix="take out one of them")])
+        raise MindSpeedError([Problem("MS402", f"{' and '.join(names)} both give {subject}", names, fix="remove one of them")])
     return answers[0][1] if answers else None

@@ -1,7 +1,7 @@
-"""Wrapper factories of the seams on Megatron-LM's training loop: arguments, the step, checkpoints.
+"""Wrappers of Megatron-LM's training loop at the hook points: arguments, the step, checkpoints.
 
-A wrapper asks for the active plan at every call, so one that outlives its plan does what the original does. Megatron-LM is
-imported only inside the calls.
+Each wrapper stands under the name of the function that it wraps. It asks for the active plan at every call, so one that
+outlives its plan does what the original does. Megatron-LM is imported only inside the calls.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, MutableMapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ Function = Callable[..., Any]
 
 @dataclass(slots=True)
 class TrainState:
-    """What hooks get as ``state``: model chunks, optimizer and scheduler of this rank, and the steps that are done."""
+    """The state of a training loop, as `mindspeed.plugins.hookspecs.TrainState` describes it."""
 
     chunks: list[Any]
     optimizer: Any
@@ -37,15 +36,15 @@ class TrainState:
     step: int = 0
 
 
-def with_plan_arguments(original: Function) -> Function:
-    """Around ``validate_args(args, defaults)``: the plan's arguments come first, and what Megatron made of all is compared.
+def validate_args(original: Function) -> Function:
+    """Wrap ``validate_args(args, defaults)``: the plan's arguments come first, and what Megatron made of all is compared.
 
     Raises MS605 for an argument that is set otherwise or that local layers do not support, MS306 for a size that is not the
     plan's.
     """
 
     @functools.wraps(original)
-    def validate_args(args: Any, *rest: Any, **kwargs: Any) -> Any:
+    def validate(args: Any, *rest: Any, **kwargs: Any) -> Any:
         active = session.current()
         if active is None:
             return original(args, *rest, **kwargs)
@@ -57,7 +56,7 @@ def with_plan_arguments(original: Function) -> Function:
             raise MindSpeedError(problems)
         return validated
 
-    return validate_args
+    return validate
 
 
 def order_launches(plan: ActivationPlan, args: Any, environ: MutableMapping[str, str]) -> None:
@@ -115,29 +114,51 @@ def _option(dest: str) -> str:
     return "--" + dest.replace("_", "-")
 
 
-def with_train_step(original: Function) -> Function:
-    """Around ``train_step(forward_step_func, data_iterator, model, optimizer, opt_param_scheduler, ...)``."""
+def train_step(original: Function) -> Function:
+    """Wrap ``train_step(forward_step_func, data_iterator, model, optimizer, opt_param_scheduler, ...)``.
+
+    The numbers of the hook ``step_metrics`` join the losses that it returns first, which Megatron-LM has on the ranks that
+    log.
+    """
 
     @functools.wraps(original)
-    def train_step(forward: Any, data: Any, model: Any, optimizer: Any, scheduler: Any, *rest: Any, **kwargs: Any) -> Any:
-        state = TrainState(list(model), optimizer, scheduler, _steps_done())
-        with ExitStack() as around:
-            for _, entered in session.call("around_train_step", state=state):
-                around.enter_context(entered)
+    def step(forward: Any, data: Any, model: Any, optimizer: Any, scheduler: Any, *rest: Any, **kwargs: Any) -> Any:
+        if session.current() is None:
             return original(forward, data, model, optimizer, scheduler, *rest, **kwargs)
+        state = TrainState(list(model), optimizer, scheduler, _steps_done())
+        with session.around("around_train_step", state=state):
+            result = original(forward, data, model, optimizer, scheduler, *rest, **kwargs)
+        state.step += 1
+        numbers = step_metrics(state)
+        if numbers and isinstance(result, tuple) and isinstance(result[0], dict) and result[0]:
+            result[0].update(_as_losses(numbers))
+        return result
 
-    return train_step
+    return step
 
 
-def with_save_extra(original: Function) -> Function:
-    """Around ``generate_state_dict(args, model, optimizer, opt_param_scheduler, rng_state, iteration, ...)``: features add
+def step_metrics(state: Any) -> dict[str, float]:
+    """Return the numbers that features give of the step that has ended, by ``feature.name``."""
+    answers = session.answers("step_metrics", state=state)
+    return {f"{feature}.{name}": float(value) for feature, numbers in answers for name, value in numbers.items()}
+
+
+def _as_losses(numbers: dict[str, float]) -> dict[str, Any]:
+    import torch
+
+    device = torch.cuda.current_device()
+    return {name: torch.tensor([value], dtype=torch.float32, device=device) for name, value in numbers.items()}
+
+
+def generate_state_dict(original: Function) -> Function:
+    """Wrap ``generate_state_dict(args, model, optimizer, opt_param_scheduler, rng_state, iteration, ...)``: features add
     what they keep.
 
     Without an iteration it is asked for the shape of a checkpoint that is about to be read.
     """
 
     @functools.wraps(original)
-    def generate_state_dict(
+    def generate(
         args: Any,
         model: Any,
         optimizer: Any,
@@ -155,51 +176,58 @@ def with_save_extra(original: Function) -> Function:
             content[EXTRA] = extra
         return content
 
-    return generate_state_dict
+    return generate
 
 
-def with_load_extra(original: Function) -> Function:
-    """Around ``_load_base_checkpoint``: remembers what features have in the checkpoint that is read."""
+def load_base_checkpoint(original: Function) -> Function:
+    """Wrap ``_load_base_checkpoint(load_dir, args, ...)``, which returns the content of a checkpoint and its folder.
+
+    What features have in it is kept for them. Raises RunError with MS613 for every change of features after which its
+    state cannot be taken over; a run that takes only the weights (``--finetune``, ``--no-load-optim``) may change them all.
+    """
 
     @functools.wraps(original)
-    def load_base_checkpoint(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        content = result[0] if isinstance(result, tuple) else None
+    def load(load_dir: Any, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
+        result = original(load_dir, args, *rest, **kwargs)
+        active = session.current()
+        content, folder = (*result, None, None)[:2] if isinstance(result, tuple) else (None, None)
+        if active is not None and folder and not (getattr(args, "finetune", False) or getattr(args, "no_load_optim", False)):
+            _compare_record(active, Path(folder))
         if isinstance(content, dict) and EXTRA in content:
-            _found.update(content[EXTRA])
+            _extra.update(content[EXTRA])
         return result
 
-    return load_base_checkpoint
+    return load
 
 
-def with_loaded_checkpoint(original: Function) -> Function:
-    """Around ``load_checkpoint(model, optimizer, opt_param_scheduler, ...)``: features take back what they have saved."""
+def load_checkpoint(original: Function) -> Function:
+    """Wrap ``load_checkpoint(model, optimizer, opt_param_scheduler, ...)``: features take back what they have saved."""
 
     @functools.wraps(original)
-    def load_checkpoint(model: Any, optimizer: Any, scheduler: Any, *rest: Any, **kwargs: Any) -> Any:
-        _found.clear()
+    def load(model: Any, optimizer: Any, scheduler: Any, *rest: Any, **kwargs: Any) -> Any:
+        _extra.clear()
         result = original(model, optimizer, scheduler, *rest, **kwargs)
         state = TrainState(list(model), optimizer, scheduler, result[0] if isinstance(result, tuple) else 0)
-        for feature, extra in _found.items():
+        for feature, extra in _extra.items():
             session.tell("load_extra", feature, state=state, data=extra)
-        _found.clear()
+        _extra.clear()
         return result
 
-    return load_checkpoint
+    return load
 
 
-def with_record_saved(original: Function) -> Function:
-    """Around ``save_checkpoint(iteration, model, ...)``: the checkpoint remembers the features that it was saved with."""
+def save_checkpoint(original: Function) -> Function:
+    """Wrap ``save_checkpoint(iteration, model, ...)``: the checkpoint records the features that it was saved with."""
 
     @functools.wraps(original)
-    def save_checkpoint(iteration: int, *args: Any, **kwargs: Any) -> Any:
+    def save(iteration: int, *args: Any, **kwargs: Any) -> Any:
         result = original(iteration, *args, **kwargs)
         active = session.current()
         if active is not None and not kwargs.get("non_persistent_ckpt"):
             _write_record(active, iteration)
         return result
 
-    return save_checkpoint
+    return save
 
 
 def _write_record(active: session.Session, iteration: int) -> None:
@@ -211,25 +239,6 @@ def _write_record(active: session.Session, iteration: int) -> None:
     folder = Path(get_checkpoint_name(get_args().save, iteration, return_base_dir=True))
     if dist.get_rank() == 0 and folder.is_dir():
         checkpoint_state.record_of(active.plan, active.classes, _content(active)).write(folder)
-
-
-def with_record_compared(original: Function) -> Function:
-    """Around ``_load_base_checkpoint(load_dir, args, ...)``, whose second result is the checkpoint's folder.
-
-    Raises RunError with MS613 for every change of features after which its state cannot be taken over; a run that takes
-    only the weights (``--finetune``, ``--no-load-optim``) may change them all.
-    """
-
-    @functools.wraps(original)
-    def load_base_checkpoint(load_dir: Any, args: Any, *rest: Any, **kwargs: Any) -> Any:
-        result = original(load_dir, args, *rest, **kwargs)
-        active = session.current()
-        folder = result[1] if isinstance(result, tuple) and len(result) > 1 else None
-        if active is not None and folder and not (getattr(args, "finetune", False) or getattr(args, "no_load_optim", False)):
-            _compare_record(active, Path(folder))
-        return result
-
-    return load_base_checkpoint
 
 
 def _compare_record(active: session.Session, folder: Path) -> None:
@@ -248,7 +257,8 @@ def _content(active: session.Session) -> Content:
 EXTRA = "mindspeed"
 """The key under which a checkpoint of Megatron-LM holds what features add."""
 
-_found: dict[str, Any] = {}
+_extra: dict[str, Any] = {}
+"""What features have in the checkpoint that is being read."""
 
 
 def _steps_done() -> int:

@@ -12,7 +12,7 @@ from mindspeed.planning.patch_checks import check_patches, notes_on, target_info
 from mindspeed.planning.plan import ActivationPlan, PlannedOverride, PlannedPatch
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.feature import Feature
-from mindspeed.plugins.hookspecs import HOOK_CLASSES
+from mindspeed.plugins.hookspecs import HOOKS
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import ArgOverride, Patch, Replace
 from mindspeed.plugins.problems import Problem, ResolutionError
@@ -38,7 +38,7 @@ def build_plan(resolution: Resolution, catalog: Catalog, environment: Environmen
 
     slots = {slot for feature in resolution.features for slot in feature.slots}
     guard = _Guard(environment, slots)
-    hooks = [name for group in HOOK_CLASSES for name in vars(group) if name[0] != "_" and names & manager.owners(name)]
+    hooks = [name for name in HOOKS if names & manager.owners(name)]
     taken = [planned.override.argument for planned in overrides]
     ground, own = _layers(manager.call("patches"), names)
     patches = [guard.planned(owner, patch, ground=True) for owner, given in ground for patch in given]

@@ -1,101 +1,225 @@
 """Every hook a feature may implement, grouped by the object whose life it follows. This file is the reference.
 
-Hooks run in plan order, per step or rarer, never inside a layer. A hook that nobody in the plan
-implements is not even wired: its seam on Megatron (`mindspeed.megatron.hook_points`) is left out.
+Each hook stands here with every fact about it: its parameters, when it runs, what its answer and None mean, and which
+program calls it. Hooks run in plan order, per step or rarer, never inside a layer. A hook that no feature of the plan
+implements is not wired: its hook point on Megatron (`mindspeed.megatron.hook_points`) is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 
 import pluggy
 
 if TYPE_CHECKING:
-    from mindspeed.plugins.patches import ArgOverride, Patch
+    from mindspeed.plugins.patches import ArgOverride, Patch, Phase
 
 PROJECT: Final = "mindspeed"
-hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
+
+Caller = Literal["plan", "session", "megatron-core", "training loop"]
+CALLERS: Final[dict[Caller, str]] = {
+    "plan": "mindspeed itself, while the plan is made",
+    "session": "mindspeed itself, in every process with an active plan",
+    "megatron-core": "megatron-core: every script that trains on it, also a plain one under `mindspeed run`",
+    "training loop": "a training loop: `mindspeed pretrain`, `features verify` and Megatron-LM's; a script with a loop of its "
+    "own calls it through `mindspeed.runtime.session`",
+}
+"""The programs that call hooks."""
+
+Answers = Literal["none", "each", "chained", "one", "merged", "any"]
+ANSWERS: Final[dict[Answers, str]] = {
+    "none": "The hook returns nothing.",
+    "each": "The answer of every feature counts.",
+    "chained": "Each feature gets the value that the feature before it returned.",
+    "one": "At most one feature may answer other than None.",
+    "merged": "The answers of several features are merged; only two values for one field are refused.",
+    "any": "One feature that answers True decides.",
+}
+"""What becomes of the answers of several features."""
+
+
+@dataclass(frozen=True, slots=True)
+class HookFacts:
+    """The facts of one hook.
+
+    ``phase`` is the part of a run that has ended without a call when a feature had no effect there. ``answers`` says what
+    becomes of the answers, ``none`` what the answer None means. ``value`` is the parameter with the object that the hook may
+    change. ``proves`` is False for a hook whose calls are no evidence of an effect.
+    """
+
+    caller: Caller
+    phase: Phase | None = None
+    answers: Answers = "none"
+    none: str = ""
+    value: str = ""
+    proves: bool = True
+
+
+_Hook = TypeVar("_Hook", bound=Callable[..., Any])
+_FACTS: Final = "mindspeed_facts"
+_mark: Final = pluggy.HookspecMarker(PROJECT)
+
+
+def hook(facts: HookFacts) -> Callable[[_Hook], _Hook]:
+    """Mark a function as the specification of a hook with these facts."""
+
+    def specify(function: _Hook) -> _Hook:
+        setattr(function, _FACTS, facts)
+        return _mark(function)
+
+    return specify
+
+
+class TrainState(Protocol):
+    """The state of a training loop: model chunks, optimizer and scheduler of this rank, and the number of finished steps.
+
+    ``scheduler`` is None in a loop with a constant learning rate.
+    """
+
+    chunks: list[Any]
+    optimizer: Any
+    scheduler: Any
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """The unit of a pipeline schedule: one micro-batch in one model chunk of this rank.
+
+    ``microbatch`` is None where the schedule does not number its micro-batches.
+    """
+
+    microbatch: int | None
+    chunk: int = 0
 
 
 class PlanHooks:
-    """Asked while a plan is made; pure, without torch and megatron."""
+    """Called while a plan is made; pure, without torch and megatron."""
 
-    @hookspec
+    @hook(HookFacts("plan", answers="each", proves=False))
     def patches(self) -> list[Patch]:  # type: ignore[empty-body]
-        """The patches of this feature, decided from ``self.args`` and ``self.world``."""
+        """Return the patches of this feature, decided from ``self.args`` and ``self.world``."""
 
-    @hookspec
+    @hook(HookFacts("plan", answers="each", proves=False))
     def megatron_args(self) -> list[ArgOverride]:  # type: ignore[empty-body]
-        """Megatron arguments that this feature sets."""
+        """Return the Megatron arguments that this feature sets."""
+
+
+class SessionHooks:
+    """The life of a plan in one process."""
+
+    @hook(HookFacts("session", proves=False))
+    def activated(self) -> None:
+        """Begin to work: the patches of the plan are in force in every module that is loaded."""
+
+    @hook(HookFacts("session", proves=False))
+    def deactivated(self) -> None:
+        """Release everything that this feature holds outside its instance: the patches of the plan are undone."""
 
 
 class ArgumentHooks:
-    @hookspec
+    @hook(HookFacts("megatron-core", "build", value="config"))
     def config_ready(self, config: Any) -> None:
-        """A TransformerConfig has all overrides, and Megatron's own ``__post_init__`` has accepted it."""
+        """Inspect or change a TransformerConfig that has all overrides and that Megatron has accepted.
+
+        Runs after the outermost ``__post_init__`` that Megatron defines for the class of the configuration.
+        """
 
 
 class ParallelHooks:
-    @hookspec
+    @hook(HookFacts("megatron-core", "setup"))
     def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
-        """Model-parallel groups exist. ``sizes`` has tp, pp, cp, dp, ep; ``get_group("tp")`` the group of this rank."""
+        """Create process groups: those of model parallelism exist.
 
-    @hookspec
+        ``sizes`` has tp, pp, cp, dp, ep; ``get_group("tp")`` returns the group of this rank.
+        """
+
+    @hook(HookFacts("megatron-core", "teardown"))
     def groups_destroyed(self) -> None:
-        """Model-parallel groups are about to be destroyed: drop every group of your own."""
+        """Destroy every group of this feature: the groups of model parallelism are about to be destroyed."""
 
-    @hookspec
+    @hook(HookFacts("megatron-core", "setup", "merged", "Megatron's own options", proves=False))
     def group_options(self, group: str) -> Any:
-        """Options of the process group that Megatron is about to create under this name, or None."""
+        """Return the options of the process group that Megatron is about to create under this name, or None.
+
+        The answer is an options object of the backend, or a dictionary for a backend that takes one.
+        """
 
 
 class ModelHooks:
-    @hookspec
+    @hook(HookFacts("megatron-core", "build", "chained", "the specification as it was given", value="spec"))
     def layer_spec(self, spec: Any, config: Any) -> Any:
-        """Return the TransformerBlockSubmodules to build, changed or as given. Values are chained in plan order."""
+        """Return the TransformerBlockSubmodules to build, changed or as given."""
 
-    @hookspec
+    @hook(HookFacts("megatron-core", "build"))
     def model_built(self, chunks: Sequence[Any]) -> None:
-        """All model chunks of this rank exist, before the optimizer does."""
+        """Inspect or change the model: all model chunks of this rank exist, before the optimizer does."""
 
 
 class PipelineHooks:
-    @hookspec
+    @hook(HookFacts("megatron-core", "step", "one", "Megatron's schedule"))
     def schedule(self, config: Any) -> Callable[..., Any] | None:
-        """The forward-backward function to use instead of Megatron's; only the holder of slot pipeline-schedule."""
+        """Return the forward-backward function to use instead of Megatron's; only the holder of slot pipeline-schedule."""
+
+    @hook(HookFacts("megatron-core", "step", "each", "nothing around this pass"))
+    def around_schedule(self, chunks: Sequence[Any], forward_only: bool) -> AbstractContextManager[None] | None:
+        """Return a context manager around one pass of the schedule: forward of all micro-batches, and backward unless
+        ``forward_only``."""
+
+    @hook(HookFacts("megatron-core", "step", "each", "nothing around this unit"))
+    def around_forward_step(self, unit: Unit) -> AbstractContextManager[None] | None:
+        """Return a context manager around the forward pass of one unit, in Megatron's schedules without combined steps."""
+
+    @hook(HookFacts("megatron-core", "step", "each", "nothing around this unit"))
+    def around_backward_step(self, unit: Unit) -> AbstractContextManager[None] | None:
+        """Return a context manager around the backward pass of one unit, in Megatron's schedules without combined steps."""
 
 
 class TrainHooks:
-    @hookspec
-    def around_train_step(self, state: Any) -> AbstractContextManager[None]:  # type: ignore[empty-body]
-        """A context manager around one optimizer step, from zeroed gradients to updated weights."""
+    @hook(HookFacts("training loop", "step", "each", "nothing around this step"))
+    def around_train_step(self, state: TrainState) -> AbstractContextManager[None] | None:
+        """Return a context manager around one optimizer step, from zeroed gradients to updated weights."""
 
-    @hookspec
+    @hook(HookFacts("megatron-core", "build"))
     def optimizer_built(self, optimizer: Any) -> None:
-        """Megatron's optimizer exists."""
+        """Inspect or change the optimizer that Megatron has built."""
+
+    @hook(HookFacts("megatron-core", "step", "any", "the step is taken"))
+    def skip_step(self, chunks: Sequence[Any], optimizer: Any) -> bool | None:
+        """Return True to leave out the update of the weights: gradients are reduced, the optimizer has not begun.
+
+        One feature on one rank that answers True decides for all ranks. Megatron counts the step as a skipped one, and the
+        learning rate does not advance.
+        """
+
+    @hook(HookFacts("training loop", "step", "each", "no numbers", proves=False))
+    def step_metrics(self, state: TrainState) -> Mapping[str, float] | None:
+        """Return numbers of the step that has ended, for the log of the loop, which names them ``feature.name``."""
 
 
 class CheckpointHooks:
-    @hookspec
-    def save_extra(self, state: Any) -> dict[str, Any]:  # type: ignore[empty-body]
-        """What this feature adds to a checkpoint; stored under its name."""
+    @hook(HookFacts("training loop", "checkpoint", "each"))
+    def save_extra(self, state: TrainState) -> dict[str, Any]:  # type: ignore[empty-body]
+        """Return what this feature adds to a checkpoint, which stores it under the name of the feature."""
 
-    @hookspec
-    def load_extra(self, state: Any, data: dict[str, Any]) -> None:
+    @hook(HookFacts("training loop", "checkpoint", proves=False))
+    def load_extra(self, state: TrainState, data: dict[str, Any]) -> None:
         """Take back what `save_extra` returned."""
 
 
 class ProofHooks:
-    @hookspec
+    @hook(HookFacts("session", answers="each", proves=False))
     def verify(self, report: Any) -> list[str]:  # type: ignore[empty-body]
-        """Sentences that say what is wrong with this feature's effect in this process; empty is well."""
+        """Return a sentence for everything that is wrong with the effect of this feature in this process."""
 
 
 HOOK_CLASSES: Final = (
     PlanHooks,
+    SessionHooks,
     ArgumentHooks,
     ParallelHooks,
     ModelHooks,
@@ -105,8 +229,10 @@ HOOK_CLASSES: Final = (
     ProofHooks,
 )
 
-CHANGED: Final = {"config_ready": "config", "layer_spec": "spec"}
-"""Hooks that are given something to change, and the parameter that has it: one that leaves it as it was did nothing."""
-
-ANSWERED: Final = frozenset({"group_options", "schedule"})
-"""Hooks whose answer None means Megatron's own way."""
+HOOKS: Final[dict[str, HookFacts]] = {
+    name: getattr(function, _FACTS)
+    for group in HOOK_CLASSES
+    for name, function in vars(group).items()
+    if hasattr(function, _FACTS)
+}
+"""The facts of every hook, by name."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from difflib import get_close_matches
+from functools import cache
 from typing import Any, Final
 
 import pluggy
 
 from mindspeed.plugins.feature import Feature
-from mindspeed.plugins.hookspecs import ANSWERED, CHANGED, HOOK_CLASSES, PROJECT
+from mindspeed.plugins.hookspecs import HOOK_CLASSES, HOOKS, PROJECT, HookFacts
 from mindspeed.plugins.problems import MindSpeedError, Problem
-from mindspeed.plugins.tracing import trace
+from mindspeed.plugins.snapshot import snapshot
+from mindspeed.plugins.tracing import trace, trace_error
 
 _MARK: Final = f"{PROJECT}_impl"
 
@@ -21,8 +26,9 @@ class FeatureManager(pluggy.PluginManager):
 
     pluggy calls the last registered implementation first; features are therefore registered in reverse,
     and `call` gives one result per feature that has the hook, in plan order. ``calls`` counts them by (feature, hook),
-    ``effects`` those that did something: changed what they were given to change, answered what they were asked, or ran at
-    all where a hook is only told of an event.
+    ``effects`` those that did something: changed what they were given to change, returned an answer where None is one of
+    none, or ran at all where a hook is only told of an event. Raises MindSpeedError with MS104 for every method that is
+    marked as a hook and does not match one.
     """
 
     def __init__(self, features: Sequence[Feature[Any]]) -> None:
@@ -32,15 +38,10 @@ class FeatureManager(pluggy.PluginManager):
         self.features = tuple(features)
         self.calls: Counter[tuple[str, str]] = Counter()
         self.effects: Counter[tuple[str, str]] = Counter()
-        try:
-            for feature in reversed(self.features):
-                self.register(feature, feature.spec.name)
-            self.check_pending()
-        except pluggy.PluginValidationError as error:
-            plugin: Any = error.plugin
-            name = plugin.spec.name
-            problem = Problem("MS104", f"feature {name} has a hook that does not match its specification: {error}", (name,))
-            raise MindSpeedError([problem]) from error
+        if problems := [problem for feature in self.features for problem in _mismatches(type(feature))]:
+            raise MindSpeedError(problems)
+        for feature in reversed(self.features):
+            self.register(feature, feature.spec.name)
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
         """What `hookimpl` has marked a method with. Hooks are methods of the class, so nothing else is looked at."""
@@ -54,7 +55,7 @@ class FeatureManager(pluggy.PluginManager):
         return super().parse_hookspec_opts(module_or_class, name) if name[0] != "_" else None
 
     def owners(self, hook: str) -> set[str]:
-        """The features of the plan that implement ``hook``."""
+        """Return the features of the plan that implement ``hook``."""
         return {implementation.plugin_name for implementation in getattr(self.hook, hook).get_hookimpls()}
 
     def forget_calls(self) -> None:
@@ -70,34 +71,95 @@ class FeatureManager(pluggy.PluginManager):
         """Call ``hook`` on the named feature, which has it."""
         return next(call(arguments) for name, call in self._implementations(hook) if name == feature)
 
-    def fold(self, hook: str, value: str, **arguments: Any) -> Any:
-        """Chain ``hook`` through the features: each gets what the one before returned under the name ``value``."""
+    def answers(self, hook: str, **arguments: Any) -> list[tuple[str, Any]]:
+        """Call ``hook`` and leave out the features that answered None."""
+        return [(name, answer) for name, answer in self.call(hook, **arguments) if answer is not None]
+
+    def chain(self, hook: str, **arguments: Any) -> Any:
+        """Pass the value of ``hook`` through the features: each gets what the one before returned, None returns it as it is."""
+        value = HOOKS[hook].value
         for _, call in self._implementations(hook):
-            arguments[value] = call(arguments)
+            answer = call(arguments)
+            arguments[value] = arguments[value] if answer is None else answer
         return arguments[value]
 
+    @contextmanager
+    def around(self, hook: str, **arguments: Any) -> Iterator[None]:
+        """Enter the context managers that the features return from ``hook``, the first feature outermost."""
+        with ExitStack() as stack:
+            for _, entered in self.answers(hook, **arguments):
+                stack.enter_context(entered)
+            yield
+
     def _implementations(self, hook: str) -> Iterator[tuple[str, Callable[[dict[str, Any]], Any]]]:
+        facts = HOOKS[hook]
         for impl in reversed(getattr(self.hook, hook).get_hookimpls()):
 
             def call(arguments: dict[str, Any], impl: pluggy.HookImpl = impl) -> Any:
                 self.calls[impl.plugin_name, hook] += 1
                 trace("hook", f"{hook} of {impl.plugin_name}")
-                given = arguments.get(CHANGED.get(hook, ""))
-                before = repr(given)
+                before = snapshot(arguments[facts.value]) if facts.value else None
                 try:
                     result = impl.function(*(arguments[name] for name in impl.argnames))
                 except MindSpeedError:
                     raise
                 except Exception as error:
-                    note = f"raised by feature {impl.plugin_name} in hook {hook}"
-                    raise MindSpeedError(
-                        [Problem("MS901", f"{type(error).__name__}: {error}, {note}", (impl.plugin_name,))]
-                    ) from error
-                if hook in CHANGED:
-                    did_something = repr(given if result is None else result) != before
-                else:
-                    did_something = result is not None or hook not in ANSWERED
-                self.effects[impl.plugin_name, hook] += did_something
+                    trace_error(error)
+                    raise MindSpeedError([_failure(impl.plugin, hook, error)]) from error
+                self.effects[impl.plugin_name, hook] += _did_something(facts, arguments, before, result)
                 return result
 
             yield impl.plugin_name, call
+
+
+def _did_something(facts: HookFacts, arguments: dict[str, Any], before: object, result: Any) -> bool:
+    if facts.value:
+        return snapshot(arguments[facts.value] if result is None else result) != before
+    return bool(result) if facts.answers == "any" else result is not None or not facts.none
+
+
+def _mismatches(feature: type[Feature[Any]]) -> Iterator[Problem]:
+    """MS104 for every marked method that is no hook, or has a parameter that its hook does not have."""
+    for name in dir(feature):
+        method = getattr(feature, name, None) if name[0] != "_" else None
+        if method is None or getattr(method, _MARK, None) is None:
+            continue
+        owner = feature.spec.name
+        if name not in HOOKS:
+            near = get_close_matches(name, HOOKS, n=3, cutoff=0.5)
+            fix = f"did you mean {' or '.join(near)}?" if near else "remove @hookimpl; docs/hooks.md lists the hooks"
+            text = f"feature {owner} implements {name}, which is not a hook"
+            yield Problem("MS104", text, (owner,), where=_source_line(method), fix=fix)
+        elif foreign := [parameter for parameter in _parameters(method) if parameter not in _known_parameters(name)]:
+            known = ", ".join(_known_parameters(name)[1:])
+            text = f"hook {name} of feature {owner} has the parameter {', '.join(foreign)}, which the hook does not have"
+            fix = f"use any of {known}" if known else "remove the parameter"
+            yield Problem("MS104", text, (owner,), where=_source_line(method), fix=fix)
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount] if code is not None else ()
+
+
+@cache
+def _known_parameters(hook: str) -> tuple[str, ...]:
+    return _parameters(next(vars(group)[hook] for group in HOOK_CLASSES if hook in vars(group)))
+
+
+def _failure(plugin: Feature[Any], hook: str, error: Exception) -> Problem:
+    """MS901 for an exception in a hook: the feature, the line of the hook, and the line that raised."""
+    name, traceback = plugin.spec.name, error.__traceback__
+    lines = []
+    while traceback is not None:
+        lines.append(f"{traceback.tb_frame.f_code.co_filename}:{traceback.tb_lineno}")
+        traceback = traceback.tb_next
+    where = lines[1] if len(lines) == 2 else f"{lines[1]}, raised at {lines[-1]}" if len(lines) > 2 else ""
+    text = f"{type(error).__name__}: {error}, raised by feature {name} in hook {hook}"
+    return Problem("MS901", text, (name,), where=where, fix="set MINDSPEED_TRACE=1 to see the traceback")
+
+
+def _source_line(function: Callable[..., Any]) -> str:
+    """Return ``file:line`` of a function; empty where it has no source."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from typing import Final
 
 TRACE_VARIABLE: Final = "MINDSPEED_TRACE"
@@ -19,3 +20,9 @@ def trace(step: str, text: str) -> None:
     if tracing():
         rank = os.environ.get("RANK")
         print(f"mindspeed{f'[{rank}]' if rank else ''} {step:<9} {text}", file=sys.stderr, flush=True)
+
+
+def trace_error(error: BaseException) -> None:
+    """Print the traceback of an error when the trace is on."""
+    if tracing():
+        traceback.print_exception(error, file=sys.stderr)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mindspeed.planning.plan import ActivationPlan, PlannedPatch
 from mindspeed.plugins.feature import Feature
-from mindspeed.plugins.hookspecs import HOOK_CLASSES
+from mindspeed.plugins.hookspecs import HOOKS
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import Mixin, Phase, Replace
 from mindspeed.plugins.problems import MindSpeedError, Problem
@@ -31,21 +31,6 @@ if TYPE_CHECKING:
 REPORT_VARIABLE: Final = "MINDSPEED_REPORT"
 """Environment variable that names the file to which rank 0 writes the report."""
 
-_HOOK_PHASES: Final[dict[str, Phase]] = {
-    "config_ready": "build",
-    "groups_created": "setup",
-    "groups_destroyed": "teardown",
-    "layer_spec": "build",
-    "model_built": "build",
-    "optimizer_built": "build",
-    "save_extra": "checkpoint",
-}
-_PROVE_NOTHING: Final = frozenset({"patches", "megatron_args", "verify", "group_options", "load_extra"})
-"""Hooks that are asked in every run, or only in some."""
-
-_HOOKS: Final = [
-    name for group in HOOK_CLASSES for name in vars(group) if not name.startswith("_") and name not in _PROVE_NOTHING
-]
 _PATIENCE: Final = 30.0
 """Seconds that rank 0 waits for another rank to end its first step."""
 
@@ -225,9 +210,9 @@ class EffectTracker:
             sites = {p.site: p.patch for p in self.plan.patches if p.owner == name and not p.skipped}
             for site, patch in sites.items():
                 yield _Watched(name, "patch", site, patch.phase, patch.optional)
-            for hook in _HOOKS:
-                if name in self._manager.owners(hook):
-                    yield _Watched(name, "hook", hook, _HOOK_PHASES.get(hook, "step"))
+            for hook, facts in HOOKS.items():
+                if facts.proves and facts.phase is not None and name in self._manager.owners(hook):
+                    yield _Watched(name, "hook", hook, facts.phase)
             for planned in self.plan.overrides:
                 if name in planned.owners:
                     yield _Watched(name, "argument", planned.override.argument, "build", planned.optional)

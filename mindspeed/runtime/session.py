@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,12 +91,20 @@ def current() -> Session | None:
 
 
 def start(plan: ActivationPlan, manager: FeatureManager, surroundings: Surroundings | None = None) -> ActivationReport:
-    """Apply the plan's patches. Nothing happens for an equal plan; a different one is refused with MS405."""
+    """Apply the plan's patches, then call the hook ``activated``; a feature that fails there ends the plan.
+
+    Nothing happens for an equal plan; a different one is refused with MS405.
+    """
     global _session
     with _lock:
         if _session is None:
             _session = _started(plan, manager, surroundings)
             atexit.register(_session.proof.finish)
+            try:
+                manager.call("activated")
+            except BaseException:
+                stop()
+                raise
         elif _session.plan.digest != plan.digest:
             active = f"plan {_session.plan.digest} ({_names(_session.plan)}) is active"
             text = f"{active}, and {plan.digest} ({_names(plan)}) is another one"
@@ -127,6 +135,7 @@ def stop() -> DeactivationReport | None:
         session.applied.undo()
         set_active(None)
         _session = None
+        session.manager.call("deactivated")
         return DeactivationReport(session.plan.digest, len(session.applied.sites))
 
 
@@ -154,6 +163,16 @@ def report() -> EffectReport | None:
 def call(hook: str, **arguments: Any) -> list[tuple[str, Any]]:
     """Call a hook on the active plan's features: ``[(feature, result)]`` in plan order; empty without a plan."""
     return _session.manager.call(hook, **arguments) if _session is not None else []
+
+
+def answers(hook: str, **arguments: Any) -> list[tuple[str, Any]]:
+    """Call a hook and leave out the features that answered None."""
+    return _session.manager.answers(hook, **arguments) if _session is not None else []
+
+
+def around(hook: str, **arguments: Any) -> AbstractContextManager[None]:
+    """Enter what the active plan's features return from a hook, the first feature outermost; nothing without a plan."""
+    return _session.manager.around(hook, **arguments) if _session is not None else nullcontext()
 
 
 def tell(hook: str, feature: str, **arguments: Any) -> None:

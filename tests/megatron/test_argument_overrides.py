@@ -10,7 +10,8 @@ import pytest
 
 from mindspeed.inspection.config_arguments import PLACES, known_arguments
 from mindspeed.inspection.megatron_copies import megatron_version, package_root
-from mindspeed.megatron.argument_overrides import check_overrides, override_fields, override_parameters, unused_overrides
+from mindspeed.megatron.argument_overrides import check_overrides, override_parameters, unused_overrides
+from mindspeed.megatron.hook_wrappers import config_post_init
 from mindspeed.planning.plan import ActivationPlan, PlannedOverride, plan_from_json
 from mindspeed.plugins import ArgOverride, MindSpeedError, World
 from mindspeed.plugins.manager import FeatureManager
@@ -44,7 +45,7 @@ def config_class(seen: list[dict[str, Any]]) -> type[Any]:
         def __post_init__(self) -> None:
             seen.append(vars(self).copy())
 
-    Config.__post_init__ = override_fields(Config.__post_init__)
+    Config.__post_init__ = config_post_init(Config.__post_init__)
     return Config
 
 

@@ -57,7 +57,7 @@ mindspeed.activate(mindspeed.plan(level=0, environment=replace(probe("cpu"), wor
 del sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-"""The platform and nothing else: no feature, no argument, no seam on the training loop."""
+"""The platform and nothing else: no feature, no argument, no hook point on the training loop."""
 
 
 @dataclass(frozen=True, slots=True)

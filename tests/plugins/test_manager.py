@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -8,6 +10,7 @@ from mindspeed import registry
 from mindspeed.planning.build_plan import manager_of
 from mindspeed.plugins import Category, Feature, FeatureSpec, World, hookimpl
 from mindspeed.plugins.feature import FeatureArgs
+from mindspeed.plugins.hookspecs import ANSWERS, CALLERS, HOOKS
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.problems import MindSpeedError
 from mindspeed.resolution.environment import made_up
@@ -27,34 +30,127 @@ def test_results_come_in_plan_order_with_their_feature():
     assert manager.owners("verify") == set()
 
 
-def test_a_folded_hook_chains_the_value_in_plan_order():
+def test_a_chained_hook_passes_the_value_on_in_plan_order():
     manager = FeatureManager(
         [
             feature("a", layer_spec=lambda self, spec, config: [*spec, "a"]),
+            feature("quiet", layer_spec=lambda self, spec: None),
             feature("b", layer_spec=lambda self, spec: [*spec, "b"]),
         ]
     )
-    assert manager.fold("layer_spec", "spec", spec=["start"], config=None) == ["start", "a", "b"]
+    assert manager.chain("layer_spec", spec=["start"], config=None) == ["start", "a", "b"]
 
 
-def test_an_error_in_a_hook_names_the_feature():
-    def patches(self):
-        raise RuntimeError("no idea")
+def test_context_managers_of_a_hook_nest_in_plan_order():
+    order = []
 
-    with pytest.raises(MindSpeedError) as caught:
-        FeatureManager([feature("a", patches=patches)]).call("patches")
-    assert str(caught.value) == "MS901 RuntimeError: no idea, raised by feature a in hook patches"
+    @contextmanager
+    def around(self, state):
+        order.append(f"{self.spec.name} enters step {state}")
+        yield
+        order.append(f"{self.spec.name} leaves")
+
+    manager = FeatureManager(
+        [
+            feature("a", around_train_step=around),
+            feature("quiet", around_train_step=lambda self: None),
+            feature("b", around_train_step=around),
+        ]
+    )
+    with manager.around("around_train_step", state=3):
+        order.append("step")
+    assert order == ["a enters step 3", "b enters step 3", "step", "b leaves", "a leaves"]
+    assert manager.effects["quiet", "around_train_step"] == 0
+
+
+def failing(self):
+    raise RuntimeError("no idea")
+
+
+def calling(self):
+    return failing(self)
 
 
 @pytest.mark.guards(31)
-def test_a_hook_that_does_not_exist_names_the_feature():
-    with pytest.raises(MindSpeedError, match="MS104 feature a has a hook that does not match its specification"):
-        FeatureManager([feature("a", pathces=lambda self: [])])
+def test_an_error_in_a_hook_names_the_feature_the_hook_and_both_lines():
+    with pytest.raises(MindSpeedError) as caught:
+        FeatureManager([feature("a", patches=calling)]).call("patches")
+    hook, inner = (f"{__file__}:{function.__code__.co_firstlineno + 1}" for function in (calling, failing))
+    assert str(caught.value) == (
+        "MS901 RuntimeError: no idea, raised by feature a in hook patches\n"
+        f"  where: {hook}, raised at {inner}\n"
+        "  fix: set MINDSPEED_TRACE=1 to see the traceback"
+    )
 
 
-def test_a_hook_with_a_foreign_argument_names_the_feature():
-    with pytest.raises(MindSpeedError, match="MS104 feature a has a hook that does not match"):
-        FeatureManager([feature("a", config_ready=lambda self, konfig: None)])
+def test_the_trace_has_the_traceback_of_an_error_in_a_hook(monkeypatch, capsys):
+    monkeypatch.setenv("MINDSPEED_TRACE", "1")
+    with pytest.raises(MindSpeedError):
+        FeatureManager([feature("a", patches=failing)]).call("patches")
+    assert 'raise RuntimeError("no idea")' in capsys.readouterr().err
+
+
+@pytest.mark.guards(31)
+def test_a_hook_that_does_not_exist_is_named_with_its_line_and_near_names():
+    method = lambda self: []  # noqa: E731
+    line = f"{__file__}:{method.__code__.co_firstlineno}"
+    with pytest.raises(MindSpeedError) as caught:
+        FeatureManager([feature("a", pathces=method), feature("b", zzz=method)])
+    assert str(caught.value) == (
+        "MS104 feature a implements pathces, which is not a hook\n"
+        f"  where: {line}\n"
+        "  fix: did you mean patches?\n"
+        "MS104 feature b implements zzz, which is not a hook\n"
+        f"  where: {line}\n"
+        "  fix: remove @hookimpl; docs/hooks.md lists the hooks"
+    )
+
+
+def test_a_hook_with_a_foreign_parameter_is_named_with_those_that_it_may_have():
+    method = lambda self, konfig: None  # noqa: E731
+    with pytest.raises(MindSpeedError) as caught:
+        FeatureManager([feature("a", config_ready=method, activated=method)])
+    line = f"{__file__}:{method.__code__.co_firstlineno}"
+    assert str(caught.value) == (
+        "MS104 hook activated of feature a has the parameter konfig, which the hook does not have\n"
+        f"  where: {line}\n"
+        "  fix: remove the parameter\n"
+        "MS104 hook config_ready of feature a has the parameter konfig, which the hook does not have\n"
+        f"  where: {line}\n"
+        "  fix: use any of config"
+    )
+
+
+def test_every_hook_states_what_none_means_where_features_may_answer():
+    asked = {name for name, facts in HOOKS.items() if facts.answers in ("one", "merged", "any", "chained")}
+    assert [name for name in sorted(asked) if not HOOKS[name].none] == []
+    assert {facts.caller for facts in HOOKS.values()} == set(CALLERS)
+    assert {facts.answers for facts in HOOKS.values()} == set(ANSWERS)
+
+
+def test_a_configuration_is_compared_without_its_repr_and_with_fields_that_are_missing():
+    @dataclass
+    class Unfinished:
+        parts: list[int] = field(default_factory=list)
+        later: int = field(init=False)
+
+        def __repr__(self):
+            raise AssertionError("a configuration was printed")
+
+    manager = FeatureManager([feature("a", config_ready=lambda self, config: config.parts.append(1))])
+    manager.call("config_ready", config=Unfinished())
+    assert manager.effects["a", "config_ready"] == 1
+
+
+def test_a_feature_keeps_state_between_hooks_on_its_instance():
+    def groups_created(self, sizes):
+        self.groups = sizes
+
+    manager = FeatureManager(
+        [feature("a", groups_created=groups_created, layer_spec=lambda self, spec: [*spec, self.groups["tp"]])]
+    )
+    manager.call("groups_created", sizes={"tp": 2}, get_group=None)
+    assert manager.chain("layer_spec", spec=[], config=None) == [2]
 
 
 @dataclass
@@ -80,6 +176,10 @@ def changing(self, config):
         ("schedule", lambda self, config: None, {"config": Config()}, False),
         ("schedule", lambda self, config: print, {"config": Config()}, True),
         ("model_built", lambda self, chunks: None, {"chunks": []}, True),
+        ("layer_spec", lambda self, spec: spec[0].update(b=1), {"spec": [{"a": 1}], "config": None}, True),
+        ("layer_spec", lambda self, spec: copy.deepcopy(spec), {"spec": [Config()], "config": None}, False),
+        ("skip_step", lambda self: False, {"chunks": [], "optimizer": None}, False),
+        ("skip_step", lambda self: True, {"chunks": [], "optimizer": None}, True),
     ],
 )
 @pytest.mark.guards(16)

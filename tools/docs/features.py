@@ -26,7 +26,7 @@ from mindspeed.plugins.constraints import (
 )
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec, Numerics
-from mindspeed.plugins.hookspecs import HOOK_CLASSES
+from mindspeed.plugins.hookspecs import HOOKS
 from mindspeed.plugins.patches import ArgOverride, Patch, Ref, When
 from mindspeed.plugins.world import PLATFORMS, World
 from mindspeed.resolution.environment import SUPPORTED_MEGATRON
@@ -276,13 +276,7 @@ def _mentioned(feature: type[Feature[Any]]) -> set[str]:
 
 
 def _hooks(feature: type[Feature[Any]]) -> list[str]:
-    data = ("patches", "megatron_args", "__doc__", "__module__")
-    hooks = [
-        name
-        for group in HOOK_CLASSES
-        for name in vars(group)
-        if name not in (*data, "__doc__", "__module__") and name in vars(feature)
-    ]
+    hooks = [name for name, facts in HOOKS.items() if facts.caller != "plan" and name in vars(feature)]
     linked = [f"[`{name}`](../hooks.md#{name})" for name in hooks]
     return [f"It takes part in {', '.join(linked)}."] if linked else []
 

@@ -9,9 +9,10 @@ from typing import Any, Final
 
 import click
 
+from mindspeed.megatron.hook_points import CORE_HOOK_POINTS, TRAINING_HOOK_POINTS
 from mindspeed.planning.fingerprint import VARIABLES as EQUAL
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.plugins.hookspecs import HOOK_CLASSES
+from mindspeed.plugins.hookspecs import ANSWERS, CALLERS, HOOK_CLASSES, HOOKS, TrainState, Unit
 from mindspeed.plugins.problems import CODES
 from mindspeed.plugins.world import FIELDS, PLATFORMS
 from mindspeed.resolution.variables import VARIABLES
@@ -50,18 +51,57 @@ def errors_page() -> str:
 
 
 def hooks_page() -> str:
-    """Every hook with its signature, by the object whose life it follows."""
+    """Every hook with its signature and its facts, by the object whose life it follows."""
     text = "A feature implements a hook as a method with the same name, marked `@hookimpl`; it may leave out parameters. "
-    text += "Hooks run in plan order, per step or rarer, never inside a layer. "
-    text += "A hook that no active feature implements is not wired."
-    parts = [[text]]
+    text += "Hooks run in plan order, per step or rarer, never inside a layer. A hook that no active feature implements is not "
+    text += "wired. A feature keeps what it needs between hooks on its instance: each plan has its own."
+    callers = [
+        (code(caller), words, ", ".join(f"[{name}](#{name})" for name, facts in HOOKS.items() if facts.caller == caller))
+        for caller, words in CALLERS.items()
+    ]
+    parts = [[text], ["## Which program calls which hook", "", *table(("caller", "calls it in", "hooks"), callers)]]
     for group in HOOK_CLASSES:
         words = " ".join(re.findall("[A-Z][a-z]+", group.__name__)[:-1])
         parts.append([f"## {words}", *(["", _prose(group)] if group.__doc__ else [])])
         for name, hook in vars(group).items():
-            if not name.startswith("_"):
-                parts.append([f"### {name}", "", f"```python\n{_signature(name, hook)}\n```", "", _prose(hook)])
-    return page("Hooks", "mindspeed/plugins/hookspecs.py", *parts)
+            if name in HOOKS:
+                parts.append(
+                    [f"### {name}", "", f"```python\n{_signature(name, hook)}\n```", "", _prose(hook), "", *_facts(name)]
+                )
+    objects = [[f"### {kind.__name__}", "", _prose(kind), "", *_fields(kind)] for kind in (TrainState, Unit)]
+    return page(
+        "Hooks", "mindspeed/plugins/hookspecs.py", *parts, ["## Objects that hooks are given"], *objects, _hook_points()
+    )
+
+
+def _facts(name: str) -> list[str]:
+    """The facts of one hook as a list."""
+    facts = HOOKS[name]
+    lines = [f"called by: {facts.caller}"]
+    if facts.phase is not None:
+        lines.append(f"phase of the run: {facts.phase}")
+    if facts.answers != "none":
+        lines.append(f"answers: {ANSWERS[facts.answers][0].lower()}{ANSWERS[facts.answers][1:].removesuffix('.')}")
+    if facts.none:
+        lines.append(f"None means: {facts.none}")
+    if targets := [point.target for point in (*CORE_HOOK_POINTS, *TRAINING_HOOK_POINTS) if name in point.hooks]:
+        lines.append(f"upstream function: {', '.join(map(code, targets))}")
+    return [f"- {line}" for line in lines]
+
+
+def _fields(kind: type) -> list[str]:
+    return [f"- `{name}: {annotation}`" for name, annotation in kind.__annotations__.items()]
+
+
+def _hook_points() -> list[str]:
+    """The table of upstream functions."""
+    rows = []
+    for point in (*CORE_HOOK_POINTS, *TRAINING_HOOK_POINTS):
+        arguments = f"arguments of {point.arguments}" if point.arguments else ""
+        hooks = ", ".join(f"[{hook}](#{hook})" for hook in point.hooks)
+        rows.append((code(point.target), "; ".join(filter(None, (arguments, point.run, point.loop, hooks)))))
+    text = "Each function has one wrap, and a plan that needs nothing of a row leaves it out."
+    return ["## Hook points", "", text, "", *table(("upstream function", "what happens there"), rows)]
 
 
 def _signature(name: str, hook: Any) -> str:

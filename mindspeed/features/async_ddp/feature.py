@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
 from mindspeed.plugins import (
     ArgOverride,
     Category,
@@ -11,9 +15,7 @@ from mindspeed.plugins import (
     Field,
     MegatronFlag,
     Numerics,
-    Patch,
     Requires,
-    Wrap,
     hookimpl,
 )
 
@@ -46,11 +48,7 @@ class AsyncDdp(Feature[AsyncDdpArgs]):
         return overrides
 
     @hookimpl
-    def patches(self) -> list[Patch]:
-        return [
-            Wrap(
-                "megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
-                "mindspeed.features.async_ddp.schedule:with_no_sync",
-                reason="only the last micro-batch may start a reduction, which a script without overlap need not arrange",
-            )
-        ]
+    def around_schedule(self, chunks: Sequence[Any]) -> AbstractContextManager[None]:
+        from mindspeed.features.async_ddp.schedule import held_back_reduction
+
+        return held_back_reduction(chunks)

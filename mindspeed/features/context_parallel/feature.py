@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 from mindspeed.plugins import (
     ArgOverride,
     Category,
@@ -73,14 +75,19 @@ class ContextParallel(Feature[ContextParallelArgs]):
             return []
         return [
             Wrap(
-                "megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
-                "mindspeed.features.context_parallel.randomness:with_rank_rng",
-                "in a step, ranks that hold other tokens drop other elements of them",
-            ),
-            Wrap(
                 "megatron.core.pipeline_parallel.schedules:forward_step_calc_loss",
                 "mindspeed.features.context_parallel.loss:with_per_token_loss_check",
                 "a loss function of two values would make gradients too large, and is reported",
                 optional=True,
             ),
         ]
+
+    @hookimpl
+    def around_schedule(self, forward_only: bool) -> AbstractContextManager[None] | None:
+        if self.args.size == 1 or forward_only:
+            return None
+        from megatron.core import parallel_state
+
+        from mindspeed.features.context_parallel.randomness import rank_rng
+
+        return rank_rng(parallel_state.get_context_parallel_rank())

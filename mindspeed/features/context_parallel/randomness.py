@@ -8,35 +8,13 @@ that what Megatron lets them share or not stays as it is.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
-from megatron.core import parallel_state
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
 _SPREAD = 0x9E3779B97F4A7C15
-
-
-def with_rank_rng(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Around ``get_forward_backward_func``: what it returns trains with random numbers of this rank."""
-
-    @functools.wraps(original)
-    def get_forward_backward_func(*args: Any, **kwargs: Any) -> Any:
-        schedule = original(*args, **kwargs)
-
-        @functools.wraps(schedule)
-        def forward_backward(*args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("forward_only"):
-                return schedule(*args, **kwargs)
-            with rank_rng(parallel_state.get_context_parallel_rank()):
-                return schedule(*args, **kwargs)
-
-        return forward_backward
-
-    return get_forward_backward_func
 
 
 @contextmanager
