@@ -147,7 +147,7 @@ def _known_parameters(hook: str) -> tuple[str, ...]:
     return _parameters(next(vars(group)[hook] for group in HOOK_CLASSES if hook in vars(group)))
 
 
-def _failure(plugin: Feature[Any], hook: str, error: Exception) -> Problem:
+def _failure(plugin: Any, hook: str, error: Exception) -> Problem:
     """MS901 for an exception in a hook: the feature, the line of the hook, and the line that raised."""
     name, traceback = plugin.spec.name, error.__traceback__
     lines = []
