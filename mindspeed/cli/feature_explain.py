@@ -83,7 +83,7 @@ def _active(found: Explanation, feature: Any, plan: ActivationPlan) -> Sections:
     yield "slots", list(planned.slots)
     yield (
         "Megatron arguments",
-        [f"{o.override.argument} = {o.override.value!r}  {o.override.reason}" for o in found.overrides],
+        [f"{o.override}  {o.override.reason}" for o in found.overrides],
     )
     yield "patches", [line for patch in found.patches for line in _patch(patch)]
     yield "notes", [row.text for row in found.rows if row.kind != "left-out"]

@@ -56,7 +56,7 @@ def sections(plan: ActivationPlan, every_target: bool = False) -> Iterator[tuple
     yield "features, in activation order", [line for feature in plan.features for line in _feature(feature)]
     yield (
         "Megatron arguments",
-        [f"{o.override.argument} = {o.override.value!r}  {', '.join(o.owners)}: {o.override.reason}" for o in plan.overrides],
+        [f"{o.override}  {', '.join(o.owners)}: {o.override.reason}" for o in plan.overrides],
     )
     applied = [planned for planned in plan.patches if not planned.skipped]
     own = [planned for planned in applied if planned.owner in plan.names]

@@ -10,8 +10,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,7 +60,7 @@ def unused_overrides() -> tuple[PlannedOverride, ...]:
 def override_fields(config: Any) -> None:
     """Give the fields of a configuration the plan's values, before its own ``__post_init__``."""
     fields = {field.name: (getattr(config, field.name, None), _default(field)) for field in dataclasses.fields(config)}
-    for name, value in _values_for(type(config).__name__, fields).items():
+    for name, value in _values_for(type(config).__name__, fields, config).items():
         setattr(config, name, value)
 
 
@@ -74,14 +76,15 @@ def override_parameters(original: Callable[..., Any]) -> Callable[..., Any]:
             name: (bound.arguments.get(name, parameter.default), parameter.default)
             for name, parameter in signature.parameters.items()
         }
-        bound.arguments.update(_values_for(place, given))
+        bound.arguments.update(_values_for(place, given, bound.arguments))
         return original(*bound.args, **bound.kwargs)
 
     return call
 
 
-def _values_for(place: str, given: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
-    """The plan's values for one place. ``given`` maps the names it has to ``(value, default)``.
+def _values_for(place: str, given: Mapping[str, tuple[Any, Any]], subject: Any) -> dict[str, Any]:
+    """The plan's values for one place. ``given`` maps the names it has to ``(value, default)``; ``subject`` is what the
+    function of a condition receives: the configuration, or the arguments of a call.
 
     Records what was taken in the session. Raises MS605 for every value that the script chose otherwise.
     """
@@ -93,7 +96,7 @@ def _values_for(place: str, given: Mapping[str, tuple[Any, Any]]) -> dict[str, A
     values, problems = {}, []
     for planned in session.plan.overrides:
         argument, wanted = planned.override.argument, _as_megatron_takes(planned.override.value)
-        if argument not in given:
+        if argument not in given or not _is_meant_for(planned, given, subject):
             continue
         value, default = given[argument]
         if value not in (default, wanted):
@@ -106,6 +109,30 @@ def _values_for(place: str, given: Mapping[str, tuple[Any, Any]]) -> dict[str, A
     if problems:
         raise MindSpeedError(problems)
     return values
+
+
+def _is_meant_for(planned: PlannedOverride, given: Mapping[str, tuple[Any, Any]], subject: Any) -> bool:
+    """Whether a configuration meets the condition of an override."""
+    only = planned.override.only
+    if only is None:
+        return True
+    if isinstance(only, str):
+        return bool(_function(planned, only)(subject))
+    return all(field in given and _equals(given[field][0], value) for field, value in dict(only).items())
+
+
+def _equals(actual: Any, value: Any) -> bool:
+    return bool(actual == value or (callable(actual) and getattr(actual, "__name__", None) == value))
+
+
+def _function(planned: PlannedOverride, reference: str) -> Callable[[Any], Any]:
+    module, _, name = reference.partition(":")
+    try:
+        function: Callable[[Any], Any] = operator.attrgetter(name)(import_module(module))
+    except (ImportError, AttributeError) as error:
+        text = f"the condition {reference} of {planned.override.argument} cannot be imported: {error}"
+        raise MindSpeedError([Problem("MS406", text, planned.owners)]) from error
+    return function
 
 
 def _disagreement(place: str, planned: PlannedOverride, value: Any) -> Problem:

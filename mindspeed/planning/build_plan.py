@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -113,9 +113,17 @@ def _overrides(
                 )
             )
     return tuple(
-        PlannedOverride(tuple(dict.fromkeys(owner for owner, _ in wanted)), wanted[0][1], argument in optional)
+        PlannedOverride(tuple(dict.fromkeys(owners)), override, argument in optional)
         for argument, wanted in by_argument.items()
+        for override, owners in _by_condition(wanted)
     )
+
+
+def _by_condition(wanted: Sequence[tuple[str, ArgOverride]]) -> Iterator[tuple[ArgOverride, list[str]]]:
+    """Yield the overrides of one argument that differ in their condition, each with its owners."""
+    for only in dict.fromkeys(override.only for _, override in wanted):
+        same = [(owner, override) for owner, override in wanted if override.only == only]
+        yield same[0][1], [owner for owner, _ in same]
 
 
 class _Guard:

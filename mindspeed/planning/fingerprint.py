@@ -18,7 +18,7 @@ from typing import Final
 from mindspeed.inspection.source import find_module
 from mindspeed.planning.plan import ActivationPlan
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.plugins.patches import Ref, Set
+from mindspeed.plugins.patches import ArgOverride, Ref, Set
 from mindspeed.resolution.planned_feature import PlannedFeature
 
 Content = Mapping[str, str]
@@ -95,7 +95,7 @@ def plan_facts(plan: ActivationPlan, catalog: Catalog | None) -> dict[str, str]:
         content[f"feature {feature.name}"] = _provider(feature, catalog)
         content |= {f"setting {feature.name}.{name}": _text(value) for name, value in feature.args.items()}
     content |= {f"world {name}": _text(value) for name, value in plan.world.known().items()}
-    content |= {f"argument {o.override.argument}": _text(o.override.value) for o in plan.overrides}
+    content |= {_argument(o.override): _text(o.override.value) for o in plan.overrides}
     for planned in plan.patches:
         if not planned.skipped:
             key = f"patch {planned.site} by {planned.owner}"
@@ -222,3 +222,7 @@ def _digests(modules: Iterable[str]) -> dict[str, str]:
         if module is not None and module.file is not None:
             found[name] = hashlib.blake2b(Path(module.file).read_bytes(), digest_size=8).hexdigest()
     return found
+
+
+def _argument(override: ArgOverride) -> str:
+    return f"argument {override.argument}" + (f" where {override.condition}" if override.condition else "")

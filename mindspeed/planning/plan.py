@@ -74,7 +74,7 @@ class ActivationPlan:
             "environment": dict(self.environment),
             "level": self.level,
             "strict": self.strict,
-            "overrides": [[o.override.argument, o.override.value] for o in self.overrides],
+            "overrides": [[o.override.argument, o.override.value, o.override.only] for o in self.overrides],
             "patches": [[p.owner, p.patch.to_json(), p.site, p.skipped] for p in self.patches],
         }
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
@@ -124,7 +124,7 @@ def plan_from_json(data: Mapping[str, Any]) -> ActivationPlan:
         level=data["level"],
         base=features(data["base"]),
         overrides=tuple(
-            PlannedOverride(tuple(o["owners"]), ArgOverride(o["argument"], o["value"], o["reason"]), o["optional"])
+            PlannedOverride(tuple(o["owners"]), ArgOverride(o["argument"], o["value"], o["reason"], o["only"]), o["optional"])
             for o in data["overrides"]
         ),
         patches=tuple(

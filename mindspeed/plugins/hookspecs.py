@@ -25,8 +25,8 @@ CALLERS: Final[dict[Caller, str]] = {
     "plan": "mindspeed itself, while the plan is made",
     "session": "mindspeed itself, in every process with an active plan",
     "megatron-core": "megatron-core: every script that trains on it, also a plain one under `mindspeed run`",
-    "training loop": "a training loop: `mindspeed pretrain`, `features verify` and Megatron-LM's; a script with a loop of its "
-    "own calls it through `mindspeed.runtime.session`",
+    "training loop": "a training loop: `mindspeed pretrain`, Megatron-LM's, and `features verify`, which writes no checkpoint; "
+    "a script with a loop of its own calls it through `mindspeed.runtime.session`",
 }
 """The programs that call hooks."""
 
@@ -198,7 +198,10 @@ class TrainHooks:
 
     @hook(HookFacts("training loop", "step", "each", "no numbers", proves=False))
     def step_metrics(self, state: TrainState) -> Mapping[str, float] | None:
-        """Return numbers of the step that has ended, for the log of the loop, which names them ``feature.name``."""
+        """Return numbers of the step that has ended, for the log of the loop, which names them ``feature.name``.
+
+        `mindspeed pretrain` logs those of rank 0, Megatron-LM those of the last pipeline stage, as means that are above zero.
+        """
 
 
 class CheckpointHooks:

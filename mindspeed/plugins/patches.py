@@ -8,6 +8,7 @@ turns targets into sites, checks all patches as a set, and only then applies the
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Final, Literal
 
@@ -133,6 +134,10 @@ def patch_from_json(data: dict[str, Any]) -> Patch:
     return patch
 
 
+Condition = str | tuple[tuple[str, Scalar], ...]
+"""A condition on a configuration: a ``"module:function"`` reference, or pairs of field and value."""
+
+
 @dataclass(frozen=True, slots=True)
 class ArgOverride:
     """Set one Megatron argument, by Megatron's own name, wherever Megatron reads it.
@@ -141,15 +146,35 @@ class ArgOverride:
     OptimizerConfig, or of a parameter of ``initialize_model_parallel``; every one of these
     that has the name receives the value. Two features that override one argument with unequal
     values conflict when the plan is made. Megatron receives a tuple as a list.
+
+    ``only`` limits it to the configurations that it is meant for: ``{"gated_linear_unit": True}`` to those with these values
+    (a function is compared by its name, ``{"activation_func": "silu"}``), ``"module:function"`` to those for which the
+    function returns True. The command line of Megatron-LM, which describes one model, always receives the value.
     """
 
     argument: str
     value: Scalar | tuple[Scalar, ...]
     reason: str
+    only: Condition | Mapping[str, Scalar] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.value, list):  # as read back from JSON
             object.__setattr__(self, "value", tuple(self.value))
+        if isinstance(self.only, str):
+            check_reference(self.only, "condition")
+        elif self.only is not None:
+            object.__setattr__(self, "only", tuple(sorted(dict(self.only).items())))
+
+    @property
+    def condition(self) -> str:
+        """The condition in words, empty without one: ``gated_linear_unit is True``."""
+        if self.only is None or isinstance(self.only, str):
+            return self.only or ""
+        return " and ".join(f"{field} is {value}" for field, value in dict(self.only).items())
+
+    def __str__(self) -> str:
+        return f"{self.argument} = {self.value!r}" + (f" where {self.condition}" if self.only is not None else "")
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        only = self.only if self.only is None or isinstance(self.only, str) else dict(self.only)
+        return {"argument": self.argument, "value": self.value, "reason": self.reason, "only": only}

@@ -37,10 +37,10 @@ class Reporter:
         else:
             print(text, file=sys.stderr, flush=True)
 
-    def step(self, step: int, loss: float, learning_rate: float, gradient: float | None) -> None:
-        """Take down one step; every ``interval`` steps, and at the end, show how it goes."""
+    def step(self, step: int, loss: float, learning_rate: float, gradient: float | None, numbers: Mapping[str, float]) -> None:
+        """Record one step; every ``interval`` steps, and at the end, show how it goes. ``numbers`` are those of features."""
         self._losses.append(loss)
-        row = {"step": step, "loss": loss, "learning_rate": learning_rate, "gradient_norm": gradient}
+        row = {"step": step, "loss": loss, "learning_rate": learning_rate, "gradient_norm": gradient, **numbers}
         self._log.write(json.dumps(row) + "\n")
         if step % self.interval and step != self.last:
             return
@@ -50,13 +50,14 @@ class Reporter:
         mean = sum(self._losses) / len(self._losses)
         self._since, self._at, self._losses = step, now, []
         self._log.flush()
-        values = {"loss": mean, "learning_rate": learning_rate, "tokens_per_second": rate, "gradient_norm": gradient}
+        values = {"loss": mean, "learning_rate": learning_rate, "tokens_per_second": rate, "gradient_norm": gradient, **numbers}
         for name, value in values.items():
             self._scalar(f"train/{name}", value, step)
         if self._bar is not None:
             self._bar.show(step, mean, rate)
         else:
-            self.note(f"step {step}/{self.last}  loss {mean:.4f}  {rate:,.0f} tokens/s  {_clock(left)} left")
+            shown = "".join(f"  {name} {value:.4g}" for name, value in numbers.items())
+            self.note(f"step {step}/{self.last}  loss {mean:.4f}{shown}  {rate:,.0f} tokens/s  {_clock(left)} left")
 
     @contextmanager
     def paused(self) -> Iterator[None]:

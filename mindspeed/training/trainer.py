@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import signal
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 
+from mindspeed.megatron.training_hook_wrappers import step_metrics
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.runtime import session
 from mindspeed.training import saving
@@ -94,9 +95,7 @@ class Trainer:
 
     def _step(self) -> None:
         state = self.state
-        with ExitStack() as stack:
-            for _, around in session.call("around_train_step", state=state):
-                stack.enter_context(around)
+        with session.around("around_train_step", state=state):
             for chunk in state.chunks:
                 chunk.zero_grad_buffer()
             state.optimizer.zero_grad()
@@ -107,13 +106,14 @@ class Trainer:
                 state.scheduler.step(increment=1)
         state.step += 1
         state.samples += self.samples_per_step
+        numbers = step_metrics(state)
         loss, self.interrupted = over_ranks(local_loss, self.asked_to_stop)
         if not math.isfinite(loss) or (updated and not math.isfinite(gradient)):
             raise self._not_finite(loss)
         if math.isnan(self.initial_loss):
             self.initial_loss = loss
         if self.reporter is not None:
-            self.reporter.step(state.step, loss, rate, gradient)
+            self.reporter.step(state.step, loss, rate, gradient, numbers)
 
     def _after_step(self) -> None:
         step, config = self.state.step, self.config

@@ -17,7 +17,9 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_attr_wrapped_model, unwrap_model
 
 from mindspeed.megatron.hook_wrappers import group_sizes
+from mindspeed.megatron.training_hook_wrappers import TrainState, step_metrics
 from mindspeed.platforms import runtime
+from mindspeed.runtime import session
 from mindspeed.verification.activations import SavedActivations
 from mindspeed.verification.model import build_chunks, build_optimizer
 from mindspeed.verification.placement import pieces_of, placed_parameters
@@ -109,17 +111,24 @@ class _Run:
             self.config.param_sync_func = _one_or_all([chunk.start_param_sync for chunk in self.chunks])
 
     def train(self) -> None:
+        state = TrainState(self.chunks, self.optimizer, None)
         for step in range(self.recipe.steps):
-            with runtime.traffic() as moved:
-                self.forward_backward(step)
-            if step == 0:
-                self.record_gradients()
-                self.record.activations = self.activations.bytes
-            with runtime.traffic() as gathered:
-                self.optimizer.step()
-            for (kind, _), count in (*moved.items(), *gathered.items()):
-                self.record.traffic[kind] = self.record.traffic.get(kind, 0) + count.bytes
+            with session.around("around_train_step", state=state):
+                self.train_step(step)
+            state.step += 1
+            step_metrics(state)
         self.record_weights()
+
+    def train_step(self, step: int) -> None:
+        with runtime.traffic() as moved:
+            self.forward_backward(step)
+        if step == 0:
+            self.record_gradients()
+            self.record.activations = self.activations.bytes
+        with runtime.traffic() as gathered:
+            self.optimizer.step()
+        for (kind, _), count in (*moved.items(), *gathered.items()):
+            self.record.traffic[kind] = self.record.traffic.get(kind, 0) + count.bytes
 
     def forward_backward(self, step: int) -> None:
         for chunk in self.chunks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -56,6 +57,61 @@ def test_a_configuration_has_the_plans_value_before_its_own_checks_run(activate)
     assert seen == [{"size": 4, "modules": None, "names": []}]
 
 
+def gelu(x: float) -> float:
+    return x
+
+
+def silu(x: float) -> float:
+    return x
+
+
+def is_large(config: Any) -> bool:
+    return bool(config.size > 100)
+
+
+def only(condition: Any) -> PlannedOverride:
+    return PlannedOverride(("swiglu",), ArgOverride("fused", True, "a test", only=condition))
+
+
+@pytest.mark.parametrize(
+    ("condition", "meant", "words"),
+    [
+        ({"gated": True, "activation": "silu"}, {"silu"}, "activation is silu and gated is True"),
+        ({"size": 1000}, {"large"}, "size is 1000"),
+        (f"{__name__}:is_large", {"large"}, f"{__name__}:is_large"),
+        ({"of_no_configuration": 1}, set(), "of_no_configuration is 1"),
+    ],
+)
+def test_an_override_goes_only_to_configurations_that_it_is_meant_for(activate, condition, meant, words):
+    active = activate(only(condition))
+
+    @dataclass
+    class Config:
+        activation: Any = gelu
+        gated: bool = False
+        size: int = 1
+        fused: bool = False
+
+        def __post_init__(self) -> None:
+            pass
+
+    Config.__post_init__ = config_post_init(Config.__post_init__)
+    made = {"gelu": Config(), "silu": Config(silu, True), "ungated": Config(silu), "large": Config(size=1000)}
+    assert {name for name, config in made.items() if config.fused} == meant
+    (planned,) = active.plan.overrides
+    assert str(planned.override) == f"fused = True where {words}"
+    again = plan_from_json(json.loads(json.dumps(active.plan.to_json())))
+    assert again.overrides == active.plan.overrides
+    assert again.digest != ActivationPlan(features=(), world=World({}), overrides=(only(None),)).digest
+
+
+def test_a_condition_that_cannot_be_imported_is_a_problem(activate):
+    activate(planned("size", 2), PlannedOverride(("a",), ArgOverride("names", ("x",), "a test", only="nowhere:at_all")))
+    with pytest.raises(MindSpeedError) as error:
+        config_class([])()
+    assert str(error.value) == "MS406 the condition nowhere:at_all of names cannot be imported: No module named 'nowhere'"
+
+
 def test_without_a_plan_and_for_other_names_a_configuration_stays_as_it_is(activate):
     config = config_class([])
     assert config(size=3).size == 3
@@ -79,6 +135,7 @@ def test_a_tuple_becomes_a_list_and_survives_json(activate):
                         "argument": "modules",
                         "value": ["core_attn", "mlp"],
                         "reason": "a test wants it",
+                        "only": None,
                     }
                 ],
             }

@@ -50,7 +50,10 @@ class Swiglu(Feature[FeatureArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        return [ArgOverride("bias_activation_fusion", True, "Megatron then calls one function for the whole activation")]
+        reason = "Megatron then calls one function for the whole activation"
+        return [
+            ArgOverride("bias_activation_fusion", True, reason, only={"activation_func": "silu", "gated_linear_unit": True})
+        ]
 
     @hookimpl
     def config_ready(self, config: Any) -> None:
