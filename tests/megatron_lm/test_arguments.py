@@ -14,7 +14,7 @@ import pytest
 from mindspeed.inspection.cli_arguments import surface
 from mindspeed.megatron import training_hook_wrappers
 from mindspeed.megatron.training_flags import world_of
-from mindspeed.megatron.training_hook_wrappers import differences, order_launches, put_arguments, with_plan_arguments
+from mindspeed.megatron.training_hook_wrappers import differences, order_launches, put_arguments, validate_args
 from mindspeed.planning.plan import ActivationPlan, PlannedOverride
 from mindspeed.plugins import ArgOverride, MindSpeedError, World
 from tests.megatron_lm import stub
@@ -71,7 +71,7 @@ def test_the_variable_that_megatron_demands_is_set_where_it_has_no_meaning(platf
 @pytest.mark.parametrize("argument", ["fp8", "fp4", "layernorm_zero_centered_gamma"])
 def test_an_argument_of_a_file_that_local_layers_do_not_support_is_a_problem(monkeypatch, argument):
     monkeypatch.setattr(training_hook_wrappers.session, "current", lambda: active())
-    validate = with_plan_arguments(lambda args: args)
+    validate = validate_args(lambda args: args)
     with pytest.raises(MindSpeedError) as caught:
         validate(parsed(transformer_impl="local", **{argument: "hybrid"}))
     assert [problem.code for problem in caught.value.problems] == ["MS605"]
