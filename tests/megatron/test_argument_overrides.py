@@ -136,7 +136,6 @@ def test_a_tuple_becomes_a_list_and_survives_json(activate):
                         "value": ["core_attn", "mlp"],
                         "reason": "a test wants it",
                         "only": None,
-                        "optional": False,
                     }
                 ],
             }
