@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
-from typing import Any
+from difflib import get_close_matches
+from typing import Any, Final
 
 import yaml
 from pydantic import ValidationError
@@ -18,7 +20,8 @@ from mindspeed.inspection.sites import find_site, near_targets
 from mindspeed.inspection.source import find_module, read_scope
 from mindspeed.planning.explanation import code_place
 from mindspeed.plugins.constraints import Check
-from mindspeed.plugins.feature import FeatureArgs
+from mindspeed.plugins.feature import Feature, FeatureArgs
+from mindspeed.plugins.hookspecs import HOOK_CLASSES, PROJECT
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import Ref, Set
 from mindspeed.plugins.problems import MindSpeedError
@@ -27,6 +30,8 @@ from mindspeed.resolution.constraint_checks import Loose
 from mindspeed.resolution.request import Layer, parse_assignments
 
 LONGEST_SUMMARY = 100
+_ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
+"""Where an object of another feature lies, which no two attempts share."""
 
 
 def schema(subject: Subject) -> Outcome:
@@ -77,6 +82,7 @@ def metadata(subject: Subject) -> Outcome:
         wrong.append(f"the numerics are {spec.numerics.claim}, and nothing says why")
     if not (subject.feature.__doc__ or "").strip():
         wrong.append("the class has no docstring")
+    wrong += _unmarked_hooks(subject.feature)
     wrong += [f"the {type(c).__name__} has no reason" for c in spec.constraints if getattr(c, "reason", "-") == ""]
     if subject.plan is not None:
         args = subject.feature.Args(**_planned_args(subject))
@@ -87,6 +93,18 @@ def metadata(subject: Subject) -> Outcome:
             wrong.append(error.problems[0].message)
     count = len(spec.constraints)
     return judged(name, "metadata", wrong, f"{count} constraint{'s' if count != 1 else ''}, all on known names; hooks match")
+
+
+def _unmarked_hooks(feature: type[Feature[Any]]) -> Iterator[str]:
+    """Methods that look like hooks and lack the marker, which nothing would ever call."""
+    hooks = {name for group in HOOK_CLASSES for name in vars(group) if name[0] != "_"}
+    for name, method in vars(feature).items():
+        if name[0] == "_" or not callable(method) or hasattr(method, f"{PROJECT}_impl"):
+            continue
+        if name in hooks:
+            yield f"the method {name} has the name of a hook and lacks @hookimpl, so nothing calls it"
+        elif near := get_close_matches(name, sorted(hooks), n=1, cutoff=0.85):
+            yield f"the method {name} is no hook; did you mean {near[0]}, with @hookimpl?"
 
 
 def _unreadable_messages(constraints: Any, args: FeatureArgs) -> Iterator[str]:
@@ -180,4 +198,4 @@ def _answer(names: tuple[str, ...], world: dict[str, Any], platform: str) -> tup
     try:
         return True, registry.resolve([Layer("conformance", names, world=world, platform=platform)]).digest
     except MindSpeedError as error:
-        return False, sorted(problem.message for problem in error.problems)
+        return False, sorted(_ADDRESS.sub("", problem.message) for problem in error.problems)

@@ -16,6 +16,7 @@ from mindspeed.plugins.hookspecs import HOOKS
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import ArgOverride, Patch, Replace
 from mindspeed.plugins.problems import Problem, ResolutionError
+from mindspeed.plugins.world import World
 from mindspeed.resolution.environment import Environment, version_in
 from mindspeed.resolution.planned_feature import PlanNote
 from mindspeed.resolution.resolver import Resolution
@@ -28,7 +29,7 @@ def build_plan(resolution: Resolution, catalog: Catalog, environment: Environmen
     world = resolution.world
     names = {feature.name for feature in resolution.features}
     types = (*framework.base, *(catalog.feature(feature.name) for feature in resolution.features))
-    manager = FeatureManager([feature(resolution.args[feature.spec.name], world) for feature in types])
+    manager = FeatureManager([_instance(feature, resolution.args[feature.spec.name], world) for feature in types])
     for feature, planned in zip(manager.features, (*resolution.base, *resolution.features), strict=True):
         feature.requested = planned.requested
     problems: list[Problem] = []
@@ -65,6 +66,16 @@ def build_plan(resolution: Resolution, catalog: Catalog, environment: Environmen
     )
 
 
+def _instance(feature: type[Feature[Any]], args: Any, world: World) -> Feature[Any]:
+    """Make a feature. Raises ResolutionError (MS901) with its name when its own code fails."""
+    try:
+        return feature(args, world)
+    except Exception as error:
+        name = feature.spec.name
+        text = f"feature {name} cannot be made: {type(error).__name__}: {error}"
+        raise ResolutionError([Problem("MS901", text, (name,), fix=f"--without {name}")]) from error
+
+
 def manager_of(plan: ActivationPlan, catalog: Catalog, base: Iterable[type[Feature[Any]]]) -> FeatureManager:
     """Feature instances of a plan, base first. Raises ResolutionError when this process lacks one of them."""
     known: dict[str, type[Feature[Any]]] = {feature.spec.name: feature for feature in base}
@@ -77,7 +88,7 @@ def manager_of(plan: ActivationPlan, catalog: Catalog, base: Iterable[type[Featu
                 Problem("MS201", text, (planned.name,), fix=f"pip install {planned.distribution}=={planned.version}")
             )
             continue
-        instance = feature(feature.Args(**planned.args), plan.world)
+        instance = _instance(feature, feature.Args(**planned.args), plan.world)
         instance.requested = planned.requested
         instances.append(instance)
     if problems:

@@ -109,6 +109,16 @@ MISTAKES = {
         ("constraints=(", 'constraints=(Requires("recompute"),'),
         "the Requires has no reason",
     ),
+    "a hook without its marker": (
+        "metadata",
+        ("    @hookimpl\n    def patches(self):", "    def patches(self):"),
+        "the method patches has the name of a hook and lacks @hookimpl, so nothing calls it",
+    ),
+    "a method that is nearly a hook": (
+        "metadata",
+        ("def around(original):", "    def config_redy(self, config):\n        pass\n\ndef around(original):"),
+        "the method config_redy is no hook; did you mean config_ready, with @hookimpl?",
+    ),
     "code in a module that does not exist": (
         "references",
         ("acme_made:around", "acme_layers:around"),
@@ -294,3 +304,22 @@ def test_a_function_runs_on_ranks_with_and_without_a_plan(pool: WorkerPool):
     with pytest.raises(MindSpeedError, match="rank 1 failed: AssertionError: rank 1 is odd"):
         pool.call(fails_on_one, 2)
     assert len(pool.call(rank_and_sum, 1, 0)) == 1, "a failed call leaves the pool usable"
+
+
+BESIDE = {
+    "an unknown hook": "@hookimpl\n    def no_such_hook(self): pass",
+    "a constructor that fails": "def __init__(self, *given): raise ValueError('boom')",
+}
+
+
+@pytest.mark.parametrize("mistake", BESIDE)
+def test_a_broken_feature_beside_fails_no_check_of_another(acme, mistake, tmp_path):
+    info = tmp_path / "bad-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bad\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[mindspeed.features]\nbad-one = bad_one:One\n")
+    spec = "spec = FeatureSpec('bad-one', 'broken', Category.TOOL, level=1)"
+    (tmp_path / "bad_one.py").write_text(f"{HEAD}\nclass One(Feature):\n    {spec}\n    {BESIDE[mistake]}\n")
+    outcome = declaration.order(acme())
+    assert (outcome.state, outcome.details) == ("ok", ()), outcome.text
+    sys.modules.pop("bad_one", None)
