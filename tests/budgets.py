@@ -105,7 +105,7 @@ class Budgets:
         long = item.get_closest_marker("long") is not None
         if not long and seconds > limit:
             seconds /= slowness()
-        report.user_properties = [*report.user_properties, ("seconds", round(seconds, 2)), ("long", long or mark is not None)]
+        report.user_properties = [*report.user_properties, ("seconds", round(seconds, 2)), ("long", long)]
         if seconds > limit and not long and report.passed and start.imported == end.imported:
             report.outcome = "failed"
             report.longrepr = f"{item.nodeid} {over_budget(seconds, limit)}"

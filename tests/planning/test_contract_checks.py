@@ -70,6 +70,7 @@ def test_a_release_above_the_recorded_ones_is_held_to_the_nearest_below(core: Pa
     ]
 
 
+@pytest.mark.long
 def test_a_plan_is_refused_with_every_changed_target_of_the_base_plan_too(core: Path) -> None:
     edit(core / "transformer" / "utils.py", "def gelu_impl(x)", "def gelu_impl(x, y)")
     edit(core / "utils.py", "def is_te_min_version(", "def is_te_at_least(")

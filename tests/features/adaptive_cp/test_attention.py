@@ -146,6 +146,7 @@ def bytes_of(plan: AdaptivePlan, rank: int, queries: int, keys: int, statistics:
     return [forward, backward]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=LONG)])
 @pytest.mark.parametrize("kind", ["causal", "scattered"])
 def test_it_sends_what_the_schedule_says(pool: WorkerPool, world: int, kind: str) -> None:
