@@ -20,6 +20,7 @@ from typing import Any, Final
 from mindspeed.inspection.config_arguments import arguments_of
 from mindspeed.megatron.training_flags import OF_TRAINING
 from mindspeed.planning.plan import PlannedOverride
+from mindspeed.plugins.active import active_feature
 from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
@@ -86,7 +87,8 @@ def _values_for(place: str, given: Mapping[str, tuple[Any, Any]], subject: Any) 
     """The plan's values for one place. ``given`` maps the names it has to ``(value, default)``; ``subject`` is what the
     function of a condition receives: the configuration, or the arguments of a call.
 
-    Records what was taken in the session. Raises MS605 for every value that the script chose otherwise.
+    Records what was taken in the session. Raises MS605 for every value that the script chose otherwise; features that level 1
+    alone switched on leave the value as it is, with a row.
     """
     from mindspeed.runtime.session import current
 
@@ -100,7 +102,10 @@ def _values_for(place: str, given: Mapping[str, tuple[Any, Any]], subject: Any) 
             continue
         value, default = given[argument]
         if value not in (default, wanted):
-            problems.append(_disagreement(place, planned, value))
+            if owner := _unrequested_owner(planned):
+                owner.decline(f"the script sets {argument}={value!r}, and {planned.override.value!r} is needed")
+            else:
+                problems.append(_disagreement(place, planned, value))
             continue
         values[argument] = wanted
         before = session.taken.setdefault(argument, {})
@@ -109,6 +114,12 @@ def _values_for(place: str, given: Mapping[str, tuple[Any, Any]], subject: Any) 
     if problems:
         raise MindSpeedError(problems)
     return values
+
+
+def _unrequested_owner(planned: PlannedOverride) -> Any:
+    """The first feature that sets an argument, if optimization level 1 alone switched on all that do; else None."""
+    owners = [active_feature(name) for name in planned.owners]
+    return owners[0] if owners and not any(owner is None or owner.requested for owner in owners) else None
 
 
 def _is_meant_for(planned: PlannedOverride, given: Mapping[str, tuple[Any, Any]], subject: Any) -> bool:

@@ -22,6 +22,7 @@ def train(model: dict[str, Any], steps: int = 3) -> tuple[list[float], list[str]
     torch.manual_seed(1)
     model_parallel_cuda_manual_seed(1)
     experts = {key: value for key, value in model.items() if "moe" in key}
+    further = {key: value for key, value in model.items() if key.startswith("activation_func_")}
     config = TransformerConfig(
         num_layers=2,
         hidden_size=32,
@@ -33,8 +34,11 @@ def train(model: dict[str, Any], steps: int = 3) -> tuple[list[float], list[str]
         gated_linear_unit=model["gated"],
         add_bias_linear=model["bias"],
         **experts,
+        **further,
     )
-    spec = get_gpt_layer_local_spec(model.get("num_moe_experts"), bool(experts), normalization=model["normalization"])
+    spec = get_gpt_layer_local_spec(
+        model.get("num_moe_experts"), bool(experts.get("moe_grouped_gemm")), normalization=model["normalization"]
+    )
     positions = "rope" if model["rotary"] else "learned_absolute"
     gpt = GPTModel(config, spec, 64, 16, position_embedding_type=positions).to("cuda")
     optimizer = torch.optim.SGD(gpt.parameters(), 0.1)

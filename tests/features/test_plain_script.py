@@ -56,7 +56,15 @@ def test_the_default_level_switches_on_every_feature_of_one_rank(default_plan: A
     assert {name for name in names if registry.catalog().feature(name).spec.level == 1} == LEVEL_ONE
 
 
-@pytest.mark.parametrize("model", [LLAMA, GPT2], ids=["llama", "gpt2"])
+CLAMPED = LLAMA | {"activation_func_clamp_value": 0.02}
+GELU_WITHOUT_BIAS = GPT2 | {"bias": False}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [LLAMA, GPT2, GELU_WITHOUT_BIAS, CLAMPED],
+    ids=["llama", "gpt2", "gelu without bias", "clamped"],
+)
 def test_a_loop_without_gradient_buffers_trains_as_without_features(
     pool: WorkerPool, default_plan: ActivationPlan, model: dict[str, Any]
 ) -> None:

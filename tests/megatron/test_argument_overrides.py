@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from mindspeed.features.swiglu.feature import Swiglu
 from mindspeed.inspection.config_arguments import PLACES, known_arguments
 from mindspeed.inspection.megatron_copies import megatron_version, package_root
 from mindspeed.megatron.argument_overrides import check_overrides, override_parameters, unused_overrides
 from mindspeed.megatron.hook_wrappers import config_post_init
 from mindspeed.planning.plan import ActivationPlan, PlannedOverride, plan_from_json
-from mindspeed.plugins import ArgOverride, MindSpeedError, World
+from mindspeed.plugins import ArgOverride, FeatureArgs, MindSpeedError, World, active
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.runtime import session
 
@@ -159,6 +160,19 @@ def test_a_script_that_wants_something_else_is_told_where(activate):
         f"  where: Config at {__file__}:{line}\n"
         "  fix: remove names from the script, or change the settings of recompute, other"
     )
+
+
+def test_a_script_that_wants_something_else_than_a_level_one_feature_keeps_its_value_with_a_row(activate, monkeypatch):
+    activate(planned("size", 2, "swiglu"))
+    feature, rows = Swiglu(FeatureArgs(), World({})), []
+    feature.requested = False
+    monkeypatch.setattr(
+        active, "_active", active.ActiveFeatures({"swiglu": feature}, lambda problem, log: rows.append(problem))
+    )
+    assert config_class([])(size=4).size == 4
+    assert [f"{row.code} {row.message}" for row in rows] == [
+        "MS413 swiglu: the script sets size=4, and 2 is needed; that part stays as Megatron has it"
+    ]
 
 
 def test_a_script_may_give_the_default_or_the_plans_value(activate):

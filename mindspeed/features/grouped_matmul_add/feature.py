@@ -56,7 +56,7 @@ class GroupedMatmulAdd(Feature[FeatureArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        return [ArgOverride("moe_grouped_gemm", True, "all experts of a rank are one module")]
+        return [ArgOverride("moe_grouped_gemm", True, "all experts of a rank are one module", only=f"{_LAYERS}:fits")]
 
     @hookimpl
     def config_ready(self, config: Any) -> None:
@@ -67,9 +67,9 @@ class GroupedMatmulAdd(Feature[FeatureArgs]):
 
     @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
-        from mindspeed.features.grouped_matmul_add.layers import misfits, with_grouped_experts
+        from mindspeed.features.grouped_matmul_add.layers import fits, with_grouped_experts
 
-        return spec if misfits(config) else with_grouped_experts(spec)
+        return with_grouped_experts(spec) if fits(config) else spec
 
     @hookimpl
     def patches(self) -> list[Patch]:

@@ -95,6 +95,11 @@ def misfits(config: Any) -> list[str]:
     return [sentence for sentence, holds in wrong.items() if holds]
 
 
+def fits(config: Any) -> bool:
+    """Tell whether a configuration has experts that the operators compute."""
+    return bool(config.num_moe_experts) and not misfits(config)
+
+
 def with_grouped_experts(spec: Any) -> Any:
     """The spec of a block with single experts exchanged for grouped ones."""
     from megatron.core.transformer.moe.experts import GroupedMLP, SequentialMLP

@@ -51,9 +51,7 @@ class Swiglu(Feature[FeatureArgs]):
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
         reason = "Megatron then calls one function for the whole activation"
-        return [
-            ArgOverride("bias_activation_fusion", True, reason, only={"activation_func": "silu", "gated_linear_unit": True})
-        ]
+        return [ArgOverride("bias_activation_fusion", True, reason, only=f"{_LAYERS}:fits")]
 
     @hookimpl
     def config_ready(self, config: Any) -> None:

@@ -19,10 +19,17 @@ def misfits(config: Any) -> list[str]:
         "gated_linear_unit is off": not config.gated_linear_unit,
         # since Megatron 0.15
         "activation_func_clamp_value is set": getattr(config, "activation_func_clamp_value", None) is not None,
+        "glu_linear_offset is set": getattr(config, "glu_linear_offset", 0.0) != 0.0,
         "activation_func_fp8_input_store is set": config.activation_func_fp8_input_store,
         "cpu_offloading is set": config.cpu_offloading,
+        "use_te_activation_func is set": getattr(config, "use_te_activation_func", False),
     }
     return [sentence for sentence, holds in wrong.items() if holds]
+
+
+def fits(config: Any) -> bool:
+    """Tell whether Megatron's fused activation of a configuration is that of the operator."""
+    return not misfits(config)
 
 
 def with_operator(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
