@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 
+import pytest
+
 from mindspeed._version import __version__
 from mindspeed.cli.docs import CHECKOUT
 
@@ -39,6 +41,7 @@ def test_json_holds_the_pages_by_name(mindspeed):
     assert pages["swiglu"].startswith("# swiglu\n")
 
 
+@pytest.mark.budget(8)
 def test_the_whole_reference_is_written_with_or_without_third_parties(mindspeed, install, tmp_path):
     install("acme", {"acme-clip": ""})
     for options, expected in (((), True), (("--built-in",), False)):

@@ -216,6 +216,7 @@ def test_a_failed_check_is_status_one_and_json_holds_everything(acme, mindspeed_
     }
 
 
+@pytest.mark.budget(8)
 def test_pytest_runs_the_suite_for_a_distribution_without_any_test_file(acme, pytester, monkeypatch, tmp_path):
     acme(("Field(1e-5, description=", "Field(1e-5, title="))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -224,6 +225,7 @@ def test_pytest_runs_the_suite_for_a_distribution_without_any_test_file(acme, py
     done.stdout.fnmatch_lines(["*acme-made: schema failed: the setting rate has no description*"])
 
 
+@pytest.mark.budget(8)
 def test_a_test_file_has_a_case_for_each_check(acme, pytester, monkeypatch, tmp_path):
     acme()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -296,6 +298,7 @@ def groups_of_megatron():
     return parallel_state.get_tensor_model_parallel_world_size()
 
 
+@pytest.mark.budget(8)
 def test_a_function_runs_on_ranks_with_and_without_a_plan(pool: WorkerPool):
     found = pool.call(rank_and_sum, 2, 10)
     assert [(rank, int(total)) for rank, total in found] == [(0, 21), (1, 21)]

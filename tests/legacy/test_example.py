@@ -58,6 +58,7 @@ def test_the_example_trains_and_its_features_and_ours_are_reached(tmp_path):
     assert features["compat:truncated-init"]["points"][0]["state"] == "reached"
 
 
+@pytest.mark.budget(10)
 def test_a_refusal_of_a_feature_of_the_example_ends_it_before_anything_is_built(tmp_path):
     done = train(tmp_path, "--scale-embedding", "--scale-embedding-factor", "-1")
     assert done.returncode == 1

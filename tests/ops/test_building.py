@@ -73,6 +73,7 @@ def test_two_processes_at_once_compile_once_and_both_succeed(sources, cache, tmp
     assert sorted(line.split()[0] for line in outputs[maker][:-1]) == ["compiling", "first.cpp", "second.cpp"]
 
 
+@pytest.mark.budget(8)
 def test_a_killed_builder_leaves_nothing_that_blocks(sources, cache, tmp_path):
     started = tmp_path / "started"
     compiler = write_compiler(tmp_path / "compiler", f"touch {started}; sleep 100")
@@ -96,6 +97,7 @@ def test_a_killed_builder_leaves_nothing_that_blocks(sources, cache, tmp_path):
     assert sorted(path.suffix for path in record.parent.iterdir()) == [".json", ".lock", ".so"]
 
 
+@pytest.mark.budget(8)
 def test_what_is_built_is_found_and_nothing_is_written(sources, cache):
     steps, built = steps_of(sources, cache)
     assert sorted(steps) == ["first.cpp compiled", "second.cpp compiled"]
@@ -148,6 +150,7 @@ def test_another_compiler_makes_another_library(sources, cache, tmp_path, monkey
     assert build_cache.find(built.key, cache) == other
 
 
+@pytest.mark.budget(8)
 def test_a_source_that_does_not_compile_is_one_problem_with_its_first_errors(sources, cache):
     write_sources(sources, {"cpu/second.cpp": "int f() { return missing; }\nint g() { return 'a' + ; }\n"})
     problem = problem_of(sources, cache)
@@ -205,6 +208,7 @@ def test_without_a_compiler_the_problem_says_what_to_install(sources, cache, mon
     )
 
 
+@pytest.mark.budget(8)
 def test_without_a_compiler_what_was_built_before_is_enough(sources, cache, monkeypatch):
     _, built = steps_of(sources, cache)
     monkeypatch.setenv("PATH", "")

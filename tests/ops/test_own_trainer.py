@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "examples" / "own_trainer.py"
 WATCHED = """
 import json, runpy, sys
@@ -26,6 +28,7 @@ print(json.dumps({"operators": sorted(Watch.seen), "megatron": any(name.startswi
 """
 
 
+@pytest.mark.budget(10)
 def test_it_learns_with_five_operators_and_without_megatron() -> None:
     program = f"SCRIPT = {str(SCRIPT)!r}\n{WATCHED}"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)

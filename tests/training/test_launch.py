@@ -87,6 +87,7 @@ raise SystemExit(1)
 """
 
 
+@pytest.mark.budget(10)
 @pytest.mark.parametrize(
     ("program", "text"),
     [

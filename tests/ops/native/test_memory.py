@@ -71,6 +71,7 @@ def test_threads_do_not_get_one_anothers_memory():
         assert list(pool.map(train, range(4))) == [True] * 4
 
 
+@pytest.mark.budget(8)
 @pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
 @pytest.mark.parametrize(("limit", "kept"), [(0, 0), (40, 32)])
 def test_no_more_is_kept_than_asked_for(limit, kept):
