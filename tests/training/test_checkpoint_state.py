@@ -19,6 +19,7 @@ from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
 from mindspeed.plugins.problems import RunError
 from mindspeed.plugins.world import World
 from mindspeed.resolution.planned_feature import PlannedFeature, Value
+from mindspeed.resolution.request import Layer
 from mindspeed.training.checkpoints import checkpoint_path, find_checkpoint
 from tests.training.conftest import TINY, Run, losses
 
@@ -174,8 +175,8 @@ def diff(*arguments):
     return CliRunner().invoke(main, ["checkpoint", "diff", *map(str, arguments)], catch_exceptions=False)
 
 
-@pytest.mark.long
-def test_a_checkpoint_is_compared_before_anything_is_launched(run):
+def test_a_checkpoint_is_compared_before_anything_is_launched(make_run):
+    run = make_run(Layer("job file"))
     tiny = ("--platform", "cpu", "--world-size", 2)
     done = diff(run, *tiny, "--features", "distributed-optimizer")
     assert done.exit_code == 1
@@ -199,12 +200,13 @@ def test_a_checkpoint_is_compared_before_anything_is_launched(run):
     }
 
 
-@pytest.mark.long
-def test_resuming_with_an_optimizer_of_another_format_is_refused_before_a_process_starts(run):
-    done = Run("--resume", run, "--nproc", 2, "--features", "distributed-optimizer", "--train-iters", 4).done(status=1)
+def test_resuming_with_an_optimizer_of_another_format_is_refused_before_a_process_starts(make_run):
+    run = make_run(Layer("job file"))
+    added = ["--nproc", "2", "--features", "distributed-optimizer"]
+    done = CliRunner().invoke(main, ["pretrain", "--resume", str(run), *added])
     reason = "Megatron saves a sharded and a replicated optimizer in formats that do not load each other"
-    assert done.out == ""
-    assert done.err == (
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr == (
         f"MS613 distributed-optimizer was added: {reason}\n  where: {find_checkpoint(run)}\n"
         "  fix: --without distributed-optimizer\n"
     )

@@ -1,9 +1,10 @@
-"""``mindspeed checkpoint``: list, inspect, verify and compare, on the checkpoint of a small run."""
+"""``mindspeed checkpoint``: list, inspect, verify and compare, on a checkpoint of one tensor."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,29 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mindspeed.cli import main
-from mindspeed.training.checkpoints import checkpoint_path
+from mindspeed.resolution.request import Layer
+from mindspeed.training.checkpoint_files import file_sizes
+from mindspeed.training.checkpoints import MANIFEST, checkpoint_path, read_manifest
+from tests.training.conftest import MakeRun
+
+
+@pytest.fixture
+def run(make_run: MakeRun) -> Path:
+    """A run with one checkpoint of a tensor, as torch's distributed checkpoints hold it."""
+    import torch
+    from torch.distributed import checkpoint
+
+    run = make_run(Layer("job file"), steps=(2,))
+    folder = checkpoint_path(run, 2)
+    (folder / ".metadata").unlink()
+    checkpoint.save({"weight": torch.arange(1000.0)}, checkpoint_id=folder, no_dist=True)
+    torch.save({"step": 2}, folder / "common.pt")
+    (folder / "metadata.json").write_text("{}")
+    manifest = read_manifest(folder)
+    (folder / MANIFEST).unlink()
+    replace(manifest, files=file_sizes(folder)).write(folder)
+    return run
+
 
 CPU = ("--platform", "cpu", "--world-size", "1")
 

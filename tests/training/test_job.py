@@ -70,8 +70,8 @@ def test_a_vocabulary_that_is_smaller_than_the_data_needs_is_refused(refuse, tex
     assert "vocab_size is 128, and the tokenizer of the data has 257 tokens" in refuse("--data", text, "--vocab-size", 128)
 
 
-@pytest.mark.budget(30)
-def test_a_folder_with_a_run_is_not_overwritten(refuse, run, text):
+def test_a_folder_with_a_run_is_not_overwritten(refuse, make_run, text):
+    run = make_run(Layer("job file"))
     problem = refuse("--data", text, "--run", run)[f"the folder {run} already holds a run with checkpoints"]
     assert problem["fix"] == f"--resume {run} continues it, and another --run starts a new one"
 
@@ -87,8 +87,8 @@ def test_the_length_belongs_to_a_model_that_has_a_table_of_positions_and_to_no_o
     assert {"seq_length", "rotary_base"}.isdisjoint(model_of("alibi", rotary=False))
 
 
-@pytest.mark.budget(30)
-def test_a_checkpoint_of_another_model_is_refused_with_every_difference(refuse, run):
+def test_a_checkpoint_of_another_model_is_refused_with_every_difference(refuse, make_run):
+    run = make_run(Layer("job file"))
     problem = refuse("--resume", run, "--hidden-size", 64, "--dtype", "bf16")["the checkpoint is of another model"]
     assert problem["code"] == "MS602"
     assert problem["chain"] == [

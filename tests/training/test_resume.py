@@ -3,50 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from mindspeed import registry
-from mindspeed.planning.checkpoint_state import record_of
 from mindspeed.plugins.problems import ResolutionError
-from mindspeed.registry import probe
 from mindspeed.resolution.request import Layer
-from mindspeed.training.checkpoints import Manifest, checkpoint_path
-from mindspeed.training.job import Job, make_job, write_job
-
-SHAPE = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "seq_length": 32, "global_batch_size": 4}
-MakeRun = Callable[..., Path]
-
-
-def job_of(layer: Layer, train: dict[str, Any], world_size: int = 1, **options: Any) -> Job:
-    """The job of one layer above a saved run, if ``resume`` names one."""
-    return make_job([layer], {"command line": train}, replace(probe("cpu"), world_size=world_size), **options)
-
-
-@pytest.fixture
-def make_run(tmp_path: Path, text: str) -> MakeRun:
-    """Write the folder of a run that has ended at step 20: its job, and checkpoints without tensors."""
-
-    def make(layer: Layer, world_size: int = 1, steps: tuple[int, ...] = (20,), **train: Any) -> Path:
-        run = tmp_path / "run"
-        values = {"train_iters": 20, "warmup_iters": 2, "data": text, "run": str(run)} | train
-        job = job_of(replace(layer, world=SHAPE | dict(layer.world)), values, world_size)
-        write_job(job)
-        for step in steps:
-            folder = checkpoint_path(run, step)
-            folder.mkdir(parents=True)
-            for name in ("metadata.json", "common.pt", ".metadata"):
-                (folder / name).touch()
-            Manifest(step, 4 * step, job.model, job.optimizer, "data", {}, job.plan.digest).write(folder)
-            record_of(job.plan, registry.feature_classes(job.plan), registry.content_of(job.plan)).write(folder)
-        return run
-
-    return make
+from mindspeed.training.checkpoints import checkpoint_path
+from mindspeed.training.job import Job, write_job
+from tests.training.conftest import MakeRun, job_of
 
 
 def resumed(saved: Path, /, layer: Layer | None = None, world_size: int = 1, step: int | None = None, **train: Any) -> Job:

@@ -63,7 +63,6 @@ def test_a_run_that_ctrl_c_stops_saves_and_says_how_to_go_on(run):
     assert max(losses(run)) == step + 2
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_what_a_scheduler_sends_before_it_takes_the_node_saves_too(run, number):
     stopped = Run("--resume", run, "--nproc", 2, "--train-iters", 1_000_000)
@@ -75,7 +74,6 @@ def test_what_a_scheduler_sends_before_it_takes_the_node_saves_too(run, number):
     assert f"stopped after step {step}; continue with:\n" in stopped.out
 
 
-@pytest.mark.long
 def test_ranks_end_with_a_launcher_that_is_killed(run):
     lost = Run("--resume", run, "--nproc", 2, "--train-iters", 1_000_000)
     lost.wait_for_step(run, 3)
@@ -86,7 +84,6 @@ def test_ranks_end_with_a_launcher_that_is_killed(run):
     Run("--resume", run, "--train-iters", 3).done()
 
 
-@pytest.mark.long
 def test_a_second_job_in_a_run_folder_is_refused_before_it_starts_anything(run):
     first = Run("--resume", run, "--train-iters", 1_000_000)
     first.wait_for_step(run, 3)
@@ -98,7 +95,6 @@ def test_a_second_job_in_a_run_folder_is_refused_before_it_starts_anything(run):
     first.done()
 
 
-@pytest.mark.long
 def test_a_resume_that_cannot_load_leaves_the_run_as_it_was(run):
     (checkpoint_path(run, 2) / "common.pt").write_bytes(bytes((checkpoint_path(run, 2) / "common.pt").stat().st_size))
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
@@ -141,7 +137,6 @@ def test_a_full_disk_leaves_the_checkpoint_before(run):
     assert saved_steps(run) == [2, 4]
 
 
-@pytest.mark.long
 def test_a_disk_that_is_full_while_the_index_of_the_data_is_written_is_one_problem(tmp_path, text):
     limit, run = 200_000, tmp_path / "run"
     many = ("--seq-length", 4)
@@ -154,7 +149,6 @@ def test_a_disk_that_is_full_while_the_index_of_the_data_is_written_is_one_probl
     assert "Traceback" not in full.err
 
 
-@pytest.mark.long
 def test_a_platform_without_a_device_is_one_problem(tmp_path, text):
     done = Run(*TINY, "--data", text, "--run", tmp_path / "run", "--platform", "cuda").done(status=3)
     assert done.err.endswith(
@@ -188,7 +182,6 @@ def test_a_checkpoint_with_other_bytes_than_were_saved_is_not_loaded(run):
     assert problem[-1] == "  fix: copy it again from where it came, or start a new run"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("layout", ["", "--nproc 2 --features distributed-optimizer"])
 def test_a_checkpoint_of_steps_that_were_all_skipped_is_loaded(tmp_path, text, layout):
     """fp16 with weights so large that gradients overflow."""
