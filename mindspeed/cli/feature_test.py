@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from mindspeed.cli.output import OK, PROBLEMS, json_option, print_json, wants_json
+
+if TYPE_CHECKING:
+    from mindspeed.conformance.outcome import Outcome
 
 
 @click.command()
@@ -20,20 +25,25 @@ def test(context: click.Context, name: str, parity: bool) -> None:
     """
     from mindspeed.conformance.suite import examine
 
-    outcomes = examine(name, parity)
+    outcomes: list[Outcome] = []
+    for outcome in examine(name, parity):
+        if not wants_json():
+            _print(outcome, is_first=not outcomes or outcomes[-1].feature != outcome.feature)
+        outcomes.append(outcome)
     failed = sum(outcome.state == "failed" for outcome in outcomes)
     if wants_json():
         print_json({"name": name, "passed": not failed, "checks": [outcome.to_json() for outcome in outcomes]})
-        context.exit(PROBLEMS if failed else OK)
-    feature = ""
-    for outcome in outcomes:
-        if outcome.feature != feature:
-            feature = outcome.feature
-            click.secho(feature, bold=True)
-        click.echo(f"  {outcome.check:<11}  {outcome.state:<7}  {outcome.text}")
-        for line in outcome.details:
-            click.echo(f"  {'':<11}  {'':<7}  {line}")
-    count = len({outcome.feature for outcome in outcomes})
-    features = f"{count} feature{'s' if count != 1 else ''}"
-    click.echo(f"{name}: {features}, {len(outcomes)} checks, {f'{failed} failed' if failed else 'none failed'}")
+    else:
+        count = len({outcome.feature for outcome in outcomes})
+        features = f"{count} feature{'s' if count != 1 else ''}"
+        click.echo(f"{name}: {features}, {len(outcomes)} checks, {f'{failed} failed' if failed else 'none failed'}")
     context.exit(PROBLEMS if failed else OK)
+
+
+def _print(outcome: Outcome, is_first: bool) -> None:
+    """Print one outcome as soon as it is known, below the name of its feature."""
+    if is_first:
+        click.secho(outcome.feature, bold=True)
+    click.echo(f"  {outcome.check:<11}  {outcome.state:<7}  {outcome.text}")
+    for line in outcome.details:
+        click.echo(f"  {'':<11}  {'':<7}  {line}")

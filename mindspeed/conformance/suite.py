@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Final
 
@@ -63,11 +63,11 @@ class Suite:
         return [Outcome(s.name, "parity", "not run", "trains a tiny model; ask for it with --parity") for s in self.loaded]
 
 
-def examine(name: str, prove: bool = False) -> list[Outcome]:
-    """Every outcome of a `Suite`, feature by feature in the order of `CHECKS`."""
+def examine(name: str, prove: bool = False) -> Iterator[Outcome]:
+    """Yield every outcome of a `Suite` when it is known, feature by feature in the order of `CHECKS`."""
     suite = Suite(name, prove)
     outcomes = (suite.outcome(subject, check) for subject in suite.tested for check in CHECKS)
-    return [outcome for outcome in outcomes if outcome is not None]
+    yield from (outcome for outcome in outcomes if outcome is not None)
 
 
 def _broken(subject: Subject) -> Outcome:

@@ -133,3 +133,32 @@ def test_a_built_in_feature_needs_a_checkout(mindspeed, tmp_path):
     assert done.stderr == (
         f"MS106 {tmp_path} is no checkout of mindspeed\n  fix: -o CHECKOUT, or --package for a distribution of your own\n"
     )
+
+
+def test_a_name_that_is_a_word_of_python_is_refused(mindspeed, tmp_path):
+    done = mindspeed("features", "new", "class", "--package", "-o", tmp_path)
+    assert (done.exit_code, list(tmp_path.iterdir())) == (1, [])
+    assert done.stderr == (
+        "MS106 'class' is a word of Python, so no module of that name can be imported\n"
+        "  fix: choose another name, as in acme-class\n"
+    )
+
+
+def test_a_feature_is_added_to_a_package_of_ones_own(mindspeed, tmp_path):
+    package = tmp_path / "acme"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    done = mindspeed("features", "new", "acme-clip", "--into", package)
+    assert done.exit_code == 0, done.stderr
+    made = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.py"))
+    parts = ("__init__", "algorithm", "feature", "layers")
+    assert made == ["acme/__init__.py", *(f"acme/acme_clip/{part}.py" for part in parts), "tests/test_acme_clip.py"]
+    assert '"acme.acme_clip.layers:with_acme_clip"' in (package / "acme_clip" / "feature.py").read_text()
+    assert "from acme.acme_clip.algorithm import acme_clip" in (tmp_path / "tests" / "test_acme_clip.py").read_text()
+    assert 'add acme-clip = "acme.acme_clip.feature:AcmeClip" to [project.entry-points."mindspeed.features"]' in done.stdout
+    assert mindspeed("features", "new", "acme-clip", "--into", package).stderr.startswith("MS106 ")
+
+
+def test_a_folder_that_is_no_package_is_refused(mindspeed, tmp_path):
+    done = mindspeed("features", "new", "acme-clip", "--into", tmp_path)
+    assert done.stderr == f"MS106 {tmp_path} is no package: it has no __init__.py\n  fix: --into FOLDER/PACKAGE\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from mindspeed import ops
 from mindspeed.cli import main
 from mindspeed.diagnostics import support_matrix
 from mindspeed.inspection.sites import find_site
-from mindspeed.plugins import World
+from mindspeed.plugins import FeatureSpec, World
 from mindspeed.plugins.discovery import BUILT_IN, Catalog, DiscoveredFeature, discover
 from mindspeed.plugins.problems import CODES
 from mindspeed.registry import catalog
@@ -228,3 +229,12 @@ def test_the_support_matrix_agrees_with_what_the_resolver_accepts():
         pinned.get("torch", "2.13.0")
     ]
     assert {row.platform for row in support_matrix.COMBINATIONS if row.state in ran} == {"cpu"}
+
+
+def test_the_guide_has_every_field_of_a_declaration_and_every_constraint():
+    text = read("docs/writing-a-feature.md")
+    named = set(re.findall(r"`(\w+)", text))
+    assert {field.name for field in fields(FeatureSpec)} - named == set()
+    constraints = {"Requires", "RequiresAny", "RequiresSlot", "Conflicts", "After", "Before", "Supersedes", "Check"}
+    assert constraints - named == set()
+    assert "CheckpointState(" in text
