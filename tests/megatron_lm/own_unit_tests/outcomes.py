@@ -134,7 +134,7 @@ def main(version: str, *results: str) -> None:
     for text in results:
         nproc, _, path = text.partition("=")
         content[nproc] = compact({test: class_of(test, *outcome) for test, outcome in read_results(path).items()})
-    lines = re.sub(r"\n {4,}", " ", json.dumps(content, indent=1))  # one line per class of a file
+    lines = re.sub(r"\n {4,}", " ", json.dumps(content, indent=1)).replace("[ ", "[")  # one line per class of a file
     (FOLDER / f"{version}.json").write_text(lines + "\n", encoding="utf-8")
 
 

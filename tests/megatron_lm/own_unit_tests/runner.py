@@ -92,13 +92,17 @@ def _reason(report: Any) -> str:
 
 
 def run_file(file: str, nproc: int) -> dict[str, Outcome]:
-    """``{node id: outcome}`` of one file on ``nproc`` ranks; tests behind one that ends its process run in new processes."""
+    """``{node id: outcome}`` of one file on ``nproc`` ranks.
+
+    Tests behind one that ends its process, and those whose port another process has taken, run in new processes.
+    """
     outcomes: dict[str, Outcome] = {}
     deadline = time.monotonic() + FILE_SECONDS
     for _ in range(RESTARTS):
         ended, found = _run_once(file, nproc, list(outcomes), deadline)
-        outcomes |= found
-        if ended or not found or time.monotonic() > deadline:
+        kept = {test: outcome for test, outcome in found.items() if "EADDRINUSE" not in outcome.reason}
+        outcomes |= kept
+        if (ended and len(kept) == len(found)) or not found or time.monotonic() > deadline:
             break
     return outcomes
 
