@@ -21,7 +21,7 @@ from mindspeed.inspection.source import find_module, read_scope
 from mindspeed.planning.explanation import code_place
 from mindspeed.plugins.constraints import Check
 from mindspeed.plugins.feature import Feature, FeatureArgs
-from mindspeed.plugins.hookspecs import HOOK_CLASSES, PROJECT
+from mindspeed.plugins.hookspecs import HOOKS, PROJECT
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import Ref, Set
 from mindspeed.plugins.problems import MindSpeedError
@@ -97,13 +97,12 @@ def metadata(subject: Subject) -> Outcome:
 
 def _unmarked_hooks(feature: type[Feature[Any]]) -> Iterator[str]:
     """Methods that look like hooks and lack the marker, which nothing would ever call."""
-    hooks = {name for group in HOOK_CLASSES for name in vars(group) if name[0] != "_"}
     for name, method in vars(feature).items():
         if name[0] == "_" or not callable(method) or hasattr(method, f"{PROJECT}_impl"):
             continue
-        if name in hooks:
+        if name in HOOKS:
             yield f"the method {name} has the name of a hook and lacks @hookimpl, so nothing calls it"
-        elif near := get_close_matches(name, sorted(hooks), n=1, cutoff=0.85):
+        elif near := get_close_matches(name, sorted(HOOKS), n=1, cutoff=0.85):
             yield f"the method {name} is no hook; did you mean {near[0]}, with @hookimpl?"
 
 
