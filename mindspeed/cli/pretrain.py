@@ -15,7 +15,7 @@ import click
 
 from mindspeed.cli.job_help import FullJobCommand
 from mindspeed.cli.launch_options import Processes, hold_to_lock, is_of_trainer, launch_options, lock_option
-from mindspeed.cli.output import OK, PROBLEMS, json_option, program, wants_json
+from mindspeed.cli.output import OK, PROBLEMS, json_option, print_json, program, wants_json
 from mindspeed.cli.request_options import COMMAND_LINE, Request, request_options
 from mindspeed.training.config import JOB_FILE, TrainConfig, flag
 
@@ -51,6 +51,7 @@ def _click_type(annotation: Any) -> Any:
 @lock_option
 @click.option("--resume", metavar="RUN", help="folder of a run to continue, with its job file and its newest checkpoint")
 @click.option("--step", type=click.IntRange(1), metavar="N", help="with --resume: the checkpoint after step N, not the newest")
+@click.option("--dry-run", is_flag=True, help="check everything, print the plan, and start and write nothing")
 @train_options
 @request_options
 @json_option
@@ -63,6 +64,7 @@ def pretrain(
     train: dict[str, Any],
     resume: str | None,
     step: int | None,
+    dry_run: bool,
 ) -> None:
     """Train a GPT model, Llama-like or GPT-2-like, dense or MoE.
 
@@ -85,6 +87,9 @@ def pretrain(
         job = make_job(request.layers, {JOB_FILE: request.train, COMMAND_LINE: train}, environment, resume, step)
         if lock is not None:
             hold_to_lock(lock, job.plan if is_of_trainer(lock) else _asked_plan(job.request, environment))
+        if dry_run:
+            _show_dry_run(job)
+            ctx.exit(OK)
         if rank is None:
             ctx.exit(_start(job, processes))
         _join(job, rank)
@@ -147,6 +152,20 @@ def _join(job: Job, rank: dict[str, str]) -> None:
     work(job, os.environ)
     if rank["RANK"] == "0":
         _print_result(job)
+
+
+def _show_dry_run(job: Job) -> None:
+    """Print what a job would run, from which checkpoint, and into which folder."""
+    from mindspeed.cli.feature_plan import show_briefly
+
+    if wants_json():
+        changes = [change.to_json() for change in job.changes()]
+        found = {"run": job.run, "checkpoint": job.checkpoint, "changes": changes, "notes": list(job.notes)}
+        print_json({**found, "train": job.config.model_dump(), "plan": job.plan.to_json()})
+        return
+    show_briefly(job.plan)
+    _show_changes(job)
+    click.echo(f"would train up to step {job.config.train_iters} in {job.run}; nothing was started or written")
 
 
 def _show_changes(job: Job) -> None:

@@ -76,6 +76,21 @@ def test_a_folder_with_a_run_is_not_overwritten(refuse, make_run, text):
     assert problem["fix"] == f"--resume {run} continues it, and another --run starts a new one"
 
 
+def test_a_dry_run_says_what_a_resume_would_do_and_writes_nothing(make_run, monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    run = make_run(Layer("job file"))
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    arguments = ["pretrain", "--resume", str(run), "--train-iters", "40", "--dry-run"]
+    done = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    assert done.exit_code == 0
+    assert done.stdout.endswith(f"would train up to step 40 in {run}; nothing was started or written\n")
+    assert "the learning rate keeps its schedule, whose decay ends at step 20" in done.stdout
+    found = json.loads(CliRunner().invoke(main, [*arguments, "--json"], catch_exceptions=False).stdout)
+    assert (found["run"], found["train"]["decay_iters"]) == (str(run), 20)
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
 def test_the_length_belongs_to_a_model_that_has_a_table_of_positions_and_to_no_other():
     def model_of(*features, rotary):
         world = {"world_size": 1, "rotary": rotary, "seq_length": 64}
