@@ -40,8 +40,8 @@ MAKERS: tuple[tuple[Any, ...], ...] = (
     (replace, "fakelib:helper", "glue:triple"),
 )
 choices = st.lists(st.tuples(st.sampled_from(MAKERS), st.booleans()), max_size=7, unique_by=lambda choice: choice[0][1:])
-quickly = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-with_imports = settings(quickly, max_examples=8)
+quickly = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+with_imports = settings(quickly, max_examples=5)
 
 
 @pytest.fixture

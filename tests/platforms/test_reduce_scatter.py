@@ -75,6 +75,7 @@ def differing() -> list[str]:
     return wrong
 
 
+@pytest.mark.budget(12)
 def test_every_spelling_gives_the_bits_of_torch_for_every_type_operation_and_size(found: list[dict[str, Any]]) -> None:
     assert [rank["differing"] for rank in found] == [[]] * len(found)
 
@@ -110,6 +111,7 @@ def sent_bytes() -> dict[str, int]:
     return sent
 
 
+@pytest.mark.budget(12)
 def test_a_rank_sends_each_other_rank_its_part_and_no_more(found: list[dict[str, Any]]) -> None:
     for rank in found:
         needed = rank["sent"]["needed"]
@@ -156,6 +158,7 @@ def others() -> dict[str, Any]:
     }
 
 
+@pytest.mark.budget(12)
 def test_outputs_of_every_kind_are_written_and_errors_stay_torchs(found: list[dict[str, Any]]) -> None:
     world = len(found)
     for rank, results in enumerate(found):

@@ -48,6 +48,7 @@ def answer(*arguments: object) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.budget(30)
 def test_checkpoints_are_listed_with_what_is_wrong_with_them(run: Path) -> None:
     shutil.copytree(checkpoint_path(run, 2), checkpoint_path(run, 4))
     (checkpoint_path(run, 4) / "common.pt").write_bytes(b"PK")
