@@ -277,16 +277,19 @@ def test_flags_without_a_buffer_for_gradients_take_matmul_add_out(plan, flag):
 
 @pytest.mark.guards(18)
 def test_a_flag_that_contradicts_the_plan_is_a_problem_and_not_overridden(plan):
-    found = problems_of(
-        plan, f"{SHAPE} --swiglu --features swiglu --no-bias-swiglu-fusion --transformer-impl transformer_engine"
-    )
+    found = problems_of(plan, f"{SHAPE} --transformer-impl transformer_engine")
     assert [str(problem) for problem in found] == [
         "MS605 Megatron's --transformer-impl gives 'transformer_engine', and cpu-platform needs 'local': Transformer Engine "
         "needs CUDA\n  where: Megatron's --transformer-impl\n  fix: drop --transformer-impl, or take out cpu-platform",
-        "MS605 Megatron's --no-bias-swiglu-fusion gives False, and swiglu needs True: Megatron then calls one function for the "
-        "whole activation\n  where: Megatron's --no-bias-swiglu-fusion\n"
-        "  fix: drop --no-bias-swiglu-fusion, or take out swiglu",
     ]
+
+
+def test_a_feature_that_is_requested_and_that_a_flag_of_megatron_takes_out_is_a_problem(plan):
+    (problem,) = problems_of(plan, f"{SHAPE} --swiglu --features swiglu --no-bias-swiglu-fusion")
+    assert str(problem) == (
+        "MS210 swiglu is requested (command line) and taken out (Megatron's --no-bias-swiglu-fusion)\n"
+        "  fix: drop swiglu from one of the two"
+    )
 
 
 def test_a_backend_that_the_platform_can_serve_stays_and_is_said(plan):
