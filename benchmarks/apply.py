@@ -51,15 +51,14 @@ def measure() -> dict[str, float]:
     from mindspeed import registry
     from mindspeed.patching.apply import apply
     from mindspeed.planning.build_plan import manager_of
-    from mindspeed.platforms import base_features
 
     catalog, environment = Catalog(features(COUNT)), made_up("cuda", "0.16.1")
-    base_features("cuda")
+    base = registry.base_features("cuda")
     layer = Layer("API", features=tuple(catalog.usable))
     start = time.perf_counter()
     plan = registry.resolve([layer], environment, catalog)
     resolved = time.perf_counter()
-    manager_of(plan, catalog)
+    manager_of(plan, catalog, base)
     applied = apply(plan.patches)
     end = time.perf_counter()
     assert len(plan.features) == COUNT
