@@ -1,8 +1,8 @@
 """cpu-platform: what ``torch.cuda`` and the nccl backend mean on a machine without an accelerator.
 
 The tables below are the whole list of what is patched; the modules ``cpu_*`` and ``collective_*`` beside
-this file hold what is put there. A device tensor is an ordinary CPU tensor, a stream runs in program
-order, the device random generator is torch's default generator, and nccl is gloo.
+this file hold what is put there. A device tensor is an ordinary CPU tensor, a host tensor one whose storage is marked,
+a stream runs in program order, the device random generator is torch's default generator, and nccl is gloo.
 """
 
 from __future__ import annotations
@@ -95,11 +95,14 @@ _SET: Final[tuple[tuple[str, str, str], ...]] = (
     ("torch.random:default_generator", "cpu_random:HOST", "host and device draw from two generators"),
     ("torch.cuda:default_generators", "cpu_random:DEVICE_GENERATORS", "host and device draw from two generators"),
     ("torch:Generator", "cpu_random:Generator", "a generator made for device cuda is a CPU generator"),
+    ("torch:Tensor.is_cuda", "cpu_host:is_cuda", "a tensor that is not the host's is the device's"),
     *(
         (f"torch.cuda:{name}Tensor", f"cpu_tensors:{name}Tensor", "a device tensor is a CPU tensor")
         for name in ("Float", "Double", "Half", "BFloat16", "Byte", "Char", "Short", "Int", "Long", "Bool")
     ),
 )
+
+_SIDES: Final = "host tensors draw from the host's generator, device tensors from the device's"
 
 _WRAPPED: Final[tuple[tuple[str, str, str, str], ...]] = (
     # (module or class prefix, wrapper under mindspeed.platforms, why, names)
@@ -107,21 +110,18 @@ _WRAPPED: Final[tuple[tuple[str, str, str, str], ...]] = (
         "torch:",
         "cpu_tensors:place",
         "device cuda is the CPU, and no memory is pinned",
-        "arange as_tensor asarray empty empty_like empty_permuted empty_strided eye full full_like linspace logspace normal "
-        "ones ones_like rand_like randint_like randn_like range scalar_tensor sparse_coo_tensor sparse_csr_tensor tensor "
-        "tril_indices triu_indices zeros zeros_like hann_window hamming_window bartlett_window blackman_window kaiser_window",
+        "arange as_tensor asarray empty empty_like empty_permuted empty_strided eye frombuffer from_numpy full full_like "
+        "linspace logspace ones ones_like range scalar_tensor sparse_coo_tensor sparse_csr_tensor tensor tril_indices "
+        "triu_indices zeros zeros_like hann_window hamming_window bartlett_window blackman_window kaiser_window",
     ),
+    ("torch:", "cpu_random:place_random", _SIDES, "normal rand randint randn randperm"),
+    ("torch:", "cpu_random:place_like", _SIDES, "rand_like randint_like randn_like"),
+    ("torch:", "cpu_random:draw_from_side", _SIDES, "bernoulli multinomial poisson"),
     (
-        "torch:",
-        "cpu_random:place_random",
-        "device cuda is the CPU; on the host the host's generator is used",
-        "rand randint randn randperm",
-    ),
-    (
-        "torch.utils.data.dataloader:_BaseDataLoaderIter.",
-        "cpu_random:draw_on_host",
-        "data is loaded on the host; a run that goes on would drop other elements than one that never stopped",
-        "__init__",
+        "torch:Tensor.",
+        "cpu_random:draw_from_side",
+        _SIDES,
+        "bernoulli bernoulli_ cauchy_ exponential_ geometric_ log_normal_ multinomial normal_ random_ uniform_",
     ),
     (
         "torch:Tensor.",
@@ -129,15 +129,16 @@ _WRAPPED: Final[tuple[tuple[str, str, str, str], ...]] = (
         "device cuda is the CPU, and no memory is pinned",
         "new_empty new_empty_strided new_full new_ones new_tensor new_zeros",
     ),
-    ("torch:Tensor.", "cpu_tensors:move_tensor", "device cuda is the CPU; a copy to the host stays a copy", "to"),
-    ("torch:Tensor.", "cpu_tensors:stay", "device cuda is the CPU", "cuda"),
+    ("torch:Tensor.", "cpu_host:keep_side", "a copy of a host tensor is one", "clone float double half bfloat16 __deepcopy__"),
+    ("torch:Tensor.", "cpu_tensors:move_tensor", "device cuda is the CPU; what changes sides is copied", "to"),
+    ("torch:Tensor.", "cpu_tensors:move_to_device", "device cuda is the CPU; what changes sides is copied", "cuda"),
     ("torch:Tensor.", "cpu_tensors:copy_to_host", "a copy to the host stays a copy", "cpu"),
     ("torch:Tensor.", "cpu_tensors:pin", "pinning makes a copy, and there is nothing to pin for", "pin_memory"),
     ("torch:Tensor.", "cpu_tensors:record", "work runs in program order", "record_stream"),
     ("torch:Tensor.", "cpu_tensors:type_name", "Megatron knows parameters by the name torch.cuda.FloatTensor", "type"),
     ("torch.storage:_StorageBase.", "cpu_tensors:stay", "device cuda is the CPU", "cuda"),
     ("torch.nn.modules.module:Module.", "cpu_tensors:move_module", "device cuda is the CPU", "to"),
-    ("torch.utils._device:DeviceContext.", "cpu_tensors:place_first", "device cuda is the CPU", "__init__"),
+    ("torch.utils._device:DeviceContext.", "cpu_tensors:place_context", "device cuda is the CPU", "__init__"),
     (
         "torch.serialization:",
         "cpu_tensors:restore",

@@ -1,8 +1,8 @@
 """Two random generators on one device.
 
-Operators on CPU tensors draw from torch's default generator when none is named, and here CPU tensors are
-device tensors: so that generator is the *device's*. The host gets a generator of its own, which
-``torch.get_rng_state`` and its kin, and factories that create host tensors, use instead.
+Operators on CPU tensors draw from torch's default generator when none is named, and most CPU tensors are device
+tensors here: so that generator is the *device's*. The host gets a generator of its own, which ``torch.get_rng_state``
+and its kin, factories that create host tensors, and functions that fill them in place (``nn.init``) use instead.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from mindspeed.platforms.cpu_device import current_device, device_count
+from mindspeed.platforms.cpu_host import is_host, made_on_host
 from mindspeed.platforms.cpu_tensors import is_device, place
 
 _DEVICE = torch.default_generator
@@ -52,33 +53,45 @@ class Generator(metaclass=_AnyGenerator):
 
 
 def place_random(factory: Callable[..., Any]) -> Callable[..., Any]:
-    """A factory that draws: host tensors (no device, or the string ``"cpu"``) from the host's generator.
-
-    A ``torch.device`` may come from another tensor and then means "where that one is", which is the device.
-    """
+    """A factory that draws: host tensors from the host's generator."""
     placed = place(factory)
 
     @wraps(factory)
     def draw(*args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("device") in (None, "cpu") and kwargs.get("generator") is None and not _is_traced():
+        if kwargs.get("generator") is None and made_on_host(args, kwargs) and not _is_traced():
             kwargs["generator"] = HOST
         return placed(*args, **kwargs)
 
     return draw
 
 
-def draw_on_host(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that draws from torch's default generator without naming it: here it draws from the host's."""
+def place_like(factory: Callable[..., Any]) -> Callable[..., Any]:
+    """A factory that draws and takes no generator in every release of torch: here it borrows the host's state."""
+    placed = place(factory)
 
-    @wraps(function)
+    @wraps(factory)
     def draw(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("generator") is not None or not made_on_host(args, kwargs) or _is_traced():
+            return placed(*args, **kwargs)
         device = _DEVICE.get_state()
         _DEVICE.set_state(HOST.get_state())
         try:
-            return function(*args, **kwargs)
+            return placed(*args, **kwargs)
         finally:
             HOST.set_state(_DEVICE.get_state())
             _DEVICE.set_state(device)
+
+    return draw
+
+
+def draw_from_side(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that draws for its first argument, a tensor: from the generator of the side that it is on."""
+
+    @wraps(function)
+    def draw(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("generator") is None and is_host(tensor) and not _is_traced():
+            kwargs["generator"] = HOST
+        return function(tensor, *args, **kwargs)
 
     return draw
 

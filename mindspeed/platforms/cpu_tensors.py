@@ -1,7 +1,8 @@
 """Placement of tensors on the CPU: device ``cuda`` in any spelling means the CPU.
 
 The functions that take a callable are wrappers named by the patch tables of `mindspeed.platforms.cpu`;
-what they return stands for the torch function they were given. A call costs about 0.2 microseconds more.
+what they return stands for the torch function they were given. A call costs about 0.2 microseconds more, or 0.7 where it
+makes a host tensor (`mindspeed.platforms.cpu_host`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from torch import (
 )
 from torch.utils import _device
 
+from mindspeed.platforms.cpu_host import ACCELERATOR, is_host, made_on_host, mark_host
+
 __all__ = [
     "BFloat16Tensor",
     "BoolTensor",
@@ -42,6 +45,7 @@ __all__ = [
 ]
 
 _CPU = torch.device("cpu")
+_clone = torch._C.TensorBase.clone
 _stock_constructors = _device._device_constructors
 
 
@@ -61,22 +65,24 @@ def place(factory: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(factory)
     def placed(*args: Any, **kwargs: Any) -> Any:
+        on_host = made_on_host(args, kwargs)
         if kwargs:
             if is_device(kwargs.get("device")):
                 kwargs["device"] = _CPU
             if "pin_memory" in kwargs:
                 kwargs["pin_memory"] = False
-        return factory(*args, **kwargs)
+        made = factory(*args, **kwargs)
+        return mark_host(made) if on_host else made
 
     return placed
 
 
-def place_first(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method whose first argument is the device."""
+def place_context(init: Callable[..., Any]) -> Callable[..., Any]:
+    """``DeviceContext.__init__``."""
 
-    @wraps(method)
+    @wraps(init)
     def placed(self: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
-        return method(self, _CPU if is_device(device) else device, *args, **kwargs)
+        return init(self, ACCELERATOR if is_device(device) else device, *args, **kwargs)
 
     return placed
 
@@ -96,26 +102,39 @@ def move_module(to: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def move_tensor(to: Callable[..., Any]) -> Callable[..., Any]:
-    """``Tensor.to``. The string ``"cpu"`` names the host, and a copy to the host is never an alias;
-    a ``torch.device`` may come from another tensor and then means "where that one is"."""
+    """``Tensor.to``. The string ``"cpu"`` names the host; a ``torch.device`` may come from another tensor and then means
+    "where that one is". What changes sides is copied."""
 
     @wraps(to)
     def moved(self: Any, *args: Any, **kwargs: Any) -> Any:
-        device = args[0] if args else kwargs.get("device")
-        if isinstance(device, str) and device == "cpu":
-            kwargs["copy"] = True
-        elif is_device(device):
+        device, on_host = args[0] if args else kwargs.get("device"), is_host(self)
+        to_host = isinstance(device, str) and device == "cpu"
+        to_device = is_device(device)
+        if to_device:
             if args:
                 args = (_CPU, *args[1:])
             else:
                 kwargs["device"] = _CPU
-        return to(self, *args, **kwargs)
+        if (to_device and on_host) or (to_host and not on_host):
+            kwargs["copy"] = True
+        result = to(self, *args, **kwargs)
+        return mark_host(result) if to_host or (on_host and not to_device) else result
+
+    return moved
+
+
+def move_to_device(cuda: Callable[..., Any]) -> Callable[..., Any]:
+    """``Tensor.cuda``: a copy of a host tensor, a device tensor itself."""
+
+    @wraps(cuda)
+    def moved(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return _clone(self) if is_host(self) else self
 
     return moved
 
 
 def stay(cuda: Callable[..., Any]) -> Callable[..., Any]:
-    """``Tensor.cuda`` and ``Storage.cuda``: a CPU tensor is on the device already."""
+    """``Storage.cuda``."""
 
     @wraps(cuda)
     def stayed(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -129,7 +148,7 @@ def copy_to_host(cpu: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(cpu)
     def copied(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.clone(**kwargs)
+        return self if is_host(self) else mark_host(_clone(self, **kwargs))
 
     return copied
 
@@ -139,7 +158,7 @@ def pin(pin_memory: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(pin_memory)
     def pinned(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.clone()
+        return mark_host(_clone(self))
 
     return pinned
 

@@ -66,7 +66,7 @@ def test_the_router_is_a_linear_layer_in_its_own_dtype(dtype, bias):
 def test_splits_of_an_all_to_all_become_numbers():
     from megatron.core.transformer.moe.moe_utils import maybe_move_tensor_to_cpu
 
-    moved = maybe_move_tensor_to_cpu(torch.tensor([1, 2]), as_numpy=True)
+    moved = maybe_move_tensor_to_cpu(torch.tensor([1, 2], device="cuda"), as_numpy=True)
     assert (type(moved).__name__, moved.tolist()) == ("ndarray", [1, 2])
     assert maybe_move_tensor_to_cpu(None, as_numpy=True) is None
 

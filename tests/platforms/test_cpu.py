@@ -43,7 +43,7 @@ def test_every_spelling_of_the_device_is_the_cpu(device):
 
 
 def test_moving_to_the_device_converts_the_dtype_and_keeps_a_tensor_that_is_there():
-    tensor = torch.ones(2)
+    tensor = torch.ones(2, device="cuda")
     assert tensor.to("cuda", torch.float64).dtype is torch.float64
     assert tensor.cuda() is tensor
     assert tensor.to(tensor.device) is tensor
@@ -256,6 +256,13 @@ def test_torch_compile_still_captures_whole_graphs():
 
     compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(torch.ones(3)), function(torch.ones(3)))
+
+
+def test_a_fake_tensor_is_on_no_side_and_works():
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        assert torch.empty(2).cuda().normal_().to(torch.float64).shape == (2,)
 
 
 @pytest.mark.long

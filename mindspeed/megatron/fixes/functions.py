@@ -128,11 +128,6 @@ ON_CPU: Final[tuple[tuple[str, str, str], ...]] = (
         "Megatron forgets its groups, and each gloo group keeps three threads and four descriptors until it is destroyed",
     ),
     (
-        "megatron.core.transformer.moe.moe_utils:maybe_move_tensor_to_cpu",
-        "moe:move_to_host",
-        "it asks is_cuda, and the splits of an all-to-all must become Python numbers",
-    ),
-    (
         "megatron.core.models.common.embeddings.yarn_rotary_pos_embedding:YarnRotaryEmbedding.__init__",
         "attention:made_on_host",
         "it opens torch.device with the number of the device, which no torch without an accelerator can make",

@@ -54,13 +54,3 @@ def gate_without_engine_or_bias(router_gating_linear: Callable[..., Any]) -> Cal
         return RouterGating.apply(inp, weight, None, router_dtype)  # type: ignore[no-untyped-call]
 
     return gated
-
-
-def move_to_host(maybe_move_tensor_to_cpu: Callable[..., Any]) -> Callable[..., Any]:
-    """``maybe_move_tensor_to_cpu`` for tensors that are on the CPU already."""
-
-    @wraps(maybe_move_tensor_to_cpu)
-    def moved(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
-        return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
-
-    return moved
