@@ -28,6 +28,8 @@ _MEMBERLESS: Final = ("object", "ABC", "abc.ABC", "Protocol", "typing.Protocol")
 
 _DATACLASS: Final = ("dataclass", "dataclasses.dataclass")
 
+OUTSIDE: Final = "outside"
+"""Kind of a name outside Megatron."""
 
 IMPORTED: Final = "import"
 """Kind of a module that is imported in a branch: where it is not installed, nothing has the name."""
@@ -158,7 +160,7 @@ def _outside(module: str, qualname: str, top: str) -> Site | None:
     if find_module(top) is None:
         return Site(module, qualname, "absent")
     found = find_module(module)
-    return Site(module, qualname, "outside", found.file or "") if found is not None else None
+    return Site(module, qualname, OUTSIDE, found.file or "") if found is not None else None
 
 
 def _resolve(module: str, parts: list[str], seen: set[tuple[str, str]]) -> Site | None:
@@ -173,7 +175,7 @@ def _resolve(module: str, parts: list[str], seen: set[tuple[str, str]]) -> Site 
         return _through_attribute(module, parts, seen)
     scope = read_scope(found)
     if scope is None:
-        return Site(module, ".".join(parts), "outside")
+        return Site(module, ".".join(parts), OUTSIDE)
     name, rest = parts[0], parts[1:]
     binding = scope.last(name)
     if binding is None:

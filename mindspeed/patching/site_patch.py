@@ -12,7 +12,7 @@ from importlib import import_module
 from types import FunctionType, ModuleType
 from typing import Any, Final
 
-from mindspeed.inspection.sites import IMPORTED, find_site, inside_tree
+from mindspeed.inspection.sites import IMPORTED, OUTSIDE, find_site, inside_tree
 from mindspeed.patching.aliases import MADE, Substitution
 from mindspeed.patching.journal import ABSENT, ATTRIBUTE, HEAP_TYPE, ITEM, Journal
 from mindspeed.planning.patch_checks import missing_target, unsuitable_target
@@ -220,9 +220,12 @@ def _entry(holder: Any, name: str) -> Any:
 
 
 def _is_optional(group: SitePatches) -> bool:
-    """Return whether a module lacks a name because an import that it tries has failed; only a value can stand in for it."""
+    """Return whether a module may lack a name, for which only a value can stand in: an import that it tries has failed, or
+    this build of a library outside Megatron has it not and the patch is optional."""
     site = find_site(group.site)
-    return site is not None and site.kind == IMPORTED and all(isinstance(planned.patch, Set) for planned in group.patches)
+    if site is None or not all(isinstance(planned.patch, Set) for planned in group.patches):
+        return False
+    return site.kind == IMPORTED or (site.kind == OUTSIDE and all(planned.patch.optional for planned in group.patches))
 
 
 def _missing(group: SitePatches) -> PatchError:

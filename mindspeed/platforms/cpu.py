@@ -41,6 +41,12 @@ _REPLACED: Final[tuple[tuple[str, str, str, str], ...]] = (
     ),
     (
         "torch.cuda",
+        "cpu_device",
+        "there is no CUDA library to ask",
+        "temperature power_draw utilization clock_rate cudart check_error",
+    ),
+    (
+        "torch.cuda",
         "cpu_streams",
         "work runs in program order, so every stream is the current one",
         "current_stream default_stream set_stream stream",
@@ -57,8 +63,10 @@ _REPLACED: Final[tuple[tuple[str, str, str, str], ...]] = (
         "device memory is the memory of this process",
         "memory_allocated max_memory_allocated memory_reserved max_memory_reserved memory_stats reset_peak_memory_stats "
         "reset_max_memory_allocated reset_accumulated_memory_stats empty_cache mem_get_info memory_summary "
-        "set_per_process_memory_fraction",
+        "set_per_process_memory_fraction _snapshot _record_memory_history",
     ),
+    ("torch.cuda", "cpu_memory", "device memory is the memory of this process", "device_memory_used"),
+    ("torch.cuda.nccl", "cpu_nccl", "nccl is served by gloo", "version"),
     (
         "torch.cuda.random",
         "cpu_random",
@@ -92,6 +100,8 @@ _SET: Final[tuple[tuple[str, str, str], ...]] = (
     ("torch.cuda.streams:Stream", "cpu_streams:Stream", "work runs in program order"),
     ("torch.cuda.streams:ExternalStream", "cpu_streams:Stream", "work runs in program order"),
     ("torch.cuda.streams:Event", "cpu_streams:Event", "an event is the time at which it was recorded"),
+    ("torch.cuda:StreamContext", "cpu_streams:StreamContext", "work runs in program order"),
+    ("torch.autograd.profiler:emit_nvtx", "cpu_streams:emit_nvtx", "there is no NVTX on the CPU"),
     ("torch.random:default_generator", "cpu_random:HOST", "host and device draw from two generators"),
     ("torch.cuda:default_generators", "cpu_random:DEVICE_GENERATORS", "host and device draw from two generators"),
     ("torch:Generator", "cpu_random:Generator", "a generator made for device cuda is a CPU generator"),
@@ -101,6 +111,9 @@ _SET: Final[tuple[tuple[str, str, str], ...]] = (
         for name in ("Float", "Double", "Half", "BFloat16", "Byte", "Char", "Short", "Int", "Long", "Bool")
     ),
 )
+
+_NCCL_GROUPS: Final = ("torch.distributed.distributed_c10d:ProcessGroupNCCL", "torch.distributed:ProcessGroupNCCL")
+_OPTIONS: Final = "scripts make options of NCCL's groups; a torch without CUDA lacks the class"
 
 _SIDES: Final = "host tensors draw from the host's generator, device tensors from the device's"
 
@@ -184,6 +197,18 @@ _WRAPPED: Final[tuple[tuple[str, str, str, str], ...]] = (
     ),
     (
         "torch.distributed.distributed_c10d:",
+        "cpu_backend:gather_by_size",
+        "nccl asks for the right number of elements, gloo also for fitting shapes",
+        "all_gather_into_tensor _all_gather_base",
+    ),
+    (
+        "torch.distributed.distributed_c10d:",
+        "cpu_backend:premultiply",
+        "gloo has no sum of scaled parts",
+        "all_reduce reduce reduce_scatter reduce_scatter_tensor _reduce_scatter_base",
+    ),
+    (
+        "torch.distributed.distributed_c10d:",
         "cpu_reduce_scatter:coalesce",
         "gloo's reduce-scatter sends twice the bytes that it must",
         "_coalescing_manager",
@@ -233,6 +258,7 @@ class CpuPlatform(Feature[CpuPlatformArgs]):
             patches += (Replace(f"{module}:{name}", f"{_HERE}.{glue}:{name}", reason) for name in names.split())
         patches.append(Set("torch.cuda:_initialized", True, "the CPU is always ready"))
         patches += (Set(target, Ref(f"{_HERE}.{value}"), reason) for target, value, reason in _SET)
+        patches += (Set(target, Ref(f"{_HERE}.cpu_nccl:ProcessGroupNCCL"), _OPTIONS, optional=True) for target in _NCCL_GROUPS)
         for prefix, wrapper, reason, names in _WRAPPED:
             patches += _wraps(prefix, wrapper, reason, names.split())
         if package_root("training") is not None:

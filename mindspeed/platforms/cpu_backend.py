@@ -7,7 +7,8 @@ from functools import wraps
 from inspect import signature
 from typing import Any
 
-from torch.distributed.distributed_c10d import BroadcastOptions, GroupMember
+import torch
+from torch.distributed.distributed_c10d import BroadcastOptions, GroupMember, ReduceOp
 
 from mindspeed.platforms.cpu_tensors import is_device
 
@@ -101,6 +102,44 @@ def gather_uneven(all_gather: Callable[..., Any]) -> Callable[..., Any]:
         return _finish(works, async_op)
 
     return gathered
+
+
+def gather_by_size(all_gather: Callable[..., Any]) -> Callable[..., Any]:
+    """``all_gather_into_tensor``: nccl asks for the right number of elements, gloo also for fitting shapes."""
+
+    @wraps(all_gather)
+    def gathered(output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False) -> Any:
+        if output_tensor.shape[1:] != input_tensor.shape[1:] and output_tensor.is_contiguous():
+            output_tensor, input_tensor = output_tensor.view(-1), input_tensor.reshape(-1)
+        return all_gather(output_tensor, input_tensor, group, async_op)
+
+    return gathered
+
+
+def premultiply(reduction: Callable[..., Any]) -> Callable[..., Any]:
+    """A reduction with ``ReduceOp.PREMUL_SUM``, which gloo does not know: scale what goes in, then sum."""
+    parameters = signature(reduction)
+    position = list(parameters.parameters).index("op")
+
+    @wraps(reduction)
+    def reduced(*args: Any, **kwargs: Any) -> Any:
+        op = kwargs.get("op", args[position] if len(args) > position else None)
+        if not isinstance(op, ReduceOp) or op != ReduceOp.PREMUL_SUM:
+            return reduction(*args, **kwargs)
+        _, factor = op.__getstate__()
+        given = parameters.bind(*args, **kwargs).arguments
+        given["op"] = ReduceOp.SUM
+        with torch.no_grad():
+            for name, value in given.items():
+                if name == "tensor":
+                    value.mul_(factor)
+                elif name == "input":
+                    given[name] = value * factor
+                elif name == "input_list":
+                    given[name] = [part * factor for part in value]
+        return reduction(**given)
+
+    return reduced
 
 
 def _even(tensors: Sequence[Any]) -> bool:

@@ -9,7 +9,9 @@ import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
 
 import torch
 
@@ -17,6 +19,10 @@ from mindspeed.platforms import poison
 
 _CAPABILITY = (8, 0)
 """What scripts ask before they choose bf16 (8 and above) or fp8 kernels (9 and above)."""
+
+_CGROUP_LIMITS: Final = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+_CPUINFO: Final = Path("/proc/cpuinfo")
+_THERMOMETER: Final = Path("/sys/class/thermal/thermal_zone0/temp")
 
 _current = 0
 
@@ -80,12 +86,12 @@ def get_device_capability(device: Any = None) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """The fields of CUDA's device properties that scripts read; memory in bytes."""
+    """The fields of CUDA's device properties that scripts read; memory in bytes, the share of one process."""
 
     name: str = field(default_factory=get_device_name)
     major: int = _CAPABILITY[0]
     minor: int = _CAPABILITY[1]
-    total_memory: int = field(default_factory=lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    total_memory: int = field(default_factory=lambda: host_memory() // device_count())
     multi_processor_count: int = field(default_factory=lambda: os.cpu_count() or 1)
     warp_size: int = 1
     gcnArchName: str = field(default_factory=platform.machine)  # noqa: N815 - torch's compiler keys its cache with it
@@ -93,6 +99,47 @@ class DeviceProperties:
 
 def get_device_properties(device: Any = None) -> DeviceProperties:
     return DeviceProperties()
+
+
+def host_memory() -> int:
+    """Bytes that this host, or the container that this process is in, has in all."""
+    limits = (path.read_text().strip() for path in _CGROUP_LIMITS if path.is_file())
+    return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *(int(x) for x in limits if x.isdigit())])
+
+
+def utilization(device: Any = None) -> int:
+    """Percent of the cores that are at work, from the load of the last minute."""
+    return min(100, round(100 * os.getloadavg()[0] / (os.cpu_count() or 1)))
+
+
+def clock_rate(device: Any = None) -> int:
+    """MHz of the first core; 0 where the kernel does not say it."""
+    lines = _CPUINFO.read_text().splitlines() if _CPUINFO.is_file() else []
+    return next((int(float(line.partition(":")[2])) for line in lines if line.startswith("cpu MHz")), 0)
+
+
+def temperature(device: Any = None) -> int:
+    """Degrees Celsius of the first sensor; 0 where there is none."""
+    return int(_THERMOMETER.read_text()) // 1000 if _THERMOMETER.is_file() else 0
+
+
+def power_draw(device: Any = None) -> int:
+    """Milliwatts: 0, for they are not measured."""
+    return 0
+
+
+_RUNTIME: Final = SimpleNamespace(cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0, cudaError=SimpleNamespace(success=0))
+
+
+def cudart() -> Any:
+    """The calls of CUDA's runtime that profilers make; each succeeds and does nothing."""
+    return _RUNTIME
+
+
+def check_error(res: int) -> None:
+    """Raise RuntimeError for a result that is not success."""
+    if res != _RUNTIME.cudaError.success:
+        raise RuntimeError(f"CUDA error {res}")
 
 
 def can_device_access_peer(device: Any, peer_device: Any) -> bool:

@@ -44,6 +44,9 @@ class _AnyGenerator(type):
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, _TorchGenerator)
 
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(_TorchGenerator, name)
+
 
 class Generator(metaclass=_AnyGenerator):
     """Makes torch's own generators, on the CPU also when device cuda is asked for."""

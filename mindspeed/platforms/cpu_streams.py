@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from struct import Struct
+from typing import Any, Final
 
 import torch
+
+_HANDLE: Final = Struct("d")
 
 
 class Event:
@@ -34,6 +38,17 @@ class Event:
             raise RuntimeError("both events must be recorded before their elapsed time is asked for")
         return (end_event._recorded - self._recorded) * 1e3
 
+    def ipc_handle(self) -> bytes:
+        """What `from_ipc_handle` makes the same event of in another process of this host, whose clock is the same."""
+        return _HANDLE.pack(math.nan if self._recorded is None else self._recorded)
+
+    @classmethod
+    def from_ipc_handle(cls, device: Any, handle: bytes) -> Event:
+        event = cls()
+        (recorded,) = _HANDLE.unpack(handle)
+        event._recorded = None if math.isnan(recorded) else recorded
+        return event
+
 
 class Stream:
     """A name for a sequence of work; its work runs at once, in program order."""
@@ -44,6 +59,11 @@ class Stream:
         self.device_index = 0
         self.device_type = 0
         self.stream_id = self.cuda_stream = 0
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """Lowest and highest priority: there is but one."""
+        return 0, 0
 
     def wait_stream(self, stream: Stream) -> None:
         """Program order has waited already."""
@@ -87,13 +107,23 @@ def set_stream(stream: Stream | None) -> None:
         _entered[-1] = stream
 
 
-@contextmanager
-def stream(stream: Stream | None) -> Iterator[None]:
-    if stream is None:
-        yield
-        return
-    with stream:
-        yield
+class StreamContext:
+    """Makes a stream the current one, as often as it is entered; None changes nothing."""
+
+    def __init__(self, stream: Stream | None) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        if self.stream is not None:
+            self.stream.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        if self.stream is not None:
+            self.stream.__exit__(*error)
+
+
+def stream(stream: Stream | None) -> StreamContext:
+    return StreamContext(stream)
 
 
 def range_push(msg: str) -> int:
@@ -114,6 +144,19 @@ def range_end(range_id: int) -> None:
 
 def mark(msg: str) -> None:
     """Nobody reads marks."""
+
+
+class emit_nvtx:  # noqa: N801 - stands for torch.autograd.profiler.emit_nvtx
+    """Context manager around operators that no tool annotates."""
+
+    def __init__(self, enabled: bool = True, record_shapes: bool = False) -> None:
+        self.enabled, self.record_shapes = enabled, record_shapes
+
+    def __enter__(self) -> emit_nvtx:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """No range is open."""
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from torch import (
 )
 from torch.utils import _device
 
+from mindspeed.platforms import cpu_memory
 from mindspeed.platforms.cpu_host import ACCELERATOR, is_host, made_on_host, mark_host
 
 __all__ = [
@@ -71,10 +72,21 @@ def place(factory: Callable[..., Any]) -> Callable[..., Any]:
                 kwargs["device"] = _CPU
             if "pin_memory" in kwargs:
                 kwargs["pin_memory"] = False
-        made = factory(*args, **kwargs)
-        return mark_host(made) if on_host else made
+        return _allocate(factory, args, kwargs, on_host)
 
     return placed
+
+
+def _allocate(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], on_host: bool) -> Any:
+    """Call a factory; memory that is not there is an OutOfMemoryError, as on a device."""
+    used = 0 if cpu_memory.LIMIT is None else cpu_memory.memory_allocated()
+    try:
+        made = factory(*args, **kwargs)
+    except RuntimeError as error:
+        raise cpu_memory.as_out_of_memory(error) from None
+    if on_host:
+        return mark_host(made)
+    return made if cpu_memory.LIMIT is None else cpu_memory.hold_to_limit(made, used)
 
 
 def place_context(init: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,7 +140,7 @@ def move_to_device(cuda: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(cuda)
     def moved(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return _clone(self) if is_host(self) else self
+        return _allocate(_clone, (self,), {}, on_host=False) if is_host(self) else self
 
     return moved
 

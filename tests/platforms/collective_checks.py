@@ -120,6 +120,24 @@ def uneven_parts_are_gathered_and_scattered():
     return results
 
 
+def a_gather_asks_for_sizes_and_not_for_shapes():
+    flat, mine = torch.zeros(16), torch.full((2, 4), dist.get_rank() + 1.0)
+    dist.all_gather_into_tensor(flat, mine)
+    tall = torch.zeros(8, 2)
+    dist.all_gather_into_tensor(tall, mine, async_op=True).wait()
+    return [flat.tolist(), tall.sum(1).tolist()]
+
+
+def parts_are_scaled_before_they_are_summed():
+    scaled = dist._make_nccl_premul_sum(0.5)
+    total, parts, share = torch.full((2,), dist.get_rank() + 1.0), torch.arange(4.0), torch.zeros(2)
+    dist.all_reduce(total, op=scaled)
+    dist.reduce_scatter_tensor(share, parts, op=scaled, async_op=True).wait()
+    listed = torch.zeros(1)
+    dist.reduce_scatter(listed, [torch.ones(1), torch.full((1,), 3.0)], scaled)
+    return [total.tolist(), share.tolist(), parts.tolist(), listed.tolist()]
+
+
 def a_message_outlives_the_storage_of_its_tensor():
     right = True
     for value in range(5):
@@ -188,6 +206,8 @@ CHECKS = (
     a_future_brings_the_output,
     a_missing_wait_poisons_the_loss,
     uneven_parts_are_gathered_and_scattered,
+    a_gather_asks_for_sizes_and_not_for_shapes,
+    parts_are_scaled_before_they_are_summed,
     a_message_outlives_the_storage_of_its_tensor,
     traffic_is_counted,
     a_spawned_process_gets_the_platform,

@@ -89,6 +89,18 @@ def test_uneven_parts_are_gathered_and_scattered(results):
     )
 
 
+def test_a_gather_asks_for_sizes_and_not_for_shapes(results):
+    flat = [[1] * 8 + [2] * 8, [2] * 4 + [4] * 4]
+    assert results["a_gather_asks_for_sizes_and_not_for_shapes"] == on_both(flat)
+
+
+def test_parts_are_scaled_before_they_are_summed(results):
+    total, parts = [1.5, 1.5], [0, 1, 2, 3]
+    assert results["parts_are_scaled_before_they_are_summed"] == on_both(
+        [total, [0, 1], parts, [1]], [total, [2, 3], parts, [3]]
+    )
+
+
 def test_a_message_outlives_the_storage_of_its_tensor(results):
     assert results["a_message_outlives_the_storage_of_its_tensor"] == on_both(True)
 
