@@ -13,6 +13,7 @@ from typing import Final
 
 from mindspeed.inspection.config_arguments import arguments_of
 from mindspeed.inspection.megatron_copies import megatron_version, package_root
+from mindspeed.megatron.platform_arguments import PLATFORM_HOOK_POINTS
 from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec
 from mindspeed.plugins.patches import Patch, Phase, When, Wrap
 
@@ -215,7 +216,7 @@ def hook_points_for(
 
     ``hooks`` are those that its features implement, ``overrides`` the names of its arguments, ``megatron`` the version that
     it is for, the installed one if not given. Where nothing is known about that, every place of arguments is wrapped.
-    ``training`` adds Megatron-LM's training loop, ``phases`` the points where a phase of the run begins or ends.
+    ``training`` adds Megatron-LM's training loop, without which only the platform's arguments reach it, ``phases`` the points where a phase of the run begins or ends.
     """
     known = arguments_of(megatron or megatron_version()) if overrides else {}
     wraps: list[Patch] = []
@@ -223,6 +224,8 @@ def hook_points_for(
         has_arguments = point.arguments and (known is None or not known.get(point.arguments, frozenset()).isdisjoint(overrides))
         if reasons := [*_reasons(point, hooks, bool(has_arguments), training, phases)]:
             wraps.append(point.wrap(reasons))
+    if not training and package_root("training") is not None:
+        wraps += PLATFORM_HOOK_POINTS
     return wraps
 
 
@@ -230,6 +233,7 @@ def all_hook_patches() -> Iterator[Patch]:
     """Yield the wrap of every hook point, whichever of them a plan may need."""
     for point in (*CORE_HOOK_POINTS, *TRAINING_HOOK_POINTS):
         yield point.wrap(["a plan may need it"])
+    yield from PLATFORM_HOOK_POINTS
 
 
 def _reasons(point: HookPoint, hooks: Collection[str], arguments: bool, training: bool, phases: bool) -> Iterator[str]:

@@ -208,3 +208,21 @@ def test_megatrons_parser_reports_what_neither_side_knows(run):
     done, _ = run("--feature swiglu")
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == "pretrain: error: unrecognized arguments: --feature swiglu"
+
+
+def test_the_platforms_values_reach_whoever_parses_megatron_lms_arguments(tmp_path):
+    """A process without a command line of Megatron-LM, as pytest is: its plan is the platform alone."""
+    root = stub.build(tmp_path)
+    code = (
+        "import sys, mindspeed; mindspeed.activate(mindspeed.plan(platform='cpu'))\n"
+        "sys.argv[1:] = ['--position-embedding-type', 'rope']\n"
+        "from megatron.training.arguments import parse_args, validate_args\n"
+        "args = parse_args()\n"
+        "print(args.apply_rope_fusion, args.no_persist_layer_norm, args.distributed_backend, args.transformer_impl)\n"
+        "args.apply_rope_fusion, args.distributed_backend = True, 'nccl'\n"
+        "args = validate_args(args)\n"
+        "print(args.apply_rope_fusion, args.distributed_backend)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(ROOT)])}
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout.splitlines() == ["False True gloo local", "False gloo"], done.stderr
