@@ -10,7 +10,7 @@ import torch
 
 import mindspeed
 from mindspeed.plugins.problems import PlatformError
-from tests.megatron.group_cycles import cycles
+from tests.megatron.on_ranks import cycles, host_weights, reduced_by_instances
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -163,3 +163,36 @@ def test_a_fourth_cycle_of_model_parallelism_leaves_what_the_second_left(tmp_pat
 def test_forty_cycles_of_model_parallelism_on_two_ranks_leave_what_the_second_left(pool):
     for after in pool.call(cycles, 2, 40, 2, plan=mindspeed.plan(platform="cpu")):
         assert after[-1] == after[1]
+
+
+def test_an_optimizer_offloaded_to_the_host_takes_the_step_of_one_on_the_device():
+    from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
+
+    starts = [torch.arange(3.0), torch.ones(2, 2)]
+    offloaded, plain = ([torch.nn.Parameter(start.cuda()) for start in starts] for _ in range(2))
+    adam = torch.optim.AdamW
+    hybrid = HybridDeviceOptimizer(offloaded, offload_fraction=0.5, cpu_optimizer_cls=adam, gpu_optimizer_cls=adam, lr=0.1)
+    assert (len(hybrid.cpu_optimizers), hybrid.gpu_optimizer is not None) == (1, True)
+    reference = adam(plain, lr=0.1)
+    for parameter in (*offloaded, *plain):
+        parameter.grad = torch.full_like(parameter, 0.5)
+    hybrid.step()
+    reference.step()
+    for parameter, expected in zip(offloaded, plain, strict=True):
+        assert torch.equal(parameter, expected)
+
+
+@pytest.mark.long
+def test_weights_initialised_on_the_host_are_equal_on_every_layout(pool):
+    plan = mindspeed.plan(platform="cpu")
+    (whole,) = pool.call(host_weights, 1, 1, plan=plan)
+    first, second = pool.call(host_weights, 2, 2, plan=plan)
+    assert torch.equal(torch.cat([first, second]), whole)
+
+
+@pytest.mark.long
+def test_several_instances_of_the_distributed_optimizer_overlap_their_reductions(pool):
+    pytest.importorskip("einops", reason="Megatron makes the groups of several instances with einops")
+    plan = mindspeed.plan(platform="cpu")
+    first, second = pool.call(reduced_by_instances, 2, plan=plan)
+    assert first == second == [[1.5] * 4] * 2
