@@ -171,7 +171,7 @@ def test_an_optimizer_offloaded_to_the_host_takes_the_step_of_one_on_the_device(
     starts = [torch.arange(3.0), torch.ones(2, 2)]
     offloaded, plain = ([torch.nn.Parameter(start.cuda()) for start in starts] for _ in range(2))
     adam = torch.optim.AdamW
-    hybrid = HybridDeviceOptimizer(offloaded, offload_fraction=0.5, cpu_optimizer_cls=adam, gpu_optimizer_cls=adam, lr=0.1)
+    hybrid = HybridDeviceOptimizer(offloaded, offload_fraction=0.4, cpu_optimizer_cls=adam, gpu_optimizer_cls=adam, lr=0.1)
     assert (len(hybrid.cpu_optimizers), hybrid.gpu_optimizer is not None) == (1, True)
     reference = adam(plain, lr=0.1)
     for parameter in (*offloaded, *plain):
