@@ -216,7 +216,8 @@ def hook_points_for(
 
     ``hooks`` are those that its features implement, ``overrides`` the names of its arguments, ``megatron`` the version that
     it is for, the installed one if not given. Where nothing is known about that, every place of arguments is wrapped.
-    ``training`` adds Megatron-LM's training loop, without which only the platform's arguments reach it, ``phases`` the points where a phase of the run begins or ends.
+    ``training`` adds Megatron-LM's training loop, without which only the platform's arguments reach it, ``phases`` the points
+    where a phase of the run begins or ends.
     """
     known = arguments_of(megatron or megatron_version()) if overrides else {}
     wraps: list[Patch] = []
