@@ -24,7 +24,8 @@ FOLDERS = [(nproc, folder) for nproc in (1, 2) for folder in Expected(VERSION, n
 
 def run(root: Path, files: list[str], nproc: int, level: int, results: Path) -> Mapping[str, tuple[str, str]]:
     """``{test: (state, reason)}`` of these files."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MINDSPEED_PLATFORM": "cpu"}
+    search = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"PYTHONPATH": search, "OMP_NUM_THREADS": "1", "MINDSPEED_PLATFORM": "cpu"}
     command = [sys.executable, "-W", "ignore", str(RUNNER), str(root), str(results), str(nproc), str(level), *files]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
