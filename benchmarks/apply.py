@@ -89,9 +89,7 @@ def drift_seconds() -> float:
 
 def rows() -> list[Row]:
     spent = in_new_processes(5)
-    note = (
-        f"resolve and check {spent['resolve']:.1f} ms, apply {spent['apply']:.1f} ms"
-    )
+    note = f"resolve and check {spent['resolve']:.1f} ms, apply {spent['apply']:.1f} ms"
     return [
         Row(f"resolve and apply {COUNT} features on loaded megatron", 20, spent["both"], "ms", COMMAND, note),
         Row("patches drift against a source tree, whole process", 3, drift_seconds(), "s", COMMAND),

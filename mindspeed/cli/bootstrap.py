@@ -1,4 +1,4 @@
-"""One process of ``mindspeed run``: ``python -m mindspeed.cli.bootstrap PROGRAM ARGUMENT...``.
+"""Run one process of ``mindspeed run``: ``python -m mindspeed.cli.bootstrap PROGRAM ARGUMENT...``.
 
 Activates the plan that the environment names, then becomes the program, a script or ``-m MODULE``: its own ``__main__``,
 ``sys.argv``, import path, traceback and exit status.

@@ -72,7 +72,7 @@ def _print(rows: Sequence[DiscoveredFeature]) -> None:
 
 
 def _describe(row: DiscoveredFeature) -> dict[str, Any]:
-    """One row by the fixed keys; what only the class can say is None when it was not loaded."""
+    """Make a row by the fixed keys; values that only the class has are None when it was not loaded."""
     spec = row.feature.spec if row.feature is not None else None
     return {
         "name": row.name,

@@ -100,7 +100,7 @@ def _filled(tree: Path, words: Mapping[str, str]) -> dict[Path, str]:
 
 
 def _words(name: str, module: str, folder: str) -> dict[str, str]:
-    """What the templates leave open."""
+    """Hold the values that the templates leave open."""
     return {
         "name": name,
         "package": name.replace("-", "_"),

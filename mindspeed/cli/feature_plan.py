@@ -98,7 +98,7 @@ def _settings(feature: PlannedFeature) -> list[str]:
 
 
 def _patches(patches: Sequence[PlannedPatch], every_target: bool = True) -> list[str]:
-    """Who patches what, grouped by reason, as one reason often holds for many targets."""
+    """List the patches by owner and reason, as one reason often holds for many targets."""
     groups: dict[tuple[str, str], list[str]] = {}
     for planned in patches:
         moved = f"  defined at {planned.site}" if planned.site != planned.patch.target else ""

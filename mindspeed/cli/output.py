@@ -1,4 +1,4 @@
-"""What verbs print: JSON when it was asked for, problems on standard error, tables that suit the terminal."""
+"""Print the output of verbs: JSON on request, problems on standard error, tables that suit the terminal."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def json_option(command: Command) -> Command:
 
 
 def wants_json() -> bool:
-    """Whether the running verb was given ``--json``."""
+    """Return whether the running verb was given ``--json``."""
     return bool(click.get_current_context().meta.get(_JSON))
 
 

@@ -25,7 +25,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What one command line asks for.
+    """Hold the request of one command line.
 
     ``layers`` go from low to high: job file, environment variables, command line. ``train`` is the job file's
     section for the trainer. ``megatron`` is the version to plan for when it is not the installed one.

@@ -1,1 +1,1 @@
-"""What every feature must be, checked: for authors, by `mindspeed.plugins.testing` and ``mindspeed features test``."""
+"""Check the contract of features: for authors, by `mindspeed.plugins.testing` and ``mindspeed features test``."""

@@ -31,7 +31,7 @@ from mindspeed.resolution.request import Layer, parse_assignments
 
 LONGEST_SUMMARY = 100
 _ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
-"""Where an object of another feature lies, which no two attempts share."""
+"""The address of an object, which no two attempts share."""
 
 
 def schema(subject: Subject) -> Outcome:
@@ -193,7 +193,7 @@ def order(subject: Subject) -> Outcome:
 
 
 def _answer(names: tuple[str, ...], world: dict[str, Any], platform: str) -> tuple[bool, Any]:
-    """Whether the names resolve, and the digest or the problems."""
+    """Return whether the names resolve, and the digest or the problems."""
     try:
         return True, registry.resolve([Layer("conformance", names, world=world, platform=platform)]).digest
     except MindSpeedError as error:

@@ -1,4 +1,4 @@
-"""Does importing a feature stay light? Asked of a process in which torch, megatron and their kin cannot be imported."""
+"""Check that a feature is imported without torch and megatron, in a process that cannot import them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ print(json.dumps(answers))
 
 
 def import_cost(subjects: Sequence[Subject]) -> list[Outcome]:
-    """One outcome for each feature: its module imports without anything heavy, and how long that takes."""
+    """Judge the import of each feature: nothing heavy is imported, and the seconds that it takes."""
     question = json.dumps([HEAVY, *(subject.row.reference for subject in subjects)])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [sys.executable, "-c", _PROGRAM, question]

@@ -1,4 +1,4 @@
-"""Is the claim about results true? The proof of ``mindspeed features verify``, feature by feature."""
+"""Check the numerics claim by the proof of ``mindspeed features verify``, feature by feature."""
 
 from __future__ import annotations
 

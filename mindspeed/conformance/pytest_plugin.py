@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
 
 class _Item(pytest.Item):
-    """One check of one feature."""
+    """Run one check of one feature."""
 
     def __init__(self, *, subject: tuple[str, str, str], **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -1,4 +1,4 @@
-"""What is under test: the features of a distribution, or one feature, each with a plan in which it acts."""
+"""Select the features under test: those of a distribution, or one feature, each with a plan in which it acts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mindspeed.verification.case import build_case
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One feature under test; ``plan`` is the smallest job that suits it, None with ``problems`` when there is none."""
+    """Describe a feature under test; ``plan`` is the smallest job that suits it, None with ``problems`` when there is none."""
 
     row: DiscoveredFeature
     known: Catalog
@@ -38,7 +38,7 @@ class Subject:
 
 
 def subjects(name: str) -> list[Subject]:
-    """What `rows_of` finds, each with a plan in which it acts."""
+    """Pair the result of `rows_of` with plans in which the features act."""
     known = catalog()
     return [_subject(row, known) for row in rows_of(name)]
 

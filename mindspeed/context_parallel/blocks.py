@@ -53,7 +53,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One call of the operator: a tile, the rows of the batch that it is for, its mask and the seed of its dropout."""
+    """Describe a call of the operator: a tile, the rows of the batch that it is for, its mask and the seed of its dropout."""
 
     tile: Tile
     batch: slice

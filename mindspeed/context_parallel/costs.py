@@ -23,7 +23,7 @@ STATISTIC: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """One layer's attention on one rank: ``tokens`` here times batch, and bytes of an element."""
+    """The attention of one layer on one rank: ``tokens`` here times batch, and bytes of an element."""
 
     tokens: int
     heads: int
@@ -117,7 +117,7 @@ ACROSS: Final = 9
 
 
 def attention_of(world: World) -> Attention:
-    """One layer's attention on one rank, for one sequence. Raises UnknownValue for all that the world does not say."""
+    """Make the attention of one layer on one rank, for one sequence. Raises UnknownValue for all that the world does not say."""
     world.need("num_attention_heads", "num_query_groups", "hidden_size", "seq_length", "dtype")
     width = world.hidden_size // world.num_attention_heads
     heads, groups = (max(1, n // world.tp) for n in (world.num_attention_heads, world.num_query_groups))

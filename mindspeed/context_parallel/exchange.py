@@ -57,7 +57,7 @@ def post_all_to_all(sent: Tensor, group: dist.ProcessGroup) -> Pending:
 
 
 def pack(tensors: Sequence[Tensor]) -> Tensor:
-    """One message from several tensors of one type."""
+    """Pack several tensors of one type into one message."""
     return torch.cat([x.reshape(-1) for x in tensors])
 
 

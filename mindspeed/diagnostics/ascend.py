@@ -1,4 +1,4 @@
-"""What of Ascend's software is here: driver, firmware, CANN, kernels, NNAL, the tool of the driver.
+"""Find Ascend's software: driver, firmware, CANN, kernels, NNAL, the tool of the driver.
 
 Read from files and variables, so it says something also where nothing can be imported. Never raises. Light.
 """
@@ -17,7 +17,7 @@ from typing import Final
 from mindspeed.diagnostics.finding import Finding
 
 TOOLKITS: Final = ("usr/local/Ascend/cann", "usr/local/Ascend/ascend-toolkit/latest", "usr/local/Ascend/nnae/latest")
-"""Where CANN is installed by default, newest layout first."""
+"""Default folders of CANN, newest layout first."""
 ATB: Final = "usr/local/Ascend/nnal/atb/latest"
 HOME_VARIABLES: Final = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 SECONDS: Final = 30
@@ -25,7 +25,7 @@ SECONDS: Final = 30
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where to look: the root of the file system and the environment variables, both real unless a test makes them up."""
+    """Hold the root of the file system and the environment variables, both real unless a test makes them up."""
 
     root: Path = Path("/")
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
@@ -35,18 +35,18 @@ class Machine:
         return sorted(path.name for path in (self.root / "dev").glob("davinci[0-9]*"))
 
     def is_ascend(self) -> bool:
-        """Whether anything here hints at an Ascend machine."""
+        """Return whether anything here hints at an Ascend machine."""
         variables = [name for name in (*HOME_VARIABLES, "ATB_HOME_PATH") if self.environ.get(name)]
         return bool(self.devices() or variables or (self.root / "usr/local/Ascend").is_dir())
 
     def install_folder(self) -> Path:
-        """Where driver and firmware are installed: what their installer noted, or the default."""
+        """Find the folder of driver and firmware: as their installer noted, or the default."""
         noted = _value_in(self.root / "etc/ascend_install.info", "Driver_Install_Path_Param")
         return self.root / (noted or "/usr/local/Ascend").lstrip("/")
 
 
 def findings(machine: Machine | None = None) -> Iterator[Finding]:
-    """One finding per layer on a machine that looks like an Ascend one, none on any other.
+    """Report a finding per layer on a machine that looks like an Ascend one, none on any other.
 
     What is missing is a ``warning``; on a machine with device nodes, where training would use them, it is ``missing``.
     """
@@ -122,7 +122,7 @@ def _installed_version(folder: Path, package: str) -> str | None:
 
 
 def _variables(machine: Machine, toolkit: Path | None) -> Iterator[Finding]:
-    """What ``set_env.sh`` of CANN sets."""
+    """Environment variables that ``set_env.sh`` of CANN sets."""
     source = f"source {_set_env(toolkit)}" if toolkit else "install CANN, then source its set_env.sh"
     for name in HOME_VARIABLES:
         value = machine.environ.get(name)

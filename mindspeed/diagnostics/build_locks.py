@@ -26,7 +26,7 @@ class BuildLock:
 
     @property
     def stale(self) -> bool:
-        """Whether no process of this host holds it, and none can have just made it."""
+        """Return whether no process of this host holds it, and none can have just made it."""
         return self.holder == 0 and self.age > YOUNG
 
     def __str__(self) -> str:

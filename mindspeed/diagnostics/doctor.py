@@ -1,4 +1,4 @@
-"""What this machine has and lacks for training: one finding per subject, none of which imports torch here.
+"""Report what this machine has and lacks for training: one finding per subject, without importing torch here.
 
 torch and torch_npu are imported in a process of their own, so that a broken build is a finding and not a crash.
 """
@@ -56,7 +56,7 @@ def examine() -> Iterator[Finding]:
 
 
 def problems() -> list[Problem]:
-    """What an import of torch or megatron would stumble over, found without importing them."""
+    """Find obstacles to an import of torch or megatron, without importing them."""
     found = [*_installed_torch(), *megatron()]
     return [problem for finding in found if (problem := finding.problem()) is not None]
 

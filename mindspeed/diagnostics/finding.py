@@ -1,4 +1,4 @@
-"""One line of what ``mindspeed doctor`` reports."""
+"""Finding: a line of the report of ``mindspeed doctor``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mindspeed.plugins.problems import Problem
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report. ``state`` is ok, missing (training needs it), optional, or warning."""
+    """Describe a line of the report. ``state`` is ok, missing (training needs it), optional, or warning."""
 
     subject: str
     value: str

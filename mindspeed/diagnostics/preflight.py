@@ -29,7 +29,7 @@ LOCKED: Final = "MS618"
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a node must have besides the lock's content: room in the run folder and in shared memory, in GiB."""
+    """Needs of a node besides the lock's content: room in the run folder and in shared memory, in GiB."""
 
     run: str = "."
     free_disk: float = 10.0
@@ -38,7 +38,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the report; ``code`` is that of the problem which it is when it has not passed."""
+    """Describe a line of the report; ``code`` is that of its problem when it has not passed."""
 
     name: str
     passed: bool
@@ -132,7 +132,7 @@ def _plan(lock: Lock) -> Check:
 
 
 def _operators(lock: Lock) -> Check:
-    """Whether this node runs the variants that the platform has; a node without them holds up all the others."""
+    """Return whether this node runs the variants that the platform has; a node without them holds up all the others."""
     from mindspeed import registry
     from mindspeed.ops.availability import standings
 
@@ -166,7 +166,7 @@ def _data_helpers() -> Check:
 
 
 def _load_error(file: Path) -> str:
-    """Why an extension does not load, or nothing."""
+    """Return the reason why an extension does not load, or nothing."""
     program = (
         "import sys; from importlib.util import module_from_spec, spec_from_file_location as spec\n"
         "found = spec('helpers_cpp', sys.argv[1]); found.loader.exec_module(module_from_spec(found))"

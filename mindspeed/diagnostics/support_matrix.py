@@ -22,7 +22,7 @@ MEANING: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """One cell: a version of a component, one of the states above, and what the state rests on."""
+    """Describe a cell: a version of a component, one of the states above, and the ground of the state."""
 
     component: str
     version: str

@@ -34,7 +34,7 @@ class Argument:
 
     @property
     def takes_value(self) -> bool:
-        """Whether a value follows the option on the command line."""
+        """Return whether a value follows the option on the command line."""
         return self.action in ("store", "append", "extend") and self.nargs != 0
 
 

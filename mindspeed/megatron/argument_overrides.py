@@ -123,7 +123,7 @@ def _unrequested_owner(planned: PlannedOverride) -> Any:
 
 
 def _is_meant_for(planned: PlannedOverride, given: Mapping[str, tuple[Any, Any]], subject: Any) -> bool:
-    """Whether a configuration meets the condition of an override."""
+    """Return whether a configuration meets the condition of an override."""
     only = planned.override.only
     if only is None:
         return True

@@ -17,7 +17,7 @@ from mindspeed.resolution.request import Layer
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """One argument that stands on the command line: the option as it was written, and its value."""
+    """Describe an argument on the command line: the option as it was written, and its value."""
 
     option: str
     value: Any
@@ -68,7 +68,7 @@ def without_arguments(
 
 
 def _belongs(flag: MegatronFlag, given: Mapping[str, Given]) -> bool:
-    """Whether a given argument is of the feature that declares it: a switch of it, or a setting."""
+    """Return whether a given argument is of the feature that declares it: a switch of it, or a setting."""
     return flag.dest in given and not flag.is_choice and (flag.switch == "on" or bool(flag.setting))
 
 

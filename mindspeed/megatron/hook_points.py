@@ -31,7 +31,7 @@ class MegatronHookPoints(Feature[FeatureArgs]):
 
 @dataclass(frozen=True, slots=True)
 class HookPoint:
-    """One upstream function and everything that its wrapper may do.
+    """Describe an upstream function and everything that its wrapper may do.
 
     ``arguments`` is the place whose overrides are put in (`mindspeed.inspection.config_arguments.PLACES`), ``hooks`` are
     those that are called. ``run`` says which phase of the run begins or ends, for every plan with a feature; ``loop`` what
@@ -250,7 +250,7 @@ def _reasons(point: HookPoint, hooks: Collection[str], arguments: bool, training
 
 
 def _is_present(point: HookPoint) -> bool:
-    """Whether this Megatron-LM has the module of a hook point, or its source is not at hand."""
+    """Return whether this Megatron-LM has the module of a hook point, or its source is not at hand."""
     if not point.loop:
         return True
     root = package_root("training")

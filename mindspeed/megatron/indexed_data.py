@@ -39,7 +39,7 @@ _HEADER: Final = struct.Struct("<9sQBQQ")
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What an index file says: the type of a token and the length of every sequence."""
+    """Hold the content of an index file: the type of a token and the length of every sequence."""
 
     prefix: str
     dtype: Any

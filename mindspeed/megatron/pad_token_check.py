@@ -45,7 +45,7 @@ def shared_token(tokenizer: str | Path) -> SharedToken | None:
 
 
 def ends_documents(prefix: str, number: int) -> bool | None:
-    """Whether documents of indexed data end with this token, from the first of them; None when there is no such data."""
+    """Return whether documents of indexed data end with this token, from the first of them; None when there is no such data."""
     try:
         from mindspeed.megatron.indexed_data import read_index
 
@@ -59,7 +59,7 @@ def ends_documents(prefix: str, number: int) -> bool | None:
 
 
 def warning(tokenizer: str, data: Sequence[str], megatron: str | None, ambiguous: bool = False) -> str | None:
-    """One sentence for a job of Megatron-LM that pads with the end of documents, or None.
+    """Warn of a job of Megatron-LM that pads with the end of documents, in one sentence, or None.
 
     ``data`` are prefixes of indexed data; where there is none here, the sentence has an if. ``ambiguous`` is
     ``--allow-ambiguous-pad-tokens``.

@@ -118,7 +118,7 @@ class Target:
     negated: bool = False
 
     def as_argument(self, value: Any) -> Any:
-        """What Megatron-LM calls a value that a configuration calls ``value``."""
+        """Translate a configuration's ``value`` into Megatron-LM's argument."""
         return not value if self.negated else list(value) if isinstance(value, tuple) else value
 
 
@@ -143,7 +143,7 @@ OF_TRAINING: Final = (
 
 
 def target_of(argument: str, values: Values) -> Target:
-    """Where Megatron-LM takes an argument of a configuration; ``values`` are the arguments that it has."""
+    """Find Megatron-LM's argument for one of a configuration; ``values`` are the arguments that it has."""
     if argument == "bias_activation_fusion":
         return Target("bias_swiglu_fusion" if values.get("swiglu") else "bias_gelu_fusion")
     return RENAMED.get(argument, Target(argument))

@@ -90,7 +90,7 @@ def put_arguments(active: session.Session, args: Any) -> None:
 
 
 def _said_otherwise(dest: str, values: flags.Values) -> bool:
-    """Whether the number of model chunks is given by the layers of each, which must stand alone."""
+    """Return whether the number of model chunks is given by the layers of each, which must stand alone."""
     return dest == "num_virtual_stages_per_pipeline_rank" and values.get("num_layers_per_virtual_pipeline_stage") is not None
 
 
@@ -258,7 +258,7 @@ EXTRA = "mindspeed"
 """The key under which a checkpoint of Megatron-LM holds what features add."""
 
 _extra: dict[str, Any] = {}
-"""What features have in the checkpoint that is being read."""
+"""Data of features in the checkpoint that is being read."""
 
 
 def _steps_done() -> int:

@@ -138,7 +138,7 @@ def contradiction(planned: PlannedOverride, source: str, value: Any, wanted: Any
 
 
 def is_training_script(path: str | Path) -> bool:
-    """Whether a script drives Megatron-LM's training loop, by what it imports; the script is not run."""
+    """Return whether a script drives Megatron-LM's training loop, by what it imports; the script is not run."""
     try:
         tree = ast.parse(Path(path).read_bytes())
     except (OSError, SyntaxError, ValueError):

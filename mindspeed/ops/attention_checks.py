@@ -1,4 +1,4 @@
-"""What `fusion_attention` refuses, and how it says so."""
+"""Check the calls of `fusion_attention`, and name what is wrong."""
 
 from __future__ import annotations
 

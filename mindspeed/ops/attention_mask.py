@@ -35,7 +35,7 @@ class AttentionVisibility:
 
     @property
     def causal(self) -> bool:
-        """Whether a query sees every key up to its own place and none behind it, but for a mask."""
+        """Return whether a query sees every key up to its own place and none behind it, but for a mask."""
         return self.last == 0 and self.first is None and self.prefix is None
 
     def columns(self, start: int, end: int, keys: int) -> tuple[int, int]:
@@ -75,7 +75,7 @@ def visibility(
     mask: Tensor | None,
     at_edge: bool,
 ) -> AttentionVisibility:
-    """What one sequence sees under a sparse mode; ``at_edge``: it is the one that modes 7 and 8 give a band."""
+    """Make the visibility of one sequence under a sparse mode; ``at_edge``: modes 7 and 8 give this one a band."""
     shift = keys - queries
     if mode == 0:
         return AttentionVisibility(-before, after, mask=mask)

@@ -1,4 +1,4 @@
-"""Which variant of each operator runs on this machine, and why not a better one. torch is not imported."""
+"""Find the variant of each operator that runs on this machine, and the reason against a better one, without torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OPS: Final = Path(__file__).resolve().parent
 
 @dataclass(frozen=True, slots=True)
 class VariantStatus:
-    """One operator on one platform: its best ``variant``, what ``runs`` on this machine, and why not the former.
+    """Describe an operator on a platform: its best ``variant``, what ``runs`` on this machine, and why not the former.
 
     ``runs`` is empty when this machine is not one of that platform.
     """
@@ -74,14 +74,14 @@ def running(platform: str) -> Callable[[str, str], bool]:
 
 
 def kinds(ops: Iterable[str], platform: str) -> dict[str, str]:
-    """What a call of each of these operators runs on this machine; nothing where it is not one of that platform."""
+    """Map these operators to the variants that run on this machine; nothing where it is not one of that platform."""
     machine = _Machine(platform)
     best = {op: variant(op, platform) for op in sorted(ops)} if machine.is_here else {}
     return {op: kind if kind == REFERENCE or machine.runs(op) else REFERENCE for op, kind in best.items()}
 
 
 def is_here(platform: str) -> bool:
-    """Whether this machine has a device of that platform."""
+    """Return whether this machine has a device of that platform."""
     return platform not in _DEVICES or bool(glob.glob(_DEVICES[platform]))
 
 
@@ -96,21 +96,21 @@ def _standing(op: str, machine: _Machine) -> VariantStatus:
 
 
 class _Machine:
-    """What this machine has for one platform; each part is looked for once, when it is first asked for."""
+    """Look up what this machine has for one platform; each part once, when it is first needed."""
 
     def __init__(self, platform: str) -> None:
         self.platform = platform
         self.is_here = is_here(platform)
 
     def runs(self, op: str) -> bool:
-        """Whether the declared variant of an operator runs."""
+        """Return whether the declared variant of an operator runs."""
         if reference_only():
             return False
         kind = variant(op, self.platform)
         return op in self.built if kind == CPP else not self.lacks(kind)
 
     def obstacle(self, op: str) -> str:
-        """Why it does not."""
+        """Return the reason why it does not."""
         if not self.is_here:
             return f"there is no {_WORDS[self.platform]} on this machine"
         if reference_only():
@@ -119,7 +119,7 @@ class _Machine:
         return self.no_library if kind == CPP else f"{_PACKAGES[kind]} is not installed"
 
     def lacks(self, kind: str) -> bool:
-        """Whether a package that a kind of variant needs is not installed."""
+        """Return whether a package that a kind of variant needs is not installed."""
         return kind in _PACKAGES and find_spec(_PACKAGES[kind]) is None
 
     @cached_property
@@ -131,7 +131,7 @@ class _Machine:
 
     @cached_property
     def no_library(self) -> str:
-        """Why there is no library for this machine."""
+        """Return the reason why there is no library for this machine."""
         if self._key is None:
             return "torch is not installed"
         other = build_cache.nearest(self._key)

@@ -43,7 +43,7 @@ _WIDE: Final = {"avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma")
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What a library must have in common with the process that loads it."""
+    """Identify a library by what it must have in common with the process that loads it."""
 
     torch: str
     sources: str
@@ -91,7 +91,7 @@ def others(key: Key, cache: Path | None = None) -> list[Built]:
 
 
 def why_not(key: Key, other: Built) -> str:
-    """What keeps a process with this key from loading the other library: "built for torch 2.12.0, here is 2.13.0"."""
+    """Give the reason why a process with this key cannot load the other library: "built for torch 2.12.0, here is 2.13.0"."""
     if other.key.torch != key.torch:
         return f"built for torch {other.key.torch}, here is {key.torch}"
     if other.key.processor != key.processor:
@@ -157,7 +157,7 @@ def torch_version() -> str | None:
 
 
 def torch_folder() -> Path | None:
-    """Where torch is installed, found without importing it."""
+    """Find the folder of torch without importing it."""
     spec = find_spec("torch")
     return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
 

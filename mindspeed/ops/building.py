@@ -45,7 +45,7 @@ _KEPT: Final = 30 * 86400
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One library to be made: for what, from what, with what, and where."""
+    """Describe a library to be built: its key, sources, compiler and place."""
 
     key: Key
     sources: Path
@@ -96,7 +96,7 @@ def build(say: Say, force: bool = False, sources: Path = SOURCES, cache: Path | 
 
 
 def _already(key: Key, compiler: Compiler | None, force: bool, cache: Path | None) -> Built | None:
-    """What is built for this key, by this compiler if there is one."""
+    """Find the library built for this key, by this compiler if there is one."""
     if force:
         return None
     if compiler is None:
@@ -136,7 +136,7 @@ def _make(job: _Job) -> Built:
 
 
 def _compile(job: _Job, files: list[Path], folder: Path) -> list[Path]:
-    """One object per source, compiled at the same time. Those of sources that have not changed are found."""
+    """Compile one object per source, in parallel; objects of unchanged sources are reused."""
     common = digest(*build_cache.FLAGS, job.key.torch, job.key.processor, job.compiler.version)
     made = [job.objects / f"{digest(common, source_digest(file))}.o" for file in files]
     missing = {file: part for file, part in zip(files, made, strict=True) if job.again or not part.is_file()}
@@ -203,7 +203,7 @@ def _lock(job: _Job) -> Iterator[None]:
 
 
 def _holder(file: Path) -> str:
-    """Who builds, in words."""
+    """Describe the process that builds."""
     try:
         who = json.loads(file.read_text(encoding="utf-8"))
         return f"process {who['pid']} on {who['host']}, which builds since {who['since']}"

@@ -30,7 +30,7 @@ class Compiler:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one command of the compiler gave."""
+    """Hold the result of one command of the compiler."""
 
     command: tuple[str, ...]
     status: int
@@ -78,7 +78,7 @@ def link(compiler: Compiler, parts: Iterable[Path], made: Path) -> Outcome:
 
 
 def _macros() -> list[str]:
-    """What makes ``at::vec::Vectorized`` as wide as this processor can, and strings those of torch."""
+    """Flags that make ``at::vec::Vectorized`` as wide as this processor can, and strings those of torch."""
     name = (width() or "").upper()
     wide = [f"-DCPU_CAPABILITY={name}", f"-DCPU_CAPABILITY_{name}", f"-DHAVE_{name}_CPU_DEFINITION"] if name else []
     return [*wide, *_string_layout()]

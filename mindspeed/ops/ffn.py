@@ -115,7 +115,7 @@ def _check_types(x: Tensor, weight1: Tensor, weight2: Tensor, quantization: Quan
 
 
 def _expert(x: Tensor, weights: list[Tensor], biases: list[Tensor | None], how: Quantization, name: str) -> Tensor:
-    """One expert's tokens [M, K1] through its two layers, in a wide type."""
+    """Pass the tokens [M, K1] of one expert through its two layers, in a wide type."""
     if x.dtype == torch.int8:
         hidden = integer_product(x, weights[0])
         hidden = hidden if biases[0] is None else hidden + biases[0]

@@ -28,7 +28,7 @@ UNBOUNDED = 2147483647
 
 
 class Options(NamedTuple):
-    """What a call says beside its tensors, in the order of the schema."""
+    """Hold the arguments of a call beside its tensors, in the order of the schema."""
 
     heads: int
     layout: str

@@ -55,7 +55,7 @@ def all_reduce(x: Tensor, name: str) -> Tensor:
 
 
 def all_gather(x: Tensor, name: str) -> Tensor:
-    """What every rank has, [ranks, ...]."""
+    """Gather the tensors of all ranks as [ranks, ...]."""
     whole = x.new_empty((size_of(name), *x.shape))
     dist.all_gather_into_tensor(whole.flatten(0, 1) if x.dim() else whole, x.contiguous(), group=_group(name))
     return whole

@@ -1,4 +1,4 @@
-"""Why an operator has no variant on a platform, in one sentence each; the list and the documentation say it."""
+"""Reasons why operators have no variant on a platform, one sentence each, for the list and the documentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which operators have more than their reference on a platform: known from the files, nothing is imported."""
+"""Find the operators with more than a reference on a platform from their files; nothing is imported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SOURCES: Final = Path(os.environ.get("MINDSPEED_CSRC") or _OPS.parent / "csrc")
 
 
 def reference_only() -> bool:
-    """Whether ``MINDSPEED_OPS=reference`` asks for the references on every platform."""
+    """Return whether ``MINDSPEED_OPS=reference`` asks for the references on every platform."""
     return os.environ.get("MINDSPEED_OPS") == "reference"
 
 
@@ -35,5 +35,5 @@ def variants(platform: str) -> frozenset[str]:
 
 
 def has_variant(op: str, platform: str) -> bool:
-    """Whether ``op`` can run something else than its plain-torch reference on ``platform``."""
+    """Return whether ``op`` can run something else than its plain-torch reference on ``platform``."""
     return op in variants(platform)

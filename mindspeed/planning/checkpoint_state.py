@@ -52,7 +52,7 @@ class CheckpointManifest:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference between the checkpoint and the job that resumes it, and what becomes of the checkpoint."""
+    """Describe a difference between a checkpoint and the job that resumes it, and what becomes of the checkpoint."""
 
     feature: str
     what: str

@@ -35,7 +35,7 @@ FAILED: Final = ("changed", "gone")
 
 @dataclass(frozen=True, slots=True)
 class DriftRow:
-    """One target of one feature. ``near`` names what took its place; ``why`` says what the verdict alone does not."""
+    """Describe the drift of a target. ``near`` names what took its place; ``why`` says what the verdict alone does not."""
 
     feature: str
     target: str

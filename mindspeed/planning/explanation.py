@@ -51,7 +51,7 @@ class SourceLocation:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedPatch:
-    """One patch: where its target is defined, where its own code is, and all that the plan puts there, inside out."""
+    """Explain a patch: where its target is defined, where its own code is, and all that the plan puts there, inside out."""
 
     patch: PlannedPatch
     target: SourceLocation

@@ -115,7 +115,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def operators(plan: ActivationPlan, catalog: Catalog, variants_of: VariantsOf) -> Mapping[str, str]:
-    """Which variant of each operator of the plan runs here: C++ on one rank and torch on another round differently."""
+    """Name the variant of each operator of the plan that runs here: C++ on one rank and torch on another round differently."""
     specs = [catalog.specs[name] for name in plan.names if name in catalog.specs]
     return variants_of({op for spec in specs for op in spec.ops}, plan.environment.get("platform", ""))
 

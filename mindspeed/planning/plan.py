@@ -26,7 +26,7 @@ class PlannedOverride:
 
 @dataclass(frozen=True, slots=True)
 class PlannedPatch:
-    """One patch with its owner.
+    """A patch with its owner.
 
     ``site`` is where the last definition binds it (equal to the target until it was looked up).
     ``ground`` patches belong to the base plan: what they leave counts as the original.

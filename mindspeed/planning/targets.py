@@ -75,7 +75,7 @@ _LAUNCH_PATH: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One place that one owner may patch. ``guards`` are the Megatron versions it is patched on; none means all."""
+    """Describe a place that an owner may patch. ``guards`` are the Megatron versions it is patched on; none means all."""
 
     feature: str
     distribution: str

@@ -27,7 +27,7 @@ _NAMES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a collective: its kind, its arguments by name, the tensors that go in and those that come out."""
+    """Describe a call of a collective: its kind, its arguments by name, the tensors that go in and those that come out."""
 
     kind: str
     arguments: dict[str, Any]
@@ -51,7 +51,7 @@ class Call:
 
     @property
     def asynchronous(self) -> bool:
-        """Whether a handle is returned before the tensors are ready."""
+        """Return whether a handle is returned before the tensors are ready."""
         return bool(self.arguments.get("async_op")) or self.kind in ("isend", "irecv")
 
 

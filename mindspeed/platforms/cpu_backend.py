@@ -71,7 +71,7 @@ def keep_storage(isend: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Works:
-    """One handle of several collectives."""
+    """Combine several collectives in one handle."""
 
     def __init__(self, works: Sequence[Any]) -> None:
         self._works = works

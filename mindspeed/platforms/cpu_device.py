@@ -18,7 +18,7 @@ import torch
 from mindspeed.platforms import poison
 
 _CAPABILITY = (8, 0)
-"""What scripts ask before they choose bf16 (8 and above) or fp8 kernels (9 and above)."""
+"""Compute capability, by which scripts choose bf16 (8 and above) or fp8 kernels (9 and above)."""
 
 _CGROUP_LIMITS: Final = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _CPUINFO: Final = Path("/proc/cpuinfo")
@@ -71,7 +71,7 @@ def set_device(device: Any) -> None:
 
 
 def device_count() -> int:
-    """One device per process of this host: the launcher's LOCAL_WORLD_SIZE, and at least every device that was set."""
+    """Count one device per process of this host: the launcher's LOCAL_WORLD_SIZE, and at least every device that was set."""
     size = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or "1"
     return max(int(size), _current + 1)
 

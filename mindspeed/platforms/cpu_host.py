@@ -31,7 +31,7 @@ def mark_host(tensor: Any) -> Any:
 
 
 def is_host(tensor: Any) -> bool:
-    """Whether a tensor stands for host memory; in a graph that is recorded none does."""
+    """Return whether a tensor stands for host memory; in a graph that is recorded none does."""
     if torch.compiler.is_compiling():
         return False
     try:
@@ -41,8 +41,10 @@ def is_host(tensor: Any) -> bool:
 
 
 def made_on_host(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a factory called like this makes a host tensor. A ``torch.device`` may come from another tensor and then means
-    "where that one is", which is the device."""
+    """Return whether a factory called like this makes a host tensor.
+
+    A ``torch.device`` may come from another tensor and then means the place of that one, which is the device.
+    """
     if torch.compiler.is_compiling():
         return False
     device = kwargs.get("device")
@@ -55,7 +57,7 @@ def made_on_host(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _in_device_context() -> bool:
-    """Whether factories make device tensors when no device is given."""
+    """Return whether factories make device tensors when no device is given."""
     for depth in reversed(range(torch._C._len_torch_function_stack())):
         mode = torch._C._get_function_stack_at(depth)
         if isinstance(mode, DeviceContext):

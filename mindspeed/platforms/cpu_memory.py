@@ -20,7 +20,7 @@ _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
 _ALLOCATOR: Final = "DefaultCPUAllocator"
-"""How torch names its allocator when it has no memory."""
+"""Torch's name of its allocator in an error of missing memory."""
 
 LIMIT: int | None = None
 """Bytes that this process may use, once `set_per_process_memory_fraction` was called."""

@@ -100,7 +100,7 @@ def draw_from_side(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_traced() -> bool:
-    """Whether a graph is being recorded, which cannot hold a generator."""
+    """Return whether a graph is being recorded, which cannot hold a generator."""
     return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 

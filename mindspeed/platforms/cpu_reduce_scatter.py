@@ -101,7 +101,7 @@ def coalesce(manager: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _known(output: Any, given: Any, op: Any, group: Any) -> bool:
-    """Whether this is a reduction that is done here. Everything else, errors included, is left to torch."""
+    """Return whether this is a reduction that is done here. Everything else, errors included, is left to torch."""
     parts = [given] if isinstance(given, Tensor) else given
     ours = isinstance(group, distributed_c10d.ProcessGroup) and group.size() > 1
     if not ours or distributed_c10d.get_backend(group) != "gloo" or op not in _COMBINE:

@@ -51,7 +51,7 @@ _stock_constructors = _device._device_constructors
 
 
 def is_device(device: Any) -> bool:
-    """Whether ``device`` names the accelerator: ``"cuda"``, ``"cuda:1"``, ``torch.device("cuda")`` or a number."""
+    """Return whether ``device`` names the accelerator: ``"cuda"``, ``"cuda:1"``, ``torch.device("cuda")`` or a number."""
     if device is None:
         return False
     if isinstance(device, torch.device):

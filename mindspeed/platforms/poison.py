@@ -62,7 +62,7 @@ class PoisonedWork:
 
 
 def wait_all() -> None:
-    """What a device-wide synchronisation does: every collective in flight has ended afterwards."""
+    """End every collective in flight, as a device-wide synchronisation does."""
     for work in list(_pending.values()):
         work.wait()
 

@@ -1,4 +1,4 @@
-"""What a feature needs, excludes and follows: data that the resolver reads."""
+"""Constraints of a feature: what it needs, excludes and follows, as data for the resolver."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Predicate = Callable[[Any, World], bool]
 """``(args, world) -> bool``; reads only the feature's own arguments and the world."""
 
 AUTO: Final = "auto"
-"""What a setting that names a feature says to leave the choice to mindspeed."""
+"""The value of a setting that leaves the choice of a feature to mindspeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a feature would cost in a world, where a choice among several is left to mindspeed.
+    """The cost of a feature in a world, where a choice among several is left to mindspeed.
 
     The smallest ``amounts`` win, compared in order; they mean the same for all that can hold the slot. ``text`` says them to
     the reader. ``settings`` are those of the feature that the cost holds for, where the user gave none.
@@ -89,7 +89,7 @@ class Capability:
     POSITION_BIAS = "position-bias"
     """Its core attention takes a `position_bias`, linear in the distance of query and key."""
     SHARED_MASK = "shared-mask"
-    """It takes a mask that is not causal from `mindspeed.context_parallel.attention_mask`."""
+    """The holder takes a mask that is not causal from `mindspeed.context_parallel.attention_mask`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class Before:
 
 @dataclass(frozen=True, slots=True)
 class Supersedes:
-    """Where both replace one site, this feature's Replace wins over the named feature's, and the plan says so."""
+    """Let this feature's Replace win over the named feature's where both replace one site; the plan says so."""
 
     name: str
     reason: str

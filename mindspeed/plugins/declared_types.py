@@ -13,7 +13,7 @@ Test = Callable[[Any], bool]
 
 _WORDS: Final = {str: "a string", int: "a whole number", float: "a number", bool: "True or False", type(None): "None"}
 _SEQUENCES: Final[dict[Any, Any]] = {tuple: (tuple, list), set: (AbstractSet,), frozenset: (AbstractSet,)}
-"""What stands for a collection: a list may be given for a tuple, a string for neither."""
+"""Types that stand for a collection: a list may be given for a tuple, a string for neither."""
 
 
 class DeclarationError(TypeError):

@@ -26,7 +26,7 @@ _FEATURES: Final = Path(__file__).resolve().parent.parent / "features"
 
 @dataclass(frozen=True, slots=True)
 class DiscoveredFeature:
-    """One discovered feature: where it comes from, its class if it loaded, its problem if it did not or may not."""
+    """Describe a discovered feature: its origin, its class if it loaded, its problem if it did not or may not."""
 
     name: str
     distribution: str

@@ -39,7 +39,7 @@ ANSWERS: Final[dict[Answers, str]] = {
     "merged": "The answers of several features are merged; only two values for one field are refused.",
     "any": "One feature that answers True decides.",
 }
-"""What becomes of the answers of several features."""
+"""Combine the answers of several features."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,14 +44,14 @@ class FeatureManager(pluggy.PluginManager):
             self.register(feature, feature.spec.name)
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
-        """What `hookimpl` has marked a method with. Hooks are methods of the class, so nothing else is looked at."""
+        """Return the mark of `hookimpl` on a method. Hooks are methods of the class, so nothing else is searched."""
         marked = getattr(getattr(type(plugin), name, None), _MARK, None) if name[0] != "_" else None
         if marked is not None:
             vars(plugin)[name] = getattr(plugin, name)  # pluggy looks there first; its static search is most of its time
         return marked
 
     def parse_hookspec_opts(self, module_or_class: Any, name: str) -> Any:
-        """What pluggy finds, asked only of names that a hook can have."""
+        """Return pluggy's mark of a hook specification, looked up only for names that a hook can have."""
         return super().parse_hookspec_opts(module_or_class, name) if name[0] != "_" else None
 
     def owners(self, hook: str) -> set[str]:

@@ -29,5 +29,5 @@ class MegatronFlag:
 
     @property
     def is_choice(self) -> bool:
-        """Whether the value of the argument decides which feature it switches on."""
+        """Return whether the value of the argument decides which feature it switches on."""
         return self.switch == "on" and bool(self.values)

@@ -49,7 +49,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class _Patch:
-    """What every kind of patch has.
+    """Hold the fields of every kind of patch.
 
     ``phase`` is the part of a run in which the target is called; ``clears`` names ``lru_cache``s that hold its results.
     ``optional``: not every model takes this path, so that it need not be reached while another point of the feature is.

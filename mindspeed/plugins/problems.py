@@ -1,4 +1,4 @@
-"""What goes wrong: one Problem per mistake, every code explained once.
+"""Problems: one per mistake, with every code explained once.
 
 A problem is written for the person who must act on it: a code, one sentence, who is
 involved, where it was declared, and the fix. Nothing here raises at the first problem;
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong, in the user's words.
+    """Describe one mistake in the user's words.
 
     ``code`` is a key of `CODES`; ``message`` one sentence; ``features`` the names involved;
     ``chain`` the lines that explain why each of them is there; ``where`` a place the reader

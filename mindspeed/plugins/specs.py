@@ -54,6 +54,6 @@ def with_parts(spec: Any, exchange: Callable[[str, Any], Any]) -> Any:
 
 
 def is_unpatched(function: Any, owner: type) -> bool:
-    """Whether a function is written in the module of a class; one that wraps another takes over its names only."""
+    """Return whether a function is written in the module of a class; one that wraps another takes over its names only."""
     written_in = getattr(getattr(function, "__code__", None), "co_filename", None)
     return written_in == sys.modules[owner.__module__].__file__

@@ -11,7 +11,7 @@ TRACE_VARIABLE: Final = "MINDSPEED_TRACE"
 
 
 def tracing() -> bool:
-    """Whether the environment asks for the trace."""
+    """Return whether the environment asks for the trace."""
     return os.environ.get(TRACE_VARIABLE, "").lower() in ("1", "true", "yes")
 
 

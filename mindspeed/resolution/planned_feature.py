@@ -20,7 +20,7 @@ class Value:
 
 
 class PlannedFeature(NamedTuple):
-    """One active feature: its settings, and the chain of reasons that brought it in."""
+    """An active feature: its settings, and the chain of reasons that brought it in."""
 
     name: str
     distribution: str
@@ -32,7 +32,7 @@ class PlannedFeature(NamedTuple):
 
     @property
     def requested(self) -> bool:
-        """Whether the request asks for it or for a feature that requires it; False where level 1 alone brought it in."""
+        """Return whether the request asks for it or for a feature that requires it; False where level 1 alone brought it in."""
         return not self.why[-1].endswith(f": {BY_LEVEL_ONE}")
 
     @property

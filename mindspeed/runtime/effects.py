@@ -37,7 +37,7 @@ _PATIENCE: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """One place where a feature acts, as it stands now.
+    """The present state of a place where a feature acts.
 
     ``kind`` is patch, hook, argument or op; ``calls`` is None where calls cannot be counted (a plain value).
     ``state`` is ``reached``, ``never reached``, ``other path`` (optional, and another point was reached), ``not yet due``,
@@ -83,7 +83,7 @@ class EffectReport:
     ended: tuple[Phase, ...] = ()
 
     def summary(self) -> str:
-        """One line for a log."""
+        """Format a line for a log."""
         points = [point for feature in self.features for point in feature.points]
         reached = sum(point.state.startswith("reached") for point in points)
         later = sum(point.state == "not yet due" for point in points)

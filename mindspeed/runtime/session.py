@@ -65,7 +65,7 @@ class ActivationReport:
     rows: tuple[PlanNote, ...]
 
     def summary(self) -> str:
-        """One line for a log."""
+        """Format a line for a log."""
         pending = sum(site.pending for site in self.sites)
         later = f", {pending} when their module is imported" if pending else ""
         names = ", ".join(self.features) or "no features"

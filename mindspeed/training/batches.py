@@ -21,7 +21,7 @@ from mindspeed.training.tokenizer import DatasetTokenizer
 
 @dataclass(slots=True)
 class Batch:
-    """One micro-batch, tensors of [samples, sequence]; all None for a stage that sees neither tokens nor labels.
+    """A micro-batch: tensors of [samples, sequence]; all None for a stage that sees neither tokens nor labels.
 
     ``mask`` is what a feature says of this micro-batch alone; without one, attention is causal.
     """
@@ -33,7 +33,7 @@ class Batch:
 
 
 def build_datasets(source: DataSource, seq_length: int, held_out: float, seed: int, cache: Path) -> tuple[Any, Any]:
-    """One epoch of training samples and one of held-out samples; collective, the first rank writes their index to ``cache``."""
+    """Make an epoch of training samples and one of held-out samples; collective, the first rank writes their index to ``cache``."""
     config = GPTDatasetConfig(
         random_seed=seed,
         sequence_length=seq_length,

@@ -16,7 +16,7 @@ _UNREADABLE: Final = (
     *(OSError, ValueError, EOFError, LookupError, TypeError, AttributeError, ImportError),
     *(zipfile.BadZipFile, pickle.UnpicklingError),
 )
-"""What reading damaged archives and pickles raises."""
+"""Errors that reading damaged archives and pickles raises."""
 
 
 def file_sizes(folder: Path) -> dict[str, int]:

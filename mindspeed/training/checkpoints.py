@@ -21,7 +21,7 @@ _NAME: Final = re.compile(r"step-(\d{8})")
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint is of. ``model`` and ``optimizer`` must be those of the job that loads it.
+    """Identify the content of a checkpoint. ``model`` and ``optimizer`` must be those of the job that loads it.
 
     ``step`` and ``samples`` are done; ``data`` identifies the data that the samples are of; ``layout`` are the sizes
     it was saved with, which need not be those of the job that loads it; ``files`` are the sizes of the files beside it.
@@ -47,7 +47,7 @@ def checkpoint_path(run: str | Path, step: int) -> Path:
 
 
 def partial_path(checkpoint: Path) -> Path:
-    """Where a checkpoint is written before it is complete."""
+    """Return the folder in which a checkpoint is written before it is complete."""
     return checkpoint.with_name(f".{checkpoint.name}.partial")
 
 

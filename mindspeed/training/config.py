@@ -14,7 +14,7 @@ JOB_FILE: Final = "job file"
 
 
 class TrainConfig(BaseModel):
-    """How to train. Sizes, the model's shape and the precision are values of the world and stand there."""
+    """Settings of training. Sizes, the model's shape and the precision are values of the world and stand there."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

@@ -1,4 +1,4 @@
-"""What a model has learned: its loss on held-out text, the entropy that it must beat, and text of its own."""
+"""Evaluate a model: its loss on held-out text, the entropy that it must beat, and text of its own."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class DataSource:
 
     @property
     def identity(self) -> str:
-        """What tells this data from other data: its index, and the tokenizer that made it."""
+        """Identify this data: its index, and the tokenizer that made it."""
         lengths = hashlib.blake2b(self.index.lengths.tobytes(), digest_size=8).hexdigest()
         return f"{self.tokenizer.name}, {self.index.tokens} tokens, {lengths}"
 
@@ -54,7 +54,7 @@ class DataSource:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What every process of a run needs.
+    """Hold the values that every process of a run needs.
 
     ``checkpoint`` is the folder to continue from, or empty; ``request`` the text of the job file that makes this job
     again; ``notes`` are sentences about what the job does otherwise than the run that it continues.
@@ -73,7 +73,7 @@ class Job:
         return open_data(self.data, self.config.tokenizer)
 
     def changes(self) -> list[Change]:
-        """How the features of this job differ from those of the checkpoint that it continues from."""
+        """Compare the features of this job with those of the checkpoint that it continues from."""
         record = checkpoint_state.read_record(Path(self.checkpoint)) if self.checkpoint else None
         if record is None:
             return []
@@ -86,7 +86,7 @@ class Job:
 
     @property
     def model(self) -> dict[str, Any]:
-        """What a checkpoint of this job's model must agree in."""
+        """Values in which a checkpoint of this job's model must agree."""
         world = self.plan.world.known()
         names = (
             "num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups num_experts vocab_size "
@@ -180,7 +180,7 @@ def _folder_problems(run: str, resume: str | None) -> list[Problem]:
 
 
 def job_file(layers: Sequence[Layer], train: Mapping[str, Mapping[str, Any]]) -> str:
-    """One job file that asks for what the layers ask together."""
+    """Merge the layers into one job file."""
     owners = registry.catalog_for(name for layer in layers for name in (*layer.features, *layer.settings)).owners
     settings, world = resuming.merge_spellings(layers, owners)
     values = _merged(train)
@@ -259,7 +259,7 @@ def _enough_data(data: DataSource, share: float, seq_length: int) -> list[Proble
 
 
 def _installation() -> list[Problem]:
-    """What training lacks on this machine, found without importing it."""
+    """Find what training lacks on this machine, without importing it."""
     problems = doctor.problems() + [problem for finding in doctor.packages() if (problem := finding.problem()) is not None]
     root = package_root("core")
     if root is not None and not list((root / "core" / "datasets").glob("helpers_cpp*")):

@@ -1,4 +1,4 @@
-"""What a run shows and keeps: progress on the terminal, a log of steps, TensorBoard scalars, a picture of the loss."""
+"""Report a run: progress on the terminal, a log of steps, TensorBoard scalars, a picture of the loss."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Reporter:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What happens inside is not counted as training time."""
+        """Leave the time inside out of training time."""
         start = time.perf_counter()
         yield
         self._at += time.perf_counter() - start

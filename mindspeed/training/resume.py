@@ -123,7 +123,7 @@ def check_folder(resume: str, run: str, step: int) -> list[Problem]:
 
 
 def _applies(name: str, request: MergedRequest, catalog: Catalog) -> bool:
-    """Whether a feature says that it has something to do; what cannot be asked is left to the resolver."""
+    """Return whether a feature says that it has something to do; what cannot be asked is left to the resolver."""
     if name not in catalog.specs:
         return True
     values = {key: value.value for key, value in request.settings.get(name, {}).items()}

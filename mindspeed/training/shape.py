@@ -33,7 +33,7 @@ _FFN_MULTIPLE: Final = 32
 
 
 def trainer_layer(config: TrainConfig, layers: Sequence[Layer], platform: str, vocab_size: int) -> Layer:
-    """What the trainer adds below the request: sizes, the style's modules, and what follows from what was given.
+    """Add the trainer's values below the request: sizes, the style's modules, and what follows from what was given.
 
     ``vocab_size`` is the tokenizer's, 0 when it is not known.
     """
@@ -76,19 +76,19 @@ def given_world(layers: Sequence[Layer]) -> dict[str, Any]:
 
 
 def saved_layer(model: Mapping[str, Any]) -> Layer:
-    """What a checkpoint says of its model (`Job.model`), as the lowest layer of a request."""
+    """Make the lowest layer of a request from the model of a checkpoint (`Job.model`)."""
     world = {name: value for name, value in model.items() if name in FIELDS and value is not None}
     return Layer("checkpoint", world=world | {"rotary": "rotary_base" in model})
 
 
 def asked_model(model: Mapping[str, Any], layers: Sequence[Layer], train: Mapping[str, Any]) -> dict[str, Any]:
-    """What a request says of the values that a checkpoint has of its model (`Job.model`)."""
+    """Select the values of a request that a checkpoint has of its model (`Job.model`)."""
     given = {**STYLES.get(str(train.get("style")), {}), **train, **given_world(layers)}
     return {name: given[name] for name in model if name in given}
 
 
 def check_world(world: Mapping[str, Any], vocab_size: int) -> list[Problem]:
-    """What the trainer cannot train, of the values that a request gives."""
+    """Find the values of a request that the trainer cannot train."""
     problems = []
     activation = world.get("activation")
     if activation in WORDS["activation"] and activation not in ACTIVATIONS:

@@ -1,4 +1,4 @@
-"""One pass of Megatron's schedule: a training step, and the same forward without gradients."""
+"""Run a pass of Megatron's schedule: a training step, and the same forward without gradients."""
 
 from __future__ import annotations
 

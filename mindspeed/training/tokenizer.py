@@ -20,7 +20,7 @@ END_OF_TEXT: Final = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im
 
 
 class Tokenizer(Protocol):
-    """What preparing, training and generating need. ``eod`` is the id between documents, or -1."""
+    """A tokenizer for preparing, training and generating. ``eod`` is the id between documents, or -1."""
 
     name: str
     vocab_size: int
@@ -111,7 +111,7 @@ def _why(error: Exception) -> str:
 
 
 class DatasetTokenizer:
-    """What Megatron's datasets ask of a tokenizer: its size, its end of document, and what tells it from others."""
+    """The part of a tokenizer that Megatron's datasets use: its size, its end of document, and what tells it from others."""
 
     pad = -1
 

@@ -44,7 +44,7 @@ def train(job: Job) -> dict[str, Any]:
 
 
 class Trainer:
-    """One run on this rank."""
+    """A run on this rank."""
 
     def __init__(self, job: Job, source: DataSource) -> None:
         self.job, self.config, self.source = job, job.config, source

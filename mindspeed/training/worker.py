@@ -1,4 +1,4 @@
-"""One process of a run: activate the plan, form the process group, train.
+"""Run one process of a job: activate the plan, form the process group, train.
 
 Run as ``python -m mindspeed.training.worker`` with MINDSPEED_PLAN and MINDSPEED_TRAIN; light until then.
 """

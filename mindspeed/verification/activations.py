@@ -1,4 +1,4 @@
-"""How many bytes a forward pass keeps for its backward pass."""
+"""Count the bytes that a forward pass keeps for its backward pass."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def store(plan: ActivationPlan, recipe: Recipe, world_size: int, results: list[R
 
 
 def _can_be_kept(plan: ActivationPlan) -> bool:
-    """Whether the sources of all features are in the fingerprint, on a platform whose results are those of the processor."""
+    """Return whether the fingerprint has the sources of all features, and the results are those of the processor."""
     return plan.environment["platform"] == "cpu" and all(p.distribution == "mindspeed" for p in plan.features)
 
 

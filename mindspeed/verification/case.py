@@ -1,4 +1,4 @@
-"""What is to be proven: a plan with the features, a plan without them, the model, and the claim. No torch here."""
+"""Build the case of a proof: a plan with the features, a plan without them, the model, and the claim. No torch here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CLAIMS: Final = ("exact", "reordered", "approximate")
 
 @dataclass(frozen=True, slots=True)
 class VerificationCase:
-    """Does training by ``plan`` give what training by ``baseline`` gives, within ``numerics``?
+    """The claim that training by ``plan`` gives what training by ``baseline`` gives, within ``numerics``.
 
     ``features`` are the names under test. The baseline is unmodified Megatron in one process, unless the caller put
     features also, or those under test claim equal bits and leave the layout alone: then it has the same layout. A feature
@@ -73,7 +73,7 @@ class CaseRequest:
 
     @property
     def tested(self) -> list[FeatureSpec]:
-        """What is under test: the named features and what they require, without what both runs have."""
+        """Select the features under test: the named ones and what they require, without what both runs have."""
         names = required_by(self.features, self.known) - required_by(self.also, self.known)
         return [self.known.feature(name).spec for name in sorted(names)]
 
@@ -132,7 +132,7 @@ class CaseRequest:
         return registry.resolve([layer], self.environment)
 
     def is_applicable(self, plan: ActivationPlan) -> bool:
-        """Whether every feature applies to the plan's model and, unless the processes are given, has ranks to work on."""
+        """Return whether every feature fits the plan's model and, unless the processes are given, has ranks to work on."""
         for planned in plan.features:
             feature = self.known.feature(planned.name)
             if not feature.spec.applies(feature.Args(**planned.args), plan.world):

@@ -18,7 +18,7 @@ and may differ by several such roundings. Unmodified Megatron in bf16 is up to 5
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One comparison. ``largest_difference`` is None where there was nothing to compare: then it does not hold."""
+    """The result of a comparison. ``largest_difference`` is None where there was nothing to compare: then it does not hold."""
 
     what: str
     largest_difference: float | None

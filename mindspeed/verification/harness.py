@@ -18,7 +18,7 @@ from mindspeed.verification.record import RankResult
 
 @dataclass(frozen=True, slots=True)
 class VerificationDetails:
-    """What stands behind a verdict: the world of the feature's run, the sites it reached, and the bytes it moved and kept.
+    """Details of a verdict: the world of the feature's run, the sites it reached, and the bytes it moved and kept.
 
     ``sites_reached`` maps ``feature`` to ``{site or hook: calls}``; ``bytes`` has the bytes sent per kind of collective
     and, where they could be counted, the activation bytes saved for backward, each as ``[baseline, feature]`` on the rank
@@ -45,7 +45,7 @@ class Verdict:
 
     @property
     def problems(self) -> list[Problem]:
-        """One MS607 for each check that does not hold."""
+        """Return an MS607 for each check that does not hold."""
         return [_problem(self.feature, check) for check in self.checks if not check.holds]
 
     def to_json(self) -> dict[str, Any]:

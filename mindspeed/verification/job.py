@@ -46,7 +46,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one rank gives back: the result or Failure, the seconds of CPU that it took, and the threads that are left."""
+    """The answer of one rank: the result or Failure, the seconds of CPU that it took, and the threads that are left."""
 
     outcome: Any
     cpu_seconds: float

@@ -1,4 +1,4 @@
-"""Where each local tensor lies in the full model, read from the metadata that Megatron keeps for its checkpoints."""
+"""Locate local tensors in the full model, by the metadata that Megatron keeps for its checkpoints."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ShardedParameter:
         return whole
 
     def _cut(self, tensor: torch.Tensor) -> Any:
-        """What a checkpoint makes of ``tensor``: one ShardedTensor, or a list of them."""
+        """Return the sharded form of ``tensor`` in a checkpoint: one ShardedTensor, or a list of them."""
         if isinstance(self.sharded, ShardedTensorFactory):
             built = self.sharded.build_fn(self.sharded.key, tensor, self.sharded.replica_id, self.sharded.flattened_range)
             return list(built.values()) if isinstance(built, dict) else built

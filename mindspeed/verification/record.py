@@ -1,4 +1,4 @@
-"""What one rank of one run leaves behind: losses, pieces of tensors at their place in the full model, and evidence."""
+"""Record the results of one rank of a run: losses, shards of tensors at their place in the full model, and effects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TensorShard:
 
 @dataclass(slots=True)
 class RankResult:
-    """One rank's run.
+    """The results of one rank's run.
 
     ``losses`` maps (step, micro-batch of the global batch) to the loss; only ranks of the last stage have any.
     ``settings`` are the Megatron configurations as the model got them, ``sizes`` the sizes of the groups that exist.

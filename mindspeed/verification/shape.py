@@ -65,7 +65,7 @@ SHAPES: Final = (GPT, LLAMA, MOE)
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One training run: ``steps`` optimizer steps over ``global_batch_size`` samples each, in ``dtype`` fp32 or bf16.
+    """A training run: ``steps`` optimizer steps over ``global_batch_size`` samples each, in ``dtype`` fp32 or bf16.
 
     With ``documents`` samples are packed documents that do not see one another, and with ``restart`` positions begin anew
     with each of them.
@@ -81,6 +81,6 @@ class Recipe:
     restart: bool = False
 
     def world(self) -> dict[str, Any]:
-        """What the recipe adds to a plan's world."""
+        """Values that the recipe adds to a plan's world."""
         batch = {"micro_batch_size": self.micro_batch_size, "global_batch_size": self.global_batch_size}
         return {**self.shape.world(), **batch, "dtype": self.dtype}

@@ -1,4 +1,4 @@
-"""One rank of one training run: the recipe's batches through Megatron's own schedule, recorded on the way."""
+"""Run one rank of a training run: the recipe's batches through Megatron's own schedule, recorded on the way."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DOCUMENTS: Final = 0.2
 
 @dataclass(slots=True)
 class Batch:
-    """One micro-batch: its number in the global batch, and what a GPT model takes. Tokens are [samples, sequence].
+    """A micro-batch: its number in the global batch, and the inputs of a GPT model. Tokens are [samples, sequence].
 
     ``rows`` are the places in the sequence that this rank has tokens of.
     """
@@ -101,7 +101,7 @@ class _Run:
         self._watch_inputs()
 
     def _connect(self) -> None:
-        """What Megatron's training loop writes into the configuration before the first step."""
+        """Values that Megatron's training loop writes into the configuration before the first step."""
         self.config.finalize_model_grads_func = finalize_model_grads
         if self.ddp_config.overlap_grad_reduce:
             self.config.no_sync_func = _one_or_all([chunk.no_sync for chunk in self.chunks])

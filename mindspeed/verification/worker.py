@@ -23,7 +23,7 @@ from mindspeed.verification.job import Answer, Call, Failure, Job
 from mindspeed.verification.record import RankResult
 
 PATIENCE: Final = timedelta(seconds=60)
-"""How long a collective waits for a rank that does not come."""
+"""Seconds that a collective waits for a rank that does not come."""
 
 
 def serve(connection: Connection[Answer, Job | Call]) -> None:
@@ -78,7 +78,7 @@ def _variables_kept() -> Iterator[None]:
 
 
 def run(job: Job) -> RankResult:
-    """One job in this process, which afterwards is as it was before."""
+    """Run one job in this process, which afterwards is as it was before."""
     from mindspeed import registry
     from mindspeed.planning.plan import plan_from_json
     from mindspeed.runtime import session

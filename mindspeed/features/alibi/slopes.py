@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def slopes(heads: int) -> tuple[float, ...]:
-    """One for each head: ``2 ** (-8 (i + 1) / heads)`` for a power of two.
+    """Make a slope for each head: ``2 ** (-8 (i + 1) / heads)`` for a power of two.
 
     Any other number takes those of the power of two below, then every second one of twice that power.
     """

@@ -1,1 +1,1 @@
-"""One attention mask for all layers and micro-batches."""
+"""Share an attention mask among all layers and micro-batches."""

@@ -1,4 +1,4 @@
-"""One attention mask for all layers and micro-batches."""
+"""Share an attention mask among all layers and micro-batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What multi-latent attention needs of Megatron's local core attention and of its positions."""
+"""Fix Megatron's local core attention and its positions for multi-latent attention."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 from megatron.core.utils import get_te_version
 
 HAVE_ENGINE: Final = get_te_version() is not None
-"""Whether Transformer Engine is there."""
+"""True if Transformer Engine is there."""
 
 
 def take_widths(init: Callable[..., None]) -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""What Megatron needs beside a device, as data: one row per function, with the versions that need it."""
+"""Patches that Megatron needs beside a device, as data: one row per function, with the versions that need it."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Window(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _device_takes(device: torch.device) -> bool:
-    """Whether torch has a flash kernel for this GPU: compute capability 8 or more."""
+    """Return whether torch has a flash kernel for this GPU: compute capability 8 or more."""
     return torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
@@ -47,7 +47,7 @@ def _lengths(query: Tensor, key: Tensor, options: Options) -> Lengths:
 
 
 def window(lengths: Lengths, masked: bool, options: Options) -> Window | None:
-    """What queries see as a window; None if it is not one that the kernel has."""
+    """Express the visibility of keys as a window; None if the kernel does not have it."""
     if any(queries and not keys for queries, keys in lengths):
         return None
     if not masked:

@@ -37,7 +37,7 @@ def _sizes(width: int, rows: int) -> dict[str, int]:
 
 
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
-    """What is handed to a kernel for a tensor that may be missing."""
+    """Return the tensor to hand to a kernel for one that may be missing."""
     return other if tensor is None else tensor.contiguous()
 
 

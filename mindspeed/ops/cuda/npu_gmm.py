@@ -49,7 +49,7 @@ def tile_of(dtype: torch.dtype, rows: int, columns: int) -> Tile:
 
 
 def precision(dtype: torch.dtype) -> str:
-    """How fp32 operands are multiplied: as torch is told to."""
+    """Return the precision of fp32 products, as torch is set to."""
     return "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 

@@ -21,10 +21,10 @@ _LAST: Final = 65536
 
 
 def filled(*tensors: Tensor) -> bool:
-    """Whether every tensor has elements; operators of torch_npu promise nothing for empty ones."""
+    """Return whether every tensor has elements; operators of torch_npu promise nothing for empty ones."""
     return all(x.numel() > 0 for x in tensors)
 
 
 def narrow(*sizes: int) -> bool:
-    """Whether sizes are below the limit of torch_npu's matrix products for a last dimension, transposed or not."""
+    """Return whether sizes are below the limit of torch_npu's matrix products for a last dimension, transposed or not."""
     return max(sizes) < _LAST

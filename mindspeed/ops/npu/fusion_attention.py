@@ -51,7 +51,7 @@ def _lengths(query: Tensor, key: Tensor, options: Options) -> list[tuple[int, in
 
 
 def _supports(query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, seed: Tensor | None, options: Options) -> bool:
-    """Whether torch_npu documents the call."""
+    """Return whether torch_npu documents the call."""
     if seed is not None or query.dtype not in TYPES or not filled(query, key, value):
         return False
     groups = heads_like(key, options.layout, query, options.heads)

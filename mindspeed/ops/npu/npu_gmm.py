@@ -20,7 +20,7 @@ _ENDS, _SIZES, _ONE_RESULT = 0, 1, 3
 
 
 def kind_of_list(groups: Tensor, cumulative: bool) -> int:
-    """What torch_npu calls the list; it takes no list of a single size, which is an end as well."""
+    """Return torch_npu's number for this kind of list; it takes no list of a single size, which is an end as well."""
     return _ENDS if cumulative or groups.shape[0] == 1 else _SIZES
 
 

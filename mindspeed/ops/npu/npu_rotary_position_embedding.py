@@ -24,7 +24,7 @@ _WIDTH, _BATCH_OR_HEADS, _SUMMED = 896, 1000, 1024
 
 
 def _supports(x: Tensor, cos: Tensor, mode: int) -> bool:
-    """Whether torch_npu documents x of 4 dimensions with tables broadcast like these."""
+    """Return whether torch_npu documents x of 4 dimensions with tables broadcast like these."""
     types = x.dtype in TYPES and cos.dtype in TYPES
     if not types or x.dim() != 4 or x.shape[-1] >= _WIDTH or not filled(x):
         return False
@@ -33,7 +33,7 @@ def _supports(x: Tensor, cos: Tensor, mode: int) -> bool:
 
 
 def _broadcasts(x: Tensor, cos: Tensor, dims: tuple[int, ...], mode: int) -> bool:
-    """Whether the tables repeat along exactly ``dims`` of the first three."""
+    """Return whether the tables repeat along exactly ``dims`` of the first three."""
     shape = [1 if i in dims else size for i, size in enumerate(x.shape[:3])]
     repeated = [x.shape[i] for i in dims]
     few = all(size < _BATCH_OR_HEADS for size in repeated)

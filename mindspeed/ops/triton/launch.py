@@ -25,7 +25,7 @@ if INTERPRETED:
 
 
 def takes(*tensors: Tensor | None) -> bool:
-    """Whether the kernels compute with the types of all these tensors."""
+    """Return whether the kernels compute with the types of all these tensors."""
     return all(x is None or x.dtype in TYPES for x in tensors)
 
 
@@ -35,7 +35,7 @@ def power(n: int) -> int:
 
 
 def pieces(n: int, size: int) -> int:
-    """How many pieces of ``size`` cover ``n``."""
+    """Return the number of pieces of ``size`` that cover ``n``."""
     return -(-n // size)
 
 

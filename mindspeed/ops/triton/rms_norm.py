@@ -10,7 +10,7 @@ import triton.language as tl
 def forward(
     x, residual, gamma, y, total, rstd, rows, width, epsilon, RESIDUAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """One program normalizes ROWS whole rows of ``x``, or of ``x + residual``, which it then writes to ``total``."""
+    """Normalize ROWS whole rows of ``x`` in each program, or of ``x + residual``, which is written to ``total``."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, COLUMNS)[None, :]
     inside = (row < rows) & (column < width)
@@ -27,7 +27,7 @@ def forward(
 
 @triton.jit
 def forward_long(x, residual, gamma, y, total, rstd, width, epsilon, RESIDUAL: tl.constexpr, COLUMNS: tl.constexpr):
-    """One program normalizes one row, in two passes over its pieces."""
+    """Normalize one row in each program, in two passes over its pieces."""
     row = tl.program_id(0).to(tl.int64)
     squares = tl.zeros([COLUMNS], tl.float32)
     for start in range(0, width, COLUMNS):
@@ -54,7 +54,7 @@ def forward_long(x, residual, gamma, y, total, rstd, width, epsilon, RESIDUAL: t
 
 @triton.jit
 def _rows(dy, x, rstd, start, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """What the gradient of the rows from ``start`` on is made of."""
+    """Load the parts of the gradient of the rows from ``start`` on."""
     row = (start + tl.arange(0, ROWS)[:, None]).to(tl.int64)
     column = tl.arange(0, COLUMNS)[None, :]
     inside = (row < rows) & (column < width)
