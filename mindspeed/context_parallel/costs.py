@@ -117,7 +117,7 @@ ACROSS: Final = 9
 
 
 def attention_of(world: World) -> Attention:
-    """Make the attention of one layer on one rank, for one sequence. Raises UnknownValue for all that the world does not say."""
+    """Make the attention of a layer on a rank, for one sequence. Raises UnknownValue for all that the world does not say."""
     world.need("num_attention_heads", "num_query_groups", "hidden_size", "seq_length", "dtype")
     width = world.hidden_size // world.num_attention_heads
     heads, groups = (max(1, n // world.tp) for n in (world.num_attention_heads, world.num_query_groups))

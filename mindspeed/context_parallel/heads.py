@@ -73,6 +73,6 @@ class _HeadAllToAll(torch.autograd.Function):
 
 
 def head_all_to_all(group: dist.ProcessGroup, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Post one all-to-all for each tensor, all posted before the first is waited for: no copies into a message and out of it."""
+    """Post one all-to-all for each tensor, all before the first is waited for: no copies into a message and out of it."""
     pending = [post_all_to_all(x.contiguous(), group) for x in tensors]
     return tuple(one.wait() for one in pending)

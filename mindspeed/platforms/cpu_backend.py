@@ -124,9 +124,9 @@ def premultiply(reduction: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(reduction)
     def reduced(*args: Any, **kwargs: Any) -> Any:
         op = kwargs.get("op", args[position] if len(args) > position else None)
-        if not isinstance(op, ReduceOp) or op != ReduceOp.PREMUL_SUM:
+        if not isinstance(op, ReduceOp) or op != ReduceOp.PREMUL_SUM:  # type: ignore[comparison-overlap]
             return reduction(*args, **kwargs)
-        _, factor = op.__getstate__()
+        _, factor = op.__getstate__()  # type: ignore[attr-defined]
         given = parameters.bind(*args, **kwargs).arguments
         given["op"] = ReduceOp.SUM
         with torch.no_grad():

@@ -39,7 +39,7 @@ class Event:
         return (end_event._recorded - self._recorded) * 1e3
 
     def ipc_handle(self) -> bytes:
-        """Return the handle from which `from_ipc_handle` makes the same event of in another process of this host, whose clock is the same."""
+        """Return the handle from which `from_ipc_handle` makes the same event in another process of this host."""
         return _HANDLE.pack(math.nan if self._recorded is None else self._recorded)
 
     @classmethod

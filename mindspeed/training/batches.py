@@ -33,7 +33,7 @@ class Batch:
 
 
 def build_datasets(source: DataSource, seq_length: int, held_out: float, seed: int, cache: Path) -> tuple[Any, Any]:
-    """Make an epoch of training samples and one of held-out samples; collective, the first rank writes their index to ``cache``."""
+    """Make an epoch of training and one of held-out samples; collective, the first rank writes their index to ``cache``."""
     config = GPTDatasetConfig(
         random_seed=seed,
         sequence_length=seq_length,

@@ -218,7 +218,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _reason_of_first(error: CheckpointException) -> str:
-    """Return the reason why saving failed, as the first rank knows it; every rank has the exception, so this can be collective."""
+    """Return the first rank's reason why saving failed; every rank has the exception, so this can be collective."""
     failures = [str(failure[0]) for failure in error.failures.values()]
     reason = [failures[0].removeprefix("Worker failure: ") if failures else str(error)]
     dist.broadcast_object_list(reason, src=0)

@@ -81,7 +81,7 @@ def is_available() -> bool:
 
 
 def misfits(config: Any) -> list[str]:
-    """Give the reasons why experts of a configuration cannot be computed by the operators, option by option; empty if they can."""
+    """Give the reasons why the operators cannot compute experts of a configuration, option by option; empty if they can."""
     wrong = {
         "add_bias_linear is set": config.add_bias_linear,
         # since Megatron 0.15 and 0.16
