@@ -149,7 +149,10 @@ class Broker:
             run.deadline = min(run.deadline, time.monotonic() + GRACE)
         if not run.waiting():
             self._running.remove(run)
-            self._idle = [*run.workers, *self._idle]
+            if run.failure is None:
+                self._idle = [*run.workers, *self._idle]
+            else:  # a rank that raised may have groups, threads or a count of groups that the others have not
+                self._kill(run.workers)
             _reply(run.client, Results(tuple(answer for _, answer in sorted(run.answers.items()))))
 
     def _end_stuck(self) -> None:

@@ -51,6 +51,7 @@ def installed(tmp_path_factory):
     return environment, package
 
 
+@pytest.mark.budget(8)
 def test_it_is_listed_planned_drawn_explained_and_documented(installed):
     environment, _ = installed
     (row,) = environment.features()["acme"]

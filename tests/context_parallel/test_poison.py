@@ -23,6 +23,7 @@ OTHERS = ("ulysses-attention", "kv-allgather-cp", "adaptive-cp")
 FOUR = {"ring-attention": {"window": 2}, "hybrid-attention": {"ulysses_degree": 2}, "adaptive-cp": {"ulysses_degree": 2}}
 
 
+@pytest.mark.budget(8)
 @pytest.mark.parametrize("algorithm", ["ring-attention", *(pytest.param(name, marks=LONG) for name in OTHERS)])
 def test_megatron_trains_the_same_when_early_uses_are_poison(prove: Prove, algorithm: str) -> None:
     assert prove(algorithm, settings=POISON).problems == []
@@ -35,6 +36,7 @@ def test_it_does_on_four_ranks_in_a_double_ring_and_where_neighbours_trade_heads
     assert prove(algorithm, settings=settings).problems == []
 
 
+@pytest.mark.budget(8)
 @pytest.mark.parametrize("algorithm", ["ring-attention", pytest.param("ulysses-attention", marks=LONG)])
 def test_a_forgotten_wait_in_megatron_is_found(pool: WorkerPool, algorithm: str) -> None:
     question = build_case([algorithm], [Layer("test", settings=POISON)])

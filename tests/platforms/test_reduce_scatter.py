@@ -14,6 +14,7 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 import mindspeed
 from benchmarks._sockets import bytes_on_sockets
 from mindspeed.platforms.cpu_reduce_scatter import Reduction
+from mindspeed.verification.pool import WorkerPool
 
 LONG = pytest.mark.long
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -26,11 +27,9 @@ ALLOWED = 4096
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=LONG), pytest.param(4, marks=LONG)], ids="{} ranks".format)
-def found(pools: Any, request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+def found(pool: WorkerPool, request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     """What every rank found, of one activation of the platform."""
-    results: list[dict[str, Any]] = pools.usable().call(
-        measured, request.param, plan=mindspeed.plan(features=[], platform="cpu")
-    )
+    results: list[dict[str, Any]] = pool.call(measured, request.param, plan=mindspeed.plan(features=[], platform="cpu"))
     return results
 
 

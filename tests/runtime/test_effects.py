@@ -105,6 +105,7 @@ def test_a_site_that_was_never_reached_is_a_warning_with_the_fix(start: Start, s
     ]
 
 
+@pytest.mark.budget(8)
 def test_an_optional_site_need_not_be_reached_while_another_is(start: Start, said: Said) -> None:
     state(), attention()
     path = Wrap(f"{ATTENTION}:Attention.forward", "glue:marked", "a test", optional=True)
@@ -143,6 +144,7 @@ def test_after_its_phase_every_function_has_its_own_code_back(start: Start) -> N
     assert proof.effects() == {"alpha": {f"{STATE}:scale": 1, f"{ATTENTION}:Attention.forward": 0}}
 
 
+@pytest.mark.budget(8)
 def test_a_point_of_a_later_phase_is_not_yet_due(start: Start, said: Said) -> None:
     state()
     proof = start(Replace(f"{STATE}:scale", "glue:triple", "a test", phase="checkpoint"))
@@ -259,6 +261,7 @@ def test_a_run_of_one_step_is_judged_at_its_end(start: Start, said: Said) -> Non
     assert [line.partition(" ")[0] for line in said] == ["mindspeed:", "MS410"]
 
 
+@pytest.mark.budget(8)
 def test_what_only_another_rank_reaches_is_no_warning(start: Start, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     state(), attention()
     proof = start(SCALE, FORWARD)
