@@ -7,8 +7,12 @@ import torch
 
 from mindspeed.ops.cuda import fusion_attention as cuda
 from mindspeed.ops.fusion_attention import Options, _backward, _forward
+from mindspeed.ops.kernel import with_reference
 from tests.ops.flash_stand_in import flash_on_cpu
 from tests.ops.operator_checks import randn
+
+FORWARD = with_reference(cuda.KERNELS["fusion_attention"], _forward)
+BACKWARD = with_reference(cuda.KERNELS["fusion_attention_backward"], _backward)
 
 NO_BOUND = 2147483647
 MASK = torch.ones(1, dtype=torch.bool)
@@ -39,11 +43,11 @@ def laid_out(layout, batch, length, heads, width, seed, dtype=torch.bfloat16):
 
 def both_ways(q, k, v, mask, opts, **calls):
     """Results and gradients of the kernel of CUDA and of the reference, the gradients from one result and its statistics."""
-    out, maximum, total = cuda.forward(q, k, v, calls.get("pse"), mask, calls.get("seed"), *opts)
+    out, maximum, total = FORWARD(q, k, v, calls.get("pse"), mask, calls.get("seed"), *opts)
     expected, m, s = _forward(q, k, v, calls.get("pse"), mask, calls.get("seed"), *opts)
     dout = randn(*out.shape, seed=9, grad=False).to(out.dtype)
     saved = (calls.get("pse"), mask, calls.get("seed"), expected)
-    grads = cuda.backward(dout, q, k, v, *saved, maximum, total, False, *opts)
+    grads = BACKWARD(dout, q, k, v, *saved, maximum, total, False, *opts)
     wanted = _backward(dout, q, k, v, *saved, m, s, False, *opts)
     return (out, maximum + total.log(), *grads[:3]), (expected, m + s.log(), *wanted[:3])
 
@@ -91,9 +95,9 @@ def test_elements_that_are_not_side_by_side_are_copied(flash):
 def test_a_row_that_saw_no_key_anywhere_gets_no_gradient(flash):
     q, k, v = (laid_out("BNSD", 1, 4, 1, 8, seed) for seed in (1, 2, 3))
     opts = options("BNSD", 1)
-    out, maximum, total = cuda.forward(q, k, v, None, None, None, *opts)
+    out, maximum, total = FORWARD(q, k, v, None, None, None, *opts)
     maximum[..., 1], total[..., 1] = -torch.inf, 0
-    dq, dk, dv, _ = cuda.backward(torch.ones_like(out), q, k, v, None, None, None, out, maximum, total, False, *opts)
+    dq, dk, dv, _ = BACKWARD(torch.ones_like(out), q, k, v, None, None, None, out, maximum, total, False, *opts)
     assert not dq[:, :, 1].any()
     assert dq[:, :, 0].any()
     assert dk.isfinite().all()
@@ -129,7 +133,7 @@ def test_the_reference_runs_on_a_gpu_without_flash_kernels():
     tensors = heads()
     with flash_on_cpu() as called:
         cuda._device_takes.cache_clear()
-        out, *_ = cuda.forward(*tensors, None, None, None, *options("BNSD", 2))
+        out, *_ = FORWARD(*tensors, None, None, None, *options("BNSD", 2))
     assert called == []
     assert torch.equal(out, _forward(*tensors, None, None, None, *options("BNSD", 2))[0])
 
@@ -140,8 +144,8 @@ def test_the_calls_fit_the_operators_of_this_torch(layout, ends, monkeypatch):
     monkeypatch.setattr(cuda, "_device_takes", lambda device: True)
     q, k, v = (laid_out(layout, 1, 10, 2, 8, seed).to("meta") for seed in (1, 2, 3))
     opts = options(layout, 2, 4, 2, 2, ends, ends)
-    out, maximum, total = cuda.forward(q, k, v, None, MASK, None, *opts)
-    grads = cuda.backward(out, q, k, v, None, MASK, None, out, maximum, total, False, *opts)
+    out, maximum, total = FORWARD(q, k, v, None, MASK, None, *opts)
+    grads = BACKWARD(out, q, k, v, None, MASK, None, out, maximum, total, False, *opts)
     assert out.shape == q.shape
     assert maximum.shape == total.shape == ((10, 2) if layout == "TND" else (1, 2, 10))
     assert [g.shape for g in grads[:3]] == [q.shape, k.shape, v.shape]
