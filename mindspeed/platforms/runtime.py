@@ -13,6 +13,7 @@ import torch
 
 from mindspeed import platforms
 from mindspeed.platforms.collectives import Count, Traffic, traffic
+from mindspeed.plugins.problems import PlatformError, Problem
 
 __all__ = [
     "Count",
@@ -30,6 +31,7 @@ __all__ = [
     "reset_peak_memory",
     "stream",
     "synchronize",
+    "take_device",
     "traffic",
 ]
 
@@ -50,6 +52,18 @@ def device() -> torch.device:
     """The device that tensors of this process belong on."""
     name = platform()
     return torch.device("cpu") if name == "cpu" else torch.device(name, _module().current_device())
+
+
+def take_device(rank_on_host: int) -> None:
+    """Make the device of a rank the current one; ranks share devices where there are fewer.
+
+    Raises PlatformError with MS501 where torch finds none.
+    """
+    module, name = _module(), platform()
+    if not (count := module.device_count()):
+        fix = f"--platform cpu, or install a torch that is built for {name}"
+        raise PlatformError([Problem("MS501", f"the platform is {name}, and torch finds no device of it", fix=fix)])
+    module.set_device(rank_on_host % count)
 
 
 def backend() -> str:

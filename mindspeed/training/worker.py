@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mindspeed import registry
-from mindspeed.plugins.problems import PlatformError, Problem, RunError
+from mindspeed.plugins.problems import RunError
 from mindspeed.training.job import Job, read_job
 from mindspeed.training.launch import INTERRUPTED, end_with_launcher, leave_problems
 from mindspeed.training.run_folder import disk_problem
@@ -37,15 +37,11 @@ def work(job: Job, environ: Mapping[str, str]) -> dict[str, Any]:
     warnings.filterwarnings("ignore", module=r"megatron\.|torch\.")
     registry.activate(job.plan)
 
-    import torch
     import torch.distributed as dist
 
-    devices = torch.cuda.device_count()
-    if not devices:
-        platform = job.plan.environment["platform"]
-        fix = f"--platform cpu, or install a torch that is built for {platform}"
-        raise PlatformError([Problem("MS501", f"the platform is {platform}, and torch finds no device of it", fix=fix)])
-    torch.cuda.set_device(int(environ.get("LOCAL_RANK", "0")) % devices)
+    from mindspeed.platforms import runtime
+
+    runtime.take_device(int(environ.get("LOCAL_RANK", "0")))
     dist.init_process_group("nccl", rank=int(environ["RANK"]), world_size=int(environ["WORLD_SIZE"]))
     from mindspeed.training.trainer import train
 

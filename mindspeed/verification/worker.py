@@ -139,11 +139,13 @@ def _groups(job: Job | Call, seed: int) -> Iterator[None]:
     from megatron.core import parallel_state
     from torch.distributed import FileStore  # type: ignore[attr-defined]
 
+    from mindspeed.platforms import runtime
+
     gc.collect()
     gc.freeze()  # what is here now need not be looked at when the job is over
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    torch.cuda.set_device(job.rank % torch.cuda.device_count())
+    runtime.take_device(job.rank)
     store = FileStore(job.store, job.world_size)
     dist.init_process_group("nccl", store=store, rank=job.rank, world_size=job.world_size, timeout=PATIENCE)
     try:

@@ -117,3 +117,18 @@ def test_a_missing_torch_npu_is_one_clear_problem():
         "MS501 torch_npu cannot be imported: ModuleNotFoundError: No module named 'torch_npu'\n"
         "  fix: install the torch_npu that fits this torch, and source CANN's set_env.sh; or choose --platform cpu\n"
     )
+
+
+def test_a_platform_without_its_device_is_one_clear_problem(monkeypatch):
+    import torch
+
+    from mindspeed.platforms import runtime
+
+    monkeypatch.setattr(platforms, "ACTIVE", "cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(PlatformError) as caught:
+        runtime.take_device(0)
+    assert str(caught.value) == (
+        "MS501 the platform is cuda, and torch finds no device of it\n"
+        "  fix: --platform cpu, or install a torch that is built for cuda"
+    )
