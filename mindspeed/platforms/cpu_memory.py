@@ -97,6 +97,12 @@ def hold_to_limit(tensor: torch.Tensor, used: int) -> torch.Tensor:
     return tensor
 
 
+def hold_copy_to_limit(tensor: torch.Tensor) -> None:
+    """Check a tensor before it is copied to the device. Raises OutOfMemoryError beyond the limit."""
+    if LIMIT is not None:
+        hold_to_limit(tensor, memory_allocated())
+
+
 def as_out_of_memory(error: RuntimeError) -> RuntimeError:
     """The error that CUDA would raise where torch's allocator found no memory; any other error as it is."""
     return torch.OutOfMemoryError(str(error)) if _ALLOCATOR in str(error) else error

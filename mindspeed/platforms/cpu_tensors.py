@@ -127,6 +127,8 @@ def move_tensor(to: Callable[..., Any]) -> Callable[..., Any]:
                 args = (_CPU, *args[1:])
             else:
                 kwargs["device"] = _CPU
+            if on_host:
+                cpu_memory.hold_copy_to_limit(self)
         if (to_device and on_host) or (to_host and not on_host):
             kwargs["copy"] = True
         result = to(self, *args, **kwargs)
@@ -140,7 +142,10 @@ def move_to_device(cuda: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(cuda)
     def moved(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return _allocate(_clone, (self,), {}, on_host=False) if is_host(self) else self
+        if not is_host(self):
+            return self
+        cpu_memory.hold_copy_to_limit(self)
+        return _clone(self)
 
     return moved
 

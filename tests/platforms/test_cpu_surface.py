@@ -101,7 +101,13 @@ def test_memory_of_a_process_is_its_share_of_the_host(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: torch.empty(1 << 31, device="cuda"), lambda: torch.empty(1 << 31).cuda()], ids=["factory", "move"]
+    "make",
+    [
+        lambda: torch.empty(1 << 31, device="cuda"),
+        lambda: torch.empty(1 << 31).cuda(),
+        lambda: torch.empty(1 << 31).to("cuda"),
+    ],
+    ids=["factory", "cuda", "to"],
 )
 def test_a_tensor_beyond_the_limit_of_the_process_is_out_of_memory(limit_lifted, make):
     used, total = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[1]
