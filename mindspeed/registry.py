@@ -132,12 +132,12 @@ def base_features(platform: str) -> tuple[type[Feature[Any]], ...]:
 
     Raises PlatformError for an unknown platform.
     """
-    from mindspeed.megatron.fixes.feature import MegatronCompat
+    from mindspeed.megatron.fixes.feature import MegatronFixes
     from mindspeed.megatron.hook_points import MegatronHookPoints
     from mindspeed.platforms import device_layer
-    from mindspeed.platforms.same_plan import SamePlan
+    from mindspeed.platforms.plan_agreement import PlanAgreement
 
-    return device_layer(platform), MegatronCompat, MegatronHookPoints, SamePlan
+    return device_layer(platform), MegatronFixes, MegatronHookPoints, PlanAgreement
 
 
 def _framework(platform: str) -> Framework:

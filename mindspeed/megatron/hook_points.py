@@ -22,7 +22,7 @@ class MegatronHookPoints(Feature[FeatureArgs]):
     """Owner of the wraps in a plan; the plan asks `hook_points_for` for those that it needs."""
 
     spec = FeatureSpec(
-        name="megatron-seams",
+        name="megatron-hook-points",
         summary="Hook points and argument overrides on Megatron's functions",
         category=Category.PLATFORM,
         level=0,

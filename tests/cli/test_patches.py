@@ -36,7 +36,7 @@ def test_a_renamed_symbol_of_a_checkout_is_gone_and_its_new_name_is_told(mindspe
     assert result.exit_code == 1
     found = drifted(result)
     gone = {key: value for key, value in found.items() if value[0] == "gone"}
-    assert gone == {("megatron-seams", f"{STATE}:get_nccl_options"): ("gone", [f"{STATE}:nccl_options_of"])}
+    assert gone == {("megatron-hook-points", f"{STATE}:get_nccl_options"): ("gone", [f"{STATE}:nccl_options_of"])}
     assert {verdict for verdict, _ in found.values()} <= {"gone", "not applied", "unrecorded"}
     assert mindspeed("patches", "drift", "--megatron", checkout / "megatron", "--json").stdout == result.stdout
 
@@ -51,9 +51,9 @@ def test_every_verdict_is_told_apart(mindspeed, checkout):
     edit(core / "parallel_state.py", "def destroy_model_parallel():", "def destroy_model_parallel(now):")
     edit(core / "activations.py", "torch.pow(F.relu(x), 2)", "F.relu(x) ** 2")
     found = drifted(mindspeed("patches", "drift", "--megatron", checkout, "--json"))
-    assert found["megatron-seams", f"{STATE}:get_nccl_options"] == ("appended", [])
-    assert found["megatron-seams", f"{STATE}:destroy_model_parallel"] == ("changed", [])
-    assert found["megatron-compat", "megatron.core.activations:squared_relu"] == ("body changed", [])
+    assert found["megatron-hook-points", f"{STATE}:get_nccl_options"] == ("appended", [])
+    assert found["megatron-hook-points", f"{STATE}:destroy_model_parallel"] == ("changed", [])
+    assert found["megatron-fixes", "megatron.core.activations:squared_relu"] == ("body changed", [])
 
 
 def test_the_text_names_versions_verdicts_changes_and_new_names(mindspeed, checkout):
@@ -61,8 +61,8 @@ def test_the_text_names_versions_verdicts_changes_and_new_names(mindspeed, check
     edit(checkout / "megatron/core/utils.py", "def is_te_min_version(version,", "def is_te_min_version(version, *,")
     text = mindspeed("patches", "drift", "--megatron", checkout).stdout
     assert text.startswith(f"megatron-core 0.16.1 in {checkout}, against 0.16.1\nFEATURE ")
-    assert f"\nmegatron-seams: gone: {STATE}:get_nccl_options\n  now {STATE}:nccl_options_of\n" in text
-    changed = "\nmegatron-compat: changed: megatron.core.utils:is_te_min_version\n"
+    assert f"\nmegatron-hook-points: gone: {STATE}:get_nccl_options\n  now {STATE}:nccl_options_of\n" in text
+    changed = "\nmegatron-fixes: changed: megatron.core.utils:is_te_min_version\n"
     assert f"{changed}  parameters: in another order\n" in text
     assert text.rstrip().splitlines()[-1].startswith("1 changed, 1 gone, ")
 
@@ -90,10 +90,10 @@ def test_a_guarded_patch_of_another_version_is_a_row_and_no_failure(mindspeed):
     rows = json.loads(mindspeed("patches", "drift", "--megatron", "0.14.0", "--json").stdout)["targets"]
     target = "megatron.core.transformer.attention:Attention._apply_output_gate"
     assert [row for row in rows if row["target"] == target] == [
-        {"feature": "megatron-compat", "target": target, "verdict": "not applied", "near": []}
+        {"feature": "megatron-fixes", "target": target, "verdict": "not applied", "near": []}
     ]
     text = mindspeed("patches", "drift", "--megatron", "0.14.0").stdout
-    assert f"\nmegatron-compat: not applied: {target}\n  only for megatron-core >=0.16\n" in text
+    assert f"\nmegatron-fixes: not applied: {target}\n  only for megatron-core >=0.16\n" in text
 
 
 def test_an_unknown_version_lists_the_recorded_ones(mindspeed):

@@ -56,7 +56,7 @@ def test_a_word_that_no_field_knows_is_a_problem_with_a_line_to_copy(mindspeed):
     )
 
 
-def test_a_lock_of_the_trainer_has_its_values_and_preflight_finds_the_same_plan(mindspeed, tmp_path):
+def test_a_lock_of_the_trainer_has_its_values_and_preflight_finds_the_plan_agreement(mindspeed, tmp_path):
     file = tmp_path / "job.lock"
     assert mindspeed("lock", "-f", JOB, "--platform", "cpu", "--world-size", 2, "-o", file).exit_code == 0
     locked = json.loads(file.read_text())

@@ -207,7 +207,7 @@ def test_repatch_takes_a_dictionary_of_arguments_and_plans_again():
     assert targets.double(1) == 8
 
 
-def test_repatch_to_the_same_plan_changes_nothing_and_a_wrong_one_leaves_the_plan_before():
+def test_repatch_to_the_plan_agreement_changes_nothing_and_a_wrong_one_leaves_the_plan_before():
     apply(features.ScaleMlpFeature(), argv=["--scale-mlp"])
     first = targets.double
     repatch({"scale_mlp_factor": 3})

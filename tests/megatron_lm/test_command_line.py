@@ -53,8 +53,8 @@ def problems_of(call, *arguments, **options):
 def notes_of(plan):
     """The notes of a plan but those on the contracts of Megatron's functions, which the stub does not keep, and on
     operators, of which it has references alone."""
-    notes = [row.text for row in plan.rows if row.kind == "note" and row.feature != "megatron-seams"]
-    return [text for text in notes if not text.startswith("only the reference of ")]
+    notes = [row.text for row in plan.rows if row.kind == "note" and row.feature != "megatron-hook-points"]
+    return [text for text in notes if not text.startswith(("only the reference of ", "megatron.training."))]
 
 
 def sources(plan, feature):

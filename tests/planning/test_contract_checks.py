@@ -78,8 +78,8 @@ def test_a_plan_is_refused_with_every_changed_target_of_the_base_plan_too(core: 
         mindspeed.plan(environment=made_up("cpu", "0.16.1"))
     assert [problem.code for problem in error.value.problems] == ["MS401", "MS407"]
     assert [problem.message for problem in error.value.problems] == [
-        "megatron-compat patches megatron.core.utils:is_te_min_version, which does not exist in megatron-core 0.16.1",
-        "megatron.core.transformer.utils:gelu_impl, which megatron-compat patches, is not the one of megatron-core 0.16.1: "
+        "megatron-fixes patches megatron.core.utils:is_te_min_version, which does not exist in megatron-core 0.16.1",
+        "megatron.core.transformer.utils:gelu_impl, which megatron-fixes patches, is not the one of megatron-core 0.16.1: "
         "parameters: +y",
     ]
 
@@ -168,6 +168,7 @@ def test_core_and_training_from_two_folders_are_refused_with_both(
     training = tmp_path / "checkout" / "megatron" / "training"
     training.mkdir(parents=True)
     (training / "__init__.py").touch()
+    (training / "arguments.py").write_text("def parse_args(extra_args_provider=None, ignore_unknown_args=False): ...\n")
     monkeypatch.setattr("sys.path", [str(tmp_path), str(tmp_path / "checkout"), *sys.path])
     with pytest.raises(ResolutionError) as error:
         mindspeed.plan(environment=made_up("cpu", "0.16.1"))
@@ -183,7 +184,7 @@ def test_a_plan_that_was_made_elsewhere_is_held_to_what_is_here(core: Path) -> N
     with pytest.raises(PatchError) as error:
         mindspeed.activate(plan)
     assert [problem.message for problem in error.value.problems] == [
-        "megatron.core.utils:is_te_min_version, which megatron-compat patches, is not the one of megatron-core 0.16.1: "
+        "megatron.core.utils:is_te_min_version, which megatron-fixes patches, is not the one of megatron-core 0.16.1: "
         "parameters: in another order"
     ]
     assert mindspeed.deactivate() is None

@@ -76,7 +76,7 @@ def test_unequal_sets_conflict_and_equal_ones_agree() -> None:
 def test_a_feature_may_replace_what_the_base_plan_patches() -> None:
     ground = [
         replace(f"{STATE}:get_size", "glue:size_of_7", "cpu-platform", ground=True),
-        wrap(f"{ATTENTION}:Attention.forward", owner="megatron-seams", ground=True),
+        wrap(f"{ATTENTION}:Attention.forward", owner="megatron-hook-points", ground=True),
         put(f"{STATE}:LIMIT", 1, "cpu-platform", ground=True),
     ]
     own = [replace(f"{STATE}:get_size", "glue:size_of_42"), replace(f"{ATTENTION}:Attention", "glue:Alone")]
@@ -85,7 +85,7 @@ def test_a_feature_may_replace_what_the_base_plan_patches() -> None:
 
 def test_two_replaces_within_the_base_plan_conflict() -> None:
     one = replace(f"{STATE}:get_size", "glue:size_of_7", "cpu-platform", ground=True)
-    two = replace(f"{STATE}:get_size", "glue:size_of_7", "megatron-compat", ground=True)
+    two = replace(f"{STATE}:get_size", "glue:size_of_7", "megatron-fixes", ground=True)
     assert [problem.code for problem in check_patches([one, two])] == ["MS402"]
 
 

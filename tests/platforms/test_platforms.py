@@ -11,7 +11,7 @@ import pytest
 
 from mindspeed import platforms, registry
 from mindspeed.inspection.megatron_copies import megatron_version
-from mindspeed.megatron.fixes.feature import MegatronCompat
+from mindspeed.megatron.fixes.feature import MegatronFixes
 from mindspeed.planning.patch_checks import check_patches
 from mindspeed.planning.plan import PlannedPatch
 from mindspeed.platforms.cpu import CpuPlatform, CpuPlatformArgs
@@ -57,7 +57,7 @@ def test_the_environment_variable_decides_before_the_devices(machine, monkeypatc
 
 def test_every_platform_has_a_feature_of_its_own_and_what_megatron_needs_everywhere():
     names = {name: [feature.spec.name for feature in registry.base_features(name)] for name in platforms.PLATFORMS}
-    everywhere = ["megatron-compat", "megatron-seams", "same-plan"]
+    everywhere = ["megatron-fixes", "megatron-hook-points", "plan-agreement"]
     assert names == {name: [f"{name}-platform", *everywhere] for name in ("npu", "cuda", "cpu")}
 
 
@@ -86,7 +86,7 @@ def test_cuda_is_not_patched():
 def test_every_target_of_the_base_plan_exists():
     features = (
         CpuPlatform(CpuPlatformArgs(poison=True, collective_log="log"), World({})),
-        MegatronCompat(FeatureArgs(), World({})),
+        MegatronFixes(FeatureArgs(), World({})),
     )
     here = megatron_version() or ""
     planned = [

@@ -1,4 +1,4 @@
-"""megatron-compat: fixes where Megatron assumes Apex, Transformer Engine or a compiler, each a patch of its own."""
+"""megatron-fixes: fixes where Megatron assumes Apex, Transformer Engine or a compiler, each a patch of its own."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Patch
 _HERE: Final = "mindspeed.megatron.fixes"
 
 
-class MegatronCompat(Feature[FeatureArgs]):
+class MegatronFixes(Feature[FeatureArgs]):
     """Let Megatron run without Apex, Transformer Engine, Triton and, on the CPU, a compiler."""
 
     spec = FeatureSpec(
-        name="megatron-compat",
+        name="megatron-fixes",
         summary="Let Megatron run without Apex, Transformer Engine, Triton and, on the CPU, a compiler",
         category=Category.PLATFORM,
         level=0,

@@ -21,7 +21,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
-def test_an_equal_mask_of_another_batch_has_the_same_plan(made: list[int]) -> None:
+def test_an_equal_mask_of_another_batch_has_the_plan_agreement(made: list[int]) -> None:
     plans, first = Plans(), causal(8)
     plan = plans.of(first, 8, 2)
     assert plans.of(first, 8, 2) is plan

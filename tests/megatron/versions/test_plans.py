@@ -104,7 +104,7 @@ def test_all_features_are_planned_for_every_version(plans: dict[str, ActivationP
 
 def test_two_patches_of_one_site_never_meet(plans: dict[str, ActivationPlan]) -> None:
     for plan in plans.values():
-        wrapped = [planned.site for planned in plan.patches if planned.owner == "megatron-compat" and not planned.skipped]
+        wrapped = [planned.site for planned in plan.patches if planned.owner == "megatron-fixes" and not planned.skipped]
         assert len(wrapped) == len(set(wrapped))
 
 

@@ -1,4 +1,4 @@
-"""same-plan: the ranks of a job agree on their plan before they have a process group."""
+"""plan-agreement: the ranks of a job agree on their plan before they have a process group."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Patch, Wrap, hookimpl
 
 
-class SamePlan(Feature[FeatureArgs]):
+class PlanAgreement(Feature[FeatureArgs]):
     """Stop a job whose ranks have different plans, and tell all ranks why one of them has failed."""
 
     spec = FeatureSpec(
-        name="same-plan",
+        name="plan-agreement",
         summary="Ranks with different plans stop before their first collective, and say what differs",
         category=Category.PLATFORM,
         level=0,
