@@ -168,7 +168,9 @@ def test_core_and_training_from_two_folders_are_refused_with_both(
     training = tmp_path / "checkout" / "megatron" / "training"
     training.mkdir(parents=True)
     (training / "__init__.py").touch()
-    (training / "arguments.py").write_text("def parse_args(extra_args_provider=None, ignore_unknown_args=False): ...\n")
+    (training / "arguments.py").write_text(
+        "def parse_args(extra_args_provider=None, ignore_unknown_args=False): ...\ndef validate_args(args, defaults={}): ...\n"
+    )
     monkeypatch.setattr("sys.path", [str(tmp_path), str(tmp_path / "checkout"), *sys.path])
     with pytest.raises(ResolutionError) as error:
         mindspeed.plan(environment=made_up("cpu", "0.16.1"))
