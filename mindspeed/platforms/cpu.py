@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from mindspeed.inspection.megatron_copies import package_root
 from mindspeed.platforms.cpu_arguments import ARGUMENTS
 from mindspeed.plugins import (
     ArgOverride,
@@ -261,9 +260,6 @@ class CpuPlatform(Feature[CpuPlatformArgs]):
         patches += (Set(target, Ref(f"{_HERE}.cpu_nccl:ProcessGroupNCCL"), _OPTIONS, optional=True) for target in _NCCL_GROUPS)
         for prefix, wrapper, reason, names in _WRAPPED:
             patches += _wraps(prefix, wrapper, reason, names.split())
-        if package_root("training") is not None:
-            reason = "defaults of Megatron-LM's arguments that need CUDA have the CPU's values"
-            patches += _wraps("megatron.training.arguments:", "cpu_arguments:with_defaults", reason, ["parse_args"])
         return patches + self._observers()
 
     def _observers(self) -> list[Patch]:

@@ -60,5 +60,5 @@ def test_size_dispatcher_and_expert_tensor_size_reach_megatron():
 def test_an_unknown_dispatcher_is_refused():
     assert refusals("expert-parallel", num_experts=4, settings={"expert-parallel": {"dispatcher": "flex"}}) == [
         "MS301 expert-parallel.dispatcher is 'flex': input should be 'alltoall' or 'allgather' "
-        "| dispatcher is: how tokens travel to their experts"
+        "| --set expert-parallel.dispatcher=alltoall  # how tokens travel to their experts"
     ]

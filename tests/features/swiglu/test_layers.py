@@ -13,6 +13,14 @@ from mindspeed.features.swiglu.layers import misfits, with_operator, with_weight
 from mindspeed.plugins import FeatureArgs, MindSpeedError
 from mindspeed.plugins.world import World
 
+
+@pytest.fixture(autouse=True)
+def uncompiled():
+    """Megatron's own functions as they are written: compiling them takes longer than all tests here."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
 bias_swiglu = with_operator(fused_bias_swiglu.bias_swiglu_impl)
 weighted_bias_swiglu = with_weighted_operator(fused_bias_swiglu.weighted_bias_swiglu_impl)
 
