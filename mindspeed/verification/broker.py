@@ -33,6 +33,8 @@ TIME_LIMIT: Final = 300.0
 """Seconds after which a run counts as stuck."""
 GRACE: Final = 15.0
 """Seconds that the other workers get to end their job after one has failed."""
+MOST_THREADS: Final = 8
+"""A worker in which a job has left more threads, of process groups that something still holds, is replaced."""
 FIRST_CLIENT: Final = 60.0
 """Seconds to wait for the first client."""
 
@@ -46,12 +48,13 @@ class _Worker:
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A job on its workers; ``answers`` by rank as they come."""
+    """A job on its workers; ``answers`` by rank as they come, ``crowded`` the ranks with more than `MOST_THREADS`."""
 
     client: Connection[Any, Any]
     workers: list[_Worker]
     deadline: float
     answers: dict[int, bytes] = field(default_factory=dict)
+    crowded: list[int] = field(default_factory=list)
     failure: tuple[int, Failure] | None = None
 
     def waiting(self) -> list[int]:
@@ -144,15 +147,17 @@ class Broker:
             self._end(run, self._death(run, rank))
             return
         answer: Answer = pickle.loads(run.answers[rank])
+        if answer.threads > MOST_THREADS:
+            run.crowded.append(rank)
         if isinstance(answer.outcome, Failure) and run.failure is None:
             run.failure = (rank, answer.outcome)
             run.deadline = min(run.deadline, time.monotonic() + GRACE)
         if not run.waiting():
             self._running.remove(run)
-            if run.failure is None:
-                self._idle = [*run.workers, *self._idle]
-            else:  # a rank that raised may have groups, threads or a count of groups that the others have not
-                self._kill(run.workers)
+            # a rank that raised may have groups, threads or a count of groups that the others have not
+            lost = run.workers if run.failure else [run.workers[rank] for rank in run.crowded]
+            self._kill(lost)
+            self._idle = [*(worker for worker in run.workers if worker not in lost), *self._idle]
             _reply(run.client, Results(tuple(answer for _, answer in sorted(run.answers.items()))))
 
     def _end_stuck(self) -> None:

@@ -41,6 +41,7 @@ def loops_of_gloo() -> int:
 def test_a_model_that_a_job_made_keeps_no_process_groups_alive(pool: WorkerPool) -> None:
     for _ in range(3):
         pool.call(trained_once, 1, plan=plan(platform="cpu", level=0))
+        assert pool.threads <= 8
     (loops,) = pool.call(loops_of_gloo, 1)
     assert loops <= 1  # of the job that counts, whose group may start it later
 
@@ -65,6 +66,24 @@ def rank_1_counts_another_group() -> None:
         dist.distributed_c10d._world.group_count = 1
         dist.destroy_process_group = lambda: None
         raise RuntimeError("a planted error")
+
+
+def keep_a_group() -> None:
+    """Leave the threads of a dozen process groups behind."""
+    import torch.distributed as dist
+
+    kept.extend(dist.new_group() for _ in range(12))
+
+
+kept: list[object] = []
+
+
+@pytest.mark.skipif(not TASKS.exists(), reason="threads are counted in /proc, which is Linux's")
+def test_a_worker_in_which_a_job_left_many_threads_is_replaced(pool: WorkerPool) -> None:
+    pool.call(keep_a_group, 1)
+    left = pool.threads
+    pool.call(loops_of_gloo, 1)
+    assert left > 8 >= pool.threads
 
 
 def test_ranks_of_a_failed_job_are_not_used_again(pool: WorkerPool) -> None:
