@@ -152,7 +152,7 @@ def _hook_patches(
 ) -> list[tuple[str, Patch]]:
     from mindspeed.megatron.hook_points import MegatronHookPoints, hook_points_for
 
-    patches = hook_points_for(hooks, arguments, environment.training, environment.megatron, phases=proven)
+    patches = hook_points_for(hooks, arguments, environment.training, environment.megatron, proven, environment.platform)
     return [(MegatronHookPoints.spec.name, patch) for patch in patches]
 
 

@@ -1,8 +1,8 @@
 """The hook points: every upstream function that is wrapped for the framework, and what happens there. Light, data only.
 
-Each function has one wrap, whatever a plan needs of it: arguments, phases of the run and hooks. Its wrapper stands under
-the function's own name in `mindspeed.megatron.hook_wrappers`, or in `mindspeed.megatron.training_hook_wrappers` for the
-training loop of Megatron-LM. These three files are all there is to adapt for hooks when Megatron changes.
+Each function has one wrap, whatever a plan needs of it: arguments, phases of the run and hooks. Wrappers are functions of
+`mindspeed.megatron.hook_wrappers`, or of `mindspeed.megatron.training_hook_wrappers` for the training loop of Megatron-LM.
+These three files are all there is to adapt for hooks when Megatron changes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Final
 
 from mindspeed.inspection.config_arguments import arguments_of
 from mindspeed.inspection.megatron_copies import megatron_version, package_root
-from mindspeed.megatron.platform_arguments import PLATFORM_HOOK_POINTS
 from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec
 from mindspeed.plugins.patches import Patch, Phase, When, Wrap
 
@@ -29,13 +28,22 @@ class MegatronHookPoints(Feature[FeatureArgs]):
     )
 
 
+_CORE: Final = "megatron.core"
+_CONFIG: Final = f"{_CORE}.transformer.transformer_config"
+_HETEROGENEOUS: Final = f"{_CORE}.transformer.heterogeneous.heterogeneous_config"
+_DDP: Final = f"{_CORE}.distributed.distributed_data_parallel_config"
+_STATE: Final = f"{_CORE}.parallel_state"
+_SCHEDULES: Final = f"{_CORE}.pipeline_parallel.schedules"
+_TRAINING: Final = "megatron.training"
+
+
 @dataclass(frozen=True, slots=True)
 class HookPoint:
-    """Describe an upstream function and everything that its wrapper may do.
+    """Describe an upstream function and everything that its wrapper, a function of ours, may do.
 
     ``arguments`` is the place whose overrides are put in (`mindspeed.inspection.config_arguments.PLACES`), ``hooks`` are
     those that are called. ``run`` says which phase of the run begins or ends, for every plan with a feature; ``loop`` what
-    every plan for Megatron-LM's training loop needs.
+    every plan for Megatron-LM's training loop needs, ``cpu`` what every plan for the CPU needs.
     """
 
     target: str
@@ -45,164 +53,114 @@ class HookPoint:
     arguments: str = ""
     run: str = ""
     loop: str = ""
+    cpu: str = ""
     when: When | None = None
 
     def wrap(self, reasons: Collection[str]) -> Wrap:
         """Return the one wrap of this function, with what a plan needs it for."""
-        return Wrap(self.target, self.wrapper, "; ".join(reasons), self.when, self.phase)
+        module = "hook_wrappers" if self.target.startswith(_CORE) else "training_hook_wrappers"
+        return Wrap(self.target, f"mindspeed.megatron.{module}:{self.wrapper}", "; ".join(reasons), self.when, self.phase)
 
-
-_CORE: Final = "megatron.core"
-_WRAPPERS: Final = "mindspeed.megatron.hook_wrappers"
-_CONFIG: Final = f"{_CORE}.transformer.transformer_config"
-_SCHEDULES: Final = f"{_CORE}.pipeline_parallel.schedules"
-_LAYERS: Final = f"{_CORE}.transformer"
 
 CORE_HOOK_POINTS: Final = (
     HookPoint(
         f"{_CONFIG}:TransformerConfig.__post_init__",
-        f"{_WRAPPERS}:transformer_config_post_init",
+        "transformer_config_post_init",
         "build",
-        hooks=("config_ready",),
+        ("config_ready",),
         arguments="TransformerConfig",
     ),
+    HookPoint(f"{_CONFIG}:MLATransformerConfig.__post_init__", "transformer_config_post_init", "build", ("config_ready",)),
     HookPoint(
-        f"{_CONFIG}:MLATransformerConfig.__post_init__",
-        f"{_WRAPPERS}:transformer_config_post_init",
+        f"{_HETEROGENEOUS}:HeterogeneousTransformerConfig.__post_init__",
+        "transformer_config_post_init",
         "build",
-        hooks=("config_ready",),
+        ("config_ready",),
     ),
     HookPoint(
-        f"{_LAYERS}.heterogeneous.heterogeneous_config:HeterogeneousTransformerConfig.__post_init__",
-        f"{_WRAPPERS}:transformer_config_post_init",
-        "build",
-        hooks=("config_ready",),
-    ),
-    HookPoint(
-        f"{_CORE}.distributed.distributed_data_parallel_config:DistributedDataParallelConfig.__post_init__",
-        f"{_WRAPPERS}:config_post_init",
+        f"{_DDP}:DistributedDataParallelConfig.__post_init__",
+        "config_post_init",
         "build",
         arguments="DistributedDataParallelConfig",
     ),
     HookPoint(
         f"{_CORE}.optimizer.optimizer_config:OptimizerConfig.__post_init__",
-        f"{_WRAPPERS}:config_post_init",
+        "config_post_init",
         "build",
         arguments="OptimizerConfig",
     ),
     HookPoint(
-        f"{_CORE}.parallel_state:initialize_model_parallel",
-        f"{_WRAPPERS}:initialize_model_parallel",
+        f"{_STATE}:initialize_model_parallel",
+        "initialize_model_parallel",
         "setup",
-        hooks=("groups_created",),
+        ("groups_created",),
         arguments="initialize_model_parallel",
         run="set-up ends, the model is built next",
     ),
     HookPoint(
-        f"{_CORE}.parallel_state:destroy_model_parallel",
-        f"{_WRAPPERS}:destroy_model_parallel",
+        f"{_STATE}:destroy_model_parallel",
+        "destroy_model_parallel",
         "teardown",
-        hooks=("groups_destroyed",),
+        ("groups_destroyed",),
         run="teardown begins",
+        cpu="each gloo group keeps three threads and four descriptors until it is destroyed, which Megatron leaves out",
     ),
+    HookPoint(f"{_STATE}:get_nccl_options", "get_nccl_options", "setup", ("group_options",)),
+    HookPoint(f"{_CORE}.models.gpt.gpt_model:GPTModel.__init__", "model_init", "build", arguments="GPTModel"),
+    HookPoint(f"{_CORE}.transformer.transformer_block:_get_block_submodules", "get_block_submodules", "build", ("layer_spec",)),
     HookPoint(
-        f"{_CORE}.parallel_state:get_nccl_options",
-        f"{_WRAPPERS}:get_nccl_options",
-        "setup",
-        hooks=("group_options",),
-    ),
-    HookPoint(
-        f"{_CORE}.models.gpt.gpt_model:GPTModel.__init__",
-        f"{_WRAPPERS}:model_init",
+        f"{_CORE}.transformer.multi_token_prediction:_get_mtp_block_submodules",
+        "get_block_submodules",
         "build",
-        arguments="GPTModel",
-    ),
-    HookPoint(
-        f"{_LAYERS}.transformer_block:_get_block_submodules",
-        f"{_WRAPPERS}:get_block_submodules",
-        "build",
-        hooks=("layer_spec",),
-    ),
-    HookPoint(
-        f"{_LAYERS}.multi_token_prediction:_get_mtp_block_submodules",
-        f"{_WRAPPERS}:get_block_submodules",
-        "build",
-        hooks=("layer_spec",),
+        ("layer_spec",),
     ),
     HookPoint(
         f"{_CORE}.optimizer:get_megatron_optimizer",
-        f"{_WRAPPERS}:get_megatron_optimizer",
+        "get_megatron_optimizer",
         "build",
-        hooks=("model_built", "optimizer_built", "skip_step"),
+        ("model_built", "optimizer_built", "skip_step"),
     ),
     HookPoint(
         f"{_SCHEDULES}:get_forward_backward_func",
-        f"{_WRAPPERS}:get_forward_backward_func",
+        "get_forward_backward_func",
         "step",
-        hooks=("schedule", "around_schedule"),
+        ("schedule", "around_schedule"),
         run="a step or an evaluation begins",
     ),
-    HookPoint(
-        f"{_SCHEDULES}:forward_step",
-        f"{_WRAPPERS}:forward_step",
-        "step",
-        hooks=("around_forward_step", "around_backward_step"),
-    ),
-    HookPoint(
-        f"{_SCHEDULES}:backward_step",
-        f"{_WRAPPERS}:backward_step",
-        "step",
-        hooks=("around_backward_step",),
-    ),
-    HookPoint(
-        f"{_CORE}.dist_checkpointing.serialization:save",
-        f"{_WRAPPERS}:save",
-        "checkpoint",
-        run="a checkpoint is written",
-    ),
+    HookPoint(f"{_SCHEDULES}:forward_step", "forward_step", "step", ("around_forward_step", "around_backward_step")),
+    HookPoint(f"{_SCHEDULES}:backward_step", "backward_step", "step", ("around_backward_step",)),
+    HookPoint(f"{_CORE}.dist_checkpointing.serialization:save", "save", "checkpoint", run="a checkpoint is written"),
 )
 """The hook points in megatron-core, which every script passes."""
 
-_TRAINING: Final = "megatron.training"
-_TRAINING_WRAPPERS: Final = "mindspeed.megatron.training_hook_wrappers"
 _COMPARED: Final = "the plan's arguments come first, and what Megatron makes of all is compared with the plan"
+_RECORDED: Final = "a checkpoint records the features that it was saved with"
+_RECORD_READ: Final = "features that a checkpoint was saved with are compared with the plan's"
 
 TRAINING_HOOK_POINTS: Final = (
-    HookPoint(f"{_TRAINING}.arguments:validate_args", f"{_TRAINING_WRAPPERS}:validate_args", "setup", loop=_COMPARED),
-    HookPoint(f"{_TRAINING}.yaml_arguments:validate_yaml", f"{_TRAINING_WRAPPERS}:validate_args", "setup", loop=_COMPARED),
-    HookPoint(
-        f"{_TRAINING}.checkpointing:save_checkpoint",
-        f"{_TRAINING_WRAPPERS}:save_checkpoint",
-        "checkpoint",
-        loop="a checkpoint records the features that it was saved with",
-    ),
+    HookPoint(f"{_TRAINING}.arguments:validate_args", "validate_args", "setup", loop=_COMPARED),
+    HookPoint(f"{_TRAINING}.yaml_arguments:validate_yaml", "validate_args", "setup", loop=_COMPARED),
+    HookPoint(f"{_TRAINING}.checkpointing:save_checkpoint", "save_checkpoint", "checkpoint", loop=_RECORDED),
     HookPoint(
         f"{_TRAINING}.checkpointing:_load_base_checkpoint",
-        f"{_TRAINING_WRAPPERS}:load_base_checkpoint",
+        "load_base_checkpoint",
         "checkpoint",
-        hooks=("load_extra",),
-        loop="features that a checkpoint was saved with are compared with the plan's",
+        ("load_extra",),
+        loop=_RECORD_READ,
     ),
-    HookPoint(
-        f"{_TRAINING}.training:train_step",
-        f"{_TRAINING_WRAPPERS}:train_step",
-        "step",
-        hooks=("around_train_step", "step_metrics"),
-    ),
-    HookPoint(
-        f"{_TRAINING}.checkpointing:generate_state_dict",
-        f"{_TRAINING_WRAPPERS}:generate_state_dict",
-        "checkpoint",
-        hooks=("save_extra",),
-    ),
-    HookPoint(
-        f"{_TRAINING}.checkpointing:load_checkpoint",
-        f"{_TRAINING_WRAPPERS}:load_checkpoint",
-        "checkpoint",
-        hooks=("load_extra",),
-    ),
+    HookPoint(f"{_TRAINING}.training:train_step", "train_step", "step", ("around_train_step", "step_metrics")),
+    HookPoint(f"{_TRAINING}.checkpointing:generate_state_dict", "generate_state_dict", "checkpoint", ("save_extra",)),
+    HookPoint(f"{_TRAINING}.checkpointing:load_checkpoint", "load_checkpoint", "checkpoint", ("load_extra",)),
 )
 """The hook points in the training loop of Megatron-LM; another loop calls their hooks through `mindspeed.runtime.session`."""
+
+_PLATFORM: Final = "the platform's values replace defaults of Megatron-LM that cannot hold on it"
+
+PLATFORM_HOOK_POINTS: Final = (
+    HookPoint(f"{_TRAINING}.arguments:parse_args", "parse_args_for_platform", "setup").wrap([_PLATFORM]),
+    HookPoint(f"{_TRAINING}.arguments:validate_args", "validate_args_for_platform", "setup").wrap([_PLATFORM]),
+)
+"""Wraps for a process that has Megatron-LM and whose plan was not made from a command line, such as a unit test."""
 
 
 def hook_points_for(
@@ -211,20 +169,29 @@ def hook_points_for(
     training: bool = False,
     megatron: str | None = None,
     phases: bool = False,
+    platform: str | None = None,
 ) -> list[Patch]:
     """Return the wraps that a plan needs: one for each upstream function where something of it happens.
 
     ``hooks`` are those that its features implement, ``overrides`` the names of its arguments, ``megatron`` the version that
     it is for, the installed one if not given. Where nothing is known about that, every place of arguments is wrapped.
     ``training`` adds Megatron-LM's training loop, without which only the platform's arguments reach it, ``phases`` the points
-    where a phase of the run begins or ends.
+    where a phase of the run begins or ends, ``platform`` those that a platform needs.
     """
     known = arguments_of(megatron or megatron_version()) if overrides else {}
     wraps: list[Patch] = []
     for point in (*CORE_HOOK_POINTS, *(filter(_is_present, TRAINING_HOOK_POINTS) if training else ())):
         has_arguments = point.arguments and (known is None or not known.get(point.arguments, frozenset()).isdisjoint(overrides))
-        if reasons := [*_reasons(point, hooks, bool(has_arguments), training, phases)]:
-            wraps.append(point.wrap(reasons))
+        called = [hook for hook in point.hooks if hook in hooks]
+        reasons = (
+            f"the plan's arguments reach {point.arguments}" if has_arguments else "",
+            point.run if phases else "",
+            point.loop if training else "",
+            f"hook{'s' if len(called) > 1 else ''} {', '.join(called)}" if called else "",
+            point.cpu if platform == "cpu" else "",
+        )
+        if any(reasons):
+            wraps.append(point.wrap([reason for reason in reasons if reason]))
     if not training and package_root("training") is not None:
         wraps += PLATFORM_HOOK_POINTS
     return wraps
@@ -235,18 +202,6 @@ def all_hook_patches() -> Iterator[Patch]:
     for point in (*CORE_HOOK_POINTS, *TRAINING_HOOK_POINTS):
         yield point.wrap(["a plan may need it"])
     yield from PLATFORM_HOOK_POINTS
-
-
-def _reasons(point: HookPoint, hooks: Collection[str], arguments: bool, training: bool, phases: bool) -> Iterator[str]:
-    """Yield what a plan needs a hook point for, in the order in which it happens there."""
-    if arguments:
-        yield f"the plan's arguments reach {point.arguments}"
-    if phases and point.run:
-        yield point.run
-    if training and point.loop:
-        yield point.loop
-    if called := [hook for hook in point.hooks if hook in hooks]:
-        yield f"hook{'s' if len(called) > 1 else ''} {', '.join(called)}"
 
 
 def _is_present(point: HookPoint) -> bool:

@@ -72,21 +72,61 @@ def order_launches(plan: ActivationPlan, args: Any, environ: MutableMapping[str,
 def put_arguments(active: session.Session, args: Any) -> None:
     """Give the parsed arguments the plan's values. Raises MindSpeedError with MS605 for every one that was set otherwise."""
     values = vars(args)
-    known = surface(active.plan.environment.get("megatron", "")) if "megatron" in active.plan.environment else None
     problems = []
     for planned in active.plan.overrides:
         target = flags.target_of(planned.override.argument, values)
         if target.dest not in values or _said_otherwise(target.dest, values):
             continue
         value, wanted = values[target.dest], target.as_argument(planned.override.value)
-        default = known.by_dest[target.dest][0].default if known is not None and target.dest in known.by_dest else None
-        if value not in (None, default, wanted):
+        if value not in (None, _default(active, target.dest), wanted):
             problems.append(contradiction(planned, f"Megatron's argument {target.dest}", value, wanted))
             continue
         setattr(args, target.dest, wanted)
         active.taken.setdefault(planned.override.argument, {})["Megatron-LM"] = value
     if problems:
         raise MindSpeedError(problems)
+
+
+def _default(active: session.Session, dest: str) -> Any:
+    """The default of an argument in the plan's Megatron-LM; None where it is not recorded."""
+    known = surface(active.plan.environment.get("megatron", ""))
+    return known.by_dest[dest][0].default if known is not None and dest in known.by_dest else None
+
+
+def parse_args_for_platform(original: Function) -> Function:
+    """Wrap ``parse_args``, see `put_platform_values`."""
+
+    @functools.wraps(original)
+    def parse_args(*args: Any, **kwargs: Any) -> Any:
+        parsed = original(*args, **kwargs)
+        put_platform_values(parsed)
+        return parsed
+
+    return parse_args
+
+
+def validate_args_for_platform(original: Function) -> Function:
+    """Wrap ``validate_args(args, defaults)``, see `put_platform_values`."""
+
+    @functools.wraps(original)
+    def validate_args(args: Any, *rest: Any, **kwargs: Any) -> Any:
+        put_platform_values(args)
+        return original(args, *rest, **kwargs)
+
+    return validate_args
+
+
+def put_platform_values(args: Any) -> None:
+    """Put the base plan's values where ``args``, parsed or made by a script, has Megatron-LM's default or nothing."""
+    active = session.current()
+    if active is None:
+        return
+    values, base = vars(args), {feature.name for feature in active.plan.base}
+    for owner, overrides in active.manager.call("megatron_args"):
+        for override in overrides if owner in base else ():
+            target = flags.target_of(override.argument, values)
+            if target.dest in values and values[target.dest] in (None, _default(active, target.dest)):
+                setattr(args, target.dest, target.as_argument(override.value))
 
 
 def _said_otherwise(dest: str, values: flags.Values) -> bool:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from mindspeed.megatron import training_hook_wrappers as wrappers
-from mindspeed.megatron.hook_points import hook_points_for
-from mindspeed.megatron.platform_arguments import PLATFORM_HOOK_POINTS
+from mindspeed.megatron.hook_points import PLATFORM_HOOK_POINTS, hook_points_for
 from mindspeed.planning.plan import ActivationPlan
 from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, World, hookimpl
 from mindspeed.plugins.manager import FeatureManager

@@ -99,7 +99,8 @@ def _hook_points() -> list[str]:
     for point in (*CORE_HOOK_POINTS, *TRAINING_HOOK_POINTS):
         arguments = f"arguments of {point.arguments}" if point.arguments else ""
         hooks = ", ".join(f"[{hook}](#{hook})" for hook in point.hooks)
-        rows.append((code(point.target), "; ".join(filter(None, (arguments, point.run, point.loop, hooks)))))
+        on_cpu = f"on the CPU: {point.cpu}" if point.cpu else ""
+        rows.append((code(point.target), "; ".join(filter(None, (arguments, point.run, point.loop, hooks, on_cpu)))))
     text = "Each function has one wrap, and a plan that needs nothing of a row leaves it out."
     return ["## Hook points", "", text, "", *table(("upstream function", "what happens there"), rows)]
 

@@ -123,11 +123,6 @@ PRODUCT: Final[tuple[tuple[str, str], ...]] = (
 
 ON_CPU: Final[tuple[tuple[str, str, str], ...]] = (
     (
-        "megatron.core.parallel_state:destroy_model_parallel",
-        "groups:destroy_groups",
-        "Megatron forgets its groups, and each gloo group keeps three threads and four descriptors until it is destroyed",
-    ),
-    (
         "megatron.core.models.common.embeddings.yarn_rotary_pos_embedding:YarnRotaryEmbedding.__init__",
         "attention:made_on_host",
         "it opens torch.device with the number of the device, which no torch without an accelerator can make",

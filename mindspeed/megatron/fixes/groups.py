@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import wraps
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
@@ -11,19 +11,15 @@ from megatron.core import parallel_state
 from torch.distributed.distributed_c10d import _world
 
 
-def destroy_groups(destroy_model_parallel: Callable[[], None]) -> Callable[[], None]:
-    """``destroy_model_parallel`` with the groups themselves destroyed, which Megatron only forgets, and some not even that."""
-
-    @wraps(destroy_model_parallel)
-    def destroyed() -> None:
-        state = vars(parallel_state)
-        groups = set(_process_groups(state.values())) - {dist.group.WORLD}
-        destroy_model_parallel()
-        state.update({name: None for name, value in state.items() if isinstance(value, dist.ProcessGroup) and value in groups})
-        for group in groups & _world.pg_map.keys():
-            dist.destroy_process_group(group)
-
-    return destroyed
+@contextmanager
+def destroyed_after() -> Iterator[None]:
+    """Destroy Megatron's process groups after the block, in which it forgets most of them."""
+    state = vars(parallel_state)
+    groups = set(_process_groups(state.values())) - {dist.group.WORLD}
+    yield
+    state.update({name: None for name, value in state.items() if isinstance(value, dist.ProcessGroup) and value in groups})
+    for group in groups & _world.pg_map.keys():
+        dist.destroy_process_group(group)
 
 
 def _process_groups(values: Iterable[Any]) -> Iterator[dist.ProcessGroup]:
