@@ -105,8 +105,7 @@ def verify_(path: str, step: int | None) -> None:
     tensor is damaged; each is named.
     """
     from mindspeed.plugins.problems import RunError
-    from mindspeed.training.checkpoint_files import damages, file_sizes
-    from mindspeed.training.checkpoints import damaged, read_manifest
+    from mindspeed.training.checkpoints import damaged, damages, file_sizes, read_manifest
 
     folder = _folder(path, step)
     read_manifest(folder)

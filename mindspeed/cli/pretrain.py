@@ -72,7 +72,8 @@ def pretrain(
 
     Starts its own processes, or joins the job of torchrun or Slurm that it is started in. Without --data it trains on
     the sources of Python's standard library. Sizes and the model's shape are those of --help; a job file (-f) has
-    them under 'world', and the options of training under 'train'. Ctrl-C, SIGTERM and SIGUSR1 save and end.
+    them under 'world', and the options of training under 'train'. Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP save and
+    end; nohup keeps SIGHUP away.
     """
     if step is not None and resume is None:
         raise click.UsageError("--step names a checkpoint of the run that --resume continues")

@@ -1,22 +1,34 @@
-"""Names and manifests of checkpoints: which one is newest, and whether a job may continue from it. Light."""
+"""Names, manifests and files of checkpoints: which one is newest, whether it is whole, and whether a job may continue from it.
+
+Light: sizes are compared without torch, contents by the checksums that torch writes and does not read.
+"""
 
 from __future__ import annotations
 
+import io
 import json
+import pickle
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from mindspeed.plugins.problems import Problem, RunError
-from mindspeed.training.checkpoint_files import missing_and_cut
 
 FOLDER: Final = "checkpoints"
 MANIFEST: Final = "mindspeed.json"
 FORMAT: Final = 1
+ESSENTIAL: Final = ("metadata.json", "common.pt", ".metadata")
+"""Files without which Megatron loads no checkpoint."""
 _NAME: Final = re.compile(r"step-(\d{8})")
+_UNREADABLE: Final = (
+    *(OSError, ValueError, EOFError, LookupError, TypeError, AttributeError, ImportError),
+    *(zipfile.BadZipFile, pickle.UnpicklingError),
+)
+"""Errors that reading damaged archives and pickles raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +104,16 @@ def read_manifest(checkpoint: Path) -> Manifest:
             raise ValueError("it has a newer format")
         manifest = Manifest(**data)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        text = f"{checkpoint} is not a checkpoint of mindspeed pretrain: {_why(error)}"
+        why = f"it has no {MANIFEST}" if isinstance(error, FileNotFoundError) else f"{MANIFEST} cannot be read: {error}"
+        text = f"{checkpoint} is not a checkpoint of mindspeed pretrain: {why}"
         raise RunError([Problem("MS602", text, where=str(checkpoint))]) from error
-    if wrong := missing_and_cut(checkpoint, manifest.files):
-        raise RunError([damaged(checkpoint, wrong)])
+    sizes = file_sizes(checkpoint)
+    missing = [f"{name} is missing" for name in dict.fromkeys([*ESSENTIAL, *manifest.files]) if name not in sizes]
+    cut = [
+        f"{name} has {sizes[name]} bytes of {size}" for name, size in manifest.files.items() if sizes.get(name, size) != size
+    ]
+    if missing or cut:
+        raise RunError([damaged(checkpoint, missing + cut)])
     return manifest
 
 
@@ -107,6 +125,59 @@ def damaged(checkpoint: Path, reasons: Sequence[str]) -> Problem:
     if earlier:
         fix = f"--resume {run} --step {earlier[-1]} --run {run}-{earlier[-1]} goes on from the checkpoint before it"
     return Problem("MS602", f"{checkpoint} is damaged", chain=tuple(reasons), where=str(checkpoint), fix=fix)
+
+
+def file_sizes(folder: Path) -> dict[str, int]:
+    """Return the size in bytes of every file of a checkpoint folder, by name."""
+    return {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+def damages(folder: Path, part: int = 0, parts: int = 1) -> Iterator[str]:
+    """Yield a sentence for each damaged file or tensor, reading every byte and comparing checksums.
+
+    With ``parts``, only the share of number ``part`` of the tensors is read, so that ranks can divide the work.
+    """
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    for name in ("metadata.json", MANIFEST, "features.json", "plan.json"):
+        try:
+            if (folder / name).is_file():
+                json.loads((folder / name).read_bytes())
+        except (OSError, ValueError) as error:
+            yield f"{name} {_reason(error)}"
+    if damage := _archive_damage(folder / "common.pt"):
+        yield f"common.pt {damage}"
+    try:
+        index: Any = FileSystemReader(folder).read_metadata()
+        tensors = sorted((at.relative_path, at.offset, at.length, item.fqn) for item, at in index.storage_data.items())
+    except _UNREADABLE as error:
+        yield f".metadata {_reason(error)}"
+        return
+    for name, offset, length, key in tensors[part::parts]:
+        if damage := _archive_damage(folder / name, offset, length):
+            yield f"{name}: {key} {damage}"
+
+
+def _archive_damage(path: Path, offset: int = 0, length: int = -1) -> str:
+    """Return what is wrong with a zip archive of torch inside a file, or ''."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            content = file.read(length)
+        if len(content) < length:
+            raise EOFError(f"the file ends after {len(content)} of its {length} bytes")
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            broken = archive.testzip()
+    except _UNREADABLE as error:
+        return _reason(error)
+    return f"has other bytes than were saved, in {broken}" if broken else ""
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "cannot be read: the file is missing"
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return f"cannot be read: {text[0].lower()}{text[1:]}"
 
 
 def check_manifest(manifest: Manifest, model: Mapping[str, Any], optimizer: str, where: str) -> list[Problem]:
@@ -126,7 +197,3 @@ def check_manifest(manifest: Manifest, model: Mapping[str, Any], optimizer: str,
         fix = "switch the feature that distributes the optimizer as it was when the checkpoint was saved"
         problems.append(Problem("MS602", text, where=where, fix=fix))
     return problems
-
-
-def _why(error: Exception) -> str:
-    return f"it has no {MANIFEST}" if isinstance(error, FileNotFoundError) else f"{MANIFEST} cannot be read: {error}"

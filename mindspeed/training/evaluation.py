@@ -14,9 +14,8 @@ from megatron.core import parallel_state, utils
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 
-from mindspeed.training.batches import Batches
+from mindspeed.training.batches import Batches, over_ranks, run_schedule
 from mindspeed.training.job import DataSource
-from mindspeed.training.steps import over_ranks, run_schedule
 
 _COUNTED: Final = 1 << 26
 """Tokens of the held-out part that the entropy is counted over, at most."""
@@ -55,7 +54,8 @@ def generate(chunks: list[Any], prompt: list[int], count: int, seq_length: int, 
                 best = logits[:vocab_size].float().topk(min(top_k, vocab_size))
                 drawn = torch.multinomial(best.values.softmax(-1).cpu(), 1, generator=generator)
                 chosen[0] = best.indices[int(drawn)]
-            dist.broadcast(chosen, parallel_state.get_pipeline_model_parallel_last_rank(), _pipeline())
+            pipeline = parallel_state.get_pipeline_model_parallel_group()
+            dist.broadcast(chosen, parallel_state.get_pipeline_model_parallel_last_rank(), pipeline)
             ids.append(int(chosen))
     return ids[len(prompt) :]
 
@@ -87,10 +87,10 @@ def _logits(chunks: list[Any], ids: list[int], seq_length: int) -> torch.Tensor 
     padded = torch.tensor(ids + [0] * (seq_length - len(ids)), device=torch.cuda.current_device())[None]
     positions = torch.arange(seq_length, device=torch.cuda.current_device())[None]
     share = utils.get_batch_on_this_cp_rank({"tokens": padded, "position_ids": positions, "attention_mask": None})
-    places = share["position_ids"]
+    last = partial(_last, share["position_ids"][0] == len(ids) - 1)
 
     def forward(_: Any, chunk: Any) -> tuple[torch.Tensor, Any]:
-        return chunk(share["tokens"], places, share["attention_mask"]), partial(_last, places[0] == len(ids) - 1)
+        return chunk(share["tokens"], share["position_ids"], share["attention_mask"]), last
 
     outputs = get_forward_backward_func()(
         forward_step_func=forward,
@@ -110,7 +110,3 @@ def _last(chosen_S: torch.Tensor, logits_BSV: torch.Tensor, non_loss_data: bool 
     logits_V: torch.Tensor = gather_from_tensor_model_parallel_region(logits_BSV[:, chosen_S].sum(1))[0]
     dist.all_reduce(logits_V, group=parallel_state.get_context_parallel_group())
     return logits_V
-
-
-def _pipeline() -> Any:
-    return parallel_state.get_pipeline_model_parallel_group()

@@ -9,6 +9,7 @@ import ctypes
 import logging
 import os
 import signal
+import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -54,7 +55,7 @@ def launch(command: Sequence[str], nproc: int, env: Mapping[str, str], passthrou
     where = list(passthrough) or ["--standalone", "--local-addr", "127.0.0.1"]
     arguments = parse_args([*where, "--nproc-per-node", str(nproc), "--no-python", "command"])  # type: ignore[no-untyped-call]
     arguments.training_script, *arguments.training_script_args = command  # its own words are not for torchrun
-    arguments.signals_to_handle = ",".join(number.name for number in _HANDLED)
+    arguments.signals_to_handle = ",".join(number.name for number in heeded(_HANDLED))
     _silence_agent()
     defaults = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // nproc)), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": SAVING_TIME}
     with _restored({**defaults, **os.environ, **env, error_file.LAUNCHED: str(os.getpid())}):
@@ -66,6 +67,8 @@ def launch(command: Sequence[str], nproc: int, env: Mapping[str, str], passthrou
             status = failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
             raise JobError(_problems(rank, failure), status) from None
         except SignalException as stop:
+            if stop.sigval == signal.SIGHUP:
+                leave_terminal()
             return 128 + stop.sigval
     return 0
 
@@ -116,6 +119,19 @@ def end_with_launcher() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != launcher:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def heeded(signals: Iterable[signal.Signals]) -> list[signal.Signals]:
+    """Return the signals without a SIGHUP that this process was started to ignore, as ``nohup`` does."""
+    return [number for number in signals if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+
+
+def leave_terminal() -> None:
+    """Discard what is printed to a terminal from here on: writing to one that has hung up fails."""
+    for descriptor in (1, 2):
+        with suppress(OSError):
+            if stat.S_ISCHR(os.fstat(descriptor).st_mode):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def leave_problems(error: BaseException) -> None:

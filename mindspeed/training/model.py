@@ -21,6 +21,12 @@ from mindspeed.training.config import TrainConfig
 DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 INITIAL_LOSS_SCALE: Final = 2.0**16
 """First loss scale of fp16; Megatron's own, 2**32, costs a small run its first sixteen steps."""
+_SHAPE: Final = (
+    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"),
+    *("normalization", "gated_linear_unit"),
+)
+"""Values of the world that Megatron's configuration has under the same names."""
+_OPTIMIZER: Final = {"lr", "min_lr", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad"}
 
 
 def transformer_config(world: World, config: TrainConfig) -> TransformerConfig:
@@ -36,14 +42,8 @@ def transformer_config(world: World, config: TrainConfig) -> TransformerConfig:
             "moe_aux_loss_coeff": config.aux_loss_coeff,
         }
     return TransformerConfig(
-        num_layers=world.num_layers,
-        hidden_size=world.hidden_size,
-        ffn_hidden_size=world.ffn_hidden_size,
-        num_attention_heads=world.num_attention_heads,
-        num_query_groups=world.num_query_groups,
-        normalization=world.normalization,
+        **{name: getattr(world, name) for name in _SHAPE},
         layernorm_epsilon=config.norm_epsilon,
-        gated_linear_unit=world.gated_linear_unit,
         activation_func=getattr(F, world.activation),
         add_bias_linear=config.style == "gpt2" and not world.num_experts,  # unless spread, experts fail with biases
         attention_dropout=config.dropout,
@@ -92,13 +92,7 @@ def build_optimizer(chunks: list[DistributedDataParallel], config: TrainConfig) 
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
             optimizer="adam",
-            lr=config.lr,
-            min_lr=config.min_lr,
-            weight_decay=config.weight_decay,
-            adam_beta1=config.adam_beta1,
-            adam_beta2=config.adam_beta2,
-            adam_eps=config.adam_eps,
-            clip_grad=config.clip_grad,
+            **config.model_dump(include=_OPTIMIZER),
             bf16=shape.bf16,
             fp16=shape.fp16,
             params_dtype=shape.params_dtype,
@@ -108,11 +102,12 @@ def build_optimizer(chunks: list[DistributedDataParallel], config: TrainConfig) 
     )
     shape.grad_scale_func = optimizer.scale_loss
     shape.finalize_model_grads_func = finalize_model_grads
-    if chunks[0].ddp_config.overlap_grad_reduce:
+    ddp = chunks[0].ddp_config
+    if ddp.overlap_grad_reduce:
         shape.no_sync_func = _one_or_all([chunk.no_sync for chunk in chunks])
-        if chunks[0].ddp_config.align_param_gather:
+        if ddp.align_param_gather:
             shape.grad_sync_func = _one_or_all([chunk.start_grad_sync for chunk in chunks])
-    if chunks[0].ddp_config.overlap_param_gather and chunks[0].ddp_config.align_param_gather:
+    if ddp.overlap_param_gather and ddp.align_param_gather:
         shape.param_sync_func = _one_or_all([chunk.start_param_sync for chunk in chunks])
     return optimizer
 

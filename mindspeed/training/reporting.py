@@ -8,10 +8,13 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 LOG: Final = "log.jsonl"
 RESULT: Final = "result.json"
@@ -24,7 +27,11 @@ class Reporter:
         self.run, self.last, self.tokens, self.interval = run, last, tokens, interval
         self._log: TextIO = (run / LOG).open("a", encoding="utf-8")
         self._scalars = _scalars(run / "tensorboard")
-        self._bar = _Bar(first, last) if sys.stderr.isatty() else None
+        columns = TextColumn("loss {task.fields[loss]}  {task.fields[rate]} tokens/s"), TimeRemainingColumn()
+        console = Console(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True)
+        self._bar = Progress(BarColumn(), MofNCompleteColumn(), *columns, console=console, disable=not sys.stderr.isatty())
+        self._task = self._bar.add_task("train", total=last, completed=first, loss="-", rate="-")
+        self._bar.start()
         self._since, self._at = first, time.perf_counter()
         self._losses: list[float] = []
         if self._scalars is None:
@@ -32,10 +39,8 @@ class Reporter:
 
     def note(self, text: str) -> None:
         """A line that stays on the terminal."""
-        if self._bar is not None:
-            self._bar.note(text)
-        else:
-            print(text, file=sys.stderr, flush=True)
+        with suppress(OSError):  # of a terminal that has hung up
+            self._bar.console.print(text)
 
     def step(self, step: int, loss: float, learning_rate: float, gradient: float | None, numbers: Mapping[str, float]) -> None:
         """Record one step; every ``interval`` steps, and at the end, show how it goes. ``numbers`` are those of features."""
@@ -53,9 +58,8 @@ class Reporter:
         values = {"loss": mean, "learning_rate": learning_rate, "tokens_per_second": rate, "gradient_norm": gradient, **numbers}
         for name, value in values.items():
             self._scalar(f"train/{name}", value, step)
-        if self._bar is not None:
-            self._bar.show(step, mean, rate)
-        else:
+        self._bar.update(self._task, completed=step, loss=f"{mean:.4f}", rate=f"{rate:,.0f}")
+        if self._bar.disable:
             shown = "".join(f"  {name} {value:.4g}" for name, value in numbers.items())
             self.note(f"step {step}/{self.last}  loss {mean:.4f}{shown}  {rate:,.0f} tokens/s  {_clock(left)} left")
 
@@ -74,8 +78,7 @@ class Reporter:
 
     def close(self, result: Mapping[str, Any]) -> None:
         """Draw the loss and store the result of the run."""
-        if self._bar is not None:
-            self._bar.close()
+        self._bar.stop()
         self._log.close()
         if self._scalars is not None:
             self._scalars.close()
@@ -104,28 +107,6 @@ def draw_losses(run: Path) -> None:
         axes.plot(sorted(points), [points[step] for step in sorted(points)], style, label=label)
     axes.legend()
     FigureCanvasAgg(figure).print_png(str(run / "loss.png"))
-
-
-class _Bar:
-    """A progress bar on standard error."""
-
-    def __init__(self, first: int, last: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = TextColumn("loss {task.fields[loss]}  {task.fields[rate]} tokens/s"), TimeRemainingColumn()
-        self._progress = Progress(BarColumn(), MofNCompleteColumn(), *columns, console=Console(stderr=True, markup=False))
-        self._task = self._progress.add_task("train", total=last, completed=first, loss="-", rate="-")
-        self._progress.start()
-
-    def note(self, text: str) -> None:
-        self._progress.console.print(text)
-
-    def show(self, step: int, loss: float, rate: float) -> None:
-        self._progress.update(self._task, completed=step, loss=f"{loss:.4f}", rate=f"{rate:,.0f}")
-
-    def close(self) -> None:
-        self._progress.stop()
 
 
 def _scalars(folder: Path) -> Any:

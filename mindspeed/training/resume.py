@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.problems import Problem
 from mindspeed.plugins.world import UnknownValue
 from mindspeed.resolution.environment import Environment
-from mindspeed.resolution.request import Layer, load_job_file
+from mindspeed.resolution.request import JobFile, Layer, load_job_file
 from mindspeed.resolution.request_merge import MergedRequest, merge
 from mindspeed.training import checkpoints
 from mindspeed.training.config import TrainConfig, train_config
@@ -20,15 +20,7 @@ RESUMED: Final = "resumed run"
 """Source of values that the saved job of a run gives."""
 
 
-@dataclass(frozen=True, slots=True)
-class SavedRequest:
-    """The request that a run was started with: its layer, and its values of ``train``."""
-
-    layer: Layer
-    train: Mapping[str, Any]
-
-
-def read_request(run: str, owners: Mapping[str, tuple[str, str | None]]) -> SavedRequest:
+def read_request(run: str, owners: Mapping[str, tuple[str, str | None]]) -> JobFile:
     """Read the job file of a run folder. Raises ResolutionError with MS305.
 
     ``owners`` are the spellings of parallel sizes (`Catalog.owners`); a size that the file gives in both of them, as
@@ -36,7 +28,7 @@ def read_request(run: str, owners: Mapping[str, tuple[str, str | None]]) -> Save
     """
     saved = load_job_file(Path(run) / "job.yaml")
     settings, world = merge_spellings([saved.layer], owners)
-    return SavedRequest(replace(saved.layer, source=RESUMED, settings=settings, world=world), saved.train)
+    return replace(saved, layer=replace(saved.layer, source=RESUMED, settings=settings, world=world))
 
 
 def merge_spellings(

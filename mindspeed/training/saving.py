@@ -21,11 +21,12 @@ from mindspeed import registry
 from mindspeed.planning.checkpoint_state import CheckpointManifest, read_record, record_of
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.runtime import session
-from mindspeed.training.checkpoint_files import damages, file_sizes
 from mindspeed.training.checkpoints import (
     Manifest,
     checkpoint_path,
     damaged,
+    damages,
+    file_sizes,
     partial_path,
     read_manifest,
     remove_old,

@@ -18,19 +18,19 @@ from mindspeed.megatron.training_hook_wrappers import step_metrics
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.runtime import session
 from mindspeed.training import saving
-from mindspeed.training.batches import Batches, build_datasets
+from mindspeed.training.batches import Batches, build_datasets, over_ranks, run_schedule
 from mindspeed.training.checkpoints import saved_steps
 from mindspeed.training.evaluation import generate, held_out_loss, unigram_entropy
 from mindspeed.training.job import DataSource, Job, write_job
+from mindspeed.training.launch import heeded, leave_terminal
 from mindspeed.training.model import build_model, build_optimizer, build_scheduler
 from mindspeed.training.reporting import RESULT, Reporter
 from mindspeed.training.run_folder import hold_folder
-from mindspeed.training.steps import over_ranks, run_schedule
 
 REPORT: Final = "report.json"
 """The proof of application in the run folder: what each feature reached."""
-SAVING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""Signals after which a run saves and ends: Ctrl-C, and what schedulers send before they take a node away."""
+SAVING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""Signals after which a run saves and ends: Ctrl-C, what schedulers send before they take a node away, a closed terminal."""
 
 
 def train(job: Job) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class Trainer:
 
     def run(self) -> dict[str, Any]:
         """Train, save and evaluate; after one of `SAVING_SIGNALS` only save."""
-        before = {number: signal.signal(number, self._interrupt) for number in SAVING_SIGNALS}
+        before = {number: signal.signal(number, self._interrupt) for number in heeded(SAVING_SIGNALS)}
         try:
             while self.state.step < self.config.train_iters and not self.interrupted:
                 self._step()
@@ -160,6 +160,8 @@ class Trainer:
         """Stop after this step; a second Ctrl-C stops at once, but not the same signal from scheduler and launcher."""
         if self.asked_to_stop and number == signal.SIGINT:
             raise KeyboardInterrupt
+        if number == signal.SIGHUP:
+            leave_terminal()
         self.asked_to_stop = True
 
     def _not_finite(self, loss: float) -> RunError:

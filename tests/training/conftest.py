@@ -39,12 +39,12 @@ MakeRun = Callable[..., Path]
 class Run:
     """``mindspeed pretrain`` as a process; ``done()`` waits for its end."""
 
-    def __init__(self, *arguments: object, **options: object) -> None:
+    def __init__(self, *arguments: object, **options: Any) -> None:
         command = [str(Path(sys.executable).with_name("mindspeed")), "pretrain", *map(str, arguments)]
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("MINDSPEED_", "SLURM_"))}
         environment["OMP_NUM_THREADS"] = "1"
-        options.setdefault("env", environment)
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self.process = subprocess.Popen(command, text=True, **{"env": environment, **streams, **options})
 
     def done(self, status: int = 0) -> Run:
         self.out, self.err = self.process.communicate(timeout=300)

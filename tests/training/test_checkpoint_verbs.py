@@ -13,8 +13,7 @@ from click.testing import CliRunner, Result
 
 from mindspeed.cli import main
 from mindspeed.resolution.request import Layer
-from mindspeed.training.checkpoint_files import file_sizes
-from mindspeed.training.checkpoints import MANIFEST, checkpoint_path, read_manifest
+from mindspeed.training.checkpoints import MANIFEST, checkpoint_path, file_sizes, read_manifest
 from tests.training.conftest import MakeRun
 
 

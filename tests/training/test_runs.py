@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
+import pty
 import resource
+import select
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -72,6 +76,21 @@ def test_what_a_scheduler_sends_before_it_takes_the_node_saves_too(run, number):
     step = saved_steps(run)[-1]
     assert step == max(losses(run)) >= 4
     assert f"stopped after step {step}; continue with:\n" in stopped.out
+
+
+def test_a_run_whose_terminal_closes_saves_and_ends(run):
+    master, terminal = pty.openpty()
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
+    control = {"start_new_session": True, "preexec_fn": lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)}
+    stopped = Run("--resume", run, "--nproc", 2, "--train-iters", 1_000_000, **streams, **control)
+    os.close(terminal)
+    while max(losses(run), default=0) < 4:
+        assert stopped.process.poll() is None
+        if select.select([master], [], [], 0.1)[0]:
+            os.read(master, 65536)
+    os.close(master)
+    assert stopped.process.wait(timeout=60) == 0
+    assert saved_steps(run)[-1] == max(losses(run)) >= 4
 
 
 def test_ranks_end_with_a_launcher_that_is_killed(run):
