@@ -6,8 +6,8 @@ checkout once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 from mindspeed.inspection.releases import recorded_section
@@ -38,22 +38,23 @@ class Argument:
         return self.action in ("store", "append", "extend") and self.nargs != 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Surface:
     """Every argument of one Megatron-LM version, in the parser's order."""
 
     version: str
     arguments: tuple[Argument, ...]
-    by_option: dict[str, Argument] = field(init=False, repr=False, compare=False)
-    by_dest: dict[str, tuple[Argument, ...]] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        by_option = {option: argument for argument in self.arguments for option in argument.options}
-        by_dest: dict[str, tuple[Argument, ...]] = {}
+    @cached_property
+    def by_option(self) -> dict[str, Argument]:
+        return {option: argument for argument in self.arguments for option in argument.options}
+
+    @cached_property
+    def by_dest(self) -> dict[str, list[Argument]]:
+        groups: dict[str, list[Argument]] = {}
         for argument in self.arguments:
-            by_dest[argument.dest] = (*by_dest.get(argument.dest, ()), argument)
-        object.__setattr__(self, "by_option", by_option)
-        object.__setattr__(self, "by_dest", by_dest)
+            groups.setdefault(argument.dest, []).append(argument)
+        return groups
 
 
 @lru_cache(maxsize=8)

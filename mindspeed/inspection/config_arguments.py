@@ -8,12 +8,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
+from functools import partial
 from typing import Final
 
-from mindspeed.inspection.megatron_copies import megatron_version, package_root
+from mindspeed.inspection.contract_reading import definition_nodes
+from mindspeed.inspection.megatron_copies import megatron_portions, megatron_version
 from mindspeed.inspection.releases import recorded_section
+from mindspeed.inspection.sites import find_site
+from mindspeed.inspection.source import trees_kept
 from mindspeed.inspection.source_cache import source_cache_of
 
 
@@ -21,59 +23,42 @@ from mindspeed.inspection.source_cache import source_cache_of
 class ArgumentPlace:
     """A configuration class or function that takes arguments by name.
 
-    ``target`` is the function to wrap so that a value is in place before Megatron reads it; ``sources`` are the
-    ``(file, class or function)`` pairs, below ``megatron/core``, that declare the names.
+    ``target`` is the function to wrap so that a value is in place before Megatron reads it; ``sources`` are the classes
+    and functions that declare the names.
     """
 
     name: str
     target: str
-    sources: tuple[tuple[str, str], ...]
+    sources: tuple[str, ...]
 
 
+def _configuration(target: str, *bases: str) -> ArgumentPlace:
+    return ArgumentPlace(target.partition(":")[2], f"{target}.__post_init__", (*bases, target))
+
+
+_TRANSFORMER: Final = "megatron.core.transformer.transformer_config:TransformerConfig"
+_GROUPS: Final = "megatron.core.parallel_state:initialize_model_parallel"
+_MODEL: Final = "megatron.core.models.gpt.gpt_model:GPTModel"
 PLACES: Final = (
-    ArgumentPlace(
-        "TransformerConfig",
-        "megatron.core.transformer.transformer_config:TransformerConfig.__post_init__",
-        (
-            ("model_parallel_config.py", "ModelParallelConfig"),
-            ("transformer/transformer_config.py", "TransformerConfig"),
-            ("transformer/transformer_config.py", "MLATransformerConfig"),
-        ),
+    _configuration(
+        _TRANSFORMER,
+        "megatron.core.model_parallel_config:ModelParallelConfig",
+        "megatron.core.transformer.transformer_config:MLATransformerConfig",
     ),
-    ArgumentPlace(
-        "DistributedDataParallelConfig",
-        "megatron.core.distributed.distributed_data_parallel_config:DistributedDataParallelConfig.__post_init__",
-        (("distributed/distributed_data_parallel_config.py", "DistributedDataParallelConfig"),),
-    ),
-    ArgumentPlace(
-        "OptimizerConfig",
-        "megatron.core.optimizer.optimizer_config:OptimizerConfig.__post_init__",
-        (("optimizer/optimizer_config.py", "OptimizerConfig"),),
-    ),
-    ArgumentPlace(
-        "initialize_model_parallel",
-        "megatron.core.parallel_state:initialize_model_parallel",
-        (("parallel_state.py", "initialize_model_parallel"),),
-    ),
-    ArgumentPlace(
-        "GPTModel",
-        "megatron.core.models.gpt.gpt_model:GPTModel.__init__",
-        (("models/gpt/gpt_model.py", "GPTModel"),),
-    ),
+    _configuration("megatron.core.distributed.distributed_data_parallel_config:DistributedDataParallelConfig"),
+    _configuration("megatron.core.optimizer.optimizer_config:OptimizerConfig"),
+    ArgumentPlace("initialize_model_parallel", _GROUPS, (_GROUPS,)),
+    ArgumentPlace("GPTModel", f"{_MODEL}.__init__", (f"{_MODEL}.__init__",)),
 )
 
 
-@lru_cache(maxsize=4)
-def known_arguments(root: Path) -> dict[str, frozenset[str]]:
-    """``{place: argument names}`` of the megatron folder ``root``; a place whose source is missing has none."""
-    cache = source_cache_of((root, "arguments"))
-    known = cache.get("arguments", dict)
-    if known is None:
-        known = {place.name: sorted(set(_declared(root / "core", place))) for place in PLACES}
-        files = {str(root / "core" / file) for place in PLACES for file, _ in place.sources}
-        cache.put("arguments", known, [file for file in files if Path(file).is_file()])
-        cache.save()
-    return {name: frozenset(names) for name, names in known.items()}
+def known_arguments() -> dict[str, frozenset[str]]:
+    """``{place: argument names}`` of the Megatron on the path; a place whose source is missing has none."""
+    cache = source_cache_of(*megatron_portions())
+    with trees_kept():
+        names = {place.name: cache.get(f"arguments of {place.name}", partial(_declared, place)) for place in PLACES}
+    cache.save()
+    return {place: frozenset(declared) for place, declared in names.items()}
 
 
 def arguments_of(version: str | None) -> dict[str, frozenset[str]] | None:
@@ -81,29 +66,24 @@ def arguments_of(version: str | None) -> dict[str, frozenset[str]] | None:
 
     None for an unknown version, and when every recorded one is above.
     """
-    root = package_root("core")
-    if root is not None and version is not None and version == megatron_version():
-        return known_arguments(root)
-    known = recorded_section(version, "configuration") if version is not None else None
+    if version is None:
+        return None
+    if version == megatron_version():
+        return known_arguments()
+    known = recorded_section(version, "configuration")
     return {place: frozenset(names) for place, names in known[1].items()} if known is not None else None
 
 
-def _declared(core: Path, place: ArgumentPlace) -> Iterator[str]:
-    for file, name in place.sources:
-        try:
-            tree = ast.parse((core / file).read_text(encoding="utf-8"))
-        except (OSError, SyntaxError, UnicodeDecodeError):
-            continue
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef) and node.name == name:
-                for member in node.body:
-                    if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name):
-                        yield member.target.id
-                    elif isinstance(member, ast.FunctionDef) and member.name == "__init__":
-                        yield from _parameters(member, first=1)
-            elif isinstance(node, ast.FunctionDef) and node.name == name:
-                yield from _parameters(node)
+def _declared(place: ArgumentPlace) -> list[str]:
+    sites = [site for source in place.sources if (site := find_site(source)) is not None]
+    return sorted({name for site in sites for node in definition_nodes(site) for name in _names(node)})
 
 
-def _parameters(function: ast.FunctionDef, first: int = 0) -> Iterator[str]:
-    return (parameter.arg for parameter in (*function.args.args[first:], *function.args.kwonlyargs))
+def _names(node: ast.stmt) -> Iterator[str]:
+    """Fields of a dataclass, parameters of a function."""
+    if isinstance(node, ast.ClassDef):
+        fields = [member.target for member in node.body if isinstance(member, ast.AnnAssign)]
+        yield from (field.id for field in fields if isinstance(field, ast.Name))
+    elif isinstance(node, ast.FunctionDef):
+        parameters = (*node.args.args, *node.args.kwonlyargs)
+        yield from (parameter.arg for parameter in parameters if parameter.arg != "self")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from typing import Any, Final
 
 from mindspeed.inspection.contracts import ABSENT, Contract, near_by_content, part_of
@@ -13,6 +14,7 @@ from mindspeed.inspection.source import dotted, find_module, parse, read_scope
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _DESCRIPTORS: Final = ("staticmethod", "classmethod", "property")
+_DATACLASS: Final = frozenset(("dataclass", "dataclasses.dataclass"))
 _KINDS: Final = {ast.FunctionDef: "function", ast.AsyncFunctionDef: "function", ast.ClassDef: "class"}
 _SAYS_NOTHING: Final = {
     # fields that name or annotate; what is left decides what the code does
@@ -35,15 +37,39 @@ def read_contract(target: str) -> Contract:
 
 def contract_at(site: Site) -> Contract:
     """The contract of a site. What cannot be read (compiled code, a base in a package that is not here) has only a kind."""
-    nodes = _nodes(site)
+    nodes = definition_nodes(site)
     return _contract(site, nodes) if nodes else Contract(site.kind)
+
+
+def barrier_of(site: Site) -> str:
+    """Give the reason why a class cannot be replaced or mixed into; empty when it can, and for anything else."""
+    nodes = definition_nodes(site) if site.kind == "class" else []
+    if not nodes:
+        return ""
+    definition = nodes[-1]
+    if not _DATACLASS.isdisjoint(_decorators(definition)):
+        return "it is a dataclass"
+    for node in ast.walk(definition):
+        if isinstance(node, ast.Call) and (text := _names_class(node, site.qualname)):
+            return f"its own source says {text} (line {node.lineno}), which would mean the new class"
+    return ""
+
+
+def _names_class(call: ast.Call, name: str) -> str:
+    """The text of a call that hands ``self`` to a method of the class by the class's own name."""
+    first = dotted(call.args[0]) if call.args else ""
+    function = dotted(call.func)
+    if function == "super" and first == name:
+        return f"super({name}, ...)"
+    if function.startswith(f"{name}.") and (first in ("self", "cls") or function.split(".")[1].startswith("__")):
+        return f"{function}(...)"
+    return ""
 
 
 def successors(target: str, recorded: Contract) -> list[str]:
     """Find successors of a vanished target: an equal body or signature beside it, then names that look alike."""
     module, _, qualname = target.partition(":")
-    found = find_module(module)
-    scope = read_scope(found) if found is not None else None
+    scope = read_scope(find_module(module))
     owner, _, name = qualname.rpartition(".")
     candidates: dict[str, Contract] = {}
     if scope is not None and (not owner or scope.last(owner) is not None):
@@ -64,7 +90,7 @@ def _read_all(prefix: str, names: Sequence[str]) -> dict[str, Contract]:
     return {name: contract_at(site) for name, site in sites if site is not None and site.name == name}
 
 
-def _nodes(site: Site) -> list[ast.stmt]:
+def definition_nodes(site: Site) -> list[ast.stmt]:
     """The statements that bind a site; empty where they are not Megatron's, and so not part of its release."""
     found = definitions(site)
     if found is None or found[0].file is None or part_of(f"{found[0].name}:") is None:
@@ -106,36 +132,24 @@ def _binds(node: ast.stmt, site: Site) -> bool:
 
 def _decorators(node: ast.stmt) -> list[str]:
     listed = node.decorator_list if isinstance(node, _Definition) else []
-    return [dotted(one.func if isinstance(one, ast.Call) else one) for one in listed]
+    return [dotted(decorator.func if isinstance(decorator, ast.Call) else decorator) for decorator in listed]
 
 
 def _signature(node: ast.stmt, site: Site) -> str:
     """Parameters of a function, of a class those of its ``__init__``."""
     if isinstance(node, ast.ClassDef):
-        constructors = _nodes(Site(site.module, f"{site.qualname}.__init__", "method"))
+        constructors = definition_nodes(Site(site.module, f"{site.qualname}.__init__", "method"))
         return _signature(constructors[-1], site) if constructors else ""
     return signature_text(node.args) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else ""
 
 
 def signature_text(arguments: ast.arguments) -> str:
     """Parameters as they are written, without annotations: ``(a, /, b=1, *rest, c, **more)``."""
-    plain = [*arguments.posonlyargs, *arguments.args]
-    defaults = [None] * (len(plain) - len(arguments.defaults)) + list(arguments.defaults)
-    parts = [_parameter(argument, default) for argument, default in zip(plain, defaults, strict=True)]
-    if arguments.posonlyargs:
-        parts.insert(len(arguments.posonlyargs), "/")
-    if arguments.vararg is not None:
-        parts.append(f"*{arguments.vararg.arg}")
-    elif arguments.kwonlyargs:
-        parts.append("*")
-    parts += [_parameter(*both) for both in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
-    if arguments.kwarg is not None:
-        parts.append(f"**{arguments.kwarg.arg}")
-    return f"({', '.join(parts)})"
-
-
-def _parameter(argument: ast.arg, default: ast.expr | None) -> str:
-    return argument.arg if default is None else f"{argument.arg}={ast.unparse(default)}"
+    bare = deepcopy(arguments)
+    for node in ast.walk(bare):
+        if isinstance(node, ast.arg):
+            node.annotation = None
+    return f"({ast.unparse(bare)})"
 
 
 def _feed(value: Any, words: list[str], member: bool = False) -> None:

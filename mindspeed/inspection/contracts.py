@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Final, Literal
 
@@ -47,8 +47,7 @@ class Contract:
     near: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        fields = {"kind": self.kind, "signature": self.signature, "body": self.body, "site": self.site}
-        return {name: value for name, value in (*fields.items(), ("near", list(self.near))) if value}
+        return {name: value for name, value in asdict(self).items() if value}
 
 
 def part_of(target: str) -> Part | None:
@@ -97,10 +96,10 @@ def difference(recorded: Contract, found: Contract) -> str:
         return f"kind: {found.kind} (was {recorded.kind})"
     if recorded.signature == found.signature:
         return ""
-    one, two = _parameters(recorded.signature), _parameters(found.signature)
-    if one is None or two is None:
+    before, after = _parameters(recorded.signature), _parameters(found.signature)
+    if before is None or after is None:
         return f"parameters: {found.signature or 'none'} (were {recorded.signature or 'none'})"
-    old, new = one.defaults(), two.defaults()
+    old, new = before.defaults(), after.defaults()
     words = [f"+{_assigned(name, new[name])}" for name in new if name not in old]
     words += [f"-{name}" for name in old if name not in new]
     words += [

@@ -6,14 +6,16 @@ import system would look for them; asking for ``megatron.core`` itself would imp
 
 from __future__ import annotations
 
-import ast
+import re
 import sys
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
 from mindspeed.plugins.problems import Problem
+
+_CONSTANT: Final = re.compile(r"""^(MAJOR|MINOR|PATCH|PRE_RELEASE) *= *['"]?(\w+)""", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,29 +71,8 @@ def mixed_roots() -> Problem | None:
 
 def version_of(root: Path) -> str | None:
     """``MAJOR.MINOR.PATCH`` with pre-release of ``core/package_info.py``, which only assigns constants, below ``root``."""
-    file = root / "core" / "package_info.py"
     try:
-        state = file.stat()
-    except OSError:
+        text = (root / "core" / "package_info.py").read_text(encoding="utf-8", errors="replace")
+        return "{MAJOR}.{MINOR}.{PATCH}{PRE_RELEASE}".format(**{"PRE_RELEASE": "", **dict(_CONSTANT.findall(text))})
+    except (OSError, KeyError):
         return None
-    return _read_version(file, state.st_mtime_ns, state.st_size)
-
-
-@lru_cache(maxsize=16)
-def _read_version(file: Path, changed: int, size: int) -> str | None:
-    """The version that a file says, read once for each state of the file."""
-    try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, UnicodeDecodeError):
-        return None
-    constants = {
-        target.id: node.value.value
-        for node in tree.body
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-    parts = [constants.get(name) for name in ("MAJOR", "MINOR", "PATCH")]
-    if None in parts:
-        return None
-    return ".".join(map(str, parts)) + str(constants.get("PRE_RELEASE") or "")

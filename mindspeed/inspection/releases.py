@@ -8,14 +8,12 @@ writes them.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from packaging.version import Version
-
-from mindspeed.inspection.nearest_release import nearest
+from packaging.version import InvalidVersion, Version
 
 FOLDER: Final = Path(__file__).with_name("releases")
 Section = Literal["targets", "configuration", "command_line"]
@@ -36,6 +34,22 @@ def recorded_section(version: str, section: Section) -> tuple[str, Any] | None:
     """``(release, section)`` of the recorded release most like ``version``; None when every recorded one is above."""
     known = nearest(version, recorded_releases(section))
     return (known, read_release(release_file(known))[section]) if known is not None else None
+
+
+def nearest(version: str, recorded: Iterable[str]) -> str | None:
+    """The recorded version that is most like ``version``: the highest that is not above it, of its own minor release if any.
+
+    Patch releases of one minor release are alike, so 0.15.0 is read as 0.15.3 rather than as 0.14.0. None when every
+    recorded version is above, or for a malformed version.
+    """
+    try:
+        wanted = Version(version)
+    except InvalidVersion:
+        return None
+    versions = sorted(map(Version, recorded))
+    siblings = [known for known in versions if known.release[:2] == wanted.release[:2]]
+    below = [known for known in siblings or versions if known <= wanted]
+    return str((below[-1:] or siblings[:1])[0]) if below or siblings else None
 
 
 @lru_cache(maxsize=16)

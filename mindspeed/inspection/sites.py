@@ -7,14 +7,13 @@ much of torch is compiled or made at import, so their names are looked up when t
 
 from __future__ import annotations
 
-import ast
 import re
-import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mindspeed.inspection.source import Binding, Module, Scope, dotted, find_module, loaded_module, read_scope, read_text
+from mindspeed.inspection.source import Binding, Module, Scope, find_module, loaded_module, read_scope, read_text
 from mindspeed.plugins.near_names import near_names
 
 TREE: Final = "megatron"
@@ -25,8 +24,6 @@ CHECKOUT: Final = frozenset(f"{TREE}.{name}" for name in ("training", "legacy", 
 
 _MEMBERLESS: Final = ("object", "ABC", "abc.ABC", "Protocol", "typing.Protocol")
 """Bases that give a class no member of its own, though their source does not say so."""
-
-_DATACLASS: Final = ("dataclass", "dataclasses.dataclass")
 
 OUTSIDE: Final = "outside"
 """Kind of a name outside Megatron."""
@@ -55,12 +52,6 @@ class Site:
         """``module:qualname``."""
         return f"{self.module}:{self.qualname}"
 
-    @property
-    def barrier(self) -> str:
-        """Give the reason why a class cannot be replaced or mixed into; empty when it can, and for anything else."""
-        found = _class_named(self.module, self.qualname.split(".")) if self.kind == "class" else None
-        return _barrier(found[0], self.qualname, found[1].scope) if found is not None and found[1].scope is not None else ""
-
 
 def find_site(target: str) -> Site | None:
     """The site of ``"module:qualname"``, or None when there is no such name. Imports nothing.
@@ -88,33 +79,29 @@ def definitions(site: Site) -> tuple[Module, tuple[Binding, ...]] | None:
     Of a member that is only inherited, those of the class that has it.
     """
     module = find_module(site.module)
-    scope = read_scope(module) if module is not None else None
+    scope = read_scope(module)
     *owners, name = site.qualname.split(".")
     for owner in owners:
         binding = scope.last(owner) if scope is not None else None
-        if binding is None or binding.scope is None:
-            return None
-        scope = binding.scope
-    if module is not None and scope is not None and owners and name not in scope.bindings:
-        module, scope = _inherited(module, scope, name, set()) or (None, None)
-    if module is None or scope is None or name not in scope.bindings:
+        scope = binding.scope if binding is not None else None
+    if module is None or scope is None:
         return None
-    found = scope.bindings[name]
-    return module, tuple(found) if found[-1].branch else (found[-1],)
-
-
-def _inherited(module: Module, scope: Scope, name: str, seen: set[tuple[str, int]]) -> tuple[Module, Scope] | None:
-    """The module and body of the base class that has a member."""
-    for base in scope.bases:
-        where = _class_named(module.name, base.split("."))
-        if where is None or where[1].scope is None or (where[0].name, where[1].line) in seen:
-            continue
-        seen.add((where[0].name, where[1].line))
-        if name in where[1].scope.bindings:
-            return where[0], where[1].scope
-        if (found := _inherited(where[0], where[1].scope, name, seen)) is not None:
-            return found
+    for body in _bodies(module, scope):
+        if body is not None and name in body[1].bindings:
+            bindings = body[1].bindings[name]
+            return body[0], tuple(bindings) if bindings[-1].branch else (bindings[-1],)
     return None
+
+
+def _bodies(module: Module, scope: Scope, seen: tuple[Scope, ...] = ()) -> Iterator[tuple[Module, Scope] | None]:
+    """The body of a class and those of its bases, depth first, each in its module; None for a base that cannot be read."""
+    yield module, scope
+    for base in scope.bases:
+        where = _class_named(module.name, base.split(".")) if base not in _MEMBERLESS else (module, scope)
+        if where is None:
+            yield None
+        elif all(where[1] is not known for known in (scope, *seen)):
+            yield from _bodies(*where, (scope, *seen))
 
 
 def inside_tree(module: str) -> bool:
@@ -129,7 +116,7 @@ def follows_to(target: str, site: str) -> bool:
         seen.add(target)
         module, _, name = target.partition(":")
         found = loaded_module(module)
-        scope = read_scope(found) if found is not None else None
+        scope = read_scope(found)
         if scope is None:
             return False
         binding = scope.last(name)
@@ -191,7 +178,7 @@ def _resolve(module: str, parts: list[str], seen: set[tuple[str, str]]) -> Site 
     if binding.kind == "assignment" and binding.name:
         return _resolve(module, [*binding.name.split("."), *rest], seen)
     if binding.kind == "class" and binding.scope is not None:
-        return _member(found, [name], binding, rest)
+        return _member(found, [name], binding.scope, rest)
     # what an assignment or a branch leaves is known at run time only
     return None if binding.kind == "function" else Site(module, ".".join(parts), binding.kind, found.file or "", binding.line)
 
@@ -199,8 +186,7 @@ def _resolve(module: str, parts: list[str], seen: set[tuple[str, str]]) -> Site 
 def _through_attribute(module: str, parts: list[str], seen: set[tuple[str, str]]) -> Site | None:
     """``megatron.core.mpu`` is no file: it is a name that ``megatron.core`` binds to a module."""
     parent, _, name = module.rpartition(".")
-    found = find_module(parent) if parent else None
-    scope = read_scope(found) if found is not None else None
+    scope = read_scope(find_module(parent)) if parent else None
     return _resolve(parent, [name, *parts], seen) if scope is not None and scope.last(name) is not None else None
 
 
@@ -230,42 +216,19 @@ def _outside_member(binding: Binding, parts: list[str]) -> Site | None:
     return _outside(binding.source, ".".join([binding.name, *parts[1:]]), binding.source.partition(".")[0])
 
 
-def _member(module: Module, owner: list[str], binding: Binding, rest: list[str]) -> Site | None:
-    """The site of ``rest`` below the class ``owner``, which ``binding`` defines."""
-    found = _lookup(module, binding, rest[0], set())
+def _member(module: Module, owner: list[str], scope: Scope, rest: list[str]) -> Site | None:
+    """The site of ``rest`` below the class ``owner`` with the body ``scope``; a base that cannot be read may have any name."""
+    path, file, name = ".".join([*owner, *rest]), module.file or "", rest[0]
+    bodies = list(_bodies(module, scope))
+    found = next((binding for body in bodies if body is not None and (binding := body[1].last(name)) is not None), None)
     if found is None:
-        return None
-    path, file = [*owner, rest[0]], module.file or ""
-    if found.kind == "unknown":
-        return Site(module.name, ".".join([*owner, *rest]), "method", file)
+        return Site(module.name, path, "method", file) if None in bodies or name in vars(object) else None
     if len(rest) > 1:
-        return _member(module, path, found, rest[1:]) if found.kind == "class" else None
-    kind = "method" if found.kind == "function" else found.kind
-    return Site(module.name, ".".join(path), kind, file, found.line)
+        return _member(module, [*owner, name], found.scope, rest[1:]) if found.scope is not None else None
+    return Site(module.name, path, "method" if found.kind == "function" else found.kind, file, found.line)
 
 
-def _lookup(module: Module, binding: Binding, name: str, seen: set[tuple[str, int]]) -> Binding | None:
-    """A member in a class or its bases; of kind ``unknown`` when a base cannot be read."""
-    scope = binding.scope
-    if scope is None or (module.name, binding.line) in seen:
-        return None
-    seen.add((module.name, binding.line))
-    own = scope.last(name)
-    if own is not None:
-        return own
-    unknown = name in vars(object)
-    for base in scope.bases:
-        if base in _MEMBERLESS:
-            continue
-        where = _class_named(module.name, base.split("."))
-        found = _lookup(*where, name, seen) if where is not None else Binding("unknown", 0)
-        if found is not None and found.kind != "unknown":
-            return found
-        unknown = unknown or found is not None
-    return Binding("unknown", 0) if unknown else None
-
-
-def _class_named(source: str, path: list[str], hops: int = 20) -> tuple[Module, Binding] | None:
+def _class_named(source: str, path: list[str], hops: int = 20) -> tuple[Module, Scope] | None:
     """The class that a dotted name means in a module, followed over imports of any package."""
     head, tail = path[0], path[1:]
     if hops == 0:
@@ -273,44 +236,19 @@ def _class_named(source: str, path: list[str], hops: int = 20) -> tuple[Module, 
     if tail and find_module(f"{source}.{head}") is not None:
         return _class_named(f"{source}.{head}", tail, hops - 1)
     found = find_module(source)
-    scope = read_scope(found) if found is not None else None
+    scope = read_scope(found)
     if found is None or scope is None:
         return None
     binding = scope.last(head)
     if binding is None:
         return next((hit for star in scope.stars if (hit := _class_named(star, path, hops - 1)) is not None), None)
-    if binding.kind == "class" and not tail:
-        return found, binding
+    if binding.scope is not None and not tail:
+        return found, binding.scope
     if binding.kind == "module" and tail:
         return _class_named(binding.source, tail, hops - 1)
     if binding.kind == "import":
         return _class_named(binding.source, [binding.name, *tail], hops - 1)
     return None
-
-
-def _barrier(module: Module, name: str, scope: Scope) -> str:
-    """Give the reason why a class cannot be replaced or mixed into: its methods mean this very class by name."""
-    if any(decorator in _DATACLASS for decorator in scope.decorators):
-        return "it is a dataclass"
-    first, last = scope.lines
-    lines = Path(module.file or "").read_text(encoding="utf-8").splitlines()[first - 1 : last]
-    if not any(re.search(rf"\b{name}\b", line) for line in lines[1:]):
-        return ""
-    for node in ast.walk(ast.parse(textwrap.dedent("\n".join(lines)))):
-        if isinstance(node, ast.Call) and (text := _names_class(node, name)):
-            return f"its own source says {text} (line {first + node.lineno - 1}), which would mean the new class"
-    return ""
-
-
-def _names_class(call: ast.Call, name: str) -> str:
-    """The text of a call that hands ``self`` to a method of the class by the class's own name."""
-    first = dotted(call.args[0]) if call.args else ""
-    function = dotted(call.func)
-    if function == "super" and first == name:
-        return f"super({name}, ...)"
-    if function.startswith(f"{name}.") and (first in ("self", "cls") or function.split(".")[1].startswith("__")):
-        return f"{function}(...)"
-    return ""
 
 
 def near_targets(target: str) -> list[str]:
@@ -333,15 +271,9 @@ def _names_at(module: Module, owner: str) -> set[str]:
     if not owner:
         scope = read_scope(module)
         return set(scope.bindings) if scope is not None else set()
-    names: set[str] = set()
     where = _class_named(module.name, owner.split("."))
-    todo = [where] if where is not None else []
-    while todo:
-        found, binding = todo.pop()
-        if binding.scope is not None:
-            names |= binding.scope.bindings.keys()
-            todo += [hit for base in binding.scope.bases if base and (hit := _class_named(found.name, base.split(".")))]
-    return names
+    bodies = _bodies(*where) if where is not None else ()
+    return {name for body in bodies if body is not None for name in body[1].bindings}
 
 
 def _sibling_modules(module: str) -> list[str]:

@@ -7,7 +7,6 @@ Nothing is ever imported. A file is found by asking the import system's finders 
 from __future__ import annotations
 
 import ast
-import gc
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -16,6 +15,8 @@ from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Final
+
+from mindspeed.inspection.gc_pause import collector_paused
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +40,12 @@ class Binding:
 class Scope:
     """Names bound in a module or class body, in order; ``stars`` are modules of star imports.
 
-    Of a class: ``bases`` as dotted names (``""`` for an expression), ``decorators`` likewise, first and last line.
+    ``bases`` of a class are dotted names, ``""`` for an expression.
     """
 
     bindings: dict[str, list[Binding]] = field(default_factory=dict)
     stars: list[str] = field(default_factory=list)
     bases: tuple[str, ...] = ()
-    decorators: tuple[str, ...] = ()
-    lines: tuple[int, int] = (0, 0)
 
     def bind(self, name: str, binding: Binding) -> None:
         self.bindings.setdefault(name, []).append(binding)
@@ -135,8 +134,10 @@ def _portions(spec: ModuleSpec) -> tuple[str, ...] | None:
 _tables: dict[str, tuple[tuple[int, int], Scope]] = {}
 
 
-def read_scope(module: Module) -> Scope | None:
+def read_scope(module: Module | None) -> Scope | None:
     """The names that a module binds; None without Python source. Raises SyntaxError for a damaged file."""
+    if module is None:
+        return None
     if module.file is None:
         return Scope() if module.portions is not None else None
     key = state_of(module.file)
@@ -144,7 +145,7 @@ def read_scope(module: Module) -> Scope | None:
         _consulted.add(module.file)
     known = _tables.get(module.file)
     if known is None or known[0] != key:
-        with _collector_paused():
+        with collector_paused():
             known = _tables[module.file] = (key, _Reader(module.package).read(parse(module.file).body))
     return known[1]
 
@@ -185,7 +186,7 @@ def parse(file: str) -> ast.Module:
     """The syntax tree of a file. Raises SyntaxError for a damaged one."""
     if _trees is not None and file in _trees:
         return _trees[file]
-    with _collector_paused():
+    with collector_paused():  # a syntax tree is many objects and no cycles
         tree = ast.parse(Path(file).read_bytes(), file)
     if _trees is not None:
         _trees[file] = tree
@@ -215,18 +216,6 @@ def only_tree(root: Path, package: str) -> Iterator[None]:
         yield
     finally:
         sys.path.remove(str(root))
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Syntax trees are many objects and no cycles: collecting during a parse more than doubles its time."""
-    running = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if running:
-            gc.enable()
 
 
 _COMPOUND: Final = (ast.If, ast.Try, ast.With, ast.For, ast.While)
@@ -295,8 +284,6 @@ class _Reader:
     def _class(self, node: ast.ClassDef) -> Scope:
         scope = _Reader(self.package).read(node.body)
         scope.bases = tuple(dotted(base) for base in node.bases)
-        scope.decorators = tuple(dotted(d.func if isinstance(d, ast.Call) else d) for d in node.decorator_list)
-        scope.lines = (node.lineno, node.end_lineno or node.lineno)
         return scope
 
 

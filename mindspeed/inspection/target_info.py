@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
 
-from mindspeed.inspection.contract_reading import read_contract
+from pydantic import TypeAdapter
+
+from mindspeed.inspection.contract_reading import barrier_of, read_contract
 from mindspeed.inspection.contracts import ABSENT, Contract, contract_for, part_of
 from mindspeed.inspection.megatron_copies import megatron_portions, megatron_version
 from mindspeed.inspection.sites import Site, find_site, follows_to, may_import
-from mindspeed.inspection.source import files_consulted, find_module, trees_kept
+from mindspeed.inspection.source import trees_kept
 from mindspeed.inspection.source_cache import source_cache_of
 
 
@@ -24,6 +27,9 @@ class TargetInfo:
     site: Site | None
     barrier: str = ""
     contract: Contract | None = None
+
+
+_JSON: Final = TypeAdapter(TargetInfo)
 
 
 def is_installed(version: str | None) -> bool:
@@ -41,40 +47,29 @@ def find_places(targets: Iterable[str], version: str | None = None) -> dict[str,
         return {target: _recorded(target, version or "") for target in wanted}
     own = [target for target in wanted if part_of(target) is not None]
     places = _read_here(own) if own else {}
-    return {target: places[target] if target in places else _outside(target) for target in wanted}
+    return {target: places[target] if target in places else TargetInfo(find_site(target)) for target in wanted}
 
 
 def importers(names: Collection[tuple[str, str, str]]) -> set[tuple[str, str, str]]:
     """Of ``(module, key, site)`` those whose key in a loaded module is an import of what the site binds; remembered or read."""
     if not names:
         return set()
-    cache = source_cache_of(megatron_portions(), now=False)  # a loaded module is as its file was
-    found = set()
-    for module, key, site in names:
-        row = f"{module}:{key} imports {site}"
-        known = cache.get(row, bool)
-        if known is None:
-            with files_consulted() as files:
-                known = may_import(module, site.rpartition(":")[2], key) and follows_to(f"{module}:{key}", site)
-            if files:
-                cache.put(row, known, files)
-        if known:
-            found.add((module, key, site))
+    cache = source_cache_of(*megatron_portions())  # not revalidated, for a loaded module is as its file was
+    found = {name for name in names if cache.get(" ".join(name), partial(_imports, *name))}
     cache.save()
     return found
 
 
-def _outside(target: str) -> TargetInfo:
-    site = find_site(target)
-    return TargetInfo(site, site.barrier if site is not None else "")
+def _imports(module: str, key: str, site: str) -> bool:
+    return may_import(module, site.rpartition(":")[2], key) and follows_to(f"{module}:{key}", site)
 
 
 def _recorded(target: str, version: str) -> TargetInfo:
-    module, _, qualname = target.partition(":")
     if part_of(target) is None:
-        return _outside(target)
+        return TargetInfo(find_site(target))
     known = contract_for(target, version)
     if known is None:
+        module, _, qualname = target.partition(":")
         return TargetInfo(Site(module, qualname, ABSENT))
     contract = known[1]
     if contract.kind == ABSENT:
@@ -84,36 +79,21 @@ def _recorded(target: str, version: str) -> TargetInfo:
     return TargetInfo(Site(module, qualname, kind), contract=contract)
 
 
-def _read(target: str) -> TargetInfo:
-    site = find_site(target)
-    if site is None or site.kind == ABSENT:
-        return TargetInfo(site)
-    return TargetInfo(site, site.barrier, read_contract(target))
-
-
 def _read_here(targets: Sequence[str]) -> dict[str, TargetInfo]:
-    """The places of targets in the installed Megatron, remembered or read now."""
-    cache = source_cache_of(megatron_portions())
-    places = {}
+    """The places of targets in the installed Megatron, cached or read now."""
+    cache = source_cache_of(*megatron_portions())
+    cache.revalidate()
     with trees_kept():
-        for target in targets:
-            known = cache.get(target, _from_json)
-            if known is not None:
-                places[target] = known
-                continue
-            with files_consulted() as files:
-                places[target] = _read(target)
-            if files and find_module(target.partition(":")[0]) is not None:  # a module that is missing may be added
-                cache.put(target, _to_json(places[target]), files)
+        rows = {target: cache.get(target, partial(_read, target)) for target in targets}
     cache.save()
-    return places
+    return {target: _JSON.validate_python(row) if row else TargetInfo(None) for target, row in rows.items()}
 
 
-def _to_json(place: TargetInfo) -> dict[str, Any]:
-    contract = place.contract.to_json() if place.contract is not None else None
-    return {"site": asdict(place.site) if place.site is not None else None, "barrier": place.barrier, "contract": contract}
-
-
-def _from_json(row: dict[str, Any]) -> TargetInfo:
-    contract = Contract(**row["contract"]) if row["contract"] is not None else None
-    return TargetInfo(Site(**row["site"]) if row["site"] is not None else None, row["barrier"], contract)
+def _read(target: str) -> dict[str, Any] | None:
+    """The place of a target as JSON; None for one that does not exist."""
+    site = find_site(target)
+    if site is None:
+        return None
+    contract = read_contract(target) if site.kind != ABSENT else None
+    row: dict[str, Any] = _JSON.dump_python(TargetInfo(site, barrier_of(site), contract), mode="json")
+    return row

@@ -42,9 +42,9 @@ def megatron_names() -> set[str]:
     """Arguments of the Megatron that is installed: of its configurations, and of Megatron-LM's parser as recorded."""
     from mindspeed.inspection.cli_arguments import surface
     from mindspeed.inspection.config_arguments import known_arguments
-    from mindspeed.inspection.megatron_copies import megatron_version, package_root
+    from mindspeed.inspection.megatron_copies import megatron_version
 
-    root, version = package_root("core"), megatron_version()
-    names = set[str]().union(*known_arguments(root).values()) if root is not None else set()
+    version = megatron_version()
+    names = set[str]().union(*known_arguments().values())
     recorded = surface(version) if version is not None else None
     return names | (recorded.by_dest.keys() if recorded is not None else set())

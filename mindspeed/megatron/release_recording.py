@@ -37,7 +37,7 @@ def record_release(tree: Tree, targets: Sequence[Target], folder: Path = FOLDER)
     kept = {target: row for target, row in sections["targets"].items() if target in wanted and part_of(target) not in parts}
     sections["targets"] = dict(sorted((kept | rows).items()))
     if version_in(tree.version, SUPPORTED_MEGATRON):
-        sections["configuration"] = {name: sorted(names) for name, names in known_arguments(tree.root / "megatron").items()}
+        sections["configuration"] = {name: sorted(names) for name, names in known_arguments().items()}
         if (tree.root / "megatron" / "training").is_dir():
             sections["command_line"] = _command_line(tree.root)
     file = release_file(tree.version, folder)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mindspeed.inspection.cli_arguments import Argument, surface
-from mindspeed.inspection.nearest_release import nearest
-from mindspeed.inspection.releases import recorded_releases
+from mindspeed.inspection.releases import nearest, recorded_releases
 
 
 def test_the_three_releases_are_recorded() -> None:

@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+from mindspeed.inspection.contract_reading import barrier_of
 from mindspeed.inspection.sites import find_site, follows_to, may_import, near_targets
 from mindspeed.inspection.source import find_module
 from tests.patching.patch_fixtures import fake_megatron  # noqa: F401
@@ -87,7 +88,7 @@ def test_a_class_that_names_itself_or_is_a_dataclass_has_a_barrier(name: str, ba
     assert site is not None
     lines = Path(site.file).read_text().splitlines()
     line = 1 + next((i for i, text in enumerate(lines) if f"super({name}" in text or f"{name}.reset" in text), 0)
-    assert site.barrier == barrier.format(line)
+    assert barrier_of(site) == barrier.format(line)
 
 
 def test_near_names_come_from_the_module_the_class_and_its_bases() -> None:

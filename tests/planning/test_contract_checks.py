@@ -26,7 +26,6 @@ OPTIONS = "def get_nccl_options(pg_name, nccl_comm_cfgs"
 def core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of megatron-core first on the path; what is remembered of it is forgotten with it."""
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setattr(source_cache, "_caches", {})
     core = copy_megatron(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     return core
@@ -140,7 +139,7 @@ def test_what_was_read_is_remembered_until_a_file_changes(core: Path, monkeypatc
         patched.setattr(source, "parse", refuse)
         patched.setattr(source, "_tables", {})
         assert target_info.find_places(targets, "0.16.1") == first
-        patched.setattr(source_cache, "_caches", {})  # as in another process, which has the file alone
+        source_cache.source_cache_of.cache_clear()  # as in another process, which has the file alone
         assert target_info.find_places(targets, "0.16.1") == first
     edit(core / "parallel_state.py", "def get_nccl_options(pg_name,", "def get_nccl_options(name,")
     edit(core / "parallel_state.py", "def destroy_model_parallel()", "def destroy_model_parallel(now)")
@@ -155,10 +154,10 @@ def test_a_damaged_or_unwritable_memory_only_costs_time(core: Path, tmp_path: Pa
     first = target_info.find_places([target], "0.16.1")
     (file,) = (tmp_path / "cache").iterdir()
     file.write_text("{")
-    monkeypatch.setattr(source_cache, "_caches", {})
+    source_cache.source_cache_of.cache_clear()
     assert target_info.find_places([target], "0.16.1") == first
     monkeypatch.setenv(CACHE_VARIABLE, str(core / "__init__.py"))
-    monkeypatch.setattr(source_cache, "_caches", {})
+    source_cache.source_cache_of.cache_clear()
     assert target_info.find_places([target], "0.16.1") == first
 
 

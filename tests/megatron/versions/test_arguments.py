@@ -19,8 +19,7 @@ def override(argument: str) -> PlannedOverride:
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """No Megatron is at hand."""
-    for name in ("package_root", "megatron_version"):
-        monkeypatch.setattr(f"mindspeed.inspection.config_arguments.{name}", lambda *_: None)
+    monkeypatch.setattr("mindspeed.inspection.config_arguments.megatron_version", lambda: None)
 
 
 def test_an_argument_of_a_later_megatron_is_refused_with_near_names(made_up: None) -> None:
