@@ -31,7 +31,7 @@ def missing_effects(case: VerificationCase, baseline: Sequence[RankResult], feat
         arguments = {planned.override.argument for planned in case.plan.overrides if name in planned.owners}
         if arguments and _values(arguments, before) != _values(arguments, after):
             continue
-        if any(count for record in feature for count in record.reached.get(name, {}).values()):
+        if any(_acted(record.reached.get(name, {}), passive="around_" if arguments else None) for record in feature):
             continue
         if arguments:
             yield _failed(name, "the configuration that reached the model equals the baseline's")
@@ -44,6 +44,11 @@ def _sizes_of_one(name: str, record: RankResult) -> list[str]:
     known = registry.catalog()
     needed = {size for owner in required_by([name], known) for size in known.feature(owner).spec.sizes}
     return [size for size in sorted(needed) if record.sizes.get(size, 1) == 1]
+
+
+def _acted(reached: Mapping[str, int], passive: str | None) -> bool:
+    """A site or hook was reached. Hooks that begin with ``passive`` may have done nothing, so they do not count."""
+    return any(count for place, count in reached.items() if not (passive and place.startswith(passive)))
 
 
 def _values(arguments: Iterable[str], settings: Mapping[str, str]) -> dict[str, str]:
