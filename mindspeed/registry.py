@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from mindspeed.planning import build_plan, fingerprint
-from mindspeed.planning.framework import Framework
+from mindspeed.planning.build_plan import Framework
 from mindspeed.planning.kill_switch import disabled_layer, refuse_disabled
 from mindspeed.planning.patch_checks import check_contracts
 from mindspeed.planning.plan import ActivationPlan, plan_from_json

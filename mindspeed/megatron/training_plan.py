@@ -133,8 +133,10 @@ def contradiction(planned: PlannedOverride, source: str, value: Any, wanted: Any
     """MS605 for one argument: ``source`` gives ``value``, the plan ``wanted``."""
     owners = " and ".join(planned.owners)
     text = f"{source} gives {value!r}, and {owners} needs {wanted!r}: {planned.override.reason}"
-    word = f"drop {source.removeprefix(_THEIR)}" if "--" in source else "change it where Megatron reads it"
-    return Problem("MS605", text, planned.owners, where=source, fix=f"{word}, or take out {owners}")
+    fix = f"remove {source.removeprefix(_THEIR)} or {owners}"
+    if "--" not in source:
+        fix = f"change it where Megatron reads it, or remove {owners}"
+    return Problem("MS605", text, planned.owners, where=source, fix=fix)
 
 
 def is_training_script(path: str | Path) -> bool:

@@ -14,12 +14,10 @@ from mindspeed.inspection.source import find_module, read_scope
 from mindspeed.planning.plan import ActivationPlan, PlannedOverride, PlannedPatch
 from mindspeed.plugins.constraints import After, Before, Requires, Supersedes
 from mindspeed.plugins.feature import Feature
-from mindspeed.plugins.patches import Mixin, Ref, Replace, Wrap
 from mindspeed.plugins.world import UnknownValue
 from mindspeed.resolution.planned_feature import PlannedFeature, PlanNote
 
 Features = Mapping[str, type[Feature[Any]]]
-_LAYERS: Final = (Replace, Mixin, Wrap)
 _DONE: Final = {"replace": "replaced", "mixin": "mixed into", "wrap": "wrapped", "set": "set"}
 
 
@@ -89,13 +87,12 @@ def order_edges(plan: ActivationPlan, features: Features) -> list[Edge]:
     edges = []
     for name, planned in active.items():
         feature = features[name]
-        args = feature.Args(**planned.args)
         for constraint in feature.spec.constraints:
             if not isinstance(constraint, After | Before | Requires | Supersedes):
                 continue
-            of_slot = holders.get(constraint.name, []) if isinstance(constraint, After | Before) else []
-            if constraint.when is not None and not _holds(constraint.when, args, plan.world):
+            if constraint.when is not None and not _holds(constraint.when, feature.Args(**planned.args), plan.world):
                 continue
+            of_slot = holders.get(constraint.name, []) if isinstance(constraint, After | Before) else []
             for other in dict.fromkeys(n for n in (constraint.name, *of_slot) if n in active and n != name):
                 first, second = (name, other) if isinstance(constraint, Before) else (other, name)
                 edges.append(Edge(first, second, type(constraint).__name__, name, getattr(constraint, "reason", "")))
@@ -110,27 +107,17 @@ def _holds(when: Any, args: Any, world: Any) -> bool:
 
 
 def _explained(plan: ActivationPlan, planned: PlannedPatch) -> ExplainedPatch:
-    value = planned.patch.value
-    reference = value.target if isinstance(value, Ref) else value if isinstance(planned.patch, _LAYERS) else None
-    return ExplainedPatch(
-        planned,
-        target_place(planned.patch.target),
-        code_place(reference) if reference is not None else None,
-        tuple(_chain(plan.patches, planned.site)),
-    )
+    code = code_place(planned.reference) if planned.reference is not None else None
+    return ExplainedPatch(planned, target_place(planned.patch.target), code, tuple(_chain(plan.patches, planned.site)))
 
 
 def _chain(patches: Iterable[PlannedPatch], site: str) -> Iterator[str]:
     """List the layers of a call, inside out: the original, then the patches of the base plan and of features."""
-    here = [planned for planned in patches if planned.site == site and not planned.skipped]
+    kinds = list(_DONE)
+    active = [planned for planned in patches if planned.site == site and not planned.skipped]
     yield "the original"
-    for ground in (True, False):
-        layer = [planned for planned in here if planned.ground == ground]
-        for kind in _DONE:
-            for planned in layer:
-                if planned.patch.kind == kind:
-                    value = planned.patch.value
-                    yield f"{_DONE[kind]} by {planned.owner}: {value.target if isinstance(value, Ref) else value}"
+    for planned in sorted(active, key=lambda planned: (not planned.ground, kinds.index(planned.patch.kind))):
+        yield f"{_DONE[planned.patch.kind]} by {planned.owner}: {planned.reference or planned.patch.value}"
 
 
 def target_place(target: str) -> SourceLocation:
@@ -146,15 +133,12 @@ def code_place(reference: str, hops: int = 10) -> SourceLocation:
     module, _, path = reference.partition(":")
     found = find_module(module)
     scope = read_scope(found) if found is not None else None
-    parts = path.split(".")
-    while found is not None and scope is not None:
-        binding = scope.last(parts[0])
-        if binding is None:
-            break
+    first, *rest = path.split(".")
+    while found is not None and scope is not None and (binding := scope.last(first)) is not None:
         if binding.kind == "import" and hops:
-            place = code_place(f"{binding.source}:{'.'.join([binding.name, *parts[1:]])}", hops - 1)
+            place = code_place(f"{binding.source}:{'.'.join([binding.name, *rest])}", hops - 1)
             return SourceLocation(reference, place.file, place.line)
-        if len(parts) == 1 or binding.scope is None:
+        if not rest or binding.scope is None:
             return SourceLocation(reference, found.file or "", binding.line)
-        scope, parts = binding.scope, parts[1:]
+        scope, first, rest = binding.scope, rest[0], rest[1:]
     return SourceLocation(reference)

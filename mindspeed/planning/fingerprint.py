@@ -18,7 +18,7 @@ from typing import Final
 from mindspeed.inspection.source import find_module
 from mindspeed.planning.plan import ActivationPlan
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.plugins.patches import ArgOverride, Ref, Set
+from mindspeed.plugins.patches import ArgOverride
 from mindspeed.resolution.planned_feature import PlannedFeature
 
 Content = Mapping[str, str]
@@ -99,7 +99,7 @@ def plan_facts(plan: ActivationPlan, catalog: Catalog | None) -> dict[str, str]:
     for planned in plan.patches:
         if not planned.skipped:
             key = f"patch {planned.site} by {planned.owner}"
-            value = planned.patch.value.target if isinstance(planned.patch.value, Ref) else _text(planned.patch.value)
+            value = planned.reference or _text(planned.patch.value)
             content[key] = f"{content[key]}, {value}" if key in content else f"{planned.patch.kind} {value}"
     return content
 
@@ -122,12 +122,7 @@ def operators(plan: ActivationPlan, catalog: Catalog, variants_of: VariantsOf) -
 
 def source_digests(plan: ActivationPlan, catalog: Catalog) -> dict[str, str]:
     """Content of the module of every replacement, wrapper and mixin, and of the files beside every feature's own."""
-    modules = set()
-    for planned in plan.patches:
-        value = planned.patch.value
-        if planned.skipped or (isinstance(planned.patch, Set) and not isinstance(value, Ref)):
-            continue
-        modules.add((value.target if isinstance(value, Ref) else value).partition(":")[0])
+    modules = {planned.reference.partition(":")[0] for planned in plan.patches if planned.reference and not planned.skipped}
     for feature in plan.features:
         found = catalog.usable.get(feature.name)
         if found is not None:
@@ -165,16 +160,14 @@ def describe(key: str, value: str | None) -> str:
     """``ring-attention.window=2`` of a fact; None is one that is not there."""
     kind, _, name = key.partition(" ")
     if value is None:
-        return {"variable": f"no {name}", "version": f"no {name}"}.get(kind, f"no {kind} {name}")
-    if kind in ("setting", "variable", "world"):
-        return f"{name}={value}"
+        return f"no {name}" if kind in ("variable", "version") else f"no {kind} {name}"
     return {
+        **dict.fromkeys(("setting", "variable", "world"), f"{name}={value}"),
+        **dict.fromkeys(("source", "target"), f"{name} with content {value}"),
         "version": f"{name} {value}",
         "operator": f"the operator {name} as {value}",
         "feature": f"{name} of {value}",
         "argument": f"Megatron argument {name}={value}",
-        "source": f"{name} with content {value}",
-        "target": f"{name} with content {value}",
         "patch": f"{name}: {value}",
         "level": f"optimization level {value}",
         "order": f"the features {value or 'none'}",
@@ -209,9 +202,9 @@ def _version(distribution: str) -> str | None:
 def _beside(module: str) -> Iterator[str]:
     """A feature's module and, where it lies in a package, its neighbours."""
     yield module
-    package, _, _ = module.rpartition(".")
-    found = find_module(module) if package else None
-    if found is not None and found.file is not None:
+    package = module.rpartition(".")[0]
+    found = find_module(module)
+    if package and found is not None and found.file is not None:
         yield from (f"{package}.{file.stem}" for file in Path(found.file).parent.glob("*.py") if file.stem != "__init__")
 
 

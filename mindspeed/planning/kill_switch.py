@@ -16,7 +16,7 @@ DISABLE_VARIABLE: Final = "MINDSPEED_DISABLE"
 
 
 def disabled_layer(environ: Mapping[str, str] = os.environ) -> Layer:
-    """The layer that takes the named features out. Says so on standard error, once per process and on rank 0 only."""
+    """The layer that removes the named features. Says so on standard error, once per process and on rank 0 only."""
     names = split_names(environ.get(DISABLE_VARIABLE, ""))
     if names and environ.get("RANK", "0") == "0":
         _announce(names)

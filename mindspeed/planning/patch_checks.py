@@ -1,4 +1,7 @@
-"""Checks of a set of patches before anything is touched. Reads source text; imports nothing."""
+"""Checks of a set of patches before anything is touched, and against the contracts of the Megatron that a plan is for.
+
+Reads source text; imports nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from mindspeed.inspection.contract_reading import successors
+from mindspeed.inspection.contracts import ABSENT, Contract, compare, contract_for, difference, part_of
 from mindspeed.inspection.megatron_copies import megatron_version
-from mindspeed.inspection.sites import near_targets
-from mindspeed.inspection.target_info import TargetInfo, find_places
-from mindspeed.planning.contract_checks import broken_contract, contract_rows, missing_target_problem
+from mindspeed.inspection.sites import Site, near_targets
+from mindspeed.inspection.target_info import TargetInfo, find_places, is_installed
 from mindspeed.planning.plan import PlannedPatch
 from mindspeed.plugins.near_names import suggestion
 from mindspeed.plugins.patches import Mixin, Replace, Set, Wrap
@@ -19,6 +23,9 @@ from mindspeed.resolution.planned_feature import PlanNote
 Places = Mapping[str, TargetInfo]
 """The place of every target, and of every cache to be cleared, of some patches: what `target_infos_of` gives."""
 
+PATCH_A_METHOD = "patch a method of the class instead, or use an argument of your own for a configuration value"
+WRAP_A_METHOD = "wrap one of its methods, or use Mixin"
+
 
 def with_sites(patches: Sequence[PlannedPatch], version: str | None = None, places: Places | None = None) -> list[PlannedPatch]:
     """The patches with their sites looked up; a target that does not exist keeps its own name.
@@ -26,7 +33,9 @@ def with_sites(patches: Sequence[PlannedPatch], version: str | None = None, plac
     ``version`` is the megatron-core that the patches are for; without one it is what is installed here. ``places`` spares
     looking for them again.
     """
-    return _placed(patches, places or target_infos_of(patches, version))
+    places = places or target_infos_of(patches, version)
+    sites = {target: place.site.name for target, place in places.items() if place.site is not None}
+    return [replace(planned, site=sites.get(planned.patch.target, planned.patch.target)) for planned in patches]
 
 
 def check_patches(patches: Sequence[PlannedPatch], version: str | None = None, places: Places | None = None) -> list[Problem]:
@@ -37,7 +46,7 @@ def check_patches(patches: Sequence[PlannedPatch], version: str | None = None, p
     active = [planned for planned in patches if not planned.skipped]
     places = places or target_infos_of(active, version)
     problems = [problem for planned in active for problem in _check_target(planned, places, version)]
-    active = _placed(active, places)
+    active = with_sites(active, version, places)
     for ground in (True, False):
         problems += _conflicts([planned for planned in active if planned.ground == ground])
     return list(dict.fromkeys(problems))
@@ -61,9 +70,24 @@ def check_contracts(patches: Sequence[PlannedPatch], version: str | None) -> lis
 
 
 def notes_on(patches: Sequence[PlannedPatch], version: str | None, places: Places | None = None) -> list[PlanNote]:
-    """A row for every target that is no problem, and yet not what was recorded."""
+    """List notes on targets that are no problem: other code than recorded, or no record to compare with."""
     active = [planned for planned in patches if not planned.skipped]
-    return list(dict.fromkeys(contract_rows(active, places or target_infos_of(active, version), version)))
+    places = places or target_infos_of(active, version)
+    return list(dict.fromkeys(note for planned in active for note in _notes(planned, places, version))) if version else []
+
+
+def _notes(planned: PlannedPatch, places: Places, version: str) -> Iterator[PlanNote]:
+    target = planned.patch.target
+    known, contract = contract_for(target, version), places[target].contract
+    if part_of(target) is None:
+        return
+    if known is None:
+        yield PlanNote("note", planned.owner, f"{target} has no recorded contract, so nobody has compared it with a release")
+    elif is_installed(version) and contract is not None:
+        verdict = compare(known[1], contract)
+        if verdict in ("appended", "body changed"):
+            more = "more parameters" if verdict == "appended" else "other code"
+            yield PlanNote("note", planned.owner, f"{target} has {more} here than in megatron-core {known[0]}")
 
 
 def target_infos_of(patches: Sequence[PlannedPatch], version: str | None) -> dict[str, TargetInfo]:
@@ -71,21 +95,10 @@ def target_infos_of(patches: Sequence[PlannedPatch], version: str | None) -> dic
     return find_places((name for planned in patches for name in (planned.patch.target, *planned.patch.clears)), version)
 
 
-def _placed(patches: Sequence[PlannedPatch], places: Places) -> list[PlannedPatch]:
-    return [replace(planned, site=_site_name(planned.patch.target, places)) for planned in patches]
-
-
-def _site_name(target: str, places: Places) -> str:
-    site = places[target].site
-    return site.name if site is not None else target
-
-
 def missing_target(owner: str, target: str, where: str = "") -> Problem:
     """MS401 for a target that does not exist, with near names."""
-    near = near_targets(target)
-    text = f"{owner} patches {target}, which does not exist"
-    fix = suggestion(near, f"check which versions {owner} supports")
-    return Problem("MS401", text, (owner,), where=where, fix=fix)
+    fix = suggestion(near_targets(target), f"check which versions {owner} supports")
+    return Problem("MS401", f"{owner} patches {target}, which does not exist", (owner,), where=where, fix=fix)
 
 
 def unsuitable_target(owner: str, kind: str, target: str, why: str, fix: str, where: str = "") -> Problem:
@@ -98,12 +111,11 @@ def _check_target(planned: PlannedPatch, places: Places, version: str | None) ->
     owner, patch, place = planned.owner, planned.patch, places[planned.patch.target]
     if place.site is None:
         return
-    site, where = place.site, f"{place.site.file}:{place.site.line}" if place.site.line else place.site.file
+    site, where = place.site, _where(place.site)
     if isinstance(patch, Replace | Mixin) and place.barrier:
-        fix = "patch a method of the class instead, or use an argument of your own for a configuration value"
-        yield unsuitable_target(owner, patch.kind, site.name, place.barrier, fix, where)
+        yield unsuitable_target(owner, patch.kind, site.name, place.barrier, PATCH_A_METHOD, where)
     elif isinstance(patch, Wrap) and site.kind == "class":
-        yield unsuitable_target(owner, "wrap", site.name, "it is a class", "wrap one of its methods, or use Mixin", where)
+        yield unsuitable_target(owner, "wrap", site.name, "it is a class", WRAP_A_METHOD, where)
     elif isinstance(patch, Mixin) and site.kind in ("function", "method"):
         yield unsuitable_target(owner, "mixin", site.name, "it is not a class", "use Wrap or Replace", where)
 
@@ -112,11 +124,47 @@ def _broken(planned: PlannedPatch, places: Places, version: str | None) -> Itera
     """MS401 for what does not exist, MS407 for a target that is not the recorded one."""
     for name in (planned.patch.target, *planned.patch.clears):
         if places[name].site is None:
-            gone = missing_target_problem(planned, name, places[name], version) if version is not None else None
+            gone = _gone(planned.owner, name, places[name], version) if version is not None else None
             yield gone or missing_target(planned.owner, name)
-    changed = broken_contract(planned, places[planned.patch.target], version) if version is not None else None
-    if changed is not None:
-        yield changed
+    place = places[planned.patch.target]
+    if version is not None and place.site is not None and place.contract is not None:
+        yield from _changed(planned, place.site, place.contract, version)
+
+
+def _gone(owner: str, target: str, place: TargetInfo, version: str) -> Problem | None:
+    """MS401 for a target that a recorded release has and this one has not, with what took its place; else None."""
+    known = contract_for(target, version)
+    if known is None:
+        return None
+    release, recorded = known
+    near = place.contract.near if place.contract is not None else tuple(successors(target, recorded))
+    chain = (f"megatron-core {release} has it as {_described(recorded)}",) if recorded.kind != ABSENT else ()
+    text = f"{owner} patches {target}, which does not exist in megatron-core {version}"
+    return Problem("MS401", text, (owner,), chain, fix=suggestion(near, f"check which versions {owner} supports"))
+
+
+def _changed(planned: PlannedPatch, site: Site, contract: Contract, version: str) -> Iterator[Problem]:
+    """MS407 when what is installed has another kind or other parameters than the release it calls itself."""
+    owner, target = planned.owner, planned.patch.target
+    known = contract_for(target, version)
+    if known is None or compare(known[1], contract) != "changed":
+        return
+    release, recorded = known
+    text = f"{target}, which {owner} patches, is not the one of megatron-core {release}: {difference(recorded, contract)}"
+    chain = (
+        f"megatron-core {release} has {_described(recorded)}",
+        f"megatron-core {version} here has {_described(contract)}",
+    )
+    fix = f"install megatron-core {release} as it was released, or remove {owner}"
+    yield Problem("MS407", text, (owner,), chain, _where(site), fix)
+
+
+def _described(contract: Contract) -> str:
+    return f"a {contract.kind} {contract.signature}".rstrip()
+
+
+def _where(site: Site) -> str:
+    return f"{site.file}:{site.line}" if site.line else site.file
 
 
 def _conflicts(patches: Sequence[PlannedPatch]) -> Iterator[Problem]:
@@ -146,7 +194,7 @@ def _conflicts(patches: Sequence[PlannedPatch]) -> Iterator[Problem]:
 def _conflict(patches: Sequence[PlannedPatch], text: str, way_out: str = "") -> Problem:
     owners = tuple(sorted({planned.owner for planned in patches}))
     chain = tuple(sorted(f"{p.owner}: {p.patch.kind} of {p.patch.target}, {p.patch.reason}" for p in patches))
-    return Problem("MS402", text, owners, chain, fix=f"take out {' or '.join(owners)}{way_out}")
+    return Problem("MS402", text, owners, chain, fix=f"remove {' or '.join(owners)}{way_out}")
 
 
 def _and(patches: Iterable[PlannedPatch]) -> str:

@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from mindspeed.plugins.patches import ArgOverride, Patch, patch_from_json
+from pydantic import TypeAdapter
+
+from mindspeed.plugins.patches import ArgOverride, Patch, Ref, Set, patch_from_json
 from mindspeed.plugins.world import World
-from mindspeed.resolution.planned_feature import PlannedFeature, PlanNote, Value
+from mindspeed.resolution.planned_feature import PlannedFeature, PlanNote
 
 PLAN_FORMAT: Final = 2
 
@@ -38,6 +40,14 @@ class PlannedPatch:
     site: str
     ground: bool = False
     skipped: str = ""
+
+    @property
+    def reference(self) -> str | None:
+        """``"module:qualname"`` of the object that the patch names; None for a plain value."""
+        value = self.patch.value
+        if isinstance(value, Ref):
+            return value.target
+        return None if isinstance(self.patch, Set) else str(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,19 +115,7 @@ def plan_from_json(data: Mapping[str, Any]) -> ActivationPlan:
     if data.get("format") != PLAN_FORMAT:
         raise ValueError(f"plan format {data.get('format')!r} is not {PLAN_FORMAT}")
 
-    def features(rows: list[dict[str, Any]]) -> tuple[PlannedFeature, ...]:
-        return tuple(
-            PlannedFeature(
-                **row
-                | {
-                    "why": tuple(row["why"]),
-                    "slots": tuple(row["slots"]),
-                    "settings": {k: Value(v["value"], v["source"], tuple(v["overrode"])) for k, v in row["settings"].items()},
-                }
-            )
-            for row in rows
-        )
-
+    features = TypeAdapter(tuple[PlannedFeature, ...]).validate_python
     plan = ActivationPlan(
         features=features(data["features"]),
         world=World(data["world"]),

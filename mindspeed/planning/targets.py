@@ -19,57 +19,29 @@ from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import Patch
 from mindspeed.plugins.world import PARALLEL_SIZES, PLATFORMS, World
 
-_MODEL: Final = {
-    "num_layers": 8,
-    "hidden_size": 64,
-    "ffn_hidden_size": 256,
-    "num_attention_heads": 8,
-    "num_query_groups": 4,
-    "vocab_size": 256,
-    "seq_length": 64,
-    "micro_batch_size": 1,
-    "global_batch_size": 64,
-}
-_DENSE: Final = {
-    **_MODEL,
-    "world_size": 1,
-    "num_experts": 0,
-    "grouped_experts": False,
-    "normalization": "LayerNorm",
-    "gated_linear_unit": False,
-}
-_LARGE: Final = {
-    **_MODEL,
-    **dict.fromkeys(PARALLEL_SIZES, 2),
-    "world_size": 64,
-    "num_experts": 4,
-    "grouped_experts": True,
-    "normalization": "RMSNorm",
-    "gated_linear_unit": True,
-}
+_SIZES: Final = {"num_layers": 8, "hidden_size": 64, "ffn_hidden_size": 256, "vocab_size": 256, "seq_length": 64}
+_MODEL: Final = {**_SIZES, "num_attention_heads": 8, "num_query_groups": 4, "micro_batch_size": 1, "global_batch_size": 64}
+_DENSE: Final = {**_MODEL, "normalization": "LayerNorm", "activation": "gelu", "rotary": False, "dtype": "fp32"}
+_LARGE: Final = {**_MODEL, "normalization": "RMSNorm", "activation": "silu", "rotary": True, "dtype": "bf16"}
 _WORLDS: Final = (
-    {**_DENSE, "activation": "gelu", "rotary": False, "dtype": "fp32"},
-    {**_LARGE, "activation": "silu", "rotary": True, "dtype": "bf16"},
+    {**_DENSE, "gated_linear_unit": False, "num_experts": 0, "grouped_experts": False, "world_size": 1},
+    {
+        **_LARGE,
+        **dict.fromkeys(PARALLEL_SIZES, 2),
+        "gated_linear_unit": True,
+        "num_experts": 4,
+        "grouped_experts": True,
+        "world_size": 64,
+    },
 )
 
-
-_LAUNCH_PATH: Final = (
-    "megatron.training.arguments:add_megatron_arguments",
-    "megatron.training.arguments:parse_args",
-    "megatron.training.arguments:validate_args",
-    "megatron.training.arguments:core_transformer_config_from_args",
-    "megatron.training.initialize:initialize_megatron",
-    "megatron.training.training:pretrain",
-    "megatron.training.training:setup_model_and_optimizer",
-    "megatron.training.training:train",
-    "megatron.training.training:train_step",
-    "megatron.training.checkpointing:save_checkpoint",
-    "megatron.training.checkpointing:load_checkpoint",
-    "pretrain_gpt:get_batch",
-    "pretrain_gpt:loss_func",
-    "pretrain_gpt:forward_step",
-    "pretrain_gpt:train_valid_test_datasets_provider",
-)
+_LAUNCH_PATH: Final = {
+    "megatron.training.arguments": "add_megatron_arguments parse_args validate_args core_transformer_config_from_args",
+    "megatron.training.initialize": "initialize_megatron",
+    "megatron.training.training": "pretrain setup_model_and_optimizer train train_step",
+    "megatron.training.checkpointing": "save_checkpoint load_checkpoint",
+    "pretrain_gpt": "get_batch loss_func forward_step train_valid_test_datasets_provider",
+}
 """Functions that a job of Megatron-LM's own script calls, patched or not."""
 
 
@@ -90,9 +62,13 @@ def megatron_targets(
 
     ``base`` are the level-0 features of all platforms, ``hook_patches`` the ``(owner, patch)`` pairs of the hook points.
     """
-    guards: dict[tuple[str, str, str], set[str | None]] = {("megatron-lm", BUILT_IN, target): {None} for target in _LAUNCH_PATH}
-    built_in = [*_patches_of_base(base), *hook_patches]
-    patches = [(owner, BUILT_IN, patch) for owner, patch in built_in]
+    guards: dict[tuple[str, str, str], set[str | None]] = {
+        ("megatron-lm", BUILT_IN, f"{module}:{name}"): {None}
+        for module, names in _LAUNCH_PATH.items()
+        for name in names.split()
+    }
+    patches = [(feature.spec.name, BUILT_IN, patch) for feature in set(base) for patch in _patches_of(feature)]
+    patches += [(owner, BUILT_IN, patch) for owner, patch in hook_patches]
     for name, found in catalog.usable.items():
         patches += [(name, found.distribution, patch) for patch in _patches_of(catalog.feature(name))]
     for owner, distribution, patch in patches:
@@ -103,11 +79,6 @@ def megatron_targets(
     return [
         Target(*names, tuple(sorted(map(str, given))) if None not in given else ()) for names, given in sorted(guards.items())
     ]
-
-
-def _patches_of_base(base: Iterable[type[Feature[Any]]]) -> Iterator[tuple[str, Patch]]:
-    for feature in sorted(set(base), key=lambda feature: feature.spec.name):
-        yield from ((feature.spec.name, patch) for patch in _patches_of(feature))
 
 
 def _patches_of(feature: type[Feature[Any]]) -> Iterator[Patch]:

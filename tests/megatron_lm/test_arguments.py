@@ -90,7 +90,7 @@ def test_an_argument_that_a_file_set_otherwise_is_a_problem():
         put_arguments(active(recompute_granularity="selective", distributed_backend="gloo"), args)
     assert str(caught.value) == (
         "MS605 Megatron's argument recompute_granularity gives 'full', and some-feature needs 'selective': it needs that\n"
-        "  where: Megatron's argument recompute_granularity\n  fix: change it where Megatron reads it, or take out some-feature"
+        "  where: Megatron's argument recompute_granularity\n  fix: change it where Megatron reads it, or remove some-feature"
     )
     assert args.distributed_backend == "gloo"
 

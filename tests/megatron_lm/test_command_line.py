@@ -280,7 +280,7 @@ def test_a_flag_that_contradicts_the_plan_is_a_problem_and_not_overridden(plan):
     found = problems_of(plan, f"{SHAPE} --transformer-impl transformer_engine")
     assert [str(problem) for problem in found] == [
         "MS605 Megatron's --transformer-impl gives 'transformer_engine', and cpu-platform needs 'local': Transformer Engine "
-        "needs CUDA\n  where: Megatron's --transformer-impl\n  fix: drop --transformer-impl, or take out cpu-platform",
+        "needs CUDA\n  where: Megatron's --transformer-impl\n  fix: remove --transformer-impl or cpu-platform",
     ]
 
 

@@ -55,7 +55,7 @@ def test_changed_parameters_are_an_error_that_names_feature_target_version_and_c
         "  because: megatron-core 0.16.1 has a function (pg_name, nccl_comm_cfgs)\n"
         "  because: megatron-core 0.16.1 here has a function (pg_name, *, extra)\n"
         f"  where: {core / 'parallel_state.py'}:150\n"
-        "  fix: install megatron-core 0.16.1 as it was released, or take out alpha"
+        "  fix: install megatron-core 0.16.1 as it was released, or remove alpha"
     ]
 
 

@@ -49,7 +49,7 @@ def test_two_replaces_of_one_site_conflict_under_whatever_name() -> None:
         "MS402 alpha and beta replace megatron.core.state:get_size; only one can\n"
         "  because: alpha: replace of megatron.core.state:get_size, a test\n"
         "  because: beta: replace of megatron.core.mpu:get_size, a test\n"
-        "  fix: take out alpha or beta, or let one declare Supersedes"
+        "  fix: remove alpha or beta, or let one declare Supersedes"
     ]
     assert check_patches([two, one]) == check_patches([one, two])
 
@@ -59,7 +59,7 @@ def test_a_replaced_class_excludes_patches_of_its_members() -> None:
         "MS402 alpha replaces the class megatron.core.transformer.attention:Attention and beta patches its member forward\n"
         "  because: alpha: replace of megatron.core.transformer.attention:Attention, a test\n"
         "  because: beta: wrap of megatron.core.transformer.attention:Attention.forward, a test\n"
-        "  fix: take out alpha or beta"
+        "  fix: remove alpha or beta"
     ]
 
 
@@ -69,7 +69,7 @@ def test_unequal_sets_conflict_and_equal_ones_agree() -> None:
         "MS402 megatron.core.state:LIMIT cannot have two values: alpha sets it to 2 and beta sets it to True\n"
         "  because: alpha: set of megatron.core.state:LIMIT, a test\n"
         "  because: beta: set of megatron.core.state:LIMIT, a test\n"
-        "  fix: take out alpha or beta"
+        "  fix: remove alpha or beta"
     ]
 
 

@@ -117,7 +117,7 @@ def test_megatrons_script_cannot_ask_for_another_table():
         "MS605 Megatron's --position-embedding-type gives 'learned_absolute', and alibi needs 'none': "
         "the bias says where a token is\n"
         "  where: Megatron's --position-embedding-type\n"
-        "  fix: drop --position-embedding-type, or take out alibi"
+        "  fix: remove --position-embedding-type or alibi"
     )
     with pytest.raises(MindSpeedError) as error:
         planned("--features alibi --position-embedding-type rope")
