@@ -8,49 +8,39 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
 from typing import Any, Final
 
 from mindspeed.megatron.argument_overrides import override_fields, override_parameters
 from mindspeed.megatron.group_options import merged_options
 from mindspeed.plugins.hookspecs import Unit
 from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.plugins.wrapping import Function, wrapper
 from mindspeed.runtime import session
-
-Function = Callable[..., Any]
 
 _initialising: Final[set[int]] = set()
 """Identities of the configurations whose ``__post_init__`` is running."""
 
 
-def transformer_config_post_init(original: Function) -> Function:
+@wrapper
+def transformer_config_post_init(original: Function, config: Any, *args: Any) -> None:
     """Wrap ``TransformerConfig.__post_init__`` and those of its subclasses in Megatron, of which the outermost counts."""
-
-    @functools.wraps(original)
-    def post_init(config: Any, *args: Any) -> None:
-        if id(config) in _initialising:
-            original(config, *args)
-            return
-        _initialising.add(id(config))
-        try:
-            override_fields(config)
-            original(config, *args)
-        finally:
-            _initialising.discard(id(config))
-        session.call("config_ready", config=config)
-
-    return post_init
-
-
-def config_post_init(original: Function) -> Function:
-    """Wrap the ``__post_init__`` of another configuration class."""
-
-    @functools.wraps(original)
-    def post_init(config: Any, *args: Any) -> None:
+    if id(config) in _initialising:
+        original(config, *args)
+        return
+    _initialising.add(id(config))
+    try:
         override_fields(config)
         original(config, *args)
+    finally:
+        _initialising.discard(id(config))
+    session.call("config_ready", config=config)
 
-    return post_init
+
+@wrapper
+def config_post_init(original: Function, config: Any, *args: Any) -> None:
+    """Wrap the ``__post_init__`` of another configuration class."""
+    override_fields(config)
+    original(config, *args)
 
 
 def model_init(original: Function) -> Function:
@@ -58,75 +48,54 @@ def model_init(original: Function) -> Function:
     return override_parameters(original)
 
 
-def initialize_model_parallel(original: Function) -> Function:
+@wrapper
+def initialize_model_parallel(original: Function, *args: Any, **kwargs: Any) -> Any:
     """Wrap ``initialize_model_parallel``: with the groups, set-up has ended."""
-    with_arguments = override_parameters(original)
-
-    @functools.wraps(original)
-    def initialize(*args: Any, **kwargs: Any) -> Any:
-        result = with_arguments(*args, **kwargs)
-        if _implemented("groups_created"):
-            session.call("groups_created", sizes=group_sizes(), get_group=get_group)
-        session.enter("build")
-        return result
-
-    return initialize
+    result = override_parameters(original)(*args, **kwargs)
+    if _implemented("groups_created"):
+        session.call("groups_created", sizes=group_sizes(), get_group=get_group)
+    session.enter("build")
+    return result
 
 
-def destroy_model_parallel(original: Function) -> Function:
+@wrapper
+def destroy_model_parallel(original: Function, *args: Any, **kwargs: Any) -> Any:
     """Wrap ``destroy_model_parallel``: on the CPU the process groups are destroyed, which Megatron only forgets."""
+    session.enter("teardown")
+    session.call("groups_destroyed")
+    active = session.current()
+    if active is None or active.plan.environment.get("platform") != "cpu":
+        return original(*args, **kwargs)
+    from mindspeed.megatron.fixes.groups import destroyed_after
 
-    @functools.wraps(original)
-    def destroy(*args: Any, **kwargs: Any) -> Any:
-        session.enter("teardown")
-        session.call("groups_destroyed")
-        active = session.current()
-        if active is None or active.plan.environment.get("platform") != "cpu":
-            return original(*args, **kwargs)
-        from mindspeed.megatron.fixes.groups import destroyed_after
-
-        with destroyed_after():
-            return original(*args, **kwargs)
-
-    return destroy
+    with destroyed_after():
+        return original(*args, **kwargs)
 
 
-def get_nccl_options(original: Function) -> Function:
+@wrapper
+def get_nccl_options(original: Function, pg_name: str, *args: Any, **kwargs: Any) -> Any:
     """Wrap ``get_nccl_options(pg_name, nccl_comm_cfgs)``: what features answer wins over Megatron's."""
-
-    @functools.wraps(original)
-    def get_options(pg_name: str, *args: Any, **kwargs: Any) -> Any:
-        answers = session.answers("group_options", group=pg_name)
-        return merged_options(pg_name, answers) if answers else original(pg_name, *args, **kwargs)
-
-    return get_options
+    answers = session.answers("group_options", group=pg_name)
+    return merged_options(pg_name, answers) if answers else original(pg_name, *args, **kwargs)
 
 
-def get_block_submodules(original: Function) -> Function:
+@wrapper
+def get_block_submodules(original: Function, config: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap ``_get_block_submodules(config, spec, ...)``."""
-
-    @functools.wraps(original)
-    def get_submodules(config: Any, *args: Any, **kwargs: Any) -> Any:
-        spec = original(config, *args, **kwargs)
-        active = session.current()
-        return spec if active is None else active.manager.chain("layer_spec", spec=spec, config=config)
-
-    return get_submodules
+    spec = original(config, *args, **kwargs)
+    active = session.current()
+    return spec if active is None else active.manager.chain("layer_spec", spec=spec, config=config)
 
 
-def get_megatron_optimizer(original: Function) -> Function:
+@wrapper
+def get_megatron_optimizer(original: Function, config: Any, model_chunks: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap ``get_megatron_optimizer(config, model_chunks, ...)``."""
-
-    @functools.wraps(original)
-    def get_optimizer(config: Any, model_chunks: Any, *args: Any, **kwargs: Any) -> Any:
-        session.call("model_built", chunks=model_chunks)
-        optimizer = original(config, model_chunks, *args, **kwargs)
-        if _implemented("skip_step"):
-            optimizer.step = _unless_skipped(optimizer.step, model_chunks, optimizer)
-        session.call("optimizer_built", optimizer=optimizer)
-        return optimizer
-
-    return get_optimizer
+    session.call("model_built", chunks=model_chunks)
+    optimizer = original(config, model_chunks, *args, **kwargs)
+    if _implemented("skip_step"):
+        optimizer.step = _unless_skipped(optimizer.step, model_chunks, optimizer)
+    session.call("optimizer_built", optimizer=optimizer)
+    return optimizer
 
 
 def _unless_skipped(step: Function, chunks: Any, optimizer: Any) -> Function:
@@ -136,8 +105,8 @@ def _unless_skipped(step: Function, chunks: Any, optimizer: Any) -> Function:
     def step_unless_skipped(*args: Any, **kwargs: Any) -> Any:
         if not _implemented("skip_step"):
             return step(*args, **kwargs)
-        wanted = any(answer for _, answer in session.call("skip_step", chunks=chunks, optimizer=optimizer))
-        return (False, None, None) if _on_any_rank(wanted) else step(*args, **kwargs)
+        skipped = any(answer for _, answer in session.call("skip_step", chunks=chunks, optimizer=optimizer))
+        return (False, None, None) if _on_any_rank(skipped) else step(*args, **kwargs)
 
     return step_unless_skipped
 
@@ -203,30 +172,22 @@ def forward_step(original: Function) -> Function:
     return step
 
 
-def backward_step(original: Function) -> Function:
+@wrapper
+def backward_step(original: Function, input_tensor: Any, output_tensor: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap ``schedules.backward_step(input_tensor, output_tensor, ...)``."""
-
-    @functools.wraps(original)
-    def step(input_tensor: Any, output_tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        tensor = output_tensor[0] if isinstance(output_tensor, list) else output_tensor
-        with session.around("around_backward_step", unit=getattr(tensor, _UNIT, Unit(None))):
-            return original(input_tensor, output_tensor, *args, **kwargs)
-
-    return step
+    tensor = output_tensor[0] if isinstance(output_tensor, list) else output_tensor
+    with session.around("around_backward_step", unit=getattr(tensor, _UNIT, Unit(None))):
+        return original(input_tensor, output_tensor, *args, **kwargs)
 
 
-def save(original: Function) -> Function:
+@wrapper
+def save(original: Function, *args: Any, **kwargs: Any) -> Any:
     """Wrap ``dist_checkpointing.save``."""
-
-    @functools.wraps(original)
-    def save_between(*args: Any, **kwargs: Any) -> Any:
-        session.enter("checkpoint")
-        try:
-            return original(*args, **kwargs)
-        finally:
-            session.enter(None)
-
-    return save_between
+    session.enter("checkpoint")
+    try:
+        return original(*args, **kwargs)
+    finally:
+        session.enter(None)
 
 
 def config_of(model: Any) -> Any:

@@ -6,9 +6,8 @@ outlives its plan does what the original does. Megatron-LM is imported only insi
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,8 @@ from mindspeed.planning import checkpoint_state
 from mindspeed.planning.fingerprint import Content
 from mindspeed.planning.plan import ActivationPlan
 from mindspeed.plugins.problems import MindSpeedError, Problem, RunError
+from mindspeed.plugins.wrapping import Function, wrapper
 from mindspeed.runtime import session
-
-Function = Callable[..., Any]
 
 
 @dataclass(slots=True)
@@ -36,27 +34,23 @@ class TrainState:
     step: int = 0
 
 
-def validate_args(original: Function) -> Function:
+@wrapper
+def validate_args(original: Function, args: Any, *rest: Any, **kwargs: Any) -> Any:
     """Wrap ``validate_args(args, defaults)``: the plan's arguments come first, and what Megatron made of all is compared.
 
     Raises MS605 for an argument that is set otherwise or that local layers do not support, MS306 for a size that is not the
     plan's.
     """
-
-    @functools.wraps(original)
-    def validate(args: Any, *rest: Any, **kwargs: Any) -> Any:
-        active = session.current()
-        if active is None:
-            return original(args, *rest, **kwargs)
-        put_arguments(active, args)
-        order_launches(active.plan, args, os.environ)
-        validated = original(args, *rest, **kwargs)
-        final = validated if validated is not None else args
-        if problems := [*differences(active, final), *unsupported_arguments(vars(final), _argument_of)]:
-            raise MindSpeedError(problems)
-        return validated
-
-    return validate
+    active = session.current()
+    if active is None:
+        return original(args, *rest, **kwargs)
+    put_arguments(active, args)
+    order_launches(active.plan, args, os.environ)
+    validated = original(args, *rest, **kwargs)
+    final = validated if validated is not None else args
+    if problems := [*differences(active, final), *unsupported_arguments(vars(final), _argument_of)]:
+        raise MindSpeedError(problems)
+    return validated
 
 
 def order_launches(plan: ActivationPlan, args: Any, environ: MutableMapping[str, str]) -> None:
@@ -93,27 +87,19 @@ def _default(active: session.Session, dest: str) -> Any:
     return known.by_dest[dest][0].default if known is not None and dest in known.by_dest else None
 
 
-def parse_args_for_platform(original: Function) -> Function:
+@wrapper
+def parse_args_for_platform(original: Function, *args: Any, **kwargs: Any) -> Any:
     """Wrap ``parse_args``, see `put_platform_values`."""
-
-    @functools.wraps(original)
-    def parse_args(*args: Any, **kwargs: Any) -> Any:
-        parsed = original(*args, **kwargs)
-        put_platform_values(parsed)
-        return parsed
-
-    return parse_args
+    parsed = original(*args, **kwargs)
+    put_platform_values(parsed)
+    return parsed
 
 
-def validate_args_for_platform(original: Function) -> Function:
+@wrapper
+def validate_args_for_platform(original: Function, args: Any, *rest: Any, **kwargs: Any) -> Any:
     """Wrap ``validate_args(args, defaults)``, see `put_platform_values`."""
-
-    @functools.wraps(original)
-    def validate_args(args: Any, *rest: Any, **kwargs: Any) -> Any:
-        put_platform_values(args)
-        return original(args, *rest, **kwargs)
-
-    return validate_args
+    put_platform_values(args)
+    return original(args, *rest, **kwargs)
 
 
 def put_platform_values(args: Any) -> None:
@@ -154,27 +140,25 @@ def _option(dest: str) -> str:
     return "--" + dest.replace("_", "-")
 
 
-def train_step(original: Function) -> Function:
+@wrapper
+def train_step(
+    original: Function, forward: Any, data: Any, model: Any, optimizer: Any, scheduler: Any, *rest: Any, **kwargs: Any
+) -> Any:
     """Wrap ``train_step(forward_step_func, data_iterator, model, optimizer, opt_param_scheduler, ...)``.
 
     The numbers of the hook ``step_metrics`` join the losses that it returns first, which Megatron-LM has on the ranks that
     log.
     """
-
-    @functools.wraps(original)
-    def step(forward: Any, data: Any, model: Any, optimizer: Any, scheduler: Any, *rest: Any, **kwargs: Any) -> Any:
-        if session.current() is None:
-            return original(forward, data, model, optimizer, scheduler, *rest, **kwargs)
-        state = TrainState(list(model), optimizer, scheduler, _steps_done())
-        with session.around("around_train_step", state=state):
-            result = original(forward, data, model, optimizer, scheduler, *rest, **kwargs)
-        state.step += 1
-        numbers = step_metrics(state)
-        if numbers and isinstance(result, tuple) and isinstance(result[0], dict) and result[0]:
-            result[0].update(_as_losses(numbers))
-        return result
-
-    return step
+    if session.current() is None:
+        return original(forward, data, model, optimizer, scheduler, *rest, **kwargs)
+    state = TrainState(list(model), optimizer, scheduler, _steps_done())
+    with session.around("around_train_step", state=state):
+        result = original(forward, data, model, optimizer, scheduler, *rest, **kwargs)
+    state.step += 1
+    numbers = step_metrics(state)
+    if numbers and isinstance(result, tuple) and isinstance(result[0], dict) and result[0]:
+        result[0].update(_as_losses(numbers))
+    return result
 
 
 def step_metrics(state: Any) -> dict[str, float]:
@@ -190,84 +174,69 @@ def _as_losses(numbers: dict[str, float]) -> dict[str, Any]:
     return {name: torch.tensor([value], dtype=torch.float32, device=device) for name, value in numbers.items()}
 
 
-def generate_state_dict(original: Function) -> Function:
+@wrapper
+def generate_state_dict(
+    original: Function,
+    args: Any,
+    model: Any,
+    optimizer: Any,
+    scheduler: Any,
+    rng_state: Any,
+    iteration: int | None = None,
+    *rest: Any,
+    **kwargs: Any,
+) -> Any:
     """Wrap ``generate_state_dict(args, model, optimizer, opt_param_scheduler, rng_state, iteration, ...)``: features add
     what they keep.
 
     Without an iteration it is asked for the shape of a checkpoint that is about to be read.
     """
-
-    @functools.wraps(original)
-    def generate(
-        args: Any,
-        model: Any,
-        optimizer: Any,
-        scheduler: Any,
-        rng_state: Any,
-        iteration: int | None = None,
-        *rest: Any,
-        **kwargs: Any,
-    ) -> Any:
-        content = original(args, model, optimizer, scheduler, rng_state, iteration, *rest, **kwargs)
-        if iteration is None:
-            return content
-        state = TrainState(list(model), optimizer, scheduler, iteration)
-        if extra := dict(session.call("save_extra", state=state)):
-            content[EXTRA] = extra
+    content = original(args, model, optimizer, scheduler, rng_state, iteration, *rest, **kwargs)
+    if iteration is None:
         return content
+    state = TrainState(list(model), optimizer, scheduler, iteration)
+    if extra := dict(session.call("save_extra", state=state)):
+        content[EXTRA] = extra
+    return content
 
-    return generate
 
-
-def load_base_checkpoint(original: Function) -> Function:
+@wrapper
+def load_base_checkpoint(original: Function, load_dir: Any, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
     """Wrap ``_load_base_checkpoint(load_dir, args, ...)``, which returns the content of a checkpoint and its folder.
 
     What features have in it is kept for them. Raises RunError with MS613 for every change of features after which its
     state cannot be taken over; a run that takes only the weights (``--finetune``, ``--no-load-optim``) may change them all.
     """
-
-    @functools.wraps(original)
-    def load(load_dir: Any, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
-        result = original(load_dir, args, *rest, **kwargs)
-        active = session.current()
-        content, folder = (*result, None, None)[:2] if isinstance(result, tuple) else (None, None)
-        if active is not None and folder and not (getattr(args, "finetune", False) or getattr(args, "no_load_optim", False)):
-            _compare_record(active, Path(folder))
-        if isinstance(content, dict) and EXTRA in content:
-            _extra.update(content[EXTRA])
-        return result
-
-    return load
+    result = original(load_dir, args, *rest, **kwargs)
+    active = session.current()
+    content, folder = (*result, None, None)[:2] if isinstance(result, tuple) else (None, None)
+    if active is not None and folder and not (getattr(args, "finetune", False) or getattr(args, "no_load_optim", False)):
+        _compare_record(active, Path(folder))
+    if isinstance(content, dict) and EXTRA in content:
+        _extra.update(content[EXTRA])
+    return result
 
 
-def load_checkpoint(original: Function) -> Function:
+@wrapper
+def load_checkpoint(original: Function, model: Any, optimizer: Any, scheduler: Any, *rest: Any, **kwargs: Any) -> Any:
     """Wrap ``load_checkpoint(model, optimizer, opt_param_scheduler, ...)``: features take back what they have saved."""
-
-    @functools.wraps(original)
-    def load(model: Any, optimizer: Any, scheduler: Any, *rest: Any, **kwargs: Any) -> Any:
-        _extra.clear()
-        result = original(model, optimizer, scheduler, *rest, **kwargs)
-        state = TrainState(list(model), optimizer, scheduler, result[0] if isinstance(result, tuple) else 0)
-        for feature, extra in _extra.items():
-            session.tell("load_extra", feature, state=state, data=extra)
-        _extra.clear()
-        return result
-
-    return load
+    _extra.clear()
+    result = original(model, optimizer, scheduler, *rest, **kwargs)
+    state = TrainState(list(model), optimizer, scheduler, result[0] if isinstance(result, tuple) else 0)
+    for feature, extra in _extra.items():
+        session.tell("load_extra", feature, state=state, data=extra)
+    _extra.clear()
+    return result
 
 
-def save_checkpoint(original: Function) -> Function:
+@wrapper
+def save_checkpoint(original: Function, iteration: int, *args: Any, **kwargs: Any) -> Any:
     """Wrap ``save_checkpoint(iteration, model, ...)``: the checkpoint records the features that it was saved with."""
-
-    @functools.wraps(original)
-    def save(iteration: int, *args: Any, **kwargs: Any) -> Any:
-        result = original(iteration, *args, **kwargs)
-        active = session.current()
-        if active is not None and not kwargs.get("non_persistent_ckpt"):
-            _write_record(active, iteration)
-        return result
-
-    return save
+    result = original(iteration, *args, **kwargs)
+    active = session.current()
+    if active is not None and not kwargs.get("non_persistent_ckpt"):
+        _write_record(active, iteration)
+    return result
 
 
 def _write_record(active: session.Session, iteration: int) -> None:

@@ -30,7 +30,7 @@ class MegatronFixes(Feature[FeatureArgs]):
         patches.append(
             Set(
                 "megatron.core.transformer.multi_latent_attention:HAVE_TE",
-                Ref(f"{_HERE}.attention:HAVE_ENGINE"),
+                Ref(f"{_HERE}.layers:HAVE_ENGINE"),
                 "the names of Transformer Engine's layers are there without it, as mocks that are no types",
                 when=When(">=0.14"),
                 phase="setup",
@@ -44,7 +44,7 @@ class MegatronFixes(Feature[FeatureArgs]):
         ]
         patches += [Wrap(target, f"{_HERE}.{wrapper}", why, when=When(platform="cpu")) for target, wrapper, why in ON_CPU]
         patches += [
-            Wrap(f"megatron.core.{module}:{name}", f"{_HERE}.compiled:uncompiled", reason, when=When(versions, platform="cpu"))
+            Wrap(f"megatron.core.{module}:{name}", f"{_HERE}.layers:uncompiled", reason, when=When(versions, platform="cpu"))
             for module, versions, names in UNCOMPILED
             for name in names.split()
         ]

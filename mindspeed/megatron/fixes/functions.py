@@ -54,32 +54,26 @@ FIXES: Final[tuple[tuple[str, str | None, str, str], ...]] = (
     (
         "megatron.core.utils:is_te_min_version",
         None,
-        "versions:false_without_engine",
+        "layers:false_without_engine",
         "without Transformer Engine its version is None, which cannot be compared",
     ),
     (
         "megatron.core.transformer.torch_norm:WrappedTorchNorm.__new__",
         None,
-        "norm:allow_sequence_parallel",
+        "layers:allow_sequence_parallel",
         "torch norms work under sequence parallelism once their parameters are marked for the gradient sum",
     ),
     (
         "megatron.core.transformer.dot_product_attention:DotProductAttention.__init__",
         None,
-        "attention:take_widths",
+        "layers:take_widths",
         "multi-latent attention gives its widths, which only Transformer Engine's core attention takes",
     ),
     (
         "megatron.core.transformer.moe.moe_utils:router_gating_linear",
-        ">=0.15",
+        None,
         "moe:gate_without_engine",
         "te_general_gemm is not defined without Transformer Engine",
-    ),
-    (
-        "megatron.core.transformer.moe.moe_utils:router_gating_linear",
-        "<0.15",
-        "moe:gate_without_engine_or_bias",
-        "te_general_gemm is not defined without Transformer Engine; routers had no bias yet",
     ),
     (
         f"{_OPTIMIZER}.state_dict",
@@ -124,7 +118,7 @@ PRODUCT: Final[tuple[tuple[str, str], ...]] = (
 ON_CPU: Final[tuple[tuple[str, str, str], ...]] = (
     (
         "megatron.core.models.common.embeddings.yarn_rotary_pos_embedding:YarnRotaryEmbedding.__init__",
-        "attention:made_on_host",
+        "layers:made_on_host",
         "it opens torch.device with the number of the device, which no torch without an accelerator can make",
     ),
 )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import partial
 from importlib import util
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Final
 
 from mindspeed.plugins.problems import PlatformError, Problem
+from mindspeed.plugins.wrapping import Function, wrapper
 
 UNGUARDED: Final = frozenset({"megatron.core.transformer.custom_layers.batch_invariant_kernels"})
 """Modules that import triton without asking whether it is there; all others ask."""
@@ -19,21 +20,17 @@ UNGUARDED: Final = frozenset({"megatron.core.transformer.custom_layers.batch_inv
 _TRITON: Final = "triton"
 
 
-def import_without_triton(find_spec: Callable[..., ModuleSpec | None]) -> Callable[..., ModuleSpec | None]:
+@wrapper
+def import_without_triton(find_spec: Function, cls: Any, fullname: str, *args: Any, **kwargs: Any) -> ModuleSpec | None:
     """``PathFinder.find_spec``: where Triton is not installed, a module of `UNGUARDED` runs beside a stand-in for it.
 
     The stand-in can be imported by that one module only, so everyone else still learns that there is no Triton.
     """
-
-    @wraps(find_spec)
-    def found(cls: Any, fullname: str, *args: Any, **kwargs: Any) -> ModuleSpec | None:
-        spec = find_spec(cls, fullname, *args, **kwargs)
-        if fullname in UNGUARDED and spec is not None and spec.loader is not None and util.find_spec(_TRITON) is None:
-            run = spec.loader.exec_module
-            spec.loader.exec_module = partial(_run_beside_stand_in, run)  # type: ignore[method-assign]
-        return spec
-
-    return found
+    spec: ModuleSpec | None = find_spec(cls, fullname, *args, **kwargs)
+    if fullname in UNGUARDED and spec is not None and spec.loader is not None and util.find_spec(_TRITON) is None:
+        run = spec.loader.exec_module
+        spec.loader.exec_module = partial(_run_beside_stand_in, run)  # type: ignore[method-assign]
+    return spec
 
 
 def _run_beside_stand_in(run: Callable[[ModuleType], None], module: ModuleType) -> None:
@@ -74,11 +71,6 @@ def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     return partial(jit, **options) if function is None else AbsentKernel(function)
 
 
-def build_nothing(load: Callable[..., None]) -> Callable[..., None]:
+@wrapper
+def build_nothing(load: Function, args: Any) -> None:
     """``fused_kernels.load``: without a CUDA compiler it fails, and with one it builds nothing."""
-
-    @wraps(load)
-    def loaded(args: Any) -> None:
-        return None
-
-    return loaded

@@ -33,24 +33,13 @@ class RouterGating(torch.autograd.Function):
 
 
 def gate_without_engine(router_gating_linear: Callable[..., Any]) -> Callable[..., Any]:
-    """``router_gating_linear`` in plain torch, unless Transformer Engine is there."""
+    """``router_gating_linear(inp, weight, bias, router_dtype)`` in plain torch; before 0.15 routers have no bias."""
+    if get_te_version() is not None:
+        return router_gating_linear
 
     @wraps(router_gating_linear)
-    def gated(inp: Any, weight: Any, bias: Any, router_dtype: torch.dtype) -> Any:
-        if get_te_version() is not None:
-            return router_gating_linear(inp, weight, bias, router_dtype)
-        return RouterGating.apply(inp, weight, bias, router_dtype)  # type: ignore[no-untyped-call]
-
-    return gated
-
-
-def gate_without_engine_or_bias(router_gating_linear: Callable[..., Any]) -> Callable[..., Any]:
-    """As `gate_without_engine`, for the ``router_gating_linear`` of a Megatron whose routers have no bias."""
-
-    @wraps(router_gating_linear)
-    def gated(inp: Any, weight: Any, router_dtype: torch.dtype) -> Any:
-        if get_te_version() is not None:
-            return router_gating_linear(inp, weight, router_dtype)
-        return RouterGating.apply(inp, weight, None, router_dtype)  # type: ignore[no-untyped-call]
+    def gated(inp: Any, weight: Any, *bias_and_dtype: Any) -> Any:
+        *bias, dtype = bias_and_dtype
+        return RouterGating.apply(inp, weight, bias[0] if bias else None, dtype)  # type: ignore[no-untyped-call]
 
     return gated

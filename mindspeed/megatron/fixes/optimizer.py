@@ -2,89 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import torch
 from megatron.core.optimizer import distrib_optimizer
 
+from mindspeed.plugins.wrapping import Function, wrapper
+
 _SHARDING = "distrib_optim_sharding_type"
 
 
-def step_zero(state_dict: Callable[..., Any]) -> Callable[..., Any]:
+@wrapper
+def step_zero(state_dict: Function, self: Any) -> Any:
     """``DistributedOptimizer.state_dict``: before the first step every parameter is at step 0."""
-
-    @wraps(state_dict)
-    def with_step(self: Any) -> Any:
-        state = self.optimizer.state
-        if distrib_optimizer.HAVE_APEX_OR_TE or any("step" in values for values in state.values()):
-            return state_dict(self)
-        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        added = [parameter for parameter in parameters if parameter not in state]
+    state = self.optimizer.state
+    if distrib_optimizer.HAVE_APEX_OR_TE or any("step" in values for values in state.values()):
+        return state_dict(self)
+    parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+    added = [parameter for parameter in parameters if parameter not in state]
+    for parameter in parameters:
+        state[parameter]["step"] = torch.zeros(())
+    try:
+        return state_dict(self)
+    finally:
         for parameter in parameters:
-            state[parameter]["step"] = torch.zeros(())
-        try:
-            return state_dict(self)
-        finally:
-            for parameter in parameters:
-                del state[parameter]["step"]
-            for parameter in added:
-                del state[parameter]
-
-    return with_step
+            del state[parameter]["step"]
+        for parameter in added:
+            del state[parameter]
 
 
-def reshardable(sharded_state_dict: Callable[..., Any]) -> Callable[..., Any]:
+@wrapper
+def reshardable(
+    sharded_state_dict: Function,
+    self: Any,
+    model_state: Any = None,
+    is_loading: bool = False,
+    sharding_type: Any = None,
+    metadata: Any = None,
+) -> Any:
     """``DistributedOptimizer.sharded_state_dict``: who names no format gets the one that loads on any layout."""
-
-    @wraps(sharded_state_dict)
-    def sharded(
-        self: Any, model_state: Any = None, is_loading: bool = False, sharding_type: Any = None, metadata: Any = None
-    ) -> Any:
-        if sharding_type is None and _SHARDING not in (metadata or {}):
-            metadata = {**(metadata or {}), _SHARDING: "fully_reshardable"}
-        return sharded_state_dict(self, model_state or {}, is_loading, sharding_type, metadata)
-
-    return sharded
+    if sharding_type is None and _SHARDING not in (metadata or {}):
+        metadata = {**(metadata or {}), _SHARDING: "fully_reshardable"}
+    return sharded_state_dict(self, model_state or {}, is_loading, sharding_type, metadata)
 
 
-def leave_step(get_states: Callable[..., Any]) -> Callable[..., Any]:
+@wrapper
+def leave_step(get_states: Function, self: Any, model_param: Any) -> dict[str, Any]:
     """``DistributedOptimizer._get_main_param_and_optimizer_states``: the step is saved once, with the parameter groups."""
-
-    @wraps(get_states)
-    def states(self: Any, model_param: Any) -> dict[str, Any]:
-        tensors = get_states(self, model_param)
-        return tensors if distrib_optimizer.HAVE_APEX_OR_TE else {k: v for k, v in tensors.items() if k != "step"}
-
-    return states
+    tensors = get_states(self, model_param)
+    return tensors if distrib_optimizer.HAVE_APEX_OR_TE else {k: v for k, v in tensors.items() if k != "step"}
 
 
-def own_steps(load_state_dict: Callable[..., Any]) -> Callable[..., Any]:
+@wrapper
+def own_steps(load_state_dict: Function, self: Any, state_dict: Any) -> None:
     """``DistributedOptimizer.load_state_dict``: every parameter counts its own steps.
 
     Megatron gives all of them one tensor, to which torch's Adam would add one for each parameter.
     """
-
-    @wraps(load_state_dict)
-    def load(self: Any, state_dict: Any) -> None:
-        load_state_dict(self, state_dict)
-        for values in self.optimizer.state.values():
-            if isinstance(values.get("step"), torch.Tensor):
-                values["step"] = values["step"].clone()
-
-    return load
+    load_state_dict(self, state_dict)
+    for values in self.optimizer.state.values():
+        if isinstance(values.get("step"), torch.Tensor):
+            values["step"] = values["step"].clone()
 
 
-def keep_step(set_states: Callable[..., Any]) -> Callable[..., Any]:
+@wrapper
+def keep_step(set_states: Function, self: Any, model_param: Any, tensors: dict[str, Any]) -> None:
     """``DistributedOptimizer._set_main_param_and_optimizer_states``: the step stays, as no parameter saves it."""
-
-    @wraps(set_states)
-    def set_all(self: Any, model_param: Any, tensors: dict[str, Any]) -> None:
-        group, order = self.model_param_group_index_map[model_param]
-        state = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
-        step = {"step": state["step"]} if "step" in state and not distrib_optimizer.HAVE_APEX_OR_TE else {}
-        with torch.no_grad():  # the main parameters of an fp32 model are views of its own, which require gradients
-            set_states(self, model_param, {**step, **tensors})
-
-    return set_all
+    group, order = self.model_param_group_index_map[model_param]
+    state = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
+    step = {"step": state["step"]} if "step" in state and not distrib_optimizer.HAVE_APEX_OR_TE else {}
+    with torch.no_grad():  # the main parameters of an fp32 model are views of its own, which require gradients
+        set_states(self, model_param, {**step, **tensors})

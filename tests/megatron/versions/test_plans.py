@@ -36,7 +36,7 @@ MOE = "megatron.core.transformer.moe"
 GEGLU = "megatron.core.fusions.fused_bias_geglu"
 OPTIMIZER = "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer"
 CHECKPOINTS = "megatron.core.dist_checkpointing"
-UNCOMPILED = "mindspeed.megatron.fixes.compiled:uncompiled"
+UNCOMPILED = "mindspeed.megatron.fixes.layers:uncompiled"
 
 NUMPY = {
     (f"{CHECKPOINTS}.mapping:ShardedTensor.local_coordinates", "mindspeed.megatron.fixes.numpy2:local_coordinates"),
@@ -55,7 +55,6 @@ QUICK_GEGLU = {
         "weighted_bias_quick_geglu_back",
     )
 }
-BIASED_ROUTER = {(f"{MOE}.moe_utils:router_gating_linear", "mindspeed.megatron.fixes.moe:gate_without_engine")}
 RESHARDABLE = {(f"{OPTIMIZER}.sharded_state_dict", "mindspeed.megatron.fixes.optimizer:reshardable")}
 ONLY_SINCE_0_16 = {
     ("importlib.machinery:PathFinder.find_spec", "mindspeed.megatron.fixes.kernels:import_without_triton"),
@@ -65,13 +64,12 @@ ONLY_SINCE_0_16 = {
     ("megatron.core.fusions.fused_pad_routing_map:fused_pad_routing_map", UNCOMPILED),
 }
 ONLY_IN_0_14 = {
-    (f"{MOE}.moe_utils:router_gating_linear", "mindspeed.megatron.fixes.moe:gate_without_engine_or_bias"),
     (f"{OPTIMIZER}._get_main_param_and_optimizer_states", "mindspeed.megatron.fixes.optimizer:leave_step"),
 }
 GUARDED = {
     "0.14.0": NUMPY | ONLY_IN_0_14,
-    "0.15.3": NUMPY | QUICK_GEGLU | BIASED_ROUTER | RESHARDABLE,
-    "0.16.1": QUICK_GEGLU | BIASED_ROUTER | RESHARDABLE | ONLY_SINCE_0_16,
+    "0.15.3": NUMPY | QUICK_GEGLU | RESHARDABLE,
+    "0.16.1": QUICK_GEGLU | RESHARDABLE | ONLY_SINCE_0_16,
 }
 """The patches ``(target, value)`` that some versions have and others have not."""
 

@@ -1,0 +1,59 @@
+"""Fixes of layers and functions that assume Transformer Engine, its version, a compiler or a device."""
+
+from __future__ import annotations
+
+from copy import copy
+from inspect import signature
+from typing import Any, Final
+
+from megatron.core.utils import get_te_version
+
+from mindspeed.plugins.wrapping import Function, wrapper
+
+HAVE_ENGINE: Final = get_te_version() is not None
+"""True if Transformer Engine is there."""
+
+
+@wrapper
+def false_without_engine(is_te_min_version: Function, version: str, check_equality: bool = True) -> bool:
+    """``is_te_min_version``: no version satisfies a minimum where Transformer Engine is not installed."""
+    return get_te_version() is not None and is_te_min_version(version, check_equality)
+
+
+def uncompiled(function: Function) -> Function:
+    """The function that was given to torch.compile, or the function itself where Megatron did not compile it."""
+    original: Function = getattr(function, "_torchdynamo_orig_callable", function)
+    return original
+
+
+@wrapper
+def allow_sequence_parallel(new: Function, cls: type, config: Any, *args: Any, **kwargs: Any) -> Any:
+    """``WrappedTorchNorm.__new__``: each rank norms its share of the sequence, and the parameters' gradients are
+    summed over the tensor-parallel group because they are marked ``sequence_parallel``."""
+    if not config.sequence_parallel:
+        return new(cls, config, *args, **kwargs)
+    accepted = copy(config)
+    accepted.sequence_parallel = False
+    norm = new(cls, accepted, *args, **kwargs)
+    for parameter in norm.parameters():
+        parameter.sequence_parallel = True
+    return norm
+
+
+@wrapper
+def take_widths(init: Function, core: Any, *args: Any, **kwargs: Any) -> None:
+    """``DotProductAttention.__init__`` with the widths that multi-latent attention gives and only Transformer Engine's takes:
+    ``k_channels`` of a query and a key, which nothing in it needs to know, and ``v_channels`` of a value and the result."""
+    kwargs.pop("k_channels", None)
+    v_channels = kwargs.pop("v_channels", None)
+    init(core, *args, **kwargs)
+    if v_channels is not None:
+        core.hidden_size_per_partition = core.num_attention_heads_per_partition * v_channels
+
+
+@wrapper
+def made_on_host(init: Function, embedding: Any, *args: Any, **kwargs: Any) -> None:
+    """``YarnRotaryEmbedding.__init__`` with the frequencies made on the host."""
+    bound = signature(init).bind(embedding, *args, **kwargs)
+    bound.arguments["use_cpu_initialization"] = True
+    init(*bound.args, **bound.kwargs)
