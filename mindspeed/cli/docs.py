@@ -31,7 +31,7 @@ def docs(names: tuple[str, ...], folder: Path | None, built_in: bool) -> None:
 
     if bool(names) == (folder is not None):
         raise click.UsageError("name features to print their pages, or give --write FOLDER for all pages")
-    catalog = discover(import_third_parties=not built_in, only=names or None)
+    catalog = discover(only=() if built_in else names or None)
     if unknown := [name for name in names if name not in catalog.usable]:
         raise click.UsageError(f"there is no feature {', '.join(unknown)}; see mindspeed features list")
     _require_generators()

@@ -42,12 +42,12 @@ def _show_symptoms(text: str) -> None:
 
 def show_code(code: str) -> None:
     """Print the paragraph of a code. Raises UsageError for one that does not exist."""
-    from mindspeed.plugins.problems import CODES
+    from mindspeed.plugins.problems import error_codes
 
-    code = code.upper()
-    if code not in CODES:
-        raise click.UsageError(f"there is no code {code}; there are {', '.join(CODES)}")
+    codes, code = error_codes(), code.upper()
+    if code not in codes:
+        raise click.UsageError(f"there is no code {code}; there are {', '.join(codes)}")
     if wants_json():
-        print_json({"code": code, "text": CODES[code]})
+        print_json({"code": code, "text": codes[code]})
     else:
-        click.echo(textwrap.fill(f"{code}: {CODES[code]}", width=100))
+        click.echo(textwrap.fill(f"{code}: {codes[code]}", width=100))

@@ -36,7 +36,7 @@ def list_features(
         from mindspeed.plugins.discovery import discover
 
         others = sum(row.distribution != BUILT_IN for row in rows)
-        rows = discover(import_third_parties=others <= MANY).rows
+        rows = discover(only=None if others <= MANY else ()).rows
     wanted = {"level": level, "slots": slot, "platforms": platform, "distribution": distribution}
     rows = [row for row in rows if _is_wanted(_describe(row), words, wanted)]
     if wants_json():

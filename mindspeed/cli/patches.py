@@ -70,7 +70,7 @@ def record(megatron: str | None, into: Path | None) -> None:
     from mindspeed.plugins.discovery import discover
     from mindspeed.registry import megatron_targets
 
-    targets = megatron_targets(discover(import_third_parties=False))
+    targets = megatron_targets(discover(only=()))
     with installed_tree() if megatron is None else source_tree(Path(megatron)) as tree:
         file = record_release(tree, targets, into or FOLDER)
     if wants_json():

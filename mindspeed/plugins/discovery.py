@@ -8,19 +8,20 @@ from __future__ import annotations
 import importlib
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from mindspeed.plugins.constraints import (
     After,
     Before,
+    Check,
     Conflicts,
+    Constraint,
     Requires,
     RequiresAny,
     RequiresCapability,
     RequiresSlot,
-    Supersedes,
 )
 from mindspeed.plugins.declared_types import DeclarationError
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec
@@ -37,9 +38,7 @@ class Catalog:
     def __init__(self, rows: Iterable[DiscoveredFeature]) -> None:
         self.rows: tuple[DiscoveredFeature, ...] = tuple(_validated(sorted(rows, key=lambda row: row.name)))
         self.names = frozenset(row.name for row in self.rows)
-        self.usable: dict[str, DiscoveredFeature] = {
-            row.name: row for row in self.rows if row.feature is not None and row.problem is None
-        }
+        self.usable: dict[str, DiscoveredFeature] = {row.name: row for row in self.rows if row.feature is not None}
         self.broken: dict[str, DiscoveredFeature] = {row.name: row for row in self.rows if row.problem is not None}
         self.not_loaded: dict[str, DiscoveredFeature] = {row.name: row for row in self.rows if row.state == "not loaded"}
         self.specs: dict[str, FeatureSpec] = {name: self.feature(name).spec for name in self.usable}
@@ -69,7 +68,7 @@ class Catalog:
         return near_names(name.replace("_", "-").lower(), [*self.usable, *self.not_loaded])
 
 
-def discover(import_third_parties: bool = True, only: Iterable[str] | None = None) -> Catalog:
+def discover(only: Iterable[str] | None = None) -> Catalog:
     """Load the built-in features and those of other distributions. Imports light modules only, never torch or megatron.
 
     With ``only``, of other distributions those with these names are loaded, and what they require; the rest are rows from
@@ -77,32 +76,34 @@ def discover(import_third_parties: bool = True, only: Iterable[str] | None = Non
     without.
     """
     rows = installed()
-    if import_third_parties and only is None:
+    if only is None:
         return Catalog(_load(row) for row in rows)
     loaded = {row.name: _load(row) for row in rows if row.distribution == BUILT_IN}
     others = {row.name: row for row in rows if row.distribution != BUILT_IN and row.problem is None}
-    queue = deque((only or ()) if import_third_parties else ())
+    queue = deque(only)
     while queue:
         name = queue.popleft()
         if name in others and name not in loaded:
             loaded[name] = _load(others[name])
             queue += [c.name for c in _constraints(loaded[name]) if isinstance(c, Requires)]
-    if any(row.name not in loaded for row in others.values()) and _asks_for_more(loaded.values(), {row.name for row in rows}):
+    if others.keys() - loaded.keys() and _asks_for_more(loaded.values(), {row.name for row in rows}):
         return Catalog(_load(row) for row in rows)
     return Catalog(row if row.problem is not None else loaded.get(row.name, row) for row in rows)
 
 
-def _constraints(row: DiscoveredFeature) -> tuple[Any, ...]:
+def _constraints(row: DiscoveredFeature) -> tuple[Constraint, ...]:
     return row.feature.spec.constraints if row.feature is not None else ()
 
 
 def _asks_for_more(loaded: Collection[DiscoveredFeature], names: Collection[str]) -> bool:
     """Return whether a feature names a slot that no loaded feature holds and that is no feature either."""
     slots = frozenset[str]().union(*(row.feature.spec.slots for row in loaded if row.feature is not None))
-    asked = [constraint for row in loaded for constraint in _constraints(row)]
-    if any(isinstance(constraint, RequiresSlot | RequiresCapability) and constraint.slot not in slots for constraint in asked):
-        return True
-    return any(isinstance(c, After | Before | Conflicts) and c.name not in slots and c.name not in names for c in asked)
+    about_slots = RequiresSlot | RequiresCapability | After | Before | Conflicts
+    return any(
+        isinstance(constraint, about_slots) and _unprovided(constraint, names, slots)
+        for row in loaded
+        for constraint in _constraints(row)
+    )
 
 
 def _load(found: DiscoveredFeature) -> DiscoveredFeature:
@@ -142,36 +143,39 @@ def _only_feature(module: Any) -> type[Feature[Any]]:
 
 def _validated(rows: Iterable[DiscoveredFeature]) -> Iterator[DiscoveredFeature]:
     rows = list(rows)
-    specs = {row.name: row.feature.spec for row in rows if row.feature is not None and row.problem is None}
-    slots = frozenset[str]().union(*(spec.slots for spec in specs.values()))
+    specs = {row.name: row.feature.spec for row in rows if row.feature is not None}
     names = {row.name for row in rows}
+    slots = frozenset[str]().union(*(spec.slots for spec in specs.values()))
     for row in rows:
-        if row.name not in specs or row.problem is not None or not row.feature:
-            yield row
-            continue
-        for constraint in row.feature.spec.constraints:
-            message = ""
-            if isinstance(constraint, Requires | Supersedes):
-                unknown = [] if constraint.name in names else [constraint.name]
-            elif isinstance(constraint, RequiresAny):
-                unknown = [name for name in constraint.names if name not in names]
-            elif isinstance(constraint, After | Before | Conflicts):
-                unknown = [] if constraint.name in names or constraint.name in slots else [constraint.name]
-            elif isinstance(constraint, RequiresSlot | RequiresCapability):
-                unknown = [] if constraint.slot in slots else [constraint.slot]
-            else:
-                continue
-            if unknown:
-                kind = type(constraint).__name__
-                message = f"feature {row.name} declares {kind} on {', '.join(unknown)}, which no installed feature provides"
-                yield row.broken("MS103", message)
-                break
-            if isinstance(constraint, Requires) and constraint.name in specs:
-                shared = row.feature.spec.slots & specs[constraint.name].slots
-                if shared:
-                    held = ", ".join(sorted(shared))
-                    message = f"feature {row.name} requires {constraint.name} and holds the same slot {held}"
-                    yield row.broken("MS104", message)
-                    break
-        else:
-            yield row
+        mistakes = (_mistake(row, constraint, specs, names, slots) for constraint in _constraints(row))
+        yield next(filter(None, mistakes), row)
+
+
+def _mistake(
+    row: DiscoveredFeature,
+    constraint: Any,
+    specs: Mapping[str, FeatureSpec],
+    names: Collection[str],
+    slots: Collection[str],
+) -> DiscoveredFeature | None:
+    """The row with its problem if the constraint names nothing installed, or requires another holder of the same slot."""
+    if unknown := _unprovided(constraint, names, slots):
+        declared = f"{type(constraint).__name__} on {', '.join(unknown)}"
+        return row.broken("MS103", f"feature {row.name} declares {declared}, which no installed feature provides")
+    other = specs.get(constraint.name) if isinstance(constraint, Requires) else None
+    if other is not None and (shared := specs[row.name].slots & other.slots):
+        text = f"feature {row.name} requires {other.name} and holds the same slot {', '.join(sorted(shared))}"
+        return row.broken("MS104", text)
+    return None
+
+
+def _unprovided(constraint: Any, names: Collection[str], slots: Collection[str]) -> list[str]:
+    """The features and slots that a constraint names and that are not among these."""
+    if isinstance(constraint, Check):
+        return []
+    if isinstance(constraint, RequiresSlot | RequiresCapability):
+        return [] if constraint.slot in slots else [constraint.slot]
+    if isinstance(constraint, After | Before | Conflicts) and constraint.name in slots:
+        return []
+    wanted = constraint.names if isinstance(constraint, RequiresAny) else (constraint.name,)
+    return [name for name in wanted if name not in names]

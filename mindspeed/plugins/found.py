@@ -51,7 +51,7 @@ class DiscoveredFeature:
     def broken(self, code: str, message: str) -> DiscoveredFeature:
         """The same row with a problem, whose fix is to repair whoever provides it."""
         fix = f"fix or uninstall {self.distribution}" if self.distribution != BUILT_IN else "reinstall mindspeed"
-        return replace(self, problem=Problem(code, message, (self.name,), where=self.where, fix=fix))
+        return replace(self, feature=None, problem=Problem(code, message, (self.name,), where=self.where, fix=fix))
 
 
 def declared_at(feature: type[Feature[Any]]) -> str:

@@ -59,8 +59,10 @@ class HookFacts:
     proves: bool = True
 
 
+HOOKS: Final[dict[str, HookFacts]] = {}
+"""The facts of every hook, by name."""
+
 _Hook = TypeVar("_Hook", bound=Callable[..., Any])
-_FACTS: Final = "mindspeed_facts"
 _mark: Final = pluggy.HookspecMarker(PROJECT)
 
 
@@ -68,7 +70,7 @@ def hook(facts: HookFacts) -> Callable[[_Hook], _Hook]:
     """Mark a function as the specification of a hook with these facts."""
 
     def specify(function: _Hook) -> _Hook:
-        setattr(function, _FACTS, facts)
+        HOOKS[function.__name__] = facts
         return _mark(function)
 
     return specify
@@ -231,11 +233,3 @@ HOOK_CLASSES: Final = (
     CheckpointHooks,
     ProofHooks,
 )
-
-HOOKS: Final[dict[str, HookFacts]] = {
-    name: getattr(function, _FACTS)
-    for group in HOOK_CLASSES
-    for name, function in vars(group).items()
-    if hasattr(function, _FACTS)
-}
-"""The facts of every hook, by name."""

@@ -6,14 +6,14 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from difflib import get_close_matches
-from functools import cache
+from types import CodeType
 from typing import Any, Final
 
 import pluggy
 
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.hookspecs import HOOK_CLASSES, HOOKS, PROJECT, HookFacts
+from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.plugins.snapshot import snapshot
 from mindspeed.plugins.tracing import trace, trace_error
@@ -38,7 +38,7 @@ class FeatureManager(pluggy.PluginManager):
         self.features = tuple(features)
         self.calls: Counter[tuple[str, str]] = Counter()
         self.effects: Counter[tuple[str, str]] = Counter()
-        if problems := [problem for feature in self.features for problem in _mismatches(type(feature))]:
+        if problems := [problem for feature in self.features for problem in self._mismatches(type(feature))]:
             raise MindSpeedError(problems)
         for feature in reversed(self.features):
             self.register(feature, feature.spec.name)
@@ -53,6 +53,24 @@ class FeatureManager(pluggy.PluginManager):
     def parse_hookspec_opts(self, module_or_class: Any, name: str) -> Any:
         """Return pluggy's mark of a hook specification, looked up only for names that a hook can have."""
         return super().parse_hookspec_opts(module_or_class, name) if name[0] != "_" else None
+
+    def _mismatches(self, feature: type[Feature[Any]]) -> Iterator[Problem]:
+        """MS104 for every marked method that is no hook, or has a parameter that its hook does not have."""
+        owner = feature.spec.name
+        for name in dir(feature):
+            method = getattr(feature, name, None) if name[0] != "_" else None
+            if getattr(method, _MARK, None) is None or method is None:
+                continue
+            if name not in HOOKS:
+                fix = suggestion(near_names(name, HOOKS), "remove @hookimpl; docs/hooks.md lists the hooks")
+                text = f"feature {owner} implements {name}, which is not a hook"
+                yield Problem("MS104", text, (owner,), where=_source_line(method), fix=fix)
+                continue
+            known = getattr(self.hook, name).spec.argnames
+            if foreign := [parameter for parameter in _parameters(method) if parameter not in known]:
+                text = f"hook {name} of feature {owner} has the parameter {', '.join(foreign)}, which the hook does not have"
+                fix = f"use any of {', '.join(known)}" if known else "remove the parameter"
+                yield Problem("MS104", text, (owner,), where=_source_line(method), fix=fix)
 
     def owners(self, hook: str) -> set[str]:
         """Return the features of the plan that implement ``hook``."""
@@ -118,35 +136,6 @@ def _did_something(facts: HookFacts, arguments: dict[str, Any], before: object, 
     return bool(result) if facts.answers == "any" else result is not None or not facts.none
 
 
-def _mismatches(feature: type[Feature[Any]]) -> Iterator[Problem]:
-    """MS104 for every marked method that is no hook, or has a parameter that its hook does not have."""
-    for name in dir(feature):
-        method = getattr(feature, name, None) if name[0] != "_" else None
-        if method is None or getattr(method, _MARK, None) is None:
-            continue
-        owner = feature.spec.name
-        if name not in HOOKS:
-            near = get_close_matches(name, HOOKS, n=3, cutoff=0.5)
-            fix = f"did you mean {' or '.join(near)}?" if near else "remove @hookimpl; docs/hooks.md lists the hooks"
-            text = f"feature {owner} implements {name}, which is not a hook"
-            yield Problem("MS104", text, (owner,), where=_source_line(method), fix=fix)
-        elif foreign := [parameter for parameter in _parameters(method) if parameter not in _known_parameters(name)]:
-            known = ", ".join(_known_parameters(name)[1:])
-            text = f"hook {name} of feature {owner} has the parameter {', '.join(foreign)}, which the hook does not have"
-            fix = f"use any of {known}" if known else "remove the parameter"
-            yield Problem("MS104", text, (owner,), where=_source_line(method), fix=fix)
-
-
-def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount] if code is not None else ()
-
-
-@cache
-def _known_parameters(hook: str) -> tuple[str, ...]:
-    return _parameters(next(vars(group)[hook] for group in HOOK_CLASSES if hook in vars(group)))
-
-
 def _failure(plugin: Any, hook: str, error: Exception) -> Problem:
     """MS901 for an exception in a hook: the feature, the line of the hook, and the line that raised."""
     name, traceback = plugin.spec.name, error.__traceback__
@@ -159,7 +148,13 @@ def _failure(plugin: Any, hook: str, error: Exception) -> Problem:
     return Problem("MS901", text, (name,), where=where, fix="set MINDSPEED_TRACE=1 to see the traceback")
 
 
+def _parameters(method: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of the parameters of a method but the first; `inspect.signature` would take most of the time."""
+    code: CodeType = inspect.unwrap(method).__code__
+    return code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+
+
 def _source_line(function: Callable[..., Any]) -> str:
-    """Return ``file:line`` of a function; empty where it has no source."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
+    """Return ``file:line`` of a function."""
+    code = inspect.unwrap(function).__code__
+    return f"{code.co_filename}:{code.co_firstlineno}"

@@ -30,7 +30,7 @@ MODEL: dict[str, Any] = {
     "activation": "silu",
     "rotary": True,
 }
-CATALOG = discover(import_third_parties=False)
+CATALOG = discover(only=())
 
 
 def ask(

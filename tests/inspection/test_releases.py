@@ -39,7 +39,7 @@ def test_a_version_between_recorded_ones_has_the_section_of_the_nearest_below() 
 def test_every_target_of_every_built_in_feature_platform_and_hook_point_is_recorded(version: str) -> None:
     recorded = recorded_contracts(version)
     assert recorded is not None
-    wanted = {target.target for target in megatron_targets(discover(import_third_parties=False))}
+    wanted = {target.target for target in megatron_targets(discover(only=()))}
     assert wanted - recorded[1].keys() == set(), f"without a row; {AGAIN}"
 
 
@@ -70,5 +70,5 @@ def _checkout() -> Iterator[Tree]:
 )
 def test_recording_again_gives_the_committed_file(tree: object, tmp_path: Path) -> None:
     with tree() as source:  # type: ignore[operator]
-        written = record_release(source, megatron_targets(discover(import_third_parties=False)), tmp_path)
+        written = record_release(source, megatron_targets(discover(only=())), tmp_path)
     assert written.read_text() == release_file(written.stem).read_text(), AGAIN

@@ -45,7 +45,7 @@ def test_a_third_party_is_found_with_its_distribution_and_version(install):
 
 def test_metadata_alone_lists_it_without_importing(install):
     install("acme", "acme-clip", "raise SystemExit('imported')")
-    (found,) = row(discover(import_third_parties=False), "acme-clip")
+    (found,) = row(discover(only=()), "acme-clip")
     assert (found.distribution, found.version, found.state) == ("acme", "1.2", "not loaded")
 
 

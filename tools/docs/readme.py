@@ -49,4 +49,4 @@ if __name__ == "__main__":
     from mindspeed.plugins.discovery import discover
 
     file = Path(sys.argv[1])
-    file.write_text(filled(file.read_text(encoding="utf-8"), discover(import_third_parties=False)), encoding="utf-8")
+    file.write_text(filled(file.read_text(encoding="utf-8"), discover(only=())), encoding="utf-8")

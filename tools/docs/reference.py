@@ -13,7 +13,7 @@ from mindspeed.megatron.hook_points import CORE_HOOK_POINTS, TRAINING_HOOK_POINT
 from mindspeed.planning.fingerprint import VARIABLES as EQUAL
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.hookspecs import ANSWERS, CALLERS, HOOK_CLASSES, HOOKS, TrainState, Unit
-from mindspeed.plugins.problems import CODES
+from mindspeed.plugins.problems import error_codes
 from mindspeed.plugins.world import FIELDS, PLATFORMS
 from mindspeed.resolution.variables import VARIABLES
 from tools.docs.features import settings_table, type_text
@@ -45,9 +45,9 @@ def errors_page() -> str:
     status = "Exit status: 0 fine, 1 problems, 2 usage, 3 environment (MS5xx)."
     parts = [[f"`mindspeed explain CODE` prints the same paragraphs. {status}"]]
     for digit, name in GROUPS.items():
-        codes = [f"**{key}** {text}\n" for key, text in CODES.items() if key[2] == digit]
+        codes = [f"**{key}** {text}\n" for key, text in error_codes().items() if key[2] == digit]
         parts.append([f"## {name}", "", "\n".join(codes).rstrip()])
-    return page("Error codes", "mindspeed/plugins/problems.py", *parts)
+    return page("Error codes", "mindspeed/plugins/error_codes.yaml", *parts)
 
 
 def hooks_page() -> str:
