@@ -20,12 +20,14 @@ from mindspeed.planning.build_plan import Framework
 from mindspeed.planning.kill_switch import disabled_layer, refuse_disabled
 from mindspeed.planning.patch_checks import check_contracts
 from mindspeed.planning.plan import ActivationPlan, plan_from_json
+from mindspeed.plugins.cache_folder import CACHE_VARIABLE
 from mindspeed.plugins.constraints import AUTO
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature, discover
 from mindspeed.plugins.problems import MindSpeedError, PatchError, Problem, ResolutionError
 from mindspeed.plugins.tracing import trace, tracing
 from mindspeed.plugins.world import PLATFORMS
 from mindspeed.resolution.environment import Environment, installed_version
+from mindspeed.resolution.planned_feature import PlanNote
 from mindspeed.resolution.request import Layer, layer_from_call, layer_from_environment
 from mindspeed.resolution.resolution_state import HasVariant
 from mindspeed.resolution.resolver import resolve as resolve_names
@@ -99,9 +101,12 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
         environment = replace(environment, platform=platform)
     runs: HasVariant = has_variant
     if environment.source == "probed":
-        from mindspeed.ops.availability import running
+        from mindspeed.ops.availability import build_obstacle, running
 
         runs = running(environment.platform)
+        if obstacle := build_obstacle(environment.platform):
+            text = f"the C++ operators are not built, so their references run, and {obstacle}"
+            layers.append(Layer("cache", notes=(PlanNote("warning", CACHE_VARIABLE, text),)))
     framework = _framework(environment.platform)
     resolution = resolve_names(layers, known, environment, framework.base, runs)
     if resolution.problems:

@@ -70,6 +70,7 @@ def sections(plan: ActivationPlan, every_target: bool = False) -> Iterator[tuple
 
 
 _ROWS: Final = {
+    "warning": "warnings",
     "choice": "choices",
     "disabled": "disabled",
     "left-out": "left out",

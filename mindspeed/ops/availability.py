@@ -15,6 +15,7 @@ from mindspeed.ops import OPERATORS, build_cache
 from mindspeed.ops.compiler import find_compiler
 from mindspeed.ops.reasons import reason
 from mindspeed.ops.variants import has_variant, native_variants, python_variants, reference_only
+from mindspeed.plugins.cache_folder import cache_folder, why_unwritable
 
 REFERENCE: Final = "reference"
 CPP: Final = "C++"
@@ -80,6 +81,13 @@ def kinds(ops: Iterable[str], platform: str) -> dict[str, str]:
     return {op: kind if kind == REFERENCE or machine.runs(op) else REFERENCE for op, kind in best.items()}
 
 
+def build_obstacle(platform: str) -> str:
+    """Return the reason why C++ operators that are not built cannot be built where `mindspeed ops build` puts them, or ''."""
+    if not native_variants(platform) or reference_only() or not (reason := why_unwritable(cache_folder())):
+        return ""
+    return "" if _Machine(platform).built else f"{cache_folder()} cannot be written: {reason}"
+
+
 def is_here(platform: str) -> bool:
     """Return whether this machine has a device of that platform."""
     return platform not in _DEVICES or bool(glob.glob(_DEVICES[platform]))
@@ -138,6 +146,8 @@ class _Machine:
         what = build_cache.why_not(self._key, other) if other is not None else "not built"
         if find_compiler(os.environ.get("CXX")) is None:
             return f"{what}, and there is no C++ compiler here"
+        if obstacle := build_obstacle(self.platform):
+            return f"{what}, and {obstacle}"
         return f"{what}: mindspeed ops build"
 
     @cached_property

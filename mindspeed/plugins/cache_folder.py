@@ -21,3 +21,11 @@ def cache_folder() -> Path:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mindspeed"
     except RuntimeError:
         return Path(os.devnull) / "mindspeed"
+
+
+def why_unwritable(folder: Path) -> str:
+    """Return the reason why a folder cannot be made or used, or ''."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+    if not existing.is_dir():
+        return f"{existing} is not a folder"
+    return "" if os.access(existing, os.R_OK | os.W_OK | os.X_OK) else "permission denied"

@@ -20,6 +20,7 @@ from mindspeed.megatron.indexed_data import Index, read_index
 from mindspeed.planning import checkpoint_state
 from mindspeed.planning.checkpoint_state import Change
 from mindspeed.planning.plan import ActivationPlan
+from mindspeed.plugins.cache_folder import why_unwritable
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError, RunError
 from mindspeed.resolution.environment import Environment
 from mindspeed.resolution.request import Layer
@@ -168,11 +169,10 @@ def _checkpoint_problems(job: Job, checkpoint: Path, resume: str, problems: _Pro
 
 def _folder_problems(run: str, resume: str | None) -> list[Problem]:
     """MS603 for a run folder that cannot be made or read, and MS602 for one that another run is in."""
-    existing = next(path for path in (Path(run), *Path(run).absolute().parents) if os.path.lexists(path))
     try:
-        if existing.is_dir() and os.access(existing, os.R_OK | os.W_OK | os.X_OK):
+        reason = why_unwritable(Path(run))
+        if not reason:
             return [checkpoints.folder_in_use(run)] if checkpoints.saved_steps(run) and not resume else []
-        reason = "permission denied" if existing.is_dir() else f"{existing} is not a folder"
     except OSError as error:
         reason = str(error.strerror)
     text = f"the run folder {run} cannot be used: {reason}"

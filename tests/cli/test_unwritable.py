@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from mindspeed.ops import availability
 from tests.cli.conftest import LAPTOP
 
 
@@ -33,6 +36,20 @@ def test_pretrain_names_the_folder_of_prepared_data_and_the_variable(mindspeed, 
         f"  where: {blocked}\n"
         "  fix: MINDSPEED_CACHE=FOLDER, of a folder that can be written, or --data PREFIX\n"
     )
+
+
+def test_a_plan_says_that_the_operators_cannot_be_built(mindspeed, blocked, monkeypatch):
+    monkeypatch.setenv("MINDSPEED_CACHE", str(blocked))
+    monkeypatch.setattr(availability, "native_variants", lambda platform: {"swiglu"} if platform == "cpu" else set())
+    obstacle = f"{blocked} cannot be written: {blocked.parent} is not a folder"
+    text = f"the C++ operators are not built, so their references run, and {obstacle}"
+    for verb in ("check", "plan"):
+        plan = json.loads(mindspeed("features", verb, "swiglu", "--platform", "cpu", "--json").stdout)["plan"]
+        assert {"kind": "warning", "feature": "MINDSPEED_CACHE", "text": text} in plan["rows"]
+    shown = mindspeed("features", "plan", "swiglu", "--platform", "cpu").stdout
+    assert f"warnings\n  MINDSPEED_CACHE: {text}\n" in shown
+    operators = json.loads(mindspeed("ops", "list", "--json").stdout)["operators"]
+    assert f"not built, and {obstacle}" in [row["why"] for row in operators if row["name"] == "swiglu"]
 
 
 def test_a_plan_needs_no_cache(mindspeed, monkeypatch):
