@@ -8,12 +8,14 @@ from __future__ import annotations
 import glob
 import os
 from importlib import util
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final
+
+from mindspeed.plugins.world import PLATFORMS
 
 if TYPE_CHECKING:
     from mindspeed.plugins.feature import Feature
 
-PLATFORMS: Final = ("npu", "cuda", "cpu")
 PLATFORM_VARIABLE: Final = "MINDSPEED_PLATFORM"
 """Environment variable that decides before any detection."""
 
@@ -39,16 +41,7 @@ def device_layer(platform: str) -> type[Feature[Any]]:
     """
     from mindspeed.plugins.problems import PlatformError, Problem
 
-    if platform == "cpu":
-        from mindspeed.platforms.cpu import CpuPlatform
-
-        return CpuPlatform
-    if platform == "cuda":
-        from mindspeed.platforms.cuda import CudaPlatform
-
-        return CudaPlatform
-    if platform == "npu":
-        from mindspeed.platforms.npu import NpuPlatform
-
-        return NpuPlatform
-    raise PlatformError([Problem("MS501", f"unknown platform {platform!r}", fix=f"use one of {', '.join(PLATFORMS)}")])
+    if platform not in PLATFORMS:
+        raise PlatformError([Problem("MS501", f"unknown platform {platform!r}", fix=f"use one of {', '.join(PLATFORMS)}")])
+    layer: type[Feature[Any]] = resolve_name(f"{__name__}.{platform}:{platform.capitalize()}Platform")
+    return layer

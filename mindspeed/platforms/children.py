@@ -8,34 +8,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from functools import wraps
+from dataclasses import dataclass
 from typing import Any
 
+from mindspeed.platforms.wrapping import Function, wrapper
 
+
+@dataclass(frozen=True, slots=True)
 class PlanCarrier:
     """Activates a plan where it is unpickled, on the import path of the process that made it."""
 
-    def __init__(self, activate: Callable[[str, Sequence[str]], None], plan: str, path: Sequence[str]) -> None:
-        self.activate = activate
-        self.plan = plan
-        self.path = tuple(path)
+    activate: Callable[[str, Sequence[str]], None]
+    plan: str
+    path: tuple[str, ...]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self.activate, (self.plan, self.path)
 
 
-def bring_plan(get_preparation_data: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+@wrapper
+def bring_plan(get_preparation_data: Function, name: str) -> dict[str, Any]:
     """``multiprocessing.spawn.get_preparation_data``."""
+    from mindspeed.runtime import session
 
-    @wraps(get_preparation_data)
-    def prepared(name: str) -> dict[str, Any]:
-        from mindspeed.runtime import session
-
-        data = get_preparation_data(name)
-        active = session.current()
-        if active is not None and active.surroundings is not None:
-            plan = json.dumps(active.plan.to_json())
-            data["mindspeed"] = PlanCarrier(active.surroundings.activate_child, plan, data["sys_path"])
-        return data
-
-    return prepared
+    data: dict[str, Any] = get_preparation_data(name)
+    active = session.current()
+    if active is not None and active.surroundings is not None:
+        plan = json.dumps(active.plan.to_json())
+        data["mindspeed"] = PlanCarrier(active.surroundings.activate_child, plan, tuple(data["sys_path"]))
+    return data

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
 from itertools import count
 from typing import IO, Any
 
@@ -21,7 +20,8 @@ from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
-from mindspeed.platforms.collectives import Call, Reader
+from mindspeed.platforms.collectives import Call, read_call
+from mindspeed.platforms.wrapping import Function, wrapper
 
 PATH: str | None = None
 """File of the log, with ``{rank}`` for the rank, which is appended where the name lacks it. Set by the plan."""
@@ -44,25 +44,21 @@ _watched: list[Watched] = []
 
 
 class LoggedWork:
-    """Handle of a collective that writes when it is waited for. ``outputs`` are the tensors whose use is watched."""
+    """Handle of a collective that writes when it is waited for."""
 
     def __init__(self, work: Any, calls: list[Call]) -> None:
+        start_watching()
         self._work = work
         self.id = next(_ids)
         self.waited = False
         for call in calls:
             _write(event="launch", id=self.id, kind=call.kind, group=call.group, bytes=call.size)
-        self.outputs = tuple(output for call in calls for output in call.outputs)
+        self.watch([output for call in calls for output in call.outputs])
 
-    @property
-    def outputs(self) -> tuple[torch.Tensor, ...]:
-        return self._outputs
-
-    @outputs.setter
-    def outputs(self, tensors: tuple[torch.Tensor, ...]) -> None:
-        self._outputs = tensors
-        _watched[:] = [w for w in _watched if w.work is not self]
-        _watched.extend(Watched(self, *_range(tensor)) for tensor in tensors if tensor.numel())
+    def watch(self, outputs: Iterable[torch.Tensor]) -> None:
+        """Report the first use of these tensors, and of no others."""
+        _watched[:] = [watched for watched in _watched if watched.work is not self]
+        _watched.extend(Watched(self, *_range(output)) for output in outputs if output.numel())
 
     def wait(self, *args: Any, **kwargs: Any) -> Any:
         before = time.perf_counter()
@@ -92,54 +88,37 @@ class UseMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 _mode = UseMode()  # type: ignore[no-untyped-call]
 
 
-def logged(collective: Callable[..., Any]) -> Callable[..., Any]:
-    """A collective whose asynchronous calls are logged."""
-    reader = Reader(collective)
-
-    @wraps(collective)
-    def launch(*args: Any, **kwargs: Any) -> Any:
-        work = collective(*args, **kwargs)
-        if isinstance(work, distributed_c10d._IllegalWork):
-            _coalesced[-1].append(reader.read(args, kwargs))
-        elif work is not None:
-            call = reader.read(args, kwargs)
-            if call.asynchronous:
-                start_watching()
-                return LoggedWork(work, [call])
-        return work
-
-    return launch
+@wrapper
+def logged(collective: Function, *args: Any, **kwargs: Any) -> Any:
+    """Log the asynchronous calls of a collective."""
+    work = collective(*args, **kwargs)
+    if isinstance(work, distributed_c10d._IllegalWork):
+        _coalesced[-1].append(read_call(collective, args, kwargs))
+    elif work is not None and (call := read_call(collective, args, kwargs)).asynchronous:
+        return LoggedWork(work, [call])
+    return work
 
 
-def logged_group(manager: Callable[..., Any]) -> Callable[..., Any]:
+@wrapper
+@contextmanager
+def logged_group(manager: Function, *args: Any, **kwargs: Any) -> Iterator[Any]:
     """``_coalescing_manager``: its calls are launched together, at its end."""
-
-    @wraps(manager)
-    @contextmanager
-    def grouped(*args: Any, **kwargs: Any) -> Iterator[Any]:
-        calls: list[Call] = []
-        with manager(*args, **kwargs) as group:
-            _coalesced.append(calls)
-            try:
-                yield group
-            finally:
-                _coalesced.pop()
-        if group.works and calls:
-            start_watching()
-            group.works = [LoggedWork(work, calls) for work in group.works]
-
-    return grouped
+    calls: list[Call] = []
+    with manager(*args, **kwargs) as group:
+        _coalesced.append(calls)
+        try:
+            yield group
+        finally:
+            _coalesced.pop()
+    if calls:
+        group.works = [LoggedWork(work, calls) for work in group.works]
 
 
-def watching(init_process_group: Callable[..., None]) -> Callable[..., None]:
+@wrapper
+def watching(init_process_group: Function, *args: Any, **kwargs: Any) -> None:
     """``init_process_group``: a thread's first groups are made before any graph, so backward passes are watched too."""
-
-    @wraps(init_process_group)
-    def created(*args: Any, **kwargs: Any) -> None:
-        init_process_group(*args, **kwargs)
-        start_watching()
-
-    return created
+    init_process_group(*args, **kwargs)
+    start_watching()
 
 
 def start_watching() -> None:

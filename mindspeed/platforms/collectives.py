@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
-from inspect import Signature, signature
+from inspect import signature
 from typing import Any, Final
 
 import torch
 
-_GIVEN: Final = ("tensor", "input", "input_tensor", "input_list", "input_tensor_list", "scatter_list")
-_TAKEN: Final = ("output", "output_tensor", "output_tensor_list", "tensor_list", "gather_list")
+from mindspeed.platforms.wrapping import Function, wrapper
+
+_INPUTS: Final = ("tensor", "input", "input_tensor", "input_list", "input_tensor_list", "scatter_list")
+_OUTPUTS: Final = ("output", "output_tensor", "output_tensor_list", "tensor_list", "gather_list")
 _TENSOR_IS_RESULT: Final = ("broadcast", "all_reduce", "reduce", "scatter", "recv", "irecv")
 _NAMES: Final = {
     "_all_gather_base": "all_gather",
@@ -55,33 +56,21 @@ class Call:
         return bool(self.arguments.get("async_op")) or self.kind in ("isend", "irecv")
 
 
-class Reader:
-    """Turns the arguments of one collective function into a `Call`."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.kind = function.__name__
-        self.signature: Signature = signature(function)
-
-    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        arguments = self.signature.bind(*args, **kwargs).arguments
-        inputs = _tensors(arguments, _GIVEN)
-        outputs = _tensors(arguments, _TAKEN)
-        if self.kind in _TENSOR_IS_RESULT:
-            outputs = (arguments["tensor"],)
-        if self.kind in ("recv", "irecv", "scatter"):
-            inputs = _tensors(arguments, ("scatter_list",))
-        return Call(self.kind, arguments, inputs, outputs)
+def read_call(collective: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    """Describe ``collective(*args, **kwargs)``."""
+    kind, arguments = collective.__name__, signature(collective).bind(*args, **kwargs).arguments
+    inputs = _tensors(arguments, _INPUTS)
+    outputs = _tensors(arguments, _OUTPUTS)
+    if kind in _TENSOR_IS_RESULT:
+        outputs = (arguments["tensor"],)
+    if kind in ("recv", "irecv", "scatter"):
+        inputs = _tensors(arguments, ("scatter_list",))
+    return Call(kind, arguments, inputs, outputs)
 
 
 def _tensors(arguments: dict[str, Any], names: tuple[str, ...]) -> tuple[torch.Tensor, ...]:
-    found: list[torch.Tensor] = []
-    for name in names:
-        value = arguments.get(name)
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif value is not None:
-            found.extend(value)
-    return tuple(found)
+    values = [arguments[name] for name in names if arguments.get(name) is not None]
+    return tuple(tensor for value in values for tensor in ([value] if isinstance(value, torch.Tensor) else value))
 
 
 @dataclass(slots=True)
@@ -121,16 +110,11 @@ def traffic() -> Iterator[Traffic]:
         _listeners[:] = [listener for listener in _listeners if listener is not counted]
 
 
-def counted(collective: Callable[..., Any]) -> Callable[..., Any]:
-    """A collective that tells every open `traffic` block what it moves."""
-    reader = Reader(collective)
-
-    @wraps(collective)
-    def count(*args: Any, **kwargs: Any) -> Any:
-        if _listeners:
-            call = reader.read(args, kwargs)
-            for listener in _listeners:
-                listener.add(call)
-        return collective(*args, **kwargs)
-
-    return count
+@wrapper
+def counted(collective: Function, *args: Any, **kwargs: Any) -> Any:
+    """Tell every open `traffic` block what a collective moves."""
+    if _listeners:
+        call = read_call(collective, args, kwargs)
+        for listener in _listeners:
+            listener.add(call)
+    return collective(*args, **kwargs)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from mindspeed.platforms.cpu_arguments import ARGUMENTS
 from mindspeed.plugins import (
     ArgOverride,
     Category,
@@ -27,6 +26,29 @@ from mindspeed.plugins import (
 )
 
 _HERE: Final = "mindspeed.platforms"
+_C10D: Final = "torch.distributed.distributed_c10d"
+
+_ARGUMENTS: Final = (
+    # (argument of Megatron-LM, value, why its own default cannot hold)
+    ("distributed_backend", "gloo", "nccl needs CUDA devices"),
+    ("transformer_impl", "local", "Transformer Engine needs CUDA"),
+    ("gradient_accumulation_fusion", False, "the fused kernel is Apex's and needs CUDA"),
+    ("masked_softmax_fusion", False, "the fused kernel needs CUDA"),
+    ("apply_rope_fusion", False, "the fused kernel is Transformer Engine's and needs CUDA"),
+    ("dist_ckpt_optim_fully_reshardable", True, "the other format of a distributed optimizer loses the step of torch's Adam"),
+    ("persist_layer_norm", False, "the persistent kernel is Apex's and needs CUDA"),
+)
+
+_NO_CUDA: Final = "device cuda is the CPU"
+_NO_PINNING: Final = "device cuda is the CPU, and no memory is pinned"
+_IN_ORDER: Final = "work runs in program order"
+_MEMORY: Final = "device memory is the memory of this process"
+_SIDES: Final = "host tensors draw from the host's generator, device tensors from the device's"
+_COPIED: Final = "device cuda is the CPU; what changes sides is copied"
+_GENERATORS: Final = "host and device draw from two generators"
+_GLOO: Final = "nccl is served by gloo"
+_AUTOCAST: Final = "autocast for cuda is that of the CPU"
+_NVTX: Final = "there is no NVTX on the CPU"
 
 _REPLACED: Final[tuple[tuple[str, str, str, str], ...]] = (
     # (module, glue module, why, names: replaced by the function of the same name)
@@ -50,22 +72,17 @@ _REPLACED: Final[tuple[tuple[str, str, str, str], ...]] = (
         "work runs in program order, so every stream is the current one",
         "current_stream default_stream set_stream stream",
     ),
-    (
-        "torch.cuda.nvtx",
-        "cpu_streams",
-        "there is no NVTX on the CPU",
-        "range_push range_pop range_start range_end mark range",
-    ),
+    ("torch.cuda.nvtx", "cpu_streams", _NVTX, "range_push range_pop range_start range_end mark range"),
     (
         "torch.cuda.memory",
         "cpu_memory",
-        "device memory is the memory of this process",
+        _MEMORY,
         "memory_allocated max_memory_allocated memory_reserved max_memory_reserved memory_stats reset_peak_memory_stats "
         "reset_max_memory_allocated reset_accumulated_memory_stats empty_cache mem_get_info memory_summary "
         "set_per_process_memory_fraction _snapshot _record_memory_history",
     ),
-    ("torch.cuda", "cpu_memory", "device memory is the memory of this process", "device_memory_used"),
-    ("torch.cuda.nccl", "cpu_nccl", "nccl is served by gloo", "version"),
+    ("torch.cuda", "cpu_memory", _MEMORY, "device_memory_used"),
+    ("torch.cuda.nccl", "cpu_nccl", _GLOO, "version"),
     (
         "torch.cuda.random",
         "cpu_random",
@@ -79,12 +96,7 @@ _REPLACED: Final[tuple[tuple[str, str, str, str], ...]] = (
         "recomputed dropout must see the device generator's state",
         "_infer_device_type get_device_states",
     ),
-    (
-        "torch.distributed.distributed_c10d",
-        "cpu_backend",
-        "nccl is served by gloo",
-        "is_nccl_available",
-    ),
+    (_C10D, "cpu_backend", _GLOO, "is_nccl_available"),
     (
         "torch.utils._device",
         "cpu_tensors",
@@ -96,13 +108,13 @@ _REPLACED: Final[tuple[tuple[str, str, str, str], ...]] = (
 _SET: Final[tuple[tuple[str, str, str], ...]] = (
     # (target, object under mindspeed.platforms, why)
     ("torch.cuda:device", "cpu_device:device", "a device guard has nothing to switch"),
-    ("torch.cuda.streams:Stream", "cpu_streams:Stream", "work runs in program order"),
-    ("torch.cuda.streams:ExternalStream", "cpu_streams:Stream", "work runs in program order"),
+    ("torch.cuda.streams:Stream", "cpu_streams:Stream", _IN_ORDER),
+    ("torch.cuda.streams:ExternalStream", "cpu_streams:Stream", _IN_ORDER),
     ("torch.cuda.streams:Event", "cpu_streams:Event", "an event is the time at which it was recorded"),
-    ("torch.cuda:StreamContext", "cpu_streams:StreamContext", "work runs in program order"),
-    ("torch.autograd.profiler:emit_nvtx", "cpu_streams:emit_nvtx", "there is no NVTX on the CPU"),
-    ("torch.random:default_generator", "cpu_random:HOST", "host and device draw from two generators"),
-    ("torch.cuda:default_generators", "cpu_random:DEVICE_GENERATORS", "host and device draw from two generators"),
+    ("torch.cuda:StreamContext", "cpu_streams:StreamContext", _IN_ORDER),
+    ("torch.autograd.profiler:emit_nvtx", "cpu_streams:emit_nvtx", _NVTX),
+    ("torch.random:default_generator", "cpu_random:HOST", _GENERATORS),
+    ("torch.cuda:default_generators", "cpu_random:DEVICE_GENERATORS", _GENERATORS),
     ("torch:Generator", "cpu_random:Generator", "a generator made for device cuda is a CPU generator"),
     ("torch:Tensor.is_cuda", "cpu_host:is_cuda", "a tensor that is not the host's is the device's"),
     *(
@@ -111,17 +123,15 @@ _SET: Final[tuple[tuple[str, str, str], ...]] = (
     ),
 )
 
-_NCCL_GROUPS: Final = ("torch.distributed.distributed_c10d:ProcessGroupNCCL", "torch.distributed:ProcessGroupNCCL")
+_NCCL_GROUPS: Final = (f"{_C10D}:ProcessGroupNCCL", "torch.distributed:ProcessGroupNCCL")
 _OPTIONS: Final = "scripts make options of NCCL's groups; a torch without CUDA lacks the class"
-
-_SIDES: Final = "host tensors draw from the host's generator, device tensors from the device's"
 
 _WRAPPED: Final[tuple[tuple[str, str, str, str], ...]] = (
     # (module or class prefix, wrapper under mindspeed.platforms, why, names)
     (
         "torch:",
         "cpu_tensors:place",
-        "device cuda is the CPU, and no memory is pinned",
+        _NO_PINNING,
         "arange as_tensor asarray empty empty_like empty_permuted empty_strided eye frombuffer from_numpy full full_like "
         "linspace logspace ones ones_like range scalar_tensor sparse_coo_tensor sparse_csr_tensor tensor tril_indices "
         "triu_indices zeros zeros_like hann_window hamming_window bartlett_window blackman_window kaiser_window",
@@ -138,19 +148,19 @@ _WRAPPED: Final[tuple[tuple[str, str, str, str], ...]] = (
     (
         "torch:Tensor.",
         "cpu_tensors:place",
-        "device cuda is the CPU, and no memory is pinned",
+        _NO_PINNING,
         "new_empty new_empty_strided new_full new_ones new_tensor new_zeros",
     ),
     ("torch:Tensor.", "cpu_host:keep_side", "a copy of a host tensor is one", "clone float double half bfloat16 __deepcopy__"),
-    ("torch:Tensor.", "cpu_tensors:move_tensor", "device cuda is the CPU; what changes sides is copied", "to"),
-    ("torch:Tensor.", "cpu_tensors:move_to_device", "device cuda is the CPU; what changes sides is copied", "cuda"),
+    ("torch:Tensor.", "cpu_tensors:move_tensor", _COPIED, "to"),
+    ("torch:Tensor.", "cpu_tensors:move_to_device", _COPIED, "cuda"),
     ("torch:Tensor.", "cpu_tensors:copy_to_host", "a copy to the host stays a copy", "cpu"),
     ("torch:Tensor.", "cpu_tensors:pin", "pinning makes a copy, and there is nothing to pin for", "pin_memory"),
-    ("torch:Tensor.", "cpu_tensors:record", "work runs in program order", "record_stream"),
+    ("torch:Tensor.", "cpu_tensors:record", _IN_ORDER, "record_stream"),
     ("torch:Tensor.", "cpu_tensors:type_name", "Megatron knows parameters by the name torch.cuda.FloatTensor", "type"),
-    ("torch.storage:_StorageBase.", "cpu_tensors:stay", "device cuda is the CPU", "cuda"),
-    ("torch.nn.modules.module:Module.", "cpu_tensors:move_module", "device cuda is the CPU", "to"),
-    ("torch.utils._device:DeviceContext.", "cpu_tensors:place_context", "device cuda is the CPU", "__init__"),
+    ("torch.storage:_StorageBase.", "cpu_tensors:stay", _NO_CUDA, "cuda"),
+    ("torch.nn.modules.module:Module.", "cpu_tensors:move_module", _NO_CUDA, "to"),
+    ("torch.utils._device:DeviceContext.", "cpu_tensors:place_context", _NO_CUDA, "__init__"),
     (
         "torch.serialization:",
         "cpu_tensors:restore",
@@ -158,56 +168,46 @@ _WRAPPED: Final[tuple[tuple[str, str, str, str], ...]] = (
         "default_restore_location",
     ),
     ("torch.jit._builtins:", "cpu_tensors:find_builtin", "scripted code knows factories by identity", "_find_builtin"),
-    ("torch.amp.autocast_mode:autocast.", "cpu_autocast:enter_on_cpu", "autocast for cuda is that of the CPU", "__init__"),
-    ("torch.amp.autocast_mode:", "cpu_autocast:on_cpu", "autocast for cuda is that of the CPU", "custom_fwd custom_bwd"),
+    ("torch.amp.autocast_mode:autocast.", "cpu_autocast:enter_on_cpu", _AUTOCAST, "__init__"),
+    ("torch.amp.autocast_mode:", "cpu_autocast:on_cpu", _AUTOCAST, "custom_fwd custom_bwd"),
     (
         "torch:",
         "cpu_autocast:ask_cpu",
-        "autocast for cuda is that of the CPU",
+        _AUTOCAST,
         "is_autocast_enabled set_autocast_enabled get_autocast_dtype set_autocast_dtype",
     ),
     ("torch.amp.grad_scaler:GradScaler.", "cpu_autocast:scale_on_cpu", "a scaler for cuda is one for the CPU", "__init__"),
+    (f"{_C10D}:", "cpu_backend:use_gloo", _GLOO, "init_process_group new_group"),
+    ("torch.distributed.device_mesh:", "cpu_backend:mesh_on_cpu", _NO_CUDA, "init_device_mesh"),
+    ("torch.distributed.device_mesh:DeviceMesh.", "cpu_backend:mesh_on_cpu", _NO_CUDA, "__init__"),
+    (f"{_C10D}:", "cpu_backend:any_device", "gloo has no device ids", "barrier"),
     (
-        "torch.distributed.distributed_c10d:",
-        "cpu_backend:use_gloo",
-        "nccl is served by gloo",
-        "init_process_group new_group",
-    ),
-    ("torch.distributed.device_mesh:", "cpu_backend:mesh_on_cpu", "device cuda is the CPU", "init_device_mesh"),
-    ("torch.distributed.device_mesh:DeviceMesh.", "cpu_backend:mesh_on_cpu", "device cuda is the CPU", "__init__"),
-    ("torch.distributed.distributed_c10d:", "cpu_backend:any_device", "gloo has no device ids", "barrier"),
-    (
-        "torch.distributed.distributed_c10d:",
+        f"{_C10D}:",
         "cpu_backend:keep_storage",
         "Megatron frees an activation's storage while gloo still sends it; a detached tensor keeps it alive",
         "isend",
     ),
+    (f"{_C10D}:", "cpu_backend:gather_uneven", "nccl gathers parts of different shapes, gloo does not", "all_gather"),
     (
-        "torch.distributed.distributed_c10d:",
-        "cpu_backend:gather_uneven",
-        "nccl gathers parts of different shapes, gloo does not",
-        "all_gather",
-    ),
-    (
-        "torch.distributed.distributed_c10d:",
+        f"{_C10D}:",
         "cpu_reduce_scatter:scatter_parts",
         "gloo's reduce-scatter sends twice the bytes that it must, and takes no parts of different shapes",
         "reduce_scatter reduce_scatter_tensor _reduce_scatter_base",
     ),
     (
-        "torch.distributed.distributed_c10d:",
+        f"{_C10D}:",
         "cpu_backend:gather_by_size",
         "nccl asks for the right number of elements, gloo also for fitting shapes",
         "all_gather_into_tensor _all_gather_base",
     ),
     (
-        "torch.distributed.distributed_c10d:",
+        f"{_C10D}:",
         "cpu_backend:premultiply",
         "gloo has no sum of scaled parts",
         "all_reduce reduce reduce_scatter reduce_scatter_tensor _reduce_scatter_base",
     ),
     (
-        "torch.distributed.distributed_c10d:",
+        f"{_C10D}:",
         "cpu_reduce_scatter:coalesce",
         "gloo's reduce-scatter sends twice the bytes that it must",
         "_coalescing_manager",
@@ -215,13 +215,10 @@ _WRAPPED: Final[tuple[tuple[str, str, str, str], ...]] = (
     ("multiprocessing.spawn:", "children:bring_plan", "a spawned process gets the platform too", "get_preparation_data"),
 )
 
-COLLECTIVES: Final = (
+_COLLECTIVES: Final = (
     "broadcast all_reduce reduce all_gather all_gather_into_tensor _all_gather_base gather scatter reduce_scatter "
     "reduce_scatter_tensor _reduce_scatter_base all_to_all all_to_all_single send recv isend irecv"
 )
-"""The functions of torch.distributed that move tensors."""
-
-_C10D: Final = "torch.distributed.distributed_c10d:"
 
 
 class CpuPlatformArgs(FeatureArgs):
@@ -248,7 +245,7 @@ class CpuPlatform(Feature[CpuPlatformArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        return [ArgOverride(argument, value, reason) for argument, value, reason in ARGUMENTS]
+        return [ArgOverride(argument, value, reason) for argument, value, reason in _ARGUMENTS]
 
     @hookimpl
     def patches(self) -> list[Patch]:
@@ -264,18 +261,18 @@ class CpuPlatform(Feature[CpuPlatformArgs]):
 
     def _observers(self) -> list[Patch]:
         """Inside out: byte count, launch/wait log, poison."""
-        names = COLLECTIVES.split()
-        patches = _wraps(_C10D, "collectives:counted", "proofs count the bytes of every collective", names)
+        names = _COLLECTIVES.split()
+        patches = _wraps(f"{_C10D}:", "collectives:counted", "proofs count the bytes of every collective", names)
         if self.args.collective_log:
             reason = "launch, wait and use of asynchronous collectives are logged"
             patches.append(Set(f"{_HERE}.collective_log:PATH", self.args.collective_log, reason))
-            patches += _wraps(_C10D, "collective_log:logged", reason, names)
-            patches += _wraps(_C10D, "collective_log:logged_group", reason, ["_coalescing_manager"])
-            patches += _wraps(_C10D, "collective_log:watching", reason, ["init_process_group"])
+            patches += _wraps(f"{_C10D}:", "collective_log:logged", reason, names)
+            patches += _wraps(f"{_C10D}:", "collective_log:logged_group", reason, ["_coalescing_manager"])
+            patches += _wraps(f"{_C10D}:", "collective_log:watching", reason, ["init_process_group"])
         if self.args.poison:
             reason = "the output of an asynchronous collective is poison until it is waited for"
-            patches += _wraps(_C10D, "poison:poisoned", reason, names)
-            patches += _wraps(_C10D, "poison:poisoned_group", reason, ["_coalescing_manager"])
+            patches += _wraps(f"{_C10D}:", "poison:poisoned", reason, names)
+            patches += _wraps(f"{_C10D}:", "poison:poisoned_group", reason, ["_coalescing_manager"])
         return patches
 
 

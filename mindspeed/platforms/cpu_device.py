@@ -39,8 +39,7 @@ def init() -> None:
     """The CPU needs no initialisation."""
 
 
-def _lazy_init() -> None:
-    """The CPU needs no initialisation."""
+_lazy_init = init
 
 
 def _lazy_call(callable: Callable[[], Any], **kwargs: Any) -> None:

@@ -20,24 +20,26 @@ ACCELERATOR: Final = torch.device("cpu", 0)
 _Base: Final[Any] = torch._C.TensorBase
 
 
+def _storage(tensor: Any) -> Any:
+    """Storage of a tensor; None in a graph that is recorded, and for sparse and functional tensors, which have none."""
+    if torch.compiler.is_compiling():
+        return None
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
 def mark_host(tensor: Any) -> Any:
     """Make a tensor, and all that share its storage, host tensors; give it back."""
-    if not torch.compiler.is_compiling():
-        try:
-            tensor.untyped_storage().is_host = True
-        except (NotImplementedError, RuntimeError):  # sparse and functional tensors have no storage
-            return tensor
+    if (storage := _storage(tensor)) is not None:
+        storage.is_host = True
     return tensor
 
 
 def is_host(tensor: Any) -> bool:
     """Return whether a tensor stands for host memory; in a graph that is recorded none does."""
-    if torch.compiler.is_compiling():
-        return False
-    try:
-        return hasattr(tensor.untyped_storage(), "is_host")
-    except (NotImplementedError, RuntimeError):
-        return False
+    return hasattr(_storage(tensor), "is_host")
 
 
 def made_on_host(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
 from inspect import signature
 from typing import Any, Final
 
@@ -18,6 +17,8 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import ReduceOp
 from torch.utils._python_dispatch import _disable_current_modes
+
+from mindspeed.platforms.wrapping import Function, wrapper
 
 _COMBINE: Final[dict[Any, Callable[..., Tensor]]] = {
     ReduceOp.SUM: torch.add,
@@ -29,11 +30,11 @@ _COMBINE: Final[dict[Any, Callable[..., Tensor]]] = {
 _FLOATS: Final = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _INTEGERS: Final = (torch.int64, torch.int32, torch.int8, torch.uint8)
 
-_coalesced: dict[Any, list[Reduction]] = {}
+_coalesced: dict[Any, list[FutureWork]] = {}
 
 
-class Reduction:
-    """Handle of a reduce-scatter in flight; its value is written by whoever completes the future."""
+class FutureWork:
+    """Handle of collectives in flight, whose outputs are there when a future completes."""
 
     def __init__(self, future: Any) -> None:
         self._future = future
@@ -50,78 +51,74 @@ class Reduction:
         return self._future
 
 
-def scatter_parts(reduce_scatter: Callable[..., Any]) -> Callable[..., Any]:
+def collect(futures: Sequence[Any]) -> FutureWork:
+    """Combine several collectives in one handle, which raises what any of them raises."""
+    return FutureWork(torch.futures.collect_all(list(futures)).then(lambda done: [future.value() for future in done.value()]))
+
+
+def finish(work: FutureWork, async_op: bool) -> FutureWork | None:
+    """Give the handle to a caller that asked for one; wait for any other."""
+    if async_op:
+        return work
+    work.wait()
+    return None
+
+
+@wrapper
+def scatter_parts(reduce_scatter: Function, *args: Any, **kwargs: Any) -> Any:
     """``reduce_scatter`` and its spellings; parts may differ in shape, as for nccl."""
-    parameters = signature(reduce_scatter)
-
-    @wraps(reduce_scatter)
-    def scattered(*args: Any, **kwargs: Any) -> Any:
-        bound = parameters.bind(*args, **kwargs)
-        bound.apply_defaults()
-        output, given, op, group, async_op = bound.arguments.values()
-        group, op = group or distributed_c10d.GroupMember.WORLD, getattr(op, "op", op)
-        coalescing = group in distributed_c10d._world.pg_coalesce_state
-        if not _known(output, given, op, group) or (coalescing and group not in _coalesced):
-            return reduce_scatter(*args, **kwargs)
-        reduction = _begin(output, given, op, group)
-        if coalescing:
-            _coalesced[group].append(reduction)
-            return distributed_c10d._IllegalWork() if async_op else None
-        if async_op:
-            return reduction
-        reduction.wait()
-        return None
-
-    return scattered
+    bound = signature(reduce_scatter).bind(*args, **kwargs)
+    bound.apply_defaults()
+    output, parts, op, group, async_op = bound.arguments.values()
+    group, op = group or distributed_c10d.GroupMember.WORLD, getattr(op, "op", op)
+    coalescing = group in distributed_c10d._world.pg_coalesce_state
+    if not _known(output, parts, op, group) or (coalescing and group not in _coalesced):
+        return reduce_scatter(*args, **kwargs)
+    work = _begin(output, parts, op, group)
+    if coalescing:
+        _coalesced[group].append(work)
+        return distributed_c10d._IllegalWork() if async_op else None
+    return finish(work, async_op)
 
 
-def coalesce(manager: Callable[..., Any]) -> Callable[..., Any]:
+@wrapper
+@contextmanager
+def coalesce(manager: Function, *args: Any, **kwargs: Any) -> Iterator[Any]:
     """``_coalescing_manager``: reduce-scatters begin at once and are waited for together."""
-    parameters = signature(manager)
-
-    @wraps(manager)
-    @contextmanager
-    def grouped(*args: Any, **kwargs: Any) -> Iterator[Any]:
-        given = parameters.bind(*args, **kwargs).arguments
-        group = given.get("group") or distributed_c10d.GroupMember.WORLD
-        with manager(*args, **kwargs) as held:
-            begun = _coalesced[group] = []
-            try:
-                yield held
-            finally:
-                del _coalesced[group]
-        if begun:
-            together = Reduction(torch.futures.collect_all([one.get_future() for one in begun]).then(_all_values))
-            if given.get("async_ops"):
-                held.append(together)
-            else:
-                together.wait()
-
-    return grouped
+    arguments = signature(manager).bind(*args, **kwargs).arguments
+    group = arguments.get("group") or distributed_c10d.GroupMember.WORLD
+    with manager(*args, **kwargs) as coalesced:
+        begun = _coalesced[group] = []
+        try:
+            yield coalesced
+        finally:
+            del _coalesced[group]
+    if begun and (work := finish(collect([work.get_future() for work in begun]), arguments.get("async_ops", False))):
+        coalesced.append(work)
 
 
-def _known(output: Any, given: Any, op: Any, group: Any) -> bool:
+def _known(output: Any, parts: Any, op: Any, group: Any) -> bool:
     """Return whether this is a reduction that is done here. Everything else, errors included, is left to torch."""
-    parts = [given] if isinstance(given, Tensor) else given
     ours = isinstance(group, distributed_c10d.ProcessGroup) and group.size() > 1
     if not ours or distributed_c10d.get_backend(group) != "gloo" or op not in _COMBINE:
         return False
-    if not all(isinstance(x, Tensor) and x.dtype is output.dtype for x in (output, *parts)):
+    whole = isinstance(parts, Tensor)
+    if not all(isinstance(x, Tensor) and x.dtype is output.dtype for x in (output, *([parts] if whole else parts))):
         return False
-    if isinstance(given, Tensor):
-        fits = given.numel() == group.size() * output.numel()
+    if whole:
+        fits = parts.numel() == group.size() * output.numel()
     else:
         fits = len(parts) == group.size() and parts[group.rank()].numel() == output.numel()
     return fits and output.dtype in (_FLOATS if op == ReduceOp.AVG else (*_FLOATS, *_INTEGERS))
 
 
-def _begin(output: Tensor, given: Tensor | Sequence[Tensor], op: Any, group: Any) -> Reduction:
+def _begin(output: Tensor, parts: Any, op: Any, group: Any) -> FutureWork:
     """Send every rank its part; what arrives is reduced by the thread that receives the last of it."""
-    one = isinstance(given, Tensor)
-    sent = (given if isinstance(given, Tensor) else torch.cat([x.reshape(-1) for x in given])).data.contiguous().view(-1)
+    whole = isinstance(parts, Tensor)
+    sent = (parts if whole else torch.cat([part.reshape(-1) for part in parts])).data.contiguous().view(-1)
     ranks, rank = group.size(), group.rank()
     arrived = sent.new_empty((ranks, output.numel()))
-    sizes = [] if one else [x.numel() for x in given]
+    sizes = [] if whole else [part.numel() for part in parts]
     work = group.alltoall_base(arrived.view(-1), sent, [output.numel()] * len(sizes), sizes)
 
     def reduce(future: Any) -> list[Tensor]:
@@ -135,9 +132,4 @@ def _begin(output: Tensor, given: Tensor | Sequence[Tensor], op: Any, group: Any
             output.data.copy_(first.view(output.shape))
         return [output]
 
-    return Reduction(work.get_future().then(reduce))
-
-
-def _all_values(collected: Any) -> list[Any]:
-    """The values of all futures; raises what any of them raises."""
-    return [future.value() for future in collected.value()]
+    return FutureWork(work.get_future().then(reduce))

@@ -146,17 +146,10 @@ def mark(msg: str) -> None:
     """Nobody reads marks."""
 
 
-class emit_nvtx:  # noqa: N801 - stands for torch.autograd.profiler.emit_nvtx
-    """Context manager around operators that no tool annotates."""
-
-    def __init__(self, enabled: bool = True, record_shapes: bool = False) -> None:
-        self.enabled, self.record_shapes = enabled, record_shapes
-
-    def __enter__(self) -> emit_nvtx:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """No range is open."""
+@contextmanager
+def emit_nvtx(enabled: bool = True, record_shapes: bool = False) -> Iterator[None]:
+    """Run operators that no tool annotates."""
+    yield
 
 
 @contextmanager

@@ -8,42 +8,25 @@ makes a host tensor (`mindspeed.platforms.cpu_host`).
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from functools import lru_cache, wraps
 from typing import Any
 
 import torch
-from torch import (
-    BFloat16Tensor,
-    BoolTensor,
-    ByteTensor,
-    CharTensor,
-    DoubleTensor,
-    FloatTensor,
-    HalfTensor,
-    IntTensor,
-    LongTensor,
-    ShortTensor,
-)
+from torch import BFloat16Tensor as BFloat16Tensor
+from torch import BoolTensor as BoolTensor
+from torch import ByteTensor as ByteTensor
+from torch import CharTensor as CharTensor
+from torch import DoubleTensor as DoubleTensor
+from torch import FloatTensor as FloatTensor
+from torch import HalfTensor as HalfTensor
+from torch import IntTensor as IntTensor
+from torch import LongTensor as LongTensor
+from torch import ShortTensor as ShortTensor
 from torch.utils import _device
 
 from mindspeed.platforms import cpu_memory
 from mindspeed.platforms.cpu_host import ACCELERATOR, is_host, made_on_host, mark_host
-
-__all__ = [
-    "BFloat16Tensor",
-    "BoolTensor",
-    "ByteTensor",
-    "CharTensor",
-    "DoubleTensor",
-    "FloatTensor",
-    "HalfTensor",
-    "IntTensor",
-    "LongTensor",
-    "ShortTensor",
-    "is_device",
-    "place",
-]
+from mindspeed.platforms.wrapping import Function, wrapper
 
 _CPU = torch.device("cpu")
 _clone = torch._C.TensorBase.clone
@@ -61,7 +44,7 @@ def is_device(device: Any) -> bool:
     return isinstance(device, int) and not isinstance(device, bool)
 
 
-def place(factory: Callable[..., Any]) -> Callable[..., Any]:
+def place(factory: Function) -> Function:
     """A function with keyword ``device``, and maybe ``pin_memory``."""
 
     @wraps(factory)
@@ -77,7 +60,7 @@ def place(factory: Callable[..., Any]) -> Callable[..., Any]:
     return placed
 
 
-def _allocate(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], on_host: bool) -> Any:
+def _allocate(factory: Function, args: tuple[Any, ...], kwargs: dict[str, Any], on_host: bool) -> Any:
     """Call a factory; memory that is not there is an OutOfMemoryError, as on a device."""
     used = 0 if cpu_memory.LIMIT is None else cpu_memory.memory_allocated()
     try:
@@ -89,31 +72,23 @@ def _allocate(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     return made if cpu_memory.LIMIT is None else cpu_memory.hold_to_limit(made, used)
 
 
-def place_context(init: Callable[..., Any]) -> Callable[..., Any]:
+@wrapper
+def place_context(init: Function, self: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
     """``DeviceContext.__init__``."""
-
-    @wraps(init)
-    def placed(self: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
-        return init(self, ACCELERATOR if is_device(device) else device, *args, **kwargs)
-
-    return placed
+    return init(self, ACCELERATOR if is_device(device) else device, *args, **kwargs)
 
 
-def move_module(to: Callable[..., Any]) -> Callable[..., Any]:
+@wrapper
+def move_module(to: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
     """``Module.to``."""
-
-    @wraps(to)
-    def moved(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if args and is_device(args[0]):
-            args = (_CPU, *args[1:])
-        if is_device(kwargs.get("device")):
-            kwargs["device"] = _CPU
-        return to(self, *args, **kwargs)
-
-    return moved
+    if args and is_device(args[0]):
+        args = (_CPU, *args[1:])
+    if is_device(kwargs.get("device")):
+        kwargs["device"] = _CPU
+    return to(self, *args, **kwargs)
 
 
-def move_tensor(to: Callable[..., Any]) -> Callable[..., Any]:
+def move_tensor(to: Function) -> Function:
     """``Tensor.to``. The string ``"cpu"`` names the host; a ``torch.device`` may come from another tensor and then means
     "where that one is". What changes sides is copied."""
 
@@ -137,60 +112,39 @@ def move_tensor(to: Callable[..., Any]) -> Callable[..., Any]:
     return moved
 
 
-def move_to_device(cuda: Callable[..., Any]) -> Callable[..., Any]:
+@wrapper
+def move_to_device(cuda: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
     """``Tensor.cuda``: a copy of a host tensor, a device tensor itself."""
-
-    @wraps(cuda)
-    def moved(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_host(self):
-            return self
-        cpu_memory.hold_copy_to_limit(self)
-        return _clone(self)
-
-    return moved
-
-
-def stay(cuda: Callable[..., Any]) -> Callable[..., Any]:
-    """``Storage.cuda``."""
-
-    @wraps(cuda)
-    def stayed(self: Any, *args: Any, **kwargs: Any) -> Any:
+    if not is_host(self):
         return self
+    cpu_memory.hold_copy_to_limit(self)
+    return _clone(self)
 
-    return stayed
+
+@wrapper
+def stay(cuda: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """``Storage.cuda``."""
+    return self
 
 
-def copy_to_host(cpu: Callable[..., Any]) -> Callable[..., Any]:
+@wrapper
+def copy_to_host(cpu: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
     """``Tensor.cpu``: code that keeps a host copy must not see later writes to the device tensor."""
-
-    @wraps(cpu)
-    def copied(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return self if is_host(self) else mark_host(_clone(self, **kwargs))
-
-    return copied
+    return self if is_host(self) else mark_host(_clone(self, **kwargs))
 
 
-def pin(pin_memory: Callable[..., Any]) -> Callable[..., Any]:
+@wrapper
+def pin(pin_memory: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
     """``Tensor.pin_memory``."""
-
-    @wraps(pin_memory)
-    def pinned(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return mark_host(_clone(self))
-
-    return pinned
+    return mark_host(_clone(self))
 
 
-def record(record_stream: Callable[..., Any]) -> Callable[..., Any]:
-    """``Tensor.record_stream``."""
-
-    @wraps(record_stream)
-    def recorded(self: Any, stream: Any) -> None:
-        return None
-
-    return recorded
+@wrapper
+def record(record_stream: Function, self: Any, stream: Any) -> None:
+    """``Tensor.record_stream``: work runs in program order."""
 
 
-def type_name(type: Callable[..., Any]) -> Callable[..., Any]:
+def type_name(type: Function) -> Function:
     """``Tensor.type``: asked by Megatron, a tensor has its CUDA name. Anyone else gets the truth."""
 
     @wraps(type)
@@ -202,14 +156,10 @@ def type_name(type: Callable[..., Any]) -> Callable[..., Any]:
     return named
 
 
-def restore(default_restore_location: Callable[..., Any]) -> Callable[..., Any]:
+@wrapper
+def restore(default_restore_location: Function, storage: Any, location: Any) -> Any:
     """``torch.serialization.default_restore_location``."""
-
-    @wraps(default_restore_location)
-    def restored(storage: Any, location: Any) -> Any:
-        return default_restore_location(storage, "cpu" if is_device(location) else location)
-
-    return restored
+    return default_restore_location(storage, "cpu" if is_device(location) else location)
 
 
 @lru_cache(maxsize=1)
@@ -218,11 +168,7 @@ def _device_constructors() -> set[Any]:
     return {getattr(factory, "__wrapped__", factory) for factory in _stock_constructors.__wrapped__()}
 
 
-def find_builtin(find: Callable[[Any], Any]) -> Callable[[Any], Any]:
+@wrapper
+def find_builtin(find: Function, function: Any) -> Any:
     """``torch.jit._builtins._find_builtin``: the wrapper of a factory is scripted as the factory."""
-
-    @wraps(find)
-    def found(function: Any) -> Any:
-        return find(function) or find(getattr(function, "__wrapped__", function))
-
-    return found
+    return find(function) or find(getattr(function, "__wrapped__", function))

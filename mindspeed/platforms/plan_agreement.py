@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
 from inspect import signature
 from typing import Any
 
+from mindspeed.platforms.wrapping import Function, wrapper
 from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Patch, Wrap, hookimpl
 
 
@@ -32,14 +31,9 @@ class PlanAgreement(Feature[FeatureArgs]):
         ]
 
 
-def agree_first(init_process_group: Callable[..., Any]) -> Callable[..., Any]:
+@wrapper
+def agree_first(init_process_group: Function, *args: Any, **kwargs: Any) -> Any:
     """``init_process_group``."""
-    parameters = signature(init_process_group)
+    from mindspeed.runtime import rendezvous
 
-    @wraps(init_process_group)
-    def agreed(*args: Any, **kwargs: Any) -> Any:
-        from mindspeed.runtime import rendezvous
-
-        return rendezvous.around_init(init_process_group, parameters.bind(*args, **kwargs).arguments)
-
-    return agreed
+    return rendezvous.around_init(init_process_group, signature(init_process_group).bind(*args, **kwargs).arguments)

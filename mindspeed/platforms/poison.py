@@ -6,16 +6,16 @@ too early computes with poison on every run, however fast the transport was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
 from typing import Any
 
 import torch
 from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import _disable_current_modes
 
-from mindspeed.platforms.collectives import Call, Reader
+from mindspeed.platforms.collectives import Call, read_call
+from mindspeed.platforms.wrapping import Function, wrapper
 
 _pending: dict[int, PoisonedWork] = {}
 _coalesced: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
@@ -31,6 +31,8 @@ class PoisonedWork:
         self._work = work
         self._pairs = pairs
         _pending[id(self)] = self
+        if work and hasattr(work[-1], "watch"):  # the log has seen the shadows
+            work[-1].watch([output for _, output in pairs])
 
     def wait(self, *args: Any, **kwargs: Any) -> bool:
         """Wait, then bring the outputs. Later calls change nothing."""
@@ -67,54 +69,39 @@ def wait_all() -> None:
         work.wait()
 
 
-def poisoned(collective: Callable[..., Any]) -> Callable[..., Any]:
-    """A collective whose asynchronous calls leave poison behind."""
-    reader = Reader(collective)
-
-    @wraps(collective)
-    def launch(*args: Any, **kwargs: Any) -> Any:
-        call = reader.read(args, kwargs)
-        coalescing = bool(_coalesced) and _group(call) in distributed_c10d._world.pg_coalesce_state
-        if not (call.outputs and (call.asynchronous or coalescing)):
-            return collective(*args, **kwargs)
-        shadows = {id(t): t.detach().clone(memory_format=torch.contiguous_format) for t in (*call.inputs, *call.outputs)}
-        work = collective(**{name: _shadowed(value, shadows) for name, value in call.arguments.items()})
-        pairs = [(shadows[id(output)], output) for output in call.outputs]
-        _spoil(call)
-        if coalescing:
-            _coalesced[-1].extend(pairs)
-            return work
-        if work is None:  # this rank is not in the group
-            return None
-        _watch(work, call.outputs)
-        return PoisonedWork([work], pairs)
-
-    return launch
+@wrapper
+def poisoned(collective: Function, *args: Any, **kwargs: Any) -> Any:
+    """Leave poison behind where a collective is asynchronous."""
+    call = read_call(collective, args, kwargs)
+    coalescing = bool(_coalesced) and _group(call) in distributed_c10d._world.pg_coalesce_state
+    if not (call.outputs and (call.asynchronous or coalescing)):
+        return collective(*args, **kwargs)
+    shadows = {id(t): t.detach().clone(memory_format=torch.contiguous_format) for t in (*call.inputs, *call.outputs)}
+    work = collective(**{name: _shadowed(value, shadows) for name, value in call.arguments.items()})
+    pairs = [(shadows[id(output)], output) for output in call.outputs]
+    _spoil(call)
+    if coalescing:
+        _coalesced[-1].extend(pairs)
+        return work
+    return None if work is None else PoisonedWork([work], pairs)  # None where this rank is not in the group
 
 
-def poisoned_group(manager: Callable[..., Any]) -> Callable[..., Any]:
+@wrapper
+@contextmanager
+def poisoned_group(manager: Function, *args: Any, **kwargs: Any) -> Iterator[Any]:
     """``_coalescing_manager``: the handle of the whole group brings the outputs of every call in it."""
-
-    @wraps(manager)
-    @contextmanager
-    def grouped(*args: Any, **kwargs: Any) -> Iterator[Any]:
-        pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
-        with manager(*args, **kwargs) as group:
-            _coalesced.append(pairs)
-            try:
-                yield group
-            finally:
-                _coalesced.pop()
-        works = list(group.works)
-        if works:
-            _watch(works[-1], tuple(output for _, output in pairs))
-        handle = PoisonedWork(works, pairs)
-        if works:
-            group.works = [handle]
-        else:
-            handle.wait()
-
-    return grouped
+    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+    with manager(*args, **kwargs) as group:
+        _coalesced.append(pairs)
+        try:
+            yield group
+        finally:
+            _coalesced.pop()
+    handle = PoisonedWork(list(group.works), pairs)
+    if group.works:
+        group.works = [handle]
+    else:
+        handle.wait()
 
 
 def fill(tensor: torch.Tensor) -> None:
@@ -159,9 +146,3 @@ def _shadowed(value: Any, shadows: dict[int, torch.Tensor]) -> Any:
     if isinstance(value, (list, tuple)):
         return [shadows.get(id(item), item) for item in value]
     return value
-
-
-def _watch(work: Any, outputs: tuple[torch.Tensor, ...]) -> None:
-    """Tell the log which tensors stand for the shadows it saw."""
-    if hasattr(work, "outputs"):
-        work.outputs = outputs

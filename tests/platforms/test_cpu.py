@@ -233,11 +233,11 @@ def test_device_questions_have_answers():
 
 def test_the_runtime_speaks_for_the_cpu():
     assert (runtime.platform(), runtime.device(), runtime.backend()) == ("cpu", torch.device("cpu"), "gloo")
-    assert 0 < runtime.memory_used() <= runtime.peak_memory()
-    with runtime.stream(runtime.new_stream()) as _:
-        event = runtime.new_event(timing=True)
-        event.record(runtime.current_stream())
-    runtime.synchronize()
+    module = runtime.device_module()
+    assert 0 < module.memory_allocated() <= module.max_memory_allocated()
+    with module.stream(module.Stream()):
+        module.Event(enable_timing=True).record(module.current_stream())
+    module.synchronize()
 
 
 def test_scripted_functions_still_know_the_factories():

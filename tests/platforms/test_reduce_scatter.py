@@ -13,7 +13,7 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 
 import mindspeed
 from benchmarks._sockets import bytes_on_sockets
-from mindspeed.platforms.cpu_reduce_scatter import Reduction
+from mindspeed.platforms.cpu_reduce_scatter import FutureWork
 from mindspeed.verification.pool import WorkerPool
 
 LONG = pytest.mark.long
@@ -130,7 +130,7 @@ def others() -> dict[str, Any]:
     dist.reduce_scatter(uneven, parts)
     total = torch.empty(3)
     work = dist.reduce_scatter_tensor(total, torch.ones(3 * world), async_op=True)
-    ours, value = isinstance(work, Reduction), work.get_future().wait()
+    ours, value = isinstance(work, FutureWork), work.get_future().wait()
     leaf = torch.zeros(2, requires_grad=True)
     kept = leaf * 1.0
     version = kept._version
@@ -174,7 +174,7 @@ def test_outputs_of_every_kind_are_written_and_errors_stay_torchs(found: list[di
 
 def test_a_failed_exchange_is_raised_at_the_wait() -> None:
     future: Any = torch.futures.Future()
-    handle = Reduction(future.then(lambda done: done.value()))
+    handle = FutureWork(future.then(lambda done: done.value()))
     future.set_exception(RuntimeError("connection closed by peer"))
     with pytest.raises(RuntimeError, match="connection closed by peer"):
         handle.wait()
