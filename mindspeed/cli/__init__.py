@@ -9,7 +9,7 @@ from mindspeed.cli.lazy import Main
 
 main = Main(
     "mindspeed",
-    verbs={
+    lazy={
         "features": "mindspeed.cli.features:features",
         "pretrain": "mindspeed.cli.pretrain:pretrain",
         "run": "mindspeed.cli.run:run",

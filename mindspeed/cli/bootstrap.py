@@ -7,10 +7,10 @@ Activates the plan that the environment names, then becomes the program, a scrip
 from __future__ import annotations
 
 import os
+import runpy
 import sys
 from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
+from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Final, NoReturn
 
@@ -87,10 +87,8 @@ def _script_program(script: str) -> tuple[CodeType, ModuleType]:
     path = os.path.abspath(script)
     module = ModuleType("__main__")
     module.__file__ = path
-    with open(path, "rb") as file:
-        source = file.read()
     try:
-        return compile(source, path, "exec"), module
+        return compile(Path(path).read_bytes(), path, "exec"), module
     except SyntaxError as error:
         sys.excepthook(type(error), error, None)
         sys.exit(1)
@@ -99,23 +97,12 @@ def _script_program(script: str) -> tuple[CodeType, ModuleType]:
 def _module_program(name: str) -> tuple[CodeType, ModuleType]:
     """The code of a module, or of a package's ``__main__``, and the module that runs it; ends as Python does without one."""
     try:
-        spec = find_spec(name)
-        if spec is not None and spec.submodule_search_locations is not None:
-            spec = find_spec(f"{name}.__main__")
-        code = _code(spec) if spec is not None else None
-    except ModuleNotFoundError:
-        spec = code = None
-    if spec is None or code is None:
+        _, spec, code = runpy._get_module_details(name)  # type: ignore[attr-defined]  # pdb and trace use it too
+    except runpy._Error:  # type: ignore[attr-defined]
         sys.exit(f"{sys.executable}: there is no module {name} that can be run")
     module = ModuleType("__main__")
     module.__file__, module.__spec__, module.__package__, module.__loader__ = spec.origin, spec, spec.parent, spec.loader
     return code, module
-
-
-def _code(spec: ModuleSpec) -> CodeType | None:
-    get_code = getattr(spec.loader, "get_code", None)
-    code: CodeType | None = get_code(spec.name) if get_code is not None else None
-    return code
 
 
 if __name__ == "__main__":

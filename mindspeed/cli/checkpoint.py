@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindspeed.cli.job_help import JobCommand
-from mindspeed.cli.lazy import LazyGroup
-from mindspeed.cli.output import OK, PROBLEMS, json_option, print_json, print_table, wants_json
-from mindspeed.cli.request_options import Request, request_options
+from mindspeed.cli.lazy import Group
+from mindspeed.cli.output import OK, PROBLEMS, json_option, print_json, print_result, print_table, wants_json
+from mindspeed.cli.request_options import JobCommand, Request, request_options
 
 if TYPE_CHECKING:
     from mindspeed.training.checkpoints import Manifest
 
-checkpoint = LazyGroup(
-    "checkpoint",
-    verbs={verb: f"mindspeed.cli.checkpoint:{verb}_" for verb in ("list", "inspect", "verify", "diff")},
-    help="List, inspect, verify and compare checkpoints.",
-)
 step_option = click.option("--step", type=click.IntRange(1), metavar="N", help="of a run: that step's, not the newest")
 
 
-@click.command("list")
+@click.group(cls=Group)
+def checkpoint() -> None:
+    """List, inspect, verify and compare checkpoints."""
+
+
+@checkpoint.command("list")
 @click.argument("run", metavar="RUN")
 @json_option
 def list_(run: str) -> None:
@@ -54,11 +54,11 @@ def list_(run: str) -> None:
     print_table(columns, cells)
 
 
-@click.command("inspect")
+@checkpoint.command()
 @click.argument("path", metavar="CHECKPOINT")
 @step_option
 @json_option
-def inspect_(path: str, step: int | None) -> None:
+def inspect(path: str, step: int | None) -> None:
     """Print the model, the layout and the features of a checkpoint.
 
     CHECKPOINT is the folder of a checkpoint or of a run, whose newest one is taken.
@@ -71,11 +71,6 @@ def inspect_(path: str, step: int | None) -> None:
     manifest, record = read_manifest(folder), read_record(folder)
     features = {feature.name: dict(feature.settings) for feature in record.features} if record else {}
     software = facts_of(record.content, "version") if record else {}
-    if wants_json():
-        data = {"checkpoint": str(folder), "step": manifest.step, "samples": manifest.samples, "model": dict(manifest.model)}
-        more = {"layout": dict(manifest.layout), "optimizer": manifest.optimizer, "data": manifest.data}
-        print_json({**data, **more, "features": features, "software": software, "plan": manifest.plan})
-        return
     rows = {
         "checkpoint": f"{folder}, saved {_time(folder)}",
         "step": f"{manifest.step}, after {manifest.samples} samples",
@@ -86,19 +81,19 @@ def inspect_(path: str, step: int | None) -> None:
         "software": ", ".join(f"{name} {software[name]}" for name in ("mindspeed", "megatron", "torch") if name in software),
         "plan": manifest.plan,
     }
-    for name, text in rows.items():
-        click.echo(f"{name:<11} {text}")
-    click.echo("features")
+    lines = [*(f"{name:<11} {text}" for name, text in rows.items()), "features"]
     for name, settings in features.items():
-        given = "  ".join(f"{key}={value}" for key, value in settings.items() if value is not None)
-        click.echo(f"  {name}  {given}".rstrip())
+        values = "  ".join(f"{key}={value}" for key, value in settings.items() if value is not None)
+        lines.append(f"  {name}  {values}".rstrip())
+    data = {name: value for name, value in asdict(manifest).items() if name != "files"}
+    print_result({"checkpoint": str(folder), **data, "features": features, "software": software}, lines)
 
 
-@click.command("verify")
+@checkpoint.command()
 @click.argument("path", metavar="CHECKPOINT")
 @step_option
 @json_option
-def verify_(path: str, step: int | None) -> None:
+def verify(path: str, step: int | None) -> None:
     """Read every byte of a checkpoint and compare it with the checksums that were saved.
 
     CHECKPOINT is the folder of a checkpoint or of a run, whose newest one is taken. The exit status is 1 when a file or a
@@ -112,19 +107,18 @@ def verify_(path: str, step: int | None) -> None:
     if reasons := list(damages(folder)):
         raise RunError([damaged(folder, reasons)])
     sizes = file_sizes(folder)
-    if wants_json():
-        print_json({"checkpoint": str(folder), "files": len(sizes), "bytes": sum(sizes.values()), "problems": []})
-        return
-    click.echo(f"{folder}: {len(sizes)} files, {sum(sizes.values()) / 2**20:.1f} MiB, as they were saved")
+    total = sum(sizes.values())
+    data = {"checkpoint": str(folder), "files": len(sizes), "bytes": total, "problems": []}
+    print_result(data, [f"{folder}: {len(sizes)} files, {total / 2**20:.1f} MiB, as they were saved"])
 
 
-@click.command("diff", cls=JobCommand)
+@checkpoint.command(cls=JobCommand)
 @click.argument("path", metavar="CHECKPOINT")
 @step_option
 @request_options
 @json_option
 @click.pass_context
-def diff_(ctx: click.Context, request: Request, path: str, step: int | None) -> None:
+def diff(ctx: click.Context, request: Request, path: str, step: int | None) -> None:
     """Compare the features and the model of a checkpoint with those of a job.
 
     mindspeed checkpoint diff RUN -f job.yaml
@@ -150,20 +144,16 @@ def diff_(ctx: click.Context, request: Request, path: str, step: int | None) -> 
         model = {**manifest.model, **asked_model(manifest.model, request.layers, request.train)}
         problems = check_manifest(manifest, model, manifest.optimizer, str(folder))
         plan = request.resolve(None, saved_layer(manifest.model))
-    found = changes(record, plan, registry.feature_classes(plan), registry.content_of(plan))
-    refused = [change for change in found if change.verdict == "refused"]
-    if wants_json():
-        rows = [change.to_json() for change in found]
-        print_json({"checkpoint": str(folder), "changes": rows, "problems": [problem.to_json() for problem in problems]})
-    else:
-        for problem in problems:
-            click.echo(str(problem))
-        for change in found:
-            click.echo(str(change))
-            if change.verdict == "refused":
-                click.echo(f"{'':<11}    fix: {change.fix}")
-        if not found and not problems:
-            click.echo("no difference")
+    changed = changes(record, plan, registry.feature_classes(plan), registry.content_of(plan))
+    refused = [change for change in changed if change.verdict == "refused"]
+    lines = list(map(str, problems))
+    for change in changed:
+        lines.append(str(change))
+        if change in refused:
+            lines.append(f"{'':<11}    fix: {change.fix}")
+    rows = [change.to_json() for change in changed]
+    data = {"checkpoint": str(folder), "changes": rows, "problems": [problem.to_json() for problem in problems]}
+    print_result(data, lines or ["no difference"])
     ctx.exit(PROBLEMS if refused or problems else OK)
 
 

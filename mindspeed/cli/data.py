@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import click
 
-from mindspeed.cli.output import json_option, print_json, wants_json
+from mindspeed.cli.lazy import Group
+from mindspeed.cli.output import json_option, print_result
 
 
-@click.group()
+@click.group(cls=Group)
 def data() -> None:
     """Prepare text for training."""
 
@@ -27,8 +28,10 @@ def prepare(inputs: tuple[str, ...], prefix: str, tokenizer: str, overwrite: boo
 
     index = prepare_text(inputs, prefix, tokenizer, overwrite)
     vocabulary = tokenizer_of(prefix).vocab_size
-    if wants_json():
-        print_json({"prefix": prefix, "tokens": index.tokens, "sequences": len(index.lengths), "vocab_size": vocabulary})
-        return
-    click.echo(f"{prefix}: {index.tokens} tokens of a vocabulary of {vocabulary}")
-    click.echo(f"train on it with: mindspeed pretrain --data {prefix}")
+    print_result(
+        {"prefix": prefix, "tokens": index.tokens, "sequences": len(index.lengths), "vocab_size": vocabulary},
+        [
+            f"{prefix}: {index.tokens} tokens of a vocabulary of {vocabulary}",
+            f"train on it with: mindspeed pretrain --data {prefix}",
+        ],
+    )

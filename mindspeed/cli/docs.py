@@ -8,8 +8,8 @@ from typing import Final
 
 import click
 
-from mindspeed.cli.names import FeatureName
-from mindspeed.cli.output import json_option, print_json, wants_json
+from mindspeed.cli.output import json_option, print_result
+from mindspeed.cli.request_options import FeatureName
 
 CHECKOUT: Final = Path(__file__).parents[2]
 
@@ -45,10 +45,7 @@ def docs(names: tuple[str, ...], folder: Path | None, built_in: bool) -> None:
         write(folder, pages(catalog, main))
         return
     texts = {name: feature_page(catalog.usable[name]) for name in names}
-    if wants_json():
-        print_json({"pages": texts})
-    else:
-        click.echo("\n".join(texts.values()), nl=False)
+    print_result({"pages": texts}, ["\n".join(texts.values()).removesuffix("\n")])
 
 
 def _require_generators() -> None:

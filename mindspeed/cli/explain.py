@@ -7,7 +7,7 @@ import textwrap
 
 import click
 
-from mindspeed.cli.output import json_option, print_json, wants_json
+from mindspeed.cli.output import json_option, print_result, wants_json
 
 
 @click.command()
@@ -29,15 +29,14 @@ def explain(code: str) -> None:
 def _show_symptoms(text: str) -> None:
     from mindspeed.diagnostics.known_errors import symptoms_in
 
-    found = symptoms_in(text)
-    if wants_json():
-        print_json({"symptoms": [symptom.to_json() for symptom in found]})
-    elif not found:
+    symptoms = symptoms_in(text)
+    if not symptoms and not wants_json():
         raise click.UsageError("no known symptom is like this text, and it is no code; see docs/troubleshooting.md")
-    else:
-        for symptom in found:
-            click.echo(textwrap.fill(symptom.cause, width=100))
-            click.echo(textwrap.fill(symptom.fix, width=100, initial_indent="  fix: ", subsequent_indent="       "))
+    lines = []
+    for symptom in symptoms:
+        lines.append(textwrap.fill(symptom.cause, width=100))
+        lines.append(textwrap.fill(symptom.fix, width=100, initial_indent="  fix: ", subsequent_indent="       "))
+    print_result({"symptoms": [symptom.to_json() for symptom in symptoms]}, lines)
 
 
 def show_code(code: str) -> None:
@@ -47,7 +46,4 @@ def show_code(code: str) -> None:
     codes, code = error_codes(), code.upper()
     if code not in codes:
         raise click.UsageError(f"there is no code {code}; there are {', '.join(codes)}")
-    if wants_json():
-        print_json({"code": code, "text": codes[code]})
-    else:
-        click.echo(textwrap.fill(f"{code}: {codes[code]}", width=100))
+    print_result({"code": code, "text": codes[code]}, [textwrap.fill(f"{code}: {codes[code]}", width=100)])

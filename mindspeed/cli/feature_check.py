@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindspeed.cli.job_help import FullJobCommand
-from mindspeed.cli.names import FeatureName
-from mindspeed.cli.output import json_option, print_json, wants_json
-from mindspeed.cli.request_options import Request, request_options
+from mindspeed.cli.output import json_option, print_result
+from mindspeed.cli.request_options import FeatureName, FullJobCommand, Request, request_options
 
 if TYPE_CHECKING:
     from mindspeed.planning.plan import ActivationPlan
@@ -28,17 +26,10 @@ def check(request: Request, names: tuple[str, ...]) -> None:
     once, and the exit status is then 1.
     """
     plan = _with_padding(request.naming(names).plan_of_run(), request.train)
-    if wants_json():
-        print_json({"problems": [], "plan": plan.to_json()})
-        return
-    for row in plan.rows:
-        if row.kind == "not-checked":
-            click.echo(f"not checked  {row.feature}: {row.text}")
-        elif row.kind == "choice":
-            click.echo(f"choice       {row.feature}: {row.text}")
-        elif row.kind == "warning":
-            click.echo(f"warning      {row.feature}: {row.text}")
-    click.echo(f"no problems: {', '.join(plan.names) or 'no features'}; plan {plan.digest}")
+    kinds = {"not-checked": "not checked", "choice": "choice", "warning": "warning"}
+    lines = [f"{kinds[row.kind]:<11}  {row.feature}: {row.text}" for row in plan.rows if row.kind in kinds]
+    lines.append(f"no problems: {', '.join(plan.names) or 'no features'}; plan {plan.digest}")
+    print_result({"problems": [], "plan": plan.to_json()}, lines)
 
 
 def _with_padding(plan: ActivationPlan, train: dict[str, Any]) -> ActivationPlan:

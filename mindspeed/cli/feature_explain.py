@@ -5,19 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from mindspeed.cli.explain import show_code
-from mindspeed.cli.feature_plan import show
-from mindspeed.cli.job_help import JobCommand
-from mindspeed.cli.output import json_option, print_json, wants_json
-from mindspeed.cli.request_options import Request, request_options
+from mindspeed.cli.feature_plan import as_lines, setting_lines
+from mindspeed.cli.output import json_option, print_result
+from mindspeed.cli.request_options import JobCommand, Request, request_options
+from mindspeed.plugins.found import declared_at
 from mindspeed.plugins.near_names import suggestion
 
 if TYPE_CHECKING:
-    from mindspeed.planning.explanation import Explanation, Features
+    from mindspeed.planning.explanation import Explanation
     from mindspeed.planning.plan import ActivationPlan
     from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
     from mindspeed.plugins.feature import FeatureSpec
@@ -44,61 +45,42 @@ def explain(request: Request, name: str) -> None:
 
     plan = request.plan_of_run()
     known = catalog_for([*plan.names, name])
-    features = _classes(plan, known)
-    if name in features and name in {feature.name for feature in (*plan.base, *plan.features)}:
-        _explain_active(plan, features, name)
+    if name in {feature.name for feature in (*plan.base, *plan.features)}:
+        _explain_active(plan, known, name)
     else:
         _explain_inactive(request, plan, known, name)
 
 
-def _classes(plan: ActivationPlan, known: Catalog) -> Features:
+def _explain_active(plan: ActivationPlan, known: Catalog, name: str) -> None:
+    from mindspeed.planning.explanation import explain as explain_feature
     from mindspeed.registry import base_features
 
-    base = {feature.spec.name: feature for feature in base_features(plan.environment["platform"])}
-    return base | {name: known.feature(name) for name in plan.names}
+    features = {feature.spec.name: feature for feature in base_features(plan.environment["platform"])}
+    features |= {other: known.feature(other) for other in plan.names}
+    explanation, count = explain_feature(plan, features, name), len(plan.base) + len(plan.features)
+    lines = as_lines(_active(explanation, features[name], count))
+    print_result(_active_json(explanation, features[name], count), [f"{name} is on: {features[name].spec.summary}", *lines])
 
 
-def _explain_active(plan: ActivationPlan, features: Features, name: str) -> None:
-    from mindspeed.planning.explanation import explain as explain_feature
-
-    found = explain_feature(plan, features, name)
-    spec = features[name].spec
-    if wants_json():
-        print_json(_active_json(found, features[name], plan))
-        return
-    click.echo(f"{name} is on: {spec.summary}")
-    show(_active(found, features[name], plan))
-
-
-def _active(found: Explanation, feature: Any, plan: ActivationPlan) -> Sections:
-    from mindspeed.plugins.discovery import declared_at
-
-    planned, name = found.feature, found.feature.name
+def _active(explanation: Explanation, feature: Any, count: int) -> Sections:
+    planned, name = explanation.feature, explanation.feature.name
     yield "from", [f"{planned.distribution} {planned.version}, {declared_at(feature)}", *_traits(feature.spec)]
     yield "why", [line.removeprefix(f"{name}: ") for line in planned.why]
     free = "no order is declared with another active feature; ties go by name"
-    count = len(plan.base) + len(plan.features)
-    yield f"position {found.number} of {count}", [str(edge) for edge in found.edges] or [free]
-    yield "settings", [line for key in planned.settings for line in _setting(found, feature, key)]
+    yield f"position {explanation.number} of {count}", [str(edge) for edge in explanation.edges] or [free]
+    settings = zip(setting_lines(planned), planned.settings, strict=True)
+    described = [(line, f"  {feature.Args.model_fields[key].description}") for line, key in settings]
+    yield "settings", list(chain.from_iterable(described))
     yield "slots", list(planned.slots)
-    yield (
-        "Megatron arguments",
-        [f"{o.override}  {o.override.reason}" for o in found.overrides],
-    )
-    yield "patches", [line for patch in found.patches for line in _patch(patch)]
-    yield "notes", [row.text for row in found.rows if row.kind != "left-out"]
+    yield "Megatron arguments", [f"{o.override}  {o.override.reason}" for o in explanation.overrides]
+    yield "patches", [line for patch in explanation.patches for line in _patch(patch)]
+    yield "notes", [row.text for row in explanation.rows if row.kind != "left-out"]
 
 
 def _traits(spec: FeatureSpec) -> list[str]:
     numerics = spec.numerics
     claim = numerics.claim if numerics.claim == "exact" else f"{numerics.claim} (loss {numerics.loss:g}, {numerics.reason})"
     return [f"category {spec.category.value}, level {spec.level}, {spec.stability.value}; numerics {claim}"]
-
-
-def _setting(found: Explanation, feature: Any, key: str) -> list[str]:
-    value = found.feature.settings[key]
-    source = ", ".join((value.source, *(f"overrode {old}" for old in value.overrode)))
-    return [f"{found.feature.name}.{key} = {value.value}  ({source})", f"  {feature.Args.model_fields[key].description}"]
 
 
 def _patch(explained: Any) -> list[str]:
@@ -111,42 +93,27 @@ def _patch(explained: Any) -> list[str]:
     return [*lines, f"  at site  {' <- '.join(explained.chain)}"]
 
 
-def _active_json(found: Explanation, feature: Any, plan: ActivationPlan) -> dict[str, Any]:
-    from mindspeed.plugins.discovery import declared_at
-
-    planned, spec = found.feature, feature.spec
-    fields = feature.Args.model_fields
+def _active_json(explanation: Explanation, feature: Any, count: int) -> dict[str, Any]:
+    spec, planned = feature.spec, explanation.feature.to_json()
+    name = planned.pop("name")
+    for key, setting in planned["settings"].items():
+        setting["description"] = feature.Args.model_fields[key].description
     return {
-        "feature": planned.name,
+        "feature": name,
         "active": True,
         "summary": spec.summary,
-        "distribution": planned.distribution,
-        "version": planned.version,
         "where": declared_at(feature),
         "category": spec.category.value,
-        "level": spec.level,
         "stability": spec.stability.value,
         "numerics": asdict(spec.numerics),
-        "why": list(planned.why),
-        "position": {
-            "number": found.number,
-            "of": len(plan.base) + len(plan.features),
-            "edges": [edge._asdict() for edge in found.edges],
-        },
-        "settings": {key: asdict(value) | {"description": fields[key].description} for key, value in planned.settings.items()},
-        "slots": list(planned.slots),
-        "overrides": [{"owners": list(o.owners), **o.override.to_json()} for o in found.overrides],
+        **planned,
+        "position": {"number": explanation.number, "of": count, "edges": [edge._asdict() for edge in explanation.edges]},
+        "overrides": [{"owners": o.owners, **o.override.to_json()} for o in explanation.overrides],
         "patches": [
-            {
-                "patch": one.patch.patch.to_json(),
-                "skipped": one.patch.skipped,
-                "target": asdict(one.target),
-                "code": asdict(one.code) if one.code is not None else None,
-                "chain": list(one.chain),
-            }
-            for one in found.patches
+            asdict(explained) | {"patch": explained.patch.patch.to_json(), "skipped": explained.patch.skipped}
+            for explained in explanation.patches
         ],
-        "rows": [asdict(row) for row in found.rows],
+        "rows": [asdict(row) for row in explanation.rows],
     }
 
 
@@ -155,8 +122,7 @@ def _explain_inactive(request: Request, plan: ActivationPlan, known: Catalog, na
 
     row = next((row for row in known.rows if row.name == name), None)
     if row is None:
-        near = known.near(name)
-        fix = suggestion(near, "mindspeed features list shows every name")
+        fix = suggestion(known.near(name), "mindspeed features list shows every name")
         raise ResolutionError([Problem("MS201", f"there is no feature {name!r}", (name,), where="command line", fix=fix)])
     because, brings, problems = _why_not(plan, known, row), list[str](), list[Problem]()
     if name not in {disabled.feature for disabled in plan.rows if disabled.kind == "disabled"}:
@@ -167,22 +133,17 @@ def _explain_inactive(request: Request, plan: ActivationPlan, known: Catalog, na
             problems = list(error.problems)
     spec = row.feature.spec if row.feature is not None else None
     ways = _ways(row, spec)
-    if wants_json():
-        off = {"because": because, "switched_on_by": ways, "brings": brings, "problems": [p.to_json() for p in problems]}
-        names = ("name", "distribution", "version", "where")
-        about = {"feature" if key == "name" else key: getattr(row, key) for key in names}
-        print_json({**about, "active": False, "summary": spec.summary if spec else None, "off": off})
-        return
-    click.echo(f"{name} is off{f': {spec.summary}' if spec else ''}")
-    show(
-        [
-            ("from", [row.where, *(_traits(spec) if spec else [])]),
-            ("why not", because),
-            ("switched on by", ways),
-            ("it would bring", brings),
-            ("asking for it now gives", [line for problem in problems for line in str(problem).splitlines()]),
-        ]
-    )
+    about = {"feature": name, "distribution": row.distribution, "version": row.version, "where": row.where}
+    off = {"because": because, "switched_on_by": ways, "brings": brings, "problems": [p.to_json() for p in problems]}
+    sections = [
+        ("from", [row.where, *(_traits(spec) if spec else [])]),
+        ("why not", because),
+        ("switched on by", ways),
+        ("it would bring", brings),
+        ("asking for it now gives", [line for problem in problems for line in str(problem).splitlines()]),
+    ]
+    lines = [f"{name} is off{f': {spec.summary}' if spec else ''}", *as_lines(sections)]
+    print_result({**about, "active": False, "summary": spec.summary if spec else None, "off": off}, lines)
 
 
 def _why_not(plan: ActivationPlan, known: Catalog, row: DiscoveredFeature) -> list[str]:

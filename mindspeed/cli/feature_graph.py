@@ -8,14 +8,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mindspeed.cli.job_help import JobCommand
-from mindspeed.cli.names import FeatureName
-from mindspeed.cli.output import json_option, print_json, wants_json
-from mindspeed.cli.request_options import Request, request_options
+from mindspeed.cli.output import json_option, print_result
+from mindspeed.cli.request_options import FeatureName, JobCommand, Request, request_options
+from mindspeed.plugins.constraints import (
+    After,
+    Before,
+    Conflicts,
+    Requires,
+    RequiresAny,
+    RequiresCapability,
+    RequiresSlot,
+    Supersedes,
+)
 
 if TYPE_CHECKING:
     from mindspeed.plugins.feature import Feature
 
+_VERBS: Final = {Requires: "requires", Conflicts: "conflicts with", After: "comes after", Supersedes: "supersedes"}
 _STYLES: Final = {
     "requires": "",
     "needs one of": "style=dashed",
@@ -62,48 +71,27 @@ def graph(request: Request, names: tuple[str, ...], style: str) -> None:
     features = [known.feature(name) for name in order]
     relations = [relation for relation in _relations(features) if relation.source in order and _shown(relation, order)]
     slots = _slots(features)
-    if wants_json():
-        found = [asdict(relation) for relation in relations]
-        print_json({"features": list(order), "relations": found, "slots": slots})
-    elif style == "dot":
-        click.echo("\n".join(_dot(order, relations, slots)))
-    else:
-        click.echo("\n".join(_text(order, relations, slots)))
+    lines = (_dot if style == "dot" else _text)(order, relations, slots)
+    print_result({"features": list(order), "relations": list(map(asdict, relations)), "slots": slots}, lines)
 
 
 def _relations(features: Iterable[type[Feature[Any]]]) -> Iterator[Relation]:
-    from mindspeed.plugins.constraints import (
-        After,
-        Before,
-        Conflicts,
-        Requires,
-        RequiresAny,
-        RequiresCapability,
-        RequiresSlot,
-        Supersedes,
-    )
-
     for feature in features:
         name = feature.spec.name
         for constraint in feature.spec.constraints:
-            when = constraint.when is not None
-            if isinstance(constraint, Requires):
-                yield Relation(name, "requires", constraint.name, constraint.reason, when)
-            elif isinstance(constraint, RequiresAny):
-                yield from (Relation(name, "needs one of", other, constraint.reason, when) for other in constraint.names)
-            elif isinstance(constraint, RequiresSlot):
-                yield Relation(name, "requires", f"slot {constraint.slot}", constraint.reason, when)
-            elif isinstance(constraint, RequiresCapability):
-                reason = ", because ".join(filter(None, (constraint.capability, constraint.reason)))
-                yield Relation(name, "needs a capability of", f"slot {constraint.slot}", reason, when)
-            elif isinstance(constraint, Conflicts):
-                yield Relation(name, "conflicts with", constraint.name, constraint.reason, when)
-            elif isinstance(constraint, After):
-                yield Relation(name, "comes after", constraint.name, "", when)
-            elif isinstance(constraint, Before):
-                yield Relation(constraint.name, "comes after", name, "", when)
-            elif isinstance(constraint, Supersedes):
-                yield Relation(name, "supersedes", constraint.name, constraint.reason, when)
+            when, reason = constraint.when is not None, getattr(constraint, "reason", "")
+            match constraint:
+                case RequiresAny():
+                    yield from (Relation(name, "needs one of", other, reason, when) for other in constraint.names)
+                case RequiresSlot():
+                    yield Relation(name, "requires", f"slot {constraint.slot}", reason, when)
+                case RequiresCapability():
+                    because = ", because ".join(filter(None, (constraint.capability, reason)))
+                    yield Relation(name, "needs a capability of", f"slot {constraint.slot}", because, when)
+                case Before():
+                    yield Relation(constraint.name, "comes after", name, reason, when)
+                case Requires() | Conflicts() | After() | Supersedes():
+                    yield Relation(name, _VERBS[type(constraint)], constraint.name, reason, when)
 
 
 def _shown(relation: Relation, order: Sequence[str]) -> bool:

@@ -89,16 +89,8 @@ def _describe(row: DiscoveredFeature) -> dict[str, Any]:
 
 
 def _cells(row: DiscoveredFeature) -> tuple[str, ...]:
-    if row.feature is None:
-        return (row.name, "-", "-", "-", "-", f"{row.distribution} {row.version}", row.state, "-")
-    known = _describe(row)
-    return (
-        row.name,
-        str(known["level"]),
-        known["stability"],
-        " ".join(known["platforms"]),
-        " ".join(known["slots"]) or "-",
-        f"{row.distribution} {row.version}",
-        row.state,
-        known["summary"],
-    )
+    described = _describe(row)
+    values = (described[name] for name in ("level", "stability", "platforms", "slots"))
+    cells = (" ".join(value) if isinstance(value, list) else value for value in values)
+    texts = ("-" if cell in (None, "") else str(cell) for cell in cells)
+    return (row.name, *texts, f"{row.distribution} {row.version}", row.state, described["summary"] or "-")

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from mindspeed.cli.job_help import JobCommand
-from mindspeed.cli.names import FeatureName
-from mindspeed.cli.output import json_option, print_json, wants_json
-from mindspeed.cli.request_options import Request, request_options
+from mindspeed.cli.output import json_option, print_result
+from mindspeed.cli.request_options import FeatureName, JobCommand, Request, request_options
 
 if TYPE_CHECKING:
     from mindspeed.planning.plan import ActivationPlan, PlannedPatch
@@ -28,23 +26,20 @@ def plan(request: Request, names: tuple[str, ...], base: bool) -> None:
     What would be active, in which order and why, where each setting comes from, and everything that changes in Megatron.
     """
     made = request.naming(names).plan_of_run()
-    if wants_json():
-        print_json({"problems": [], "plan": made.to_json()})
-        return
-    show(sections(made, base))
+    print_result({"problems": [], "plan": made.to_json()}, as_lines(sections(made, base)))
 
 
-def show(parts: Iterable[tuple[str, list[str]]]) -> None:
-    """Print the parts of a plan that have lines."""
+def as_lines(parts: Iterable[tuple[str, list[str]]]) -> Iterator[str]:
+    """The parts of a plan that have lines, indented below their titles."""
     for title, lines in parts:
         if lines:
-            click.secho(title, bold=True)
-            click.echo("\n".join(f"  {line}" for line in lines))
+            yield click.style(title, bold=True)
+            yield from (f"  {line}" for line in lines)
 
 
-def show_briefly(plan: ActivationPlan) -> None:
-    """Print what a plan makes active and why, and its digest, without its base plan."""
-    show(part for part in sections(plan) if "base plan" not in part[0] and part[0] != "left out")
+def brief_lines(plan: ActivationPlan) -> Iterator[str]:
+    """The features that a plan makes active and why, and its digest, without its base plan."""
+    return as_lines(part for part in sections(plan) if "base plan" not in part[0] and part[0] != "left out")
 
 
 def sections(plan: ActivationPlan, every_target: bool = False) -> Iterator[tuple[str, list[str]]]:
@@ -54,17 +49,13 @@ def sections(plan: ActivationPlan, every_target: bool = False) -> Iterator[tuple
     """
     yield "for", [_pairs(plan.environment), _pairs(plan.world.known(), but=("platform", "megatron"))]
     yield "features, in activation order", [line for feature in plan.features for line in _feature(feature)]
-    yield (
-        "Megatron arguments",
-        [f"{o.override}  {', '.join(o.owners)}: {o.override.reason}" for o in plan.overrides],
-    )
+    yield "Megatron arguments", [f"{o.override}  {', '.join(o.owners)}: {o.override.reason}" for o in plan.overrides]
     applied = [planned for planned in plan.patches if not planned.skipped]
-    own = [planned for planned in applied if planned.owner in plan.names]
-    below = [planned for planned in applied if planned.owner not in plan.names]
-    yield "patches", _patches(own)
+    yield "patches", _patches([planned for planned in applied if planned.owner in plan.names])
     for kind, title in _ROWS.items():
         yield title, [f"{row.feature}: {row.text}" for row in plan.rows if row.kind == kind]
-    yield "base plan", [line for feature in plan.base for line in _settings(feature)]
+    yield "base plan", [line for feature in plan.base for line in setting_lines(feature)]
+    below = [planned for planned in applied if planned.owner not in plan.names]
     yield "patches of the base plan", _patches(below, every_target)
     yield "digest", [plan.digest]
 
@@ -87,11 +78,12 @@ def _feature(feature: PlannedFeature) -> list[str]:
     return [
         f"{feature.name}  ({feature.distribution} {feature.version}, level {feature.level})",
         *(f"  because  {line.removeprefix(f'{feature.name}: ')}" for line in feature.why),
-        *(f"  setting  {line}" for line in _settings(feature)),
+        *(f"  setting  {line}" for line in setting_lines(feature)),
     ]
 
 
-def _settings(feature: PlannedFeature) -> list[str]:
+def setting_lines(feature: PlannedFeature) -> list[str]:
+    """A line for each setting of a feature, with its source and what it overrode."""
     return [
         f"{feature.name}.{name} = {value.value}  ({', '.join((value.source, *(f'overrode {old}' for old in value.overrode)))})"
         for name, value in feature.settings.items()

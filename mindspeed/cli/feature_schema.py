@@ -10,10 +10,11 @@ from mindspeed.cli.output import json_option, print_json
 from mindspeed.plugins.world import FIELDS, PLATFORMS
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from mindspeed.plugins.discovery import Catalog
     from mindspeed.plugins.feature import Feature
 
-DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _TYPES: Final = {int: "integer", str: "string", bool: "boolean"}
 Schema = dict[str, Any]
 
@@ -45,8 +46,9 @@ def job_schema(known: Catalog) -> Schema:
     definitions: dict[str, Schema] = {"feature": feature}
     features = [*_base(), *(known.feature(name) for name in known.usable)]
     settings = {feature.spec.name: _settings(feature, definitions) for feature in features}
+    sizes = {name: _size(name) for name in FIELDS if name not in ("platform", "megatron")}
     return {
-        "$schema": DIALECT,
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "mindspeed job file",
         "description": "What to train and how: the same file for features check, plan, explain and for pretrain.",
         "type": "object",
@@ -54,18 +56,8 @@ def job_schema(known: Catalog) -> Schema:
         "properties": {
             "features": names | {"description": "features to switch on"},
             "without": names | {"description": "features to leave out"},
-            "settings": {
-                "description": "settings by feature",
-                "type": ["object", "null"],
-                "additionalProperties": False,
-                "properties": settings,
-            },
-            "world": {
-                "description": "sizes and the shape of the model",
-                "type": ["object", "null"],
-                "additionalProperties": False,
-                "properties": {name: _size(name) for name in FIELDS if name not in ("platform", "megatron")},
-            },
+            "settings": _mapping("settings by feature", settings),
+            "world": _mapping("sizes and the shape of the model", sizes),
             "level": {
                 "description": "0: only what Megatron has; 1: and all that is safe here; 2: and what is asked for",
                 "enum": [0, 1, 2],
@@ -77,7 +69,7 @@ def job_schema(known: Catalog) -> Schema:
                 "type": "boolean",
                 "default": False,
             },
-            "train": _moved(TrainConfig.model_json_schema(), definitions) | {"description": "how pretrain trains"},
+            "train": _schema_of(TrainConfig, definitions, "train.") | {"description": "how pretrain trains"},
         },
         "$defs": definitions,
     }
@@ -87,32 +79,30 @@ def _base() -> list[type[Feature[Any]]]:
     """The features of the base plans, which a job can set but not name."""
     from mindspeed.registry import base_features
 
-    found = {feature.spec.name: feature for platform in PLATFORMS for feature in base_features(platform)}
-    return [feature for feature in found.values() if feature.Args.model_fields]
+    features = {feature for platform in PLATFORMS for feature in base_features(platform)}
+    return sorted((feature for feature in features if feature.Args.model_fields), key=lambda feature: feature.spec.name)
 
 
 def _settings(feature: type[Feature[Any]], definitions: dict[str, Schema]) -> Schema:
-    found = _moved(feature.Args.model_json_schema(), definitions, f"{feature.spec.name}.")
-    found.pop("required", None)  # the command line or a variable may give what this file does not
-    return found | {"title": feature.spec.name, "description": feature.spec.summary}
+    schema = _schema_of(feature.Args, definitions, f"{feature.spec.name}.")
+    schema.pop("required", None)  # the command line or a variable may give what this file does not
+    return schema | {"title": feature.spec.name, "description": feature.spec.summary}
 
 
-def _moved(schema: Schema, definitions: dict[str, Schema], prefix: str = "train.") -> Schema:
-    """A model's schema with its own definitions moved among those of the whole, under names of its own."""
-    own = schema.pop("$defs", {})
-    for key, value in own.items():
-        definitions[prefix + key] = _renamed(value, prefix)
-    found: Schema = _renamed(schema, prefix)
-    return found
+def _schema_of(model: type[BaseModel], definitions: dict[str, Schema], prefix: str) -> Schema:
+    """The schema of a model, whose own definitions go among those of the whole, under names with a prefix."""
+    schema = model.model_json_schema(ref_template=f"#/$defs/{prefix}{{model}}")
+    definitions |= {prefix + name: own for name, own in schema.pop("$defs", {}).items()}
+    return schema
 
 
-def _renamed(part: Any, prefix: str) -> Any:
-    if isinstance(part, dict):
-        return {
-            key: value.replace("#/$defs/", f"#/$defs/{prefix}") if key == "$ref" else _renamed(value, prefix)
-            for key, value in part.items()
-        }
-    return [_renamed(item, prefix) for item in part] if isinstance(part, list) else part
+def _mapping(description: str, properties: dict[str, Schema]) -> Schema:
+    return {
+        "description": description,
+        "type": ["object", "null"],
+        "additionalProperties": False,
+        "properties": properties,
+    }
 
 
 def _size(name: str) -> Schema:

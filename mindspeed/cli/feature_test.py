@@ -35,13 +35,13 @@ def test(context: click.Context, name: str, parity: bool) -> None:
         print_json({"name": name, "passed": not failed, "checks": [outcome.to_json() for outcome in outcomes]})
     else:
         count = len({outcome.feature for outcome in outcomes})
-        features = f"{count} feature{'s' if count != 1 else ''}"
-        click.echo(f"{name}: {features}, {len(outcomes)} checks, {f'{failed} failed' if failed else 'none failed'}")
+        features = "1 feature" if count == 1 else f"{count} features"
+        click.echo(f"{name}: {features}, {len(outcomes)} checks, {failed or 'none'} failed")
     context.exit(PROBLEMS if failed else OK)
 
 
 def _print(outcome: Outcome, is_first: bool) -> None:
-    """Print one outcome as soon as it is known, below the name of its feature."""
+    """Print an outcome, and above the first of a feature its name."""
     if is_first:
         click.secho(outcome.feature, bold=True)
     click.echo(f"  {outcome.check:<11}  {outcome.state:<7}  {outcome.text}")

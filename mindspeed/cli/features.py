@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from mindspeed.cli.lazy import LazyGroup
+from mindspeed.cli.lazy import Group
 
-features = LazyGroup(
+features = Group(
     "features",
-    verbs={
+    lazy={
         "list": "mindspeed.cli.feature_list:list_features",
         "check": "mindspeed.cli.feature_check:check",
         "plan": "mindspeed.cli.feature_plan:plan",
@@ -23,7 +23,7 @@ Environment variables:
   MINDSPEED_FEATURES=a,b         features to switch on, above the job file and below the command line
   MINDSPEED_SET='a.x=1;b.y=2'    settings, likewise
   MINDSPEED_WITHOUT=a,b          features to leave out; contradicts a request for them
-  MINDSPEED_DISABLE=a,b          features taken out of every plan, whatever asks for them
+  MINDSPEED_DISABLE=a,b          features that no plan has, whatever asks for them
   MINDSPEED_PLUGINS=none|all|D,D whose features may be loaded: distributions by name  [default: all]
   MINDSPEED_PLATFORM, MINDSPEED_STRICT=1   as --platform and --strict
   MINDSPEED_TRACE=1              a line on standard error for each step, patch and hook

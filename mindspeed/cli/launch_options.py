@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+
+from mindspeed.cli.request_options import gather_options
 
 if TYPE_CHECKING:
     from mindspeed.planning.plan import ActivationPlan
@@ -28,24 +30,14 @@ class Processes:
 
 def launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--nproc`` and the options of a job on several nodes; the command gets them as one argument ``processes``."""
+    return gather_options(command, _OPTIONS, "processes", _processes)
 
-    @functools.wraps(command)
-    def with_processes(nproc: int, **options: Any) -> Any:
-        rendezvous = {name: options.pop(name) for name in _RENDEZVOUS}
-        given = {"nnodes": str(options.pop("nnodes") or 1)} | {k: v for k, v in rendezvous.items() if v is not None}
-        nodes = int(given["nnodes"])
-        passthrough = [word for name, value in given.items() for word in ("--" + name.replace("_", "-"), value)]
-        return command(processes=Processes(nproc, nodes, tuple(passthrough) if nodes > 1 else ()), **options)
 
-    decorated: Callable[..., Any] = with_processes
-    for name, meaning in reversed(_RENDEZVOUS.items()):
-        decorated = click.option("--" + name.replace("_", "-"), name, metavar="WORD", help=f"{meaning} (several nodes)")(
-            decorated
-        )
-    decorated = click.option("--nnodes", type=click.IntRange(1), metavar="N", help="nodes of the job  [default: 1]")(decorated)
-    return click.option("--nproc", type=click.IntRange(1), default=1, metavar="N", help="processes on this node  [default: 1]")(
-        decorated
-    )
+def _processes(options: Mapping[str, Any]) -> Processes:
+    nodes = options["nnodes"] or 1
+    several = {"nnodes": nodes, **{name: options[name] for name in _RENDEZVOUS}} if nodes > 1 else {}
+    words = [(_flag(name), str(value)) for name, value in several.items() if value is not None]
+    return Processes(options["nproc"], nodes, tuple(chain.from_iterable(words)))
 
 
 lock_option = click.option(
@@ -68,6 +60,10 @@ def is_of_trainer(file: str) -> bool:
     return bool(read_lock(file).job.get("train"))
 
 
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
 _RENDEZVOUS: Final = {
     "node_rank": "number of this node, from 0",
     "master_addr": "host of node 0",
@@ -75,4 +71,14 @@ _RENDEZVOUS: Final = {
     "rdzv_backend": "torchrun's rendezvous backend",
     "rdzv_endpoint": "host:port of the rendezvous",
     "rdzv_id": "name of the job at the rendezvous",
+}
+_OPTIONS: Final = {
+    "nproc": click.option(
+        "--nproc", type=click.IntRange(1), default=1, metavar="N", help="processes on this node  [default: 1]"
+    ),
+    "nnodes": click.option("--nnodes", type=click.IntRange(1), metavar="N", help="nodes of the job  [default: 1]"),
+    **{
+        name: click.option(_flag(name), name, metavar="WORD", help=f"{meaning} (several nodes)")
+        for name, meaning in _RENDEZVOUS.items()
+    },
 }

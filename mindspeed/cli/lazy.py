@@ -11,32 +11,35 @@ import click
 from mindspeed.plugins.near_names import near_names, suggestion
 
 
-class LazyGroup(click.Group):
-    """``verbs`` maps a verb to the ``"module:attribute"`` of its command."""
+class Group(click.Group):
+    """Verbs in the order of their declaration; an unknown one is refused with near names.
 
-    def __init__(self, name: str, verbs: Mapping[str, str], **options: Any) -> None:
+    ``lazy`` maps a verb to the ``"module:attribute"`` of its command.
+    """
+
+    def __init__(self, name: str | None = None, lazy: Mapping[str, str] | None = None, **options: Any) -> None:
         super().__init__(name, **options)
-        self.verbs = verbs
+        self.lazy = lazy or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.verbs)
+        return [*self.lazy, *self.commands]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.verbs:
-            return None
-        module, _, attribute = self.verbs[cmd_name].partition(":")
+        if cmd_name not in self.lazy:
+            return super().get_command(ctx, cmd_name)
+        module, _, attribute = self.lazy[cmd_name].partition(":")
         command: click.Command = getattr(import_module(module), attribute)
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in self.verbs and not args[0].startswith("-"):
-            near = near_names(args[0], self.verbs, cutoff=0.65)
-            known = suggestion(near, f"there are {', '.join(self.verbs)}")
+        verbs = self.list_commands(ctx)
+        if args and args[0] not in verbs and not args[0].startswith("-"):
+            known = suggestion(near_names(args[0], verbs, cutoff=0.65), f"there are {', '.join(verbs)}")
             ctx.fail(f"no such command {args[0]!r}; {known}")
         return super().resolve_command(ctx, args)
 
 
-class Main(LazyGroup):
+class Main(Group):
     """The root group: a `MindSpeedError` of any verb is printed problem by problem, never as a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:

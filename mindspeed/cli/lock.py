@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import click
 
-from mindspeed.cli.job_help import JobCommand
-from mindspeed.cli.output import json_option, print_json, wants_json
-from mindspeed.cli.request_options import Request, request_options
+from mindspeed.cli.output import json_option, print_result
+from mindspeed.cli.request_options import JobCommand, Request, request_options
 
 
 @click.command(cls=JobCommand)
@@ -40,9 +39,9 @@ def lock(request: Request, output: str) -> None:
     job["platform"] = plan.environment["platform"]
     made = Lock(job, plan, registry.content_of(plan, {}))
     made.write(output)
-    contents = facts_of(made.content, "source") | facts_of(made.content, "target")
-    if wants_json():
-        print_json({"lock": output, "digest": plan.digest, "versions": made.versions(), "files": len(contents)})
-        return
+    files = len(facts_of(made.content, "source") | facts_of(made.content, "target"))
     versions = ", ".join(f"{name} {version}" for name, version in made.versions().items())
-    click.echo(f"{output}: {', '.join(plan.names) or 'no features'}; {versions}; {len(contents)} files; plan {plan.digest}")
+    print_result(
+        {"lock": output, "digest": plan.digest, "versions": made.versions(), "files": files},
+        [f"{output}: {', '.join(plan.names) or 'no features'}; {versions}; {files} files; plan {plan.digest}"],
+    )

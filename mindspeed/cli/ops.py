@@ -2,13 +2,74 @@
 
 from __future__ import annotations
 
-from mindspeed.cli.lazy import LazyGroup
+import click
 
-ops = LazyGroup(
-    "ops",
-    verbs={
-        "list": "mindspeed.cli.ops_list:list_operators",
-        "build": "mindspeed.cli.ops_build:build",
-    },
-    help="List operators with the variant that runs here, and build those in C++.",
-)
+from mindspeed.cli.lazy import Group
+from mindspeed.cli.output import json_option, print_json, print_problems, print_result, print_table, wants_json
+from mindspeed.ops.variants import SOURCES
+from mindspeed.plugins.world import PLATFORMS
+
+
+@click.group(cls=Group)
+def ops() -> None:
+    """List operators with the variant that runs here, and build those in C++."""
+
+
+@ops.command("list")
+@click.option("--platform", type=click.Choice(PLATFORMS), help="device to list for  [default: what is here]")
+@json_option
+def list_(platform: str | None) -> None:
+    """List the operators.
+
+    For each the best variant that this platform has, what runs on this machine, and why not the former. A reference is
+    plain torch: right everywhere, and slower.
+    """
+    from mindspeed.ops.availability import standings
+    from mindspeed.platforms import detect
+
+    platform = platform or detect()
+    rows = standings(platform)
+    if wants_json():
+        print_json({"platform": platform, "operators": [row.to_json() for row in rows]})
+        return
+    cells = [(row.name, row.variant, row.runs or "-", row.why) for row in rows]
+    print_table(("OPERATOR", f"BEST ON {platform.upper()}", "RUNS HERE", "WHY"), cells)
+
+
+@ops.command()
+@click.option("--force", is_flag=True, help="compile again what is built already")
+@click.option("--optional", is_flag=True, help="a machine without a C++ compiler is told so, and is no error")
+@click.option("--verbose", is_flag=True, help="say which sources are compiled, and how long each takes")
+@json_option
+def build(force: bool, optional: bool, verbose: bool) -> None:
+    """Build the C++ operators for this machine.
+
+    They are compiled into one library in the cache (MINDSPEED_CACHE), which the next import of an operator loads. What
+    is built already is not built again. Several processes may do this at once: one compiles, the others wait for it.
+    Without it, operators run their slower references.
+    """
+    from mindspeed.ops import building
+    from mindspeed.ops.sources import operator_files
+    from mindspeed.plugins.problems import PlatformError
+
+    if not operator_files(SOURCES):
+        nothing = f"nothing to build: there are no C++ sources in {SOURCES / 'cpu'}"
+        print_result({"library": None, "operators": [], "compiled": False}, [nothing])
+        return
+
+    def report(line: str) -> None:
+        if verbose or line.startswith(("waiting", "compiling")):
+            click.echo(line, err=True)
+
+    try:
+        built, compiled = building.build(report, force, SOURCES)
+    except PlatformError as error:
+        if not (optional and {problem.code for problem in error.problems} == {"MS510"}):
+            raise
+        print_problems(error.problems)
+        return
+    how = f"built in {built.seconds:.0f} s" if compiled else "are built already"
+    lines = [f"{len(built.operators)} C++ operators {how}: {built.library}"]
+    if verbose:
+        lines.append(f"torch {built.key.torch}, compiler {built.compiler}, {built.key.processor}, {built.key.libc}")
+    print_result(built.to_json() | {"compiled": compiled}, lines)

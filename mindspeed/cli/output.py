@@ -15,7 +15,6 @@ from mindspeed.plugins.problems import Problem
 
 OK: Final = 0
 PROBLEMS: Final = 1
-USAGE: Final = 2
 ENVIRONMENT: Final = 3
 
 _JSON: Final = "mindspeed.json"
@@ -53,8 +52,17 @@ def print_json(data: dict[str, Any]) -> None:
     click.echo(json.dumps(data, indent=2, ensure_ascii=False))
 
 
+def print_result(data: dict[str, Any], lines: Iterable[str]) -> None:
+    """Print ``data`` under ``--json``, else the lines."""
+    if wants_json():
+        print_json(data)
+    else:
+        for line in lines:
+            click.echo(line)
+
+
 def print_problems(problems: Sequence[Problem]) -> None:
-    """Problems as ``{"problems": [...], "plan": null}`` under ``--json``, else as text on standard error."""
+    """Print problems: ``{"problems": [...], "plan": null}`` under ``--json``, else text on standard error."""
     if wants_json():
         print_json({"problems": [problem.to_json() for problem in problems], "plan": None})
         return
@@ -66,10 +74,10 @@ def print_problems(problems: Sequence[Problem]) -> None:
 
 def exit_code(problems: Iterable[Problem]) -> int:
     """0 without problems, 3 when all of them are about the environment (MS5xx), else 1."""
-    codes = [problem.code for problem in problems]
-    if not codes:
+    of_environment = [problem.code.startswith("MS5") for problem in problems]
+    if not of_environment:
         return OK
-    return ENVIRONMENT if all(code.startswith("MS5") for code in codes) else PROBLEMS
+    return ENVIRONMENT if all(of_environment) else PROBLEMS
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

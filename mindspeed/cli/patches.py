@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mindspeed.cli.output import OK, PROBLEMS, json_option, print_json, print_table, wants_json
+from mindspeed.cli.lazy import Group
+from mindspeed.cli.output import OK, PROBLEMS, json_option, print_json, print_result, print_table, wants_json
 
 if TYPE_CHECKING:
     from mindspeed.planning.drift import DriftRow, Tree
 
 
-@click.group()
+@click.group(cls=Group)
 def patches() -> None:
     """Compare the targets of all patches between Megatron versions."""
 
@@ -39,8 +40,8 @@ def drift(ctx: click.Context, megatron: str | None) -> None:
     from mindspeed.registry import megatron_targets
 
     catalog = discover()
-    for found in catalog.broken.values():
-        click.echo(f"{found.problem}\n", err=True)
+    for feature in catalog.broken.values():
+        click.echo(f"{feature.problem}\n", err=True)
     targets = megatron_targets(catalog)
     with _tree(megatron) as tree:
         rows = measure_drift(targets, tree)
@@ -73,10 +74,7 @@ def record(megatron: str | None, into: Path | None) -> None:
     targets = megatron_targets(discover(only=()))
     with installed_tree() if megatron is None else source_tree(Path(megatron)) as tree:
         file = record_release(tree, targets, into or FOLDER)
-    if wants_json():
-        print_json({"megatron": tree.version, "file": str(file)})
-    else:
-        click.echo(str(file))
+    print_result({"megatron": tree.version, "file": str(file)}, [str(file)])
 
 
 def _tree(megatron: str | None) -> AbstractContextManager[Tree]:
@@ -89,12 +87,10 @@ def _tree(megatron: str | None) -> AbstractContextManager[Tree]:
 
 def _print_rows(rows: Sequence[DriftRow]) -> None:
     """The table, the rows that say more than their verdict below it, and the number of rows of each verdict."""
-    said = [row for row in rows if row.near or row.why]
     print_table(("FEATURE", "VERDICT", "TARGET"), [(row.feature, row.verdict, row.target) for row in rows])
-    for row in said:
-        click.echo(f"\n{row.feature}: {row.verdict}: {row.target}")
-        for line in (row.why, f"now {' or '.join(row.near)}" if row.near else ""):
-            if line:
-                click.echo(f"  {line}")
+    for row in rows:
+        if reasons := [*filter(None, [row.why]), *([f"now {' or '.join(row.near)}"] if row.near else [])]:
+            click.echo(f"\n{row.feature}: {row.verdict}: {row.target}")
+            click.echo("\n".join(f"  {reason}" for reason in reasons))
     counts = Counter(row.verdict for row in rows)
     click.echo("\n" + ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items())))

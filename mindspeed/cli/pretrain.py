@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import shlex
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from mindspeed.cli.job_help import FullJobCommand
+from mindspeed.cli.feature_plan import as_lines, brief_lines
 from mindspeed.cli.launch_options import Processes, hold_to_lock, is_of_trainer, launch_options, lock_option
-from mindspeed.cli.output import OK, PROBLEMS, json_option, print_json, program, wants_json
-from mindspeed.cli.request_options import COMMAND_LINE, Request, request_options
+from mindspeed.cli.output import OK, PROBLEMS, json_option, print_result, program, wants_json
+from mindspeed.cli.request_options import COMMAND_LINE, FullJobCommand, Request, gather_options, request_options
 from mindspeed.training.config import JOB_FILE, TrainConfig, flag
 
 if TYPE_CHECKING:
@@ -27,17 +26,11 @@ if TYPE_CHECKING:
 
 def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add one option per field of `TrainConfig`; the command gets those that were given as one argument ``train``."""
-
-    @functools.wraps(command)
-    def with_train(**options: Any) -> Any:
-        given = {name: options.pop(name) for name in TrainConfig.model_fields}
-        return command(train={name: value for name, value in given.items() if value is not None}, **options)
-
-    decorated: Callable[..., Any] = with_train
-    for name, field in reversed(TrainConfig.model_fields.items()):
+    options = {}
+    for name, field in TrainConfig.model_fields.items():
         text = str(field.description) + ("" if field.default is None else f"  [default: {field.default}]")
-        decorated = click.option(flag(name), name, type=_click_type(field.annotation), help=text)(decorated)
-    return decorated
+        options[name] = click.option(flag(name), name, type=_click_type(field.annotation), help=text)
+    return gather_options(command, options, "train", lambda values: {k: v for k, v in values.items() if v is not None})
 
 
 def _click_type(annotation: Any) -> Any:
@@ -116,7 +109,6 @@ def _asked_plan(job_file: str, environment: Environment) -> ActivationPlan:
 
 def _start(job: Job, processes: Processes) -> int:
     """Train in processes of our own. Returns the exit status."""
-    from mindspeed.cli.feature_plan import show_briefly
     from mindspeed.training.job import write_job
     from mindspeed.training.launch import launch, python
     from mindspeed.training.run_folder import check_free
@@ -125,8 +117,7 @@ def _start(job: Job, processes: Processes) -> int:
         _check_shared_folder(job)
     check_free(job.run)
     if not wants_json():
-        show_briefly(job.plan)
-        _show_changes(job)
+        click.echo("\n".join([*brief_lines(job.plan), *_changes(job)]))
     result = Path(job.run) / "result.json"
     before = _modified(result)
     with tempfile.TemporaryDirectory(prefix="mindspeed-pretrain-") as folder:
@@ -149,7 +140,7 @@ def _join(job: Job, rank: dict[str, str]) -> None:
     _check_shared_folder(job)
     os.environ.update(rank)
     if rank["RANK"] == "0" and not wants_json():
-        _show_changes(job)
+        click.echo("".join(f"{line}\n" for line in _changes(job)), nl=False)
     work(job, os.environ)
     if rank["RANK"] == "0":
         _print_result(job)
@@ -157,23 +148,16 @@ def _join(job: Job, rank: dict[str, str]) -> None:
 
 def _show_dry_run(job: Job) -> None:
     """Print what a job would run, from which checkpoint, and into which folder."""
-    from mindspeed.cli.feature_plan import show_briefly
-
-    if wants_json():
-        changes = [change.to_json() for change in job.changes()]
-        found = {"run": job.run, "checkpoint": job.checkpoint, "changes": changes, "notes": list(job.notes)}
-        print_json({**found, "train": job.config.model_dump(), "plan": job.plan.to_json()})
-        return
-    show_briefly(job.plan)
-    _show_changes(job)
-    click.echo(f"would train up to step {job.config.train_iters} in {job.run}; nothing was started or written")
+    changes = [change.to_json() for change in job.changes()]
+    request = {"run": job.run, "checkpoint": job.checkpoint, "changes": changes, "notes": list(job.notes)}
+    end = f"would train up to step {job.config.train_iters} in {job.run}; nothing was started or written"
+    data = {**request, "train": job.config.model_dump(), "plan": job.plan.to_json()}
+    print_result(data, [*brief_lines(job.plan), *_changes(job), end])
 
 
-def _show_changes(job: Job) -> None:
-    """Print what the job does otherwise than the run that it continues, and what becomes of the checkpoint."""
-    if rows := [*map(str, job.changes()), *job.notes]:
-        click.secho(f"changed since {job.checkpoint}", bold=True)
-        click.echo("\n".join(f"  {row}" for row in rows))
+def _changes(job: Job) -> Iterator[str]:
+    """Describe what the job does otherwise than the run that it continues, and what becomes of the checkpoint."""
+    return as_lines([(f"changed since {job.checkpoint}", [*map(str, job.changes()), *job.notes])])
 
 
 def _check_shared_folder(job: Job) -> None:
@@ -192,10 +176,9 @@ def _print_result(job: Job, *launching: str) -> None:
         return
     if result["sample"]:
         click.echo(f"sample:\n{result['sample']}\n")
-    if result["initial_loss"] is not None:
-        click.echo(f"initial loss     {result['initial_loss']:.4f}")
-    if result["heldout_loss"] is not None:
-        click.echo(f"held-out loss    {result['heldout_loss']:.4f}")
+    for key, title in {"initial_loss": "initial loss", "heldout_loss": "held-out loss"}.items():
+        if result[key] is not None:
+            click.echo(f"{title:<15}  {result[key]:.4f}")
     click.echo(f"unigram entropy  {result['unigram_entropy']:.4f} (of the held-out text)")
     click.echo(f"run folder       {job.run}")
     command = [program(), "pretrain", "--resume", job.run, *launching]

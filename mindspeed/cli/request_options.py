@@ -1,4 +1,4 @@
-"""The options that describe a job, the same for every verb, and the `Request` that they become."""
+"""The options that describe a job, the same for every verb, their part of the help, and the `Request` that they become."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from click.shell_completion import CompletionItem
 
-from mindspeed.cli.job_help import JobOption, SizeOption
-from mindspeed.cli.names import FeatureName
 from mindspeed.plugins.world import FIELDS, PLATFORMS
 
 if TYPE_CHECKING:
@@ -21,6 +20,62 @@ if TYPE_CHECKING:
 
 COMMAND_LINE: Final = "command line"
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class JobOption(click.Option):
+    """An option that every verb with a job has."""
+
+
+class SizeOption(JobOption):
+    """A size of the job or a part of the model's shape."""
+
+
+_TITLES: Final = {click.Option: "Options", JobOption: "Job", SizeOption: "Sizes of the job and shape of the model"}
+
+
+class JobCommand(click.Command):
+    """A verb with a job: its help has its own options first. The sizes, about thirty, are listed by `FullJobCommand` alone."""
+
+    lists_sizes = False
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows: dict[type[click.Parameter], list[tuple[str, str]]] = {kind: [] for kind in _TITLES}
+        for parameter in self.get_params(ctx):
+            if type(parameter) in rows and (row := parameter.get_help_record(ctx)) is not None:
+                rows[type(parameter)].append(row)
+        if not self.lists_sizes:
+            names = ", ".join(row[0].split()[0].partition("/")[0] for row in rows[SizeOption][:4])
+            rows[SizeOption] = [(f"{names} ...", f"{len(rows[SizeOption])} options: mindspeed features check --help")]
+        for kind, title in (
+            (click.Option, "Options"),
+            (JobOption, "Job"),
+            (SizeOption, "Sizes of the job and shape of the model"),
+        ):
+            with formatter.section(title):
+                formatter.write_dl(rows[kind])
+
+
+class FullJobCommand(JobCommand):
+    """A verb whose help lists the sizes as well."""
+
+    lists_sizes = True
+
+
+class FeatureName(click.ParamType):  # type: ignore[type-arg]
+    """A feature's name, or with ``listed`` several joined by commas; the verb itself refuses an unknown one."""
+
+    name = "name"
+
+    def __init__(self, listed: bool = False) -> None:
+        self.listed = listed
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Complete the last name; nothing is imported."""
+        from mindspeed.plugins.found import installed
+
+        before, comma, last = incomplete.rpartition(",") if self.listed else ("", "", incomplete)
+        names = sorted({row.name for row in installed() if row.name.startswith(last)})
+        return [CompletionItem(f"{before}{comma}{name}") for name in names]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +99,7 @@ class Request:
         """The environment to plan for: what is installed, except for what the command line made up."""
         from mindspeed.registry import probe
 
-        platform = next((layer.platform for layer in reversed(self.layers) if layer.platform), None)
-        environment = probe(platform)
+        environment = probe(next((layer.platform for layer in reversed(self.layers) if layer.platform), None))
         if self.megatron is not None:
             environment = replace(environment, megatron=self.megatron, source=COMMAND_LINE)
         return environment if world_size is None else replace(environment, world_size=world_size)
@@ -80,21 +134,31 @@ class Request:
         return plan
 
 
-def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add every option that describes a job; the command gets them as one argument ``request``."""
+def gather_options(
+    command: Callable[..., Any],
+    options: Mapping[str, Decorator],
+    argument: str,
+    make: Callable[[Mapping[str, Any]], Any],
+) -> Callable[..., Any]:
+    """Add options, by the name of their value; the command gets what ``make`` makes of the values as one ``argument``."""
 
     @functools.wraps(command)
-    def with_request(**options: Any) -> Any:
-        given = {name: options.pop(name) for name in _NAMES}
-        return command(request=request_from_options(given), **options)
+    def with_argument(**values: Any) -> Any:
+        own = {name: values.pop(name) for name in options}
+        return command(**{argument: make(own)}, **values)
 
-    decorated: Callable[..., Any] = with_request
-    for option in reversed(_OPTIONS):
+    decorated: Callable[..., Any] = with_argument
+    for option in reversed(list(options.values())):
         decorated = option(decorated)
     return decorated
 
 
-def request_from_options(options: Mapping[str, Any]) -> Request:
+def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add every option that describes a job; the command gets them as one argument ``request``."""
+    return gather_options(command, _OPTIONS, "request", _request)
+
+
+def _request(options: Mapping[str, Any]) -> Request:
     """Read the job file and the environment variables and put the command line above them.
 
     Raises ResolutionError with every unreadable part of the three.
@@ -149,38 +213,21 @@ def _world_option(name: str) -> Decorator:
     return click.option(flag, name, cls=SizeOption, type=kind, metavar=metavar, help=meaning)
 
 
-_OPTIONS: Final[tuple[Decorator, ...]] = (
-    click.option("-f", "--file", cls=JobOption, metavar="JOB.yaml", help="job file with features, settings and world"),
-    click.option(
-        "--features",
-        cls=JobOption,
-        metavar="NAME,...",
-        multiple=True,
-        type=FeatureName(listed=True),
-        help="features to switch on; may be repeated",
-    ),
-    click.option(
-        "--without",
-        cls=JobOption,
-        metavar="NAME,...",
-        multiple=True,
-        type=FeatureName(listed=True),
-        help="features to leave out; may be repeated",
-    ),
-    click.option(
+def _names_option(flag: str, meaning: str) -> Decorator:
+    help = f"features to {meaning}; may be repeated"
+    return click.option(flag, cls=JobOption, metavar="NAME,...", multiple=True, type=FeatureName(listed=True), help=help)
+
+
+_LEVELS: Final = "0: only what Megatron has; 1: and all that is safe here; 2: and what is asked for  [default: 2]"
+_STRICT: Final = "add no requirement silently; what cannot be checked is a problem"
+_OPTIONS: Final[Mapping[str, Decorator]] = {
+    "file": click.option("-f", "--file", cls=JobOption, metavar="JOB.yaml", help="job file with features, settings and world"),
+    "features": _names_option("--features", "switch on"),
+    "without": _names_option("--without", "leave out"),
+    "assignments": click.option(
         "--set", "assignments", cls=JobOption, metavar="FEATURE.FIELD=VALUE", multiple=True, help="a setting; may be repeated"
     ),
-    click.option(
-        "--optimization-level",
-        "level",
-        cls=JobOption,
-        type=int,
-        metavar="N",
-        help="0: only what Megatron has; 1: and all that is safe here; 2: and what is asked for  [default: 2]",
-    ),
-    click.option(
-        "--strict", cls=JobOption, is_flag=True, help="add no requirement silently; what cannot be checked is a problem"
-    ),
-    *(_world_option(name) for name in FIELDS),
-)
-_NAMES: Final = ("file", "features", "without", "assignments", "level", "strict", *FIELDS)
+    "level": click.option("--optimization-level", "level", cls=JobOption, type=int, metavar="N", help=_LEVELS),
+    "strict": click.option("--strict", cls=JobOption, is_flag=True, help=_STRICT),
+    **{name: _world_option(name) for name in FIELDS},
+}

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from mindspeed.cli.bootstrap import MODULE
-from mindspeed.cli.job_help import JobCommand
 from mindspeed.cli.launch_options import Processes, hold_to_lock, launch_options, lock_option
 from mindspeed.cli.output import print_problems
-from mindspeed.cli.request_options import Request, request_options
+from mindspeed.cli.request_options import JobCommand, Request, request_options
 
 if TYPE_CHECKING:
     from mindspeed.planning.plan import ActivationPlan

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mindspeed.cli.job_help import JobCommand
-from mindspeed.cli.names import FeatureName
 from mindspeed.cli.output import PROBLEMS, json_option, print_json, print_problems, print_table, wants_json
-from mindspeed.cli.request_options import Request, request_options
+from mindspeed.cli.request_options import FeatureName, JobCommand, Request, request_options
 
 if TYPE_CHECKING:
     from mindspeed.verification.comparison import Check

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from mindspeed.cli import ops_build
+from mindspeed.cli import ops
 from mindspeed.ops import OPERATORS, availability, reasons
 from mindspeed.ops.availability import variant
 from mindspeed.ops.compiler import Compiler
@@ -111,7 +111,7 @@ def test_torch_is_not_imported_to_list():
 def sources(tmp_path, monkeypatch):
     """The sources are two tiny ones."""
     folder = write_sources(tmp_path / "csrc")
-    monkeypatch.setattr(ops_build, "SOURCES", folder)
+    monkeypatch.setattr(ops, "SOURCES", folder)
     return folder
 
 
@@ -149,7 +149,7 @@ def test_where_a_compiler_is_optional_its_absence_is_said_and_no_error(mindspeed
 
 
 def test_without_sources_there_is_nothing_to_build(mindspeed, tmp_path, monkeypatch):
-    monkeypatch.setattr(ops_build, "SOURCES", tmp_path)
+    monkeypatch.setattr(ops, "SOURCES", tmp_path)
     done = mindspeed("ops", "build")
     assert (done.exit_code, done.stdout) == (0, f"nothing to build: there are no C++ sources in {tmp_path / 'cpu'}\n")
 
