@@ -1,7 +1,7 @@
 """The one line that a Megatron-LM script needs: ``import mindspeed.megatron_adaptor``.
 
 Importing it reads the command line, resolves what it asks for and activates the plan in this process; see
-docs/megatron-lm.md. Our flags are taken out of ``sys.argv``, so that Megatron-LM's parser reads what is left. Under
+docs/megatron-lm.md. Our flags are removed from ``sys.argv``, so that Megatron-LM's parser reads what is left. Under
 ``mindspeed run``, and in a process that an adapted one has spawned, the plan is active already and nothing happens again.
 """
 
@@ -21,7 +21,7 @@ from mindspeed.runtime.session import ActivationReport
 
 
 def adapt(argv: MutableSequence[str]) -> ActivationReport | None:
-    """Activate what ``argv`` (as ``sys.argv``) asks for, and take our flags out of it; None where a plan is active already.
+    """Activate what ``argv`` (as ``sys.argv``) asks for, and remove our flags from it; None where a plan is active already.
 
     Raises MindSpeedError with every problem at once.
     """

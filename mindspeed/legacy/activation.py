@@ -16,11 +16,10 @@ from mindspeed import registry
 from mindspeed._version import __version__
 from mindspeed.legacy import arguments, flags, manager
 from mindspeed.legacy.adapter import PREFIX, OldArgs, OldFeature, name_of, own_arguments, refusal_of, registrations_of
-from mindspeed.legacy.feature import OwnFeature
-from mindspeed.legacy.known_names import known_names
+from mindspeed.legacy.feature import OwnFeature, known_names
 from mindspeed.legacy.megatron_lm import MegatronArguments, wires_arguments
 from mindspeed.legacy.patches import DIRECT, MindSpeedPatchesManager
-from mindspeed.legacy.registrations import Registration, force_overridden, patches_of
+from mindspeed.legacy.registrations import Registration, force_overridden, patches_of, require_patches
 from mindspeed.planning.plan import ActivationPlan
 from mindspeed.plugins.discovery import BUILT_IN, DiscoveredFeature
 from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec, Stability
@@ -36,7 +35,7 @@ from mindspeed.runtime.rendezvous import place_in
 SOURCE: Final = "old names"
 """Source of values in a plan that came in through the old Python names."""
 
-_ASKED: Final = (": you asked for it", " asks for it")
+_REQUESTED: Final = (": you asked for it", " asks for it")
 """The words of a plan for a feature that stands in the request itself."""
 
 _lock = threading.RLock()
@@ -55,10 +54,7 @@ class DirectPatches(Feature[FeatureArgs]):
 
     @hookimpl
     def patches(self) -> list[Patch]:
-        patches, _, problems = patches_of([one for one in _direct() if one not in _state.force_overridden])
-        if problems:
-            raise MindSpeedError(problems)
-        return patches
+        return require_patches([call for call in _direct() if call not in _state.force_overridden])
 
 
 @dataclasses.dataclass(slots=True)
@@ -66,7 +62,7 @@ class _State:
     """Hold the requests of the old names so far in this process.
 
     ``base`` is the plan that others had activated, ``digest`` that of the plan made here, ``args`` the arguments,
-    ``force_overridden`` the replacements that give way to forced ones, ``taken_out`` the features whose old flag `repatch` set
+    ``force_overridden`` the replacements that give way to forced ones, ``removed`` the features whose old flag `repatch` set
     to a false value, ``strange`` notes on arguments that nobody knows, ``said`` what was already printed.
     """
 
@@ -74,7 +70,7 @@ class _State:
     digest: str = ""
     args: Namespace | None = None
     force_overridden: frozenset[Registration] = frozenset()
-    taken_out: frozenset[str] = frozenset()
+    removed: frozenset[str] = frozenset()
     strange: tuple[str, ...] = ()
     said: set[str] = dataclasses.field(default_factory=set)
 
@@ -83,8 +79,8 @@ _state = _State()
 
 
 @dataclasses.dataclass(slots=True)
-class _Asked:
-    """Hold the request in some arguments: our features through old flags, old features, notes and problems."""
+class _Request:
+    """Hold the request of some arguments: our features through old flags, old features, notes and problems."""
 
     layer: Layer
     rows: list[PlanNote]
@@ -105,8 +101,8 @@ def repatch(args: Mapping[str, Any] | Namespace) -> None:
         setattr(known, name, value)
         old = flags.BY_DEST.get(name)
         if old is not None and old.switch:
-            change = _state.taken_out.difference if value else _state.taken_out.union
-            _state.taken_out = change(old.features)
+            change = _state.removed.difference if value else _state.removed.union
+            _state.removed = change(old.features)
     replan(known, again=_agrees_at_activation())
 
 
@@ -170,49 +166,46 @@ def _plan() -> tuple[ActivationPlan, list[PlanNote]]:
     """The plan of everything that is asked for now, and the rows that the old names add to it."""
     common = _state.args
     registry.provide(manager.found_rows(common))
-    asked = _asked(vars(common)) if common is not None else _Asked(Layer(SOURCE), [], [])
-    rows = asked.rows
-    calls = [*_calls_of(asked), *_direct()]
+    request = _request(vars(common)) if common is not None else _Request(Layer(SOURCE), [], [])
+    rows = request.rows
+    calls = [*_calls_of(request), *_direct()]
     kept, given_way = force_overridden(calls)
     _state.force_overridden = frozenset(calls) - frozenset(kept)
     rows += given_way
-    for owner in dict.fromkeys(one.owner for one in kept):
-        _, noted, wrong = patches_of([one for one in kept if one.owner == owner])
-        rows += noted
-        asked.problems += wrong
-    layers = [asked.layer]
-    provided = manager.found_rows(common, _state.force_overridden)
-    ours = [kind for kind, wanted in ((DirectPatches, _direct()), (MegatronArguments, wires_arguments())) if wanted]
-    for kind in ours:
-        reference = f"{kind.__module__}:{kind.__qualname__}"
-        provided.append(DiscoveredFeature(kind.spec.name, BUILT_IN, __version__, reference, kind))
-    layers.append(Layer(SOURCE, tuple(kind.spec.name for kind in ours)))
-    registry.provide(provided)
+    for owner in dict.fromkeys(call.owner for call in kept):
+        _, notes, wrong = patches_of([call for call in kept if call.owner == owner])
+        rows += notes
+        request.problems += wrong
+    ours = [*([DirectPatches] if _direct() else []), *([MegatronArguments] if wires_arguments() else [])]
+    own_rows = [
+        DiscoveredFeature(kind.spec.name, BUILT_IN, __version__, f"{kind.__module__}:{kind.__qualname__}", kind)
+        for kind in ours
+    ]
+    registry.provide([*manager.found_rows(common, _state.force_overridden), *own_rows])
+    layers = [request.layer, Layer(SOURCE, tuple(kind.spec.name for kind in ours))]
     if _state.base is not None:
-        layers.insert(0, _layer_of(_state.base, asked.layer))
+        layers.insert(0, _layer_of(_state.base, request.layer))
     try:
         plan = registry.resolve(layers)
-    except ResolutionError as error:
-        raise ResolutionError(dict.fromkeys([*asked.problems, *error.problems])) from None
     except MindSpeedError as error:
-        raise type(error)(dict.fromkeys([*asked.problems, *error.problems])) from None
-    if asked.problems:
-        raise ResolutionError(asked.problems)
+        raise type(error)(dict.fromkeys([*request.problems, *error.problems])) from None
+    if request.problems:
+        raise ResolutionError(request.problems)
     return dataclasses.replace(plan, rows=(*plan.rows, *rows)), rows
 
 
-def _asked(given: Mapping[str, Any]) -> _Asked:
+def _request(given: Mapping[str, Any]) -> _Request:
     listed = manager.MindSpeedFeaturesManager.FEATURES_LIST
     own = {feature.name for feature in listed if isinstance(feature, OwnFeature)}
-    heard = {dest: value for dest, value in given.items() if dest in flags.BY_DEST}
+    by_flag = {dest: value for dest, value in given.items() if dest in flags.BY_DEST}
     taken = {action.dest for feature in manager.old_features() for action in own_arguments(feature)}
-    unheard = []
+    unused = []
     for old in flags.OLD_FLAGS:
-        if own.isdisjoint(old.features) and heard.pop(old.dest, None) and old.dest not in taken:
-            unheard.append(f"{old.flag} does nothing: {' or '.join(old.features)} is not in the list of features")
-    layer, notes, problems = flags.request_of({**given, **dict.fromkeys(flags.BY_DEST), **heard}, registry.catalog())
+        if own.isdisjoint(old.features) and by_flag.pop(old.dest, None) and old.dest not in taken:
+            unused.append(f"{old.flag} does nothing: {' or '.join(old.features)} is not in the list of features")
+    layer, notes, problems = flags.request_of({**given, **dict.fromkeys(flags.BY_DEST), **by_flag}, registry.catalog())
     features, settings = list(layer.features), {name: dict(fields) for name, fields in layer.settings.items()}
-    rows = [PlanNote("note", "compat", note) for note in (*notes, *unheard, *_state.strange)]
+    rows = [PlanNote("note", "compat", note) for note in (*notes, *unused, *_state.strange)]
     for name, fields in arguments.megatron_features(given).items():
         if name in registry.catalog().usable:
             features.append(name)
@@ -235,20 +228,20 @@ def _asked(given: Mapping[str, Any]) -> _Asked:
             settings[name] = own_settings
         elif reason := manager.never_on(feature):
             if own_settings:
-                text = f"{', '.join(manager.options_of(feature, own_settings))} is given to {name}, and {reason}"
+                options = [action.option_strings[0] for action in own_arguments(feature) if action.dest in own_settings]
+                text = f"{', '.join(options)} is given to {name}, and {reason}"
                 fix = f"ask for it by name (--features {name}), or let it register --{name.removeprefix(PREFIX)}"
                 problems.append(Problem("MS110", text, (name,), where=manager.where_of(feature), fix=fix))
             rows.append(PlanNote("note", name, reason))
     level = given.get("optimization_level", 2)
     layer = Layer(SOURCE, tuple(features), settings, world, level=level if level in (0, 1) else None)
-    return _Asked(layer, rows, problems)
+    return _Request(layer, rows, problems)
 
 
-def _calls_of(asked: _Asked) -> list[Registration]:
+def _calls_of(request: _Request) -> list[Registration]:
     """Collect the registrations of old features in the order of the list; a failure is a problem of the request."""
     calls: list[Registration] = []
-    layer, known = asked.layer, registry.catalog()
-    world = World(dict(layer.world))
+    layer, known, world = request.layer, registry.catalog(), World(dict(request.layer.world))
     for feature in manager.old_features():
         name = name_of(feature)
         if name not in layer.features or name not in known.usable:
@@ -259,24 +252,24 @@ def _calls_of(asked: _Asked) -> list[Registration]:
         except ValidationError:
             continue  # the resolver says what is wrong with a setting
         except MindSpeedError as error:
-            asked.problems += error.problems
+            request.problems += error.problems
     return calls
 
 
 def _direct() -> list[Registration]:
-    return [one for one in MindSpeedPatchesManager.registrations if one.owner == DIRECT]
+    return [call for call in MindSpeedPatchesManager.registrations if call.owner == DIRECT]
 
 
 def _layer_of(plan: ActivationPlan, above: Layer) -> Layer:
     """A plan as a request below ``above``: what it set, without the sizes that are asked for anew."""
     owners = {owner: size for size, (owner, _) in registry.catalog().owners.items()}
-    gone = _state.taken_out | {name for name, size in owners.items() if size in above.world}
-    asked_for = {one.name for one in plan.features if one.why[0].endswith(_ASKED)}  # the rest follows again
-    features = tuple(one.name for one in plan.features if one.name in asked_for - gone)
+    gone = _state.removed | {name for name, size in owners.items() if size in above.world}
+    requested = {feature.name for feature in plan.features if feature.why[0].endswith(_REQUESTED)}  # the rest follows again
+    features = tuple(feature.name for feature in plan.features if feature.name in requested - gone)
     settings = {
-        one.name: {key: value.value for key, value in one.settings.items() if value.source != "default"}
-        for one in (*plan.base, *plan.features)
-        if one.name not in _state.taken_out
+        feature.name: {key: value.value for key, value in feature.settings.items() if value.source != "default"}
+        for feature in (*plan.base, *plan.features)
+        if feature.name not in _state.removed
     }
     world = {name: value for name, value in plan.world.known().items() if name not in ("platform", "megatron")}
     return Layer("active plan", features, settings, world, level=plan.level, strict=plan.strict, platform=plan.world.platform)

@@ -14,7 +14,7 @@ from mindspeed.legacy import object_refs
 from mindspeed.legacy.arguments import namespace_of
 from mindspeed.legacy.feature import MindSpeedFeature
 from mindspeed.legacy.patches import MindSpeedPatchesManager
-from mindspeed.legacy.registrations import Registration, patches_of
+from mindspeed.legacy.registrations import Registration, require_patches
 from mindspeed.plugins.constraints import After, Check
 from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec, Numerics, Stability
 from mindspeed.plugins.hookspecs import hookimpl
@@ -27,14 +27,10 @@ PREFIX: Final = "compat:"
 
 
 class OldArgs(FeatureArgs):
-    """Base of the argument model of an old feature; ``refusal`` is what its checks said last."""
+    """Base of the argument model of an old feature; ``_refusal`` is what its checks said last."""
 
     model_config = ConfigDict(protected_namespaces=())
     _refusal: str = PrivateAttr("its own validation of the arguments")
-
-    @property
-    def refusal(self) -> str:
-        return self._refusal
 
 
 class OldFeature(Feature[OldArgs]):
@@ -53,12 +49,7 @@ class OldFeature(Feature[OldArgs]):
     @hookimpl
     def patches(self) -> list[Patch]:
         """Let the feature register its patches. Raises MindSpeedError for those that cannot be taken."""
-        registrations = registrations_of(self)
-        kept = [one for one in registrations if one not in self.force_overridden]
-        patches, _, problems = patches_of(kept)
-        if problems:
-            raise MindSpeedError(problems)
-        return patches
+        return require_patches([call for call in registrations_of(self) if call not in self.force_overridden])
 
 
 def name_of(feature: MindSpeedFeature) -> str:
@@ -75,10 +66,10 @@ def adapt(
     """A feature class that does what an object in MindSpeed's form does. ``after`` names those before it in its list."""
     kind = type(feature)
     summary = (kind.__doc__ or "").strip().partition("\n")[0].rstrip(".") or "a feature in MindSpeed's form"
-    refused = Check(_accepts(feature, common), "{args.refusal}")
+    refused = Check(_accepts(feature, common), "{args._refusal}")
     spec = FeatureSpec(
         name=name_of(feature),
-        summary=summary if kind.__doc__ != MindSpeedFeature.__doc__ else "a feature in MindSpeed's form",
+        summary=summary,
         category=Category.SCENARIO,
         level=2 if feature.optimization_level >= 2 else 0,
         constraints=(*(After(name) for name in after), refused),

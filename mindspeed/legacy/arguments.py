@@ -14,7 +14,7 @@ from mindspeed.legacy.feature import MindSpeedFeature
 from mindspeed.legacy.flags import OLD_FLAGS
 from mindspeed.megatron.argument_layers import declared_flags
 from mindspeed.megatron.training_flags import WORLD
-from mindspeed.plugins.world import World
+from mindspeed.plugins.world import FIELDS, World
 from mindspeed.runtime import session
 
 MEGATRON_SIZES: Final = WORLD | {
@@ -75,7 +75,7 @@ def get_full_args() -> Namespace:
 
 
 def _as_active(args: Namespace) -> Namespace:
-    """Add what the active plan knows: its flags may have been taken out of the command line when it was made."""
+    """Add what the active plan knows: its flags may have been removed from the command line when it was made."""
     active = session.current()
     if active is None:
         return args
@@ -147,8 +147,6 @@ def namespace_of(world: World, given: Mapping[str, Any], unknown_is_absent: bool
 
 def world_of(args: Mapping[str, Any]) -> dict[str, Any]:
     """The world's values among arguments in Megatron's names; what has another type is left out."""
-    from mindspeed.plugins.world import FIELDS
-
     world = {field: args[name] for name, field in MEGATRON_SIZES.items() if type(args.get(name)) is FIELDS[field][0]}
     if args.get("bf16") is True or args.get("fp16") is True:
         world["dtype"] = "bf16" if args.get("bf16") is True else "fp16"

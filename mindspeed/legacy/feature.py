@@ -8,6 +8,7 @@ from typing import Any
 
 from mindspeed.legacy.flags import BY_DEST, OLD_FLAGS, register_old_flags
 from mindspeed.plugins.feature import Feature
+from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
 
@@ -50,23 +51,26 @@ class MindSpeedFeature:
         """Raise MS202 when both this feature and the argument or feature ``check_args`` are on, MS110 when nobody has it."""
         if self._is_on(global_args, check_args, "excludes"):
             names = (self.feature_name, check_args)
-            raise MindSpeedError([Problem("MS202", f"{names[0]} and {names[1]} exclude each other", names, fix=_out(names))])
+            fix = " or ".join(f"remove {name}" for name in names)
+            raise MindSpeedError([Problem("MS202", f"{names[0]} and {names[1]} exclude each other", names, fix=fix)])
 
     def dependency_check(self, global_args: Namespace, check_args: str) -> None:
         """Raise MS205 when this feature is on without the argument or feature ``check_args``, MS110 when nobody has it."""
         if self._is_on(global_args, check_args, "requires") is False:
             text = f"{self.feature_name} requires {check_args}, which is not on"
-            fix = f"--{check_args.replace('_', '-')}, or take out {self.feature_name}"
+            fix = f"--{check_args.replace('_', '-')}, or remove {self.feature_name}"
             raise MindSpeedError([Problem("MS205", text, (self.feature_name,), fix=fix)])
 
     def _is_on(self, args: Namespace, name: str, verb: str) -> bool | None:
-        """Return whether ``name`` is on beside this feature; None when this feature itself is off."""
-        from mindspeed.legacy.known_names import check_name
-
-        check_name(self.feature_name, name, verb, args)
-        if not getattr(args, self.feature_name, None):
-            return None
-        return bool(getattr(args, name.replace("-", "_"), None))
+        """Return whether ``name`` is on beside this feature; None when this feature itself is off. Raises MS110."""
+        dest = name.replace("-", "_")
+        if not hasattr(args, dest) and dest not in (known := known_names()):
+            text = (
+                f"{self.feature_name} {verb} {name}, which is neither a feature nor an argument of Megatron or of any feature"
+            )
+            fix = suggestion(near_names(dest, sorted(known), cutoff=0.6), "name a feature or an argument that exists")
+            raise MindSpeedError([Problem("MS110", text, (self.feature_name,), fix=fix)])
+        return bool(getattr(args, dest, None)) if getattr(args, self.feature_name, None) else None
 
     @staticmethod
     def add_parser_argument_choices_value(parser: ArgumentParser, argument_name: str, new_choice: Any) -> None:
@@ -112,5 +116,25 @@ def create_features_list() -> list[MindSpeedFeature]:
     return [OwnFeature(name) for name in names]
 
 
-def _out(names: tuple[str, ...]) -> str:
-    return " or ".join(f"take out {name}" for name in names)
+def known_names() -> set[str]:
+    """Every name that an argument or a feature has here, with underscores: of features, old flags and Megatron."""
+    from mindspeed.legacy.adapter import own_arguments
+    from mindspeed.legacy.manager import MindSpeedFeaturesManager
+    from mindspeed.registry import catalog
+
+    names = {name.removeprefix("compat:").replace("-", "_") for name in catalog().usable} | BY_DEST.keys()
+    for feature in MindSpeedFeaturesManager.FEATURES_LIST:
+        names |= {feature.feature_name, *(action.dest for action in own_arguments(feature))}
+    return names | _megatron_names()
+
+
+def _megatron_names() -> set[str]:
+    """Arguments of the Megatron that is installed: of its configurations, and of Megatron-LM's parser as recorded."""
+    from mindspeed.inspection.cli_arguments import surface
+    from mindspeed.inspection.config_arguments import known_arguments
+    from mindspeed.inspection.megatron_copies import megatron_version
+
+    version = megatron_version()
+    names = set[str]().union(*known_arguments().values())
+    recorded = surface(version) if version is not None else None
+    return names | (recorded.by_dest.keys() if recorded is not None else set())

@@ -233,7 +233,7 @@ BY_FLAG: Final[dict[str, OldFlag]] = {old.flag: old for old in OLD_FLAGS}
 BY_DEST: Final[dict[str, OldFlag]] = {old.dest: old for old in OLD_FLAGS}
 
 MEGATRON_VALUES: Final = frozenset({"--position-embedding-type"})
-"""Megatron's own flags to which MindSpeed adds a value: never registered; the value is taken out before Megatron reads it."""
+"""Megatron's own flags to which MindSpeed adds a value: never registered; the value is removed before Megatron reads it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +251,7 @@ class OldFlags:
 
 
 def read_old_flags(argv: Sequence[str], known: Collection[str], catalog: Catalog) -> OldFlags:
-    """Read and take out the old flags of a command line.
+    """Read the old flags of a command line and remove them.
 
     ``known`` are the flags of the parser that reads the rest, Megatron's and the script's: those are never touched.
     """
@@ -280,7 +280,8 @@ def request_of(given: Mapping[str, Any], catalog: Catalog) -> tuple[Layer, list[
             notes.append(f"{old.flag} is not needed: {old.noop_reason}")
             continue
         if feature not in catalog.usable:
-            problems.append(missing(old, feature))
+            text = f"{old.flag} stands for the feature {feature}, which this version of mindspeed does not have yet"
+            problems.append(Problem("MS111", text, (feature,), where="command line", fix=f"remove {old.flag}"))
             continue
         spelling = old.new_spelling(feature, value)
         does = "switches on" if old.switch else "is a setting of"
@@ -290,12 +291,6 @@ def request_of(given: Mapping[str, Any], catalog: Catalog) -> tuple[Layer, list[
         if old.setting:
             settings.setdefault(feature, {})[old.setting] = value
     return Layer(SOURCE, tuple(features), settings), notes, problems
-
-
-def missing(old: OldFlag, feature: str) -> Problem:
-    """MS111: the feature that a flag stands for does not exist yet."""
-    text = f"{old.flag} stands for the feature {feature}, which this version of mindspeed does not have yet"
-    return Problem("MS111", text, (feature,), where="command line", fix=f"remove {old.flag}")
 
 
 def register_old_flags(parser: argparse.ArgumentParser, feature: str | None = None) -> None:

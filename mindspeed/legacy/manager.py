@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from argparse import ArgumentParser, Namespace
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib import metadata
 from typing import Any, ClassVar
 
 from mindspeed.legacy.adapter import adapt, is_switch, name_of, own_arguments, refusal_of
-from mindspeed.legacy.feature import MindSpeedFeature, OwnFeature
+from mindspeed.legacy.feature import MindSpeedFeature, OwnFeature, known_names
 from mindspeed.legacy.feature import create_features_list as own_features
-from mindspeed.legacy.known_names import known_names
 from mindspeed.legacy.registrations import Registration
 from mindspeed.plugins.discovery import DiscoveredFeature
 from mindspeed.plugins.problems import MindSpeedError, Problem
@@ -92,13 +93,10 @@ def found_rows(common: Namespace | None, force_overridden: frozenset[Registratio
         name, (distribution, version) = name_of(feature), origin(feature)
         row = DiscoveredFeature(name, distribution, version, f"{type(feature).__module__}:{type(feature).__qualname__}")
         try:
-            adapter = adapt(feature, tuple(before), lambda: common, force_overridden)
-            row = DiscoveredFeature(name, distribution, version, row.reference, adapter)
+            row = replace(row, feature=adapt(feature, tuple(before), lambda: common, force_overridden))
         except Exception as error:  # foreign code may fail in any way; it must not take the others with it
             text = f"feature {name} cannot be read: {type(error).__name__}: {error}"
-            row = DiscoveredFeature(
-                name, distribution, version, row.reference, None, Problem("MS101", text, (name,), where=row.where)
-            )
+            row = replace(row, problem=Problem("MS101", text, (name,), where=row.where))
         rows.append(row)
         before.append(name)
     return rows
@@ -106,8 +104,6 @@ def found_rows(common: Namespace | None, force_overridden: frozenset[Registratio
 
 def origin(feature: MindSpeedFeature) -> tuple[str, str]:
     """Distribution and version that a feature comes from; the package's name where it is not installed."""
-    from importlib import metadata
-
     package = type(feature).__module__.partition(".")[0]
     for distribution in metadata.packages_distributions().get(package, []):
         return distribution, metadata.version(distribution)
@@ -142,8 +138,3 @@ def given_arguments(feature: MindSpeedFeature, given: Mapping[str, Any]) -> dict
         for action in own_arguments(feature)
         if action.dest in given and given[action.dest] != action.default and not is_switch(feature, action)
     }
-
-
-def options_of(feature: MindSpeedFeature, names: Collection[str]) -> list[str]:
-    """Arguments as the command line spells them."""
-    return [action.option_strings[0] for action in own_arguments(feature) if action.dest in names]

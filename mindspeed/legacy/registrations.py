@@ -13,7 +13,7 @@ from mindspeed.inspection.sites import find_site
 from mindspeed.inspection.source import find_module
 from mindspeed.legacy import object_refs
 from mindspeed.plugins.patches import Patch, Replace, Set, Wrap
-from mindspeed.plugins.problems import Problem
+from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.resolution.planned_feature import PlanNote
 
 SUFFIXES: Final = ("wrapper", "decorator")
@@ -66,18 +66,26 @@ def patches_of(registrations: Sequence[Registration]) -> tuple[list[Patch], list
     """The patches of one owner's calls, what the reader must know of them, and MS409 for what cannot be taken."""
     problems = [problem for one in registrations for problem in _problems_of(one)]
     left_out = [one for one in registrations if one.dummy and _absent(one)]
-    taken, rows = _last_forced([one for one in dict.fromkeys(registrations) if one not in left_out])
+    taken, rows = force_overridden([one for one in registrations if one not in left_out])
     rows += [_row("left-out", one, "its package is not installed, and a dummy is never planted") for one in left_out]
     rows += [_row("note", one, "create_dummy is not needed: the target exists") for one in taken if one.dummy]
     wrong = {problem.where for problem in problems}
     return [_patch(one, number) for number, one in enumerate(taken) if one.dotted not in wrong], rows, problems
 
 
-def _last_forced(registrations: Sequence[Registration]) -> tuple[list[Registration], list[PlanNote]]:
+def require_patches(registrations: Sequence[Registration]) -> list[Patch]:
+    """The patches of one owner's calls. Raises MindSpeedError with MS409 for what cannot be taken."""
+    patches, _, problems = patches_of(registrations)
+    if problems:
+        raise MindSpeedError(problems)
+    return patches
+
+
+def force_overridden(registrations: Sequence[Registration]) -> tuple[list[Registration], list[PlanNote]]:
     """Of several replacements of one target, those before a forced one give way to it."""
     last = {one.target: one for one in registrations if one.force and not one.wraps}
     kept, rows, passed = [], [], set[str]()
-    for one in registrations:
+    for one in dict.fromkeys(registrations):
         winner = last.get(one.target)
         if winner is None or one.wraps or one.target in passed:
             kept.append(one)
@@ -87,11 +95,6 @@ def _last_forced(registrations: Sequence[Registration]) -> tuple[list[Registrati
         else:
             rows.append(_row("left-out", one, f"{winner.owner} replaces it by force with {winner.name}"))
     return kept, rows
-
-
-def force_overridden(registrations: Sequence[Registration]) -> tuple[list[Registration], list[PlanNote]]:
-    """The same over the calls of several owners, in the order of their calls."""
-    return _last_forced(list(dict.fromkeys(registrations)))
 
 
 def _row(kind: str, one: Registration, text: str) -> PlanNote:
@@ -120,7 +123,7 @@ def _problems_of(one: Registration) -> Iterator[Problem]:
         yield _problem(one, text, "mindspeed never plants a name: define it in your own package and call it there")
     elif one.new is None and not (one.dummy and _absent(one)):
         text = f"{one.owner} patches {one.dotted} with nothing"
-        yield _problem(one, text, "give register_patch a function or class, or take the patch out")
+        yield _problem(one, text, "give register_patch a function or class, or remove the patch")
     elif not one.wraps and _is_written_as_wrapper(one.new):
         text = f"{one.owner} replaces {one.dotted} with {one.name}, which is written as a wrapper"
         yield _problem(one, text, f"end its name with a suffix that says so: {one.new.__name__}_wrapper")
