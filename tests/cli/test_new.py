@@ -1,4 +1,4 @@
-"""``features new``: what it writes is in order, and its tests say what is still to be written."""
+"""``features new``: the features that it writes are in order, and pass their own tests and the conformance suite."""
 
 from __future__ import annotations
 
@@ -79,27 +79,58 @@ def test_a_new_package_passes_mypy(package):
     assert done.stdout == "Success: no issues found in 5 source files\n"
 
 
-def put_on_path(package, monkeypatch):
-    """Make the package importable, with its metadata, without installing it."""
-    info = package / "acme_cap-0.1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-cap\nVersion: 0.1.0\n")
-    (info / "entry_points.txt").write_text("[mindspeed.features]\nacme-cap = acme_cap.feature:AcmeCap\n")
-    monkeypatch.setenv("PYTHONPATH", str(package))
+@pytest.fixture
+def package_of(mindspeed, tmp_path, monkeypatch):
+    """Make a package of a kind, and make it importable with its metadata, without installing it."""
+
+    def make(kind):
+        name = f"acme-{kind}"
+        assert mindspeed("features", "new", name, "--package", "--kind", kind, "-o", tmp_path).exit_code == 0
+        info = tmp_path / name / f"acme_{kind}-0.1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n")
+        entry = f"{name} = acme_{kind}.feature:Acme{kind.capitalize()}"
+        (info / "entry_points.txt").write_text(f"[mindspeed.features]\n{entry}\n")
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / name), str(ROOT)]))
+        return tmp_path / name
+
+    return make
+
+
+def python(folder, *arguments):
+    return subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("kind", ["hook", "op"])
+def test_every_kind_passes_ruff_and_has_the_files_of_the_first(package_of, kind):
+    package = package_of(kind)
+    assert ruff(package, "check") == (0, "All checks passed!\n")
+    assert ruff(package, "format", "--check")[0] == 0
+    files = sorted(path.relative_to(package).as_posix() for path in package.rglob("*.*") if "dist-info" not in str(path))
+    assert files == sorted(name.replace("acme_cap", f"acme_{kind}") for name in PACKAGE)
+
+
+def test_a_hook_a_patch_and_an_operator_are_declared_as_such(package_of):
+    texts = {kind: {path.name: path.read_text() for path in package_of(kind).rglob("*.py")} for kind in ("hook", "patch", "op")}
+    assert ("def model_built(" in texts["hook"]["feature.py"], "Wrap(" in texts["hook"]["feature.py"]) == (True, False)
+    assert ("def model_built(" in texts["patch"]["feature.py"], "Wrap(" in texts["patch"]["feature.py"]) == (False, True)
+    assert '@torch.library.custom_op("acme_op::acme_op"' in texts["op"]["algorithm.py"]
+
+
+def test_an_unknown_kind_is_a_usage_error(mindspeed, tmp_path):
+    done = mindspeed("features", "new", "acme-cap", "--package", "--kind", "slot", "-o", tmp_path)
+    assert (done.exit_code, list(tmp_path.iterdir())) == (2, [])
 
 
 @pytest.mark.long
-def test_the_tests_of_a_new_package_fail_and_say_what_to_write(package, monkeypatch):
-    put_on_path(package, monkeypatch)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
-    chosen = ["-k", "obvious_form or schema or metadata or references or targets"]
-    done = subprocess.run([*command, *chosen], cwd=package, capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "2 failed, 4 passed" in done.stdout
-    assert "NotImplementedError: write the algorithm: the function acme_cap in acme_cap/algorithm.py" in done.stdout
-    # the obvious form is asked for as soon as the algorithm is there
-    test = (package / "tests" / "test_acme_cap.py").read_text()
-    assert "write what acme_cap must compute, slow and obvious: expected in tests/test_acme_cap.py" in test
+@pytest.mark.parametrize("kind", ["patch", "hook", "op"])
+def test_a_new_package_passes_the_conformance_suite_and_its_own_tests(package_of, kind):
+    package = package_of(kind)
+    done = python(package, "-m", "mindspeed", "features", "test", f"acme-{kind}", "--parity")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, f"acme-{kind}: 1 feature, 9 checks, none failed"), done.stdout
+    done = python(package, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "11 passed" in done.stdout
 
 
 REFUSED = {

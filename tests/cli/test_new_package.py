@@ -23,7 +23,7 @@ def acme(x_SBH: Tensor, strength: float) -> Tensor:
     larger = x_SBH.detach().abs() > strength
     return torch.where(larger, x_SBH.detach().sign() * strength, x_SBH)
 '''
-EXPECTED = '    raise NotImplementedError("write what acme must compute, slow and obvious: expected in tests/test_acme.py")'
+EXPECTED = "    return torch.stack([element * strength for element in x.flatten()]).reshape(x.shape)"
 
 
 def make(folder):
@@ -34,7 +34,7 @@ def make(folder):
     (package / "acme" / "algorithm.py").write_text(ALGORITHM.lstrip())
     test = package / "tests" / "test_acme.py"
     assert EXPECTED in test.read_text()
-    test.write_text(test.read_text().replace(EXPECTED, "    return x_SBH.clamp(-strength, strength)"))
+    test.write_text(test.read_text().replace(EXPECTED, "    return x.clamp(-strength, strength)"))
     feature = package / "acme" / "feature.py"
     for old, new in {"Write in one line what acme does": "Cap the output of the MLP", "Field(1.0,": "Field(1e4,"}.items():
         assert old in feature.read_text()
