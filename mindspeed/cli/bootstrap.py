@@ -96,9 +96,10 @@ def _script_program(script: str) -> tuple[CodeType, ModuleType]:
 
 def _module_program(name: str) -> tuple[CodeType, ModuleType]:
     """The code of a module, or of a package's ``__main__``, and the module that runs it; ends as Python does without one."""
+    error: type[ImportError] = runpy._Error  # type: ignore[attr-defined]
     try:
-        _, spec, code = runpy._get_module_details(name)  # type: ignore[attr-defined]  # pdb and trace use it too
-    except runpy._Error:  # type: ignore[attr-defined]
+        _, spec, code = runpy._get_module_details(name, error)  # type: ignore[attr-defined]  # as python -m does
+    except error:
         sys.exit(f"{sys.executable}: there is no module {name} that can be run")
     module = ModuleType("__main__")
     module.__file__, module.__spec__, module.__package__, module.__loader__ = spec.origin, spec, spec.parent, spec.loader
