@@ -138,7 +138,7 @@ def with_core_attention(spec: Any, config: Any, attention: type[CoreAttention], 
         ),
     }
     name = feature.spec.name
-    text, fix = f"{name}: {{}} in the model that is being built", f"take out {name}"
+    text, fix = f"{name}: {{}} in the model that is being built", f"remove {name}"
     problems = [Problem("MS304", text.format(sentence), (name,), fix=fix) for sentence, holds in wrong.items() if holds]
     if problems:
         raise MindSpeedError(problems)

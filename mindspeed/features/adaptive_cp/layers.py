@@ -80,7 +80,7 @@ class AdaptiveCoreAttention(CoreAttention):
     def _plan(self, visibility: AttentionVisibility, tokens: int, ranks: int, device: torch.device) -> AdaptivePlan:
         if self.feature.args.dynamic_mask:
             if visibility.mask is None:
-                raise _refused("a batch came without a mask", "take out --no-create-attention-mask-in-dataloader")
+                raise _refused("a batch came without a mask", "remove --no-create-attention-mask-in-dataloader")
             return self.feature.plans.of(visibility.mask, tokens, ranks)
         if not visibility.causal:
             raise _refused("attention that is not causal has no shared mask", "--set adaptive-cp.dynamic_mask=true")

@@ -76,7 +76,7 @@ class Alibi(Feature[AlibiArgs]):
             Check(
                 lambda args, world: not world.multi_latent_attention,
                 "multi-latent attention has rotary positions, and a bias on scores takes their place",
-                fix="--no-multi-latent-attention, or take out alibi",
+                fix="--no-multi-latent-attention, or remove alibi",
             ),
             Check(
                 lambda args, world: args.kind == 0 or not (args.signed or args.fill),
@@ -86,7 +86,7 @@ class Alibi(Feature[AlibiArgs]):
             Check(
                 lambda args, world: args.fused and args.kind == 2,
                 "{world.cp} context-parallel ranks have blocks of scores, whose bias comes from slopes and the distance alone",
-                fix="take out alibi's settings, or --cp 1",
+                fix="remove alibi's settings, or --cp 1",
                 when=lambda args, world: world.cp > 1,
             ),
         ),

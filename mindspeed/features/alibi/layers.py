@@ -67,4 +67,4 @@ class BiasedSoftmax(torch.nn.Module):
 
 
 def _problem(sentence: str) -> Problem:
-    return Problem("MS304", f"alibi: {sentence}", ("alibi",), fix="take out alibi")
+    return Problem("MS304", f"alibi: {sentence}", ("alibi",), fix="remove alibi")

@@ -40,7 +40,7 @@ def with_documents(spec: Any, config: Any, feature: Feature[Any]) -> Any:
     """
     if _ranks() == 1 and _ignorant(spec):
         spec = with_core_attention(spec, config, DocumentAttention, feature)
-    fix = "take out the feature that brings it, or eod-reset"
+    fix = "remove the feature that brings it, or eod-reset"
     if names := _ignorant(spec):
         raise MindSpeedError(
             Problem("MS304", f"{_NAME}: {name} does not know documents", (_NAME,), fix=fix) for name in sorted(names)

@@ -41,7 +41,7 @@ class ExpertParallel(Feature[ExpertParallelArgs]):
             Check(
                 lambda args, world: world.num_experts > 0,
                 "there are no experts to spread, the model is dense",
-                fix="--num-experts with a multiple of {args.size}, or take out expert-parallel",
+                fix="--num-experts with a multiple of {args.size}, or remove expert-parallel",
             ),
             Check(
                 lambda args, world: world.num_experts % args.size == 0,

@@ -72,7 +72,7 @@ class FlashAttention(DotProductAttention):  # type: ignore[misc]  # megatron has
     ) -> Tensor:
         """``query`` is [S, B, N, D], key and value [T, B, K, D | E]; of packed sequences [T, N, D]. Gives [S, B, N * E]."""
         if attention_bias is not None:
-            raise MindSpeedError([_problem("the model adds a bias to its attention scores", "take out flash-attention")])
+            raise MindSpeedError([_problem("the model adds a bias to its attention scores", "remove flash-attention")])
         kind = self.attn_mask_type if attn_mask_type is None else attn_mask_type
         keep = 1 - self.attention_dropout.p if self.training else 1.0
         rows = are_documents(attention_mask)

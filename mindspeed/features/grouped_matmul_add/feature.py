@@ -42,7 +42,7 @@ class GroupedMatmulAdd(Feature[FeatureArgs]):
             Check(
                 lambda args, world: world.num_experts > 0,
                 "there are no experts to group, the model is dense",
-                fix="--num-experts N, or take out grouped-matmul-add",
+                fix="--num-experts N, or remove grouped-matmul-add",
             ),
         ),
         numerics=Numerics.reordered(reason="each product is added to the sum of the micro-batches before it is rounded"),

@@ -34,7 +34,7 @@ class MoeTokenPermute(Feature[FeatureArgs]):
             Check(
                 lambda args, world: world.num_experts > 0,
                 "there are no experts to bring tokens to, the model is dense",
-                fix="--num-experts N, or take out moe-token-permute",
+                fix="--num-experts N, or remove moe-token-permute",
             ),
         ),
         megatron_flags=(MegatronFlag("moe_permute_fusion", switch="on"),),

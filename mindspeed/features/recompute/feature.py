@@ -112,7 +112,7 @@ class Recompute(Feature[RecomputeArgs]):
             Check(
                 lambda args, world: world.num_experts > 0,
                 "moe and shared_experts are modules of a MoE model, and this one is dense",
-                fix="take moe and shared_experts out of recompute.modules",
+                fix="remove moe and shared_experts from recompute.modules",
                 when=lambda args, world: not {"moe", "shared_experts"}.isdisjoint(args.modules or ()),
             ),
             Conflicts(
@@ -146,5 +146,5 @@ class Recompute(Feature[RecomputeArgs]):
     def config_ready(self, config: Any) -> None:
         if "mlp" in (self.args.modules or ()) and config.add_bias_linear:
             text = "recompute: Megatron cannot recompute an MLP with biases, its backward pass never ends"
-            fix = "take mlp out of recompute.modules, or build the model with add_bias_linear=False"
+            fix = "remove mlp from recompute.modules, or build the model with add_bias_linear=False"
             raise MindSpeedError([Problem("MS304", text, ("recompute",), fix=fix)])

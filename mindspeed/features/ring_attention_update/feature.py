@@ -30,7 +30,7 @@ class RingAttentionUpdate(Feature[FeatureArgs]):
             Check(
                 lambda args, world: world.cp > 1,
                 "the context-parallel size is {world.cp}, so attention has one block and nothing to merge",
-                fix="--cp 2 with a context-parallel algorithm that merges blocks, or take out ring-attention-update",
+                fix="--cp 2 with a context-parallel algorithm that merges blocks, or remove ring-attention-update",
             ),
         ),
         numerics=Numerics.reordered(reason="the weights of both sides are computed in another order"),

@@ -21,7 +21,7 @@ class RmsNorm(Feature[FeatureArgs]):
             Check(
                 lambda args, world: world.normalization == "RMSNorm",
                 "the model normalizes with {world.normalization}, not RMSNorm",
-                fix="--normalization RMSNorm, or take out rms-norm",
+                fix="--normalization RMSNorm, or remove rms-norm",
             ),
         ),
         numerics=Numerics.reordered(reason="the mean of squares is summed in another order"),

@@ -35,7 +35,7 @@ class RotaryEmbedding(Feature[FeatureArgs]):
             Check(
                 _is_rotary,
                 "the positions of the model are not rotary",
-                fix="--rotary (Megatron-LM: --position-embedding-type rope), or take out rotary-embedding",
+                fix="--rotary (Megatron-LM: --position-embedding-type rope), or remove rotary-embedding",
             ),
         ),
         numerics=Numerics.reordered(reason="both products and their sum are rounded once instead of three times"),

@@ -29,7 +29,7 @@ class SequenceParallel(Feature[FeatureArgs]):
             Check(
                 lambda args, world: world.tp > 1,
                 "the sequence is shared out among tensor-parallel ranks, and there is {world.tp}",
-                fix="--tp 2 or more, or take out sequence-parallel",
+                fix="--tp 2 or more, or remove sequence-parallel",
             ),
             Check(
                 lambda args, world: world.seq_length % (world.tp * world.cp) == 0,

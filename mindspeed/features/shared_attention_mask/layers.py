@@ -71,4 +71,4 @@ def with_shared_mask(spec: Any, rule: MaskRule) -> Any:
 
 def _refused(sentence: str) -> MindSpeedError:
     name = "shared-attention-mask"
-    return MindSpeedError([Problem("MS332", f"{name}: {sentence}", (name,), fix=f"take out {name}")])
+    return MindSpeedError([Problem("MS332", f"{name}: {sentence}", (name,), fix=f"remove {name}")])

@@ -42,7 +42,7 @@ class Swiglu(Feature[FeatureArgs]):
             Check(
                 _is_swiglu,
                 "the MLP is not SwiGLU: activation {world.activation}, gated {world.gated_linear_unit}",
-                fix="--activation silu --gated-linear-unit, or take out swiglu",
+                fix="--activation silu --gated-linear-unit, or remove swiglu",
             ),
         ),
         numerics=Numerics.reordered(reason="the product is rounded once instead of twice"),

@@ -37,12 +37,12 @@ class VirtualPipeline(Feature[VirtualPipelineArgs]):
             Check(
                 lambda args, world: args.size > 1,
                 "one model chunk per stage is the plain pipeline",
-                fix="--vpp 2 or more, or take out virtual-pipeline",
+                fix="--vpp 2 or more, or remove virtual-pipeline",
             ),
             Check(
                 lambda args, world: world.pp > 1,
                 "chunks are interleaved over pipeline stages, and there is {world.pp}",
-                fix="--pp 2 or more, or take out virtual-pipeline",
+                fix="--pp 2 or more, or remove virtual-pipeline",
             ),
             Check(
                 lambda args, world: world.pp > 2,

@@ -29,7 +29,7 @@ def test_rotary_positions_are_refused():
 def test_latent_attention_is_refused():
     assert refusals("alibi", rotary=False, multi_latent_attention=True) == [
         "MS304 alibi: multi-latent attention has rotary positions, and a bias on scores takes their place "
-        "| --no-multi-latent-attention, or take out alibi"
+        "| --no-multi-latent-attention, or remove alibi"
     ]
 
 
@@ -67,7 +67,7 @@ def test_blocks_of_ranks_take_slopes_and_distance_alone(settings):
     assert refusals("alibi", "ring-attention", rotary=False, cp=2, settings={"alibi": {"fused_type": 2}}) == []
     assert refusals("alibi", "ring-attention", rotary=False, cp=2, settings={"alibi": settings}) == [
         "MS304 alibi: 2 context-parallel ranks have blocks of scores, whose bias comes from slopes and the distance alone "
-        "| take out alibi's settings, or --cp 1"
+        "| remove alibi's settings, or --cp 1"
     ]
 
 

@@ -196,12 +196,12 @@ def test_a_core_attention_that_takes_no_bias_is_refused() -> None:
     spec = TransformerBlockSubmodules(layer_specs=[get_gpt_layer_local_spec()])
     assert refused(spec) == (
         "MS304 alibi: the core attention of the model that is being built, "
-        "megatron.core.transformer.dot_product_attention.DotProductAttention, takes no bias\n  fix: take out alibi"
+        "megatron.core.transformer.dot_product_attention.DotProductAttention, takes no bias\n  fix: remove alibi"
     )
 
 
 def test_rotary_positions_of_latent_attention_are_refused() -> None:
     spec = TransformerBlockSubmodules(layer_specs=[get_gpt_layer_local_spec()])
     assert refused(spec, multi_latent_attention=True) == (
-        "MS304 alibi: multi-latent attention has rotary positions in the model that is being built\n  fix: take out alibi"
+        "MS304 alibi: multi-latent attention has rotary positions in the model that is being built\n  fix: remove alibi"
     )

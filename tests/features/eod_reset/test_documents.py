@@ -177,5 +177,5 @@ def test_a_core_attention_that_would_not_read_the_ends_is_refused(monkeypatch: p
     with pytest.raises(MindSpeedError) as refused:
         layers.with_documents(get_gpt_layer_local_spec(), None, FEATURE)
     assert str(refused.value) == (
-        "MS304 eod-reset: DotProductAttention does not know documents\n  fix: take out the feature that brings it, or eod-reset"
+        "MS304 eod-reset: DotProductAttention does not know documents\n  fix: remove the feature that brings it, or eod-reset"
     )

@@ -10,7 +10,7 @@ def test_a_size_above_one_adds_the_feature():
 def test_a_dense_model_has_no_experts_to_spread():
     assert refusals(world_size=2, ep=2, num_experts=0) == [
         "MS304 expert-parallel: there are no experts to spread, the model is dense "
-        "| --num-experts with a multiple of 2, or take out expert-parallel"
+        "| --num-experts with a multiple of 2, or remove expert-parallel"
     ]
 
 

@@ -229,7 +229,7 @@ def test_a_bias_of_the_scores_is_refused():
     with pytest.raises(MindSpeedError) as error:
         attention()(*tensors(), None, attention_bias=torch.zeros(1))
     assert str(error.value) == (
-        "MS304 flash-attention: the model adds a bias to its attention scores\n  fix: take out flash-attention"
+        "MS304 flash-attention: the model adds a bias to its attention scores\n  fix: remove flash-attention"
     )
 
 

@@ -7,7 +7,7 @@ def test_a_dense_model_is_refused():
     assert refusals("grouped-matmul-add", world_size=1, num_experts=4) == []
     assert refusals("grouped-matmul-add", world_size=1) == [
         "MS304 grouped-matmul-add: there are no experts to group, the model is dense "
-        "| --num-experts N, or take out grouped-matmul-add"
+        "| --num-experts N, or remove grouped-matmul-add"
     ]
 
 

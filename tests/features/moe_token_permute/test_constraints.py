@@ -7,7 +7,7 @@ def test_a_dense_model_is_refused():
     assert refusals("moe-token-permute", world_size=1, num_experts=4) == []
     assert refusals("moe-token-permute", world_size=1) == [
         "MS304 moe-token-permute: there are no experts to bring tokens to, the model is dense "
-        "| --num-experts N, or take out moe-token-permute"
+        "| --num-experts N, or remove moe-token-permute"
     ]
 
 

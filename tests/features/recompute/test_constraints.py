@@ -67,7 +67,7 @@ def test_what_megatron_takes_is_accepted(settings):
         (
             {"modules": ["core_attn", "moe"]},
             "moe and shared_experts are modules of a MoE model, and this one is dense "
-            "| take moe and shared_experts out of recompute.modules",
+            "| remove moe and shared_experts from recompute.modules",
         ),
     ],
 )
@@ -143,7 +143,7 @@ def test_an_mlp_with_biases_is_refused_when_the_model_is_built():
         recompute(modules=["core_attn", "mlp"]).config_ready(SimpleNamespace(add_bias_linear=True))
     assert str(error.value) == (
         "MS304 recompute: Megatron cannot recompute an MLP with biases, its backward pass never ends\n"
-        "  fix: take mlp out of recompute.modules, or build the model with add_bias_linear=False"
+        "  fix: remove mlp from recompute.modules, or build the model with add_bias_linear=False"
     )
 
 

@@ -6,7 +6,7 @@ from tests.features.resolving import active, not_checked, refusals
 def test_a_model_with_another_norm_is_refused():
     assert refusals("rms-norm", world_size=1) == []
     assert refusals("rms-norm", world_size=1, normalization="LayerNorm") == [
-        "MS304 rms-norm: the model normalizes with LayerNorm, not RMSNorm | --normalization RMSNorm, or take out rms-norm"
+        "MS304 rms-norm: the model normalizes with LayerNorm, not RMSNorm | --normalization RMSNorm, or remove rms-norm"
     ]
 
 

@@ -7,7 +7,7 @@ def test_a_model_with_learned_positions_is_refused():
     assert refusals("rotary-embedding", world_size=1) == []
     assert refusals("rotary-embedding", world_size=1, rotary=False) == [
         "MS304 rotary-embedding: the positions of the model are not rotary "
-        "| --rotary (Megatron-LM: --position-embedding-type rope), or take out rotary-embedding"
+        "| --rotary (Megatron-LM: --position-embedding-type rope), or remove rotary-embedding"
     ]
 
 

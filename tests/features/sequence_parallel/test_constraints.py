@@ -10,7 +10,7 @@ def test_it_brings_tensor_parallel_along():
 def test_one_tensor_parallel_rank_has_nothing_to_share():
     assert refusals("sequence-parallel", tp=1) == [
         "MS304 sequence-parallel: the sequence is shared out among tensor-parallel ranks, and there is 1 "
-        "| --tp 2 or more, or take out sequence-parallel"
+        "| --tp 2 or more, or remove sequence-parallel"
     ]
 
 

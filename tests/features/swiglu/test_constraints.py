@@ -13,7 +13,7 @@ from tests.features.resolving import active, not_checked, overrides, refusals
 def test_another_activation_is_refused(activation, gated):
     assert refusals("swiglu", world_size=1, activation=activation, gated_linear_unit=gated) == [
         f"MS304 swiglu: the MLP is not SwiGLU: activation {activation}, gated {gated} "
-        "| --activation silu --gated-linear-unit, or take out swiglu"
+        "| --activation silu --gated-linear-unit, or remove swiglu"
     ]
 
 

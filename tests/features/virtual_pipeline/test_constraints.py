@@ -10,14 +10,14 @@ def test_a_size_above_one_adds_the_feature_and_its_pipeline():
 def test_one_chunk_per_stage_is_refused():
     assert refusals("virtual-pipeline", world_size=2, pp=2) == [
         "MS304 virtual-pipeline: one model chunk per stage is the plain pipeline "
-        "| --vpp 2 or more, or take out virtual-pipeline"
+        "| --vpp 2 or more, or remove virtual-pipeline"
     ]
 
 
 def test_one_stage_is_refused():
     assert refusals(world_size=2, vpp=2) == [
         "MS304 virtual-pipeline: chunks are interleaved over pipeline stages, and there is 1 "
-        "| --pp 2 or more, or take out virtual-pipeline"
+        "| --pp 2 or more, or remove virtual-pipeline"
     ]
 
 
