@@ -1,4 +1,4 @@
-"""The mask that all layers of a process share: which keys a query sees, said in words, and the one tensor made of it."""
+"""The mask that all layers of a process share: the rule of visible keys, and the one tensor made of it."""
 
 from __future__ import annotations
 
@@ -65,22 +65,3 @@ def _own(name: str, tokens: int) -> Tensor:
 def _refused(sentence: str) -> MindSpeedError:
     fix = "name a function of the number of tokens as package.module:function"
     return MindSpeedError([Problem("MS332", f"shared attention mask: {sentence}", fix=fix)])
-
-
-_shared: list[MaskRule] = []
-
-
-def share(rule: MaskRule) -> None:
-    """This rule is that of the process, until `forget`."""
-    _shared[:] = [rule]
-
-
-def forget() -> None:
-    """No rule is shared any more, and its mask is let go."""
-    _shared.clear()
-    mask_of.cache_clear()
-
-
-def shared() -> MaskRule | None:
-    """The rule that the feature shared-attention-mask has given, if it is active."""
-    return _shared[0] if _shared else None

@@ -26,8 +26,8 @@ class PositionBias:
     matrix: bool = False
     fill: bool = False
 
-    def of_rank(self, groups: Any = None) -> PositionBias:
-        """The share of this tensor-parallel rank in ``groups``, Megatron's collection, or among its global ones."""
+    def of_rank(self, groups: Any) -> PositionBias:
+        """Take the slopes of this tensor-parallel rank in ``groups``, Megatron's collection, or else in its global group."""
         tensor = getattr(groups, "tp", None)
         if tensor is None:
             from megatron.core import parallel_state

@@ -10,7 +10,7 @@ import torch
 from megatron.core.transformer.enums import AttnMaskType
 from torch import Tensor
 
-from mindspeed.context_parallel.attention_mask import MaskRule, mask_of, shared
+from mindspeed.context_parallel.attention_mask import MaskRule, mask_of
 from mindspeed.context_parallel.core_attention import CoreAttention
 from mindspeed.context_parallel.groups import require_groups
 from mindspeed.context_parallel.heads import attention_by_heads
@@ -36,10 +36,8 @@ def plan_of_rule(rule: MaskRule, args: AdaptiveCpArgs, tokens: int, ranks: int, 
 
 
 def _shared_plan(args: AdaptiveCpArgs, tokens: int, ranks: int, device: torch.device) -> AdaptivePlan:
-    rule = shared()
-    if rule is None:
-        raise _refused("no mask is known", "call initialize_model_parallel before the model and the batches")
-    return plan_of_rule(rule, args, tokens, ranks, device)
+    shared = active_feature("shared-attention-mask").args
+    return plan_of_rule(MaskRule(shared.kind, shared.width, shared.prefix), args, tokens, ranks, device)
 
 
 class AdaptiveCoreAttention(CoreAttention):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any, Final
 
 from mindspeed.plugins import (
@@ -81,16 +80,10 @@ class SharedAttentionMask(Feature[SharedAttentionMaskArgs]):
         return [ArgOverride("create_attention_mask_in_dataloader", False, "the layers share one mask")]
 
     @hookimpl
-    def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
-        from mindspeed.context_parallel.attention_mask import MaskRule, share
-
-        share(MaskRule(self.args.kind, self.args.width, self.args.prefix))
-
-    @hookimpl
     def groups_destroyed(self) -> None:
-        from mindspeed.context_parallel.attention_mask import forget
+        from mindspeed.context_parallel.attention_mask import mask_of
 
-        forget()
+        mask_of.cache_clear()
 
     @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:

@@ -1,59 +1,56 @@
-"""The core attention that layers are built with: whichever the specification names, with the shared mask."""
+"""The core attention that layers are built with: the one that the specification names, with the shared mask."""
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.spec_utils import ModuleSpec
-from torch import Tensor
 
 from mindspeed.context_parallel.attention_mask import MaskRule, mask_of
 from mindspeed.plugins import MindSpeedError, Problem, with_parts
 
+_INPUTS: Final = ("query", "key", "value", "attention_mask", "attn_mask_type", "attention_bias", "packed_seq_params")
+"""The parameters of a core attention's forward, in order."""
+
 
 class SharedMask:
-    """Put before a core attention: self-attention that would be causal sees by the rule, whatever mask it is given.
+    """Stands for a core attention class in a spec and builds a module of that class, which sees by the rule."""
+
+    def __new__(cls, *args: Any, attention: type, rule: MaskRule, **kwargs: Any) -> Any:
+        module: Any = attention(*args, **kwargs)
+        if module.attn_mask_type == AttnMaskType.causal:
+            _share(module, rule)
+        return module
+
+
+def _share(attention: Any, rule: MaskRule) -> None:
+    """Have self-attention see by the rule, whatever mask it is given.
 
     A core attention that calls the operator (flash-attention's) needs no tensor for a causal mask or a window.
     """
-
-    def __init__(self, *args: Any, rule: MaskRule, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.rule = rule
-        self.needs_tensor = not getattr(self, "knows_documents", False)  # the attribute of modules that call the operator
-        softmax: Any = self.scale_mask_softmax  # type: ignore[attr-defined]
-        self.shares = self.attn_mask_type == AttnMaskType.causal  # type: ignore[attr-defined]
-        if not self.shares or self.rule.kind == "causal":
-            return
-        if self.rule.width is not None and not self.needs_tensor:
-            softmax.window_size = (self.rule.width - 1, 0)
-        else:
-            softmax.attn_mask_type = AttnMaskType.arbitrary  # the fused causal kernel reads no mask
-
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *rest: Any, **named: Any
-    ) -> Tensor:
-        """Compute attention as the core attention does, with the shared mask."""
-        tokens = query.shape[0]
-        if self.shares and tokens == key.shape[0]:
-            if named.get("packed_seq_params") is not None and self.rule.kind != "causal":
-                raise _refused(f"packed sequences are causal, and the shared mask is {self.rule.kind}")
-            attention_mask = mask_of(self.rule, tokens, query.device)[None, None] if self._tensor else None
-        result: Tensor = super().forward(query, key, value, attention_mask, *rest, **named)  # type: ignore[misc]
-        return result
-
-    @property
-    def _tensor(self) -> bool:
-        return self.needs_tensor or self.rule.kind not in ("causal", "sliding-window")
+    by_operator = getattr(attention, "knows_documents", False)  # the attribute of modules that call it
+    if rule.width is not None and by_operator:
+        attention.scale_mask_softmax.window_size = (rule.width - 1, 0)
+    elif rule.kind != "causal":
+        attention.scale_mask_softmax.attn_mask_type = AttnMaskType.arbitrary  # the fused causal kernel reads no mask
+    needs_tensor = not by_operator or rule.kind not in ("causal", "sliding-window")
+    attention.register_forward_pre_hook(partial(_with_mask, rule, needs_tensor), with_kwargs=True)
 
 
-@lru_cache
-def _sharing(attention: type) -> type:
-    """The class of a core attention that has the shared mask as well."""
-    return type(f"SharedMask{attention.__name__}", (SharedMask, attention), {"__module__": __name__})
+def _with_mask(
+    rule: MaskRule, needs_tensor: bool, attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[()], dict[str, Any]]:
+    inputs = {**dict(zip(_INPUTS, args, strict=False)), **kwargs}
+    query = inputs["query"]
+    tokens = query.shape[0]
+    if tokens == inputs["key"].shape[0]:
+        if inputs.get("packed_seq_params") is not None and rule.kind != "causal":
+            raise _refused(f"packed sequences are causal, and the shared mask is {rule.kind}")
+        inputs["attention_mask"] = mask_of(rule, tokens, query.device)[None, None] if needs_tensor else None
+    return (), inputs
 
 
 def with_shared_mask(spec: Any, rule: MaskRule) -> Any:
@@ -64,7 +61,7 @@ def with_shared_mask(spec: Any, rule: MaskRule) -> Any:
         if not isinstance(attention, type) or not issubclass(attention, DotProductAttention):
             return part
         params, submodules = getattr(part, "params", {}), getattr(part, "submodules", None)
-        return ModuleSpec(_sharing(attention), {**params, "rule": rule}, submodules)
+        return ModuleSpec(SharedMask, {**params, "attention": attention, "rule": rule}, submodules)
 
     return with_parts(spec, exchanged)
 
