@@ -3,7 +3,8 @@
 The time of a test is the smaller of the wall clock and the CPU seconds of its process, its children and its jobs in the
 pool, divided by how much slower this machine is at the moment than an idle one: another job beside is no failure. A test
 that is the first of its process to import torch or Megatron is not judged. ``@pytest.mark.budget(SECONDS)`` gives a test
-that has to start processes more; `long` ones have none. All durations are kept in ``build/durations.json``.
+that has to start processes more; `long` ones have none. All durations are kept in ``build/durations.json``. A test whose
+job leaves process groups or threads in a worker fails as well.
 """
 
 from __future__ import annotations
@@ -111,6 +112,13 @@ class Budgets:
         if seconds > TOLERANCE * limit and not long and report.passed and start.imported == end.imported:
             report.outcome = "failed"
             report.longrepr = f"{item.nodeid} {over_budget(seconds, limit)}"
+        pool = item.config.stash.get(POOL, None)
+        if pool is not None and pool.leftovers:
+            report.outcome = "failed"
+            report.longrepr = (
+                f"{item.nodeid}: {'; '.join(pool.leftovers)}; a job of the pool ends its process groups and threads"
+            )
+            pool.leftovers.clear()
         return report
 
 

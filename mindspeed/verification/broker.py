@@ -33,8 +33,6 @@ TIME_LIMIT: Final = 300.0
 """Seconds after which a run counts as stuck."""
 GRACE: Final = 15.0
 """Seconds that the other workers get to end their job after one has failed."""
-MOST_THREADS: Final = 8
-"""A worker in which a job has left more threads, of process groups that something still holds, is replaced."""
 FIRST_CLIENT: Final = 60.0
 """Seconds to wait for the first client."""
 
@@ -48,13 +46,13 @@ class _Worker:
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A job on its workers; ``answers`` by rank as they come, ``crowded`` the ranks with more than `MOST_THREADS`."""
+    """A job on its workers; ``answers`` by rank as they come, ``unclean`` the ranks in which it left threads."""
 
     client: Connection[Any, Any]
     workers: list[_Worker]
     deadline: float
     answers: dict[int, bytes] = field(default_factory=dict)
-    crowded: list[int] = field(default_factory=list)
+    unclean: list[int] = field(default_factory=list)
     failure: tuple[int, Failure] | None = None
 
     def waiting(self) -> list[int]:
@@ -147,15 +145,15 @@ class Broker:
             self._end(run, self._death(run, rank))
             return
         answer: Answer = pickle.loads(run.answers[rank])
-        if answer.threads > MOST_THREADS:
-            run.crowded.append(rank)
+        if answer.leftover:
+            run.unclean.append(rank)
         if isinstance(answer.outcome, Failure) and run.failure is None:
             run.failure = (rank, answer.outcome)
             run.deadline = min(run.deadline, time.monotonic() + GRACE)
         if not run.waiting():
             self._running.remove(run)
             # a rank that raised may have groups, threads or a count of groups that the others have not
-            lost = run.workers if run.failure else [run.workers[rank] for rank in run.crowded]
+            lost = run.workers if run.failure else [run.workers[rank] for rank in run.unclean]
             self._kill(lost)
             self._idle = [*(worker for worker in run.workers if worker not in lost), *self._idle]
             _reply(run.client, Results(tuple(answer for _, answer in sorted(run.answers.items()))))

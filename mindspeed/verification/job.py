@@ -46,11 +46,15 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer of one rank: the result or Failure, the seconds of CPU that it took, and the threads that are left."""
+    """The answer of one rank: the result or Failure, the seconds of CPU that it took, and the number of threads after it.
+
+    ``leftover`` describes threads that the job should have ended; empty when there are none.
+    """
 
     outcome: Any
     cpu_seconds: float
     threads: int
+    leftover: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,8 @@ class WorkerPool:
     Results of baseline runs are kept: the same plan and recipe on the same number of processes run once.
     A job whose worker dies or hangs raises RunError, and the next one has other workers. ``address`` is that of a
     `SharedBroker`; without it the pool has a broker of its own, whose workers look for modules in ``search_path`` first.
-    ``cpu_seconds`` is what the ranks of all jobs took, ``threads`` the most that a worker had after its last job.
+    ``cpu_seconds`` is what the ranks of all jobs took, ``threads`` the most that a worker had after its last job,
+    ``leftovers`` a line for each job that left process groups or many threads in a worker, which the broker replaced.
     """
 
     def __init__(self, search_path: Sequence[str] = (), address: str | None = None) -> None:
@@ -89,11 +90,13 @@ class WorkerPool:
         self._kept: dict[tuple[str, Recipe, int], list[RankResult]] = {}
         self.cpu_seconds = 0.0
         self.threads = 0
+        self.leftovers: list[str] = []
 
     def run(self, plan: ActivationPlan, recipe: Recipe, world_size: int) -> list[RankResult]:
         """The record of every rank. Raises RunError when a worker fails, dies or hangs."""
         data, warm = plan.to_json(), plan.environment["platform"] == "cpu"
-        return self._work(world_size, lambda rank, store: Job(data, recipe, rank, world_size, store), warm)
+        name = f"training with {', '.join(plan.names) or 'no features'}"
+        return self._work(name, world_size, lambda rank, store: Job(data, recipe, rank, world_size, store), warm)
 
     def call(
         self, function: Callable[..., Any], world_size: int, *arguments: Any, plan: ActivationPlan | None = None
@@ -104,7 +107,7 @@ class WorkerPool:
         """
         file, name, data = inspect.getfile(function), function.__qualname__, plan.to_json() if plan is not None else None
         sent, warm = pickle.dumps(arguments), plan is None or plan.environment["platform"] == "cpu"
-        results = self._work(world_size, lambda rank, store: Call(file, name, sent, rank, world_size, store, data), warm)
+        results = self._work(name, world_size, lambda rank, store: Call(file, name, sent, rank, world_size, store, data), warm)
         return [pickle.loads(result) for result in results]
 
     def run_once(self, plan: ActivationPlan, recipe: Recipe, world_size: int) -> list[RankResult]:
@@ -117,7 +120,7 @@ class WorkerPool:
                 baselines.store(plan, recipe, world_size, self._kept[key])
         return self._kept[key]
 
-    def _work(self, world_size: int, job: Callable[[int, str], Job | Call], warm: bool) -> list[Any]:
+    def _work(self, name: str, world_size: int, job: Callable[[int, str], Job | Call], warm: bool) -> list[Any]:
         """Have ``job(rank, store)`` done by as many workers and wait for all results."""
         self._runs += 1
         store = str(Path(self._folder.name) / f"store-{self._runs}")
@@ -135,6 +138,9 @@ class WorkerPool:
         for rank, answer in enumerate(answers):
             if isinstance(answer.outcome, Failure):
                 raise RunError([failed(rank, answer.outcome)])
+        self.leftovers += [
+            f"{name} left {answer.leftover} in rank {rank}" for rank, answer in enumerate(answers) if answer.leftover
+        ]
         return [answer.outcome for answer in answers]
 
     def close(self) -> None:

@@ -24,6 +24,9 @@ from mindspeed.verification.record import RankResult
 
 PATIENCE: Final = timedelta(seconds=60)
 """Seconds that a collective waits for a rank that does not come."""
+MOST_THREADS: Final = 8
+"""Threads that a worker may have between jobs: those of autograd and of torch's own pools stay."""
+_TASKS: Final = Path("/proc/self/task")
 
 
 def serve(connection: Connection[Answer, Job | Call]) -> None:
@@ -35,7 +38,7 @@ def serve(connection: Connection[Answer, Job | Call]) -> None:
             return
         start = time.process_time()
         outcome = _outcome(job)
-        connection.send(Answer(outcome, time.process_time() - start, threads()))
+        connection.send(Answer(outcome, time.process_time() - start, threads(), leftover()))
 
 
 def warm_up() -> None:
@@ -54,8 +57,15 @@ def warm_up() -> None:
 
 def threads() -> int:
     """Threads of this process, also those that Python did not start; 0 where the system does not tell."""
-    folder = Path("/proc/self/task")
-    return len(list(folder.iterdir())) if folder.exists() else 0
+    return len(list(_TASKS.iterdir())) if _TASKS.exists() else 0
+
+
+def leftover() -> str:
+    """Describe the threads of process groups that something still holds, else more threads than `MOST_THREADS`."""
+    names = [(task / "comm").read_text() for task in _TASKS.iterdir()] if _TASKS.exists() else []
+    if loops := sum(name.startswith("gloo_") for name in names):
+        return f"{loops} process groups"
+    return f"{len(names)} threads" if len(names) > MOST_THREADS else ""
 
 
 def _outcome(job: Job | Call) -> Any:
@@ -113,6 +123,7 @@ def call(job: Call) -> bytes:
             return pickle.dumps(function(*arguments))
         finally:
             dist.destroy_process_group()
+            gc.collect()
     registry.activate(plan_from_json(job.plan))
     try:
         with _groups(job, seed=0):
@@ -161,9 +172,14 @@ def _groups(job: Job | Call, seed: int) -> Iterator[None]:
 def _take_apart() -> None:
     """Free what a job has made of Megatron: its objects refer to one another through autograd nodes, which Python's collector
     cannot see, or stay in caches of methods (rotary embedding), and a process group that is never freed keeps its threads."""
+    from megatron.core import parallel_state
     from megatron.core.optimizer.optimizer import MegatronOptimizer
+    from megatron.core.transformer.moe import moe_utils
     from torch.nn import Module
 
+    for module in (moe_utils, parallel_state):  # one of them keeps auxiliary losses with their groups, by Megatron's version
+        if tracker := getattr(module, "get_moe_layer_wise_logging_tracker", None):
+            tracker().clear()
     for part in [value for value in gc.get_objects() if issubclass(type(value), Module | MegatronOptimizer)]:
         vars(part).clear()
     gc.collect()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
+from click.testing import CliRunner
 
+from mindspeed.cli import main
 from mindspeed.conformance.suite import CHECKS
 from tests.plugins.test_third_party import Environment
 
@@ -28,8 +28,7 @@ EXPECTED = "    return torch.stack([element * strength for element in x.flatten(
 
 def make(folder):
     """``features new acme --package`` with the algorithm and its obvious form written."""
-    command = [sys.executable, "-c", "from mindspeed.cli import main; main()", "features", "new", "acme", "--package"]
-    subprocess.run([*command, "-o", str(folder)], check=True, capture_output=True)
+    CliRunner().invoke(main, ["features", "new", "acme", "--package", "-o", str(folder)], catch_exceptions=False)
     package = folder / "acme"
     (package / "acme" / "algorithm.py").write_text(ALGORITHM.lstrip())
     test = package / "tests" / "test_acme.py"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 
@@ -99,12 +97,6 @@ def test_the_table_has_one_line_for_each_operator(cache, mindspeed):
     assert lines[0].split() == ["OPERATOR", "BEST", "ON", "CPU", "RUNS", "HERE", "WHY"]
     assert lines[-1].split(maxsplit=3) == ["swiglu", "C++", "reference", "not built: mindspeed ops build"]
     assert len(lines) == 1 + len(OPERATORS)
-
-
-def test_torch_is_not_imported_to_list():
-    code = "import sys; from mindspeed.cli import main; main.main(standalone_mode=False); assert 'torch' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", code, "ops", "list"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.fixture

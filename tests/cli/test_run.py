@@ -27,31 +27,23 @@ def run(tmp_path):
     return start
 
 
-def test_a_script_sees_its_own_arguments_name_and_folder(run, tmp_path):
+def test_a_script_sees_its_own_arguments_name_and_folder_under_the_plan(run, tmp_path):
     (tmp_path / "beside.py").write_text("NAME = 'found'")
     done = run(
         """
         import sys, beside, os
-        print(__name__, sys.argv[1:], beside.NAME, os.path.basename(__file__), os.environ["RANK"], os.environ["WORLD_SIZE"])
-        """,
-        arguments=["--lr", "0.1", "--json"],
-    )
-    assert (done.returncode, done.stdout) == (0, "__main__ ['--lr', '0.1', '--json'] found script.py 0 1\n"), done.stderr
-
-
-def test_the_plan_is_active_in_the_script(run):
-    done = run(
-        """
         from mindspeed.runtime import session
+        print(__name__, sys.argv[1:], beside.NAME, os.path.basename(__file__), os.environ["RANK"], os.environ["WORLD_SIZE"])
         print(session.current().plan.names)
         """,
         options=["--features", "recompute", "--set", "recompute.granularity=selective", "--optimization-level", "0"],
+        arguments=["--lr", "0.1", "--json"],
     )
-    assert (done.returncode, done.stdout) == (0, "('recompute',)\n"), done.stderr
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "__main__ ['--lr', '0.1', '--json'] found script.py 0 1\n('recompute',)\n"
 
 
-def test_exit_status_and_traceback_are_the_scripts(run):
-    assert run("import sys; sys.exit(7)").returncode == 7
+def test_the_traceback_is_the_scripts(run):
     done = run("def f():\n    raise ValueError('boom')\nf()\n")
     assert done.returncode == 1
     lines = done.stderr.splitlines()
@@ -62,9 +54,9 @@ def test_exit_status_and_traceback_are_the_scripts(run):
     assert lines[-1] == "ValueError: boom"
 
 
-def test_problems_of_the_request_come_before_anything_starts(run):
-    done = run("print('started')", options=["--features", "swigl"])
-    assert (done.returncode, done.stdout) == (1, "")
+def test_problems_of_the_request_come_before_anything_starts(mindspeed):
+    done = mindspeed("run", "--platform", "cpu", "--features", "swigl", "--", __file__)
+    assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr == "MS201 there is no feature 'swigl'\n  where: command line\n  fix: did you mean swiglu?\n"
 
 
@@ -104,10 +96,11 @@ def test_the_rank_that_dies_is_named_and_its_status_passed_on(run, end, status, 
     assert done.stderr.splitlines()[0] == f"MS604 rank 1 {how}; the other ranks were stopped"
 
 
-def test_inside_a_job_the_process_joins_it(run):
+def test_inside_a_job_the_process_joins_it_and_ends_as_the_script(run):
     job = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    done = run("import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'])", options=["--tp", "4"], **job)
-    assert (done.returncode, done.stdout) == (0, "1 4\n"), done.stderr
+    source = "import os, sys; print(os.environ['RANK'], os.environ['WORLD_SIZE']); sys.exit(7)"
+    done = run(source, options=["--tp", "4"], **job)
+    assert (done.returncode, done.stdout) == (7, "1 4\n"), done.stderr
 
 
 def test_without_megatron_nothing_is_started(mindspeed, monkeypatch):
@@ -117,9 +110,9 @@ def test_without_megatron_nothing_is_started(mindspeed, monkeypatch):
     assert done.stderr == "MS502 megatron-core: not installed\n  fix: pip install 'mindspeed[train]'\n"
 
 
-def test_a_script_that_does_not_exist_is_a_usage_error():
-    done = subprocess.run([*RUN, "--", "no_such_script.py"], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
+def test_a_script_that_does_not_exist_is_a_usage_error(mindspeed):
+    done = mindspeed("run", "--", "no_such_script.py")
+    assert done.exit_code == 2
     assert "File 'no_such_script.py' does not exist" in done.stderr
 
 
@@ -165,7 +158,12 @@ def test_a_failure_of_rank_0_before_its_process_group_is_what_the_job_ends_with(
     )
 
 
-def test_a_module_runs_as_under_python_m(tmp_path):
+@pytest.mark.parametrize(
+    "words",
+    [["--", "-m", "shown", "-q", "--json"], pytest.param(["-m", "shown", "-q", "--json"], marks=pytest.mark.long)],
+    ids=["after the options", "as an option"],
+)
+def test_a_module_runs_as_under_python_m(tmp_path, words):
     package = tmp_path / "shown"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -174,9 +172,8 @@ def test_a_module_runs_as_under_python_m(tmp_path):
         "import os, sys\nfrom . import beside\nfrom mindspeed.runtime import session\n"
         "print(__name__, __package__, beside.NAME, os.path.basename(sys.argv[0]), sys.argv[1:], session.current() is not None)"
     )
-    for words in (["--", "-m", "shown", "-q", "--json"], ["-m", "shown", "-q", "--json"]):
-        done = subprocess.run([*RUN, *words], capture_output=True, text=True, check=False, cwd=tmp_path)
-        assert (done.returncode, done.stdout) == (0, "__main__ shown found __main__.py ['-q', '--json'] True\n"), done.stderr
+    done = subprocess.run([*RUN, *words], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "__main__ shown found __main__.py ['-q', '--json'] True\n"), done.stderr
 
 
 @pytest.mark.long

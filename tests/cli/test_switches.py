@@ -233,7 +233,7 @@ def around(original):
 """
 
 
-@pytest.mark.parametrize("on", [True, False])
+@pytest.mark.parametrize("on", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_the_trace_has_a_line_for_each_step_patch_and_hook(tmp_path, on):
     (tmp_path / "acme_trace.py").write_text(FEATURE)
     (tmp_path / "fakelib.py").write_text("def traced(): pass\n")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from mindspeed import registry
+from mindspeed.cli import main
 from mindspeed.conformance import declaration
 from mindspeed.conformance.application import application
 from mindspeed.conformance.lightness import import_cost
@@ -195,18 +196,11 @@ def test_a_name_that_nobody_has_gets_near_names(acme):
     )
 
 
-@pytest.fixture
-def mindspeed_command(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    command = [sys.executable, "-c", "from mindspeed.cli import main; main()"]
-    return lambda *arguments: subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
-
-
-def test_a_failed_check_is_status_one_and_json_holds_everything(acme, mindspeed_command):
+def test_a_failed_check_is_status_one_and_json_holds_everything(acme):
     acme(("utils:divide", "utils:divid"))
-    done = mindspeed_command("features", "test", "acme", "--json")
+    done = CliRunner().invoke(main, ["features", "test", "acme", "--json"], catch_exceptions=False)
     data = json.loads(done.stdout)
-    assert (done.returncode, data["name"], data["passed"]) == (1, "acme", False)
+    assert (done.exit_code, data["name"], data["passed"]) == (1, "acme", False)
     assert {row["check"]: row["state"] for row in data["checks"]} == dict.fromkeys(CHECKS, "not run") | {
         "schema": "ok",
         "metadata": "failed",

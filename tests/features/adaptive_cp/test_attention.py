@@ -25,6 +25,7 @@ from tests.features.adaptive_cp.masks import interleaved, scattered, window
 LONG = pytest.mark.long
 CPU = torch.device("cpu")
 WORLDS = [1, 2, pytest.param(3, marks=LONG), pytest.param(4, marks=LONG)]
+DTYPES = [torch.float64, pytest.param(torch.float32, marks=LONG), pytest.param(torch.bfloat16, marks=LONG)]
 
 
 def planned(mask: Tensor, ranks: int, reordered: bool, inner: int = 1) -> AdaptivePlan:
@@ -45,7 +46,7 @@ def shares(tensors: Sequence[Tensor], mask: Tensor, reordered: bool) -> list[Any
 MASKS = {"causal": causal, "window": lambda n: window(n, n // 8), "scattered": scattered, "interleaved": interleaved}
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize("world", WORLDS)
 def test_it_is_dense_attention(pool: WorkerPool, world: int, kind: str, dtype: torch.dtype) -> None:

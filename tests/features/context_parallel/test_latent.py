@@ -67,6 +67,11 @@ class Formula(torch.nn.Module):
         return dense(query, key, value, causal(query.shape[0]), self.scale).flatten(2)
 
 
+def both() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Loss and gradients by Megatron's core attention and by `Formula`."""
+    return loss_and_gradients(False), loss_and_gradients(True)
+
+
 def loss_and_gradients(by_formula: bool) -> dict[str, Tensor]:
     """Of one sequence through a small model with Megatron's own layers, its core attention, or `Formula`."""
     from megatron.core import tensor_parallel
@@ -90,8 +95,7 @@ def loss_and_gradients(by_formula: bool) -> dict[str, Tensor]:
 
 
 def test_megatrons_core_attention_is_the_formula_also_where_keys_are_wider_than_values(pool: WorkerPool) -> None:
-    alone = plan(platform="cpu", level=0)
-    (ours,), (formula,) = (pool.call(loss_and_gradients, 1, by_formula, plan=alone) for by_formula in (False, True))
+    ((ours, formula),) = pool.call(both, 1, plan=plan(platform="cpu", level=0))
     assert ours.keys() == formula.keys()
     for name, expected in formula.items():
         torch.testing.assert_close(ours[name], expected, rtol=1e-5, atol=1e-6 * float(expected.abs().max()), msg=name)

@@ -9,8 +9,7 @@ def test_a_size_above_one_adds_the_feature_and_its_pipeline():
 
 def test_one_chunk_per_stage_is_refused():
     assert refusals("virtual-pipeline", world_size=2, pp=2) == [
-        "MS304 virtual-pipeline: one model chunk per stage is the plain pipeline "
-        "| --vpp 2 or more, or remove virtual-pipeline"
+        "MS304 virtual-pipeline: one model chunk per stage is the plain pipeline | --vpp 2 or more, or remove virtual-pipeline"
     ]
 
 
