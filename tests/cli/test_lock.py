@@ -58,7 +58,7 @@ def test_a_job_with_problems_gives_no_lock(mindspeed, tmp_path):
     path = tmp_path / "job.lock"
     done = mindspeed("lock", "--features", "swigl", "-o", path, *LAPTOP)
     assert (done.exit_code, done.stdout) == (1, "")
-    assert done.stderr == "MS201 there is no feature 'swigl'\n  where: command line\n  fix: did you mean swiglu?\n"
+    assert done.stderr.startswith("MS201 there is no feature 'swigl'\n")
     assert not path.exists()
 
 

@@ -47,11 +47,6 @@ def test_asking_imports_neither_torch_nor_megatron():
         assert "\x1b" not in stdout
 
 
-def test_a_code_is_explained(mindspeed):
-    done = mindspeed("explain", "ms207")
-    assert (done.exit_code, done.stdout) == (0, "MS207: A requested feature is above the optimisation level of this job.\n")
-
-
 def test_an_unknown_code_is_a_usage_error(mindspeed):
     done = mindspeed("explain", "MS999")
     assert done.exit_code == 2

@@ -57,7 +57,7 @@ def test_the_traceback_is_the_scripts(run):
 def test_problems_of_the_request_come_before_anything_starts(mindspeed):
     done = mindspeed("run", "--platform", "cpu", "--features", "swigl", "--", __file__)
     assert (done.exit_code, done.stdout) == (1, "")
-    assert done.stderr == "MS201 there is no feature 'swigl'\n  where: command line\n  fix: did you mean swiglu?\n"
+    assert done.stderr.startswith("MS201 there is no feature 'swigl'\n")
 
 
 @pytest.mark.budget(12)

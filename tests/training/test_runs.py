@@ -170,10 +170,8 @@ def test_a_disk_that_is_full_while_the_index_of_the_data_is_written_is_one_probl
 
 def test_a_platform_without_a_device_is_one_problem(tmp_path, text):
     done = Run(*TINY, "--data", text, "--run", tmp_path / "run", "--platform", "cuda").done(status=3)
-    assert done.err.endswith(
-        "MS501 the platform is cuda, and torch finds no device of it\n"
-        "  fix: --platform cpu, or install a torch that is built for cuda\n"
-    )
+    assert done.err.count("MS501 the platform is cuda, and torch finds no device of it\n") == 1
+    assert "Traceback" not in done.err
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(run):
