@@ -29,6 +29,9 @@ KEPT: Final = ROOT / "build" / "durations.json"
 LIMIT: Final = 3.0
 FEATURE_LIMIT: Final = 8.0
 SHOWN: Final = 15
+PLANNED: Final = 60
+"""Features for which the default run must have room; of a run with those of `WHOLE_RUN` or more the time is foretold."""
+WHOLE_RUN: Final = 20
 TOLERANCE: Final = 1.5
 """How much longer than its budget a test may take before it fails: readings of one test differ by as much in whole runs."""
 YARDSTICK: Final = 0.016
@@ -158,6 +161,11 @@ class Durations:
         terminalreporter.section(f"{len(self._seconds)} tests in {minutes}:{seconds:02}, {total:.0f} s of tests; all in {KEPT}")
         for test, took in sorted(self._seconds.items(), key=lambda pair: -pair[1])[:SHOWN]:
             terminalreporter.write_line(f"{took:7.1f} s  {test}")
+        if (features := len(self._features)) >= WHOLE_RUN:
+            mean, processes = self._features.total() / features, terminalreporter.config.getoption("numprocesses", None) or 1
+            more = max(0, PLANNED - features) * mean / processes
+            text = f"a feature takes {mean:.1f} s: with {PLANNED} features the run takes {more / 60:.1f} minutes more"
+            terminalreporter.write_line(text)
         for name, took in sorted(self.too_slow().items()):
             text = f"the default tests of {name} took {took:.1f} s together, and a feature has {FEATURE_LIMIT:.0f} s"
             terminalreporter.write_line(f"OVER BUDGET {text}")
