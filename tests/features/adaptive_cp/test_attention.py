@@ -24,7 +24,7 @@ from tests.features.adaptive_cp.masks import interleaved, scattered, window
 
 LONG = pytest.mark.long
 CPU = torch.device("cpu")
-WORLDS = [1, 2, pytest.param(3, marks=LONG), pytest.param(4, marks=LONG)]
+WORLDS = [pytest.param(1, marks=LONG), 2, pytest.param(3, marks=LONG), pytest.param(4, marks=LONG)]
 DTYPES = [torch.float64, pytest.param(torch.float32, marks=LONG), pytest.param(torch.bfloat16, marks=LONG)]
 
 
