@@ -77,11 +77,12 @@ def rank_1_counts_another_group() -> None:
 
 
 def keep_a_group() -> None:
-    """Leave a process group with its threads behind."""
+    """Leave three process groups with their threads behind."""
     import torch.distributed as dist
 
-    kept.append(dist.new_group())
-    dist.barrier(kept[-1])
+    for _ in range(3):
+        kept.append(dist.new_group())
+        dist.barrier(kept[-1])
 
 
 kept: list[Any] = []
@@ -92,8 +93,9 @@ def test_a_job_that_leaves_a_process_group_is_named_and_its_worker_is_replaced(p
     pool.call(keep_a_group, 1)
     left = pool.leftovers.copy()
     pool.leftovers.clear()
-    assert left == ["keep_a_group left 1 process groups in rank 0"]
-    assert pool.call(loops_of_gloo, 1) == [0]
+    assert left == ["keep_a_group left 3 process groups in rank 0"]
+    (loops,) = pool.call(loops_of_gloo, 1)
+    assert loops <= 1  # of the job that counts
 
 
 def test_ranks_of_a_failed_job_are_not_used_again(pool: WorkerPool) -> None:
