@@ -62,7 +62,7 @@ def test_a_run_that_ctrl_c_stops_saves_and_says_how_to_go_on(run):
     assert step == max(losses(run)) >= 4
     assert f"stopped after step {step}; continue with:\n" in stopped.out
     program, verb, *arguments = shlex.split(stopped.out.splitlines()[-1])
-    assert (program, verb) == ("mindspeed", "pretrain")
+    assert (Path(program).name, verb) == ("mindspeed", "pretrain")
     Run(*arguments, "--train-iters", step + 2).done()
     assert max(losses(run)) == step + 2
 
