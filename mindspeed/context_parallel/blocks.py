@@ -33,7 +33,7 @@ class Scoring:
     """The rules by which queries and keys become probabilities: visibility, scale, ALiBi slopes, dropout.
 
     ``slopes`` [heads] (fp32) add ``-slope * |query - key|`` to the scores (ALiBi, arXiv 2108.12409). Seeds of dropout are
-    drawn from the generator of the device and told apart by ``rank``, so that ranks with one random state drop other places.
+    drawn from the device's generator and mixed with ``rank``, so that ranks with one random state drop other places.
     """
 
     scale: float

@@ -22,7 +22,7 @@ def ends_of_positions(positions_BS: Tensor) -> Tensor:
     """The documents of rows in which every document begins with position 0. Raises MS335 where a row begins otherwise."""
     first = (positions_BS == 0).cpu()
     if not bool(first[:, 0].all()):
-        text = "a row of position ids does not begin with 0, so that its documents cannot be told"
+        text = "a row of position ids does not begin with 0, and documents begin at position 0"
         fix = "give the position ids of whole rows, before they are cut for context parallelism"
         raise MindSpeedError([Problem("MS335", text, fix=fix)])
     length = first.shape[1]

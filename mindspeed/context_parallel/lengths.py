@@ -8,7 +8,7 @@ from typing import Any
 
 
 def take_any_length(validate_args: Callable[..., Any]) -> Callable[..., Any]:
-    """Around ``validate_args(args, ...)``: the length goes in by its other name, of which no multiple is asked.
+    """Wrap ``validate_args(args, ...)``: the length goes in by its other name, which may be any number.
 
     Megatron-LM takes ``encoder_seq_length`` for ``seq_length`` where that is not given, and then sets both.
     """

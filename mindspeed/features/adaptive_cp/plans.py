@@ -40,7 +40,7 @@ class Plans:
     def _read(self, mask: Tensor, ranks: int) -> AdaptivePlan:
         content = hashlib.blake2b(mask.cpu().contiguous().numpy().data, digest_size=16).digest(), ranks
         if content not in self._by_content:
-            self._by_content[content] = plan_mask(mask.clone(), ranks)  # whose mask nobody changes
+            self._by_content[content] = plan_mask(mask.clone(), ranks)  # the caller may change its mask later
             _shorten(self._by_content)
         return self._by_content[content]
 

@@ -2,7 +2,7 @@
 
 Block (q, k) is the queries of rank q against the keys of rank k. A rank computes blocks of its own row, for which keys come
 to it; once its row is done it helps the row that has most left by computing that row's block with its own keys, for which
-queries come to it and results go back. Nothing moves for blocks that nobody needs.
+queries come to it and results go back. Blocks in which nothing is seen move nothing.
 """
 
 from __future__ import annotations

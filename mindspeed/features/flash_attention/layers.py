@@ -37,7 +37,7 @@ def misfits(config: Any) -> list[str]:
 def with_flash_attention(spec: Any, args: FlashAttentionArgs) -> Any:
     """The spec of a block with every local core attention exchanged for one with these settings.
 
-    Where somebody patched the forward of Megatron's, the spec stays as it is: a subclass would never call the patch.
+    Where the forward of Megatron's is patched, the spec stays as it is: a subclass would never call the patch.
     """
     if not is_unpatched(DotProductAttention.forward, DotProductAttention):
         return spec

@@ -49,13 +49,13 @@ class MoeTokenPermute(Feature[FeatureArgs]):
             Wrap(
                 f"{_UTILS}:sort_chunks_by_idxs",
                 f"{_LAYERS}:without_transformer_engine",
-                reason="asked for a fused version it wants Transformer Engine's; here it only copies",
+                reason="with permute fusion it calls Transformer Engine; here it only copies",
                 optional=True,
             ),
             Wrap(
                 "megatron.core.transformer.transformer_config:TransformerConfig.__post_init__",
                 f"{_LAYERS}:with_permute_fusion",
-                reason="asked for a fused version it refuses to be without Transformer Engine's",
+                reason="with permute fusion it refuses to be without Transformer Engine",
                 phase="build",
                 optional=True,
             ),

@@ -95,7 +95,7 @@ def _of_rows(probs: Tensor, token_EC: Tensor) -> Tensor:
 
 
 def without_transformer_engine(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Around ``sort_chunks_by_idxs``: chunks are copied once whoever does it, so Megatron's own code does."""
+    """Around ``sort_chunks_by_idxs``: a fused version would copy chunks as often, so Megatron's own code does it."""
 
     @functools.wraps(original)
     def sort_chunks(input: Any, split_sizes: Any, sorted_idxs: Any, probs: Any = None, fused: bool = False) -> Any:
@@ -109,10 +109,10 @@ def with_permute_fusion(original: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(original)
     def post_init(config: Any, *args: Any) -> None:
-        asked, config.moe_permute_fusion = config.moe_permute_fusion, False
+        fusion, config.moe_permute_fusion = config.moe_permute_fusion, False
         try:
             original(config, *args)
         finally:
-            config.moe_permute_fusion = asked
+            config.moe_permute_fusion = fusion
 
     return post_init

@@ -82,7 +82,7 @@ def test_a_row_that_begins_elsewhere_is_refused() -> None:
     with pytest.raises(MindSpeedError) as refused:
         ends_of_positions(torch.tensor([[0, 1, 2], [4, 5, 0]]))
     assert str(refused.value) == (
-        "MS335 a row of position ids does not begin with 0, so that its documents cannot be told\n"
+        "MS335 a row of position ids does not begin with 0, and documents begin at position 0\n"
         "  fix: give the position ids of whole rows, before they are cut for context parallelism"
     )
 
