@@ -41,7 +41,7 @@ class Rounds:
             yield Hop(self._rank(outer, inner + 1), self._rank(outer, inner - 1), step + 1)
 
     def gradient_hop(self, rank: int, step: int) -> Hop:
-        """Give the hop after step 1 or later: the block's gradient goes to the rank that has the block next, at last to its owner."""
+        """Give the hop after step 1 or later: the gradient follows its block to the next rank, at last to its owner."""
         outer, inner = divmod(rank, self.window)
         across = int(step % self.window == self.window - 1)
         return Hop(self._rank(outer + across, inner + 1), self._rank(outer - across, inner - 1), step + 1)
