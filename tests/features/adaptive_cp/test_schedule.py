@@ -117,7 +117,7 @@ def run_rank(rank: int, turns: list[Any], returns: Callable[[Block], bool]) -> t
     return computed, taken
 
 
-@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("backward", [False, pytest.param(True, marks=pytest.mark.long)])
 @settings(max_examples=40)
 @given(needed=GRIDS)
 def test_both_ends_of_every_transfer_agree_and_nobody_waits_for_ever(backward: bool, needed: list[list[bool]]) -> None:
