@@ -8,7 +8,7 @@ from typing import Any
 
 from mindspeed.inspection.cli_arguments import Surface
 from mindspeed.megatron.given_arguments import Given
-from mindspeed.megatron.training_flags import world_of
+from mindspeed.megatron.training_flags import dests_of, world_of
 from mindspeed.plugins.constraints import RequiresSlot
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.megatron_flags import MegatronFlag
@@ -25,6 +25,12 @@ def declared_flags(catalog: Catalog) -> Iterator[tuple[str, MegatronFlag]]:
     for name, spec in catalog.specs.items():
         for flag in spec.megatron_flags:
             yield name, flag
+
+
+def removable_flags(catalog: Catalog) -> list[tuple[str, MegatronFlag]]:
+    """Every argument of Megatron-LM that goes with its feature: the declared ones, and the parallel sizes."""
+    sizes = ((owner, dest) for size, (owner, _) in catalog.owners.items() for dest in dests_of(size))
+    return [*declared_flags(catalog), *((owner, MegatronFlag(dest, switch="on")) for owner, dest in sizes)]
 
 
 @dataclass(slots=True)

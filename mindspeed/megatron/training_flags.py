@@ -110,6 +110,12 @@ def world_of(values: Values) -> dict[str, tuple[Any, tuple[str, ...]]]:
     return world
 
 
+def dests_of(field: str) -> tuple[str, ...]:
+    """Return the arguments that give a value of the world."""
+    plain = (dest for dest, known in WORLD.items() if known == field)
+    return (*plain, *(dest for derived in DERIVED if derived.field == field for dest in derived.names))
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """The argument of Megatron-LM that stands for an argument of a configuration, with ``negated`` meaning its opposite."""

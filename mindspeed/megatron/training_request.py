@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 from mindspeed.inspection.cli_arguments import Surface
-from mindspeed.megatron.argument_layers import declared_flags, disagreements, layers_of
+from mindspeed.megatron.argument_layers import disagreements, layers_of, removable_flags
 from mindspeed.megatron.given_arguments import (
     Given,
     abbreviations,
@@ -86,7 +86,7 @@ def read_command_line(
     ours = [*([old] if old is not None else []), *also, command_line]
     others = [*below, environment, *([job.layer] if job else []), *ours]
     catalog = catalog_for(name for layer in others for name in layer.features)
-    given, rest, removed = without_arguments(given, rest, known, list(declared_flags(catalog)), others)
+    given, rest, removed = without_arguments(given, rest, known, removable_flags(catalog), others)
     read = layers_of(given, known, catalog, others, world_size)
     theirs, notes = list(read.given.values()), read.notes
     problems += [*read.problems, *disagreements(theirs, ours, catalog)]

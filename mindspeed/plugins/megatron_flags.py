@@ -13,7 +13,7 @@ class MegatronFlag:
 
     ``setting`` is the setting of the feature that has its value, after ``convert``; it counts where the feature is active. A
     value outside ``takes``, or a list with one, is left to Megatron. With ``follows_default`` Megatron's default counts too.
-    ``switch`` is on for an argument that requests the feature and off for one that takes it out; only with one of ``values``
+    ``switch`` is on for an argument that requests the feature and off for one that removes it; only with one of ``values``
     where these are given, and only where the parallel size ``size`` is above one. Features that are switched on by different
     values of one argument hold one slot, and a holder that is requested by name wins.
     """

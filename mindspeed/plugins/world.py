@@ -31,6 +31,7 @@ FIELDS: Final[dict[str, tuple[type, str]]] = {
     "micro_batch_size": (int, "samples per micro-batch"),
     "global_batch_size": (int, "samples per step over all ranks"),
     "normalization": (str, "LayerNorm or RMSNorm"),
+    "zero_centered_norm": (bool, "the weights of the norms are zero-centered (layernorm-1p)"),
     "gated_linear_unit": (bool, "the MLP is gated (SwiGLU)"),
     "activation": (str, "activation function of the MLP: gelu, silu ..."),
     "rotary": (bool, "positions are rotary, not learned"),
@@ -49,6 +50,11 @@ WORDS: Final[dict[str, tuple[str, ...]]] = {
     "dtype": ("fp32", "bf16", "fp16"),
 }
 """Fields that are one of a few words."""
+
+
+def size_name(size: str) -> str:
+    """Return a parallel size of the world, or the derived ``dp``, in words."""
+    return "data-parallel size" if size == "dp" else FIELDS[size][1]
 
 
 class UnknownValue(Exception):  # noqa: N818 - a signal to the resolver, not an error

@@ -5,29 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mindspeed.plugins.constraints import Check, Conflicts, RequiresAny, RequiresCapability, RequiresSlot
-from mindspeed.plugins.feature import FeatureArgs, FeatureSpec
+from mindspeed.plugins.feature import FeatureArgs
 from mindspeed.plugins.problems import Problem
-from mindspeed.plugins.world import FIELDS, UnknownValue, World
+from mindspeed.plugins.world import UnknownValue, World, size_name
 from mindspeed.resolution.environment import version_in
 from mindspeed.resolution.planned_feature import PlanNote
 from mindspeed.resolution.request_merge import LAUNCH
-from mindspeed.resolution.resolution_state import ResolutionState
+from mindspeed.resolution.resolution_state import ResolutionState, because
 
 
 def check_choices(state: ResolutionState) -> None:
     for name, constraint in state.constraints(RequiresAny):
         if not any(choice in state.active for choice in constraint.names):
-            reason = f", because {constraint.reason}" if constraint.reason else ""
             choices = ", ".join(constraint.names)
-            state.problem("MS205", f"{name} needs one of {choices}{reason}", (name,), f"add one of {choices} to the features")
+            text = f"{name} needs one of {choices}{because(constraint.reason)}"
+            state.problem("MS205", text, (name,), f"add one of {choices} to the features")
     for name, need in state.constraints(RequiresSlot):
         if need.slot not in state.holders:
-            reason = f", because {need.reason}" if need.reason else ""
             if (name, need.slot) in state.decided and getattr(state.args_of(name), need.setting, None) is not None:
                 continue  # a name or auto, whose problem was reported
-            able = ", ".join(sorted(n for n in state.catalog.usable if need.slot in state.specs[n].slots))
-            text = f"{name} needs a feature for {need.slot}{reason}"
-            fix = f"add one of {able} to the features"
+            text = f"{name} needs a feature for {need.slot}{because(need.reason)}"
+            fix = f"add one of {', '.join(state.holders_known(need.slot))} to the features"
             state.problem("MS205", text, (name,), f"{fix}, or --set {name}.{need.setting}=auto" if need.setting else fix)
 
 
@@ -46,32 +44,25 @@ def check_conflicts(state: ResolutionState) -> None:
             if other == name or other not in state.active or pair in seen:
                 continue
             seen.add(pair)
-            because = f", because {constraint.reason}" if constraint.reason else ""
             names = tuple(sorted(pair))
-            state.problem("MS202", f"{names[0]} and {names[1]} exclude each other{because}", names, _ways_out(state, names))
+            text = f"{names[0]} and {names[1]} exclude each other{because(constraint.reason)}"
+            state.problem("MS202", text, names, _ways_out(state, names))
 
 
 def check_capabilities(state: ResolutionState) -> None:
     for name, need in state.constraints(RequiresCapability):
         for holder in state.holders.get(need.slot, ()):
             if holder != name and need.capability not in state.specs[holder].provides:
-                because = f", because {need.reason}" if need.reason else ""
-                text = (
-                    f"{name} needs {need.capability} of the feature for {need.slot}, and {holder} does not provide it{because}"
-                )
-                others = sorted(n for n in state.catalog.usable if _provides(state.specs[n], need))
+                text = f"{name} needs {need.capability} of the feature for {need.slot}, and {holder} does not provide it"
+                others = [n for n in state.holders_known(need.slot) if need.capability in state.specs[n].provides]
                 fix = f"use {' or '.join(others)} in its place, or " if others else ""
-                state.problem("MS202", text, (name, holder), f"{fix}{_ways_out(state, (name, holder))}")
-
-
-def _provides(spec: FeatureSpec, need: RequiresCapability) -> bool:
-    return need.slot in spec.slots and need.capability in spec.provides
+                state.problem("MS202", text + because(need.reason), (name, holder), f"{fix}{_ways_out(state, (name, holder))}")
 
 
 def _ways_out(state: ResolutionState, names: Sequence[str]) -> str:
     """The smallest removals: for each side, the requested feature at the root of its chain."""
     roots = dict.fromkeys(state.root(name) for name in names)
-    return " or ".join(f"take out {root}" for root in roots)
+    return " or ".join(f"remove {root}" for root in roots)
 
 
 def check_sizes(state: ResolutionState) -> None:
@@ -90,8 +81,7 @@ def note_idle_owners(state: ResolutionState) -> None:
     for name in sorted(state.active):
         for size in state.specs[name].sizes:
             if state.world.knows(size) and getattr(state.world, size) == 1:
-                meaning = "data-parallel size" if size == "dp" else FIELDS[size][1]
-                state.rows.append(PlanNote("note", name, f"the {meaning} is 1, so {name} changes nothing"))
+                state.rows.append(PlanNote("note", name, f"the {size_name(size)} is 1, so {name} changes nothing"))
 
 
 def check_platforms(state: ResolutionState) -> None:
@@ -100,10 +90,10 @@ def check_platforms(state: ResolutionState) -> None:
         spec = state.specs[name]
         if spec.platforms and platform not in spec.platforms:
             text = f"{name} does not run on {platform}, only on {', '.join(sorted(spec.platforms))}"
-            state.problem("MS208", text, (name,), f"take out {state.root(name)}")
+            state.problem("MS208", text, (name,), f"remove {state.root(name)}")
         if spec.megatron and state.world.knows("megatron") and not version_in(state.world.megatron, spec.megatron):
             text = f"{name} needs megatron-core {spec.megatron}, this is {state.world.megatron}"
-            state.problem("MS208", text, (name,), f"install a megatron-core {spec.megatron}, or take out {state.root(name)}")
+            state.problem("MS208", text, (name,), f"install a megatron-core {spec.megatron}, or remove {state.root(name)}")
 
 
 def check_operators(state: ResolutionState) -> None:

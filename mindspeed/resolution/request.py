@@ -21,7 +21,7 @@ JOB_KEYS: Final = ("features", "settings", "world", "level", "platform", "strict
 class Layer:
     """A source of a request. Later layers win; features of all layers add up.
 
-    ``without`` contradicts a feature that is requested; ``disabled`` takes it out of a request that stays as it is.
+    ``without`` contradicts a feature that is requested; ``disabled`` removes it from a request that stays as it is.
     ``notes`` become rows of the plan.
     """
 

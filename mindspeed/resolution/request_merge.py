@@ -12,7 +12,7 @@ from typing import Any, Final
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import Problem
-from mindspeed.plugins.world import FIELDS, WORDS, World
+from mindspeed.plugins.world import FIELDS, WORDS, World, size_name
 from mindspeed.resolution.environment import Environment
 from mindspeed.resolution.planned_feature import PlanNote, Value
 from mindspeed.resolution.request import Layer
@@ -37,6 +37,13 @@ class MergedRequest:
     strict: bool = False
     problems: list[Problem] = field(default_factory=list)
 
+    def removal(self, name: str) -> tuple[str, str] | None:
+        """Return the code and the source of the removal of a feature; None for one that may be active."""
+        for code, removed in (("MS211", self.disabled), ("MS210", self.without)):
+            if name in removed:
+                return code, removed[name]
+        return None
+
     def as_world(self) -> World:
         return World({name: value.value for name, value in self.world.items()})
 
@@ -57,6 +64,7 @@ def merge(layers: Sequence[Layer], catalog: Catalog, environment: Environment) -
         for name in layer.without:
             if name in merged.requested and not merged.requested[name].startswith("Megatron's "):
                 merged.withdrawn[name] = merged.requested.pop(name)
+            _remove_sizes(merged, catalog, name, layer.source)
         for name in layer.features:
             merged.requested.setdefault(name, layer.source)
         for name in layer.without:
@@ -81,6 +89,18 @@ def merge(layers: Sequence[Layer], catalog: Catalog, environment: Environment) -
         )
         merged.level = 2
     return merged
+
+
+def _remove_sizes(merged: MergedRequest, catalog: Catalog, feature: str, source: str) -> None:
+    """Remove the parallel sizes that lower layers give for a feature which a layer leaves out, each with a note."""
+    for size, (owner, argument) in catalog.owners.items():
+        if owner == feature and size in merged.world:
+            value = merged.world.pop(size)
+            if argument is not None:
+                merged.settings.get(owner, {}).pop(argument, None)
+            if value.value > 1:
+                text = f"the {size_name(size)} {value.value} ({value.source}) is removed: {source} leaves {feature} out"
+                merged.notes.append(PlanNote("note", feature, text))
 
 
 def remaining_features(layers: Sequence[Layer]) -> list[str]:

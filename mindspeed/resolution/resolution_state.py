@@ -20,6 +20,11 @@ HasVariant = Callable[[str, str], bool]
 """``(op, platform) -> bool``: whether an operator has more than its reference there."""
 
 
+def because(reason: str) -> str:
+    """The reason of a constraint as the end of a sentence; empty without one."""
+    return f", because {reason}" if reason else ""
+
+
 class Active(NamedTuple):
     """The reason for an active feature: ``parent`` names the feature that required it, "" is the request itself."""
 
@@ -66,15 +71,18 @@ class ResolutionState:
 
     def args_of(self, name: str) -> FeatureArgs | None:
         """The validated arguments of a feature, or None after their problems were reported."""
-        known = self.args.get(name)
-        if known is not None:
-            return known
+        if name in self.args:
+            return self.args[name]
         args = self.arguments.validate(name, self.models[name])
         if isinstance(args, FeatureArgs):
             self.args[name] = args
             return args
         self.problems += [problem for problem in args if problem not in self.problems]
         return None
+
+    def holders_known(self, slot: str) -> list[str]:
+        """The usable features that could hold a slot, in name order."""
+        return [name for name in self.catalog.usable if slot in self.specs[name].slots]
 
     def give(self, name: str, settings: Mapping[str, Any], source: str) -> None:
         """Settings that a choice brings along for a feature that it makes active; what the user gave stays."""
@@ -84,8 +92,8 @@ class ResolutionState:
         self.args.pop(name, None)
 
     def freeze(self) -> None:
-        """Index the active features by what they hold and declare; called once, after propagation."""
-        for name in sorted(self.active):
+        """Index the active features and those of every plan by what they hold and declare; called once, after propagation."""
+        for name in sorted({*self.active, *self.base}):
             spec = self.specs[name]
             for slot in self.slots(name):
                 self.holders.setdefault(slot, []).append(name)

@@ -7,32 +7,28 @@ and the world, which are fixed before propagation; one that reads an unknown val
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from typing import Any
 
 from mindspeed._version import __version__
 from mindspeed.inspection.gc_pause import collector_paused
-from mindspeed.plugins.constraints import (
-    After,
-    Before,
-    Requires,
-    Supersedes,
-)
+from mindspeed.plugins.constraints import After, Before, Requires, Supersedes
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec
 from mindspeed.plugins.near_names import suggestion
 from mindspeed.plugins.problems import Problem
-from mindspeed.plugins.world import FIELDS, PARALLEL_SIZES, UnknownValue, World
+from mindspeed.plugins.world import PARALLEL_SIZES, UnknownValue, World, size_name
 from mindspeed.resolution import constraint_checks
 from mindspeed.resolution.environment import Environment
-from mindspeed.resolution.order import in_order
 from mindspeed.resolution.planned_feature import BY_LEVEL_ONE, PlannedFeature, PlanNote
 from mindspeed.resolution.request import Layer
 from mindspeed.resolution.request_merge import merge
-from mindspeed.resolution.resolution_state import Active, HasVariant, ResolutionState
+from mindspeed.resolution.resolution_state import Active, HasVariant, ResolutionState, because
 from mindspeed.resolution.setting_validation import flag
 from mindspeed.resolution.slot_selection import select_holders
 
@@ -102,7 +98,7 @@ def _roots(state: ResolutionState) -> Iterator[tuple[str, Active]]:
         if name in state.merged.disabled:
             continue
         if name in state.merged.without:
-            text = f"{name} is requested ({source}) and taken out ({state.merged.without[name]})"
+            text = f"{name} is requested ({source}) and removed ({state.merged.without[name]})"
             state.problems.append(Problem("MS210", text, (name,), fix=f"drop {name} from one of the two"))
         elif state.known(name, source):
             if state.specs[name].level > state.merged.level:
@@ -114,7 +110,7 @@ def _roots(state: ResolutionState) -> Iterator[tuple[str, Active]]:
         if name not in state.merged.requested and name not in state.catalog.not_loaded:
             state.known(name, source)
     for name, source in state.merged.withdrawn.items():
-        state.rows.append(PlanNote("note", name, f"{source} asks for it, {state.merged.without[name]} takes it out"))
+        state.rows.append(PlanNote("note", name, f"{source} asks for it, {state.merged.without[name]} removes it"))
     state.rows += _disabled(state)
     yield from _owners_of_sizes(state)
     if state.merged.level >= 1:
@@ -126,37 +122,35 @@ def _disabled(state: ResolutionState) -> Iterator[PlanNote]:
     for name, source in state.merged.disabled.items():
         if name in state.catalog.names:
             asked = state.merged.requested.get(name)
-            yield PlanNote("disabled", name, f"taken out by {source}{f', though requested ({asked})' if asked else ''}")
+            yield PlanNote("disabled", name, f"removed by {source}{f', though requested ({asked})' if asked else ''}")
         else:
             fix = suggestion(state.catalog.near(name), "mindspeed features list shows every name")
             yield PlanNote("warning", name, f"{source} names {name}, which is no feature; {fix}")
 
 
 def _owners_of_sizes(state: ResolutionState) -> Iterator[tuple[str, Active]]:
-    sizes = PARALLEL_SIZES if _is_platform_alone(state) else (*PARALLEL_SIZES, "dp")
-    for size in sizes:
-        if not state.world.knows(size) or getattr(state.world, size) <= 1:
+    for size in (*PARALLEL_SIZES, "dp"):
+        value = getattr(state.world, size) if state.world.knows(size) else 1
+        owner, _ = state.catalog.owners.get(size, ("", None))
+        if value <= 1 or (size == "dp" and _is_platform_alone(state)):
             continue
-        meaning = "data-parallel size" if size == "dp" else FIELDS[size][1]
-        value = getattr(state.world, size)
-        if size in state.catalog.owners:
-            owner = state.catalog.owners[size][0]
-            if owner in state.merged.disabled:
-                if size != "dp":
-                    text = f"the {meaning} is {value}, and {state.merged.disabled[owner]} takes {owner}, which provides it, out"
-                    state.problems.append(Problem("MS211", text, (owner,), fix=f"--{size} 1, or leave {owner} on"))
-            elif owner not in state.merged.without:
-                yield owner, Active(f"the {meaning} is {value}")
-            elif size != "dp":
-                text = f"the {meaning} is {value}, and {owner}, which provides it, is taken out"
-                state.problems.append(Problem("MS210", text, (owner,), fix=f"drop --without {owner} or set --{size} 1"))
+        if owner and not state.merged.removal(owner):
+            yield owner, Active(f"the {size_name(size)} is {value}")
         elif size != "dp":
-            text = f"the {meaning} is {value}, and no installed feature provides it"
-            fix = f"--{size} 1"
-            if state.catalog.not_loaded:
-                text = f"the {meaning} is {value}, and no built-in or named feature provides it"
-                fix += ", or name the feature of another distribution that does"
-            state.problems.append(Problem("MS209", text, fix=fix))
+            state.problems.append(_size_problem(state, size, value, owner))
+
+
+def _size_problem(state: ResolutionState, size: str, value: int, owner: str) -> Problem:
+    """The problem of a size above one whose feature is removed or not installed."""
+    said = f"the {size_name(size)} is {value}"
+    if removal := state.merged.removal(owner):
+        code, source = removal
+        fix = f"--{size} 1, or leave {owner} on" if code == "MS211" else f"drop --without {owner} or set --{size} 1"
+        return Problem(code, f"{said}, and {source} removes {owner}, which provides it", (owner,), fix=fix)
+    if state.catalog.not_loaded:
+        fix = f"--{size} 1, or name the feature of another distribution that does"
+        return Problem("MS209", f"{said}, and no built-in or named feature provides it", fix=fix)
+    return Problem("MS209", f"{said}, and no installed feature provides it", fix=f"--{size} 1")
 
 
 def _is_platform_alone(state: ResolutionState) -> bool:
@@ -181,7 +175,7 @@ def _left_out(state: ResolutionState, name: str, spec: FeatureSpec) -> str:
     """Return the reason why level 1 does not switch a feature on, or ''."""
     if name in state.merged.without:
         source = state.merged.without[name]
-        return f"taken out by {source}" if source.startswith("Megatron's ") else "taken out by --without"
+        return f"removed by {source}" if source.startswith("Megatron's ") else "removed by --without"
     platform = str(state.world.platform)
     if spec.platforms and platform not in spec.platforms:
         return f"not for {platform}"
@@ -201,8 +195,8 @@ def _left_out(state: ResolutionState, name: str, spec: FeatureSpec) -> str:
 def _propagate(state: ResolutionState, roots: Iterator[tuple[str, Active]]) -> None:
     queue = deque[tuple[str, Active]](roots)
     asked = {name for name, _ in queue}
-    active, without, strict = state.active, state.merged.without, state.merged.strict
-    disabled, requires, usable = state.merged.disabled, state.catalog.requires, state.catalog.usable
+    active, strict = state.active, state.merged.strict
+    requires, usable = state.catalog.requires, state.catalog.usable
     while queue:
         name, why = queue.popleft()
         if name in active:
@@ -213,18 +207,19 @@ def _propagate(state: ResolutionState, roots: Iterator[tuple[str, Active]]) -> N
             needed = constraint.name
             if needed in active or not (constraint.when is None or state.holds(name, constraint)):
                 continue
-            because = f", because {constraint.reason}" if constraint.reason else ""
-            if needed in disabled:
-                text = f"{name} requires {needed}{because}, and {disabled[needed]} takes {needed} out"
-                state.problem("MS211", text, (name, needed), f"disable {name} too, or leave {needed} on")
-            elif needed in without:
-                text = f"{name} requires {needed}{because}, and {needed} is taken out"
-                state.problem("MS210", text, (name, needed), f"drop --without {needed}, or take out {name}")
+            text = f"{name} requires {needed}{because(constraint.reason)}"
+            if removal := state.merged.removal(needed):
+                code, source = removal
+                fix = (
+                    f"disable {name} too, or leave {needed} on"
+                    if code == "MS211"
+                    else f"drop --without {needed}, or remove {name}"
+                )
+                state.problem(code, f"{text}, and {source} removes {needed}", (name, needed), fix)
             elif strict and needed not in asked:
-                text = f"{name} requires {needed}{because}"
                 state.problem("MS204", text, (name, needed), f"add {needed} to the features, or drop --strict")
             elif needed in usable or state.known(needed, f"required by {name}"):
-                queue.append((needed, Active(f"required by {name}{because}", name)))
+                queue.append((needed, Active(f"required by {name}{because(constraint.reason)}", name)))
 
 
 def _report_idle_settings(state: ResolutionState) -> None:
@@ -244,11 +239,11 @@ def _report_idle_settings(state: ResolutionState) -> None:
 
 
 def _order(state: ResolutionState) -> list[str]:
-    order, cycle = in_order(state.active, ((first, second) for first, second, _ in _declared_order(state)))
+    order, cycle = _in_order(state.active, ((first, second) for first, second, _ in _declared_order(state)))
     if cycle:
         steps = tuple(_step(state, first, second) for first, second in pairwise(cycle))
         text = f"the order has a cycle: {' -> '.join(cycle)}"
-        state.problems.append(Problem("MS206", text, tuple(cycle[:-1]), steps, fix="take out one of them"))
+        state.problems.append(Problem("MS206", text, tuple(cycle[:-1]), steps, fix="remove one of them"))
     return order
 
 
@@ -273,3 +268,30 @@ def _planned(state: ResolutionState, name: str, why: tuple[str, ...]) -> Planned
     settings = state.arguments.settings_of(name, state.args[name])
     slots = tuple(sorted(state.slots(name))) if spec.slots else ()
     return PlannedFeature(name, distribution, version, why, settings, spec.level, slots)
+
+
+def _in_order(names: Iterable[str], edges: Iterable[tuple[str, str]]) -> tuple[list[str], list[str]]:
+    """Sort names by ``(first, second)`` edges; an edge to any other name is ignored.
+
+    Returns the order, and a cycle from its smallest name back to it, of which one is empty.
+    """
+    before: dict[str, list[str]] = {name: [] for name in sorted(names)}
+    for first, second in edges:
+        if first in before and second in before:
+            before[second].append(first)
+    sorter = TopologicalSorter(before)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        cycle = error.args[1][:-1]
+        start = cycle.index(min(cycle))
+        return [], [*cycle[start:], *cycle[: start + 1]]
+    ready, order = list(sorter.get_ready()), []
+    heapq.heapify(ready)
+    while ready:
+        name = heapq.heappop(ready)
+        order.append(name)
+        sorter.done(name)
+        for following in sorter.get_ready():
+            heapq.heappush(ready, following)
+    return order, []

@@ -44,27 +44,32 @@ def _named(state: ResolutionState, name: str, need: RequiresSlot, wanted: str) -
         return
     if need.slot not in state.specs[wanted].slots:
         text = f"{setting} names {wanted}, which is not a feature for {need.slot}"
-        state.problem("MS342", text, (name,), f"--set {setting}= one of {', '.join(candidates(state, need.slot))}, or auto")
+        state.problem("MS342", text, (name,), f"--set {setting}= one of {', '.join(state.holders_known(need.slot))}, or auto")
         return
     others = [other for other in _holders(state, need.slot) if other != wanted]
     for other in others:
         text = f"{setting} ({source}) names {wanted}, and {other} is active in its place"
-        fix = f"take out {state.root(other)}, or --set {setting}={other}"
+        fix = f"remove {state.root(other)}, or --set {setting}={other}"
         state.problem("MS342", text, (name, other), fix)
-    if not others:
-        yield from _allowed(state, wanted, Active(f"{setting} ({source}) names it", name), setting)
+    if others:
+        return
+    if removal := state.merged.removal(wanted):
+        text = f"{setting} names {wanted}, and {removal[1]} removes {wanted}"
+        state.problem(removal[0], text, (name, wanted), f"name another in {setting}, or leave {wanted} on")
+    else:
+        yield wanted, Active(f"{setting} ({source}) names it", name)
 
 
 def _automatic(state: ResolutionState, name: str, need: RequiresSlot) -> Iterator[tuple[str, Active]]:
     setting, source = _setting(state, name, need)
-    judged = [_candidate(state, other, need.slot) for other in candidates(state, need.slot)]
+    judged = [_candidate(state, other, need.slot) for other in state.holders_known(need.slot)]
     if here := _holders(state, need.slot):
         state.rows.append(PlanNote("choice", name, f"{setting} is auto, and {here[0]} is active already: nothing is chosen"))
         state.rows += [PlanNote("choice", name, _line(candidate)) for candidate in judged if candidate.name != here[0]]
         return
     if unknown := tuple(dict.fromkeys(field for candidate in judged for field in candidate.unknown)):
         text = f"{setting} is auto, and the choice is not decided: {', '.join(unknown)} not known"
-        fix = f"give {' and '.join(map(flag, unknown))}, or name one of {', '.join(candidates(state, need.slot))}"
+        fix = f"give {' and '.join(map(flag, unknown))}, or name one of {', '.join(state.holders_known(need.slot))}"
         state.problem("MS341", text, (name,), fix)
         return
     eligible = sorted((candidate.cost.amounts, candidate.name, candidate) for candidate in judged if candidate.cost is not None)
@@ -83,9 +88,8 @@ def _automatic(state: ResolutionState, name: str, need: RequiresSlot) -> Iterato
 
 def _candidate(state: ResolutionState, name: str, slot: str) -> Candidate:
     spec, platform = state.specs[name], str(state.world.platform)
-    for taken_out in (state.merged.without, state.merged.disabled):
-        if name in taken_out:
-            return Candidate(name, refusal=f"taken out by {taken_out[name]}")
+    if removal := state.merged.removal(name):
+        return Candidate(name, refusal=f"removed by {removal[1]}")
     if spec.level > state.merged.level:
         return Candidate(name, refusal=f"its optimization level is {spec.level}, this job's is {state.merged.level}")
     if spec.platforms and platform not in spec.platforms:
@@ -123,20 +127,6 @@ def _excluded(state: ResolutionState, name: str, slot: str) -> Iterator[str]:
         ]
         if other in mine or mine & state.slots(other) or any(state.holds(other, c) for c in theirs):
             yield other
-
-
-def _allowed(state: ResolutionState, wanted: str, why: Active, setting: str) -> Iterator[tuple[str, Active]]:
-    """The named feature, unless it is taken out."""
-    for code, taken_out in (("MS210", state.merged.without), ("MS211", state.merged.disabled)):
-        if wanted in taken_out:
-            text = f"{setting} names {wanted}, and {wanted} is taken out by {taken_out[wanted]}"
-            state.problem(code, text, (why.parent, wanted), f"name another in {setting}, or leave {wanted} on")
-            return
-    yield wanted, why
-
-
-def candidates(state: ResolutionState, slot: str) -> list[str]:
-    return sorted(name for name in state.catalog.usable if slot in state.specs[name].slots)
 
 
 def _holders(state: ResolutionState, slot: str) -> list[str]:

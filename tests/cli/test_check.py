@@ -65,6 +65,15 @@ def test_a_size_that_does_not_divide_the_heads_says_which(check):
     )
 
 
+def test_a_zero_centered_norm_that_no_layer_on_the_cpu_has_is_a_problem(check, mindspeed):
+    norm = ("--platform", "cpu", "--zero-centered-norm", "--normalization")
+    assert check(*norm, "LayerNorm") == (
+        "MS304 cpu-platform: the layers on the CPU are local, and their norm is torch's LayerNorm, which has no zero-centered "
+        "weight\n  fix: --no-zero-centered-norm (Megatron-LM: remove --apply-layernorm-1p), or --normalization RMSNorm\n"
+    )
+    assert mindspeed("features", "check", *LAPTOP, *norm, "RMSNorm").exit_code == 0
+
+
 @pytest.mark.guards(24)
 def test_a_world_that_is_no_multiple_of_the_sizes_is_a_problem(check):
     assert check("--world-size", 4, "--tp", 3, "--optimization-level", 0) == (
@@ -92,7 +101,7 @@ def test_features_that_exclude_each_other_are_told_with_the_chain_behind_each(ch
         "  because: acme-root: you asked for it\n"
         "  because: bolt-clip: you asked for it\n"
         "  where: acme 1.0, acme_features.py:2; bolt 1.0, bolt_features.py:2\n"
-        "  fix: take out acme-root or take out bolt-clip\n"
+        "  fix: remove acme-root or remove bolt-clip\n"
     )
 
 
@@ -104,7 +113,7 @@ def test_two_features_in_one_slot_conflict_though_neither_knows_the_other(check,
         "  because: acme-clip: you asked for it\n"
         "  because: bolt-clip: you asked for it\n"
         "  where: acme 1.0, acme_features.py:2; bolt 1.0, bolt_features.py:2\n"
-        "  fix: take out acme-clip or take out bolt-clip\n"
+        "  fix: remove acme-clip or remove bolt-clip\n"
     )
 
 

@@ -38,8 +38,8 @@ PROBLEMS = {
     (
         "MS210",
         "async-param-gather requires async-ddp, because both work on the same buckets, which exist only with overlapped "
-        "reduction, and async-ddp is taken out",
-        "drop --without async-ddp, or take out async-param-gather",
+        "reduction, and job file removes async-ddp",
+        "drop --without async-ddp, or remove async-param-gather",
     ),
     ("MS304", "tensor-parallel: 32 attention heads cannot be split over 3 ranks", "use a --tp that divides 32"),
 }

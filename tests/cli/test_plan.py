@@ -68,7 +68,7 @@ def test_the_base_plan_is_counted_by_reason_unless_its_targets_are_asked_for(sec
 
 def test_what_level_one_leaves_out_has_its_reason(sections):
     found = sections("--normalization", "LayerNorm", "--optimization-level", 1, "--without", "swiglu")
-    assert "swiglu: taken out by --without" in found["left out"]
+    assert "swiglu: removed by --without" in found["left out"]
     assert any(line.startswith("rms-norm: ") for line in found["left out"])
 
 

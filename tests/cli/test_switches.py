@@ -38,11 +38,11 @@ def test_a_disabled_feature_is_taken_out_recorded_and_announced_once(run, disabl
     plan = json.loads(done.stdout)["plan"]
     assert plan["features"] == []
     row = {"kind": "disabled", "feature": "recompute"}
-    assert plan["rows"] == [row | {"text": "taken out by MINDSPEED_DISABLE, though requested (command line)"}]
+    assert plan["rows"] == [row | {"text": "removed by MINDSPEED_DISABLE, though requested (command line)"}]
     assert done.stderr == "mindspeed: MINDSPEED_DISABLE takes recompute out of every plan\n"
     again = run("plan", *LAPTOP, "recompute", "--optimization-level", "0")
     assert again.stderr == ""
-    assert "disabled\n  recompute: taken out by MINDSPEED_DISABLE, though requested (command line)\n" in again.stdout
+    assert "disabled\n  recompute: removed by MINDSPEED_DISABLE, though requested (command line)\n" in again.stdout
 
 
 def test_the_python_interface_keeps_to_it_and_other_ranks_are_silent(disable, monkeypatch, capsys):
@@ -60,7 +60,7 @@ def test_what_requires_a_disabled_feature_cannot_be_planned(run, disable):
     assert (problem["code"], problem["fix"]) == ("MS211", "disable distributed-optimizer too, or leave data-parallel on")
     assert problem["message"] == (
         "distributed-optimizer requires data-parallel, because it shards the optimizer over the replicas, "
-        "and MINDSPEED_DISABLE takes data-parallel out"
+        "and MINDSPEED_DISABLE removes data-parallel"
     )
 
 
@@ -68,7 +68,7 @@ def test_a_size_whose_owner_is_disabled_cannot_be_planned(run, disable):
     disable("tensor-parallel")
     done = run("check", *LAPTOP, "--tp", "2", "--optimization-level", "0", "--json")
     (problem,) = json.loads(done.stdout)["problems"]
-    text = "the tensor-parallel size is 2, and MINDSPEED_DISABLE takes tensor-parallel, which provides it, out"
+    text = "the tensor-parallel size is 2, and MINDSPEED_DISABLE removes tensor-parallel, which provides it"
     assert (problem["code"], problem["message"]) == ("MS211", text)
 
 

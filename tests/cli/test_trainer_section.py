@@ -71,14 +71,14 @@ def test_without_takes_out_a_feature_of_the_job_file(mindspeed, job):
     done = mindspeed("features", "plan", "-f", file, "--without", "async-ddp", *LAPTOP, "--json")
     plan = json.loads(done.stdout)["plan"]
     assert "async-ddp" not in {feature["name"] for feature in plan["features"]}
-    assert ("note", "async-ddp", "job file asks for it, command line takes it out") in {
+    assert ("note", "async-ddp", "job file asks for it, command line removes it") in {
         (row["kind"], row["feature"], row["text"]) for row in plan["rows"]
     }
 
 
 def test_one_source_that_asks_for_a_feature_and_takes_it_out_contradicts_itself(mindspeed):
     done = mindspeed("features", "check", "--features", "swiglu", "--without", "swiglu", *LAPTOP)
-    assert done.stderr.splitlines()[0] == "MS210 swiglu is requested (command line) and taken out (command line)"
+    assert done.stderr.splitlines()[0] == "MS210 swiglu is requested (command line) and removed (command line)"
 
 
 def test_a_launch_of_too_few_processes_names_the_option_that_starts_more(mindspeed, tmp_path):

@@ -270,7 +270,7 @@ def test_flags_without_a_buffer_for_gradients_take_matmul_add_out(plan, flag):
     assert "matmul-add" in plan(f"{SHAPE} --features matmul-add").names
     (problem,) = problems_of(plan, f"{SHAPE} --features matmul-add {flag}")
     assert str(problem) == (
-        f"MS210 matmul-add is requested (command line) and taken out (Megatron's {flag})\n"
+        f"MS210 matmul-add is requested (command line) and removed (Megatron's {flag})\n"
         "  fix: drop matmul-add from one of the two"
     )
 
@@ -287,7 +287,7 @@ def test_a_flag_that_contradicts_the_plan_is_a_problem_and_not_overridden(plan):
 def test_a_feature_that_is_requested_and_that_a_flag_of_megatron_takes_out_is_a_problem(plan):
     (problem,) = problems_of(plan, f"{SHAPE} --swiglu --features swiglu --no-bias-swiglu-fusion")
     assert str(problem) == (
-        "MS210 swiglu is requested (command line) and taken out (Megatron's --no-bias-swiglu-fusion)\n"
+        "MS210 swiglu is requested (command line) and removed (Megatron's --no-bias-swiglu-fusion)\n"
         "  fix: drop swiglu from one of the two"
     )
 
@@ -362,6 +362,16 @@ def test_a_feature_that_is_left_out_takes_megatrons_arguments_of_it_along(plan):
     assert "recompute" not in plan(f"{line} --without recompute").names
     (problem,) = problems_of(plan, f"{line} --features recompute --without recompute")
     assert problem.code == "MS210"
+
+
+@pytest.mark.parametrize(
+    ("feature", "size"),
+    [("tensor-parallel", "--tensor-model-parallel-size"), ("virtual-pipeline", "--num-virtual-stages-per-pipeline-rank")],
+)
+def test_a_feature_that_is_left_out_takes_megatrons_argument_of_its_size_along(feature, size):
+    request = read(f"{SHAPE} {size} 2 --without {feature}")
+    assert request.rest == tuple(split(SHAPE))
+    assert [note.text for note in request.notes] == [f"Megatron's {size} is removed: command line leaves {feature} out"]
 
 
 def test_an_option_of_mindspeed_run_leaves_megatrons_arguments_out_too():

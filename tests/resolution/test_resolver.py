@@ -71,7 +71,7 @@ def test_a_conflict_prints_both_chains_and_the_ways_out():
     assert problem.code == "MS202"
     assert problem.message == "a and b exclude each other, because both own the loss"
     assert problem.chain == ("a: you asked for it", "b: required by c", "c: you asked for it")
-    assert problem.fix == "take out a or take out c"
+    assert problem.fix == "remove a or remove c"
 
 
 def test_two_holders_of_a_slot_conflict_without_knowing_each_other():
@@ -219,8 +219,8 @@ def test_values_of_the_world_are_typed():
 
 def test_taking_out_a_feature_that_is_required_is_a_problem():
     known = catalog(make("ring", Requires("base")), make("base"))
-    assert messages(ask(known, "ring", without=("base",))) == ["ring requires base, and base is taken out"]
-    assert messages(ask(known, "ring", without=("ring",))) == ["ring is requested (command line) and taken out (command line)"]
+    assert messages(ask(known, "ring", without=("base",))) == ["ring requires base, and command line removes base"]
+    assert messages(ask(known, "ring", without=("ring",))) == ["ring is requested (command line) and removed (command line)"]
 
 
 def test_a_feature_above_the_level_is_a_problem_with_a_fix():
@@ -341,3 +341,20 @@ def test_a_feature_whose_size_is_one_says_that_it_changes_nothing():
     ]
     plan = registry.plan(features=["tensor-parallel"], world={"tp": 2}, environment=made_up("cpu", "0.16.1"))
     assert not [row for row in plan.rows if "changes nothing" in row.text]
+
+
+@pytest.mark.parametrize("lower", [{"world": {"tp": 2}}, {"settings": {"tensor": {"size": 2}}}])
+def test_a_layer_that_leaves_a_feature_out_removes_the_size_that_a_lower_one_gives(lower):
+    known = catalog(make("tensor", args=SizeArgs, sizes={"tp": "size"}))
+    result = resolve([Layer("job file", **lower), Layer("command line", without=("tensor",))], known, CPU)
+    assert order(result) == []
+    assert result.world.tp == 1
+    assert [(row.kind, row.feature, row.text) for row in result.rows] == [
+        ("note", "tensor", "the tensor-parallel size 2 (job file) is removed: command line leaves tensor out")
+    ]
+
+
+def test_a_layer_that_leaves_a_feature_out_and_gives_its_size_contradicts_itself():
+    known = catalog(make("tensor", args=SizeArgs, sizes={"tp": "size"}))
+    (problem,) = ask(known, without=("tensor",), world={"tp": 2}).problems
+    assert (problem.code, problem.fix) == ("MS210", "drop --without tensor or set --tp 1")

@@ -60,7 +60,7 @@ def test_a_name_that_contradicts_a_request_is_a_problem_that_names_both():
     assert (problem.code, problem.message, problem.fix) == (
         "MS342",
         "owner.method (command line) names b, and a is active in its place",
-        "take out a, or --set owner.method=a",
+        "remove a, or --set owner.method=a",
     )
     assert problem.chain == ("owner: the context-parallel size is 2", "a: you asked for it")
     assert order(ask(known(A, B), "a", **method("a"))) == ["a", "owner"]
@@ -87,9 +87,9 @@ def test_a_name_must_be_that_of_a_feature_for_the_slot(value, expected):
 
 def test_what_is_taken_out_cannot_be_named():
     (problem,) = ask(known(A, B), without=("b",), **method("b")).problems
-    assert (problem.code, problem.message) == ("MS210", "owner.method names b, and b is taken out by command line")
+    assert (problem.code, problem.message) == ("MS210", "owner.method names b, and command line removes b")
     (problem,) = ask(known(A, B), disabled=("b",), **method("b")).problems
-    assert (problem.code, problem.message) == ("MS211", "owner.method names b, and b is taken out by command line")
+    assert (problem.code, problem.message) == ("MS211", "owner.method names b, and command line removes b")
 
 
 def test_nothing_is_named_or_chosen_where_the_slot_is_not_needed():
@@ -143,7 +143,7 @@ def test_auto_leaves_out_whoever_fails_a_check_or_excludes_another_or_does_not_r
         "elsewhere: cannot, it does not run on cpu",
         "excluding: cannot, it and other exclude each other",
         "future: cannot, it needs megatron-core >=9",
-        "out: cannot, taken out by command line",
+        "out: cannot, removed by command line",
     ]
 
 

@@ -23,8 +23,8 @@ def test_without_a_mask_it_is_refused():
     (problem,) = resolve([layer], CATALOG, made_up("cpu", "0.16.1"), has_variant=lambda op, platform: False).problems
     assert f"{problem.code} {problem.message} | {problem.fix}" == (
         "MS210 adaptive-cp requires shared-attention-mask, because all ranks know one mask before the first batch; "
-        "else --set adaptive-cp.dynamic_mask=true, and shared-attention-mask is taken out "
-        "| drop --without shared-attention-mask, or take out adaptive-cp"
+        "else --set adaptive-cp.dynamic_mask=true, and command line removes shared-attention-mask "
+        "| drop --without shared-attention-mask, or remove adaptive-cp"
     )
 
 

@@ -48,7 +48,7 @@ def test_another_one_that_is_requested_is_a_problem():
     settings = {"context-parallel": {"size": 4, "algorithm": "ulysses-attention"}}
     assert refusals("ring-attention", settings=settings) == [
         "MS342 context-parallel.algorithm (command line) names ulysses-attention, and ring-attention is active in its place "
-        "| take out ring-attention, or --set context-parallel.algorithm=ring-attention"
+        "| remove ring-attention, or --set context-parallel.algorithm=ring-attention"
     ]
 
 

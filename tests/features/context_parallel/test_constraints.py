@@ -31,7 +31,7 @@ def test_a_group_needs_an_algorithm():
 def test_two_algorithms_at_once_are_a_conflict():
     assert refusals(RING, ULYSSES, cp=2) == [
         "MS203 ring-attention and ulysses-attention all hold the slot context-parallel "
-        "| take out ring-attention or take out ulysses-attention"
+        "| remove ring-attention or remove ulysses-attention"
     ]
 
 
@@ -48,7 +48,7 @@ def test_what_an_algorithm_cannot_do_is_a_conflict(names, reason):
     assert refusals("adaptive-cp", feature, settings=settings, cp=2, rotary=False, multi_latent_attention=False) == [
         f"MS202 {feature} needs {capability} of the feature for context-parallel, and adaptive-cp does not provide it, because "
         f"{reason} | use hybrid-attention or kv-allgather-cp or ring-attention or ulysses-attention in its place, or "
-        f"take out {feature} or take out adaptive-cp"
+        f"remove {feature} or remove adaptive-cp"
     ]
 
 

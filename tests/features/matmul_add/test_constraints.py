@@ -22,7 +22,7 @@ def test_megatrons_own_flag_takes_it_out():
     assert not resolution.problems
     assert "matmul-add" not in [feature.name for feature in resolution.features]
     (row,) = [row for row in resolution.rows if row.feature == "matmul-add"]
-    assert (row.kind, row.text) == ("left-out", f"taken out by {flag}")
+    assert (row.kind, row.text) == ("left-out", f"removed by {flag}")
 
 
 def test_it_suits_every_model():

@@ -102,7 +102,7 @@ def test_saved_inputs_are_distributed_by_tensor_or_by_sequence_parallelism():
     assert refusals("recompute", settings=settings, tp=2) == []
     assert refusals("recompute", "sequence-parallel", settings=settings, tp=2) == [
         "MS202 recompute and sequence-parallel exclude each other, because the saved inputs are already a share of the "
-        "sequence; set recompute.distribute=false | take out recompute or take out sequence-parallel"
+        "sequence; set recompute.distribute=false | remove recompute or remove sequence-parallel"
     ]
 
 

@@ -45,4 +45,4 @@ def test_megatrons_own_flag_takes_it_out():
         _, plan = registry.plan_training(f"{shape}{flags}".split(), {}, environment)
         assert ("swiglu" in plan.names) is expected
     (row,) = [row for row in plan.rows if row.feature == "swiglu"]
-    assert (row.kind, row.text) == ("left-out", "taken out by Megatron's --no-bias-swiglu-fusion")
+    assert (row.kind, row.text) == ("left-out", "removed by Megatron's --no-bias-swiglu-fusion")
