@@ -37,27 +37,27 @@ def list_features(
 
         others = sum(row.distribution != BUILT_IN for row in rows)
         rows = discover(only=None if others <= MANY else ()).rows
-    wanted = {"level": level, "slots": slot, "platforms": platform, "distribution": distribution}
-    rows = [row for row in rows if _is_wanted(_describe(row), words, wanted)]
+    filters = {"level": level, "slots": slot, "platforms": platform, "distribution": distribution}
+    rows = [row for row in rows if _matches(_describe(row), words, filters)]
     if wants_json():
         print_json({"features": [_describe(row) for row in rows]})
         return
     _print(rows)
 
 
-def _is_wanted(row: Mapping[str, Any], words: Sequence[str], wanted: Mapping[str, Any]) -> bool:
-    """Return whether a described row has every word, and every value that is wanted of it."""
+def _matches(row: Mapping[str, Any], words: Sequence[str], filters: Mapping[str, Any]) -> bool:
+    """Return whether a described row has every word, and every value of a filter that was given."""
     text = f"{row['name']} {row['summary'] or ''}".lower()
     if not all(word.lower() in text for word in words):
         return False
-    values = {key: value for key, value in wanted.items() if value is not None}
+    values = {key: value for key, value in filters.items() if value is not None}
     return all(value in row[key] if isinstance(row[key], list) else value == row[key] for key, value in values.items())
 
 
 def _print(rows: Sequence[DiscoveredFeature]) -> None:
     headers = ("NAME", "LEVEL", "STABILITY", "PLATFORMS", "SLOTS", "FROM", "STATE", "SUMMARY")
     if not rows:
-        click.echo("no feature is like that", err=True)
+        click.echo("no feature matches", err=True)
     elif len(rows) <= MANY:
         print_table(headers, [_cells(row) for row in rows])
     else:

@@ -94,10 +94,10 @@ def repatch(args: Mapping[str, Any] | Namespace) -> None:
     active before is then still active.
     """
     known = arguments.get_full_args()
-    given = args if isinstance(args, Mapping) else vars(args)
+    values = args if isinstance(args, Mapping) else vars(args)
     has = known_names() | vars(known).keys()
-    _state.strange = tuple(f"no feature reads {name}, and Megatron has no such argument" for name in given if name not in has)
-    for name, value in given.items():
+    _state.strange = tuple(f"no feature reads {name}, and Megatron has no such argument" for name in values if name not in has)
+    for name, value in values.items():
         setattr(known, name, value)
         old = flags.BY_DEST.get(name)
         if old is not None and old.switch:
@@ -194,27 +194,27 @@ def _plan() -> tuple[ActivationPlan, list[PlanNote]]:
     return dataclasses.replace(plan, rows=(*plan.rows, *rows)), rows
 
 
-def _request(given: Mapping[str, Any]) -> _Request:
+def _request(values: Mapping[str, Any]) -> _Request:
     listed = manager.MindSpeedFeaturesManager.FEATURES_LIST
     own = {feature.name for feature in listed if isinstance(feature, OwnFeature)}
-    by_flag = {dest: value for dest, value in given.items() if dest in flags.BY_DEST}
+    by_flag = {dest: value for dest, value in values.items() if dest in flags.BY_DEST}
     taken = {action.dest for feature in manager.old_features() for action in own_arguments(feature)}
     unused = []
     for old in flags.OLD_FLAGS:
         if own.isdisjoint(old.features) and by_flag.pop(old.dest, None) and old.dest not in taken:
             unused.append(f"{old.flag} does nothing: {' or '.join(old.features)} is not in the list of features")
-    layer, notes, problems = flags.request_of({**given, **dict.fromkeys(flags.BY_DEST), **by_flag}, registry.catalog())
+    layer, notes, problems = flags.request_of({**values, **dict.fromkeys(flags.BY_DEST), **by_flag}, registry.catalog())
     features, settings = list(layer.features), {name: dict(fields) for name, fields in layer.settings.items()}
     rows = [PlanNote("note", "compat", note) for note in (*notes, *unused, *_state.strange)]
-    for name, fields in arguments.megatron_features(given).items():
+    for name, fields in arguments.megatron_features(values).items():
         if name in registry.catalog().usable:
             features.append(name)
             settings[name] = fields | settings.get(name, {})
-    world = arguments.world_of(given)
-    complete = arguments.namespace_of(World(world), given)
+    world = arguments.world_of(values)
+    complete = arguments.namespace_of(World(world), values)
     broken = registry.catalog().broken
     for feature in manager.old_features():
-        name, own_settings = name_of(feature), manager.given_arguments(feature, given)
+        name, own_settings = name_of(feature), manager.given_arguments(feature, values)
         if name in broken and (problem := broken[name].problem) is not None:
             rows.append(PlanNote("note", name, problem.message))
         try:
@@ -233,7 +233,7 @@ def _request(given: Mapping[str, Any]) -> _Request:
                 fix = f"ask for it by name (--features {name}), or let it register --{name.removeprefix(PREFIX)}"
                 problems.append(Problem("MS110", text, (name,), where=manager.where_of(feature), fix=fix))
             rows.append(PlanNote("note", name, reason))
-    level = given.get("optimization_level", 2)
+    level = values.get("optimization_level", 2)
     layer = Layer(SOURCE, tuple(features), settings, world, level=level if level in (0, 1) else None)
     return _Request(layer, rows, problems)
 

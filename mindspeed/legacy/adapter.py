@@ -107,11 +107,11 @@ def _registered(feature: MindSpeedFeature) -> list[argparse.Action]:
 def registrations_of(adapter: OldFeature) -> list[Registration]:
     """Collect the registrations of a feature for its settings and world."""
     feature = adapter.legacy
-    given = arguments_for(feature, adapter.args, adapter.world, type(adapter).common())
+    values = arguments_for(feature, adapter.args, adapter.world, type(adapter).common())
     with MindSpeedPatchesManager.owned_by(adapter.spec.name) as registered:
         try:
-            feature.pre_register_patches(MindSpeedPatchesManager, given)
-            feature.register_patches(MindSpeedPatchesManager, given)
+            feature.pre_register_patches(MindSpeedPatchesManager, values)
+            feature.register_patches(MindSpeedPatchesManager, values)
         except MindSpeedError:
             raise
         except ImportError as error:
@@ -133,10 +133,10 @@ def arguments_for(
 ) -> Namespace:
     """The namespace that a feature reads when it is on: Megatron's names, the common arguments, its settings, its switch."""
     settings = {name: list(value) if isinstance(value, tuple) else value for name, value in args}
-    given = (vars(common) if common is not None else {}) | settings
-    if not given.get(feature.feature_name):
-        given[feature.feature_name] = True
-    return namespace_of(world, given, unknown_is_absent)
+    values = (vars(common) if common is not None else {}) | settings
+    if not values.get(feature.feature_name):
+        values[feature.feature_name] = True
+    return namespace_of(world, values, unknown_is_absent)
 
 
 def _accepts(feature: MindSpeedFeature, common: Callable[[], Namespace | None]) -> Callable[[Any, World], bool]:
@@ -148,11 +148,11 @@ def _accepts(feature: MindSpeedFeature, common: Callable[[], Namespace | None]) 
         if common() is not None and wires_arguments():
             return True
         try:
-            given = arguments_for(feature, args, world, common(), unknown_is_absent=True)
+            values = arguments_for(feature, args, world, common(), unknown_is_absent=True)
             for validate in (feature.pre_validate_args, feature.validate_args, feature.post_validate_args):
-                validate(given)
+                validate(values)
         except AttributeError as error:
-            if error.obj is not given:
+            if error.obj is not values:
                 raise
             raise UnknownValue(str(error.name)) from error
         except Exception as error:  # MindSpeed's features refuse arguments with whatever error they like

@@ -70,8 +70,8 @@ def get_mindspeed_args(get_defaults: bool = False) -> Namespace:
 def get_full_args() -> Namespace:
     """Megatron's own arguments once it has them, before that `get_mindspeed_args`."""
     variables = sys.modules.get("megatron.training.global_vars")
-    found = getattr(variables, "_GLOBAL_ARGS", None)
-    return found if found is not None else get_mindspeed_args()
+    args: Namespace | None = getattr(variables, "_GLOBAL_ARGS", None)
+    return args if args is not None else get_mindspeed_args()
 
 
 def _as_active(args: Namespace) -> Namespace:

@@ -101,12 +101,12 @@ class OwnFeature(MindSpeedFeature):
         return self.name in switched_on(vars(args))
 
 
-def switched_on(given: Mapping[str, Any]) -> set[str]:
+def switched_on(values: Mapping[str, Any]) -> set[str]:
     """Features that old flags, by attribute, switch on."""
     return {
-        old.feature_for(given[dest], given)
+        old.feature_for(values[dest], values)
         for dest, old in BY_DEST.items()
-        if old.switch and given.get(dest) not in (None, False)
+        if old.switch and values.get(dest) not in (None, False)
     } - {""}
 
 

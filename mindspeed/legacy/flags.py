@@ -52,20 +52,20 @@ class OldFlag:
 
     def new_spelling(self, feature: str, value: Any = True) -> str:
         """Spell the new option: ``--features rms-norm``, or ``--set ring-attention.window=2``."""
-        given = f"--set {feature}.{self.setting}={str(value).lower() if value is True else value}" if self.setting else ""
-        return " ".join(filter(None, [f"--features {feature}" if self.switch else "", given]))
+        setting = f"--set {feature}.{self.setting}={str(value).lower() if value is True else value}" if self.setting else ""
+        return " ".join(filter(None, [f"--features {feature}" if self.switch else "", setting]))
 
     def says_something(self, value: Any) -> bool:
         """Return whether a value asks for anything: a setting may be 0, a switch that counts is off then."""
         return value is not None and value is not False and not (self.switch and value == 0)
 
-    def feature_for(self, value: Any, given: Mapping[str, Any]) -> str:
-        """The feature that a value stands for; ``given`` are all arguments by attribute. ``""`` for none."""
+    def feature_for(self, value: Any, values: Mapping[str, Any]) -> str:
+        """The feature that a value stands for; ``values`` are all arguments by attribute. ``""`` for none."""
         if value in self.off:
             return ""
         if not self.choices:
             return self.feature
-        key = given.get(self.chooser.removeprefix("--").replace("-", "_")) if self.chooser else value
+        key = values.get(self.chooser.removeprefix("--").replace("-", "_")) if self.chooser else value
         return next(iter(self.choices.values())) if key is None else self.choices.get(str(key), "")
 
 
@@ -255,25 +255,25 @@ def read_old_flags(argv: Sequence[str], known: Collection[str], catalog: Catalog
 
     ``known`` are the flags of the parser that reads the rest, Megatron's and the script's: those are never touched.
     """
-    given, rest, problems = _split(argv, known)
-    layer, notes, missing = request_of(given, catalog)
+    values, rest, problems = _split(argv, known)
+    layer, notes, missing = request_of(values, catalog)
     return OldFlags(layer, tuple(rest), tuple(notes), (*problems, *missing))
 
 
-def request_of(given: Mapping[str, Any], catalog: Catalog) -> tuple[Layer, list[str], list[Problem]]:
+def request_of(values: Mapping[str, Any], catalog: Catalog) -> tuple[Layer, list[str], list[Problem]]:
     """Translate arguments by attribute (``{"use_fused_rmsnorm": True}``), with notes and MS111 problems."""
     features: list[str] = []
     settings: dict[str, dict[str, Any]] = {}
     notes, problems = [], []
-    for dest, value in given.items():
+    for dest, value in values.items():
         old = BY_DEST.get(dest)
-        feature = old.feature_for(value, given) if old is not None and old.says_something(value) else ""
+        feature = old.feature_for(value, values) if old is not None and old.says_something(value) else ""
         if old is None or not feature:
             if old is not None and old.chooser and old.says_something(value) and value not in old.off:
                 notes.append(f"{old.flag} means nothing with this {old.chooser}")
             continue
         needed = _NEEDED.get((old.flag, str(value)))
-        if needed is not None and given.get(BY_FLAG[needed].dest) is None:
+        if needed is not None and values.get(BY_FLAG[needed].dest) is None:
             text = f"{old.flag} {value} needs {needed}"
             problems.append(Problem("MS301", text, (feature,), where="command line", fix=f"give {needed} 2 or more"))
         if old.noop_reason:
@@ -296,8 +296,8 @@ def request_of(given: Mapping[str, Any], catalog: Catalog) -> tuple[Layer, list[
 def register_old_flags(parser: argparse.ArgumentParser, feature: str | None = None) -> None:
     """Add the old flags, all or those of one feature, that a parser does not have yet."""
     for old in OLD_FLAGS:
-        wanted = feature is None or feature in old.features
-        if not wanted or old.flag in MEGATRON_VALUES or old.flag in parser._option_string_actions:
+        is_of_feature = feature is None or feature in old.features
+        if not is_of_feature or old.flag in MEGATRON_VALUES or old.flag in parser._option_string_actions:
             continue
         spellings = " or ".join(old.new_spelling(name, "VALUE") for name in old.features)
         help = f"not needed: {old.noop_reason}" if old.noop_reason else f"old spelling of {spellings}"
@@ -310,7 +310,7 @@ def register_old_flags(parser: argparse.ArgumentParser, feature: str | None = No
 
 def _split(argv: Sequence[str], known: Collection[str]) -> tuple[dict[str, Any], list[str], list[Problem]]:
     """Arguments of old flags by attribute, what remains of the command line, and problems with their values."""
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     rest: list[str] = []
     problems: list[Problem] = []
     tokens = list(argv)
@@ -323,20 +323,20 @@ def _split(argv: Sequence[str], known: Collection[str]) -> tuple[dict[str, Any],
             break
         if old is None or (flag in known and flag not in MEGATRON_VALUES):
             if old is None and flag == "--moe-token-dispatcher-type":
-                given[flag.removeprefix("--").replace("-", "_")] = value or next(iter(tokens), None)
+                values[flag.removeprefix("--").replace("-", "_")] = value or next(iter(tokens), None)
             rest.append(token)
             continue
         if old.takes == "nothing":
-            given[old.dest] = True
+            values[old.dest] = True
             continue
         text = value if equals else (tokens.pop(0) if tokens and not tokens[0].startswith("--") else None)
         if flag in MEGATRON_VALUES and text not in old.choices:
             rest += [token] if equals or text is None else [token, text]
             continue
         parsed, problem = _converted(old, text)
-        given[old.dest] = parsed
+        values[old.dest] = parsed
         problems += [problem] if problem is not None else []
-    return given, rest, problems
+    return values, rest, problems
 
 
 def _converted(old: OldFlag, text: str | None) -> tuple[Any, Problem | None]:
@@ -346,8 +346,8 @@ def _converted(old: OldFlag, text: str | None) -> tuple[Any, Problem | None]:
     try:
         value = _TYPES[old.takes](text)
     except ValueError:
-        wanted = "a whole number" if old.takes == "int" else "a number"
-        return None, Problem("MS301", f"{old.flag} is {text!r}, not {wanted}", old.features, where="command line")
+        kind = "a whole number" if old.takes == "int" else "a number"
+        return None, Problem("MS301", f"{old.flag} is {text!r}, not {kind}", old.features, where="command line")
     if allowed and value not in allowed:
         fix = f"use one of {', '.join(map(str, allowed))}"
         return None, Problem("MS301", f"{old.flag} is {text!r}", old.features, where="command line", fix=fix)

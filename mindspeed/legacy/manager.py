@@ -131,10 +131,10 @@ def never_on(feature: MindSpeedFeature) -> str:
     return f"no argument switches it on: --{feature.feature_name.replace('_', '-')} does not exist{others}"
 
 
-def given_arguments(feature: MindSpeedFeature, given: Mapping[str, Any]) -> dict[str, Any]:
+def given_arguments(feature: MindSpeedFeature, values: Mapping[str, Any]) -> dict[str, Any]:
     """The feature's own arguments that have another value than their default, without its switch."""
     return {
-        action.dest: given[action.dest]
+        action.dest: values[action.dest]
         for action in own_arguments(feature)
-        if action.dest in given and given[action.dest] != action.default and not is_switch(feature, action)
+        if action.dest in values and values[action.dest] != action.default and not is_switch(feature, action)
     }

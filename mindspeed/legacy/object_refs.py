@@ -18,10 +18,10 @@ def reference(owner: str, target: str, value: Any, number: int) -> str:
     """``"module:qualname"`` that leads to a value: its own where that works in every process, else one in this module."""
     module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
     if module and module != "__main__" and re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", qualname):
-        found: Any = sys.modules.get(module)
+        named: Any = sys.modules.get(module)
         for part in qualname.split("."):
-            found = getattr(found, part, None)
-        if found is value:
+            named = getattr(named, part, None)
+        if named is value:
             return f"{module}:{qualname}"
     name = re.sub(r"\W", "_", f"{owner}__{target}__{number}")
     _objects[name] = value

@@ -34,17 +34,17 @@ class PatchInfo:
 
     @property
     def registrations(self) -> list[Registration]:
-        return [one for one in MindSpeedPatchesManager.registrations if one.dotted == self.dotted]
+        return [call for call in MindSpeedPatchesManager.registrations if call.dotted == self.dotted]
 
     @property
     def patch_func(self) -> Any:
         """The replacement, or None."""
-        return next((one.new for one in reversed(self.registrations) if not one.wraps), None)
+        return next((call.new for call in reversed(self.registrations) if not call.wraps), None)
 
     @property
     def wrappers(self) -> list[Any]:
         """The wrappers, innermost first."""
-        return [one.new for one in self.registrations if one.wraps]
+        return [call.new for call in self.registrations if call.wraps]
 
     @property
     def is_applied(self) -> Applied:
@@ -72,7 +72,7 @@ class PatchInfo:
     def _site(self) -> str | None:
         active, site = session.current(), find_site(target_of(self.dotted))
         name = site.name if site is not None else ""
-        return name if active is not None and any(one.site == name for one in active.applied.sites) else None
+        return name if active is not None and any(call.site == name for call in active.applied.sites) else None
 
 
 class MindSpeedPatchesManager:
@@ -95,9 +95,9 @@ class MindSpeedPatchesManager:
         if not isinstance(orig_func_name, str) or "." not in orig_func_name:
             text = f"{orig_func_name!r} is not a target of the form package.module.name"
             raise MindSpeedError([Problem("MS409", text, (cls._owner,), fix="write the full dotted name")])
-        one = Registration(cls._owner, orig_func_name, new_func, force_patch, create_dummy)
-        if one not in cls.registrations:
-            cls.registrations.append(one)
+        call = Registration(cls._owner, orig_func_name, new_func, force_patch, create_dummy)
+        if call not in cls.registrations:
+            cls.registrations.append(call)
         cls.patches_info.setdefault(orig_func_name, PatchInfo(orig_func_name))
 
     @classmethod
@@ -120,13 +120,12 @@ class MindSpeedPatchesManager:
 
         Raises MS409 when ``remove_check`` is set and there is no such wrapper.
         """
-        gone = [
-            one for one in cls.registrations if one.wraps and one.dotted == orig_func_name and one.new.__name__ == wrappers_name
-        ]
+        wrappers = [call for call in cls.registrations if call.wraps and call.dotted == orig_func_name]
+        gone = [call for call in wrappers if call.new.__name__ == wrappers_name]
         if not gone and remove_check:
             text = f"{orig_func_name} has no wrapper {wrappers_name}"
             raise MindSpeedError([Problem("MS409", text, fix="see MindSpeedPatchesManager.patches_info")])
-        cls.registrations[:] = [one for one in cls.registrations if one not in gone]
+        cls.registrations[:] = [call for call in cls.registrations if call not in gone]
         from mindspeed.legacy import activation
 
         activation.refresh()
@@ -137,14 +136,14 @@ class MindSpeedPatchesManager:
         """Take the calls within the block as those of a feature; gives the list that they end up in."""
         before_owner, before = cls._owner, list(cls.registrations)
         cls._owner = owner
-        cls.registrations[:] = [one for one in before if one.owner != owner]
-        found: list[Registration] = []
+        cls.registrations[:] = [call for call in before if call.owner != owner]
+        calls: list[Registration] = []
         try:
-            yield found
+            yield calls
         except BaseException:
             cls.registrations[:] = before
             raise
         else:
-            found += [one for one in cls.registrations if one.owner == owner]
+            calls += [call for call in cls.registrations if call.owner == owner]
         finally:
             cls._owner = before_owner

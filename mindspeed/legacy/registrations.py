@@ -64,13 +64,13 @@ def target_of(dotted: str) -> str:
 
 def patches_of(registrations: Sequence[Registration]) -> tuple[list[Patch], list[PlanNote], list[Problem]]:
     """The patches of one owner's calls, what the reader must know of them, and MS409 for what cannot be taken."""
-    problems = [problem for one in registrations for problem in _problems_of(one)]
-    left_out = [one for one in registrations if one.dummy and _absent(one)]
-    taken, rows = force_overridden([one for one in registrations if one not in left_out])
-    rows += [_row("left-out", one, "its package is not installed, and a dummy is never planted") for one in left_out]
-    rows += [_row("note", one, "create_dummy is not needed: the target exists") for one in taken if one.dummy]
+    problems = [problem for call in registrations for problem in _problems_of(call)]
+    left_out = [call for call in registrations if call.dummy and _absent(call)]
+    taken, rows = force_overridden([call for call in registrations if call not in left_out])
+    rows += [_row("left-out", call, "its package is not installed, and a dummy is never planted") for call in left_out]
+    rows += [_row("note", call, "create_dummy is not needed: the target exists") for call in taken if call.dummy]
     wrong = {problem.where for problem in problems}
-    return [_patch(one, number) for number, one in enumerate(taken) if one.dotted not in wrong], rows, problems
+    return [_patch(call, number) for number, call in enumerate(taken) if call.dotted not in wrong], rows, problems
 
 
 def require_patches(registrations: Sequence[Registration]) -> list[Patch]:
@@ -83,54 +83,54 @@ def require_patches(registrations: Sequence[Registration]) -> list[Patch]:
 
 def force_overridden(registrations: Sequence[Registration]) -> tuple[list[Registration], list[PlanNote]]:
     """Of several replacements of one target, those before a forced one give way to it."""
-    last = {one.target: one for one in registrations if one.force and not one.wraps}
+    last = {call.target: call for call in registrations if call.force and not call.wraps}
     kept, rows, passed = [], [], set[str]()
-    for one in dict.fromkeys(registrations):
-        winner = last.get(one.target)
-        if winner is None or one.wraps or one.target in passed:
-            kept.append(one)
-        elif one is winner:
-            passed.add(one.target)
-            kept.append(one)
+    for call in dict.fromkeys(registrations):
+        winner = last.get(call.target)
+        if winner is None or call.wraps or call.target in passed:
+            kept.append(call)
+        elif call is winner:
+            passed.add(call.target)
+            kept.append(call)
         else:
-            rows.append(_row("left-out", one, f"{winner.owner} replaces it by force with {winner.name}"))
+            rows.append(_row("left-out", call, f"{winner.owner} replaces it by force with {winner.name}"))
     return kept, rows
 
 
-def _row(kind: str, one: Registration, text: str) -> PlanNote:
-    return PlanNote(kind, one.owner, f"patch of {one.dotted} with {one.name}: {text}")
+def _row(kind: str, call: Registration, text: str) -> PlanNote:
+    return PlanNote(kind, call.owner, f"patch of {call.dotted} with {call.name}: {text}")
 
 
-def _patch(one: Registration, number: int) -> Patch:
-    if one.new is None or isinstance(one.new, str | int | float | bool):
-        return Set(one.target, one.new, "registered through the old names; a plain value is set")
-    value = object_refs.reference(one.owner, one.dotted, one.new, number)
-    if one.wraps:
-        rule = f"its name {one.new.__name__} ends in {next(s for s in SUFFIXES if one.new.__name__.endswith(s))}"
-        return Wrap(one.target, value, f"registered through the old names; a wrapper, since {rule}")
-    return Replace(one.target, value, "registered through the old names; a replacement, since it is not named a wrapper")
+def _patch(call: Registration, number: int) -> Patch:
+    if call.new is None or isinstance(call.new, str | int | float | bool):
+        return Set(call.target, call.new, "registered through the old names; a plain value is set")
+    value = object_refs.reference(call.owner, call.dotted, call.new, number)
+    if call.wraps:
+        rule = f"its name {call.new.__name__} ends in {next(s for s in SUFFIXES if call.new.__name__.endswith(s))}"
+        return Wrap(call.target, value, f"registered through the old names; a wrapper, since {rule}")
+    return Replace(call.target, value, "registered through the old names; a replacement, since it is not named a wrapper")
 
 
-def _absent(one: Registration) -> bool:
+def _absent(call: Registration) -> bool:
     """Return whether the whole top-level package of the target is not installed."""
-    site = find_site(one.target)
+    site = find_site(call.target)
     return site is not None and site.kind == "absent"
 
 
-def _problems_of(one: Registration) -> Iterator[Problem]:
-    if one.dummy and find_site(one.target) is None:
-        text = f"{one.owner} asks for a dummy {one.dotted}, which does not exist"
-        yield _problem(one, text, "mindspeed never plants a name: define it in your own package and call it there")
-    elif one.new is None and not (one.dummy and _absent(one)):
-        text = f"{one.owner} patches {one.dotted} with nothing"
-        yield _problem(one, text, "give register_patch a function or class, or remove the patch")
-    elif not one.wraps and _is_written_as_wrapper(one.new):
-        text = f"{one.owner} replaces {one.dotted} with {one.name}, which is written as a wrapper"
-        yield _problem(one, text, f"end its name with a suffix that says so: {one.new.__name__}_wrapper")
+def _problems_of(call: Registration) -> Iterator[Problem]:
+    if call.dummy and find_site(call.target) is None:
+        text = f"{call.owner} asks for a dummy {call.dotted}, which does not exist"
+        yield _problem(call, text, "mindspeed never plants a name: define it in your own package and call it there")
+    elif call.new is None and not (call.dummy and _absent(call)):
+        text = f"{call.owner} patches {call.dotted} with nothing"
+        yield _problem(call, text, "give register_patch a function or class, or remove the patch")
+    elif not call.wraps and _is_written_as_wrapper(call.new):
+        text = f"{call.owner} replaces {call.dotted} with {call.name}, which is written as a wrapper"
+        yield _problem(call, text, f"end its name with a suffix that says so: {call.new.__name__}_wrapper")
 
 
-def _problem(one: Registration, text: str, fix: str) -> Problem:
-    return Problem("MS409", text, (one.owner,), where=one.dotted, fix=fix)
+def _problem(call: Registration, text: str, fix: str) -> Problem:
+    return Problem("MS409", text, (call.owner,), where=call.dotted, fix=fix)
 
 
 def _is_written_as_wrapper(new: Any) -> bool:

@@ -49,7 +49,7 @@ def test_the_list_is_filtered_by_words_level_slot_platform_and_distribution(mind
     assert "swiglu" not in names(mindspeed("features", "list", "--level", "0", "--json"))
     assert "swiglu" in names(mindspeed("features", "list", "--platform", "npu", "--json"))
     done = mindspeed("features", "list", "no", "such")
-    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "no feature is like that\n")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "no feature matches\n")
 
 
 def test_on_a_terminal_no_line_is_wider_than_it_and_no_word_is_lost(monkeypatch, capsys):
