@@ -1,6 +1,7 @@
-"""Applying a feature's plan and undoing it, in a process of its own: ``python -m mindspeed.conformance.application NAME...``.
+"""Checks that need a process of their own: importing a feature without torch and megatron, applying its plan and undoing it.
 
-Prints one JSON array of outcomes. Compares object identities of every entry of the patched packages' modules and classes.
+``python -m mindspeed.conformance.application NAME...`` applies, prints one JSON array of outcomes, and compares object
+identities of every entry of the patched packages' modules and classes.
 """
 
 from __future__ import annotations
@@ -14,34 +15,76 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, Final
 
 from mindspeed.conformance.outcome import Outcome, judged
 from mindspeed.conformance.subjects import Subject, subjects
 from mindspeed.planning.plan import PlannedPatch
 
 CHECKS = ("reversible", "idempotent")
+HEAVY: Final = ("torch", "torch_npu", "megatron", "transformer_engine", "triton", "apex", "flash_attn")
+LIMIT: Final = 200.0
+"""Milliseconds of CPU time that importing one feature may take, beside what mindspeed itself imports."""
+
+_PROGRAM: Final = """
+import importlib, json, sys, time
+heavy, *references = json.loads(sys.argv[1])
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in heavy:
+            raise ImportError(f"it imports {name}; do that inside the method that needs it")
+sys.meta_path.insert(0, Block())
+import mindspeed.plugins.api
+answers = []
+for reference in references:
+    start = time.process_time()
+    try:
+        importlib.import_module(reference.partition(":")[0])
+        error = ""
+    except Exception as raised:
+        error = str(raised) or type(raised).__name__
+    answers.append([(time.process_time() - start) * 1e3, error])
+print(json.dumps(answers))
+"""
 
 
 def application(tested: Sequence[Subject]) -> list[Outcome]:
     """``reversible`` and ``idempotent`` of each feature."""
     missing = [name for name in ("torch", "megatron") if find_spec(name) is None]
-    able = [subject.name for subject in tested if subject.plan is not None]
+    names = [subject.name for subject in tested if subject.plan is not None]
     why = f"{' and '.join(missing)} not installed" if missing else "no job suits the feature"
     skipped = [s.name for s in tested if missing or s.plan is None]
     outcomes = [Outcome(name, check, "not run", why) for name in skipped for check in CHECKS]
-    return outcomes + (_in_a_process(able) if able and not missing else [])
-
-
-def _in_a_process(names: Sequence[str]) -> list[Outcome]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    command = [sys.executable, "-m", "mindspeed.conformance.application", *names]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if missing or not names:
+        return outcomes
+    done = _run_python("-m", "mindspeed.conformance.application", *names)
     if done.returncode != 0:
         tail = tuple(done.stderr.strip().splitlines()[-4:])
         text = f"the process ended with status {done.returncode}"
-        return [Outcome(name, check, "failed", text, tail) for name in names for check in CHECKS]
-    return [Outcome(**row | {"details": tuple(row["details"])}) for row in json.loads(done.stdout.splitlines()[-1])]
+        return outcomes + [Outcome(name, check, "failed", text, tail) for name in names for check in CHECKS]
+    rows = json.loads(done.stdout.splitlines()[-1])
+    return outcomes + [Outcome(**row | {"details": tuple(row["details"])}) for row in rows]
+
+
+def import_cost(tested: Sequence[Subject]) -> list[Outcome]:
+    """Judge the import of each feature: nothing heavy is imported, and the CPU time that it takes."""
+    done = _run_python("-c", _PROGRAM, json.dumps([HEAVY, *(subject.row.reference for subject in tested)]))
+    if done.returncode != 0:
+        last = done.stderr.strip().splitlines()[-1:]
+        return [Outcome(s.name, "import cost", "failed", "the process ended", tuple(last)) for s in tested]
+    answers = json.loads(done.stdout.splitlines()[-1])
+    return [_import_outcome(subject.name, *answer) for subject, answer in zip(tested, answers, strict=True)]
+
+
+def _import_outcome(name: str, milliseconds: float, error: str) -> Outcome:
+    if not error and milliseconds > LIMIT:
+        error = f"{milliseconds:.0f} ms; {LIMIT:.0f} ms is allowed"
+    return judged(name, "import cost", [error] if error else [], f"{milliseconds:.0f} ms, no torch and no megatron at import")
+
+
+def _run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False)
 
 
 def main() -> None:

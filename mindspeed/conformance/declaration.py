@@ -163,8 +163,7 @@ def _known_releases(names: list[str], world: World | None) -> str:
         return "no patches"
     here = f" in megatron-core {world.megatron}" if world is not None and world.knows("megatron") else ""
     text = f"{len(names)} of {len(names)} exist{here}"
-    recorded = {name: [v for v in recorded_releases() if _recorded(name, v)] for name in names}
-    common = [v for v in recorded_releases() if all(v in versions for versions in recorded.values())]
+    common = [version for version in recorded_releases() if all(_recorded(name, version) for name in names)]
     return f"{text}; recorded in {', '.join(common)}" if common else f"{text}; no release has all of them recorded"
 
 
@@ -177,18 +176,19 @@ def order(subject: Subject) -> Outcome:
     """Beside every other feature: the plan does not depend on which of the two was named first."""
     if subject.plan is None:
         return Outcome(subject.name, "order", "not run", "no job suits the feature")
-    wrong, also, apart = [], 0, 0
+    wrong: list[str] = []
+    fitting: list[bool] = []
     world = subject.plan.world.known()
     platform = str(world.pop("platform"))
     world.pop("megatron", None)
     for other in subject.known.usable:
         if other == subject.name:
             continue
-        one, two = (_answer(names, world, platform) for names in ((subject.name, other), (other, subject.name)))
-        if one != two:
+        answer = _answer((subject.name, other), world, platform)
+        if answer != _answer((other, subject.name), world, platform):
             wrong.append(f"beside {other} the plan depends on which of the two is named first")
-        also, apart = also + one[0], apart + (not one[0])
-    text = f"{also} of {also + apart} other features go with it here; no plan depends on the order of names"
+        fitting.append(answer[0])
+    text = f"{sum(fitting)} of {len(fitting)} other features go with it here; no plan depends on the order of names"
     return judged(subject.name, "order", wrong, text)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -25,11 +26,9 @@ class FakeMegatron:
     A made-up function ``f`` returns ``("f", args, kwargs)``, a made-up method ``C.f`` ``("C.f", args, kwargs)``.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def write(self, targets: tuple[str, ...], sources: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, targets: tuple[str, ...], sources: Mapping[str, str]) -> None:
         """Write a module for each target (``"module:qualname"``), and the modules of ``sources`` (module name -> text)."""
+        self.folder = folder
         modules: dict[str, Names] = {}
         for target in targets:
             module, _, path = target.partition(":")
@@ -50,8 +49,6 @@ class FakeMegatron:
 
     def module(self, name: str) -> ModuleType:
         """A module of the tree, imported."""
-        from importlib import import_module
-
         return import_module(name)
 
     @contextmanager
@@ -85,8 +82,7 @@ def _definitions(names: Names, owner: str = "") -> Iterator[str]:
 @contextmanager
 def fake_megatron(folder: Path, *targets: str, sources: Mapping[str, str] | None = None) -> Iterator[FakeMegatron]:
     """A made-up Megatron instead of the real one, in ``folder``, while the block runs."""
-    tree = FakeMegatron(folder)
-    tree.write(targets, sources or {})
+    tree = FakeMegatron(folder, targets, sources or {})
     real = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == _TREE}
     for name in real:
         del sys.modules[name]

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 MOST: Final = 10
-"""Mistakes of one check that are told one by one."""
+"""Mistakes of a check that are listed."""
 
 OutcomeState = Literal["ok", "failed", "not run"]
 

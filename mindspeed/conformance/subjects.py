@@ -54,8 +54,7 @@ def rows_of(name: str) -> list[DiscoveredFeature]:
     rows = rows or [row for row in known.rows if row.name == name]
     if not rows:
         names = {row.distribution for row in known.rows} | {row.name for row in known.rows}
-        near = near_names(name, names)
-        fix = suggestion(near, "install it first: pip install -e .")
+        fix = suggestion(near_names(name, names), "install it first: pip install -e .")
         text = f"there is neither a distribution with features nor a feature called {name!r}"
         raise ResolutionError([Problem("MS201", text, (name,), fix=fix)])
     return rows

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from typing import Final
 
 from mindspeed.conformance import declaration
 from mindspeed.conformance.application import CHECKS as APPLIED
-from mindspeed.conformance.application import application
-from mindspeed.conformance.lightness import import_cost
-from mindspeed.conformance.numerics import parity
-from mindspeed.conformance.outcome import Outcome
+from mindspeed.conformance.application import application, import_cost
+from mindspeed.conformance.outcome import Outcome, judged
 from mindspeed.conformance.subjects import Subject, subjects
+from mindspeed.diagnostics import doctor
+from mindspeed.plugins.problems import MindSpeedError
+from mindspeed.verification.case import build_case
+from mindspeed.verification.harness import verify
+from mindspeed.verification.pool import WorkerPool
 
 DECLARED: Final[dict[str, Callable[[Subject], Outcome]]] = {
     "schema": declaration.schema,
@@ -37,6 +39,7 @@ class Suite:
         self.prove = prove
         self.tested = subjects(name)
         self.loaded = [subject for subject in self.tested if subject.name in subject.known.usable]
+        self._outcomes: dict[tuple[str, str], Outcome] = {}
 
     def outcome(self, subject: Subject, check: str) -> Outcome | None:
         """The outcome of one check; None for a feature that cannot be loaded, of which only the metadata are judged."""
@@ -44,23 +47,18 @@ class Suite:
             return _broken(subject) if check == "metadata" else None
         if check in DECLARED:
             return DECLARED[check](subject)
-        groups = {"import cost": "_imports", "parity": "_proofs"}
-        outcomes: Sequence[Outcome] = getattr(self, groups.get(check, "_applications"))
-        return next(outcome for outcome in outcomes if (outcome.feature, outcome.check) == (subject.name, check))
+        examination = {"import cost": import_cost, "parity": self._parity}.get(check, application)
+        if (subject.name, check) not in self._outcomes:
+            self._outcomes |= {(outcome.feature, outcome.check): outcome for outcome in examination(self.loaded)}
+        return self._outcomes[subject.name, check]
 
-    @cached_property
-    def _imports(self) -> list[Outcome]:
-        return import_cost(self.loaded)
-
-    @cached_property
-    def _applications(self) -> list[Outcome]:
-        return application(self.loaded)
-
-    @cached_property
-    def _proofs(self) -> list[Outcome]:
-        if self.prove:
-            return parity(self.loaded)
-        return [Outcome(s.name, "parity", "not run", "trains a tiny model; ask for it with --parity") for s in self.loaded]
+    def _parity(self, tested: Sequence[Subject]) -> list[Outcome]:
+        missing = ", ".join(problem.message for problem in doctor.problems()) if self.prove else ""
+        if missing or not self.prove:
+            reason = missing or "trains a tiny model; ask for it with --parity"
+            return [Outcome(subject.name, "parity", "not run", reason) for subject in tested]
+        with WorkerPool() as pool:
+            return [_parity(subject, pool) for subject in tested]
 
 
 def examine(name: str, prove: bool = False) -> Iterator[Outcome]:
@@ -68,6 +66,17 @@ def examine(name: str, prove: bool = False) -> Iterator[Outcome]:
     suite = Suite(name, prove)
     outcomes = (suite.outcome(subject, check) for subject in suite.tested for check in CHECKS)
     yield from (outcome for outcome in outcomes if outcome is not None)
+
+
+def _parity(subject: Subject, pool: WorkerPool) -> Outcome:
+    """Train a tiny model with and without a feature and compare, as ``mindspeed features verify`` does."""
+    try:
+        verdict = verify(build_case([subject.name]), pool)
+    except MindSpeedError as error:
+        lines = str(error).splitlines()
+        return Outcome(subject.name, "parity", "failed", lines[0], tuple(lines[1:]))
+    wrong = [problem.message for problem in verdict.problems]
+    return judged(subject.name, "parity", wrong, f"on against off: {verdict.claim} holds in {len(verdict.checks)} comparisons")
 
 
 def _broken(subject: Subject) -> Outcome:

@@ -6,6 +6,7 @@ import ast
 import hashlib
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any, Final
 
 from mindspeed.inspection.contracts import ABSENT, Contract, near_by_content, part_of
@@ -18,12 +19,13 @@ _DATACLASS: Final = frozenset(("dataclass", "dataclasses.dataclass"))
 _KINDS: Final = {ast.FunctionDef: "function", ast.AsyncFunctionDef: "function", ast.ClassDef: "class"}
 _SAYS_NOTHING: Final = {
     # fields that name or annotate; what is left decides what the code does
-    ast.FunctionDef: ("name", "args", "returns", "type_comment", "type_params"),
-    ast.AsyncFunctionDef: ("name", "args", "returns", "type_comment", "type_params"),
-    ast.ClassDef: ("name", "type_params"),
-    ast.arg: ("annotation", "type_comment"),
+    ast.FunctionDef: ("name", "args"),
+    ast.AsyncFunctionDef: ("name", "args"),
+    ast.ClassDef: ("name",),
+    ast.arg: ("annotation",),
     ast.Constant: ("kind",),
 }
+_NEVER_SAYS: Final = ("ctx", "returns", "type_comment", "type_params")
 
 
 def read_contract(target: str) -> Contract:
@@ -32,7 +34,7 @@ def read_contract(target: str) -> Contract:
     if site is None or site.kind == ABSENT:
         return Contract(ABSENT)
     contract = contract_at(site)
-    return contract if site.name == target else Contract(contract.kind, contract.signature, contract.body, site.name)
+    return contract if site.name == target else replace(contract, site=site.name)
 
 
 def contract_at(site: Site) -> Contract:
@@ -92,11 +94,11 @@ def _read_all(prefix: str, names: Sequence[str]) -> dict[str, Contract]:
 
 def definition_nodes(site: Site) -> list[ast.stmt]:
     """The statements that bind a site; empty where they are not Megatron's, and so not part of its release."""
-    found = definitions(site)
-    if found is None or found[0].file is None or part_of(f"{found[0].name}:") is None:
+    module, bindings = definitions(site) or (None, ())
+    if module is None or module.file is None or part_of(f"{module.name}:") is None:
         return []
-    wanted = {binding.line for binding in found[1]}
-    return [node for node in _statements(parse(found[0].file)) if node.lineno in wanted and _binds(node, site)]
+    lines = {binding.line for binding in bindings}
+    return [node for node in _statements(parse(module.file)) if node.lineno in lines and _binds(node, site)]
 
 
 def _contract(site: Site, nodes: Sequence[ast.stmt]) -> Contract:
@@ -105,8 +107,7 @@ def _contract(site: Site, nodes: Sequence[ast.stmt]) -> Contract:
     if kind == "outside":  # a script beside the megatron folder
         kind = _KINDS.get(type(nodes[-1]), "assignment")
     if len(nodes) == 1 and kind in ("function", "method"):
-        given = [name for name in _decorators(nodes[0]) if name in _DESCRIPTORS]
-        kind = given[0] if given else kind
+        kind = next((name for name in _decorators(nodes[0]) if name in _DESCRIPTORS), kind)
     words: list[str] = []
     for node in nodes:
         _feed(node, words)
@@ -161,7 +162,7 @@ def _feed(value: Any, words: list[str], member: bool = False) -> None:
         words.append(type(value).__name__)
         ignored = () if member and isinstance(value, _Definition) else _SAYS_NOTHING.get(type(value), ())
         for name, inner in ast.iter_fields(value):
-            if name in ignored or name in ("ctx", "returns", "type_comment", "type_params") or inner is None or inner == []:
+            if name in ignored or name in _NEVER_SAYS or inner is None or inner == []:
                 continue
             words.append(name)
             if name == "body" and isinstance(value, _Definition):

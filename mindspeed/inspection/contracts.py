@@ -7,7 +7,7 @@ A contract is read from source text (`mindspeed.inspection.contract_reading`) an
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Final, Literal
@@ -116,61 +116,59 @@ def _assigned(name: str, default: str) -> str:
 
 def _accepts_all_of(new: str, old: str) -> bool:
     """Return whether every call that fits ``old`` fits ``new`` and gives each old parameter the same value."""
-    one, two = _parameters(old), _parameters(new)
-    if one is None or two is None:
+    before, after = _parameters(old), _parameters(new)
+    if before is None or after is None:
         return False
-    kept = len(one.positional)
-    if two.positional[:kept] != one.positional or (len(two.positional) > kept and one.rest):
+    kept = len(before.positional)
+    appended = after.positional[kept:]
+    if after.positional[:kept] != before.positional or not set(before.collecting) <= set(after.collecting):
         return False
-    if one.rest not in (two.rest, "") or one.keywords not in (two.keywords, ""):
+    if appended and any(not name.startswith("**") for name in before.collecting):
         return False
-    added = dict(two.positional[kept:]) | {name: two.named[name] for name in two.named.keys() - one.named.keys()}
-    return all(two.named.get(name) == default for name, default in one.named.items()) and "" not in added.values()
+    added = dict(appended) | {name: after.named[name] for name in after.named.keys() - before.named.keys()}
+    return all(after.named.get(name) == default for name, default in before.named.items()) and "" not in added.values()
 
 
 @dataclass(frozen=True, slots=True)
 class _Parameters:
-    """Parameters with their defaults as text, ``""`` when required; names of ``*args`` and ``**kwargs``."""
+    """Parameters with their defaults as text, ``""`` when required; ``*args`` and ``**kwargs`` are ``collecting``."""
 
     positional: tuple[tuple[str, str], ...]
     named: dict[str, str]
-    rest: str
-    keywords: str
+    collecting: tuple[str, ...]
 
     def defaults(self) -> dict[str, str]:
-        """Every name with its default, ``*args`` and ``**kwargs`` with their stars."""
-        names = {name.removesuffix(", /"): default for name, default in self.positional} | self.named
-        return (
-            names | {f"*{name}": "" for name in (self.rest,) if name} | {f"**{name}": "" for name in (self.keywords,) if name}
-        )
+        names = {name.removesuffix(", /"): default for name, default in self.positional}
+        return names | self.named | dict.fromkeys(self.collecting, "")
 
 
 def _parameters(signature: str) -> _Parameters | None:
+    """Read a signature; None for alternatives, which are no signature."""
     try:
         (function,) = ast.parse(f"def f{signature}: ...").body
-    except (SyntaxError, ValueError):
+    except SyntaxError:
         return None
     if not isinstance(function, ast.FunctionDef):
         return None
-    given = function.args
-    names = [*(f"{argument.arg}, /" for argument in given.posonlyargs), *(argument.arg for argument in given.args)]
-    padded = [""] * (len(names) - len(given.defaults)) + [ast.unparse(default) for default in given.defaults]
+    arguments = function.args
+    names = [*(f"{argument.arg}, /" for argument in arguments.posonlyargs), *(argument.arg for argument in arguments.args)]
+    defaults = [""] * (len(names) - len(arguments.defaults)) + [ast.unparse(default) for default in arguments.defaults]
     named = {
         argument.arg: "" if default is None else ast.unparse(default)
-        for argument, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)
+        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     }
-    rest = given.vararg.arg if given.vararg is not None else ""
-    keywords = given.kwarg.arg if given.kwarg is not None else ""
-    return _Parameters(tuple(zip(names, padded, strict=True)), named, rest, keywords)
+    stars = (("*", arguments.vararg), ("**", arguments.kwarg))
+    collecting = tuple(f"{star}{argument.arg}" for star, argument in stars if argument is not None)
+    return _Parameters(tuple(zip(names, defaults, strict=True)), named, collecting)
 
 
-def near_by_content(wanted: Contract, candidates: Mapping[str, Contract], known: Collection[str] = ()) -> list[str]:
+def near_by_content(vanished: Contract, candidates: Mapping[str, Contract]) -> list[str]:
     """Candidates that have the body of a vanished definition, else those that have its signature.
 
-    A signature says something only from two named parameters on. Names in ``known`` existed before, so they are not new.
+    A signature says something only from two named parameters on.
     """
-    fresh = {name: contract for name, contract in candidates.items() if name not in known and contract.kind == wanted.kind}
-    same_body = [name for name, contract in fresh.items() if contract.body == wanted.body]
-    if same_body or wanted.signature.replace("self", "").replace("cls", "").count(",") < 1:
+    alike = {name: contract for name, contract in candidates.items() if contract.kind == vanished.kind}
+    same_body = [name for name, contract in alike.items() if contract.body == vanished.body]
+    if same_body or vanished.signature.replace("self", "").replace("cls", "").count(",") < 1:
         return sorted(same_body)
-    return sorted(name for name, contract in fresh.items() if contract.signature == wanted.signature)
+    return sorted(name for name, contract in alike.items() if contract.signature == vanished.signature)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Final
 
 from mindspeed.inspection.source import Binding, Module, Scope, find_module, loaded_module, read_scope, read_text
@@ -59,10 +60,7 @@ def find_site(target: str) -> Site | None:
     A member that a class only inherits is a site on that class.
     """
     module, _, qualname = target.partition(":")
-    top = module.partition(".")[0]
-    if top != TREE:
-        return _outside(module, qualname, top)
-    if find_module(top) is None or awaits_checkout(module):
+    if inside_tree(module) and (find_module(TREE) is None or awaits_checkout(module)):
         return Site(module, qualname, "absent")
     return _resolve(module, qualname.split("."), set())
 
@@ -133,9 +131,9 @@ def may_import(module: str, name: str, key: str) -> bool:
     text = read_text(found) if found is not None else b""
     if key == name and b"import *" in text:
         return True
-    wanted = name.encode()
-    lines = text.splitlines() if wanted in text else []
-    return any(wanted in line and wanted in _WORD.findall(line) and _IMPORTING.fullmatch(line) for line in lines)
+    word = name.encode()
+    lines = text.splitlines() if word in text else []
+    return any(word in line and word in _WORD.findall(line) and _IMPORTING.fullmatch(line) for line in lines)
 
 
 _WORD: Final = re.compile(rb"\w+")
@@ -143,8 +141,8 @@ _IMPORTING: Final = re.compile(rb".*\b(from|import)\b.*|[\s(]*\w+(\s+as\s+\w+)?(
 """A line that may be of an import statement: it begins one, or goes on with nothing but names."""
 
 
-def _outside(module: str, qualname: str, top: str) -> Site | None:
-    if find_module(top) is None:
+def _outside(module: str, qualname: str) -> Site | None:
+    if find_module(module.partition(".")[0]) is None:
         return Site(module, qualname, "absent")
     found = find_module(module)
     return Site(module, qualname, OUTSIDE, found.file or "") if found is not None else None
@@ -153,7 +151,7 @@ def _outside(module: str, qualname: str, top: str) -> Site | None:
 def _resolve(module: str, parts: list[str], seen: set[tuple[str, str]]) -> Site | None:
     """Follow ``parts`` from a module. ``seen`` stops circular imports."""
     if not inside_tree(module):
-        return _outside(module, ".".join(parts), module.partition(".")[0])
+        return _outside(module, ".".join(parts))
     if (module, ".".join(parts)) in seen:
         return None
     seen.add((module, ".".join(parts)))
@@ -201,19 +199,12 @@ def _unbound(module: Module, scope: Scope, parts: list[str], seen: set[tuple[str
 
 
 def _imported(module: Module, binding: Binding, parts: list[str], seen: set[tuple[str, str]]) -> Site | None:
-    here = Site(module.name, ".".join(parts), "assignment", module.file or "", binding.line)
-    if not inside_tree(binding.source):
-        return here if len(parts) == 1 else _outside_member(binding, parts)
-    if len(parts) > 1 and find_module(f"{binding.source}.{binding.name}") is not None:
-        return _resolve(f"{binding.source}.{binding.name}", parts[1:], seen)
-    return _resolve(binding.source, [binding.name, *parts[1:]], seen)
-
-
-def _outside_member(binding: Binding, parts: list[str]) -> Site | None:
+    if not inside_tree(binding.source) and len(parts) == 1:
+        return Site(module.name, parts[0], "assignment", module.file or "", binding.line)
     submodule = f"{binding.source}.{binding.name}"
-    if find_module(submodule) is not None:
-        return _outside(submodule, ".".join(parts[1:]), submodule.partition(".")[0])
-    return _outside(binding.source, ".".join([binding.name, *parts[1:]]), binding.source.partition(".")[0])
+    if len(parts) > 1 and find_module(submodule) is not None:
+        return _resolve(submodule, parts[1:], seen)
+    return _resolve(binding.source, [binding.name, *parts[1:]], seen)
 
 
 def _member(module: Module, owner: list[str], scope: Scope, rest: list[str]) -> Site | None:
@@ -282,8 +273,7 @@ def _sibling_modules(module: str) -> list[str]:
         parent = parent.rpartition(".")[0]
         found = find_module(parent)
         if found is not None:
-            files = (file for portion in found.portions or () for file in Path(portion).iterdir())
-            return [f"{parent}.{file.stem}" for file in sorted(files) if file.suffix == ".py" or file.is_dir()]
+            return [f"{parent}.{entry.name}" for entry in iter_modules(found.portions or ())]
     return []
 
 

@@ -51,7 +51,7 @@ def find_places(targets: Iterable[str], version: str | None = None) -> dict[str,
 
 
 def importers(names: Collection[tuple[str, str, str]]) -> set[tuple[str, str, str]]:
-    """Of ``(module, key, site)`` those whose key in a loaded module is an import of what the site binds; remembered or read."""
+    """Of ``(module, key, site)`` those whose key in a loaded module is an import of what the site binds; cached or read."""
     if not names:
         return set()
     cache = source_cache_of(*megatron_portions())  # not revalidated, for a loaded module is as its file was

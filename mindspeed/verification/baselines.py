@@ -11,12 +11,14 @@ import os
 import pickle
 import platform
 import tempfile
+from contextlib import suppress
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
 import mindspeed
+from mindspeed.inspection.megatron_copies import megatron_version
 from mindspeed.planning.plan import ActivationPlan
 from mindspeed.plugins.cache_folder import cache_folder
 from mindspeed.verification.record import RankResult
@@ -24,7 +26,6 @@ from mindspeed.verification.shape import Recipe
 
 KEPT: Final = 200
 """Files that stay; the least recently written ones are removed."""
-_PACKAGES: Final = ("torch", "megatron-core", "numpy")
 _VARIABLES: Final = ("MINDSPEED_OPS", "MINDSPEED_DISABLE")
 
 
@@ -44,15 +45,13 @@ def store(plan: ActivationPlan, recipe: Recipe, world_size: int, results: list[R
     if not _can_be_kept(plan):
         return
     file = _file(plan, recipe, world_size)
-    try:
+    with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as new:
             new.write(pickle.dumps(results))
         os.replace(new.name, file)
         for old in sorted(file.parent.iterdir(), key=lambda path: path.stat().st_mtime)[:-KEPT]:
             old.unlink(missing_ok=True)
-    except OSError:
-        return
 
 
 def _can_be_kept(plan: ActivationPlan) -> bool:
@@ -68,18 +67,12 @@ def _file(plan: ActivationPlan, recipe: Recipe, world_size: int) -> Path:
 @cache
 def _fingerprint() -> str:
     """A digest of the versions of packages, of every source file of mindspeed and of the processor."""
-    digest = hashlib.sha256(repr(([_version(name) for name in _PACKAGES], platform.platform(), _processor())).encode())
+    versions = (version("torch"), version("numpy"), megatron_version())
+    digest = hashlib.sha256(repr((versions, platform.platform(), _processor())).encode())
     root = Path(mindspeed.__file__).parent
     for file in sorted(root.rglob("*.py")):
         digest.update(f"{file.relative_to(root)}\n".encode() + file.read_bytes())
     return digest.hexdigest()
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def _processor() -> str:

@@ -11,13 +11,13 @@ device, a worker is a fresh interpreter.
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import socket
 import sys
 import time
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from mindspeed.plugins.problems import Problem
 from mindspeed.verification import worker as work
-from mindspeed.verification.job import Answer, Failure, Results, Team
+from mindspeed.verification.job import Answer, Job
 
 RANKS_AT_ONCE: Final = 4
 """Ranks that run at the same time, whatever the number of clients; a larger job runs alone."""
@@ -46,17 +46,21 @@ class _Worker:
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A job on its workers; ``answers`` by rank as they come, ``unclean`` the ranks in which it left threads."""
+    """The jobs of a request on their workers; ``answers`` by rank as they come."""
 
     client: Connection[Any, Any]
     workers: list[_Worker]
     deadline: float
-    answers: dict[int, bytes] = field(default_factory=dict)
-    unclean: list[int] = field(default_factory=list)
-    failure: tuple[int, Failure] | None = None
+    answers: dict[int, Answer] = field(default_factory=dict)
 
     def waiting(self) -> list[int]:
         return [rank for rank in range(len(self.workers)) if rank not in self.answers]
+
+    @property
+    def failure(self) -> Problem | None:
+        """The problem of the first rank that has one."""
+        outcomes = (answer.outcome for _, answer in sorted(self.answers.items()))
+        return next((outcome for outcome in outcomes if isinstance(outcome, Problem)), None)
 
 
 class Broker:
@@ -68,7 +72,7 @@ class Broker:
         self._clients: list[Connection[Any, Any]] = []
         self._idle: list[_Worker] = []
         self._running: list[_Running] = []
-        self._queue: deque[tuple[Connection[Any, Any], Team]] = deque()
+        self._queue: deque[tuple[Connection[Any, Any], list[Job]]] = deque()
         self._started = 0
         self._warm = False
 
@@ -106,7 +110,7 @@ class Broker:
         except (EOFError, OSError):
             self._clients.remove(client)
             client.close()
-            self._queue = deque((owner, team) for owner, team in self._queue if owner is not client)
+            self._queue = deque(request for request in self._queue if request[0] is not client)
             for run in [run for run in self._running if run.client is client]:
                 self._running.remove(run)
                 self._kill(run.workers)
@@ -114,19 +118,19 @@ class Broker:
     def _assign(self) -> None:
         """Start jobs of the queue, in its order, on the ranks that are free."""
         while self._queue:
-            client, team = self._queue[0]
+            client, jobs = self._queue[0]
             busy = sum(len(run.workers) for run in self._running)
-            if busy and busy + len(team.jobs) > RANKS_AT_ONCE:
+            if busy and busy + len(jobs) > RANKS_AT_ONCE:
                 return
             self._queue.popleft()
-            while len(self._idle) < len(team.jobs):
-                self._idle.append(self._start_worker(team.warm))
-            workers, self._idle = self._idle[: len(team.jobs)], self._idle[len(team.jobs) :]
+            while len(self._idle) < len(jobs):
+                self._idle.append(self._start_worker(jobs[0].forkable))
+            workers, self._idle = self._idle[: len(jobs)], self._idle[len(jobs) :]
             run = _Running(client, workers, time.monotonic() + TIME_LIMIT)
             self._running.append(run)
-            for rank, (worker, job) in enumerate(zip(workers, team.jobs, strict=True)):
+            for rank, (worker, job) in enumerate(zip(workers, jobs, strict=True)):
                 try:
-                    worker.connection.send_bytes(job)
+                    worker.connection.send(job)
                 except OSError:
                     self._end(run, self._death(run, rank))
                     break
@@ -140,23 +144,22 @@ class Broker:
 
     def _take_answer(self, run: _Running, rank: int) -> None:
         try:
-            run.answers[rank] = run.workers[rank].connection.recv_bytes()
+            run.answers[rank] = run.workers[rank].connection.recv()
         except (EOFError, OSError):
             self._end(run, self._death(run, rank))
             return
-        answer: Answer = pickle.loads(run.answers[rank])
-        if answer.leftover:
-            run.unclean.append(rank)
-        if isinstance(answer.outcome, Failure) and run.failure is None:
-            run.failure = (rank, answer.outcome)
+        if run.failure:
             run.deadline = min(run.deadline, time.monotonic() + GRACE)
-        if not run.waiting():
-            self._running.remove(run)
-            # a rank that raised may have groups, threads or a count of groups that the others have not
-            lost = run.workers if run.failure else [run.workers[rank] for rank in run.unclean]
-            self._kill(lost)
-            self._idle = [*(worker for worker in run.workers if worker not in lost), *self._idle]
-            _reply(run.client, Results(tuple(answer for _, answer in sorted(run.answers.items()))))
+        if run.waiting():
+            return
+        if run.failure:  # also for the other ranks: one that raised may have groups, threads or a count of groups of its own
+            self._end(run, run.failure)
+            return
+        self._running.remove(run)
+        unclean = [run.workers[rank] for rank, answer in run.answers.items() if answer.leftover]
+        self._kill(unclean)
+        self._idle = [*(worker for worker in run.workers if worker not in unclean), *self._idle]
+        _reply(run.client, [answer for _, answer in sorted(run.answers.items())])
 
     def _end_stuck(self) -> None:
         now = time.monotonic()
@@ -164,12 +167,12 @@ class Broker:
             ranks = ", ".join(map(str, run.waiting()))
             message = f"verification ranks {ranks} did not answer for {TIME_LIMIT:.0f} s"
             stuck = Problem("MS604", message, chain=_tail(run.workers[run.waiting()[0]]))
-            self._end(run, failed(*run.failure) if run.failure else stuck)
+            self._end(run, run.failure or stuck)
 
     def _end(self, run: _Running, problem: Problem) -> None:
         self._running.remove(run)
         self._kill(run.workers)
-        _reply(run.client, Results(problem=problem))
+        _reply(run.client, problem)
 
     def _death(self, run: _Running, rank: int) -> Problem:
         worker = run.workers[rank]
@@ -224,18 +227,9 @@ class Broker:
                 os.waitpid(worker.pid, 0)
 
 
-def failed(rank: int, failure: Failure) -> Problem:
-    """The problem of a rank whose job raised."""
-    return Problem(
-        "MS607", f"verification rank {rank} failed: {failure.message}", chain=tuple(failure.traceback.splitlines()[-6:])
-    )
-
-
-def _reply(client: Connection[Any, Any], results: Results) -> None:
-    try:
+def _reply(client: Connection[Any, Any], results: list[Answer] | Problem) -> None:
+    with suppress(OSError):  # a client that has left is noticed by the loop
         client.send(results)
-    except OSError:
-        return  # the client has left, which the loop notices by itself
 
 
 def _tail(worker: _Worker) -> tuple[str, ...]:

@@ -68,8 +68,8 @@ class CaseRequest:
     @property
     def processes(self) -> tuple[int, ...]:
         """The numbers of processes to try, the one that was given alone."""
-        given = self.nproc or self.world.get("world_size")
-        return (given,) if given else PROCESSES
+        count = self.nproc or self.world.get("world_size")
+        return (count,) if count else PROCESSES
 
     @property
     def tested(self) -> list[FeatureSpec]:
@@ -99,10 +99,10 @@ class CaseRequest:
 
     def recipes(self) -> Iterator[Recipe]:
         """A recipe for each tiny model, in the order of preference."""
-        given = {name: self.world[name] for name in ("dtype", "micro_batch_size", "global_batch_size") if name in self.world}
+        settings = {name: self.world[name] for name in ("dtype", "micro_batch_size", "global_batch_size") if name in self.world}
         for shape in SHAPES:
             shape = replace(shape.changed(self.world), dropout=DROPOUT if self.keeps_layout else 0.0)
-            yield Recipe(shape, **given)
+            yield Recipe(shape, **settings)
 
     def plan(self, recipe: Recipe, world_size: int) -> ActivationPlan:
         """The plan with everything. Raises ResolutionError."""

@@ -47,12 +47,12 @@ class Tolerances:
 
 def compare(baseline: Sequence[RankResult], feature: Sequence[RankResult], tolerances: Tolerances) -> list[Check]:
     """Losses, the input gradient, every parameter gradient of the first step, and every weight after the last step."""
-    expected, found = _by_tensor(baseline), _by_tensor(feature)
+    expected, actual = _by_tensor(baseline), _by_tensor(feature)
     bounds = {"input gradient": tolerances.gradient, "gradient": tolerances.gradient, "weight": tolerances.weight}
     checks = [_compare_losses(baseline, feature, tolerances.loss)]
-    for kind, name in sorted(expected.keys() | found.keys(), key=lambda key: (list(bounds).index(key[0]), key[1])):
-        both = (kind, name) in expected and (kind, name) in found
-        difference = _difference(expected[kind, name], found[kind, name]) if both else None
+    for kind, name in sorted(expected.keys() | actual.keys(), key=lambda key: (list(bounds).index(key[0]), key[1])):
+        both = (kind, name) in expected and (kind, name) in actual
+        difference = _difference(expected[kind, name], actual[kind, name]) if both else None
         checks.append(Check(f"{kind} of {name}", difference, bounds[kind]))
     return checks
 
@@ -80,31 +80,31 @@ def losses_by_step(records: Iterable[RankResult]) -> list[float]:
 
 
 def _compare_losses(baseline: Sequence[RankResult], feature: Sequence[RankResult], tolerance: float) -> Check:
-    expected, found = losses_by_step(baseline), losses_by_step(feature)
+    expected, actual = losses_by_step(baseline), losses_by_step(feature)
     what = f"loss over {len(expected)} steps"
-    if len(expected) != len(found) or not expected or not np.isfinite(found).all():
+    if len(expected) != len(actual) or not expected or not np.isfinite(actual).all():
         return Check(what, None, tolerance)
-    return Check(what, max(abs(a - b) / abs(a) for a, b in zip(expected, found, strict=True)), tolerance)
+    return Check(what, max(abs(a - b) / abs(a) for a, b in zip(expected, actual, strict=True)), tolerance)
 
 
 def _by_tensor(records: Iterable[RankResult]) -> dict[tuple[str, str], list[TensorShard]]:
-    found: dict[tuple[str, str], list[TensorShard]] = {}
+    shards: dict[tuple[str, str], list[TensorShard]] = {}
     for record in records:
-        for piece in record.pieces:
-            found.setdefault((piece.kind, piece.name), []).append(piece)
-    return found
+        for shard in record.pieces:
+            shards.setdefault((shard.kind, shard.name), []).append(shard)
+    return shards
 
 
-def _difference(expected: Sequence[TensorShard], found: Sequence[TensorShard]) -> float | None:
+def _difference(expected: Sequence[TensorShard], actual: Sequence[TensorShard]) -> float | None:
     """Norm of the difference over the norm of what was expected; of elements that several ranks have, the worst counts.
 
-    None when ``found`` leaves a part of the tensor out, has another shape, or is not finite.
+    None when ``actual`` leaves a part of the tensor out, has another shape, or is not finite.
     """
     full = np.full(expected[0].shape, np.nan)
     for piece in reversed(expected):
         full[piece.index] = piece.values
     worst = np.full(full.shape, -1.0)
-    for piece in found:
+    for piece in actual:
         if piece.shape != full.shape:
             return None
         worst[piece.index] = np.maximum(worst[piece.index], np.abs(piece.values - full[piece.index]))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mindspeed import registry
 from mindspeed.planning.plan import ActivationPlan
 from mindspeed.plugins.problems import Problem
-from mindspeed.verification.case import VerificationCase
+from mindspeed.verification.case import VerificationCase, required_by
 from mindspeed.verification.comparison import Check, Tolerances, compare, zero_or_not_finite
-from mindspeed.verification.effects import missing_effects
 from mindspeed.verification.pool import WorkerPool
 from mindspeed.verification.record import RankResult
 
@@ -49,14 +49,7 @@ class Verdict:
         return [_problem(self.feature, check) for check in self.checks if not check.holds]
 
     def to_json(self) -> dict[str, Any]:
-        checks = [asdict(check) for check in self.checks]
-        return {
-            "feature": self.feature,
-            "claim": self.claim,
-            "holds": self.holds,
-            "checks": checks,
-            "proof": asdict(self.proof),
-        }
+        return {"feature": self.feature, "claim": self.claim, "holds": self.holds, **asdict(self)}
 
 
 def verify(case: VerificationCase, pool: WorkerPool, progress: Callable[[str], None] = lambda step: None) -> Verdict:
@@ -72,7 +65,56 @@ def verify(case: VerificationCase, pool: WorkerPool, progress: Callable[[str], N
         *zero_or_not_finite(feature),
         *compare(baseline, feature, Tolerances.of(case.numerics, case.recipe.dtype)),
     ]
-    return Verdict(", ".join(case.features), case.numerics.claim, tuple(checks), _proof(case, baseline, feature))
+    return Verdict(", ".join(case.features), case.numerics.claim, tuple(checks), _details(case, baseline, feature))
+
+
+def missing_effects(case: VerificationCase, baseline: Sequence[RankResult], feature: Sequence[RankResult]) -> Iterator[Check]:
+    """A failing check for every feature under test that left no trace.
+
+    A feature whose group has one rank has nothing to do: a row, unless that holds for every feature under test.
+    """
+    known = registry.catalog()
+    before, after = baseline[0].settings, feature[0].settings
+    idle = {name: sizes for name in case.features if (sizes := _sizes_of_one(name, feature[0]))}
+    for name in case.features:
+        if name in idle:
+            all_idle = len(idle) == len(case.features)
+            reason = f"the group of {', '.join(idle[name])} has one rank"
+            yield _failed(name, reason) if all_idle else Check(f"idle of {name}: {reason}", 0.0, 0.0)
+            continue
+        uncalled = [op for op in known.feature(name).spec.ops if not any(r.reached.get(name, {}).get(op) for r in feature)]
+        if uncalled:
+            yield _failed(name, f"the operator {', '.join(uncalled)} was not called")
+            continue
+        arguments = {planned.override.argument for planned in case.plan.overrides if name in planned.owners}
+        if arguments and _values(arguments, before) != _values(arguments, after):
+            continue
+        if any(_acted(record.reached.get(name, {}), passive="around_" if arguments else None) for record in feature):
+            continue
+        if arguments:
+            yield _failed(name, "the configuration that reached the model equals the baseline's")
+        elif not known.feature(name).spec.sizes:
+            yield _failed(name, "no patch site was reached, and no hook changed anything")
+
+
+def _sizes_of_one(name: str, record: RankResult) -> list[str]:
+    """The parallel sizes that a feature needs and whose group has one rank."""
+    known = registry.catalog()
+    needed = {size for owner in required_by([name], known) for size in known.feature(owner).spec.sizes}
+    return [size for size in sorted(needed) if record.sizes.get(size, 1) == 1]
+
+
+def _acted(reached: Mapping[str, int], passive: str | None) -> bool:
+    """A site or hook was reached. Hooks that begin with ``passive`` may have done nothing, so they do not count."""
+    return any(count for place, count in reached.items() if not (passive and place.startswith(passive)))
+
+
+def _values(arguments: Iterable[str], settings: Mapping[str, str]) -> dict[str, str]:
+    return {place: value for place, value in settings.items() if place.partition(".")[2] in arguments}
+
+
+def _failed(name: str, why: str) -> Check:
+    return Check(f"effect of {name}: {why}", None, 0.0)
 
 
 def _processes(plan: ActivationPlan) -> str:
@@ -80,17 +122,18 @@ def _processes(plan: ActivationPlan) -> str:
     return "1 process" if count == 1 else f"{count} processes"
 
 
-def _proof(case: VerificationCase, baseline: Sequence[RankResult], feature: Sequence[RankResult]) -> VerificationDetails:
-    reached: dict[str, Counter[str]] = {}
+def _details(case: VerificationCase, baseline: Sequence[RankResult], feature: Sequence[RankResult]) -> VerificationDetails:
+    reached: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for record in feature:
         for name, places in record.reached.items():
-            reached.setdefault(name, Counter()).update(places)
+            reached[name].update(places)
     kinds = sorted({kind for record in (*baseline, *feature) for kind in record.traffic})
     moved = {kind: (_most(baseline, kind), _most(feature, kind)) for kind in kinds}
-    kept = (max(r.activations for r in baseline), max(r.activations for r in feature))
+    saved = (max(record.activations for record in baseline), max(record.activations for record in feature))
+    if all(saved):
+        moved["saved activations"] = saved
     world = {"world_size": case.plan.world.world_size, **feature[0].sizes}
-    saved = {"saved activations": kept} if all(kept) else {}
-    return VerificationDetails(world, {name: dict(places) for name, places in sorted(reached.items())}, {**moved, **saved})
+    return VerificationDetails(world, {name: dict(places) for name, places in sorted(reached.items())}, moved)
 
 
 def _most(records: Sequence[RankResult], kind: str) -> int:

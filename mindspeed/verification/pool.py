@@ -18,12 +18,12 @@ from typing import Any, Final
 from mindspeed.planning.plan import ActivationPlan
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.verification import baselines
-from mindspeed.verification.broker import failed
-from mindspeed.verification.job import Answer, Call, Failure, Job, Results, Team
+from mindspeed.verification.job import Answer, Job
 from mindspeed.verification.record import RankResult
 from mindspeed.verification.shape import Recipe
 
 _INHERITED: Final = ("MINDSPEED_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_", "TORCHELASTIC_")
+_TRAINING: Final = str(Path(__file__).with_name("training.py"))
 END: Final = 10.0
 """Seconds that a broker gets to stop its workers."""
 
@@ -94,9 +94,7 @@ class WorkerPool:
 
     def run(self, plan: ActivationPlan, recipe: Recipe, world_size: int) -> list[RankResult]:
         """The record of every rank. Raises RunError when a worker fails, dies or hangs."""
-        data, warm = plan.to_json(), plan.environment["platform"] == "cpu"
-        name = f"training with {', '.join(plan.names) or 'no features'}"
-        return self._work(name, world_size, lambda rank, store: Job(data, recipe, rank, world_size, store), warm)
+        return self._work(_TRAINING, "train", world_size, (recipe,), plan)
 
     def call(
         self, function: Callable[..., Any], world_size: int, *arguments: Any, plan: ActivationPlan | None = None
@@ -105,10 +103,7 @@ class WorkerPool:
 
         Under ``plan`` the platform's layer and Megatron's groups are there as well.
         """
-        file, name, data = inspect.getfile(function), function.__qualname__, plan.to_json() if plan is not None else None
-        sent, warm = pickle.dumps(arguments), plan is None or plan.environment["platform"] == "cpu"
-        results = self._work(name, world_size, lambda rank, store: Call(file, name, sent, rank, world_size, store, data), warm)
-        return [pickle.loads(result) for result in results]
+        return self._work(inspect.getfile(function), function.__qualname__, world_size, arguments, plan)
 
     def run_once(self, plan: ActivationPlan, recipe: Recipe, world_size: int) -> list[RankResult]:
         """As `run`, but an equal run made before, here or by another process, gives its records again."""
@@ -120,28 +115,27 @@ class WorkerPool:
                 baselines.store(plan, recipe, world_size, self._kept[key])
         return self._kept[key]
 
-    def _work(self, name: str, world_size: int, job: Callable[[int, str], Job | Call], warm: bool) -> list[Any]:
-        """Have ``job(rank, store)`` done by as many workers and wait for all results."""
+    def _work(
+        self, file: str, name: str, world_size: int, arguments: tuple[Any, ...], plan: ActivationPlan | None
+    ) -> list[Any]:
+        """Have a function of a file called by as many workers and wait for all results."""
         self._runs += 1
         store = str(Path(self._folder.name) / f"store-{self._runs}")
-        jobs = tuple(pickle.dumps(job(rank, store)) for rank in range(world_size))
+        data, sent = plan.to_json() if plan is not None else None, pickle.dumps(arguments)
+        jobs = [Job(file, name, sent, rank, world_size, store, data) for rank in range(world_size)]
         try:
-            self._connection.send(Team(jobs, warm))
-            results: Results = self._connection.recv()
+            self._connection.send(jobs)
+            answers: list[Answer] | Problem = self._connection.recv()
         except (EOFError, OSError) as error:
             raise RunError([Problem("MS604", f"the broker of the verification workers has ended: {error}")]) from None
-        if results.problem is not None:
-            raise RunError([results.problem])
-        answers: list[Answer] = [pickle.loads(answer) for answer in results.answers]
+        if isinstance(answers, Problem):
+            raise RunError([answers])
         self.cpu_seconds += sum(answer.cpu_seconds for answer in answers)
         self.threads = max(answer.threads for answer in answers)
-        for rank, answer in enumerate(answers):
-            if isinstance(answer.outcome, Failure):
-                raise RunError([failed(rank, answer.outcome)])
-        self.leftovers += [
-            f"{name} left {answer.leftover} in rank {rank}" for rank, answer in enumerate(answers) if answer.leftover
-        ]
-        return [answer.outcome for answer in answers]
+        job = f"{name} with {', '.join(plan.names) or 'no features'}" if plan is not None else name
+        leftovers = [(rank, answer.leftover) for rank, answer in enumerate(answers) if answer.leftover]
+        self.leftovers += [f"{job} left {leftover} in rank {rank}" for rank, leftover in leftovers]
+        return [pickle.loads(answer.outcome) for answer in answers if isinstance(answer.outcome, bytes)]
 
     def close(self) -> None:
         """Leave the broker, which ends the workers of an own one, and remove the pool's files."""

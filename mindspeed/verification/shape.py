@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
+from mindspeed.plugins.world import FIELDS
+
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
@@ -38,8 +40,6 @@ class ModelShape:
 
     def world(self) -> dict[str, Any]:
         """The fields of this shape that a plan's world knows."""
-        from mindspeed.plugins.world import FIELDS
-
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name in FIELDS}
 
     def changed(self, world: Mapping[str, Any]) -> ModelShape:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Final
@@ -20,7 +20,6 @@ from mindspeed.megatron.hook_wrappers import group_sizes
 from mindspeed.megatron.training_hook_wrappers import TrainState, step_metrics
 from mindspeed.platforms import runtime
 from mindspeed.runtime import session
-from mindspeed.verification.activations import SavedActivations
 from mindspeed.verification.model import build_chunks, build_optimizer
 from mindspeed.verification.placement import pieces_of, placed_parameters
 from mindspeed.verification.record import RankResult, TensorShard
@@ -45,10 +44,17 @@ class Batch:
     mask: torch.Tensor | None
 
 
-def train(recipe: Recipe, record: RankResult) -> None:
-    """Train on the groups that exist and fill ``record``: losses, gradients of step 1, final weights."""
+def train(recipe: Recipe) -> RankResult:
+    """Train on the groups that exist and record losses, gradients of step 1, final weights, and the effects of features."""
+    active = session.current()
+    if active is not None:
+        active.proof.say = None
+    torch.manual_seed(recipe.seed)
     tensor_parallel.model_parallel_cuda_manual_seed(recipe.seed, force_reset_rng=True)
+    record = RankResult()
     _Run(recipe, record).train()
+    record.reached = active.proof.effects() if active is not None else {}
+    return record
 
 
 def micro_batches(recipe: Recipe, step: int, rank: int, size: int) -> Iterator[Batch]:
@@ -80,6 +86,34 @@ def _masks(recipe: Recipe, tokens_BS: torch.Tensor) -> tuple[torch.Tensor | None
     made = [gpt_dataset._get_ltor_masks_and_position_ids(row, end, recipe.restart, True, False, True) for row in tokens_BS]
     masks, _, positions = zip(*made, strict=True)
     return None if masks[0] is None else torch.stack(masks), torch.stack(positions)
+
+
+class SavedActivations(AbstractContextManager["SavedActivations"]):
+    """Counts, over its with-blocks, the storages that autograd saved and that still exist at the block's end.
+
+    A storage that several operators saved counts once, parameters and their buffers do not.
+    """
+
+    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
+        self.bytes = 0
+        self._modules = list(modules)
+        self._saved: list[torch.Tensor] = []
+
+    def __enter__(self) -> SavedActivations:
+        self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._hooks.__exit__(*error)
+        weights = {parameter.untyped_storage().data_ptr() for module in self._modules for parameter in module.parameters()}
+        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in self._saved}
+        self.bytes += sum(size for start, size in storages.items() if start not in weights)
+        self._saved.clear()
+
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._saved.append(tensor)
+        return tensor
 
 
 class _Run:

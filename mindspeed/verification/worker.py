@@ -1,4 +1,4 @@
-"""A worker process of the pool: activate a plan, form groups, train, undo, send the record back. Then the next job.
+"""A worker process of the pool: activate a plan, form groups, call a function, undo, send the result. Then the next job.
 
 Run as ``python -m mindspeed.verification.worker FD`` with the pool's end of a connection on file descriptor FD.
 """
@@ -12,15 +12,15 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import timedelta
 from importlib.util import module_from_spec, spec_from_file_location
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
-from mindspeed.verification.job import Answer, Call, Failure, Job
-from mindspeed.verification.record import RankResult
+from mindspeed.plugins.problems import Problem
+from mindspeed.verification.job import Answer, Job
 
 PATIENCE: Final = timedelta(seconds=60)
 """Seconds that a collective waits for a rank that does not come."""
@@ -29,7 +29,7 @@ MOST_THREADS: Final = 8
 _TASKS: Final = Path("/proc/self/task")
 
 
-def serve(connection: Connection[Answer, Job | Call]) -> None:
+def serve(connection: Connection[Answer, Job]) -> None:
     """Do jobs until the broker closes the connection."""
     while True:
         try:
@@ -68,12 +68,13 @@ def leftover() -> str:
     return f"{len(names)} threads" if len(names) > MOST_THREADS else ""
 
 
-def _outcome(job: Job | Call) -> Any:
+def _outcome(job: Job) -> bytes | Problem:
     try:
         with _variables_kept():
-            return call(job) if isinstance(job, Call) else run(job)
+            return _call(job)
     except Exception as error:  # whatever a feature raises belongs to the caller
-        return Failure(f"{type(error).__name__}: {error}", traceback.format_exc())
+        text = f"verification rank {job.rank} failed: {type(error).__name__}: {error}"
+        return Problem("MS607", text, chain=tuple(traceback.format_exc().splitlines()[-6:]))
 
 
 @contextmanager
@@ -87,49 +88,28 @@ def _variables_kept() -> Iterator[None]:
         os.environ.update(before)
 
 
-def run(job: Job) -> RankResult:
-    """Run one job in this process, which afterwards is as it was before."""
-    from mindspeed import registry
-    from mindspeed.planning.plan import plan_from_json
-    from mindspeed.runtime import session
-    from mindspeed.verification.evidence import evidence
-
-    record = RankResult()
-    registry.activate(plan_from_json(job.plan))
-    try:
-        from mindspeed.verification.training import train  # with the platform in place, for it imports Megatron
-
-        active = session.current()
-        with evidence(active, record) if active else nullcontext(), _groups(job, job.recipe.seed):
-            train(job.recipe, record)
-    finally:
-        registry.deactivate()
-    return record
-
-
-def call(job: Call) -> bytes:
-    """Call a function in a gloo group of its own, under its plan with Megatron's groups, and undo the plan."""
+def _call(job: Job) -> bytes:
+    """Call a function in a gloo group of its own, or under its plan in Megatron's groups, and undo the plan."""
     from mindspeed import registry
     from mindspeed.planning.plan import plan_from_json
 
-    function, arguments = _function(job.file, job.name), pickle.loads(job.arguments)
     if job.plan is None:
-        import torch.distributed as dist
-        from torch.distributed import FileStore  # type: ignore[attr-defined]
-
-        store = FileStore(job.store, job.world_size)
-        dist.init_process_group("gloo", store=store, rank=job.rank, world_size=job.world_size, timeout=PATIENCE)
         try:
-            return pickle.dumps(function(*arguments))
+            with _process_group(job, "gloo"):
+                return _pickled_result(job)
         finally:
-            dist.destroy_process_group()
             gc.collect()
     registry.activate(plan_from_json(job.plan))
     try:
-        with _groups(job, seed=0):
-            return pickle.dumps(function(*arguments))
+        with _megatron_groups(job):
+            return _pickled_result(job)
     finally:
         registry.deactivate()
+
+
+def _pickled_result(job: Job) -> bytes:
+    function = _function(job.file, job.name)  # with the platform in place, for its file may import Megatron
+    return pickle.dumps(function(*pickle.loads(job.arguments)))
 
 
 def _function(file: str, name: str) -> Callable[..., Any]:
@@ -144,29 +124,39 @@ def _function(file: str, name: str) -> Callable[..., Any]:
 
 
 @contextmanager
-def _groups(job: Job | Call, seed: int) -> Iterator[None]:
+def _process_group(job: Job, backend: str) -> Iterator[None]:
+    import torch.distributed as dist
+    from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+    store = FileStore(job.store, job.world_size)
+    dist.init_process_group(backend, store=store, rank=job.rank, world_size=job.world_size, timeout=PATIENCE)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _megatron_groups(job: Job) -> Iterator[None]:
     import torch
     import torch.distributed as dist
     from megatron.core import parallel_state
-    from torch.distributed import FileStore  # type: ignore[attr-defined]
 
     from mindspeed.platforms import runtime
 
     gc.collect()
     gc.freeze()  # what is here now need not be looked at when the job is over
     torch.set_num_threads(1)
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     runtime.take_device(job.rank)
-    store = FileStore(job.store, job.world_size)
-    dist.init_process_group("nccl", store=store, rank=job.rank, world_size=job.world_size, timeout=PATIENCE)
-    try:
-        parallel_state.initialize_model_parallel()
-        yield
-        dist.barrier()
-    finally:
-        _take_apart()
-        parallel_state.destroy_model_parallel()
-        dist.destroy_process_group()
+    with _process_group(job, "nccl"):
+        try:
+            parallel_state.initialize_model_parallel()
+            yield
+            dist.barrier()
+        finally:
+            _take_apart()
+            parallel_state.destroy_model_parallel()
 
 
 def _take_apart() -> None:

@@ -13,8 +13,7 @@ from click.testing import CliRunner
 from mindspeed import registry
 from mindspeed.cli import main
 from mindspeed.conformance import declaration
-from mindspeed.conformance.application import application
-from mindspeed.conformance.lightness import import_cost
+from mindspeed.conformance.application import application, import_cost
 from mindspeed.conformance.subjects import rows_of, subjects
 from mindspeed.conformance.suite import CHECKS, examine
 from mindspeed.plugins import MindSpeedError, Wrap

@@ -23,8 +23,7 @@ from mindspeed.verification import case as case_module
 from mindspeed.verification import pool as workers
 from mindspeed.verification.case import VerificationCase, build_case
 from mindspeed.verification.comparison import Check
-from mindspeed.verification.effects import missing_effects
-from mindspeed.verification.harness import Verdict, verify
+from mindspeed.verification.harness import Verdict, missing_effects, verify
 from mindspeed.verification.pool import WorkerPool
 from mindspeed.verification.record import RankResult
 from tests.verification import faults

@@ -10,7 +10,6 @@ import torch
 
 from mindspeed import plan
 from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.record import RankResult
 from mindspeed.verification.shape import GPT, Recipe
 from tests.conftest import Prove
 
@@ -33,7 +32,7 @@ def masks_and_states(recipe: Recipe) -> tuple[list[torch.Tensor], list[torch.Ten
 
     handle = register_module_forward_hook(record)
     try:
-        train(recipe, RankResult())
+        train(recipe)
     finally:
         handle.remove()
     return masks, [torch.cuda.get_rng_state(), *get_cuda_rng_tracker().get_states().values()]
