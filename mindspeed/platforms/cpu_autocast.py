@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from mindspeed.platforms.wrapping import Function, wrapper
+from mindspeed.plugins.wrapping import Function, wrapper
 
 
 @wrapper

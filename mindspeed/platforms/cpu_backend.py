@@ -10,7 +10,7 @@ from torch.distributed.distributed_c10d import BroadcastOptions, GroupMember, Re
 
 from mindspeed.platforms.cpu_reduce_scatter import collect, finish
 from mindspeed.platforms.cpu_tensors import is_device
-from mindspeed.platforms.wrapping import Function, wrapper
+from mindspeed.plugins.wrapping import Function, wrapper
 
 
 def is_nccl_available() -> bool:

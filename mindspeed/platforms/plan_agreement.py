@@ -5,8 +5,8 @@ from __future__ import annotations
 from inspect import signature
 from typing import Any
 
-from mindspeed.platforms.wrapping import Function, wrapper
 from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Patch, Wrap, hookimpl
+from mindspeed.plugins.wrapping import Function, wrapper
 
 
 class PlanAgreement(Feature[FeatureArgs]):
