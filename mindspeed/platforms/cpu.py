@@ -13,6 +13,7 @@ from typing import Final
 from mindspeed.plugins import (
     ArgOverride,
     Category,
+    Check,
     Feature,
     FeatureArgs,
     FeatureSpec,
@@ -241,6 +242,15 @@ class CpuPlatform(Feature[CpuPlatformArgs]):
         category=Category.PLATFORM,
         level=0,
         platforms={"cpu"},
+        constraints=(
+            Check(
+                lambda args, world: (
+                    not world.knows("zero_centered_norm") or not world.zero_centered_norm or world.normalization != "LayerNorm"
+                ),
+                "the layers on the CPU are local, and their norm is torch's LayerNorm, which has no zero-centered weight",
+                fix="--no-zero-centered-norm (Megatron-LM: remove --apply-layernorm-1p), or --normalization RMSNorm",
+            ),
+        ),
     )
 
     @hookimpl
