@@ -221,6 +221,7 @@ def kept_bytes(cases: dict[str, Algorithm], tensors: Sequence[Tensor]) -> dict[s
         for x in _held(out.grad_fn):
             keep(x)
         found[name] = saved, sum(storages.values()) - saved
+        out.backward(share.dout)  # frees what is saved, the result among it, whose node knows the process groups
     return found
 
 

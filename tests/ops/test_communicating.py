@@ -275,6 +275,7 @@ def test_they_compile_without_a_graph_break(pool):
         ("npu_bmm_reduce_scatter_all_to_all", [back, weight, "EP", 1, "TP", 1], {}),
     ]
     assert pool.call(communicating.compiled, 1, cases) == [[True] * len(cases)]
+    pool.leftovers.clear()  # torch keeps the graphs of compiled calls with their process groups; the worker is replaced
 
 
 def test_they_run_in_inference_mode(pool):
