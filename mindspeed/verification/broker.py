@@ -58,9 +58,8 @@ class _Running:
 
     @property
     def failure(self) -> Problem | None:
-        """The problem of the first rank that has one."""
-        outcomes = (answer.outcome for _, answer in sorted(self.answers.items()))
-        return next((outcome for outcome in outcomes if isinstance(outcome, Problem)), None)
+        """The problem that came first, for a rank that has lost another one fails later."""
+        return next((answer.outcome for answer in self.answers.values() if isinstance(answer.outcome, Problem)), None)
 
 
 class Broker:

@@ -131,6 +131,7 @@ def _process_group(job: Job, backend: str) -> Iterator[None]:
     store = FileStore(job.store, job.world_size)
     dist.init_process_group(backend, store=store, rank=job.rank, world_size=job.world_size, timeout=PATIENCE)
     try:
+        dist.barrier()  # a rank that fails at once would break the connections of one that is still making them
         yield
     finally:
         dist.destroy_process_group()
