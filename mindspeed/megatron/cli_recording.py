@@ -12,16 +12,21 @@ import enum
 import json
 import os
 import sys
+import typing
 from collections.abc import Iterator
 from importlib import util
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import MagicMock
 
+import typing_extensions
+
+from mindspeed.megatron.fixes.kernels import UNGUARDED
+
 _UNUSED_BY_PARSERS: Final = (
     # (package, what stands for it when it is missing)
     ("regex", "regex"),
-    ("triton", "megatron.core.transformer.custom_layers.batch_invariant_kernels"),  # torch asks for triton itself
+    *(("triton", module) for module in UNGUARDED),  # torch asks for triton itself
 )
 _ACTIONS: Final = {
     argparse._StoreAction: "store",
@@ -39,6 +44,8 @@ def command_line_of(checkout: Path) -> list[dict[str, Any]]:
     for name in [name for name in os.environ if name.startswith(("NVTE_", "MSC_", "CUDA_"))]:
         del os.environ[name]
     sys.modules.update({module: MagicMock() for package, module in _UNUSED_BY_PARSERS if util.find_spec(package) is None})
+    if not hasattr(typing, "override"):  # Python 3.12 has it
+        typing.override = typing_extensions.override  # type: ignore[attr-defined, unused-ignore]
     from megatron.training.arguments import add_megatron_arguments
 
     parser = add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))

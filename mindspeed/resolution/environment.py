@@ -12,7 +12,7 @@ from packaging.version import InvalidVersion, Version
 from mindspeed.plugins.problems import Problem
 from mindspeed.plugins.world import PLATFORMS
 
-SUPPORTED_MEGATRON: Final = ">=0.14,<0.17"
+SUPPORTED_MEGATRON: Final = ">=0.14,<0.20"
 """Range of megatron-core that the built-in features are proven on."""
 
 

@@ -14,7 +14,13 @@ from typing import Any, Final
 from mindspeed.plugins.problems import PlatformError, Problem
 from mindspeed.plugins.wrapping import Function, wrapper
 
-UNGUARDED: Final = frozenset({"megatron.core.transformer.custom_layers.batch_invariant_kernels"})
+UNGUARDED: Final = frozenset(
+    {
+        "megatron.core.transformer.custom_layers.batch_invariant_kernels",
+        "megatron.core.transformer.moe.paged_stash",
+        "megatron.core.transformer.moe.ops.paged_stash",
+    }
+)
 """Modules that import triton without asking whether it is there; all others ask."""
 
 _TRITON: Final = "triton"
