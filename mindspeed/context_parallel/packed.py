@@ -15,10 +15,17 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 from mindspeed.context_parallel.layout import Layout, zigzag
+from mindspeed.megatron.batches import NOT_SLICED
 from mindspeed.plugins import MindSpeedError, Problem
 
-_OF_ALL = ("attention_mask", "cu_seqlens", "cu_seqlens_padded", "max_seqlen")
-"""Entries of a batch that every rank has whole."""
+
+def document_slicer(layout_of: Callable[[int], Layout]) -> Callable[[dict[str, Any], Any], dict[str, Any]]:
+    """Make a stand-in for the function of Megatron 0.18 and newer that slices packed rows; ``layout_of`` as below."""
+
+    def get_batch_on_this_cp_rank_per_document(batch: dict[str, Any], cp_group: Any) -> dict[str, Any]:
+        return _slice_rows(batch, layout_of(cp_group.size()), cp_group.rank())
+
+    return get_batch_on_this_cp_rank_per_document
 
 
 def slicer_of_packed(layout_of: Callable[[int], Layout]) -> Callable[..., tuple[dict[str, Any], PackedSeqParams]]:
@@ -37,15 +44,11 @@ def slicer_of_packed(layout_of: Callable[[int], Layout]) -> Callable[..., tuple[
     ) -> tuple[dict[str, Any], PackedSeqParams]:
         ranks = parallel_state.get_context_parallel_world_size() if cp_size is None else cp_size
         rank = parallel_state.get_context_parallel_rank() if cp_rank is None else cp_rank
-        layout = layout_of(ranks)
-        for name, value in batch.items():
-            if value is not None and name not in _OF_ALL:
-                _check_length(value.shape[1], layout)
-                batch[name] = layout.take(value, rank, 1)
         longest = int(max_seqlen.flatten()[0])
         starts = {f"cu_seqlens_{side}": cu_seqlens for side in ("q", "kv")}
         padded = {f"cu_seqlens_{side}_padded": cu_seqlens_padded for side in ("q", "kv")}
-        return batch, PackedSeqParams(qkv_format="thd", max_seqlen_q=longest, max_seqlen_kv=longest, **starts, **padded)
+        share = _slice_rows(batch, layout_of(ranks), rank)
+        return share, PackedSeqParams(qkv_format="thd", max_seqlen_q=longest, max_seqlen_kv=longest, **starts, **padded)
 
     return get_thd_batch_on_this_cp_rank
 
@@ -61,9 +64,10 @@ def rope_function_of_packed(layout_of: Callable[[int], Layout]) -> Callable[...,
         cu_seqlens: Tensor,
         freqs: Tensor,
         rotary_interleaved: bool = False,
-        multi_latent_attention: bool = False,
+        mla_rotary_interleaved: bool = False,
         mscale: float = 1.0,
         cp_group: Any = None,
+        multi_latent_attention: bool | None = None,
     ) -> Tensor:
         group = cp_group or parallel_state.get_context_parallel_group()
         places = torch.arange(t.shape[0] * group.size(), device=t.device)
@@ -72,15 +76,24 @@ def rope_function_of_packed(layout_of: Callable[[int], Layout]) -> Callable[...,
         if freqs.shape[0] != len(places):
             # what follows the last sequence is padding, and may be longer than any of them
             own = (own - starts[torch.searchsorted(starts, own, right=True) - 1]).clamp_(max=freqs.shape[0] - 1)
-        how = {"rotary_interleaved": rotary_interleaved, "multi_latent_attention": multi_latent_attention, "mscale": mscale}
-        rotated: Tensor = rope_utils._apply_rotary_pos_emb_bshd(t.unsqueeze(1), freqs[own], **how).squeeze(1)
-        return rotated
+        latent = bool(mla_rotary_interleaved or multi_latent_attention)  # Megatron 0.19 renamed it, not its place
+        rotated: Tensor = rope_utils._apply_rotary_pos_emb_bshd(t.unsqueeze(1), freqs[own], rotary_interleaved, latent, mscale)
+        return rotated.squeeze(1)
 
     return _apply_rotary_pos_emb_thd
 
 
 share_of_packed, rope_of_packed = slicer_of_packed(zigzag), rope_function_of_packed(zigzag)
-"""The two functions for tokens in Megatron's zig-zag."""
+share_of_documents = document_slicer(zigzag)
+"""The functions for tokens in Megatron's zig-zag."""
+
+
+def _slice_rows(batch: dict[str, Any], layout: Layout, rank: int) -> dict[str, Any]:
+    for name, value in batch.items():
+        if value is not None and name not in NOT_SLICED and name != "attention_mask":
+            _check_length(value.shape[1], layout)
+            batch[name] = layout.take(value, rank, 1)
+    return batch
 
 
 def _check_length(tokens: int, layout: Layout) -> None:

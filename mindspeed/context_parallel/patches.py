@@ -9,6 +9,13 @@ from mindspeed.plugins import ArgOverride, Check, Patch, Replace, When, World, W
 _EMBEDDINGS: Final = "megatron.core.models.common.embeddings"
 
 
+_PACKED_SLICERS: Final = (
+    # (function of megatron.core.utils that slices rows of packed sequences, its stand-in, the releases that have it)
+    ("get_thd_batch_on_this_cp_rank", "share_of_packed", ">=0.16,<0.18"),
+    ("get_sft_batch_on_this_cp_rank", "share_of_documents", ">=0.18,<0.19"),
+    ("_get_batch_on_this_cp_rank_per_document_balancing", "share_of_documents", ">=0.19"),
+)
+
 NO_DATALOADER_MASK: Final = ArgOverride(
     "create_attention_mask_in_dataloader", False, "a causal mask is implied, and one of the data has the square of its length"
 )
@@ -27,10 +34,12 @@ def sliced_by(batch: str, table: str, reason: str) -> list[Patch]:
 def packed_in(module: str = "mindspeed.context_parallel.packed") -> list[Patch]:
     """``share_of_packed`` and ``rope_of_packed`` of a module, by default those of zig-zag, in the place of Megatron's."""
     reason = "rows of packed sequences are cut as all rows are, without Transformer Engine and without padding each sequence"
-    slicer, since = "megatron.core.utils:get_thd_batch_on_this_cp_rank", When(megatron=">=0.16")
     turner = f"{_EMBEDDINGS}.rope_utils:_apply_rotary_pos_emb_thd"
     return [
-        Replace(slicer, f"{module}:share_of_packed", reason, optional=True, when=since),
+        *(
+            Replace(f"megatron.core.utils:{slicer}", f"{module}:{share}", reason, optional=True, when=When(megatron=versions))
+            for slicer, share, versions in _PACKED_SLICERS
+        ),
         Replace(turner, f"{module}:rope_of_packed", reason, optional=True),
     ]
 

@@ -9,6 +9,7 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from mindspeed.context_parallel.layout import Layout
+from mindspeed.megatron.batches import NOT_SLICED
 
 
 def batch_share(
@@ -19,7 +20,7 @@ def batch_share(
     if group.size() > 1:
         layout = layout_of(group.size())
         for name, value in batch.items():
-            if value is not None:
+            if value is not None and name not in NOT_SLICED:
                 batch[name] = rows(value) if name == "attention_mask" else layout.take(value, group.rank(), 1)
     return batch
 

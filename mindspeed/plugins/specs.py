@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 
@@ -28,8 +29,8 @@ def with_modules(spec: Any, exchange: Mapping[type, Any]) -> Any:
 def with_parts(spec: Any, exchange: Callable[[str, Any], Any]) -> Any:
     """Copy a spec with every part replaced by ``exchange(name, part)``; ``name`` is the field that has it, or empty.
 
-    Goes through ModuleSpec, submodule dataclasses, lists and tuples, not into what was exchanged. Parts in which nothing is
-    exchanged are not copied, and one part that occurs in several places (a layer spec in a list) stays one.
+    Goes through ModuleSpec, partials, submodule dataclasses, lists and tuples, not into what was exchanged. Parts in which
+    nothing is exchanged are not copied, and one part that occurs in several places (a layer spec in a list) stays one.
     """
     done: dict[tuple[str, int], Any] = {}
 
@@ -43,6 +44,11 @@ def with_parts(spec: Any, exchange: Callable[[str, Any], Any]) -> Any:
         if isinstance(part, list | tuple):
             items = [copied("", item) for item in part]
             return type(part)(items) if any(new is not old for new, old in zip(items, part, strict=True)) else part
+        if isinstance(part, partial):
+            values = {"": part.func, **part.keywords}
+            new = {name: copied(name, value) for name, value in values.items()}
+            changed = any(new[name] is not value for name, value in values.items())
+            return partial(new.pop(""), *part.args, **new) if changed else part
         if not dataclasses.is_dataclass(part) or isinstance(part, type):
             return part
         values = {field.name: getattr(part, field.name) for field in dataclasses.fields(part) if field.init}

@@ -18,8 +18,9 @@ from megatron.core import parallel_state
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.utils import get_batch_on_this_cp_rank, get_model_config
+from megatron.core.utils import get_model_config
 
+from mindspeed.megatron.batches import slice_batch
 from mindspeed.training.job import DataSource
 from mindspeed.training.tokenizer import DatasetTokenizer
 
@@ -87,7 +88,7 @@ class Batches:
         items = [self.dataset[self._position(sample)] for sample in samples]
         names = ("tokens", "labels", "position_ids")
         whole: dict[str, Any] = {name: torch.stack([item[name] for item in items]).cuda(non_blocking=True) for name in names}
-        share = get_batch_on_this_cp_rank({**whole, "attention_mask": None})
+        share = slice_batch({**whole, "attention_mask": None})
         return Batch(*(share[name] for name in (*names, "attention_mask")))
 
     def _position(self, sample: int) -> int:

@@ -10,10 +10,11 @@ from typing import Any, Final
 import numpy as np
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state, utils
+from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 
+from mindspeed.megatron.batches import slice_batch
 from mindspeed.training.batches import Batches, over_ranks, run_schedule
 from mindspeed.training.job import DataSource
 
@@ -86,7 +87,7 @@ def _logits(chunks: list[Any], ids: list[int], seq_length: int) -> torch.Tensor 
     """Logits of the token after ``ids`` on the last stage, [vocabulary]; None elsewhere."""
     padded = torch.tensor(ids + [0] * (seq_length - len(ids)), device=torch.cuda.current_device())[None]
     positions = torch.arange(seq_length, device=torch.cuda.current_device())[None]
-    share = utils.get_batch_on_this_cp_rank({"tokens": padded, "position_ids": positions, "attention_mask": None})
+    share = slice_batch({"tokens": padded, "position_ids": positions, "attention_mask": None})
     last = partial(_last, share["position_ids"][0] == len(ids) - 1)
 
     def forward(_: Any, chunk: Any) -> tuple[torch.Tensor, Any]:

@@ -10,12 +10,13 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state, tensor_parallel, utils
+from megatron.core import parallel_state, tensor_parallel
 from megatron.core.datasets import gpt_dataset
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_attr_wrapped_model, unwrap_model
 
+from mindspeed.megatron.batches import slice_batch
 from mindspeed.megatron.hook_wrappers import group_sizes
 from mindspeed.megatron.training_hook_wrappers import TrainState, step_metrics
 from mindspeed.platforms import runtime
@@ -70,9 +71,7 @@ def micro_batches(recipe: Recipe, step: int, rank: int, size: int) -> Iterator[B
         tokens = part[:, :-1].contiguous()
         mask, positions = _masks(recipe, tokens)
         whole = {"tokens": tokens, "labels": part[:, 1:].contiguous(), "position_ids": positions, "attention_mask": mask}
-        share = utils.get_batch_on_this_cp_rank(
-            {name: x if x is None else x.cuda() for name, x in (*whole.items(), ("rows", rows))}
-        )
+        share = slice_batch({name: x if x is None else x.cuda() for name, x in (*whole.items(), ("rows", rows))})
         yield Batch(number, share["rows"][0].tolist(), *(share[name] for name in whole))
 
 

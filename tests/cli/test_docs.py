@@ -25,7 +25,7 @@ def test_a_feature_of_another_package_has_a_page(mindspeed, install):
         "| stability | prototype |\n"
         "| numerics | exact: bit for bit the results of the baseline |\n"
         "| platforms | npu, cuda, cpu |\n"
-        "| megatron-core | `>=0.14,<0.17`, all that mindspeed supports |\n"
+        "| megatron-core | `>=0.14,<0.20`, all that mindspeed supports |\n"
         "| slots | clipping |\n"
         "| in checkpoints | adds nothing |\n"
         "| provided by | acme, since 0.1 |\n\n"

@@ -94,11 +94,11 @@ def test_a_guarded_patch_of_another_version_is_a_row_and_no_failure(mindspeed):
 
 
 def test_an_unknown_version_lists_the_recorded_ones(mindspeed):
-    result = mindspeed("patches", "drift", "--megatron", "0.17.0")
+    result = mindspeed("patches", "drift", "--megatron", "0.99.0")
     assert result.exit_code == 3
     known = ", ".join(recorded_releases())
     assert result.stderr == (
-        f"MS502 no contracts are recorded for megatron-core 0.17.0, only for {known}\n"
+        f"MS502 no contracts are recorded for megatron-core 0.99.0, only for {known}\n"
         "  fix: give the path of a source tree or an unpacked wheel: mindspeed patches drift --megatron PATH\n"
     )
 

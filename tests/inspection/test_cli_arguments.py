@@ -9,7 +9,7 @@ from mindspeed.inspection.releases import nearest, recorded_releases
 
 
 def test_the_three_releases_are_recorded() -> None:
-    assert recorded_releases("command_line") == ("0.14.0", "0.15.3", "0.16.1")
+    assert recorded_releases("command_line") == ("0.14.0", "0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.1")
 
 
 @pytest.mark.parametrize("version", recorded_releases("command_line"))

@@ -19,7 +19,7 @@ from mindspeed.registry import megatron_targets
 from mindspeed.resolution.environment import SUPPORTED_MEGATRON, version_in
 
 CHECKOUT = os.environ.get("MEGATRON_LM_PATH", "")
-RELEASES = ("0.12.1", "0.14.0", "0.15.3", "0.16.1")
+RELEASES = ("0.12.1", "0.14.0", "0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.1")
 AGAIN = "record the releases again, see 'A new Megatron release' in CONTRIBUTING.md"
 
 

@@ -107,7 +107,7 @@ def test_the_kernels_that_megatron_lm_imports_at_start_load_without_triton():
     assert str(refused.value) == (
         "MS501 megatron.core.transformer.custom_layers.batch_invariant_kernels.matmul_kernel_persistent is a Triton kernel, "
         "and Triton is not installed here\n"
-        "  fix: pip install triton, or do without the Megatron option that calls it (batch_invariant_mode)"
+        "  fix: pip install triton, or do without the Megatron option that calls it (batch_invariant_mode, paged stash)"
     )
 
 

@@ -18,6 +18,7 @@ from mindspeed.context_parallel.layout import Layout, contiguous, nested
 from mindspeed.context_parallel.slicing import batch_share, table_share
 from mindspeed.features.adaptive_cp.attention import AdaptivePlan, adaptive_attention, best_layout, plan_mask
 from mindspeed.features.adaptive_cp.masks import Mask, RuleMask, WholeMask
+from mindspeed.megatron.batches import batch_slicer
 from mindspeed.ops.attention_mask import AttentionVisibility
 from mindspeed.plugins import MindSpeedError, Problem, active_feature
 
@@ -85,7 +86,8 @@ class AdaptiveCoreAttention(CoreAttention):
         return _shared_plan(self.feature.args, tokens, ranks, device)
 
 
-def share_of_batch(batch: dict[str, Any], cp_group: Any = None) -> dict[str, Any]:
+@batch_slicer
+def share_of_batch(batch: dict[str, Any], cp_group: Any) -> dict[str, Any]:
     """Stands for Megatron's slicing of a batch. An attention mask stays whole, for blocks of any ranks are computed here."""
     some = next((value for name, value in batch.items() if value is not None and name != "attention_mask"), None)
     return batch if some is None else batch_share(batch, cp_group, _layout_of(some, 1), lambda mask: mask)

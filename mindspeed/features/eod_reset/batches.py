@@ -78,19 +78,25 @@ def for_model(positions: torch.Tensor) -> torch.Tensor:
 
 
 def with_positions_everywhere(original: Function) -> Function:
-    """Around ``get_batch_on_this_tp_rank(data_iterator, ...)``, which broadcasts positions on the first stage only."""
+    """Around ``get_batch_on_this_tp_rank``, which broadcasts positions on the first stage only.
+
+    Its first argument is the data iterator, since Megatron 0.18 the whole batch, from which the last stage drops positions.
+    """
 
     @wraps(original)
     def wrapped(*given: Any, **named: Any) -> dict[str, Any]:
         from megatron.core import parallel_state
 
+        whole = next((argument for argument in (*given, named.get("batch")) if isinstance(argument, dict)), {})
+        positions = whole.get("position_ids")
         batch: dict[str, Any] = original(*given, **named)
+        positions = batch["position_ids"] if positions is None else positions
         group = parallel_state.get_tensor_model_parallel_group()
         if group.size() > 1:
             like = next(x for name in ("position_ids", "labels", "tokens") if (x := batch.get(name)) is not None)
-            positions = batch["position_ids"] if group.rank() == 0 else torch.empty_like(like)
+            positions = positions if group.rank() == 0 else torch.empty_like(like)
             torch.distributed.broadcast(positions, parallel_state.get_tensor_model_parallel_src_rank(), group=group)
-            batch["position_ids"] = positions
+        batch["position_ids"] = positions
         return batch
 
     return wrapped

@@ -115,7 +115,16 @@ class EodReset(Feature[EodResetArgs]):
         ]
         if self.world.pp > 1:
             patches += [
-                Wrap(f"{_TRAINING}:get_batch_on_this_tp_rank", f"{_BATCHES}:with_positions_everywhere", _STAGES, optional=True),
+                *(
+                    Wrap(
+                        f"{module}:get_batch_on_this_tp_rank",
+                        f"{_BATCHES}:with_positions_everywhere",
+                        _STAGES,
+                        when=When(megatron=versions),
+                        optional=True,
+                    )
+                    for module, versions in ((_TRAINING, "<0.18"), ("megatron.core.utils", ">=0.18"))
+                ),
                 Replace(
                     f"{_TRAINING}:is_first_or_last_pipeline_stage",
                     f"{_BATCHES}:every_stage",

@@ -36,6 +36,7 @@ class GroupedMatmulAdd(Feature[FeatureArgs]):
         summary="Grouped experts on every platform, weight gradients added to their fp32 buffer by the grouped product",
         category=Category.COMPUTE,
         level=1,
+        megatron="<0.17",
         ops=("npu_gmm", "npu_groupmatmul_add_fp32"),
         applies=_are_grouped,
         constraints=(

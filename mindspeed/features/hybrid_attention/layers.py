@@ -10,11 +10,12 @@ from mindspeed.context_parallel.core_attention import CoreAttention
 from mindspeed.context_parallel.groups import Groups, require_groups
 from mindspeed.context_parallel.heads import own_heads
 from mindspeed.context_parallel.layout import Layout, zigzag
-from mindspeed.context_parallel.packed import rope_function_of_packed, slicer_of_packed
+from mindspeed.context_parallel.packed import document_slicer, rope_function_of_packed, slicer_of_packed
 from mindspeed.context_parallel.ring import ring_attention
 from mindspeed.context_parallel.rules import keeps
 from mindspeed.context_parallel.slicing import batch_share, table_share
 from mindspeed.features.hybrid_attention.attention import hybrid_attention, nested
+from mindspeed.megatron.batches import batch_slicer
 from mindspeed.ops.attention_mask import AttentionVisibility
 from mindspeed.plugins import active_feature
 
@@ -49,7 +50,8 @@ class HybridCoreAttention(CoreAttention):
         return hybrid_attention(query, key, value, groups.inner, ring)
 
 
-def share_of_batch(batch: dict[str, Any], cp_group: Any = None) -> dict[str, Any]:
+@batch_slicer
+def share_of_batch(batch: dict[str, Any], cp_group: Any) -> dict[str, Any]:
     """Stands for Megatron's slicing of a batch. Of an attention mask it takes the rows that the neighbours hold together."""
     outer = _groups().outer
     ring = zigzag(outer.size())
@@ -72,3 +74,4 @@ def _layout(ranks: int) -> Layout:
 
 
 share_of_packed, rope_of_packed = slicer_of_packed(_layout), rope_function_of_packed(_layout)
+share_of_documents = document_slicer(_layout)

@@ -44,7 +44,7 @@ class MoeTokenPermute(Feature[FeatureArgs]):
     @hookimpl
     def patches(self) -> list[Patch]:
         return [
-            Replace(f"{_UTILS}:permute", f"{_LAYERS}:permute", reason="tokens to the rows of their experts"),
+            Wrap(f"{_UTILS}:permute", f"{_LAYERS}:with_operator", reason="tokens to the rows of their experts"),
             Replace(f"{_UTILS}:unpermute", f"{_LAYERS}:unpermute", reason="rows of experts back to their tokens"),
             Wrap(
                 f"{_UTILS}:sort_chunks_by_idxs",

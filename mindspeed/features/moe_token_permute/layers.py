@@ -6,6 +6,7 @@ T tokens, E experts, K experts per token, R rows: one per token and expert that 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,10 +54,12 @@ def unpermute(
     routing_map: Tensor | None = None,
     fused: bool = False,
     drop_and_pad: bool = False,
+    pad_offsets: Tensor | None = None,
 ) -> Tensor:
     """Sum the rows of each token, weighed by ``probs`` [T, E] if given: [R, H] to ``restore_shape`` (T, H).
 
-    ``sorted_indices`` is the third result of `permute`; ``probs`` need the same ``routing_map``.
+    ``sorted_indices`` is the third result of `permute`; ``probs`` need the same ``routing_map``. Rows are never padded for
+    quantization, so that ``pad_offsets`` say nothing.
     """
     if sorted_indices.dim() == 2:
         weights = None if probs is None or routing_map is None else probs[routing_map.bool()].view_as(sorted_indices)
@@ -92,6 +95,18 @@ def _capacity_first(routing_map: Tensor, capacity: int) -> Tensor:
 
 def _of_rows(probs: Tensor, token_EC: Tensor) -> Tensor:
     return probs.t().gather(1, token_EC).flatten()
+
+
+def with_operator(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Put `permute` in the place of Megatron's, which since 0.17 also returns padding offsets and the rows of each expert."""
+    if "tokens_per_expert" not in inspect.signature(original).parameters:
+        return permute
+
+    @functools.wraps(original)
+    def permute_unpadded(*args: Any, tokens_per_expert: Any = None, align_size: int = 0, **kwargs: Any) -> tuple[Any, ...]:
+        return (*permute(*args, **kwargs), None, tokens_per_expert)
+
+    return permute_unpadded
 
 
 def without_transformer_engine(original: Callable[..., Any]) -> Callable[..., Any]:

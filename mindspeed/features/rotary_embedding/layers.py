@@ -20,17 +20,19 @@ def apply_rotary(
     t: Tensor,
     freqs: Tensor,
     rotary_interleaved: bool = False,
-    multi_latent_attention: bool = False,
+    mla_rotary_interleaved: bool = False,
     mscale: float = 1.0,
+    multi_latent_attention: bool | None = None,
 ) -> Tensor:
     """Rotate the first ``freqs.shape[-1]`` numbers of each head of ``t`` by the angles ``freqs``, and scale them by ``mscale``.
 
     ``t`` is [sequence, ..., head width], ``freqs`` [sequence, ..., rotated width] broadcasts to it. Latent attention has
-    pairs of neighbours, which go to halves first and stay there.
+    pairs of neighbours, which go to halves first and stay there: ``mla_rotary_interleaved``, before Megatron 0.19
+    ``multi_latent_attention``.
     """
     width = freqs.shape[-1]
     rotated = t if width == t.shape[-1] else t[..., :width]
-    if multi_latent_attention:
+    if mla_rotary_interleaved or multi_latent_attention:
         rotated = torch.cat((rotated[..., ::2], rotated[..., 1::2]), -1)
     cos, sin = _tables(freqs, mscale, t.dtype)
     y = npu_rotary_position_embedding(rotated, cos, sin, INTERLEAVED if rotary_interleaved else HALF)

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from mindspeed.context_parallel.core_attention import CoreAttention
-from mindspeed.context_parallel.packed import rope_function_of_packed, slicer_of_packed
+from mindspeed.context_parallel.packed import document_slicer, rope_function_of_packed, slicer_of_packed
 from mindspeed.context_parallel.rules import keeps
 from mindspeed.context_parallel.slicing import batch_share, table_share
 from mindspeed.features.ulysses_attention.attention import contiguous, ulysses_attention
+from mindspeed.megatron.batches import batch_slicer
 from mindspeed.ops.attention_mask import AttentionVisibility
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ class UlyssesCoreAttention(CoreAttention):
         )
 
 
-def share_of_batch(batch: dict[str, Any], cp_group: Any = None) -> dict[str, Any]:
+@batch_slicer
+def share_of_batch(batch: dict[str, Any], cp_group: Any) -> dict[str, Any]:
     """Stands for Megatron's slicing of a batch. An attention mask stays whole, for attention sees all queries."""
     return batch_share(batch, cp_group, contiguous, lambda mask: mask)
 
@@ -46,3 +48,4 @@ def share_of_table(pos_emb: Tensor, seq_dim: int, cp_group: Any) -> Tensor:
 
 
 share_of_packed, rope_of_packed = slicer_of_packed(contiguous), rope_function_of_packed(contiguous)
+share_of_documents = document_slicer(contiguous)

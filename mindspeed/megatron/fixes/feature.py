@@ -32,7 +32,7 @@ class MegatronFixes(Feature[FeatureArgs]):
                 "megatron.core.transformer.multi_latent_attention:HAVE_TE",
                 Ref(f"{_HERE}.layers:HAVE_ENGINE"),
                 "the names of Transformer Engine's layers are there without it, as mocks that are no types",
-                when=When(">=0.14"),
+                when=When("<0.17"),
                 phase="setup",
                 optional=True,
             )

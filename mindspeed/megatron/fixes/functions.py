@@ -47,13 +47,13 @@ FIXES: Final[tuple[tuple[str, str | None, str, str], ...]] = (
     ),
     (
         "megatron.legacy.fused_kernels:load",
-        None,
+        "<0.17",
         "kernels:build_nothing",
         "Megatron-LM asks a CUDA compiler for its version at start, though it has no fused kernel left to build",
     ),
     (
         "megatron.core.utils:is_te_min_version",
-        None,
+        "<0.17",
         "layers:false_without_engine",
         "without Transformer Engine its version is None, which cannot be compared",
     ),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import builtins
+from collections.abc import Callable
 from functools import partial
 from importlib import util
 from importlib.machinery import ModuleSpec
@@ -40,25 +39,24 @@ def import_without_triton(find_spec: Function, cls: Any, fullname: str, *args: A
 
 
 def _run_beside_stand_in(run: Callable[[ModuleType], None], module: ModuleType) -> None:
-    with _stand_in():
-        run(module)
+    triton = _stand_in()
+
+    def import_here(name: str, *rest: Any, **named: Any) -> Any:
+        return triton if name.partition(".")[0] == _TRITON else builtins.__import__(name, *rest, **named)
+
+    vars(module)["__builtins__"] = {**vars(builtins), "__import__": import_here}
+    run(module)
+    vars(module)["__builtins__"] = vars(builtins)
 
 
-@contextmanager
-def _stand_in() -> Iterator[None]:
+def _stand_in() -> ModuleType:
     """As much of triton as a module needs while it defines its kernels."""
     language = ModuleType(f"{_TRITON}.language")
     language.constexpr = object  # type: ignore[attr-defined]
     triton = ModuleType(_TRITON)
     triton.jit = jit  # type: ignore[attr-defined]
     triton.language = language  # type: ignore[attr-defined]
-    modules = {module.__name__: module for module in (triton, language)}
-    sys.modules.update(modules)
-    try:
-        yield
-    finally:
-        for name in modules:
-            sys.modules.pop(name, None)
+    return triton
 
 
 class AbsentKernel:
@@ -68,7 +66,7 @@ class AbsentKernel:
         self.name = f"{function.__module__}.{function.__qualname__}"
 
     def __getitem__(self, grid: Any) -> Any:
-        fix = "pip install triton, or do without the Megatron option that calls it (batch_invariant_mode)"
+        fix = "pip install triton, or do without the Megatron option that calls it (batch_invariant_mode, paged stash)"
         raise PlatformError([Problem("MS501", f"{self.name} is a Triton kernel, and Triton is not installed here", fix=fix)])
 
 

@@ -10,14 +10,14 @@ from megatron.core.utils import get_te_version
 
 from mindspeed.plugins.wrapping import Function, wrapper
 
-HAVE_ENGINE: Final = get_te_version() is not None
-"""True if Transformer Engine is there."""
+HAVE_ENGINE: Final = str(get_te_version() or "0.0.0") != "0.0.0"
+"""True if Transformer Engine is there; without it its version is None, since Megatron 0.17 0.0.0."""
 
 
 @wrapper
 def false_without_engine(is_te_min_version: Function, version: str, check_equality: bool = True) -> bool:
     """``is_te_min_version``: no version satisfies a minimum where Transformer Engine is not installed."""
-    return get_te_version() is not None and is_te_min_version(version, check_equality)
+    return HAVE_ENGINE and is_te_min_version(version, check_equality)
 
 
 def uncompiled(function: Function) -> Function:

@@ -7,7 +7,8 @@ from functools import wraps
 from typing import Any
 
 import torch
-from megatron.core.utils import get_te_version
+
+from mindspeed.megatron.fixes.layers import HAVE_ENGINE
 
 
 class RouterGating(torch.autograd.Function):
@@ -34,7 +35,7 @@ class RouterGating(torch.autograd.Function):
 
 def gate_without_engine(router_gating_linear: Callable[..., Any]) -> Callable[..., Any]:
     """``router_gating_linear(inp, weight, bias, router_dtype)`` in plain torch; before 0.15 routers have no bias."""
-    if get_te_version() is not None:
+    if HAVE_ENGINE:
         return router_gating_linear
 
     @wraps(router_gating_linear)

@@ -86,7 +86,7 @@ def test_stand_ins_take_what_megatrons_functions_take(name):
         [(p.name, p.default) for p in inspect.signature(getattr(module, name)).parameters.values()]
         for module in (layers, moe_utils)
     ]
-    assert parameters[0] == parameters[1]
+    assert parameters[0][: len(parameters[1])] == parameters[1]  # newer releases have further ones
 
 
 def test_in_bf16_the_rows_of_a_token_are_rounded_once():

@@ -6,11 +6,12 @@ import pytest
 
 import mindspeed
 from mindspeed.planning.plan import ActivationPlan
+from mindspeed.plugins import Ref
 from mindspeed.plugins.problems import ResolutionError
 from mindspeed.resolution.environment import SUPPORTED_MEGATRON, made_up, version_in
 from tests.megatron.versions.cases import FEATURES
 
-VERSIONS = ("0.14.0", "0.15.3", "0.16.1")
+VERSIONS = ("0.14.0", "0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.1")
 WORLD = {
     "world_size": 16,
     "tp": 2,
@@ -66,10 +67,20 @@ ONLY_SINCE_0_16 = {
 ONLY_IN_0_14 = {
     (f"{OPTIMIZER}._get_main_param_and_optimizer_states", "mindspeed.megatron.fixes.optimizer:leave_step"),
 }
+_FIXES = "mindspeed.megatron.fixes"
+ONLY_BEFORE_0_17 = {
+    ("megatron.core.transformer.multi_latent_attention:HAVE_TE", Ref(f"{_FIXES}.layers:HAVE_ENGINE")),
+    ("megatron.core.utils:is_te_min_version", f"{_FIXES}.layers:false_without_engine"),
+    ("megatron.legacy.fused_kernels:load", f"{_FIXES}.kernels:build_nothing"),
+}
+_SINCE_0_16 = QUICK_GEGLU | RESHARDABLE | ONLY_SINCE_0_16
 GUARDED = {
-    "0.14.0": NUMPY | ONLY_IN_0_14,
-    "0.15.3": NUMPY | QUICK_GEGLU | RESHARDABLE,
-    "0.16.1": QUICK_GEGLU | RESHARDABLE | ONLY_SINCE_0_16,
+    "0.14.0": NUMPY | ONLY_IN_0_14 | ONLY_BEFORE_0_17,
+    "0.15.3": NUMPY | QUICK_GEGLU | RESHARDABLE | ONLY_BEFORE_0_17,
+    "0.16.1": _SINCE_0_16 | ONLY_BEFORE_0_17,
+    "0.17.1": _SINCE_0_16,
+    "0.18.2": _SINCE_0_16,
+    "0.19.1": _SINCE_0_16,
 }
 """The patches ``(target, value)`` that some versions have and others have not."""
 
@@ -120,13 +131,11 @@ def test_the_guards_hold_on_accelerators_too(version: str, platform: str) -> Non
 
 
 def test_versions_outside_the_range_are_refused() -> None:
-    assert [version_in(version, SUPPORTED_MEGATRON) for version in ("0.14.0", "0.15.0", "0.15.3", "0.16.0", "0.16.1")] == [
-        True
-    ] * 5
-    for version in ("0.12.1", "0.13.1", "0.17.0"):
+    assert all(version_in(version, SUPPORTED_MEGATRON) for version in (*VERSIONS, "0.15.0", "0.16.0", "0.18.0"))
+    for version in ("0.12.1", "0.13.1", "0.20.0"):
         with pytest.raises(ResolutionError) as refused:
             plan_for(version)
         assert [str(problem) for problem in refused.value.problems if problem.code == "MS502"] == [
-            f"MS502 megatron-core {version} is not supported, which needs >=0.14,<0.17\n"
+            f"MS502 megatron-core {version} is not supported, which needs >=0.14,<0.20\n"
             "  where: made up\n  fix: pip install megatron-core==0.16.1"
         ]

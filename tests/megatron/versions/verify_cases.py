@@ -24,7 +24,7 @@ from tests.megatron.versions.cases import CASES, Case
 def answer(case: Case, pool: WorkerPool) -> Mapping[str, Any]:
     layer = Layer("test", settings=case.settings, world=case.world, platform="cpu")
     try:
-        question = build_case(case.features, [layer], case.beside, case.nproc)
+        question = build_case(case.features, [layer], case.also, case.nproc)
         verdict = verify(question, pool)
     except MindSpeedError as error:
         return {"holds": False, "problems": [str(problem) for problem in error.problems], "features": [], "largest": {}}
