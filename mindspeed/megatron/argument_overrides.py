@@ -24,7 +24,7 @@ from mindspeed.plugins.active import active_feature
 from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
-_OWN_FOLDERS: Final = tuple(str(Path(__file__).resolve().parents[1] / name) for name in ("megatron", "runtime"))
+_OWN_FOLDERS: Final = tuple(str(Path(__file__).resolve().parents[1] / name) for name in ("megatron", "plugins", "runtime"))
 
 
 def check_overrides(overrides: Sequence[PlannedOverride], version: str | None) -> list[Problem]:

@@ -301,7 +301,7 @@ def test_a_backend_that_the_platform_can_serve_stays_and_is_said(plan):
 def test_a_fix_names_megatrons_flags(plan):
     found = problems_of(plan, f"{SHAPE} --features swiglu --pipeline-model-parallel-size 3 --ffn-hidden-size 256", 3)
     fixes = {problem.features: problem.fix for problem in found}
-    assert fixes["swiglu",] == "--swiglu, or take out swiglu"
+    assert fixes["swiglu",] == "--swiglu, or remove swiglu"
     assert fixes["pipeline-parallel",] == "use a --pipeline-model-parallel-size that divides 4"
 
 
