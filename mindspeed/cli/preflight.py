@@ -20,11 +20,11 @@ def preflight(ctx: click.Context, path: str, run: str | None, free_disk: float, 
     Nothing is exchanged with other nodes, and torch is not imported. The exit status is 0 when every check has passed,
     1 when the node has something else than the lock, 3 when only the machine itself lacks something.
     """
-    from mindspeed.diagnostics.preflight import Needs, checks
+    from mindspeed.diagnostics.preflight import checks
     from mindspeed.planning.lock import read_lock
 
     made = read_lock(path)
-    results = list(checks(made, Needs(run or made.job.get("train", {}).get("run") or ".", free_disk, free_shm)))
+    results = list(checks(made, run or made.job.get("train", {}).get("run") or ".", free_disk, free_shm))
     if wants_json():
         rows = [result.to_json() for result in results]
         print_json({"passed": all(result.passed for result in results), "checks": rows})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,8 @@ from mindspeed.cli.feature_plan import as_lines, brief_lines
 from mindspeed.cli.launch_options import Processes, hold_to_lock, is_of_trainer, launch_options, lock_option
 from mindspeed.cli.output import OK, PROBLEMS, json_option, print_result, program, wants_json
 from mindspeed.cli.request_options import COMMAND_LINE, FullJobCommand, Request, gather_options, request_options
-from mindspeed.training.config import JOB_FILE, TrainConfig, flag
+from mindspeed.resolution.setting_validation import flag
+from mindspeed.training.config import JOB_FILE, TrainConfig
 
 if TYPE_CHECKING:
     from mindspeed.planning.plan import ActivationPlan
@@ -110,7 +112,7 @@ def _asked_plan(job_file: str, environment: Environment) -> ActivationPlan:
 def _start(job: Job, processes: Processes) -> int:
     """Train in processes of our own. Returns the exit status."""
     from mindspeed.training.job import write_job
-    from mindspeed.training.launch import launch, python
+    from mindspeed.training.launch import launch
     from mindspeed.training.run_folder import check_free
 
     if processes.nodes > 1:
@@ -122,7 +124,8 @@ def _start(job: Job, processes: Processes) -> int:
     before = _modified(result)
     with tempfile.TemporaryDirectory(prefix="mindspeed-pretrain-") as folder:
         variables = write_job(job, folder)
-        status = launch(python("mindspeed.training.worker"), processes.per_node, variables, processes.passthrough)
+        command = [sys.executable, "-m", "mindspeed.training.worker"]
+        status = launch(command, processes.per_node, variables, processes.passthrough)
     if _modified(result) != before:  # also after Ctrl-C, if there was time to save
         _print_result(job, "--nproc", str(processes.per_node), *processes.passthrough)
         return OK

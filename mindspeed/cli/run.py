@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,7 +67,7 @@ def run(
     from mindspeed.plugins.problems import MindSpeedError
     from mindspeed.registry import PLAN_VARIABLE, write_plan
     from mindspeed.runtime import rendezvous
-    from mindspeed.training.launch import JobError, joined, launch, python
+    from mindspeed.training.launch import JobError, joined, launch
 
     if missing := doctor.problems():
         raise MindSpeedError(missing)
@@ -88,7 +89,7 @@ def run(
         if job is not None:
             os.environ.update(job | {PLAN_VARIABLE: str(path)})
             bootstrap.run_program(words)
-        command = [*python("mindspeed.cli.bootstrap"), *words]
+        command = [sys.executable, "-m", "mindspeed.cli.bootstrap", *words]
         try:
             status = launch(command, processes.per_node, {PLAN_VARIABLE: str(path)}, processes.passthrough)
         except JobError as lost:

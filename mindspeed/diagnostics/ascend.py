@@ -79,20 +79,17 @@ def _driver(machine: Machine, absent: str) -> Iterator[Finding]:
 def _npu_smi(machine: Machine, absent: str) -> Finding:
     tool = shutil.which("npu-smi", path=machine.environ.get("PATH", os.defpath))
     if tool is None:
-        return Finding(
-            "npu-smi", "not found", "warning", "it comes with the driver; in a container, mount /usr/local/bin/npu-smi"
-        )
+        fix = "it comes with the driver; in a container, mount /usr/local/bin/npu-smi"
+        return Finding("npu-smi", "not found", "warning", fix)
+    environ = dict(machine.environ)
     try:
-        done = subprocess.run(
-            [tool, "info"], capture_output=True, text=True, check=False, timeout=SECONDS, env=dict(machine.environ)
-        )
+        done = subprocess.run([tool, "info"], capture_output=True, text=True, check=False, timeout=SECONDS, env=environ)
     except (OSError, subprocess.TimeoutExpired) as error:
         why = f"no answer within {SECONDS} seconds" if isinstance(error, subprocess.TimeoutExpired) else str(error)
-        return Finding(
-            "npu-smi", f"{tool} does not run: {why}", absent, "reinstall the driver, or reboot after its installation"
-        )
-    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip(" +-=|")]
-    said = lines[0].strip(" |") if lines else "nothing"
+        fix = "reinstall the driver, or reboot after its installation"
+        return Finding("npu-smi", f"{tool} does not run: {why}", absent, fix)
+    lines = (line.strip(" |") for line in (done.stdout + done.stderr).splitlines() if line.strip(" +-=|"))
+    said = next(lines, "nothing")
     if done.returncode:
         fix = "driver and firmware must fit each other; the user must be in the group HwHiAiUser"
         return Finding("npu-smi", f"ends with status {done.returncode}: {said}", absent, fix)
@@ -135,17 +132,12 @@ def _variables(machine: Machine, toolkit: Path | None) -> Iterator[Finding]:
 
 
 def _set_env(folder: Path) -> Path:
-    return next(
-        (path for path in (folder / "set_env.sh", folder.parent / "set_env.sh") if path.is_file()), folder / "set_env.sh"
-    )
+    inside, beside = folder / "set_env.sh", folder.parent / "set_env.sh"
+    return beside if beside.is_file() and not inside.is_file() else inside
 
 
 def _kernels(toolkit: Path, absent: str) -> Finding:
-    kernels = toolkit / "opp" / "built-in" / "op_impl" / "ai_core" / "tbe" / "kernel"
-    try:
-        chips = sorted(path.name for path in kernels.iterdir() if path.is_dir() and path.name.startswith("ascend"))
-    except OSError:
-        chips = []
+    chips = sorted(path.name for path in toolkit.glob("opp/built-in/op_impl/ai_core/tbe/kernel/ascend*") if path.is_dir())
     version = _installed_version(toolkit, "ops")
     if chips or version:
         return Finding("CANN kernels", ", ".join(filter(None, (version, *chips))))
@@ -159,9 +151,8 @@ def _nnal(machine: Machine) -> Finding:
     if value and (machine.root / value.lstrip("/")).is_dir():
         return Finding("NNAL (ATB)", value)
     if value:
-        return Finding(
-            "NNAL (ATB)", f"ATB_HOME_PATH is {value}, which does not exist", "warning", "source NNAL's set_env.sh again"
-        )
+        text = f"ATB_HOME_PATH is {value}, which does not exist"
+        return Finding("NNAL (ATB)", text, "warning", "source NNAL's set_env.sh again")
     if installed.is_dir():
         fix = f"source {_set_env(installed)} in this shell and in job scripts"
         return Finding("NNAL (ATB)", f"installed in {installed}, and ATB_HOME_PATH is not set", "warning", fix)
@@ -174,5 +165,5 @@ def _value_in(file: Path, key: str) -> str | None:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    found = re.search(rf"^\s*{re.escape(key)}\s*=\s*(\S.*?)\s*$", text, re.MULTILINE)
-    return found[1] if found else None
+    line = re.search(rf"^\s*{re.escape(key)}\s*=\s*(\S.*?)\s*$", text, re.MULTILINE)
+    return line[1] if line else None

@@ -11,7 +11,6 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -24,13 +23,11 @@ from mindspeed.ops.availability import CPP, standings
 from mindspeed.ops.compiler import find_compiler
 from mindspeed.plugins.discovery import BUILT_IN, discover
 from mindspeed.plugins.problems import Problem
-from mindspeed.resolution.environment import SUPPORTED_MEGATRON, version_in
-
-__all__ = ["Finding", "examine", "megatron", "packages", "probe_torch", "problems"]
+from mindspeed.resolution.environment import SUPPORTED_MEGATRON, installed_version, version_in
 
 INSTALL: Final = "pip install 'mindspeed[train]'"
 PROBE_SECONDS: Final = 120
-
+_NO_TORCH: Final = Finding("torch", "not installed", "missing", INSTALL)
 NEEDED: Final = {"numpy": "tensors on the host", "psutil": "saving checkpoints (Megatron hangs without it)", "six": "Megatron"}
 USEFUL: Final = {
     "pybind11": "Megatron's data set helpers",
@@ -57,13 +54,8 @@ def examine() -> Iterator[Finding]:
 
 def problems() -> list[Problem]:
     """Find obstacles to an import of torch or megatron, without importing them."""
-    found = [*_installed_torch(), *megatron()]
-    return [problem for finding in found if (problem := finding.problem()) is not None]
-
-
-def _installed_torch() -> Iterator[Finding]:
-    if find_spec("torch") is None:
-        yield Finding("torch", "not installed", "missing", INSTALL)
+    missing = [] if find_spec("torch") is not None else [_NO_TORCH]
+    return [problem for finding in (*missing, *megatron()) if (problem := finding.problem()) is not None]
 
 
 _PROBE: Final = """
@@ -77,32 +69,32 @@ print(json.dumps(found))
 
 def probe_torch() -> dict[str, Any]:
     """``version``, ``gloo``, ``cuda`` and ``gpus`` of torch, or ``error`` with the last line of what went wrong."""
-    return _probe(_PROBE)
+    return probe(_PROBE)
 
 
-def _probe(program: str) -> dict[str, Any]:
+def probe(program: str, *arguments: str) -> dict[str, Any]:
+    """Return the JSON object that a Python program prints in a process of its own, or ``error`` with its last words."""
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    command = [sys.executable, "-c", program, *arguments]
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, timeout=PROBE_SECONDS, check=False, env=environment
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False, env=environment)
     except subprocess.TimeoutExpired:
         return {"error": f"the import did not end within {PROBE_SECONDS} seconds"}
     if done.returncode:
         lines = done.stderr.strip().splitlines()
         return {"error": lines[-1] if lines else f"the import ended with status {done.returncode}"}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
 
 
-def _torch(found: dict[str, Any]) -> Iterator[Finding]:
+def _torch(answer: dict[str, Any]) -> Iterator[Finding]:
     if find_spec("torch") is None:
-        yield from _installed_torch()
-    elif "error" in found:
-        yield Finding("torch", f"cannot be imported: {found['error']}", "missing", f"reinstall it: {INSTALL}")
+        yield _NO_TORCH
+    elif "error" in answer:
+        yield Finding("torch", f"cannot be imported: {answer['error']}", "missing", f"reinstall it: {INSTALL}")
     else:
-        yield Finding("torch", found["version"])
-        if found["gloo"]:
+        yield Finding("torch", answer["version"])
+        if answer["gloo"]:
             yield Finding("gloo", "available")
         else:
             yield Finding("gloo", "not in this torch build", "missing", "install a torch build with gloo, as on PyPI")
@@ -113,15 +105,15 @@ def _npu(torch: dict[str, Any]) -> Iterator[Finding]:
         fix = "pip install 'mindspeed[npu]' on a machine with CANN, see docs/ascend.md"
         yield Finding("torch_npu", "not installed", "optional", fix)
         return
-    found = _probe("import json, torch, torch_npu; print(json.dumps({'version': torch_npu.__version__}))")
-    if "error" in found:
+    answer = probe("import json, torch, torch_npu; print(json.dumps({'version': torch_npu.__version__}))")
+    if "error" in answer:
         fix = "install the torch_npu of this torch version, and source CANN's set_env.sh"
-        yield Finding("torch_npu", f"cannot be imported: {found['error']}", "warning", fix)
-    elif "version" in torch and _series(found["version"]) != _series(torch["version"]):
-        text = f"{found['version']} was made for another torch than {torch['version']}"
+        yield Finding("torch_npu", f"cannot be imported: {answer['error']}", "warning", fix)
+    elif "version" in torch and _series(answer["version"]) != _series(torch["version"]):
+        text = f"{answer['version']} was made for another torch than {torch['version']}"
         yield Finding("torch_npu", text, "warning", f"pip install torch_npu=={_series(torch['version'])}.*")
     else:
-        yield Finding("torch_npu", found["version"])
+        yield Finding("torch_npu", answer["version"])
     if find_spec("transformer_engine") is not None and find_spec("transformer_engine_torch") is not None:
         text = "its build for CUDA is installed beside torch_npu; Megatron imports it, and that ends in a search for cuDNN"
         yield Finding("transformer_engine", text, "warning", "pip uninstall transformer_engine transformer_engine_torch")
@@ -141,7 +133,7 @@ def megatron() -> Iterator[Finding]:
         version = copy.version or "unknown version"
         supported = copy.version is not None and version_in(copy.version, SUPPORTED_MEGATRON)
         if not copy.wins:
-            fix = "take it off PYTHONPATH or uninstall it, unless you know which one you want"
+            fix = "remove it from PYTHONPATH or uninstall it, unless you know which one you want"
             yield Finding("megatron-core", f"{version} ({copy.root}), never imported: the first one wins", "warning", fix)
         elif supported:
             yield Finding("megatron-core", f"{version} ({copy.root})")
@@ -157,16 +149,9 @@ def packages() -> Iterator[Finding]:
     for names, state in ((NEEDED, "missing"), (USEFUL, "optional")):
         for name, purpose in names.items():
             if find_spec(name) is not None:
-                yield Finding(name, _version(name))
+                yield Finding(name, installed_version(name) or "unknown version")
             else:
                 yield Finding(name, f"not installed; it is for {purpose}", state, f"pip install {name}")
-
-
-def _version(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return "unknown version"
 
 
 def _devices(torch: dict[str, Any]) -> Iterator[Finding]:
@@ -176,7 +161,7 @@ def _devices(torch: dict[str, Any]) -> Iterator[Finding]:
     yield Finding("cpu", f"{os.cpu_count()} cores, {memory:.0f} GiB memory")
     gpus = torch.get("gpus") or []
     yield Finding("cuda devices", ", ".join(gpus) or "none", "ok" if gpus else "optional")
-    npus = sorted(path.name for path in Path("/dev").glob("davinci[0-9]*"))
+    npus = ascend.Machine().devices()
     yield Finding("npu devices", ", ".join(npus) or "none", "ok" if npus else "optional")
     yield Finding("platform", f"{detect()} is used unless --platform says otherwise")
 

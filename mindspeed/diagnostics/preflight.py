@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import sys
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -14,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from mindspeed.diagnostics.build_locks import build_locks, extension_cache
+from mindspeed.diagnostics.doctor import probe
 from mindspeed.inspection.megatron_copies import megatron_copies, mixed_roots, package_root
 from mindspeed.planning.fingerprint import describe, diff
 from mindspeed.planning.lock import Lock, facts_of
@@ -26,14 +25,8 @@ SHARED_MEMORY: Final = Path("/dev/shm")
 LOCKED: Final = "MS618"
 """Code of a node that differs from the lock; every other check has a code of the environment."""
 
-
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """Needs of a node besides the lock's content: room in the run folder and in shared memory, in GiB."""
-
-    run: str = "."
-    free_disk: float = 10.0
-    free_shm: float = 1.0
+YOUNG: Final = 10.0
+"""Seconds in which a lock without a known holder may belong to one that has just started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +41,8 @@ class Check:
     code: str = LOCKED
 
     def to_json(self) -> dict[str, Any]:
-        return {key: value for key, value in asdict(self).items() if key != "code"}
+        fields = asdict(self) | {"fix": "" if self.passed else self.fix}
+        return {name: value for name, value in fields.items() if name != "code"}
 
     def problem(self) -> Problem | None:
         """The problem of a check that has not passed."""
@@ -57,8 +51,8 @@ class Check:
         return Problem(self.code, f"{self.name}: found {self.found}, wanted {self.wanted}", fix=self.fix)
 
 
-def checks(lock: Lock, needs: Needs) -> Iterator[Check]:
-    """Every check, in the order of the report."""
+def checks(lock: Lock, run: str, free_disk: float, free_shm: float) -> Iterator[Check]:
+    """Every check, in the order of the report; the run folder and shared memory need so much room, in GiB."""
     yield from _megatron()
     yield from _versions(lock)
     yield from _features_and_plan(lock)
@@ -66,9 +60,9 @@ def checks(lock: Lock, needs: Needs) -> Iterator[Check]:
     yield _data_helpers()
     yield _sample_numbers(lock)
     yield from _build_locks()
-    yield _space("disk", _existing(Path(needs.run)), needs.free_disk, "free some space, or give another --run FOLDER")
+    yield _space("disk", _existing(Path(run)), free_disk, "free some space, or give another --run FOLDER")
     if SHARED_MEMORY.is_dir():
-        yield _space("shared-memory", SHARED_MEMORY, needs.free_shm, "start the container with a larger --shm-size")
+        yield _space("shared-memory", SHARED_MEMORY, free_shm, "start the container with a larger --shm-size")
 
 
 def _megatron() -> Iterator[Check]:
@@ -76,8 +70,8 @@ def _megatron() -> Iterator[Check]:
     found = "; ".join(f"{copy.version or 'unknown version'} in {copy.root}{' (wins)' * copy.wins}" for copy in copies)
     mixed = mixed_roots()
     single = len({copy.version for copy in copies}) == 1 and mixed is None
-    fix = mixed.fix if mixed is not None else "uninstall the copies that are not wanted, or take them from PYTHONPATH"
-    yield Check("megatron-copies", single, found or "none", "copies of one version", "" if single else fix, "MS506")
+    fix = mixed.fix if mixed is not None else "uninstall the other copies, or remove them from PYTHONPATH"
+    yield Check("megatron-copies", single, found or "none", "copies of one version", fix, "MS506")
 
 
 def _versions(lock: Lock) -> Iterator[Check]:
@@ -87,8 +81,7 @@ def _versions(lock: Lock) -> Iterator[Check]:
     for name, wanted in lock.versions().items():
         found = here.get(name)
         fix = f"pip install {name}=={wanted}" if name not in ("python", "megatron") else f"use the image with {name} {wanted}"
-        passed = found == wanted
-        yield Check(f"version-{name}", passed, found or "not installed", wanted, "" if passed else fix)
+        yield Check(f"version-{name}", found == wanted, found or "not installed", wanted, fix)
 
 
 def _features_and_plan(lock: Lock) -> Iterator[Check]:
@@ -99,15 +92,15 @@ def _features_and_plan(lock: Lock) -> Iterator[Check]:
     for name, wanted in facts_of(lock.content, "feature").items():
         found = here.get(f"feature {name}", "")
         if not wanted.startswith("mindspeed "):  # those of mindspeed have its version
-            passed = found == wanted
-            fix = "" if passed else f"pip install {wanted.replace(' ', '==')}"
-            yield Check(f"feature-{name}", passed, found or "not installed", wanted, fix)
+            fix = f"pip install {wanted.replace(' ', '==')}"
+            yield Check(f"feature-{name}", found == wanted, found or "not installed", wanted, fix)
     for kind, what in (("source", "patch-contents"), ("target", "megatron-contents")):
         locked, found_files = facts_of(lock.content, kind), facts_of(here, kind)
-        odd = [name for name in locked if found_files.get(name) != locked[name]]
-        text = f"{len(odd)} of {len(locked)} files differ: {_some(odd)}" if odd else f"{len(locked)} files as locked"
-        fix = "install the packages that the lock was made with" if odd else ""
-        yield Check(what, not odd, text, f"{len(locked)} files as locked", fix)
+        changed = [name for name in locked if found_files.get(name) != locked[name]]
+        names = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
+        same = f"{len(locked)} files as locked"
+        text = f"{len(changed)} of {len(locked)} files differ: {names}" if changed else same
+        yield Check(what, not changed, text, same, "install the packages that the lock was made with")
     yield _plan(lock)
 
 
@@ -125,10 +118,8 @@ def _plan(lock: Lock) -> Check:
     if made.digest == lock.plan.digest:
         return Check("plan", True, f"plan {made.digest}", wanted)
     before, now = plan_facts(lock.plan, None), plan_facts(made, None)
-    odd = diff(now, before)
-    found = "; ".join(describe(key, now.get(key)) for key in odd[:5])
-    fix = "make this node's packages those of the lock, or lock the job again"
-    return Check("plan", False, found, "; ".join(describe(key, before.get(key)) for key in odd[:5]), fix)
+    here, locked = ("; ".join(describe(key, facts.get(key)) for key in diff(now, before)[:5]) for facts in (now, before))
+    return Check("plan", False, here, locked, "make this node's packages those of the lock, or lock the job again")
 
 
 def _operators(lock: Lock) -> Check:
@@ -141,7 +132,7 @@ def _operators(lock: Lock) -> Check:
     rows = [row for row in standings(platform) if row.name in ops]
     slow = [row for row in rows if row.runs != row.variant]
     words = [f"{row.name} {row.runs or 'nothing'}{f' ({row.why})' if row in slow else ''}" for row in rows]
-    fix = "mindspeed ops build, or install what is missing; see mindspeed ops list" if slow else ""
+    fix = "mindspeed ops build, or install what is missing; see mindspeed ops list"
     return Check("operators", not slow, ", ".join(words) or "none needed", "the best variant of each operator", fix, "MS515")
 
 
@@ -154,28 +145,24 @@ def _data_helpers() -> Check:
     folder = root / "core" / "datasets"
     built = [folder / f"helpers_cpp{suffix}" for suffix in EXTENSION_SUFFIXES if (folder / f"helpers_cpp{suffix}").is_file()]
     if built:
-        error = _load_error(built[0])
-        fix = f"remove {built[0]} and let Megatron compile it again" if error else ""
+        error = probe(_LOAD, str(built[0])).get("error", "")
+        fix = f"remove {built[0]} and let Megatron compile it again"
         return Check("data-helpers", not error, error or f"{built[0].name} loads", wanted, fix, "MS507")
     missing = [tool for tool in ("g++", "make") if shutil.which(tool) is None]
     missing += [] if find_spec("pybind11") is not None else ["pybind11"]
     missing += [] if os.access(folder, os.W_OK) else [f"permission to write to {folder}"]
     text = "not compiled, but can be" if not missing else f"not compiled, and there is no {' and no '.join(missing)}"
-    fix = "" if not missing else "install megatron-core's wheel, or what is missing"
+    fix = "install megatron-core's wheel, or what is missing"
     return Check("data-helpers", not missing, text, wanted, fix, "MS507")
 
 
-def _load_error(file: Path) -> str:
-    """Return the reason why an extension does not load, or nothing."""
-    program = (
-        "import sys; from importlib.util import module_from_spec, spec_from_file_location as spec\n"
-        "found = spec('helpers_cpp', sys.argv[1]); found.loader.exec_module(module_from_spec(found))"
-    )
-    command = [sys.executable, "-c", program, str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    if done.returncode == 0:
-        return ""
-    return (done.stderr.strip().splitlines() or [f"{file.name} ends the process with status {done.returncode}"])[-1]
+_LOAD: Final = """
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+spec = spec_from_file_location("helpers_cpp", sys.argv[1])
+spec.loader.exec_module(module_from_spec(spec))
+print("{}")
+"""
 
 
 def _sample_numbers(lock: Lock) -> Check:
@@ -188,8 +175,8 @@ def _sample_numbers(lock: Lock) -> Check:
     iters, batch, length = sizes
     tokens = iters * batch * length
     wide = tokens <= INT32 or _counts_in_64_bits()
-    fix = "" if wide else "use Megatron 0.8 or newer"
-    return Check("token-numbers", wide, f"{iters} x {batch} x {length} = {tokens} tokens", wanted, fix, "MS508")
+    text = f"{iters} x {batch} x {length} = {tokens} tokens"
+    return Check("token-numbers", wide, text, wanted, "use Megatron 0.8 or newer", "MS508")
 
 
 def _counts_in_64_bits() -> bool:
@@ -202,19 +189,22 @@ def _counts_in_64_bits() -> bool:
 
 
 def _build_locks() -> Iterator[Check]:
-    """Locks of extension builds that nobody will release; they are reported, never removed."""
+    """Locks of extension builds that nobody will release; they are reported, never removed.
+
+    torch makes an empty file ``lock`` in the folder of a build and keeps it open; every other process waits until it is
+    gone, without a limit. A build that is killed leaves it behind.
+    """
     locks = build_locks()
     stale = [lock for lock in locks if lock.stale]
     found = "; ".join(map(str, stale or locks)) or f"none in {extension_cache()}"
     names = " ".join(str(lock.path) for lock in stale)
-    fix = f"rm {names}, unless another host builds in that folder" if stale else ""
+    fix = f"rm {names}, unless another host builds in that folder"
     yield Check("build-locks", not stale, found, "no lock that nobody will release", fix, "MS504")
 
 
 def _space(name: str, folder: Path, wanted: float, fix: str) -> Check:
     free = shutil.disk_usage(folder).free / GIB
-    enough = free >= wanted
-    return Check(name, enough, f"{free:.1f} GiB free in {folder}", f"{wanted:g} GiB", "" if enough else fix, "MS503")
+    return Check(name, free >= wanted, f"{free:.1f} GiB free in {folder}", f"{wanted:g} GiB", fix, "MS503")
 
 
 def _existing(folder: Path) -> Path:
@@ -223,6 +213,60 @@ def _existing(folder: Path) -> Path:
     return next(path for path in (folder, *folder.parents) if path.is_dir())
 
 
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more
+@dataclass(frozen=True, slots=True)
+class BuildLock:
+    """A lock file; ``holder`` is the process on this host that has it open, 0 when there is none."""
+
+    path: Path
+    age: float
+    holder: int
+
+    @property
+    def stale(self) -> bool:
+        """Return whether no process of this host holds it, and none can have just made it."""
+        return self.holder == 0 and self.age > YOUNG
+
+    def __str__(self) -> str:
+        who = f"held by process {self.holder} on {os.uname().nodename}" if self.holder else "held by no process on this host"
+        return f"{self.path} {who}, {_span(self.age)} old"
+
+
+def extension_cache() -> Path:
+    """The folder in which torch builds extensions: ``TORCH_EXTENSIONS_DIR``, else in the user's cache."""
+    given = os.environ.get("TORCH_EXTENSIONS_DIR")
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(given) if given else Path(cache) / "torch_extensions"
+
+
+def build_locks(cache: Path | None = None) -> list[BuildLock]:
+    """Every lock in torch's extension cache."""
+    folder = cache or extension_cache()
+    found = sorted({*folder.glob("lock"), *folder.glob("*/lock"), *folder.glob("*/*/lock")}) if folder.is_dir() else []
+    locks, now = [], time.time()
+    for path in found:
+        try:
+            state = path.stat()
+        except OSError:
+            continue  # released meanwhile
+        locks.append(BuildLock(path, max(0.0, now - state.st_mtime), _holder(state)))
+    return locks
+
+
+def _holder(state: os.stat_result) -> int:
+    """A process of this host that has this file open; those of other users are not visible to all."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            for handle in (process / "fd").iterdir():
+                opened = handle.stat()
+                if (opened.st_ino, opened.st_dev) == (state.st_ino, state.st_dev):
+                    return int(process.name)
+        except OSError:
+            continue  # it has ended, or is not ours to look at
+    return 0
+
+
+def _span(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import Problem
+from mindspeed.resolution.setting_validation import accepted_value, flag
 
 JOB_FILE: Final = "job file"
 
@@ -67,11 +68,8 @@ def train_config(sources: Mapping[str, Mapping[str, Any]]) -> tuple[TrainConfig,
 
     Also returns every problem: MS305 for an unknown key, MS301 for a wrong value; the key then has its default.
     """
-    values: dict[str, Any] = {}
-    origin: dict[str, str] = {}
-    for source, given in sources.items():
-        values |= {str(key): value for key, value in given.items()}
-        origin |= dict.fromkeys(map(str, given), source)
+    values = {str(key): value for section in sources.values() for key, value in section.items()}
+    origin = {str(key): source for source, section in sources.items() for key in section}
     problems = []
     try:
         config = TrainConfig.model_validate(values)
@@ -82,28 +80,15 @@ def train_config(sources: Mapping[str, Mapping[str, Any]]) -> tuple[TrainConfig,
     return config, problems + _disagreements(config, origin)
 
 
-def flag(name: str) -> str:
-    """The command-line spelling of a key: ``train_iters`` -> ``--train-iters``."""
-    return "--" + name.replace("_", "-")
-
-
 def _explain(detail: Any, origin: Mapping[str, str]) -> Problem:
     key = str(detail["loc"][0])
     where = origin.get(key, "")
     fields = TrainConfig.model_fields
     if detail["type"] == "extra_forbidden":
-        near = near_names(key, fields)
-        fix = suggestion(near, f"known keys: {', '.join(fields)}")
+        fix = suggestion(near_names(key, fields), f"known keys: {', '.join(fields)}")
         return Problem("MS305", f"unknown key {key!r} in train", where=where, fix=fix)
     text = f"train.{key} is {detail['input']!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
-    return Problem("MS301", text, where=where, fix=f"{flag(key)} {accepted_value(key)}")
-
-
-def accepted_value(key: str) -> Any:
-    """Return a value of a key that is accepted: its default, else the smallest number or a word in capitals."""
-    field = TrainConfig.model_fields[key]
-    smallest = next((bound.ge for bound in field.metadata if hasattr(bound, "ge")), key.upper())
-    return smallest if field.default is None else field.default
+    return Problem("MS301", text, where=where, fix=f"{flag(key)} {accepted_value(fields[key])}")
 
 
 def _disagreements(config: TrainConfig, origin: Mapping[str, str]) -> list[Problem]:

@@ -41,9 +41,9 @@ def prepare(inputs: Sequence[str], prefix: str, tokenizer: str = BYTES, overwrit
         problems.append(Problem("MS603", f"there is data already: {', '.join(existing)}", where=prefix, fix=fix))
     for name in inputs:
         path = Path(name)
-        found = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-        files += found
-        if not found:
+        texts = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+        files += texts
+        if not texts:
             text = f"there is no text in {name}" if path.exists() else f"there is no file or folder {name}"
             problems.append(Problem("MS601", text, where=name, fix="give a text file or a folder"))
     problems += [

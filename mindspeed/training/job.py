@@ -125,7 +125,7 @@ def make_job(
         train = {resuming.RESUMED: {"run": resume, **kept}, **train}
         notes += resuming.schedule_changes(train_config({resuming.RESUMED: kept})[0], train_config(train)[0])
     config, wrong = train_config(train)
-    problems.found += [*wrong, *_installation()]
+    problems += [*wrong, *_installation()]
     data = problems.collect(lambda: open_data(config.data or corpus.standard_library(), config.tokenizer))
     vocab_size = data.tokenizer.vocab_size if data else 0
     below = [saved.layer] if saved else []
@@ -135,19 +135,19 @@ def make_job(
         layer, left_out = resuming.leave_out(saved.layer, layers, lowest, catalog, environment)
         below, notes = [layer], [*left_out, *notes]
     layers = [*below, *layers]
-    problems.found += shape.check_world(shape.given_world([lowest, *layers]), vocab_size)
+    problems += shape.check_world(shape.given_world([lowest, *layers]), vocab_size)
     plan = problems.collect(lambda: registry.resolve([lowest, *layers], environment))
     run = config.run or time.strftime("runs/%Y%m%d-%H%M%S")
     checkpoint = problems.collect(lambda: checkpoints.find_checkpoint(resume, step)) if resume else None
-    problems.found += _folder_problems(run, resume)
+    problems += _folder_problems(run, resume)
     if plan and data:
         request = job_file(layers, train)
         job = Job(plan, config, run, data.index.prefix, str(checkpoint or ""), request, tuple(notes))
-        problems.found += _enough_data(data, config.held_out, plan.world.seq_length)
+        problems += _enough_data(data, config.held_out, plan.world.seq_length)
         if checkpoint and resume:
-            problems.found += _checkpoint_problems(job, checkpoint, resume, problems)
-    if problems.found or not (plan and data):
-        raise ResolutionError(problems.found)
+            problems += _checkpoint_problems(job, checkpoint, resume, problems)
+    if problems or not (plan and data):
+        raise ResolutionError(problems)
     return job
 
 
@@ -226,24 +226,21 @@ def read_job(environ: Mapping[str, str]) -> Job:
     return Job(registry.read_plan(environ[registry.PLAN_VARIABLE]), config, **fields)
 
 
-class _Problems:
+class _Problems(list[Problem]):
     """Collects the problems of steps that do not depend on one another."""
-
-    def __init__(self) -> None:
-        self.found: list[Problem] = []
 
     def collect(self, step: Callable[[], _Result]) -> _Result | None:
         """The result of a step, or None after its problems were taken down."""
         try:
             return step()
         except MindSpeedError as error:
-            self.found += [problem for problem in error.problems if problem not in self.found]
+            self += [problem for problem in error.problems if problem not in self]
             return None
 
 
 def _merged(train: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The values that sources give together, the last one winning."""
-    return {name: value for given in train.values() for name, value in given.items()}
+    return {name: value for section in train.values() for name, value in section.items()}
 
 
 def _enough_data(data: DataSource, share: float, seq_length: int) -> list[Problem]:

@@ -28,7 +28,6 @@ SAVING_TIME: Final = "600"
 _HANDLED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 """Signals that torchrun's agent hands on to the processes; it replaces their handlers."""
 _PR_SET_PDEATHSIG: Final = 1
-_TORCHRUN: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 _SLURM: Final = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID")
 
 
@@ -56,7 +55,6 @@ def launch(command: Sequence[str], nproc: int, env: Mapping[str, str], passthrou
     arguments = parse_args([*where, "--nproc-per-node", str(nproc), "--no-python", "command"])  # type: ignore[no-untyped-call]
     arguments.training_script, *arguments.training_script_args = command  # its own words are not for torchrun
     arguments.signals_to_handle = ",".join(number.name for number in heeded(_HANDLED))
-    _silence_agent()
     defaults = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // nproc)), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": SAVING_TIME}
     with _restored({**defaults, **os.environ, **env, error_file.LAUNCHED: str(os.getpid())}):
         try:
@@ -79,8 +77,13 @@ def joined(environ: Mapping[str, str]) -> dict[str, str] | None:
     A job is one that torchrun started (RANK and WORLD_SIZE), or a Slurm step of more than one task.
     Raises RunError (MS301) for a variable of the job that is not a number.
     """
-    _require_numbers(environ, _TORCHRUN if "RANK" in environ and "WORLD_SIZE" in environ else _SLURM)
-    if "RANK" in environ and "WORLD_SIZE" in environ:
+    is_torchrun = "RANK" in environ and "WORLD_SIZE" in environ
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK") if is_torchrun else _SLURM
+    if wrong := [name for name in names if not environ.get(name, "0").isdigit()]:
+        fix = "start the job with torchrun or Slurm, which set these variables, or unset them"
+        texts = [f"the environment variable {name} is {environ[name]!r}, not a whole number" for name in wrong]
+        raise RunError(Problem("MS301", text, fix=fix) for text in texts)
+    if is_torchrun:
         return {"RANK": environ["RANK"], "WORLD_SIZE": environ["WORLD_SIZE"], "LOCAL_RANK": environ.get("LOCAL_RANK", "0")}
     if "SLURM_PROCID" not in environ or int(environ.get("SLURM_NTASKS", "1")) < 2:
         return None
@@ -91,14 +94,6 @@ def joined(environ: Mapping[str, str]) -> dict[str, str] | None:
         "MASTER_ADDR": environ.get("MASTER_ADDR") or first_host(environ.get("SLURM_STEP_NODELIST", "localhost")),
         "MASTER_PORT": environ.get("MASTER_PORT") or str(20000 + int(environ.get("SLURM_JOB_ID", "0")) % 20000),
     }
-
-
-def _require_numbers(environ: Mapping[str, str], names: Sequence[str]) -> None:
-    wrong = [name for name in names if not environ.get(name, "0").isdigit()]
-    fix = "start the job with torchrun or Slurm, which set these variables, or unset them"
-    texts = [f"the environment variable {name} is {environ[name]!r}, not a whole number" for name in wrong]
-    if texts:
-        raise RunError(Problem("MS301", text, fix=fix) for text in texts)
 
 
 def first_host(nodes: str) -> str:
@@ -164,43 +159,29 @@ def _problems(rank: int, failure: ProcessFailure) -> list[Problem]:
     data: dict[str, Any] = failure.error_file_data
     if data.get("problems"):
         return [Problem(**problem | {k: tuple(problem[k]) for k in ("features", "chain")}) for problem in data["problems"]]
-    return [_lost_rank(rank, failure, data)]
-
-
-def _lost_rank(rank: int, failure: ProcessFailure, data: Mapping[str, Any]) -> Problem:
-    how = f"was killed by {failure.signal_name()}" if failure.exitcode < 0 else f"ended with exit status {failure.exitcode}"
+    end = f"was killed by {failure.signal_name()}" if failure.exitcode < 0 else f"ended with exit status {failure.exitcode}"
     message, fix = data["message"], ""
     chain: tuple[str, ...] = ()
     if isinstance(message, dict):
-        how += f": {message['message']}"
+        end += f": {message['message']}"
         chain = tuple(message["extraInfo"]["py_callstack"].rstrip().splitlines())
     elif failure.exitcode == -signal.SIGKILL:
         fix = "if nobody killed it, the machine may have run out of memory; its kernel log says so"
-    return Problem("MS604", f"rank {rank} {how}; the other ranks were stopped", chain=chain, fix=fix)
-
-
-def _silence_agent() -> None:
-    """torchrun's agent logs what `launch` says in its own words; each of its modules has a level of its own."""
-    for name in list(logging.root.manager.loggerDict):
-        if name.startswith("torch.distributed.elastic"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
+    return [Problem("MS604", f"rank {rank} {end}; the other ranks were stopped", chain=chain, fix=fix)]
 
 
 @contextmanager
 def _restored(values: Mapping[str, str]) -> Iterator[None]:
-    """Let the processes that are started inside inherit ``values``; afterwards variables and signal handlers are as before."""
-    before = dict(os.environ)
+    """Let processes inherit ``values``, and torchrun's agent log nothing; afterwards variables and handlers are as before."""
+    before, disabled = dict(os.environ), logging.root.manager.disable
     handlers = {number: signal.getsignal(number) for number in _HANDLED}
     os.environ.update(values)
+    logging.disable(logging.ERROR)  # `launch` says the same in its own words
     try:
         yield
     finally:
+        logging.disable(disabled)
         os.environ.clear()
         os.environ.update(before)
         for number, handler in handlers.items():
             signal.signal(number, handler)
-
-
-def python(module: str) -> list[str]:
-    """The command that runs a module with this interpreter."""
-    return [sys.executable, "-m", module]

@@ -26,7 +26,11 @@ class Reporter:
     def __init__(self, run: Path, first: int, last: int, tokens: int, interval: int) -> None:
         self.run, self.last, self.tokens, self.interval = run, last, tokens, interval
         self._log: TextIO = (run / LOG).open("a", encoding="utf-8")
-        self._scalars = _scalars(run / "tensorboard")
+        self._scalars: Any = None
+        if find_spec("tensorboard") is not None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._scalars = SummaryWriter(str(run / "tensorboard"))
         columns = TextColumn("loss {task.fields[loss]}  {task.fields[rate]} tokens/s"), TimeRemainingColumn()
         console = Console(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True)
         self._bar = Progress(BarColumn(), MofNCompleteColumn(), *columns, console=console, disable=not sys.stderr.isatty())
@@ -107,15 +111,6 @@ def draw_losses(run: Path) -> None:
         axes.plot(sorted(points), [points[step] for step in sorted(points)], style, label=label)
     axes.legend()
     FigureCanvasAgg(figure).print_png(str(run / "loss.png"))
-
-
-def _scalars(folder: Path) -> Any:
-    """A TensorBoard writer, or None where TensorBoard is not installed."""
-    if find_spec("tensorboard") is None:
-        return None
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(folder))
 
 
 def _clock(seconds: float) -> str:

@@ -54,7 +54,7 @@ def merge_spellings(
 def leave_out(
     saved: Layer, above: Sequence[Layer], lowest: Layer, catalog: Catalog, environment: Environment
 ) -> tuple[Layer, list[str]]:
-    """Remove the features from a saved layer that the layers above take out, or to whose sizes they no longer apply.
+    """Remove the features from a saved layer that the layers above exclude, or that no longer apply to their sizes.
 
     Returns the layer and a sentence for each feature that applied before and does not now (`FeatureSpec.applies`).
     """

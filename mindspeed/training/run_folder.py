@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -32,21 +32,21 @@ def hold_folder(run: str | Path, patience: float = PATIENCE) -> Iterator[None]:
     nothing is kept out.
     """
     folder = Path(run)
-    with ExitStack() as held:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            held.enter_context(FileLock(folder / LOCK, timeout=patience))
-        except Timeout as error:
-            fix = "wait until it has ended, or give another --run FOLDER"
-            raise RunError([Problem("MS608", f"another job is running in {folder}", where=str(folder), fix=fix)]) from error
-        except NotImplementedError:
-            pass
-        except OSError as error:
-            text = f"the run folder {folder} cannot be written: {error.strerror}"
-            raise RunError(
-                [Problem("MS603", text, where=str(folder), fix="--run FOLDER, where files can be written")]
-            ) from error
+    lock = FileLock(folder / LOCK, timeout=patience)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(NotImplementedError):
+            lock.acquire()
+    except Timeout as error:
+        fix = "wait until it has ended, or give another --run FOLDER"
+        raise RunError([Problem("MS608", f"another job is running in {folder}", where=str(folder), fix=fix)]) from error
+    except OSError as error:
+        text, fix = f"the run folder {folder} cannot be written: {error.strerror}", "--run FOLDER, where files can be written"
+        raise RunError([Problem("MS603", text, where=str(folder), fix=fix)]) from error
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def check_free(run: str | Path) -> None:

@@ -71,7 +71,9 @@ def save(job: Job, state: TrainState, data: str) -> None:
             remove_old(job.run, job.config.keep)
         dist.barrier()
     except CheckpointException as error:
-        raise _not_saved(job, state.step, _reason_of_first(error)) from error
+        reason = [str(_cause(error)).removeprefix("Worker failure: ")]
+        dist.broadcast_object_list(reason, src=0)  # every rank has the exception
+        raise _not_saved(job, state.step, reason[0]) from error
     except (OSError, RuntimeError) as error:
         raise _not_saved(job, state.step, str(error)) from error
 
@@ -79,8 +81,7 @@ def save(job: Job, state: TrainState, data: str) -> None:
 def load(job: Job, state: TrainState, data: str) -> list[str]:
     """Continue from the job's checkpoint; collective. Returns sentences about what could not be taken over."""
     checkpoint = Path(job.checkpoint)
-    manifest = read_manifest(checkpoint)
-    record = read_record(checkpoint)
+    manifest, record = read_manifest(checkpoint), read_record(checkpoint)
     same_layout = manifest.layout == _layout()
     notes = []
     _require_undamaged(checkpoint)
@@ -88,7 +89,8 @@ def load(job: Job, state: TrainState, data: str) -> list[str]:
         wanted = _state_dict(state, is_loading=True, with_random=same_layout, without_data=_new_features(job, record))
         loaded = dist_checkpointing.load(wanted, str(checkpoint))
     except (CheckpointException, OSError, EOFError, RuntimeError, ValueError, KeyError) as error:
-        text = f"{checkpoint} cannot be loaded: {_first_line(error)}"
+        cause = _cause(error)
+        text = f"{checkpoint} cannot be loaded: {type(cause).__name__}: {''.join(str(cause).splitlines()[:1])}"
         fix = f"mindspeed checkpoint inspect {checkpoint} names the features and the layout that it was saved with"
         raise RunError([Problem("MS602", text, where=str(checkpoint), fix=fix)]) from error
     for key, chunk in _model_keys(state):
@@ -160,9 +162,9 @@ def _manifest(job: Job, state: TrainState, data: str, folder: Path) -> Manifest:
 def _require_undamaged(checkpoint: Path) -> None:
     """Read every byte before any is loaded, as torch takes a tensor with other bytes for what was saved; collective."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    found: list[Any] = [None] * ranks
-    dist.all_gather_object(found, list(damages(checkpoint, rank, ranks)))
-    if reasons := list(dict.fromkeys(reason for part in found for reason in part)):
+    parts: list[Any] = [None] * ranks
+    dist.all_gather_object(parts, list(damages(checkpoint, rank, ranks)))
+    if reasons := list(dict.fromkeys(reason for part in parts for reason in part)):
         raise RunError([damaged(checkpoint, reasons)])
 
 
@@ -210,20 +212,10 @@ def _complete_steps(saved: dict[Any, Any]) -> None:
             _complete_steps(part)
 
 
-def _first_line(error: BaseException) -> str:
-    """The first line of an error, or of the first failure that a CheckpointException collects."""
-    if isinstance(error, CheckpointException) and error.failures:
-        failure = next(iter(error.failures.values()))[0]
-        error = failure if isinstance(failure, BaseException) else error
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-
-
-def _reason_of_first(error: CheckpointException) -> str:
-    """Return the first rank's reason why saving failed; every rank has the exception, so this can be collective."""
-    failures = [str(failure[0]) for failure in error.failures.values()]
-    reason = [failures[0].removeprefix("Worker failure: ") if failures else str(error)]
-    dist.broadcast_object_list(reason, src=0)
-    return reason[0]
+def _cause(error: BaseException) -> BaseException:
+    """The first failure that a CheckpointException collects, else the error itself."""
+    failures = error.failures.values() if isinstance(error, CheckpointException) else ()
+    return next((failure for failure, *_ in failures if isinstance(failure, BaseException)), error)
 
 
 def _not_saved(job: Job, step: int, reason: str) -> RunError:

@@ -100,14 +100,11 @@ def tokenizer_of(prefix: str) -> Tokenizer:
     try:
         source = str(json.loads(path.read_text(encoding="utf-8"))["tokenizer"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        text = f"{prefix} does not say which tokenizer made it: {path} {_why(error)}"
+        reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
+        text = f"{prefix} does not say which tokenizer made it: {path} {reason}"
         fix = "--tokenizer bytes, or --tokenizer with its tokenizer.json"
         raise RunError([Problem("MS601", text, where=str(path), fix=fix)]) from error
     return load_tokenizer(source if source == BYTES else str(path.parent / source))
-
-
-def _why(error: Exception) -> str:
-    return "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
 
 
 class DatasetTokenizer:

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from mindspeed.diagnostics import build_locks, preflight
+from mindspeed.diagnostics import preflight
 from mindspeed.ops import availability, variants
 from tests.cli.test_doctor import fake_megatron
 from tests.ops.built import pretend_built
@@ -123,7 +123,7 @@ def test_two_copies_of_megatron_are_a_fault_of_the_node(node, tmp_path, monkeypa
     rows = node(3)
     assert failed(rows) == ["megatron-copies"]
     assert f"0.12.1 in {root}" in rows["megatron-copies"]["found"]
-    assert rows["megatron-copies"]["fix"] == "uninstall the copies that are not wanted, or take them from PYTHONPATH"
+    assert rows["megatron-copies"]["fix"] == "uninstall the other copies, or remove them from PYTHONPATH"
 
 
 def test_too_little_space_is_a_fault_of_the_node(node, tmp_path):
@@ -156,7 +156,7 @@ def test_a_build_lock_that_a_process_holds_is_no_fault(node, left):
     with left.open():
         rows = node(0)
     assert rows["build-locks"]["found"] == f"{left} held by process {os.getpid()} on {os.uname().nodename}, 1 h old"
-    assert build_locks.build_locks()[0].stale
+    assert preflight.build_locks()[0].stale
 
 
 @pytest.mark.guards(50)

@@ -215,7 +215,7 @@ def test_every_operator_is_on_the_page_with_its_call():
 
 @pytest.mark.guards(7)
 def test_the_support_matrix_agrees_with_what_the_resolver_accepts():
-    ran = (support_matrix.TESTED, support_matrix.LONG)
+    ran = ("tested", "tested, long")
     for cell in support_matrix.CELLS:
         if cell.component == "megatron-core":
             assert version_in(cell.version, SUPPORTED_MEGATRON) == (cell.state in ran), cell

@@ -1,7 +1,8 @@
 import pytest
 
 from mindspeed.cli.pretrain import pretrain
-from mindspeed.training.config import TrainConfig, accepted_value, flag, train_config
+from mindspeed.resolution.setting_validation import accepted_value, flag
+from mindspeed.training.config import TrainConfig, train_config
 
 
 def test_later_sources_win():
@@ -22,8 +23,8 @@ def test_every_mistake_is_reported_with_its_source_and_fix():
 
 
 def test_the_fix_of_every_key_is_a_value_that_is_accepted():
-    for name in TrainConfig.model_fields:
-        _, problems = train_config({"job file": {name: accepted_value(name)}})
+    for name, field in TrainConfig.model_fields.items():
+        _, problems = train_config({"job file": {name: accepted_value(field)}})
         assert problems == [], name
 
 

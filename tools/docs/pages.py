@@ -47,7 +47,7 @@ def support_page() -> str:
     npu = "The rows for npu follow the pairs that [Ascend/pytorch](https://gitcode.com/Ascend/pytorch) publishes."
     return page(
         "Support",
-        "mindspeed/diagnostics/support_matrix.py",
+        "mindspeed/diagnostics/support_matrix.yaml",
         [words, "", *states],
         ["## One by one", "", *cells],
         ["## Together", "", npu, "", *together],
