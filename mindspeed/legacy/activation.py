@@ -128,7 +128,7 @@ def replan(args: Namespace | None = None, again: bool = False) -> None:
 def _agrees_at_activation() -> bool:
     """Return whether the ranks of this job compare plans when they activate: then all must, also those that change nothing."""
     place = place_in(os.environ)
-    return place is not None and place.kept and place.size > 1
+    return place is not None and place.kept
 
 
 def withdraw() -> None:

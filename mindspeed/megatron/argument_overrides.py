@@ -54,8 +54,8 @@ def unused_overrides() -> tuple[PlannedOverride, ...]:
     session = current()
     if session is None:
         return ()
-    overrides = session.plan.overrides
-    return tuple(planned for planned in overrides if not planned.optional and planned.override.argument not in session.taken)
+    overrides = [planned for planned in session.plan.overrides if not planned.optional]
+    return tuple(planned for planned in overrides if planned.override.argument not in session.proof.taken)
 
 
 def override_fields(config: Any) -> None:
@@ -108,7 +108,7 @@ def _values_for(place: str, given: Mapping[str, tuple[Any, Any]], subject: Any) 
                 problems.append(_disagreement(place, planned, value))
             continue
         values[argument] = wanted
-        before = session.taken.setdefault(argument, {})
+        before = session.proof.taken.setdefault(argument, {})
         if before.get(place, wanted) == wanted:
             before[place] = value
     if problems:

@@ -76,7 +76,7 @@ def put_arguments(active: session.Session, args: Any) -> None:
             problems.append(contradiction(planned, f"Megatron's argument {target.dest}", value, wanted))
             continue
         setattr(args, target.dest, wanted)
-        active.taken.setdefault(planned.override.argument, {})["Megatron-LM"] = value
+        active.proof.taken.setdefault(planned.override.argument, {})["Megatron-LM"] = value
     if problems:
         raise MindSpeedError(problems)
 

@@ -56,7 +56,7 @@ def agree(store: Store, rank: int, size: int, content: Content) -> None:
         _wait_for_verdict(store, size, seconds + SLACK)
     verdict = _read(store, _VERDICT)
     if verdict is not None:
-        store.add("told", 1)
+        acknowledge(store)
         raise RunError([verdict])
 
 
@@ -68,18 +68,16 @@ def publish_failure(store: Store, problem: Problem, size: int, serving: bool) ->
     if serving:
         _wait_until_told(store, size, SLACK)
     else:
-        store.add("told", 1)
+        acknowledge(store)
 
 
 def failure(store: Store) -> Problem | None:
     """Return the failure that another rank has published, or None. Does not wait."""
-    if not store.check([_FAILED]):
-        return None
-    return _read(store, _FAILED)
+    return _read(store, _FAILED) if store.check([_FAILED]) else None
 
 
 def acknowledge(store: Store) -> None:
-    """Say that this rank knows of a failure."""
+    """Count this rank among those that know of a failure."""
     store.add("told", 1)
 
 
@@ -95,28 +93,19 @@ def failed_rank(rank: int, error: BaseException) -> Problem:
 
 
 def compare(contents: Mapping[str, Content], ranks: Mapping[str, Sequence[int]], hosts: Mapping[int, str]) -> Problem:
-    """MS610: which ranks are odd, and in what. ``ranks`` maps the digest of a content to the ranks that have it.
+    """Name the ranks whose content is not the usual one, and the differences, as MS610.
 
-    The content that most ranks have counts as the right one; of equally many, that of the lowest rank.
+    ``ranks`` maps the digest of a content to the ranks that have it. The content that most ranks have counts as the right
+    one; of equally many, that of the lowest rank.
     """
-    by_size = sorted(ranks, key=lambda digest: (-len(ranks[digest]), min(ranks[digest])))
-    usual = by_size[0]
-    lines: list[list[str]] = []
-    odd: list[int] = []
-    for digest in by_size[1:]:
-        keys = diff(contents[digest], contents[usual])
-        told = [
-            _sentence(key, ranks[digest], contents[digest].get(key), ranks[usual], contents[usual].get(key)) for key in keys
-        ]
-        odd += ranks[digest]
-        lines.append(told)
-    first, *rest = (line for told in lines for line in (told[:SHOWN] if len(told) <= SHOWN else _cut(told)))
-    if len(lines) > 1:  # the first of every group first
-        heads = [told[0] for told in lines[1:]]
-        rest = [*heads, *(line for line in rest if line not in heads)]
-    rest = [*rest[: 2 * SHOWN], *(f"rank {rank} runs on {hosts[rank]}" for rank in sorted(odd)[:SHOWN])]
+    usual, *others = sorted(ranks, key=lambda digest: (-len(ranks[digest]), min(ranks[digest])))
+    groups = [_differences(contents, ranks, digest, usual) for digest in others]
+    first, *heads = (group[0] for group in groups)
+    rest = [*heads, *(line for group in groups for line in group[1:])]
+    odd = sorted(rank for digest in others for rank in ranks[digest])
+    chain = (*rest[: 2 * SHOWN], *(f"rank {rank} runs on {hosts[rank]}" for rank in odd[:SHOWN]))
     fix = "give all ranks the same job file, packages and environment"
-    return Problem("MS610", f"the ranks do not have the same plan: {first}", chain=tuple(rest), fix=fix)
+    return Problem("MS610", f"the ranks do not have the same plan: {first}", chain=chain, fix=fix)
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
@@ -132,17 +121,23 @@ def name_ranks(ranks: Sequence[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(names[:SHOWN])}{more}"
 
 
-def _sentence(key: str, odd: Sequence[int], found: str | None, usual: Sequence[int], wanted: str | None) -> str:
-    has = "has" if len(odd) == 1 else "have"
-    others = "the others" if len(usual) > 1 else name_ranks(usual)
-    if found is None:
-        verb = "have" if len(usual) > 1 else "has"
-        return f"{name_ranks(odd)} {has} {describe(key, None)}, {others} {verb} {describe(key, wanted)}"
-    return f"{name_ranks(odd)} {has} {describe(key, found)}, {others} {describe_value(key, wanted)}"
+def _differences(contents: Mapping[str, Content], ranks: Mapping[str, Sequence[int]], digest: str, usual: str) -> list[str]:
+    """Sentences on how the content of some ranks differs from the usual one."""
+    keys = diff(contents[digest], contents[usual])
+    subject = f"{name_ranks(ranks[digest])} {_have(ranks[digest])}"
+    others = "the others" if len(ranks[usual]) > 1 else name_ranks(ranks[usual])
+    lines = []
+    for key in keys[:SHOWN]:
+        value, expected = contents[digest].get(key), contents[usual].get(key)
+        if value is None:
+            lines.append(f"{subject} {describe(key, None)}, {others} {_have(ranks[usual])} {describe(key, expected)}")
+        else:
+            lines.append(f"{subject} {describe(key, value)}, {others} {describe_value(key, expected)}")
+    return lines if len(keys) <= SHOWN else [*lines, f"and {len(keys) - SHOWN} more differences"]
 
 
-def _cut(told: list[str]) -> list[str]:
-    return [*told[:SHOWN], f"and {len(told) - SHOWN} more differences"]
+def _have(ranks: Sequence[int]) -> str:
+    return "has" if len(ranks) == 1 else "have"
 
 
 def _gather(store: Store, size: int, seconds: float) -> Problem | None:

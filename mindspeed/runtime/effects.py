@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from types import FunctionType
@@ -52,6 +52,11 @@ class Effect:
     calls: int | None
     state: str
 
+    @property
+    def reached(self) -> bool:
+        """Return whether a rank has called or read what the feature put here."""
+        return self.state.startswith("reached")
+
 
 @dataclass(frozen=True, slots=True)
 class FeatureProof:
@@ -64,13 +69,7 @@ class FeatureProof:
 
     def __str__(self) -> str:
         """``ring-attention: 3 sites, 3 effective, 3 reached (24 calls)``."""
-        reached = [point for point in self.points if point.state.startswith("reached")]
-        calls = sum(point.calls or 0 for point in self.points)
-        later = sum(point.state == "not yet due" for point in self.points)
-        return (
-            f"{self.name}: {_count(len(self.points), 'site')}, {sum(point.effective for point in self.points)} effective, "
-            f"{len(reached)} reached ({_count(calls, 'call')})" + (f", {later} not yet due" if later else "")
-        )
+        return f"{self.name}: {_tally(self.points, with_calls=True)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +84,9 @@ class EffectReport:
     def summary(self) -> str:
         """Format a line for a log."""
         points = [point for feature in self.features for point in feature.points]
-        reached = sum(point.state.startswith("reached") for point in points)
-        later = sum(point.state == "not yet due" for point in points)
-        stale = sum(problem.code == "MS404" for problem in self.problems)
-        return (
-            f"mindspeed: {_count(len(self.features), 'feature')} active, {_count(len(points), 'site')}, "
-            f"{sum(point.effective for point in points)} effective, {reached} reached"
-            + (f", {later} not yet due" if later else "")
-            + f", {_count(stale, 'stale reference')}; plan {self.digest}"
-        )
+        stale = _count(sum(problem.code == "MS404" for problem in self.problems), "stale reference")
+        active = _count(len(self.features), "feature")
+        return f"mindspeed: {active} active, {_tally(points)}, {stale}; plan {self.digest}"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -104,49 +97,49 @@ class EffectReport:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Watched:
-    """A point that is being proven."""
+    """A point that is being proven; ``elsewhere`` is its state where this rank does not reach it."""
 
     feature: str
     kind: str
     name: str
     phase: Phase
     optional: bool = False
+    counts: list[CallCount] = field(default_factory=list)
+    elsewhere: str = "never reached"
 
 
 class EffectTracker:
     """Watches one active plan.
 
-    `enter` tells which phase of the run begins. ``taken`` maps each argument of Megatron that was overridden to the
-    places that took it. Rank 0 writes the report to ``path`` and passes its summary and warnings to ``say``, line by line;
-    None says nothing.
+    `enter` tells which phase of the run begins. Rank 0 writes the report to ``path`` and passes its summary and warnings to
+    ``say``, line by line; None says nothing. ``taken`` records which Megatron object took an override, and the value that the
+    script had there: ``{"tensor_model_parallel_size": {"TransformerConfig": 1, "initialize_model_parallel": 1}}``.
     """
 
     applied: AppliedPatches | None = None
     """The patches that are in force; set when all loaded modules are patched."""
-    reported: Collection[Problem] = ()
-    """The problems that features have found."""
 
-    def __init__(self, plan: ActivationPlan, manager: FeatureManager, taken: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, plan: ActivationPlan, manager: FeatureManager) -> None:
         self.plan = plan
         self.path: str | Path | None = os.environ.get(REPORT_VARIABLE)
         self.say: Callable[[str], None] | None = _to_stderr
         self._manager = manager
-        self._names = frozenset(plan.names)
-        self._taken = taken
+        self.taken: dict[str, dict[str, Any]] = {}
+        self.reported: dict[Problem, None] = {}
         self._running: Phase | None = "setup"
         self._ended: dict[Phase, None] = {}
-        self._elsewhere: dict[int, str] = {}
-        self._counts: dict[tuple[str, str], list[CallCount]] = {}
-        self._phase_of: dict[tuple[str, str], Phase] = {}
+        self._counts: dict[FunctionType, CallCount] = {}
         self._finished = False
+        self._features = [feature for feature in manager.features if feature.spec.name in plan.names]
         self._watched = tuple(self._points())
 
     def bound(self, planned: PlannedPatch, made: Any) -> None:
         """A patch was bound: count the calls of what was made for it, unless its phase is over."""
-        if planned.owner in self._names:
-            self._count((planned.owner, planned.site), planned.patch.phase, _functions_of(planned, made))
+        for watched in self._watched:
+            if (watched.kind, watched.feature, watched.name) == ("patch", planned.owner, planned.site):
+                self._count(watched, _functions_of(planned, made))
 
     def enter(self, phase: Phase | None) -> None:
         """A phase of the run begins, or a step begins again; what ran before ends. None is the time between phases.
@@ -162,9 +155,7 @@ class EffectTracker:
         if before == "step":
             self._ask_other_ranks()
         self._ended[before] = None
-        for key, counts in self._counts.items():
-            if self._phase_of[key] == before:
-                _stop(counts)
+        self._stop_counts()
         if before == "step":
             self._judge(strict=self.plan.strict)
 
@@ -173,8 +164,7 @@ class EffectTracker:
         if self._finished:
             return
         self._finished = True
-        for counts in self._counts.values():
-            _stop(counts)
+        self._stop_counts()
         if self._running == "step" and "step" not in self._ended:
             self._ended["step"] = None
             self._judge(strict=False)
@@ -183,7 +173,7 @@ class EffectTracker:
 
     def report(self) -> EffectReport:
         """Make the report. Walks the heap for stale references, about 0.1 s."""
-        features = tuple(map(self._feature, self._features()))
+        features = tuple(map(self._feature, self._features))
         problems = [*self.reported, *(self.applied.audit() if self.applied is not None else [])]
         for feature in features:
             problems += _problems_of(feature)
@@ -192,20 +182,16 @@ class EffectTracker:
     def effects(self) -> dict[str, dict[str, int]]:
         """Count how often the code of each feature did something so far: its sites and operators that can be counted, its hooks
         but for calls that changed nothing."""
-        found: dict[str, dict[str, int]] = {}
+        effects: dict[str, dict[str, int]] = {}
         for watched in self._watched:
             calls = self._manager.effects[watched.feature, watched.name] if watched.kind == "hook" else self._calls(watched)
             if watched.kind != "argument" and calls is not None:
-                found.setdefault(watched.feature, {})[watched.name] = calls
-        return found
-
-    def _features(self) -> list[Feature[Any]]:
-        """The requested features in plan order, without the base plan's."""
-        return [feature for feature in self._manager.features if feature.spec.name in self._names]
+                effects.setdefault(watched.feature, {})[watched.name] = calls
+        return effects
 
     def _points(self) -> Iterator[_Watched]:
         """Every point of every feature, equal on all ranks."""
-        for feature in self._features():
+        for feature in self._features:
             name = feature.spec.name
             sites = {p.site: p.patch for p in self.plan.patches if p.owner == name and not p.skipped}
             for site, patch in sites.items():
@@ -221,44 +207,54 @@ class EffectTracker:
 
     def _count_operators(self) -> None:
         """Count the public functions of the features' operators, whose modules are loaded when the model is built."""
-        for op in {watched.name for watched in self._watched if watched.kind == "op"}:
-            function = getattr(sys.modules.get(f"mindspeed.ops.{op}"), op, None)
-            if isinstance(function, FunctionType) and ("", op) not in self._counts:
-                self._count(("", op), "step", [function])
+        for watched in self._watched:
+            if watched.kind == "op" and not watched.counts:
+                function = getattr(sys.modules.get(f"mindspeed.ops.{watched.name}"), watched.name, None)
+                self._count(watched, [function] if isinstance(function, FunctionType) else [])
 
-    def _count(self, key: tuple[str, str], phase: Phase, functions: Sequence[FunctionType]) -> None:
-        if phase not in self._ended and not self._finished:
-            self._phase_of[key] = phase
-            self._counts.setdefault(key, []).extend(CallCount(function) for function in functions)
+    def _count(self, watched: _Watched, functions: Sequence[FunctionType]) -> None:
+        if watched.phase in self._ended or self._finished:
+            return
+        for function in functions:
+            if function not in self._counts:
+                self._counts[function] = CallCount(function)
+            watched.counts.append(self._counts[function])
+
+    def _stop_counts(self) -> None:
+        """Stop what is counted for no phase that is yet to end."""
+        due = [watched for watched in self._watched if watched.phase not in self._ended and not self._finished]
+        needed = {count for watched in due for count in watched.counts}
+        for function, count in list(self._counts.items()):
+            if count not in needed:
+                count.stop()
+                del self._counts[function]
 
     def _calls(self, watched: _Watched) -> int | None:
         """Calls so far, or None where they cannot be counted."""
         if watched.kind == "hook":
             return self._manager.calls[watched.feature, watched.name]
         if watched.kind == "argument":
-            return len(self._taken.get(watched.name, ()))
-        if watched.kind == "patch" and self._holds(watched.name) is None:
-            return 0
-        counts = self._counts.get((watched.feature if watched.kind == "patch" else "", watched.name))
-        if not counts:
-            return None if watched.kind == "patch" else 0
-        return sum(count.calls for count in counts)
+            return len(self.taken.get(watched.name, ()))
+        if watched.kind == "patch" and self._holds(watched.name) is not None and not watched.counts:
+            return None
+        return sum(count.calls for count in watched.counts)
 
     def _holds(self, site: str) -> bool | None:
         return self.applied.holds(site) if self.applied is not None else None
 
     def _feature(self, feature: Feature[Any]) -> FeatureProof:
         name = feature.spec.name
-        points = tuple(self._point(index, watched) for index, watched in enumerate(self._watched) if watched.feature == name)
-        if any(point.state.startswith("reached") and point.kind != "argument" for point in points):
-            optional = {watched.name for watched in self._watched if watched.feature == name and watched.optional}
-            points = tuple(_on_another_path(point) if point.name in optional else point for point in points)
-        draft = FeatureProof(name, feature.spec.stability.value, points)
+        watched = [watched for watched in self._watched if watched.feature == name]
+        points = [self._point(each) for each in watched]
+        if any(point.reached and point.kind != "argument" for point in points):
+            unused = [each.optional and point.state == "never reached" for each, point in zip(watched, points, strict=True)]
+            points = [replace(p, state="other path") if other else p for p, other in zip(points, unused, strict=True)]
+        draft = FeatureProof(name, feature.spec.stability.value, tuple(points))
         if "step" not in self._ended or name not in self._manager.owners("verify"):
             return draft
         return replace(draft, complaints=tuple(self._manager.call_one("verify", name, report=draft)))
 
-    def _point(self, index: int, watched: _Watched) -> Effect:
+    def _point(self, watched: _Watched) -> Effect:
         effective = watched.kind != "patch" or self._holds(watched.name) is not False
         calls = self._calls(watched)
         if not effective:
@@ -267,10 +263,8 @@ class EffectTracker:
             state = "not counted"
         elif calls:
             state = "reached"
-        elif watched.phase not in self._ended:
-            state = "not yet due"
         else:
-            state = self._elsewhere.get(index, "never reached")
+            state = watched.elsewhere if watched.phase in self._ended else "not yet due"
         return Effect(watched.kind, watched.name, watched.phase, effective, calls, state)
 
     def _ask_other_ranks(self) -> None:
@@ -284,17 +278,19 @@ class EffectTracker:
             store.set(f"{key}/{rank}", "".join("1" if self._calls(watched) else "0" for watched in self._watched))
             return
         due = ("setup", "build", "step")
-        missing = {i for i, watched in enumerate(self._watched) if self._calls(watched) == 0 and watched.phase in due}
+        missing = [i for i, watched in enumerate(self._watched) if self._calls(watched) == 0 and watched.phase in due]
         for other in range(1, size) if missing else ():
             try:
                 store.wait([f"{key}/{other}"], timedelta(seconds=_PATIENCE))
                 reached = store.get(f"{key}/{other}").decode()
             except Exception:  # torch raises DistStoreError or RuntimeError, by version
-                self._elsewhere |= dict.fromkeys(missing, f"not known: rank {other} did not say")
-                return
-            found = {i for i in missing if reached[i] == "1"}
-            self._elsewhere |= dict.fromkeys(found, f"reached on rank {other}")
-            missing -= found
+                reached = None
+            for index in missing:
+                if reached is None:
+                    self._watched[index].elsewhere = f"not known: rank {other} did not say"
+                elif reached[index] == "1":
+                    self._watched[index].elsewhere = f"reached on rank {other}"
+            missing = [index for index in missing if reached is not None and reached[index] != "1"]
 
     def _judge(self, strict: bool) -> None:
         """Say on rank 0 what the first step has shown. Raises MindSpeedError for problems if ``strict``."""
@@ -304,9 +300,7 @@ class EffectTracker:
         self._write(report)
         if report.problems and strict:
             raise MindSpeedError(report.problems)
-        say = self.say or _to_nobody
-        for line in (report.summary(), *map(str, report.problems)):
-            say(line)
+        self._print(report.summary(), *map(str, report.problems))
 
     def _write(self, report: EffectReport) -> None:
         if not self.path or _rank():
@@ -314,7 +308,12 @@ class EffectTracker:
         try:
             Path(self.path).write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
         except OSError as error:  # a full disk ends no training that could go on
-            (self.say or _to_nobody)(f"mindspeed: the report cannot be written: {error}")
+            self._print(f"mindspeed: the report cannot be written: {error}")
+
+    def _print(self, *lines: str) -> None:
+        if self.say is not None:
+            for line in lines:
+                self.say(line)
 
 
 def _functions_of(planned: PlannedPatch, made: Any) -> list[FunctionType]:
@@ -329,10 +328,6 @@ def _functions_of(planned: PlannedPatch, made: Any) -> list[FunctionType]:
     return [method for method in methods if isinstance(method, FunctionType)]
 
 
-def _on_another_path(point: Effect) -> Effect:
-    return replace(point, state="other path") if point.state == "never reached" else point
-
-
 _KINDS: Final = {"patch": "the patched", "hook": "the hook", "argument": "Megatron's argument", "op": "the operator"}
 
 
@@ -341,26 +336,26 @@ def _problems_of(feature: FeatureProof) -> Iterator[Problem]:
         if point.state == "never reached":
             place = f"{_KINDS[point.kind]} {point.name}"
             text = f"{feature.name} has no effect at {place}: its {point.phase} phase ended without a call"
-            fix = f"take out {feature.name}, or check whether this model has what it changes"
+            fix = f"remove {feature.name}, or check whether this model has what it changes"
             yield Problem("MS410", text, (feature.name,), fix=fix)
         elif point.state == "not effective":
-            text = f"somebody has bound {point.name} again since {feature.name} patched it"
+            text = f"{point.name} was bound again after {feature.name} patched it"
             yield Problem("MS411", text, (feature.name,), fix="activate the plan after the code that assigns this name")
     for sentence in feature.complaints:
         yield Problem("MS412", f"{feature.name}: {sentence}", (feature.name,))
-
-
-def _to_nobody(line: str) -> None:
-    """For runs whose caller reads the report itself."""
 
 
 def _to_stderr(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def _stop(counts: Sequence[CallCount]) -> None:
-    for count in reversed(counts):
-        count.stop()
+def _tally(points: Sequence[Effect], with_calls: bool = False) -> str:
+    """``3 sites, 3 effective, 2 reached, 1 not yet due``."""
+    effective, reached = sum(point.effective for point in points), sum(point.reached for point in points)
+    calls = f" ({_count(sum(point.calls or 0 for point in points), 'call')})" if with_calls else ""
+    pending = sum(point.state == "not yet due" for point in points)
+    later = f", {pending} not yet due" if pending else ""
+    return f"{_count(len(points), 'site')}, {effective} effective, {reached} reached{calls}{later}"
 
 
 def _count(number: int, noun: str) -> str:

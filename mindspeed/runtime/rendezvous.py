@@ -54,11 +54,13 @@ class RankAddress:
 
 
 def place_in(environ: Mapping[str, str]) -> RankAddress | None:
-    """The place that a launcher has put into the environment; None without a launcher."""
+    """The place that a launcher has put into the environment; None without a launcher, and in a job of one rank."""
     try:
         rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
         host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
     except (KeyError, ValueError):
+        return None
+    if size < 2:
         return None
     kept = environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
     attempt = f"{environ.get('TORCHELASTIC_RUN_ID', '')}.{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
@@ -117,7 +119,7 @@ class Rendezvous:
             serving = place.rank == 0 and not place.kept
             agreement.publish_failure(store, agreement.failed_rank(place.rank, error), place.size, serving)
         except Exception as unreachable:  # what this rank died of matters more
-            print(f"mindspeed: the other ranks could not be told: {unreachable}", file=sys.stderr)
+            print(f"mindspeed: the failure did not reach the other ranks: {unreachable}", file=sys.stderr)
 
     def end(self) -> None:
         """The set-up is over: nobody listens any more."""
@@ -174,8 +176,6 @@ def begin(content: Callable[[], Content], environ: Mapping[str, str] = os.enviro
     """
     global _setup, _activations
     place = place_in(environ)
-    if place is not None and place.size < 2:
-        place = None
     if place is not None:
         owner = f"{place.name} {os.getpid()}"
         if os.environ.get(JOINED, owner).rpartition(" ")[0] == place.name and os.environ.get(JOINED, owner) != owner:
@@ -197,7 +197,7 @@ def end() -> None:
 def report_failure(error: BaseException, environ: Mapping[str, str] = os.environ) -> None:
     """Publish to the other ranks why this one ends, if its set-up is not complete."""
     setup = _setup
-    if setup is None and _activations == 0 and (place := place_in(environ)) is not None and place.size > 1:
+    if setup is None and _activations == 0 and (place := place_in(environ)) is not None:
         setup = Rendezvous(dict, place, 1)  # it failed before it could begin
     if setup is not None:
         setup.report_failure(error)
@@ -229,7 +229,7 @@ def _meet_at_init(setup: Rendezvous, given: dict[str, Any]) -> None:
         url = given.get("init_method") or "env://"
         if url.partition(":")[0] in ("env", "tcp"):
             place = _place_at(url, rank, size)
-            if place is not None and place.size > 1:
+            if place is not None:
                 setup.meet(place)
             return
         options = {"timeout": given["timeout"]} if given.get("timeout") is not None else {}
@@ -241,7 +241,7 @@ def _meet_at_init(setup: Rendezvous, given: dict[str, Any]) -> None:
 
 
 def _place_at(url: str, rank: int, size: int) -> RankAddress | None:
-    """The place that an ``env://`` or ``tcp://`` address means; None for one that torch will refuse."""
+    """The place that an ``env://`` or ``tcp://`` address means; None for one rank and for what torch will refuse."""
     parts = urlparse(url)
     words = {name: values[0] for name, values in parse_qs(parts.query).items()}
     given = {name: str(value) for name, value in (("RANK", rank), ("WORLD_SIZE", size)) if value >= 0}

@@ -6,7 +6,7 @@ import atexit
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from mindspeed.patching.apply import AppliedPatches, SiteReport, apply
@@ -35,18 +35,12 @@ class Surroundings:
 
 @dataclass(slots=True)
 class Session:
-    """An active plan with its feature instances and applied patches.
-
-    ``taken`` records which Megatron object took an override, and the value that the script had there:
-    ``{"tensor_model_parallel_size": {"TransformerConfig": 1, "initialize_model_parallel": 1}}``.
-    """
+    """An active plan with its feature instances and applied patches."""
 
     plan: ActivationPlan
     manager: FeatureManager
     applied: AppliedPatches
     proof: EffectTracker
-    taken: dict[str, dict[str, Any]] = field(default_factory=dict)
-    reported: dict[Problem, None] = field(default_factory=dict)
     surroundings: Surroundings | None = None
 
     @property
@@ -113,14 +107,10 @@ def start(plan: ActivationPlan, manager: FeatureManager, surroundings: Surroundi
 
 
 def _started(plan: ActivationPlan, manager: FeatureManager, surroundings: Surroundings | None) -> Session:
-    taken: dict[str, dict[str, Any]] = {}
-    reported: dict[Problem, None] = {}
-    proof = EffectTracker(plan, manager, taken)
-    proof.reported = reported.keys()
-    applied = apply(plan.patches, proof.bound)
-    proof.applied = applied
+    proof = EffectTracker(plan, manager)
+    proof.applied = applied = apply(plan.patches, proof.bound)
     set_active(ActiveFeatures({feature.spec.name: feature for feature in manager.features}, report_problem))
-    return Session(plan, manager, applied, proof, taken, reported, surroundings=surroundings)
+    return Session(plan, manager, applied, proof, surroundings)
 
 
 def stop() -> DeactivationReport | None:
@@ -183,9 +173,9 @@ def tell(hook: str, feature: str, **arguments: Any) -> None:
 
 def report_problem(problem: Problem, log: bool = True) -> None:
     """Add a row to the report once, printed where ``log``. Raises MindSpeedError under a strict plan."""
-    if _session is None or problem in _session.reported:
+    if _session is None or problem in _session.proof.reported:
         return
-    _session.reported[problem] = None
+    _session.proof.reported[problem] = None
     if _session.plan.strict:
         raise MindSpeedError([problem])
     if log and _session.proof.say is not None:

@@ -18,6 +18,7 @@ from mindspeed.planning.plan import ActivationPlan, PlannedOverride, plan_from_j
 from mindspeed.plugins import ArgOverride, FeatureArgs, MindSpeedError, World, active
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.runtime import session
+from mindspeed.runtime.effects import EffectTracker
 
 
 def planned(argument: str, value: Any, *owners: str) -> PlannedOverride:
@@ -30,7 +31,8 @@ def activate(monkeypatch):
 
     def make(*overrides: PlannedOverride) -> session.Session:
         plan = ActivationPlan(features=(), world=World({}), overrides=overrides)
-        active = session.Session(plan, FeatureManager([]), applied=None, proof=None)
+        manager = FeatureManager([])
+        active = session.Session(plan, manager, applied=None, proof=EffectTracker(plan, manager))
         monkeypatch.setattr(session, "_session", active)
         return active
 
@@ -205,10 +207,10 @@ def test_what_was_taken_is_recorded_with_what_the_script_had(activate):
     config = config_class([])
     assert [override.override.argument for override in unused_overrides()] == ["size", "nowhere"]
     config(size=2)
-    assert active.taken == {"size": {"Config": 2}}
+    assert active.proof.taken == {"size": {"Config": 2}}
     config()
     config(size=2)
-    assert active.taken == {"size": {"Config": 1}}
+    assert active.proof.taken == {"size": {"Config": 1}}
     assert [override.owners for override in unused_overrides()] == [("acme",)]
 
 

@@ -28,7 +28,7 @@ def active(world=None, **overrides):
         PlannedOverride(("some-feature",), ArgOverride(name, value, "it needs that")) for name, value in overrides.items()
     ]
     plan = ActivationPlan((), World(world or {}), overrides=tuple(planned), environment={"megatron": "0.16.1"})
-    return SimpleNamespace(plan=plan, taken={})
+    return SimpleNamespace(plan=plan, proof=SimpleNamespace(taken={}))
 
 
 def parsed(**values):
@@ -50,8 +50,8 @@ def test_the_plans_values_go_where_megatron_lm_takes_them_under_its_own_names():
     put_arguments(session, args)
     assert (args.sequence_parallel, args.no_persist_layer_norm, args.accumulate_allreduce_grads_in_fp32) == (True, True, True)
     assert (args.bias_swiglu_fusion, args.num_virtual_stages_per_pipeline_rank, args.recompute_modules) == (True, 2, ["mlp"])
-    assert "batch_p2p_comm" not in session.taken
-    assert session.taken["sequence_parallel"] == {"Megatron-LM": False}
+    assert "batch_p2p_comm" not in session.proof.taken
+    assert session.proof.taken["sequence_parallel"] == {"Megatron-LM": False}
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_a_site_that_was_never_reached_is_a_warning_with_the_fix(start: Start, s
     one_step(start(SCALE))
     assert said[1:] == [
         "MS410 alpha has no effect at the patched megatron.core.state:scale: its step phase ended without a call\n"
-        "  fix: take out alpha, or check whether this model has what it changes"
+        "  fix: remove alpha, or check whether this model has what it changes"
     ]
 
 
@@ -171,7 +171,7 @@ def test_a_name_that_somebody_bound_again_is_not_effective(start: Start, monkeyp
     monkeypatch.setattr(state(), "scale", len)
     (problem,) = proof.report().problems
     assert str(problem) == (
-        "MS411 somebody has bound megatron.core.state:scale again since alpha patched it\n"
+        "MS411 megatron.core.state:scale was bound again after alpha patched it\n"
         "  fix: activate the plan after the code that assigns this name"
     )
 
@@ -195,7 +195,7 @@ def test_hooks_and_arguments_and_operators_are_points(start: Start) -> None:
 
     def action() -> None:
         session.call("optimizer_built", optimizer=None)
-        session.current().taken["hidden_size"] = {"TransformerConfig": 8}  # type: ignore[union-attr]
+        session.current().proof.taken["hidden_size"] = {"TransformerConfig": 8}  # type: ignore[union-attr]
         swiglu(torch.zeros(2, 4))
 
     one_step(proof, action)
