@@ -45,9 +45,11 @@ class ArgumentLayers:
     def layer(self, source: str) -> Layer:
         return self.given.get(source, Layer(source))
 
+    def put(self, source: str, **fields: Any) -> None:
+        self.given[source] = replace(self.layer(source), **fields)
+
     def request(self, source: str, feature: str) -> None:
-        layer = self.layer(source)
-        self.given[source] = replace(layer, features=(*layer.features, feature))
+        self.put(source, features=(*self.layer(source).features, feature))
 
     def note(self, feature: str, text: str) -> None:
         self.notes.append(PlanNote("note", feature, text))
@@ -88,8 +90,7 @@ def _put_sizes(made: ArgumentLayers, world: Mapping[str, Any], given: Mapping[st
             continue  # one of them may come from the checkpoint
         decided = next((given[name] for name in names if name in given), None)
         if decided is not None:
-            layer = made.layer(decided.source)
-            made.given[decided.source] = replace(layer, world={**layer.world, size: value})
+            made.put(decided.source, world={**made.layer(decided.source).world, size: value})
         elif complete:
             fallback[size] = value
     made.defaults = replace(made.defaults, world=fallback)
@@ -108,8 +109,7 @@ def _put_switches(made: ArgumentLayers, given: Mapping[str, Given], catalog: Cat
         if flag.switch == "on" and not flag.is_choice:
             made.request(argument.source, feature)
         elif flag.switch == "off" and argument.value in flag.values:
-            layer = made.layer(argument.source)
-            made.given[argument.source] = replace(layer, without=(*layer.without, feature))
+            made.put(argument.source, without=(*made.layer(argument.source).without, feature))
 
 
 def _put_choices(
@@ -131,10 +131,9 @@ def _put_choices(
             made.request(argument.source, by_value[values[0]])
             made.note(by_value[values[0]], f"{what} is {by_value[values[0]]}")
         else:
-            text = f"{what} differs by layer, and one feature" if len(values) > 1 else f"{what} is unknown, a feature"
-            text = f"{text} does the work of all layers for {', '.join(sorted(map(str, by_value)))}"
-            fix = f"give one of {', '.join(sorted(map(str, by_value)))}"
-            made.problems.append(Problem("MS605", text, where=argument.source, fix=fix))
+            known = ", ".join(sorted(map(str, by_value)))
+            text = f"{what} differs by layer; all layers need the same" if len(values) > 1 else f"{what} is not one of {known}"
+            made.problems.append(Problem("MS605", text, where=argument.source, fix=f"give one of {known}"))
 
 
 def _requested_holder(slots: set[str], catalog: Catalog, others: Sequence[Layer]) -> str:
@@ -162,8 +161,7 @@ def _put_settings(
         argument = given.get(flag.dest)
         if argument is not None and not _left_to_megatron(made, feature, flag, argument):
             value = flag.convert(argument.value) if flag.convert is not None else argument.value
-            layer = made.layer(argument.source)
-            made.given[argument.source] = replace(layer, settings={**layer.settings, feature: {flag.setting: value}})
+            made.put(argument.source, settings={**made.layer(argument.source).settings, feature: {flag.setting: value}})
         elif flag.follows_default and flag.dest in defaults:
             settings.setdefault(feature, {})[flag.setting] = defaults[flag.dest]
     made.defaults = replace(made.defaults, settings=settings)
@@ -173,10 +171,8 @@ def _left_to_megatron(made: ArgumentLayers, feature: str, flag: MegatronFlag, ar
     values = argument.value if isinstance(argument.value, list) else [argument.value]
     unknown = [str(value) for value in values if value not in flag.takes] if flag.takes else []
     if unknown:
-        text = (
-            f"{argument.source} {' '.join(map(str, values))} is left to Megatron, {feature} does not know {', '.join(unknown)}"
-        )
-        made.note(feature, text)
+        spelled = f"{argument.source} {' '.join(map(str, values))}"
+        made.note(feature, f"{spelled} is left to Megatron, {feature} does not know {', '.join(unknown)}")
     return bool(unknown)
 
 
@@ -196,14 +192,13 @@ def disagreements(theirs: Sequence[Layer], ours: Sequence[Layer], catalog: Catal
         mine = {("world", size): value for size, value in layer.world.items()}
         mine |= {(feature, name): value for feature, fields in layer.settings.items() for name, value in fields.items()}
         for key, value in mine.items():
-            if key in said and _plain(said[key][0]) != _plain(value):
-                theirs_value, source = said[key]
+            theirs_value, source = said.get(key, (value, ""))
+            if _plain(theirs_value) != _plain(value):
                 what = f"--{key[1].replace('_', '-')} {value}" if key[0] == "world" else f"--set {key[0]}.{key[1]}={value}"
                 text = f"{source} is {theirs_value}, and {what} says otherwise"
                 owners = (key[0],) if key[0] != "world" else ()
-                problems.append(
-                    Problem("MS303", text, owners, where=layer.source, fix="keep one of the two, they are one value")
-                )
+                fix = "keep one of the two, they are one value"
+                problems.append(Problem("MS303", text, owners, where=layer.source, fix=fix))
     return problems
 
 

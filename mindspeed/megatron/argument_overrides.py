@@ -1,8 +1,6 @@
-"""The argument bridge: puts the plan's `ArgOverride`s where Megatron reads its arguments.
+"""Put the plan's `ArgOverride`s where Megatron reads its arguments: configurations, and ``initialize_model_parallel``.
 
-A script stays plain Megatron code. It builds its configurations and calls ``initialize_model_parallel``, and every
-one of them that has an argument of that name receives the plan's value before Megatron looks at it. A script that
-asks for something else than the plan is told so. Nothing here imports megatron.
+A script that sets an argument otherwise than the plan is refused. Nothing here imports megatron.
 """
 
 from __future__ import annotations
@@ -10,10 +8,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import operator
+import pkgutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +20,7 @@ from mindspeed.planning.plan import PlannedOverride
 from mindspeed.plugins.active import active_feature
 from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.runtime import session
 
 _OWN_FOLDERS: Final = tuple(str(Path(__file__).resolve().parents[1] / name) for name in ("megatron", "plugins", "runtime"))
 
@@ -40,22 +38,18 @@ def check_overrides(overrides: Sequence[PlannedOverride], version: str | None) -
     for planned in overrides:
         argument = planned.override.argument
         if argument not in names:
-            near = near_names(argument, names, cutoff=0.6)
             text = f"{argument}, set by {' and '.join(planned.owners)}, is not an argument of megatron-core {version}"
-            fix = suggestion(near)
+            fix = suggestion(near_names(argument, names, cutoff=0.6))
             problems.append(Problem("MS401", text, planned.owners, fix=fix))
     return problems
 
 
 def unused_overrides() -> tuple[PlannedOverride, ...]:
     """The active plan's overrides that no configuration and no call has taken so far; those for Megatron-LM need not be."""
-    from mindspeed.runtime.session import current
-
-    session = current()
-    if session is None:
+    active = session.current()
+    if active is None:
         return ()
-    overrides = [planned for planned in session.plan.overrides if not planned.optional]
-    return tuple(planned for planned in overrides if planned.override.argument not in session.proof.taken)
+    return tuple(row for row in active.plan.overrides if not row.optional and row.override.argument not in active.proof.taken)
 
 
 def override_fields(config: Any) -> None:
@@ -90,13 +84,11 @@ def _values_for(place: str, given: Mapping[str, tuple[Any, Any]], subject: Any) 
     Records what was taken in the session. Raises MS605 for every value that the script chose otherwise; features that level 1
     alone switched on leave the value as it is, with a row.
     """
-    from mindspeed.runtime.session import current
-
-    session = current()
-    if session is None:
+    active = session.current()
+    if active is None:
         return {}
     values, problems = {}, []
-    for planned in session.plan.overrides:
+    for planned in active.plan.overrides:
         argument, wanted = planned.override.argument, _as_megatron_takes(planned.override.value)
         if argument not in given or not _is_meant_for(planned, given, subject):
             continue
@@ -108,7 +100,7 @@ def _values_for(place: str, given: Mapping[str, tuple[Any, Any]], subject: Any) 
                 problems.append(_disagreement(place, planned, value))
             continue
         values[argument] = wanted
-        before = session.proof.taken.setdefault(argument, {})
+        before = active.proof.taken.setdefault(argument, {})
         if before.get(place, wanted) == wanted:
             before[place] = value
     if problems:
@@ -137,9 +129,8 @@ def _equals(actual: Any, value: Any) -> bool:
 
 
 def _function(planned: PlannedOverride, reference: str) -> Callable[[Any], Any]:
-    module, _, name = reference.partition(":")
     try:
-        function: Callable[[Any], Any] = operator.attrgetter(name)(import_module(module))
+        function: Callable[[Any], Any] = pkgutil.resolve_name(reference)
     except (ImportError, AttributeError) as error:
         text = f"the condition {reference} of {planned.override.argument} cannot be imported: {error}"
         raise MindSpeedError([Problem("MS406", text, planned.owners)]) from error

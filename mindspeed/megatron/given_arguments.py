@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, NoReturn
+from typing import Any
 
 from mindspeed.inspection.cli_arguments import Surface, surface
 from mindspeed.inspection.releases import recorded_releases
@@ -30,10 +29,10 @@ class Given:
 def given_arguments(arguments: Sequence[str], known: Surface) -> dict[str, Given]:
     """``{dest: Given}`` for Megatron's arguments on a command line; empty where Megatron's parser will refuse the line."""
     try:
-        found, _ = _parser(known).parse_known_args(list(arguments))
-    except _UnreadableError:
+        parsed, _ = _parser(known).parse_known_args(list(arguments))
+    except argparse.ArgumentError:
         return {}
-    return {dest: value for dest, value in vars(found).items() if isinstance(value, Given)}
+    return {dest: value for dest, value in vars(parsed).items() if isinstance(value, Given)}
 
 
 def without_arguments(
@@ -108,24 +107,7 @@ def unknown_options(arguments: Sequence[str], known: Surface) -> list[str]:
 def surface_or_nearest(version: str | None) -> Surface:
     """The arguments of this Megatron, or of the recorded one that is nearest to it."""
     known = surface(version) if version is not None else None
-    return known or _lowest()
-
-
-@lru_cache(maxsize=1)
-def _lowest() -> Surface:
-    found = surface(recorded_releases("command_line")[0])
-    if found is None:
-        raise LookupError("no arguments of Megatron-LM are recorded")
-    return found
-
-
-class _UnreadableError(Exception):
-    """Megatron's parser will refuse this command line and say why."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise _UnreadableError(message)
+    return known or surface(recorded_releases("command_line")[0]) or Surface("", ())
 
 
 class _Give(argparse.Action):
@@ -136,15 +118,14 @@ class _Give(argparse.Action):
         setattr(namespace, self.dest, Given(option_string or self.dest, value))
 
 
-@lru_cache(maxsize=4)
-def _parser_of(version: str) -> argparse.ArgumentParser:
-    known = surface_or_nearest(version)
-    parser = _Parser(allow_abbrev=False, add_help=False, argument_default=argparse.SUPPRESS)
+def _parser(known: Surface) -> argparse.ArgumentParser:
+    kinds = {"int": int, "float": float}
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, add_help=False, argument_default=argparse.SUPPRESS, exit_on_error=False
+    )
     for argument in known.arguments:
-        if not argument.options:
-            continue
-        if argument.takes_value:
-            kind = {"int": int, "float": float}.get(argument.type or "", str)
+        if argument.options and argument.takes_value:
+            kind = kinds.get(argument.type or "", str)
             parser.add_argument(*argument.options, dest=argument.dest, action=_Give, nargs=argument.nargs, type=kind)
             continue
         for option in argument.options:
@@ -155,7 +136,3 @@ def _parser_of(version: str) -> argparse.ArgumentParser:
 
 def _constant(action: str, option: str) -> bool:
     return not option.startswith("--no-") if action == "boolean_optional" else action != "store_false"
-
-
-def _parser(known: Surface) -> argparse.ArgumentParser:
-    return _parser_of(known.version)

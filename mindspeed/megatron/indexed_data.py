@@ -21,16 +21,8 @@ from mindspeed.plugins.problems import Problem, RunError
 
 MAGIC: Final = b"MMIDIDX\x00\x00"
 VERSION: Final = 1
-TYPES: Final[dict[int, Any]] = {
-    1: np.uint8,
-    2: np.int8,
-    3: np.int16,
-    4: np.int32,
-    5: np.int64,
-    6: np.float64,
-    7: np.float32,
-    8: np.uint16,
-}
+_TYPES: Final = (np.uint8, np.int8, np.int16, np.int32, np.int64, np.float64, np.float32, np.uint16)
+TYPES: Final[dict[int, Any]] = dict(enumerate(_TYPES, start=1))
 """Type codes of the format."""
 SMALL_VOCABULARY: Final = 65500
 """Up to here tokens are stored in 16 bits, as Megatron's own tools do."""

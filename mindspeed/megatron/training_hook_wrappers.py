@@ -10,12 +10,11 @@ import os
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from mindspeed.inspection.cli_arguments import surface
 from mindspeed.megatron import training_flags as flags
-from mindspeed.megatron.local_layers import Unsupported, unsupported_arguments
-from mindspeed.megatron.training_plan import contradiction
+from mindspeed.megatron.training_plan import contradiction, unsupported_arguments
 from mindspeed.planning import checkpoint_state
 from mindspeed.planning.fingerprint import Content
 from mindspeed.planning.plan import ActivationPlan
@@ -48,7 +47,7 @@ def validate_args(original: Function, args: Any, *rest: Any, **kwargs: Any) -> A
     order_launches(active.plan, args, os.environ)
     validated = original(args, *rest, **kwargs)
     final = validated if validated is not None else args
-    if problems := [*differences(active, final), *unsupported_arguments(vars(final), _argument_of)]:
+    if problems := [*differences(active, final), *unsupported_arguments(vars(final), {})]:
         raise MindSpeedError(problems)
     return validated
 
@@ -63,14 +62,19 @@ def order_launches(plan: ActivationPlan, args: Any, environ: MutableMapping[str,
         environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
 
+_CHUNKS: Final = "num_virtual_stages_per_pipeline_rank"
+
+
 def put_arguments(active: session.Session, args: Any) -> None:
     """Give the parsed arguments the plan's values. Raises MindSpeedError with MS605 for every one that was set otherwise."""
     values = vars(args)
     problems = []
     for planned in active.plan.overrides:
         target = flags.target_of(planned.override.argument, values)
-        if target.dest not in values or _said_otherwise(target.dest, values):
+        if target.dest not in values:
             continue
+        if target.dest == _CHUNKS and values.get("num_layers_per_virtual_pipeline_stage") is not None:
+            continue  # it gives the number of chunks by the layers of each, and must stand alone
         value, wanted = values[target.dest], target.as_argument(planned.override.value)
         if value not in (None, _default(active, target.dest), wanted):
             problems.append(contradiction(planned, f"Megatron's argument {target.dest}", value, wanted))
@@ -115,15 +119,6 @@ def put_platform_values(args: Any) -> None:
                 setattr(args, target.dest, target.as_argument(override.value))
 
 
-def _said_otherwise(dest: str, values: flags.Values) -> bool:
-    """Return whether the number of model chunks is given by the layers of each, which must stand alone."""
-    return dest == "num_virtual_stages_per_pipeline_rank" and values.get("num_layers_per_virtual_pipeline_stage") is not None
-
-
-def _argument_of(row: Unsupported) -> str:
-    return f"Megatron's argument {row.dest}"
-
-
 def differences(active: session.Session, args: Any) -> list[Problem]:
     """MS306 for every size and property of the model that the plan was made for and Megatron's arguments have otherwise."""
     planned = active.plan.world.known()
@@ -131,13 +126,10 @@ def differences(active: session.Session, args: Any) -> list[Problem]:
     for field, (value, names) in flags.world_of(vars(args)).items():
         if field in planned and planned[field] != value:
             text = f"the plan was made for {field} {planned[field]}, and Megatron's {names[0]} makes it {value}"
-            fix = f"give {_option(names[0])} on the command line, where mindspeed reads it too, or change the plan's {field}"
+            option = f"--{names[0].replace('_', '-')}"
+            fix = f"give {option} on the command line, where mindspeed reads it too, or change the plan's {field}"
             problems.append(Problem("MS306", text, where="Megatron-LM's validated arguments", fix=fix))
     return problems
-
-
-def _option(dest: str) -> str:
-    return "--" + dest.replace("_", "-")
 
 
 @wrapper
@@ -263,7 +255,7 @@ def _content(active: session.Session) -> Content:
     return active.surroundings.content() if active.surroundings is not None else {}
 
 
-EXTRA = "mindspeed"
+EXTRA: Final = "mindspeed"
 """The key under which a checkpoint of Megatron-LM holds what features add."""
 
 _extra: dict[str, Any] = {}

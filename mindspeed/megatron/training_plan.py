@@ -6,13 +6,13 @@ import ast
 import re
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from mindspeed.inspection.megatron_copies import mixed_roots, package_root
 from mindspeed.megatron import training_flags as flags
 from mindspeed.megatron.given_arguments import Given
-from mindspeed.megatron.local_layers import unsupported_arguments
 from mindspeed.megatron.training_request import ScriptRequest, read_command_line
 from mindspeed.planning.plan import ActivationPlan, PlannedOverride
 from mindspeed.plugins.discovery import Catalog
@@ -94,20 +94,13 @@ def report_beside(request: ScriptRequest, environ: MutableMapping[str, str]) -> 
 def _with_served(plan: ActivationPlan, given: Mapping[str, Given]) -> ActivationPlan:
     """Leave the user's word where the platform can serve it."""
     base = {feature.name for feature in plan.base}
-    overrides, rows = [], list(plan.rows)
     for planned in plan.overrides:
-        argument = planned.override.argument
-        word = given.get(argument)
-        if (
-            argument in _SERVED
-            and word is not None
-            and word.value != planned.override.value
-            and base.issuperset(planned.owners)
-        ):
-            rows.append(PlanNote("note", planned.owners[0], f"{word.source} {word.value} stays: {_SERVED[argument]}"))
-        else:
-            overrides.append(planned)
-    return replace(plan, overrides=tuple(overrides), rows=tuple(rows))
+        served, word = _SERVED.get(planned.override.argument), given.get(planned.override.argument)
+        if served and word is not None and word.value != planned.override.value and base.issuperset(planned.owners):
+            note = PlanNote("note", planned.owners[0], f"{word.source} {word.value} stays: {served}")
+            overrides = tuple(other for other in plan.overrides if other is not planned)
+            plan = replace(plan, overrides=overrides, rows=(*plan.rows, note))
+    return plan
 
 
 def contradicted(given: Mapping[str, Given], overrides: Sequence[PlannedOverride]) -> list[Problem]:
@@ -126,7 +119,7 @@ def contradicted(given: Mapping[str, Given], overrides: Sequence[PlannedOverride
 def _ignored_by_layers(given: Mapping[str, Given], overrides: Sequence[PlannedOverride]) -> list[Problem]:
     planned = {row.override.argument: row.override.value for row in overrides if row.override.argument == "transformer_impl"}
     values = planned | {dest: argument.value for dest, argument in given.items()}
-    return unsupported_arguments(values, lambda row: given[row.dest].source)
+    return unsupported_arguments(values, {dest: argument.source for dest, argument in given.items()})
 
 
 def contradiction(planned: PlannedOverride, source: str, value: Any, wanted: Any) -> Problem:
@@ -137,6 +130,32 @@ def contradiction(planned: PlannedOverride, source: str, value: Any, wanted: Any
     if "--" not in source:
         fix = f"change it where Megatron reads it, or remove {owners}"
     return Problem("MS605", text, planned.owners, where=source, fix=fix)
+
+
+_UNSUPPORTED: Final = {
+    "fp8": ("--fp8-format", "they ignore it and compute without fp8"),
+    "fp4": ("--fp4-format", "they ignore it and compute without fp4"),
+    "layernorm_zero_centered_gamma": (
+        "--apply-layernorm-1p",
+        "their norm is torch's LayerNorm, which has no zero-centered weight",
+    ),
+}
+"""Arguments that Megatron's local layers (``--transformer-impl local``) ignore or cannot build: option and reason."""
+
+
+def unsupported_arguments(values: flags.Values, sources: Mapping[str, str]) -> list[Problem]:
+    """MS605 for every argument in ``values`` that local layers do not support; none for other layers.
+
+    ``values`` are Megatron-LM's arguments by dest with the plan's in place; ``sources`` names where an argument comes from.
+    """
+    has_torch_norm = values.get("normalization") in (None, "LayerNorm") and find_spec("apex") is None
+    problems = []
+    for dest, (option, reason) in _UNSUPPORTED.items() if values.get("transformer_impl") == "local" else ():
+        if values.get(dest) and (has_torch_norm or dest != "layernorm_zero_centered_gamma"):
+            source = sources.get(dest, f"Megatron's argument {dest}")
+            text = f"{source} gives {values[dest]!r}, and the layers are local (transformer_impl): {reason}"
+            problems.append(Problem("MS605", text, where=source, fix=f"remove {option}"))
+    return problems
 
 
 def is_training_script(path: str | Path) -> bool:

@@ -6,10 +6,10 @@ arguments are known from the recorded surface, nothing of Megatron is imported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, Final
 
 from mindspeed.inspection.cli_arguments import Surface
@@ -77,14 +77,19 @@ def read_command_line(
     """
     problems: list[Problem] = []
     own, rest = split_own_flags(arguments, problems)
-    job = _job_file(own, problems)
-    environment = _environment(environ, problems)
-    command_line = _command_line(own, problems)
+    job, environment, command_line = None, Layer("environment variable"), Layer(COMMAND_LINE)
+    with _collected(problems):
+        job = _job_file(own)
+    with _collected(problems):
+        environment = layer_from_environment(environ)
+    with _collected(problems):
+        command_line = _command_line(own)
     known = surface_or_nearest(version)
     old, rest, old_notes = _old_flags(rest, given_arguments(rest, known), known, catalog_for, problems)
     given = given_arguments(rest, known)
-    ours = [*([old] if old is not None else []), *also, command_line]
-    others = [*below, environment, *([job.layer] if job else []), *ours]
+    old_layers, job_layers = [old] if old is not None else [], [job.layer] if job is not None else []
+    ours = [*old_layers, *also, command_line]
+    others = [*below, environment, *job_layers, *ours]
     catalog = catalog_for(name for layer in others for name in layer.features)
     given, rest, removed = without_arguments(given, rest, known, removable_flags(catalog), others)
     read = layers_of(given, known, catalog, others, world_size)
@@ -93,15 +98,13 @@ def read_command_line(
     if problems:
         raise ResolutionError(problems)
     if job is not None and job.train:
-        notes.append(
-            PlanNote("note", "job file", "its section train is for mindspeed pretrain, Megatron-LM has flags of its own")
-        )
+        section = "its section train is for mindspeed pretrain, Megatron-LM has flags of its own"
+        notes.append(PlanNote("note", "job file", section))
     if text := warning_of_arguments({dest: argument.value for dest, argument in given.items()}, version):
         notes.append(PlanNote("warning", "megatron-lm", text))
-    below = (read.defaults, *([old] if old is not None else []))
-    layers = (*([job.layer] if job is not None else []), environment, *theirs)
     notes = [*notes, *removed, *abbreviations(rest, known), *old_notes]
-    return ScriptRequest(below, layers, command_line, tuple(rest), given, tuple(notes))
+    lowest, layers = (read.defaults, *old_layers), (*job_layers, environment, *theirs)
+    return ScriptRequest(lowest, layers, command_line, tuple(rest), given, tuple(notes))
 
 
 def split_own_flags(arguments: Sequence[str], problems: list[Problem]) -> tuple[dict[str, list[str]], list[str]]:
@@ -124,46 +127,41 @@ def split_own_flags(arguments: Sequence[str], problems: list[Problem]) -> tuple[
     return own, rest
 
 
-def _job_file(own: Mapping[str, list[str]], problems: list[Problem]) -> JobFile | None:
+@contextmanager
+def _collected(problems: list[Problem]) -> Iterator[None]:
+    """Collect the problems that end the block."""
+    try:
+        yield
+    except MindSpeedError as error:
+        problems.extend(error.problems)
+
+
+def _job_file(own: Mapping[str, list[str]]) -> JobFile | None:
     files = own.get("--mindspeed-config", [])
     if len(files) > 1:
         text = f"--mindspeed-config is given {len(files)} times: {', '.join(files)}"
-        problems.append(Problem("MS301", text, where=COMMAND_LINE, fix="put everything into one file"))
-        return None
-    try:
-        return load_job_file(files[0]) if files else None
-    except MindSpeedError as error:
-        problems.extend(error.problems)
-        return None
+        raise ResolutionError([Problem("MS301", text, where=COMMAND_LINE, fix="put everything into one file")])
+    return load_job_file(files[0]) if files else None
 
 
-def _environment(environ: Mapping[str, str], problems: list[Problem]) -> Layer:
-    try:
-        return layer_from_environment(environ)
-    except MindSpeedError as error:
-        problems.extend(error.problems)
-        return Layer("environment variable")
-
-
-def _command_line(own: Mapping[str, list[str]], problems: list[Problem]) -> Layer:
+def _command_line(own: Mapping[str, list[str]]) -> Layer:
+    problems: list[Problem] = []
     settings: dict[str, dict[str, Any]] = {}
-    try:
+    with _collected(problems):
         settings = parse_assignments(own.get("--set", []), "--set")
-    except MindSpeedError as error:
-        problems.extend(error.problems)
-    level = None
-    for text in own.get("--optimization-level", []):
-        if text in ("0", "1", "2"):
-            level = int(text)
-        else:
-            problem = Problem("MS301", f"optimization level {text} is not 0, 1 or 2", where=COMMAND_LINE)
-            problems.append(replace(problem, fix="--optimization-level 2"))
+    problems += [
+        Problem("MS301", f"optimization level {text} is not 0, 1 or 2", where=COMMAND_LINE, fix="--optimization-level 2")
+        for text in own.get("--optimization-level", [])
+        if text not in ("0", "1", "2")
+    ]
+    if problems:
+        raise ResolutionError(problems)
     return Layer(
         COMMAND_LINE,
         features=split_names(",".join(own.get("--features", []))),
         settings=settings,
         without=split_names(",".join(own.get("--without", []))),
-        level=level,
+        level=int(own["--optimization-level"][-1]) if "--optimization-level" in own else None,
         strict=True if "--strict" in own else None,
     )
 
@@ -175,20 +173,15 @@ def _old_flags(
     catalog_for: Callable[[Iterable[str]], Catalog],
     problems: list[Problem],
 ) -> tuple[Layer | None, list[str], list[PlanNote]]:
-    """Ask `mindspeed.legacy.flags`, where it is installed, for what Megatron's parser does not take: layer, rest, notes."""
-    strange = any(_is_strange(known, dest, argument.value) for dest, argument in given.items())
-    if not (strange or unknown_options(arguments, known)) or not _is_there(OLD_FLAGS):
+    """Ask `mindspeed.legacy.flags` for what Megatron's parser does not take: layer, rest, notes."""
+    unknown_values = any(_is_unknown(known, dest, argument.value) for dest, argument in given.items())
+    if not unknown_values and not unknown_options(arguments, known):
         return None, arguments, []
     old = import_module(OLD_FLAGS).read_old_flags(arguments, frozenset(known.by_option), catalog_for(()))
     problems += old.problems
     return old.layer, list(old.rest), [PlanNote("note", "old flags", text) for text in old.notes]
 
 
-def _is_strange(known: Surface, dest: str, value: Any) -> bool:
+def _is_unknown(known: Surface, dest: str, value: Any) -> bool:
     choices = known.by_dest[dest][0].choices
     return choices is not None and isinstance(value, str) and value not in choices
-
-
-def _is_there(module: str) -> bool:
-    package = module.rpartition(".")[0]
-    return find_spec(package) is not None and find_spec(module) is not None

@@ -11,7 +11,8 @@ import dataclasses
 import gc
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from operator import is_ as _is
 from types import FunctionType, ModuleType
 from typing import Any, Final, NamedTuple
@@ -39,8 +40,6 @@ MADE: Final[WeakSet[type]] = WeakSet()
 """Classes made by patching; those of an earlier plan may live on in models."""
 
 _OWN: Final = __name__.rpartition(".")[0]
-
-
 _dictionary: Final = vars(ModuleType)["__dict__"].__get__
 """The dictionary of a module, whatever its class does when it is asked for one."""
 
@@ -48,10 +47,8 @@ _dictionary: Final = vars(ModuleType)["__dict__"].__get__
 def module_dictionaries(names: Iterable[str] | None = None) -> list[tuple[str, dict[str, Any]]]:
     """``(name, dictionary)`` of the imported modules, or of those named; this package's own records are left out."""
     modules = sys.modules.copy()
-    asked = modules.items() if names is None else [(name, modules.get(name)) for name in names]
-    return [
-        (name, _dictionary(module)) for name, module in asked if isinstance(module, ModuleType) and not name.startswith(_OWN)
-    ]
+    named = [(name, modules.get(name)) for name in (modules if names is None else names) if not name.startswith(_OWN)]
+    return [(name, _dictionary(module)) for name, module in named if isinstance(module, ModuleType)]
 
 
 def defined_in(packages: Collection[str]) -> frozenset[int]:
@@ -59,16 +56,13 @@ def defined_in(packages: Collection[str]) -> frozenset[int]:
 
     Asks for ``type(value)``, as `isinstance` reads ``__class__``, at which deprecated objects warn.
     """
-    found = []
+    ids = set()
     for name, entries in module_dictionaries([name for name in sys.modules if name.partition(".")[0] in packages]):
-        found.append(id(sys.modules[name]))
-        if inside_tree(name):
-            found += [
-                id(value)
-                for value in entries.values()
-                if issubclass(type(value), FunctionType | type) and value.__module__ == name
-            ]
-    return frozenset(found)
+        ids.add(id(sys.modules[name]))
+        for value in entries.values() if inside_tree(name) else ():
+            if issubclass(type(value), FunctionType | type) and value.__module__ == name:
+                ids.add(id(value))
+    return frozenset(ids)
 
 
 class Rebinder:
@@ -93,40 +87,28 @@ class Rebinder:
         self._ids: frozenset[int] = frozenset()
 
     def rebind(self, modules: Iterable[str] | None = None) -> None:
-        """Search the modules named, or all.
-
-        Of all modules, only those with something of the packages among their globals are looked into: they can hold its
-        objects in their containers, classes and defaults. The main program always is; of the modules of a patched package
-        beside Megatron, such as torch, only those that name an exchanged object.
-        """
+        """Search the modules named, or all that may hold an exchanged object."""
         self._reparent()
-        if modules is not None:
-            self._search(modules)
-            return
-        near = self._near()
-        self._search(near)
-        self._search_far(near)
+        self._search(self._modules() if modules is None else modules)
 
-    def _near(self) -> list[str]:
-        """The modules of Megatron and of the packages that patch it, and the main program."""
+    def _modules(self) -> Iterator[str]:
+        """Yield the modules of Megatron and of the packages that patch it, the main program, and those that have something of
+        the packages among their globals: they can hold its objects in their containers, classes and defaults.
+
+        Of a patched package beside Megatron, such as torch, only the modules that name an exchanged object.
+        """
         patching = {module.partition(".")[0] for exchange in self._exchanges.values() for module in exchange.keeping}
-        packages = {TREE, *patching, "__main__"}
-        below = tuple(f"{package}." for package in packages)
-        return [name for name in sys.modules.copy() if name.startswith(below) or name in packages]
-
-    def _search_far(self, near: Collection[str]) -> None:
-        """Search all other modules that may hold an exchanged object."""
-        telling = self.counts.keys() | defined_in(self.packages)
-        own = {package for package in self.packages if not inside_tree(package)}
-        self._search(
-            name
-            for name, entries in module_dictionaries(set(sys.modules).difference(near))
-            if not (self.counts.keys() if name.partition(".")[0] in own else telling).isdisjoint(map(id, entries.values()))
-        )
+        exchanged = self.counts.keys()
+        known = exchanged | defined_in(self.packages)
+        for name, entries in module_dictionaries():
+            package = name.partition(".")[0]
+            ids = exchanged if package in self.packages else known
+            if package in {TREE, "__main__", *patching} or not ids.isdisjoint(map(id, entries.values())):
+                yield name
 
     def _search(self, modules: Iterable[str]) -> None:
         """Search modules and all that they hold; those that keep an original last, so that they keep only what is theirs."""
-        for name, entries in sorted(module_dictionaries(modules), key=lambda found: found[0] in self._kept):
+        for name, entries in sorted(module_dictionaries(modules), key=lambda module: module[0] in self._kept):
             self._enter(name)
             self._look(ITEM, entries, entries)
             while self._todo:
@@ -137,7 +119,7 @@ class Rebinder:
         """Select what may be exchanged in a module."""
         self._module = module
         kept = self._kept.get(module, ())
-        if len(self._new) != len(self._exchanges) - len(kept) or kept:
+        if kept or not self._new:
             self._new = {key: exchange.new for key, exchange in self._exchanges.items() if key not in kept}
             self._ids = frozenset(self._new)
 
@@ -157,12 +139,13 @@ class Rebinder:
 
     def _change_base(self, subclass: type, old: type, new: type) -> None:
         bases = tuple(new if base is old else base for base in subclass.__bases__)
+        write = partial(self.journal.write, SLOT, subclass, "__bases__", subclass.__bases__, bases)
         try:
             try:
-                self.journal.write(SLOT, subclass, "__bases__", subclass.__bases__, bases)
+                write()
             except TypeError:
                 gc.collect()  # dead classes of an earlier plan, whose order of bases would break, are still its subclasses
-                self.journal.write(SLOT, subclass, "__bases__", subclass.__bases__, bases)
+                write()
         except TypeError as error:
             text = f"{subclass.__module__}.{subclass.__qualname__} cannot follow its patched base class: {error}"
             raise PatchError([Problem("MS404", text)]) from error

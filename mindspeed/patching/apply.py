@@ -19,14 +19,7 @@ from mindspeed.patching.aliases import Rebinder
 from mindspeed.patching.imported_values import follow_imports
 from mindspeed.patching.imports import PatchFinder
 from mindspeed.patching.journal import Journal
-from mindspeed.patching.site_patch import (
-    PatchedSite,
-    SitePatches,
-    by_site,
-    import_values,
-    loaded_object,
-    locate,
-)
+from mindspeed.patching.site_patch import PatchedSite, SitePatches, by_site, import_values, loaded_object, locate
 from mindspeed.patching.stale_references import stale_holders
 from mindspeed.planning.patch_checks import check_patches, missing_target, with_sites
 from mindspeed.planning.plan import PlannedPatch
@@ -50,18 +43,6 @@ class SiteReport:
     kinds: tuple[str, ...]
     aliases: int
     pending: bool
-
-    @property
-    def file(self) -> str:
-        """Source file of the original, ``""`` when it has none."""
-        site = find_site(self.site)
-        return site.file if site is not None else ""
-
-    @property
-    def line(self) -> int:
-        """Line of the original definition, 0 when unknown."""
-        site = find_site(self.site)
-        return site.line if site is not None else 0
 
 
 Watch = Callable[[PlannedPatch, Any], None]

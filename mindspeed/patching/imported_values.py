@@ -1,15 +1,16 @@
-"""Shared objects, such as a flag or a function that another package defines: who has one because it imports a site's name."""
+"""Exchange shared objects, such as flags and functions of other packages, where a module imports a patched name."""
 
 from __future__ import annotations
 
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any, Final
 
 from mindspeed.inspection.sites import inside_tree
 from mindspeed.inspection.target_info import importers
 from mindspeed.patching.aliases import module_dictionaries
-from mindspeed.patching.journal import ABSENT, ITEM, Journal
+from mindspeed.patching.journal import ITEM, Journal
 from mindspeed.patching.site_patch import PatchedSite
 
 _BENEATH: Final = ("torch.", "numpy.", "sympy.")
@@ -19,7 +20,7 @@ _COMMON: Final = (bool, type(None))
 """Types of values that hundreds of unrelated names share."""
 
 
-def follow_imports(bounds: Sequence[PatchedSite], journal: Journal, back: bool = False) -> dict[str, int]:
+def follow_imports(bounds: Sequence[PatchedSite], journal: Journal, back: bool = False) -> Counter[str]:
     """Exchange shared objects in the modules that import their names from the sites; ``back`` gives the originals back.
 
     Names of Megatron are found under any other name too; names of other packages, and those of True, False or
@@ -27,31 +28,30 @@ def follow_imports(bounds: Sequence[PatchedSite], journal: Journal, back: bool =
 
     Returns how many names were found, by site.
     """
-    counts: dict[str, int] = {}
-    by_name: list[tuple[PatchedSite, Any, Any]] = []
-    by_value: dict[int, list[tuple[PatchedSite, Any, Any]]] = {}
+    shared: dict[int, list[tuple[PatchedSite, Any, Any]]] = defaultdict(list)
     for bound in bounds:
         if len(bound.group.path) == 1:
             old, new = (bound.current, bound.original) if back else (bound.original, bound.current)
-            telling = inside_tree(bound.group.module) and not isinstance(old, _COMMON)
-            into = by_value.setdefault(id(old), []) if telling else by_name
-            into.append((bound, old, new))
-
-    modules = _that_may_import(bounds) if by_name or by_value else []
-    found: list[tuple[str, dict[str, Any], str, tuple[PatchedSite, Any, Any]]] = []
-    for one in by_name:
-        name, old = one[0].name, one[1]
-        found += [(module, entries, name, one) for module, entries in modules if entries.get(name, ABSENT) is old]
-    for module, entries in modules if by_value else ():
-        if not by_value.keys().isdisjoint(map(id, entries.values())):
-            found += [(module, entries, key, one) for key, value in entries.items() for one in by_value.get(id(value), ())]
-    named = [(module, key, one[0].group.site) for module, _, key, one in found if module != one[0].group.module]
-    imported = importers(named)
-    for module, entries, key, (bound, old, new) in found:
+            shared[id(old)].append((bound, old, new))
+    found = [
+        (module, entries, key, bound, old, new)
+        for module, entries in (_that_may_import(bounds) if shared else ())
+        if not shared.keys().isdisjoint(map(id, entries.values()))
+        for key, value in entries.items()
+        for bound, old, new in shared.get(id(value), ())
+        if module != bound.group.module and (key == bound.name or _has_other_names(bound, old))
+    ]
+    imported = importers([(module, key, bound.group.site) for module, _, key, bound, _, _ in found])
+    counts: Counter[str] = Counter()
+    for module, entries, key, bound, old, new in found:
         if (module, key, bound.group.site) in imported:
             journal.write(ITEM, entries, key, old, new)
-            counts[bound.group.site] = counts.get(bound.group.site, 0) + 1
+            counts[bound.group.site] += 1
     return counts
+
+
+def _has_other_names(bound: PatchedSite, value: Any) -> bool:
+    return inside_tree(bound.group.module) and not isinstance(value, _COMMON)
 
 
 def _that_may_import(bounds: Sequence[PatchedSite]) -> list[tuple[str, dict[str, Any]]]:

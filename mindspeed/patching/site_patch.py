@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from mindspeed.inspection.sites import IMPORTED, OUTSIDE, find_site, inside_tree
 from mindspeed.patching.aliases import MADE, Substitution
-from mindspeed.patching.journal import ABSENT, ATTRIBUTE, HEAP_TYPE, ITEM, Journal
-from mindspeed.planning.patch_checks import missing_target, unsuitable_target
+from mindspeed.patching.journal import ABSENT, ATTRIBUTE, HEAP_TYPE, ITEM, Accessor, Journal
+from mindspeed.planning.patch_checks import PATCH_A_METHOD, WRAP_A_METHOD, missing_target, unsuitable_target
 from mindspeed.planning.plan import PlannedPatch
-from mindspeed.plugins.patches import Mixin, Ref, Replace, Set, Wrap
+from mindspeed.plugins.patches import Mixin, Replace, Set, Wrap
 from mindspeed.plugins.problems import MindSpeedError, PatchError, Problem
 
 _RANK: Final = {Replace: 0, Mixin: 1, Wrap: 2, Set: 3}
@@ -65,31 +65,23 @@ def by_site(patches: Sequence[PlannedPatch]) -> list[SitePatches]:
 
 def import_value(planned: PlannedPatch) -> Any:
     """The object that a patch names (a raw descriptor where it is a member), or its scalar. Raises PatchError MS406."""
-    reference = _reference(planned)
+    reference = planned.reference
     if reference is None:
         return planned.patch.value
     module, _, qualname = reference.partition(":")
     try:
-        found = import_module(module)
+        holder = import_module(module)
         *owners, name = qualname.split(".")
         for part in owners:
-            found = getattr(found, part)
-        raw = vars(found).get(name, ABSENT)
-        return getattr(found, name) if raw is ABSENT else raw
+            holder = getattr(holder, part)
+        raw = vars(holder).get(name, ABSENT)
+        return getattr(holder, name) if raw is ABSENT else raw
     except MindSpeedError:  # it says itself what is missing, for example the platform's package
         raise
     except Exception as error:  # importing foreign code may fail in any way
         text = f"{planned.patch.kind} of {planned.patch.target} by {planned.owner}: {reference} cannot be imported"
         reason = f"{type(error).__name__}: {error}"
         raise PatchError([Problem("MS406", f"{text}: {reason}", (planned.owner,), where=reference)]) from error
-
-
-def _reference(planned: PlannedPatch) -> str | None:
-    """``"module:qualname"`` of what a patch names; None for a plain value."""
-    value: Any = planned.patch.value
-    if isinstance(value, Ref):
-        return value.target
-    return None if isinstance(planned.patch, Set) else value
 
 
 @dataclass(slots=True, eq=False)
@@ -124,21 +116,23 @@ class PatchedSite:
             parts.append((planned, self.current))
             if isinstance(self.current, type):
                 self.layers = (*self.layers, self.current)
-            if (reference := _reference(planned)) is not None:
-                self.keeping |= {reference.partition(":")[0]}
+            if planned.reference is not None:
+                self.keeping |= {planned.reference.partition(":")[0]}
         self.applied.append(layer)
         self.write(journal, self.current)
         return parts
 
+    @property
+    def _place(self) -> Accessor:
+        return ATTRIBUTE if isinstance(self.holder, type) else ITEM
+
     def holds(self) -> bool:
         """Return whether the site still holds what was bound there."""
-        place = ATTRIBUTE if isinstance(self.holder, type) else ITEM
-        return place.read(self.holder, self.name) is self.current
+        return self._place.read(self.holder, self.name) is self.current
 
     def write(self, journal: Journal, value: Any) -> None:
         """Bind a value at the site itself."""
-        place = ATTRIBUTE if isinstance(self.holder, type) else ITEM
-        journal.write(place, self.holder, self.name, place.read(self.holder, self.name), value)
+        journal.write(self._place, self.holder, self.name, self._place.read(self.holder, self.name), value)
 
     def restore(self, journal: Journal) -> None:
         """Bind the original at the site itself."""
@@ -177,17 +171,11 @@ def _pairs(old: Any, new: Any) -> list[tuple[Any, Any]]:
 
 def loaded_object(name: str) -> Any:
     """Return the object of ``"module:qualname"`` among the loaded modules, or `ABSENT`. Fires no lazy ``__getattr__``."""
-    found = loaded_entry(name)
-    return found.__func__ if isinstance(found, DESCRIPTORS) else found
-
-
-def loaded_entry(name: str) -> Any:
-    """The same with a descriptor as it is."""
     module, _, qualname = name.partition(":")
-    found: Any = sys.modules.get(module)
+    value: Any = sys.modules.get(module)
     for part in qualname.split("."):
-        found = _entry(found, part)
-    return found
+        value = _entry(value, part)
+    return value.__func__ if isinstance(value, DESCRIPTORS) else value
 
 
 def locate(group: SitePatches) -> PatchedSite:
@@ -236,12 +224,11 @@ def _missing(group: SitePatches) -> PatchError:
 def _check_class(group: SitePatches, original: type) -> None:
     problems = []
     for planned in group.patches:
+        kind = planned.patch.kind
         if isinstance(planned.patch, Wrap):
-            fix = "wrap one of its methods, or use Mixin"
-            problems.append(unsuitable_target(planned.owner, "wrap", group.site, "it is a class", fix))
+            problems.append(unsuitable_target(planned.owner, kind, group.site, "it is a class", WRAP_A_METHOD))
         elif isinstance(planned.patch, Replace | Mixin) and dataclasses.is_dataclass(original):
-            fix = "patch a method of the class instead, or use an argument of your own for a configuration value"
-            problems.append(unsuitable_target(planned.owner, planned.patch.kind, group.site, "it is a dataclass", fix))
+            problems.append(unsuitable_target(planned.owner, kind, group.site, "it is a dataclass", PATCH_A_METHOD))
     if problems:
         raise PatchError(problems)
 

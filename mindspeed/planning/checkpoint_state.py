@@ -98,8 +98,8 @@ def read_record(folder: Path) -> CheckpointManifest | None:
 
 def changes(record: CheckpointManifest, plan: ActivationPlan, classes: Classes, content: Content) -> list[Change]:
     """Every difference that a checkpoint could notice; refused ones first. ``content`` has the facts of the plan here."""
-    found = [*_features(record, plan, classes), *_software(record, content)]
-    return sorted(found, key=lambda change: ("refused", "convertible", "safe").index(change.verdict))
+    all_changes = [*_features(record, plan, classes), *_software(record, content)]
+    return sorted(all_changes, key=lambda change: ("refused", "convertible", "safe").index(change.verdict))
 
 
 def refusals(found: list[Change], where: str) -> list[Problem]:
@@ -116,23 +116,17 @@ def _features(record: CheckpointManifest, plan: ActivationPlan, classes: Classes
     now = {feature.name: feature for feature in _effective_features(plan, classes)}
     for name in [*saved, *(name for name in now if name not in saved)]:
         if name not in now:
-            yield _removed(saved[name])
-        elif name not in saved:
-            yield _added(now[name], _declared(now[name], classes))
+            old = saved[name]
+            settings = [f"--set {name}.{key}={value}" for key, value in old.settings.items() if value is not None]
+            verdict, fix = old.state.verdict("removed"), " ".join(["--features", name, *settings])
+            yield Change(name, f"{name} was removed", verdict, _reason(old.state), saved=old.version, fix=fix)
+            continue
+        state = _declared(now[name], classes)
+        if name in saved:
+            yield from _kept(saved[name], now[name], state)
         else:
-            yield from _kept(saved[name], now[name], _declared(now[name], classes))
-
-
-def _removed(old: SavedFeature) -> Change:
-    settings = "".join(f" --set {old.name}.{key}={value}" for key, value in old.settings.items() if value is not None)
-    fix = f"--features {old.name}{settings}" if settings else f"--features {old.name}"
-    what = f"{old.name} was removed"
-    return Change(old.name, what, old.state.verdict("removed"), _reason(old.state), saved=f"{old.version}", fix=fix)
-
-
-def _added(new: PlannedFeature, state: CheckpointState) -> Change:
-    what, fix = f"{new.name} was added", f"--without {new.name}"
-    return Change(new.name, what, state.verdict("added"), _reason(state), now=new.version, fix=fix)
+            verdict, fix = state.verdict("added"), f"--without {name}"
+            yield Change(name, f"{name} was added", verdict, _reason(state), now=now[name].version, fix=fix)
 
 
 def _kept(old: SavedFeature, new: PlannedFeature, state: CheckpointState) -> Iterator[Change]:

@@ -15,7 +15,6 @@ from mindspeed.inspection.contracts import (
     CHECKOUT,
     CORE,
     Contract,
-    Part,
     Verdict,
     compare,
     difference,
@@ -80,7 +79,7 @@ def source_tree(path: Path) -> Iterator[Tree]:
         raise MindSpeedError([Problem("MS502", text, fix="give the folder that holds megatron/, or a recorded version")])
     root = root.resolve()
     with only_tree(root, "megatron"), trees_kept():
-        yield Tree(version_of(root / "megatron"), _reader(_parts((root / "megatron" / "training").is_dir())), root)
+        yield Tree(version_of(root / "megatron"), _reader((root / "megatron" / "training").is_dir()), root)
 
 
 @contextmanager
@@ -90,7 +89,7 @@ def installed_tree() -> Iterator[Tree]:
     if root is None:
         raise MindSpeedError([Problem("MS502", "megatron-core is not installed", fix="pip install megatron-core==0.16.1")])
     with trees_kept():
-        yield Tree(megatron_version(), _reader(_parts(package_root("training") is not None)), root.parent)
+        yield Tree(megatron_version(), _reader(package_root("training") is not None), root.parent)
 
 
 def read_targets(tree: Tree, targets: Sequence[Target]) -> dict[str, Contract]:
@@ -105,11 +104,8 @@ def read_targets(tree: Tree, targets: Sequence[Target]) -> dict[str, Contract]:
     return contracts
 
 
-def _parts(has_training: bool) -> tuple[Part, ...]:
-    return (CORE, CHECKOUT) if has_training else (CORE,)
-
-
-def _reader(parts: Sequence[Part]) -> Callable[[str], Contract | None]:
+def _reader(has_training: bool) -> Callable[[str], Contract | None]:
+    parts = (CORE, CHECKOUT) if has_training else (CORE,)
     return lambda target: read_contract(target) if part_of(target) in parts else None
 
 
@@ -121,17 +117,14 @@ def _baseline(target: str) -> Contract | None:
 def _row(target: Target, tree: Tree) -> DriftRow:
     version = tree.version
     if target.guards and version is not None and not any(version_in(version, guard) for guard in target.guards):
-        return DriftRow(
-            target.feature, target.target, "not applied", why=f"only for megatron-core {' or '.join(target.guards)}"
-        )
+        why = f"only for megatron-core {' or '.join(target.guards)}"
+        return DriftRow(target.feature, target.target, "not applied", why=why)
     found, recorded = tree.find(target.target), _baseline(target.target)
     if found is None or (recorded is None and found.kind != ABSENT):
         why = "no Megatron-LM there" if found is None and part_of(target.target) == CHECKOUT else "no contract to compare with"
         return DriftRow(target.feature, target.target, "unrecorded", why=why)
     if found.kind == ABSENT:
-        near = found.near
-        if tree.root is not None:
-            near = tuple(successors(target.target, recorded or found))
+        near = found.near if tree.root is None else tuple(successors(target.target, recorded or found))
         return DriftRow(target.feature, target.target, "gone", near)
     verdict = compare(recorded or found, found)
     return DriftRow(target.feature, target.target, verdict, why=difference(recorded or found, found))

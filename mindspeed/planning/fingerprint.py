@@ -11,6 +11,7 @@ import json
 import os
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -79,12 +80,15 @@ def content_of(
 
     Versions are those installed here, which need not be those that the plan was made for.
     """
+    operators = {op for name in plan.names if name in catalog.specs for op in catalog.specs[name].ops}
+    variants = variants_of(operators, plan.environment.get("platform", ""))  # C++ and torch round differently
+    targets = {planned.site.partition(":")[0] for planned in plan.patches if not planned.skipped}
     content = {f"version {name}": version for name, version in installed_versions().items()}
-    content |= {f"operator {name}": variant for name, variant in operators(plan, catalog, variants_of).items()}
+    content |= {f"operator {name}": variant for name, variant in variants.items()}
     content |= plan_facts(plan, catalog)
-    content |= {f"variable {name}": environ[name] for name in matching(environ)}
-    content |= {f"source {name}": digest for name, digest in source_digests(plan, catalog).items()}
-    content |= {f"target {name}": digest for name, digest in target_digests(plan).items()}
+    content |= {f"variable {name}": environ[name] for name in sorted(environ) if _is_compared(name)}
+    content |= _digests("source", _source_modules(plan, catalog))
+    content |= _digests("target", {module for module in targets if module.partition(".")[0] == "megatron"})
     return content
 
 
@@ -114,33 +118,18 @@ def installed_versions() -> dict[str, str]:
     return {name: version for name, version in found.items() if version is not None}
 
 
-def operators(plan: ActivationPlan, catalog: Catalog, variants_of: VariantsOf) -> Mapping[str, str]:
-    """Name the variant of each operator of the plan that runs here: C++ on one rank and torch on another round differently."""
-    specs = [catalog.specs[name] for name in plan.names if name in catalog.specs]
-    return variants_of({op for spec in specs for op in spec.ops}, plan.environment.get("platform", ""))
-
-
-def source_digests(plan: ActivationPlan, catalog: Catalog) -> dict[str, str]:
-    """Content of the module of every replacement, wrapper and mixin, and of the files beside every feature's own."""
+def _source_modules(plan: ActivationPlan, catalog: Catalog) -> set[str]:
+    """The module of every replacement, wrapper and mixin, and those beside every feature's own."""
     modules = {planned.reference.partition(":")[0] for planned in plan.patches if planned.reference and not planned.skipped}
     for feature in plan.features:
-        found = catalog.usable.get(feature.name)
-        if found is not None:
-            modules |= set(_beside(found.reference.partition(":")[0]))
-    return _digests(modules)
+        row = catalog.usable.get(feature.name)
+        if row is not None:
+            modules.update(_beside(row.reference.partition(":")[0]))
+    return modules
 
 
-def target_digests(plan: ActivationPlan) -> dict[str, str]:
-    """Content of every Megatron module that has a patch."""
-    modules = {planned.site.partition(":")[0] for planned in plan.patches if not planned.skipped}
-    return _digests(module for module in modules if module.partition(".")[0] == "megatron")
-
-
-def matching(environ: Mapping[str, str]) -> list[str]:
-    """The variables that are set and that `VARIABLES` lists."""
-    exact = {name for name in VARIABLES if not name.endswith("*")}
-    prefixes = tuple(name[:-1] for name in VARIABLES if name.endswith("*"))
-    return sorted(name for name in environ if (name in exact or name.startswith(prefixes)) and name not in OWN_VARIABLES)
+def _is_compared(variable: str) -> bool:
+    return variable not in OWN_VARIABLES and any(fnmatchcase(variable, pattern) for pattern in VARIABLES)
 
 
 def digest_of(content: Content) -> str:
@@ -208,12 +197,12 @@ def _beside(module: str) -> Iterator[str]:
         yield from (f"{package}.{file.stem}" for file in Path(found.file).parent.glob("*.py") if file.stem != "__init__")
 
 
-def _digests(modules: Iterable[str]) -> dict[str, str]:
+def _digests(kind: str, modules: Iterable[str]) -> dict[str, str]:
     found = {}
     for name in sorted(modules):
         module = find_module(name)
         if module is not None and module.file is not None:
-            found[name] = hashlib.blake2b(Path(module.file).read_bytes(), digest_size=8).hexdigest()
+            found[f"{kind} {name}"] = hashlib.blake2b(Path(module.file).read_bytes(), digest_size=8).hexdigest()
     return found
 
 

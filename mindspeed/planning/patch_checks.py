@@ -82,7 +82,7 @@ def _notes(planned: PlannedPatch, places: Places, version: str) -> Iterator[Plan
     if part_of(target) is None:
         return
     if known is None:
-        yield PlanNote("note", planned.owner, f"{target} has no recorded contract, so nobody has compared it with a release")
+        yield PlanNote("note", planned.owner, f"{target} has no recorded contract with which to compare it")
     elif is_installed(version) and contract is not None:
         verdict = compare(known[1], contract)
         if verdict in ("appended", "body changed"):

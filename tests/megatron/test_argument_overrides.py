@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -249,4 +250,5 @@ def test_the_names_of_every_place_are_read_from_source():
 
 def test_without_megatron_there_are_no_names(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "megatron", raising=False)
     assert set(known_arguments().values()) == {frozenset()}

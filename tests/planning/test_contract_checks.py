@@ -98,7 +98,7 @@ def test_a_target_that_no_contract_knows_is_a_note(core: Path) -> None:
     patches = [wrap(f"{STATE}:get_global_memory_buffer"), wrap("torch.cuda:is_available")]
     assert check_patches(patches, "0.16.1") == []
     assert [row.text for row in notes_on(patches, "0.16.1")] == [
-        f"{STATE}:get_global_memory_buffer has no recorded contract, so nobody has compared it with a release"
+        f"{STATE}:get_global_memory_buffer has no recorded contract with which to compare it"
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mindspeed.megatron.fixes.functions import CHECKPOINTS, FIXES, ON_CPU, PRODUCT, UNCOMPILED
+from mindspeed.megatron.fixes.functions import CHECKPOINTS, FIXES, PRODUCT, UNCOMPILED
 from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Patch, Ref, Set, When, Wrap, hookimpl
 
 _HERE: Final = "mindspeed.megatron.fixes"
@@ -42,7 +42,14 @@ class MegatronFixes(Feature[FeatureArgs]):
             Wrap(f"{CHECKPOINTS}.{target}", f"{_HERE}.numpy2:{name}", without, when=When("<0.16"), phase="checkpoint")
             for target, name in PRODUCT
         ]
-        patches += [Wrap(target, f"{_HERE}.{wrapper}", why, when=When(platform="cpu")) for target, wrapper, why in ON_CPU]
+        patches.append(
+            Wrap(
+                "megatron.core.models.common.embeddings.yarn_rotary_pos_embedding:YarnRotaryEmbedding.__init__",
+                f"{_HERE}.layers:made_on_host",
+                "it opens torch.device with the number of the device, which no torch without an accelerator can make",
+                when=When(platform="cpu"),
+            )
+        )
         patches += [
             Wrap(f"megatron.core.{module}:{name}", f"{_HERE}.layers:uncompiled", reason, when=When(versions, platform="cpu"))
             for module, versions, names in UNCOMPILED

@@ -114,11 +114,3 @@ PRODUCT: Final[tuple[tuple[str, str], ...]] = (
     ("exchange_utils:_shard_size", "shard_size"),
     ("validation:_validate_sharding_for_key_flattened", "check_coverage"),
 )
-
-ON_CPU: Final[tuple[tuple[str, str, str], ...]] = (
-    (
-        "megatron.core.models.common.embeddings.yarn_rotary_pos_embedding:YarnRotaryEmbedding.__init__",
-        "layers:made_on_host",
-        "it opens torch.device with the number of the device, which no torch without an accelerator can make",
-    ),
-)
