@@ -77,6 +77,57 @@ def record(megatron: str | None, into: Path | None) -> None:
     print_result({"megatron": tree.version, "file": str(file)}, [str(file)])
 
 
+@patches.command()
+@click.argument("checkout", type=click.Path(path_type=Path))
+@click.option(
+    "--since",
+    metavar="VERSION|PATH",
+    help="the release to compare with, a checkout of it for diffs  [default: the newest recorded]",
+)
+@click.option(
+    "--into",
+    metavar="FOLDER",
+    type=click.Path(path_type=Path),
+    default=Path("build/follow"),
+    show_default=True,
+    help="where the report and the record go",
+)
+@click.option("--claims/--no-claims", default=True, help="verify the claim of every feature on the checkout")
+@click.option("--feature", "names", multiple=True, metavar="NAME", help="verify this feature alone; may be given several times")
+@json_option
+@click.pass_context
+def follow(ctx: click.Context, checkout: Path, since: str | None, into: Path, claims: bool, names: tuple[str, ...]) -> None:
+    """Report what a new Megatron changes for features, for maintainers.
+
+    Compares every patch target with the last release, with the diff of each definition, names new arguments of Megatron that
+    look like a feature, records the checkout, and verifies the claim of every feature on it. Writes FOLDER/VERSION.md. The
+    exit status is 1 when a target is changed or gone, or a claim does not hold.
+    """
+    from mindspeed.diagnostics import following
+    from mindspeed.megatron.release_recording import record_release
+    from mindspeed.plugins.discovery import discover
+    from mindspeed.registry import megatron_targets
+
+    catalog = discover(only=())
+    verified = names or (sorted(catalog.specs) if claims else ())
+    targets = megatron_targets(catalog)
+    report = following.follow(checkout, since, targets, catalog.specs, record_release, into, verified)
+    page = into / f"{report.version}.md"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(following.markdown(report), encoding="utf-8")
+    counts = Counter(row.verdict for row in report.comparisons)
+    failed = [row["feature"] for row in report.claims if not row["holds"]]
+    lines = [
+        f"megatron-core {report.version} against {report.since}: "
+        + ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items())),
+        *(f"{feature}: Megatron has {argument}" for feature, argument in report.overlaps),
+        *([f"{len(report.claims)} claims, {len(failed)} do not hold: {', '.join(failed)}"] if failed else []),
+        str(page),
+    ]
+    print_result({**report.to_json(), "report": str(page)}, lines)
+    ctx.exit(OK if report.holds else PROBLEMS)
+
+
 def _tree(megatron: str | None) -> AbstractContextManager[Tree]:
     from mindspeed.planning.drift import installed_tree, recorded_tree, source_tree
 

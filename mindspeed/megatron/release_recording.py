@@ -15,7 +15,7 @@ from mindspeed.inspection.releases import FOLDER, Section, read_release, release
 from mindspeed.planning.drift import Tree, read_targets
 from mindspeed.planning.targets import Target
 from mindspeed.plugins.problems import MindSpeedError, Problem
-from mindspeed.resolution.environment import SUPPORTED_MEGATRON, version_in
+from mindspeed.resolution.environment import SUPPORTED_MEGATRON, UNTESTED_MEGATRON, version_in
 
 
 def record_release(tree: Tree, targets: Sequence[Target], folder: Path = FOLDER) -> Path:
@@ -36,7 +36,7 @@ def record_release(tree: Tree, targets: Sequence[Target], folder: Path = FOLDER)
     wanted = {target.target for target in targets}
     kept = {target: row for target, row in sections["targets"].items() if target in wanted and part_of(target) not in parts}
     sections["targets"] = dict(sorted((kept | rows).items()))
-    if version_in(tree.version, SUPPORTED_MEGATRON):
+    if any(version_in(tree.version, versions) for versions in (SUPPORTED_MEGATRON, UNTESTED_MEGATRON)):
         sections["configuration"] = {name: sorted(names) for name, names in known_arguments().items()}
         if (tree.root / "megatron" / "training").is_dir():
             sections["command_line"] = _command_line(tree.root)

@@ -5,7 +5,7 @@ Reads source text; imports nothing.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -18,6 +18,7 @@ from mindspeed.planning.plan import PlannedPatch
 from mindspeed.plugins.near_names import suggestion
 from mindspeed.plugins.patches import Mixin, Replace, Set, Wrap
 from mindspeed.plugins.problems import Problem
+from mindspeed.resolution.environment import SUPPORTED_MEGATRON, UNTESTED_MEGATRON, version_in
 from mindspeed.resolution.planned_feature import PlanNote
 
 Places = Mapping[str, TargetInfo]
@@ -73,7 +74,24 @@ def notes_on(patches: Sequence[PlannedPatch], version: str | None, places: Place
     """List notes on targets that are no problem: other code than recorded, or no record to compare with."""
     active = [planned for planned in patches if not planned.skipped]
     places = places or target_infos_of(active, version)
-    return list(dict.fromkeys(note for planned in active for note in _notes(planned, places, version))) if version else []
+    if version is None:
+        return []
+    notes = [note for planned in active for note in _notes(planned, places, version)]
+    return [*_untested(active, places, version), *dict.fromkeys(notes)]
+
+
+def _untested(active: Sequence[PlannedPatch], places: Places, version: str) -> Iterator[PlanNote]:
+    """A warning for a release that is newer than those that features are tested on, with the verdicts of the plan's targets."""
+    if not version_in(version, UNTESTED_MEGATRON):
+        return
+    text = f"megatron-core {version} is newer than the releases that features are tested on, {SUPPORTED_MEGATRON}"
+    known = {planned.patch.target: contract_for(planned.patch.target, version) for planned in active}
+    pairs = [(release, places[target].contract) for target, release in known.items() if release is not None]
+    counts = Counter(compare(release[1], found) for release, found in pairs if found is not None)
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+    if verdicts and is_installed(version):
+        text += f"; targets of this plan: {verdicts}"
+    yield PlanNote("warning", "megatron-core", text)
 
 
 def _notes(planned: PlannedPatch, places: Places, version: str) -> Iterator[PlanNote]:
@@ -150,12 +168,14 @@ def _changed(planned: PlannedPatch, site: Site, contract: Contract, version: str
     if known is None or compare(known[1], contract) != "changed":
         return
     release, recorded = known
-    text = f"{target}, which {owner} patches, is not the one of megatron-core {release}: {difference(recorded, contract)}"
+    untested = version_in(version, UNTESTED_MEGATRON)
+    differs = f"has changed since megatron-core {release}" if untested else f"is not the one of megatron-core {release}"
+    text = f"{target}, which {owner} patches, {differs}: {difference(recorded, contract)}"
     chain = (
         f"megatron-core {release} has {_described(recorded)}",
         f"megatron-core {version} here has {_described(contract)}",
     )
-    fix = f"install megatron-core {release} as it was released, or remove {owner}"
+    fix = f"install megatron-core {release}{'' if untested else ' as it was released'}, or remove {owner}"
     yield Problem("MS407", text, (owner,), chain, _where(site), fix)
 
 

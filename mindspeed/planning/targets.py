@@ -71,11 +71,12 @@ def megatron_targets(
     patches += [(owner, BUILT_IN, patch) for owner, patch in hook_patches]
     for name, found in catalog.usable.items():
         patches += [(name, found.distribution, patch) for patch in _patches_of(catalog.feature(name))]
+    ranges = {name: catalog.specs[name].megatron for name in catalog.usable}
     for owner, distribution, patch in patches:
         for target in (patch.target, *patch.clears):
             if part_of(target) is not None:
-                guard = patch.when.megatron if patch.when is not None else None
-                guards.setdefault((owner, distribution, target), set()).add(guard)
+                given = [patch.when.megatron if patch.when is not None else None, ranges.get(owner)]
+                guards.setdefault((owner, distribution, target), set()).add(",".join(filter(None, given)) or None)
     return [
         Target(*names, tuple(sorted(map(str, given))) if None not in given else ()) for names, given in sorted(guards.items())
     ]

@@ -14,6 +14,8 @@ from mindspeed.plugins.world import PLATFORMS
 
 SUPPORTED_MEGATRON: Final = ">=0.14,<0.20"
 """Range of megatron-core that the built-in features are proven on."""
+UNTESTED_MEGATRON: Final = ">=0.20"
+"""Newer releases: a plan for one has a warning, and a problem for each of its targets that has changed or gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,9 @@ class Environment:
         if self.megatron is not None and not is_version(self.megatron):
             text = f"megatron-core {self.megatron!r} is not a version"
             found.append(Problem("MS502", text, where=self.source, fix="--megatron 0.16.1"))
-        elif self.megatron is not None and not version_in(self.megatron, SUPPORTED_MEGATRON):
+        elif self.megatron is not None and not any(
+            version_in(self.megatron, versions) for versions in (SUPPORTED_MEGATRON, UNTESTED_MEGATRON)
+        ):
             text = f"megatron-core {self.megatron} is not supported, which needs {SUPPORTED_MEGATRON}"
             found.append(Problem("MS502", text, where=self.source, fix="pip install megatron-core==0.16.1"))
         return found

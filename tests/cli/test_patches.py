@@ -1,13 +1,15 @@
-"""``mindspeed patches drift`` and ``record``."""
+"""``mindspeed patches drift``, ``record`` and ``follow``."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from mindspeed.inspection.contracts import BASELINE
 from mindspeed.inspection.releases import recorded_releases, release_file
+from tests.diagnostics.test_following import tree
 from tests.inspection.megatron_copies import copy_megatron, edit
 
 STATE = "megatron.core.parallel_state"
@@ -137,3 +139,22 @@ def test_a_tree_that_does_not_say_its_version_is_not_recorded(mindspeed, checkou
     result = mindspeed("patches", "record", "--megatron", checkout, "--into", tmp_path / "recorded")
     assert result.stderr == f"MS502 {checkout} does not say its version\n  fix: look at megatron/core/package_info.py\n"
     assert not (tmp_path / "recorded").exists()
+
+
+def test_the_command_writes_the_report_and_the_record(mindspeed, tmp_path: Path) -> None:
+    new = tree(tmp_path / "new", "0.20.0")
+    result = mindspeed("patches", "follow", new, "--no-claims", "--into", tmp_path / "out", "--json")
+    assert result.exit_code == 1
+    data = json.loads(result.stdout)
+    assert (data["megatron"], data["since"], data["claims"]) == ("0.20.0", "0.19.1", [])
+    page = (tmp_path / "out" / "0.20.0.md").read_text()
+    assert page.startswith("# megatron-core 0.20.0, against 0.19.1\n")
+    assert "there are no diffs" in page or data["notes"]
+
+
+def test_a_folder_without_megatron_is_not_followed(mindspeed, tmp_path: Path) -> None:
+    result = mindspeed("patches", "follow", tmp_path, "--no-claims", "--into", tmp_path / "out")
+    assert result.exit_code == 3
+    assert result.stderr == (
+        f"MS502 {tmp_path} holds no megatron/core\n  fix: give the folder that holds megatron/, or a recorded version\n"
+    )

@@ -200,3 +200,17 @@ def test_a_plan_for_another_version_is_not_activated(core: Path) -> None:
         "MS306 the plan is for megatron-core 0.16.1, and 0.16.2 is installed here\n"
         "  fix: install megatron-core 0.16.1, or make the plan again here"
     ]
+
+
+def test_a_changed_target_of_a_release_after_the_tested_ones_is_a_problem_and_the_others_are_counted(core: Path) -> None:
+    edit(core / "package_info.py", "MINOR = 16", "MINOR = 20")
+    (warning,) = [note.text for note in notes_on([wrap(f"{STATE}:get_nccl_options")], "0.20.1") if note.kind == "warning"]
+    newer = "megatron-core 0.20.1 is newer than the releases that features are tested on, >=0.14,<0.20"
+    assert warning == f"{newer}; targets of this plan: 1 same"
+    edit(core / "parallel_state.py", f"{OPTIONS}):", "def get_nccl_options(pg_name, *, extra):")
+    (text,) = problems("0.20.1", f"{STATE}:get_nccl_options")
+    assert text.startswith(
+        f"MS407 {STATE}:get_nccl_options, which alpha patches, has changed since megatron-core 0.19.1: "
+        "parameters: +extra, -nccl_comm_cfgs\n"
+    )
+    assert text.endswith("\n  fix: install megatron-core 0.19.1, or remove alpha")

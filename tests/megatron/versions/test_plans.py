@@ -132,10 +132,16 @@ def test_the_guards_hold_on_accelerators_too(version: str, platform: str) -> Non
 
 def test_versions_outside_the_range_are_refused() -> None:
     assert all(version_in(version, SUPPORTED_MEGATRON) for version in (*VERSIONS, "0.15.0", "0.16.0", "0.18.0"))
-    for version in ("0.12.1", "0.13.1", "0.20.0"):
+    for version in ("0.12.1", "0.13.1"):
         with pytest.raises(ResolutionError) as refused:
             plan_for(version)
         assert [str(problem) for problem in refused.value.problems if problem.code == "MS502"] == [
             f"MS502 megatron-core {version} is not supported, which needs >=0.14,<0.20\n"
             "  where: made up\n  fix: pip install megatron-core==0.16.1"
         ]
+
+
+def test_a_release_after_the_tested_ones_is_planned_with_a_warning() -> None:
+    tested, untested = ([row.text for row in plan_for(v).rows if row.kind == "warning"] for v in ("0.19.1", "0.20.0"))
+    newer = "megatron-core 0.20.0 is newer than the releases that features are tested on, >=0.14,<0.20"
+    assert untested == [*tested, newer]

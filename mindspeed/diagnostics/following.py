@@ -1,0 +1,144 @@
+"""Follow a Megatron release: what differs from the last one, which claims hold on it, as one report."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from mindspeed.diagnostics.release_comparison import CHANGED, Comparison, compare_releases
+from mindspeed.planning.drift import source_tree
+from mindspeed.planning.targets import Target
+from mindspeed.plugins.feature import FeatureSpec
+from mindspeed.plugins.problems import MindSpeedError
+
+Recorder = Callable[[Any, Sequence[Target], Path], Path]
+"""``record_release`` of `mindspeed.megatron.release_recording`."""
+
+FAILED: Final = ("changed", "gone")
+_ORDER: Final = ("gone", "changed", "body changed", "appended", "new", "same")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The findings of one release: rows of targets, overlaps ``(feature, new argument)``, claims by feature, notes."""
+
+    version: str
+    since: str
+    checkout: Path
+    comparisons: Sequence[Comparison]
+    overlaps: Sequence[tuple[str, str]]
+    claims: Sequence[Mapping[str, Any]]
+    notes: Sequence[str] = ()
+
+    @property
+    def holds(self) -> bool:
+        """Return whether no target is changed or gone, and no claim fails."""
+        return not any(row.verdict in FAILED for row in self.comparisons) and not any(not row["holds"] for row in self.claims)
+
+    def to_json(self) -> dict[str, Any]:
+        fields = ("feature", "target", "verdict", "why", "near", "diff")
+        return {
+            "megatron": self.version,
+            "since": self.since,
+            "targets": [{name: getattr(row, name) for name in fields} for row in self.comparisons],
+            "overlaps": [{"feature": feature, "argument": argument} for feature, argument in self.overlaps],
+            "claims": list(self.claims),
+            "notes": list(self.notes),
+        }
+
+
+def follow(
+    checkout: Path,
+    since: str | None,
+    targets: Sequence[Target],
+    specs: Mapping[str, FeatureSpec],
+    record: Recorder,
+    into: Path,
+    claims: Iterable[str] = (),
+) -> Report:
+    """Compare ``checkout`` with ``since``, record it below ``into``, and verify ``claims``, names of features, on it."""
+    declared = {name: [flag.dest for flag in spec.megatron_flags] for name, spec in specs.items()}
+    version, before, comparisons, overlaps = compare_releases(targets, declared, checkout, since)
+    notes = []
+    try:
+        with source_tree(checkout) as tree:
+            record(tree, targets, into)
+    except MindSpeedError as error:
+        notes += [str(problem) for problem in error.problems]
+    if not any(row.diff for row in comparisons) and any(row.verdict == "body changed" for row in comparisons):
+        notes.append(f"there are no diffs without the source of {before}: --since CHECKOUT")
+    rows, failure = verify_on(checkout, claims)
+    return Report(version, before, checkout, comparisons, overlaps, rows, (*notes, *([failure] if failure else [])))
+
+
+def verify_on(checkout: Path, names: Iterable[str]) -> tuple[list[dict[str, Any]], str]:
+    """Verify the claims of features in a process that imports ``checkout``; the rows, and why there are no more of them."""
+    wanted = list(names)
+    if not wanted:
+        return [], ""
+    path = os.pathsep.join([str(checkout.resolve()), *(entry for entry in sys.path if entry)])
+    command = [sys.executable, "-W", "ignore", "-m", "mindspeed.verification.claims", *wanted]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": path})
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    last = done.stderr.strip().rpartition("\n")[2]
+    return rows[1:], f"the claims were not all verified: {last}" if done.returncode else ""
+
+
+def markdown(report: Report) -> str:
+    """The report as a Markdown page."""
+    return "\n".join(_lines(report)) + "\n"
+
+
+def _lines(report: Report) -> Iterator[str]:
+    yield f"# megatron-core {report.version}, against {report.since}\n"
+    yield f"Targets of patches: {_counted(row.verdict for row in report.comparisons)}.\n"
+    yield from (f"- {note}" for note in report.notes)
+    yield "\n## Features\n"
+    yield "| feature | claim | targets |\n|---|---|---|"
+    claims = {row["feature"]: row for row in report.claims}
+    for name in sorted({row.feature for row in report.comparisons} | set(claims)):
+        verdicts = _counted(row.verdict for row in report.comparisons if row.feature == name)
+        yield f"| {name} | {_claim(claims.get(name))} | {verdicts or 'no target'} |"
+    if report.overlaps:
+        yield "\n## New arguments of Megatron that look like a feature\n"
+        yield from (f"- `{argument}`: {feature}" for feature, argument in report.overlaps)
+    yield "\n## Targets that differ\n"
+    owners: dict[str, list[str]] = {}
+    for row in report.comparisons:
+        owners.setdefault(row.target, []).append(row.feature)
+    different = {row.target: row for row in report.comparisons if row.verdict in CHANGED}
+    for row in sorted(different.values(), key=lambda row: (_ORDER.index(row.verdict), row.target)):
+        yield from _target_lines(row, owners[row.target])
+    failed = [row for row in report.claims if row["problems"]]
+    if failed:
+        yield "## Problems of claims\n"
+    for claim in failed:
+        yield f"### {claim['feature']}\n"
+        yield "```\n" + "\n".join(claim["problems"]) + "\n```\n"
+
+
+def _target_lines(row: Comparison, owners: Sequence[str]) -> Iterator[str]:
+    yield f"### {row.verdict}: `{row.target}`\n"
+    yield ", ".join(owners) + (f": {row.why}" if row.why else "") + "\n"
+    if row.near:
+        yield "near names: " + ", ".join(f"`{name}`" for name in row.near) + "\n"
+    if row.diff:
+        yield f"```diff\n{row.diff}\n```\n"
+
+
+def _counted(verdicts: Iterable[str]) -> str:
+    counts = Counter(verdicts)
+    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in (*_ORDER, "unrecorded") if counts[verdict])
+
+
+def _claim(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return "not verified"
+    return "holds" if row["holds"] else "refused" if row["holds"] is None else "does not hold"

@@ -1,0 +1,186 @@
+"""Compare a Megatron that nobody has tried with the newest release that features run on, from source text.
+
+Rows say how every target of a patch differs, with the diff of its definition, and which new arguments of Megatron's own look
+like a feature.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from mindspeed.inspection.config_arguments import known_arguments
+from mindspeed.inspection.contract_reading import definition_nodes, successors
+from mindspeed.inspection.contracts import ABSENT, Contract, Verdict, compare, difference
+from mindspeed.inspection.releases import recorded_releases, recorded_section
+from mindspeed.inspection.sites import definitions, find_site
+from mindspeed.planning.drift import Tree, read_targets, recorded_tree, source_tree
+from mindspeed.planning.targets import Target
+from mindspeed.resolution.environment import version_in
+
+CHANGED: Final = ("appended", "body changed", "changed", "gone")
+_GENERIC: Final = frozenset({"a", "add", "of", "use", "enable", "num", "size", "type", "no", "is", "moe"})
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Describe how one target of a feature differs: the change of its parameters, names near it, the diff of its definition."""
+
+    feature: str
+    target: str
+    verdict: Verdict
+    why: str = ""
+    near: tuple[str, ...] = ()
+    diff: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Release:
+    """What a source tree says, or of a recorded release what is recorded: contracts, definitions, argument names."""
+
+    version: str
+    contracts: Mapping[str, Contract]
+    definitions: Mapping[str, str]
+    arguments: frozenset[str]
+
+
+def compare_releases(
+    targets: Sequence[Target], features: Mapping[str, Sequence[str]], new: Path, since: str | None = None
+) -> tuple[str, str, list[Comparison], list[tuple[str, str]]]:
+    """``(version, older version, rows, overlaps)`` of the checkout ``new`` against ``since``.
+
+    ``since`` is a checkout, which gives diffs too, or a recorded release; by default the newest that is recorded. An overlap is
+    ``(feature, new argument)``; ``features`` are names with the arguments of Megatron that each declares. Raises MindSpeedError
+    MS502 for a folder without Megatron.
+    """
+    before = _read(source_tree(Path(since)), targets) if since and Path(since).exists() else _recorded(since)
+    with source_tree(new) as tree:
+        after = _of_tree(tree, targets)
+        rows = [row for target in targets if (row := _compare(target, before, after)) is not None]
+        rows = [_with_successors(row, before) if row.verdict == "gone" else row for row in rows]
+    return after.version, before.version, rows, [*overlaps(features, after.arguments - before.arguments)]
+
+
+def overlaps(features: Mapping[str, Sequence[str]], arguments: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield ``(feature, argument)`` for every new argument of Megatron that has all words of a feature's name, or of an
+    argument that the feature declares."""
+    for argument in sorted(arguments):
+        words = _words(argument)
+        for feature, declared in features.items():
+            for name in (feature, *declared):
+                wanted = _words(name) - _GENERIC
+                if wanted and wanted <= words and name != argument:
+                    yield feature, argument
+                    break
+
+
+def _words(name: str) -> frozenset[str]:
+    """The words of a name, each without the ending of a plural."""
+    return frozenset(word.removesuffix("s") for word in re.split(r"[-_.]", name.lower()) if word)
+
+
+def _compare(target: Target, before: _Release, after: _Release) -> Comparison | None:
+    """None for a target that this Megatron need not have, or that lies in a part which is not there."""
+    if target.guards and not any(version_in(after.version, guard) for guard in target.guards):
+        return None
+    name, old, new = target.target, before.contracts.get(target.target), after.contracts.get(target.target)
+    if new is None:
+        return None
+    if old is None or (old.kind == ABSENT and new.kind != ABSENT):
+        return Comparison(target.feature, name, "new" if old is not None else "unrecorded")
+    row = Comparison(target.feature, name, compare(old, new), difference(old, new))
+    if row.verdict in ("appended", "body changed", "changed"):
+        return replace(row, diff=_diff(name, before, after))
+    return replace(row, verdict="gone") if new.kind == ABSENT else row
+
+
+def _with_successors(row: Comparison, before: _Release) -> Comparison:
+    return replace(row, near=tuple(successors(row.target, before.contracts.get(row.target, Contract(ABSENT)))))
+
+
+def _diff(target: str, before: _Release, after: _Release) -> str:
+    """The unified diff of a definition; empty where one of the two is not at hand as source."""
+    old, new = before.definitions.get(target), after.definitions.get(target)
+    if old is None or new is None:
+        return ""
+    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), before.version, after.version, lineterm="", n=2)
+    return "\n".join(lines)
+
+
+def _read(tree: AbstractContextManager[Tree], targets: Sequence[Target]) -> _Release:
+    with tree as found:
+        return _of_tree(found, targets)
+
+
+def _of_tree(tree: Tree, targets: Sequence[Target]) -> _Release:
+    contracts = read_targets(tree, targets)
+    texts = {name: text for name in contracts if (text := _definition(name))}
+    return _Release(tree.version or "of unknown version", contracts, texts, _arguments(known_arguments(), tree.root))
+
+
+def _recorded(version: str | None) -> _Release:
+    release = version or recorded_releases()[-1]
+    tree = recorded_tree(release)
+    names = recorded_section(release, "configuration")
+    options = recorded_section(release, "command_line")
+    known = {name for place in names[1].values() for name in place} if names is not None else set()
+    known |= {row["dest"] for row in options[1]} if options is not None else set()
+    contracts = {name: contract for name in _targets_of(release) if (contract := tree.find(name)) is not None}
+    return _Release(release, contracts, {}, frozenset(known))
+
+
+def _targets_of(release: str) -> Iterable[str]:
+    section = recorded_section(release, "targets")
+    return section[1] if section is not None else ()
+
+
+def _definition(target: str) -> str:
+    """The source text of the statements that bind a target, empty where there are none."""
+    site = find_site(target)
+    module, _ = definitions(site) or (None, ()) if site is not None else (None, ())
+    if site is None or module is None or module.file is None:
+        return ""
+    lines = Path(module.file).read_text(encoding="utf-8").splitlines()
+    nodes = definition_nodes(site)
+    return "\n".join("\n".join(lines[_first_line(node) - 1 : node.end_lineno]) for node in nodes)
+
+
+def _first_line(node: ast.stmt) -> int:
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(decorator.lineno for decorator in decorators)])
+
+
+_ARGUMENT_FILES: Final = ("training/arguments.py", "training/config", "training/argument_utils.py")
+
+
+def _arguments(configuration: Mapping[str, frozenset[str]], root: Path | None) -> frozenset[str]:
+    """Names of configuration fields, and options that are written in the files of Megatron-LM's parser."""
+    names = {name for place in configuration.values() for name in place}
+    for part in _ARGUMENT_FILES if root is not None else ():
+        place = root / "megatron" / part if root is not None else Path()
+        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place] if place.is_file() else []:
+            names |= set(_options_in(file))
+    return frozenset(names)
+
+
+def _options_in(file: Path) -> Iterator[str]:
+    """Options that ``add_argument`` gets as text, and annotated fields of dataclasses, which newer parsers are made from."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
+            yield from (
+                word.value[2:].replace("-", "_")
+                for word in node.args
+                if isinstance(word, ast.Constant) and isinstance(word.value, str) and word.value.startswith("--")
+            )
+        elif isinstance(node, ast.ClassDef):
+            yield from (
+                member.target.id
+                for member in node.body
+                if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name)
+            )

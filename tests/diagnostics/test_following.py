@@ -1,0 +1,135 @@
+"""`mindspeed patches follow` on small trees: a planted rename, body, parameter and native flag are found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mindspeed.diagnostics.following import Report, follow, markdown
+from mindspeed.diagnostics.release_comparison import compare_releases, overlaps
+from mindspeed.planning.targets import Target
+from mindspeed.plugins.feature import Category, FeatureSpec
+from mindspeed.plugins.problems import MindSpeedError, Problem
+
+UTILS = """\
+def slice_batch(batch, group=None):
+    share = batch[group.rank()]
+    return share
+
+
+def gather(shares, group):
+    return sum(shares)
+
+
+def kept(tokens, group):
+    return tokens
+"""
+ARGUMENTS = """\
+def add_arguments(parser):
+    parser.add_argument("--tensor-model-parallel-size", type=int)
+"""
+TARGETS = [Target("demo", "mindspeed", f"megatron.core.utils:{name}") for name in ("slice_batch", "gather", "kept")]
+SPECS = {"demo": FeatureSpec(name="demo", summary="A feature to test with", category=Category.COMPUTE)}
+SPECS |= {name: FeatureSpec(name=name, summary=name, category=Category.COMPUTE) for name in ("ring-attention", "swiglu")}
+
+
+def tree(root: Path, version: str, utils: str = UTILS, arguments: str = ARGUMENTS) -> Path:
+    core, training = root / "megatron" / "core", root / "megatron" / "training"
+    for folder in (core, training):
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text("")
+    major, minor, patch = version.split(".")
+    (core / "package_info.py").write_text(f"MAJOR = {major}\nMINOR = {minor}\nPATCH = {patch}\nPRE_RELEASE = ''\n")
+    (core / "utils.py").write_text(utils)
+    (training / "arguments.py").write_text(arguments)
+    return root
+
+
+def found(tmp_path: Path, utils: str = UTILS, arguments: str = ARGUMENTS, version: str = "0.20.0") -> Report:
+    old, new = tree(tmp_path / "old", "0.19.1"), tree(tmp_path / "new", version, utils, arguments)
+    return follow(new, str(old), TARGETS, SPECS, lambda *_: tmp_path, tmp_path)
+
+
+def test_a_planted_rename_is_gone_and_found_under_its_new_name(tmp_path: Path) -> None:
+    report = found(tmp_path, UTILS.replace("def slice_batch", "def batch_of_rank"))
+    rows = {row.target: row for row in report.comparisons if row.verdict != "same"}
+    assert list(rows) == ["megatron.core.utils:slice_batch"]
+    (row,) = rows.values()
+    assert (row.verdict, row.near) == ("gone", ("megatron.core.utils:batch_of_rank",))
+    assert not report.holds
+    assert (
+        "### gone: `megatron.core.utils:slice_batch`\n\ndemo\n\nnear names: `megatron.core.utils:batch_of_rank`\n"
+        in markdown(report)
+    )
+
+
+def test_a_planted_change_of_a_body_is_a_diff_of_this_function_alone(tmp_path: Path) -> None:
+    report = found(tmp_path, UTILS.replace("return sum(shares)", "return max(shares)"))
+    (row,) = [row for row in report.comparisons if row.verdict != "same"]
+    assert (row.target, row.verdict) == ("megatron.core.utils:gather", "body changed")
+    assert row.diff.splitlines() == [
+        "--- 0.19.1",
+        "+++ 0.20.0",
+        "@@ -1,2 +1,2 @@",
+        " def gather(shares, group):",
+        "-    return sum(shares)",
+        "+    return max(shares)",
+    ]
+    assert report.holds
+    assert f"```diff\n{row.diff}\n```" in markdown(report)
+
+
+def test_other_parameters_are_named_beside_the_diff(tmp_path: Path) -> None:
+    report = found(tmp_path, UTILS.replace("def gather(shares, group)", "def gather(shares, ranks)"))
+    (row,) = [row for row in report.comparisons if row.verdict != "same"]
+    assert (row.verdict, row.why) == ("changed", "parameters: +ranks, -group")
+    assert row.diff
+    assert not report.holds
+
+
+def test_a_planted_native_flag_that_doubles_a_feature_is_named(tmp_path: Path) -> None:
+    line = '    parser.add_argument("--use-ring-attention", action="store_true")\n'
+    report = found(tmp_path, arguments=ARGUMENTS + line)
+    assert report.overlaps == [("ring-attention", "use_ring_attention")]
+    assert "- `use_ring_attention`: ring-attention\n" in markdown(report)
+
+
+def test_an_argument_overlaps_with_all_words_of_a_name_and_not_with_some() -> None:
+    features = {"ring-attention": (), "context-parallel": ("context_parallel_size",)}
+    arguments = ("attention_backend", "hybrid_context_parallel", "rings_of_attention", "context_parallel_size")
+    assert [*overlaps(features, arguments)] == [
+        ("context-parallel", "context_parallel_size"),
+        ("context-parallel", "hybrid_context_parallel"),
+        ("ring-attention", "rings_of_attention"),
+    ]
+
+
+def test_a_recorded_release_gives_verdicts_without_diffs(tmp_path: Path) -> None:
+    new = tree(tmp_path / "new", "0.20.0")
+    targets = [Target("demo", "mindspeed", "megatron.core.utils:get_batch_on_this_cp_rank")]
+    version, since, rows, _ = compare_releases(targets, {}, new)
+    assert (version, since) == ("0.20.0", "0.19.1")
+    assert [(row.verdict, row.diff) for row in rows] == [("gone", "")]
+
+
+def test_a_target_for_other_releases_is_left_out(tmp_path: Path) -> None:
+    old, new = tree(tmp_path / "old", "0.19.1"), tree(tmp_path / "new", "0.20.0")
+    _, _, rows, _ = compare_releases([Target("demo", "mindspeed", TARGETS[0].target, ("<0.17",))], {}, new, str(old))
+    assert rows == []
+
+
+def test_what_cannot_be_recorded_is_a_note(tmp_path: Path) -> None:
+    def refuse(*_: object) -> Path:
+        raise MindSpeedError([Problem("MS502", "the command line cannot be read")])
+
+    old, new = tree(tmp_path / "old", "0.19.1"), tree(tmp_path / "new", "0.20.0")
+    report = follow(new, str(old), TARGETS, SPECS, refuse, tmp_path)
+    assert [*report.notes] == ["MS502 the command line cannot be read"]
+
+
+def test_a_claim_that_fails_is_a_row_with_its_problems(tmp_path: Path) -> None:
+    old = tree(tmp_path / "old", "0.19.1")
+    rows = [{"feature": "demo", "holds": False, "problems": ["MS607 demo: loss differs"], "seconds": 1.0}]
+    report = Report("0.20.0", "0.19.1", old, [], [], rows)
+    assert not report.holds
+    assert "| demo | does not hold | no target |\n" in markdown(report)
+    assert "### demo\n\n```\nMS607 demo: loss differs\n```\n" in markdown(report)
