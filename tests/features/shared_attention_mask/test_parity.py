@@ -136,9 +136,15 @@ def test_training_is_that_of_megatron(prove: Prove, also: list[str]) -> None:
     assert prove(NAME, also=also).problems == []
 
 
-@pytest.mark.parametrize("also", ["flash-attention", "pipeline-parallel", "recompute", "ring-attention", "ulysses-attention"])
+@pytest.mark.parametrize("also", ["flash-attention", "pipeline-parallel", "recompute"])
 def test_it_is_beside_other_features(prove: Prove, also: str) -> None:
     assert prove(NAME, also=[also]).problems == []
+
+
+@pytest.mark.parametrize("algorithm", ["ring-attention", "ulysses-attention"])
+def test_it_has_nothing_to_do_beside_an_algorithm_that_implies_the_causal_mask(prove: Prove, algorithm: str) -> None:
+    (problem,) = prove(NAME, also=[algorithm]).problems
+    assert problem.message == f"effect of {NAME}: the configuration that reached the model equals the baseline's"
 
 
 def test_the_data_loader_spares_a_byte_for_each_pair_of_tokens_of_each_sample() -> None:
