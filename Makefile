@@ -38,8 +38,9 @@ build/megatron/%/installed: | $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D) megatron-core==$*
 	touch $@
 
-test-versions: $(VENV)/installed $(MEGATRONS:%=build/megatron/%/installed)  ## the features on the other Megatron versions
-	MINDSPEED_MEGATRONS=build/megatron $(BIN)/python -m pytest -q -m long tests/megatron/versions
+test-versions: $(VENV)/installed $(MEGATRONS:%=build/megatron/%/installed)  ## the features on the other Megatron versions, and on the checkouts in MINDSPEED_MEGATRONS
+	MINDSPEED_MEGATRONS=build/megatron:$(MINDSPEED_MEGATRONS) $(BIN)/python -m pytest -q -m long tests/megatron/versions
+	$(BIN)/python -m tools.docs.version_results build/versions
 
 RECORDED := 0.16.1 0.12.1 0.14.0 0.15.3
 

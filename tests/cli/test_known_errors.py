@@ -26,6 +26,7 @@ TEXTS = [
     "AssertionError: Rank 0: found NaN in local grad norm in backward pass before data-parallel communication collective",
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB",
     "Exception: the patch of forward exist !",
+    "ImportError: cannot import name 'override' from 'typing' (/usr/lib/python3.11/typing.py)",
 ]
 
 

@@ -17,6 +17,7 @@ from tools.docs.markdown import page, table
 from tools.docs.operators import operators_page
 from tools.docs.plan_picture import plan_picture
 from tools.docs.reference import command_line_page, errors_page, hooks_page, settings_page
+from tools.docs.version_results import result_table
 
 
 def pages(catalog: Catalog, main: click.Group) -> dict[str, str]:
@@ -31,19 +32,20 @@ def pages(catalog: Catalog, main: click.Group) -> dict[str, str]:
         "operators.md": operators_page(),
         "settings.md": settings_page(catalog),
         "cli.md": command_line_page(main),
-        "support.md": support_page(),
+        "support.md": support_page(catalog),
         "drift.md": drift_page(catalog),
         "plan.svg": svg(plan_picture()),
     }
 
 
-def support_page() -> str:
+def support_page(catalog: Catalog) -> str:
     """What was tried, and what never."""
     states = [f"- *{state}*: {meaning}" for state, meaning in support_matrix.MEANING.items()]
     cells = table(("component", "version", "state", "note"), [astuple(cell) for cell in support_matrix.CELLS])
     headers = ("platform", "megatron-core", "torch", "torch_npu", "CANN", "Python", "hardware", "state")
     together = table(headers, [astuple(row) for row in support_matrix.COMBINATIONS])
     words = "`mindspeed doctor --matrix` prints these tables, with `--json` for programs. A state means what it says:"
+    claims = "*passed*: the claim held in the smallest surroundings (`make test-versions`). The default tests run on 0.16.1."
     npu = "The rows for npu follow the pairs that [Ascend/pytorch](https://gitcode.com/Ascend/pytorch) publishes."
     return page(
         "Support",
@@ -51,6 +53,7 @@ def support_page() -> str:
         [words, "", *states],
         ["## One by one", "", *cells],
         ["## Together", "", npu, "", *together],
+        ["## Features on other versions of Megatron", "", claims, "", *result_table(sorted(catalog.specs))],
     )
 
 

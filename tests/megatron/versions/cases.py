@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from mindspeed.registry import catalog
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -34,7 +36,9 @@ FEATURES: Final = (
     "rotary-embedding",
     "flash-attention",
 )
-"""The ten Megatron features and operator features."""
+"""The ten Megatron features and operator features, which one plan can have together."""
+
+SPECS: Final = catalog(frozenset()).specs
 
 _FULL: Final = {"recompute": {"granularity": "full", "method": "uniform", "num_layers": 1}}
 _BLOCK: Final = {"recompute": {"granularity": "full", "method": "block", "num_layers": 1}}
@@ -47,7 +51,7 @@ def _dispatched(dispatcher: str) -> Mapping[str, Mapping[str, Any]]:
 
 
 CASES: Final[Mapping[str, Case]] = {
-    **{name: Case((name,)) for name in FEATURES},
+    **{name: Case((name,)) for name in sorted(SPECS)},
     "tp2 with sequence parallelism": Case(("tensor-parallel", "sequence-parallel"), nproc=2),
     "tp2 with sequence parallelism, bf16": Case(("tensor-parallel", "sequence-parallel"), world={"dtype": "bf16"}, nproc=2),
     "pp2 x vpp2 with overlapped p2p": Case(

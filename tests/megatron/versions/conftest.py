@@ -14,6 +14,8 @@ from typing import Any, Final
 import pytest
 
 ROOT: Final = Path(__file__).resolve().parents[3]
+RESULTS: Final = ROOT / "build" / "versions"
+"""What was found on each version, from which `tools.docs.version_results` makes the table of docs/support.md."""
 VARIABLE: Final = "MINDSPEED_MEGATRONS"
 MISSING: Final = f"{VARIABLE} names no folder of unpacked Megatron versions; `make test-versions` makes one and sets it"
 
@@ -28,7 +30,8 @@ class Megatron:
     @property
     def environment(self) -> dict[str, str]:
         """The environment of a process that imports this Megatron, and mindspeed from this checkout."""
-        path = os.pathsep.join([str(ROOT), str(self.folder)])
+        older = [str(Path(__file__).with_name("python311"))] if sys.version_info < (3, 12) else []
+        path = os.pathsep.join([*older, str(ROOT), str(self.folder)])
         return {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
 
     def run(self, *command: str) -> str:
@@ -40,9 +43,9 @@ class Megatron:
 
 
 def unpacked() -> list[Megatron]:
-    """The versions at hand, lowest first."""
-    folder = os.environ.get(VARIABLE)
-    found = sorted(Path(folder).iterdir()) if folder else []
+    """The versions at hand, lowest first; the variable may name several folders, as PATH does."""
+    folders = [Path(folder) for folder in os.environ.get(VARIABLE, "").split(os.pathsep) if folder]
+    found = sorted((one for folder in folders for one in folder.iterdir()), key=lambda one: one.name)
     return [Megatron(one.name, one.resolve()) for one in found if (one / "megatron" / "core" / "__init__.py").is_file()]
 
 
@@ -57,5 +60,7 @@ def megatron(request: pytest.FixtureRequest) -> Megatron:
 @pytest.fixture(scope="session")
 def answers(megatron: Megatron) -> Mapping[str, Any]:
     """What `verify_cases` prints beside this Megatron: all cases in one pool of processes."""
-    printed = megatron.run(str(Path(__file__).with_name("verify_cases.py")))
-    return json.loads(printed.splitlines()[-1])
+    printed = megatron.run(str(Path(__file__).with_name("verify_cases.py"))).splitlines()[-1]
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / f"{megatron.version}.json").write_text(printed, encoding="utf-8")
+    return json.loads(printed)

@@ -8,17 +8,19 @@ plans are made for, "imported": file of the megatron.core that is imported here,
 from __future__ import annotations
 
 import json
+import platform
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from mindspeed.inspection.megatron_copies import megatron_version, package_root
 from mindspeed.plugins.problems import MindSpeedError
+from mindspeed.resolution.environment import installed_version
 from mindspeed.resolution.request import Layer
 from mindspeed.verification.case import build_case
 from mindspeed.verification.harness import verify
 from mindspeed.verification.pool import WorkerPool
-from tests.megatron.versions.cases import CASES, Case
+from tests.megatron.versions.cases import CASES, SPECS, Case
 
 
 def answer(case: Case, pool: WorkerPool) -> Mapping[str, Any]:
@@ -43,11 +45,12 @@ def answer(case: Case, pool: WorkerPool) -> Mapping[str, Any]:
 def main() -> None:
     names = sys.argv[1:] or list(CASES)
     with WorkerPool() as pool:
-        answers = {name: answer(CASES[name], pool) for name in names}
+        answers = {name: {**answer(CASES[name], pool), "alone": name in SPECS} for name in names}
     import megatron.core
 
     found = {"megatron": megatron_version(), "root": str(package_root("core")), "imported": megatron.core.__file__}
-    print(json.dumps({**found, "cases": answers}))
+    versions = {"python": platform.python_version(), "torch": installed_version("torch")}
+    print(json.dumps({**found, **versions, "cases": answers}))
 
 
 if __name__ == "__main__":

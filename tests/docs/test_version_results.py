@@ -1,0 +1,41 @@
+"""The table of features and Megatron versions: made from results, without an empty cell."""
+
+from __future__ import annotations
+
+from mindspeed.registry import catalog
+from tools.docs.version_results import NOT_RUN, PASSED, kept_results, reason, result_table, taken_over
+
+NAMES = sorted(catalog(frozenset()).specs)
+
+
+def test_every_feature_has_a_cell_for_every_version() -> None:
+    header, _, *rows = result_table(NAMES)
+    assert header.count("|") == len(kept_results()) + 2
+    assert [row.split(" | ")[0].removeprefix("| ") for row in rows] == NAMES
+    assert not [row for row in rows if "|  |" in row]
+
+
+def test_results_of_a_version_take_the_place_of_what_it_had() -> None:
+    refused = "MS208 grouped-matmul-add needs megatron-core <0.17, this is 0.19.1\n  fix: another megatron-core"
+    cases = {
+        "swiglu": {"holds": True, "problems": [], "alone": True},
+        "grouped-matmul-add": {"holds": False, "problems": [refused], "alone": True},
+        "recompute": {"holds": False, "problems": ["MS607 recompute: the loss differs\n  where: rank 0"], "alone": True},
+        "tp2 x pp2": {"holds": True, "problems": [], "alone": False},
+    }
+    before = {"0.19.1": {"python": "3.10", "torch": "2.6", "features": {"swiglu": NOT_RUN}}, "0.17.1": {}}
+    found = taken_over(before, {"megatron": "0.19.1", "python": "3.12.1", "torch": "2.13.0", "cases": cases})
+    assert found["0.17.1"] == {}
+    assert found["0.19.1"] == {
+        "python": "3.12.1",
+        "torch": "2.13.0",
+        "features": {
+            "grouped-matmul-add": "needs megatron-core <0.17",
+            "recompute": "fails: MS607 recompute: the loss differs",
+            "swiglu": PASSED,
+        },
+    }
+
+
+def test_a_feature_without_a_verdict_says_so() -> None:
+    assert reason([]) == "fails: no verdict"

@@ -1,0 +1,60 @@
+"""Results of `make test-versions` as a table: ``python -m tools.docs.version_results build/versions`` takes new ones over.
+
+They are kept in mindspeed/diagnostics/version_results.json: for each version its Python and torch, and for each feature
+``passed`` or the reason why not.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from packaging.version import Version
+
+from tools.docs.markdown import table
+
+FILE: Final = Path(__file__).parents[2] / "mindspeed" / "diagnostics" / "version_results.json"
+PASSED: Final = "passed"
+NOT_RUN: Final = "not run"
+
+Results = dict[str, dict[str, Any]]
+
+
+def kept_results() -> Results:
+    """``{version: {"python", "torch", "features": {name: passed or why not}}}``."""
+    results: Results = json.loads(FILE.read_text(encoding="utf-8"))
+    return results
+
+
+def taken_over(results: Results, answers: Mapping[str, Any]) -> Results:
+    """The results with what one version has printed (`tests.megatron.versions.verify_cases`) in the place of what it had."""
+    cases = {name: answer for name, answer in answers["cases"].items() if answer.get("alone")}
+    rows = {name: PASSED if answer["holds"] else reason(answer["problems"]) for name, answer in sorted(cases.items())}
+    row = {"python": answers["python"], "torch": answers["torch"], "features": rows}
+    return {**results, answers["megatron"]: row}
+
+
+def reason(problems: Sequence[str]) -> str:
+    """The first problem in a cell's few words."""
+    first = problems[0].splitlines()[0] if problems else "no verdict"
+    needed = re.fullmatch(r"MS208 \S+ (needs megatron-core \S+), this is \S+", first)
+    return needed[1] if needed else f"fails: {first}"
+
+
+def result_table(names: Sequence[str]) -> list[str]:
+    """A row for each feature, a column for each version; a feature that a version was not tried with says so."""
+    results = kept_results()
+    versions = sorted(results, key=Version)
+    rows = [[name, *(results[version]["features"].get(name, NOT_RUN) for version in versions)] for name in names]
+    return table(("feature", *versions), rows)
+
+
+if __name__ == "__main__":
+    found = kept_results()
+    for file in sorted(Path(sys.argv[1]).glob("*.json")):
+        found = taken_over(found, json.loads(file.read_text(encoding="utf-8")))
+    FILE.write_text(json.dumps(dict(sorted(found.items())), indent=1) + "\n", encoding="utf-8")
