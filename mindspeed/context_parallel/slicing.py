@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
+import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
 from mindspeed.context_parallel.layout import Layout
-from mindspeed.megatron.batches import NOT_SLICED
+from mindspeed.megatron.batches import NOT_SLICED, Batch
+from mindspeed.plugins import MindSpeedError, Problem
 
 
 def batch_share(
@@ -28,3 +31,21 @@ def batch_share(
 def table_share(table: Tensor, dim: int, group: Any, layout_of: Callable[[int], Layout]) -> Tensor:
     """This rank's share of dimension ``dim`` of a table of all positions."""
     return layout_of(group.size()).take(table, group.rank(), dim)
+
+
+def batch_slicer(share: Callable[[Batch, Any], Batch]) -> Callable[..., Batch]:
+    """Make a stand-in for ``get_batch_on_this_cp_rank`` of ``share(batch, group)``, with the parameters of every release.
+
+    Raises MS304 for a batch of Megatron's hybrid context parallelism, whose samples have groups of their own.
+    """
+
+    @wraps(share)
+    def get_batch_on_this_cp_rank(batch: Batch, *rest: Any, **named: Any) -> Batch:
+        if batch.get("local_cp_size") is not None:
+            text = "hybrid_context_parallel spreads every sample over ranks of its own, and the plan's algorithm has one group"
+            raise MindSpeedError([Problem("MS304", text, fix="drop --hybrid-context-parallel, or the plan's algorithm")])
+        group = named.get("cp_group") or next((given for given in rest if isinstance(given, dist.ProcessGroup)), None)
+        return share(batch, group)
+
+    del get_batch_on_this_cp_rank.__wrapped__  # the signature is not that of ``share``
+    return get_batch_on_this_cp_rank

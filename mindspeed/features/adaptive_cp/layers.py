@@ -15,10 +15,9 @@ from mindspeed.context_parallel.core_attention import CoreAttention
 from mindspeed.context_parallel.groups import require_groups
 from mindspeed.context_parallel.heads import attention_by_heads
 from mindspeed.context_parallel.layout import Layout, contiguous, nested
-from mindspeed.context_parallel.slicing import batch_share, table_share
+from mindspeed.context_parallel.slicing import batch_share, batch_slicer, table_share
 from mindspeed.features.adaptive_cp.attention import AdaptivePlan, adaptive_attention, best_layout, plan_mask
 from mindspeed.features.adaptive_cp.masks import Mask, RuleMask, WholeMask
-from mindspeed.megatron.batches import batch_slicer
 from mindspeed.ops.attention_mask import AttentionVisibility
 from mindspeed.plugins import MindSpeedError, Problem, active_feature
 

@@ -13,9 +13,8 @@ from mindspeed.context_parallel.layout import Layout, zigzag
 from mindspeed.context_parallel.packed import document_slicer, rope_function_of_packed, slicer_of_packed
 from mindspeed.context_parallel.ring import ring_attention
 from mindspeed.context_parallel.rules import keeps
-from mindspeed.context_parallel.slicing import batch_share, table_share
+from mindspeed.context_parallel.slicing import batch_share, batch_slicer, table_share
 from mindspeed.features.hybrid_attention.attention import hybrid_attention, nested
-from mindspeed.megatron.batches import batch_slicer
 from mindspeed.ops.attention_mask import AttentionVisibility
 from mindspeed.plugins import active_feature
 
