@@ -42,7 +42,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class _Release:
-    """What a source tree says, or of a recorded release what is recorded: contracts, definitions, argument names."""
+    """Hold the contracts, definitions and argument names of a source tree or of a recorded release."""
 
     version: str
     contracts: Mapping[str, Contract]

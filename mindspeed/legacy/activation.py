@@ -163,7 +163,7 @@ def _exchange(before: ActivationPlan | None, plan: ActivationPlan | None) -> Non
 
 
 def _plan() -> tuple[ActivationPlan, list[PlanNote]]:
-    """The plan of everything that is asked for now, and the rows that the old names add to it."""
+    """Plan what the old names request so far, and return the rows that they add."""
     common = _state.args
     registry.provide(manager.found_rows(common))
     request = _request(vars(common)) if common is not None else _Request(Layer(SOURCE), [], [])

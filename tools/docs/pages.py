@@ -45,7 +45,10 @@ def support_page(catalog: Catalog) -> str:
     headers = ("platform", "megatron-core", "torch", "torch_npu", "CANN", "Python", "hardware", "state")
     together = table(headers, [astuple(row) for row in support_matrix.COMBINATIONS])
     words = "`mindspeed doctor --matrix` prints these tables, with `--json` for programs. A state means what it says:"
-    claims = "*passed*: the claim held in the smallest surroundings (`make test-versions`). The default tests run on 0.16.1."
+    claims = (
+        "*passed*: the claims test of the feature passed (`tests/features/test_claims.py`, Python 3.11, CPU). "
+        "The default tests run on 0.16.1."
+    )
     npu = "The rows for npu follow the pairs that [Ascend/pytorch](https://gitcode.com/Ascend/pytorch) publishes."
     return page(
         "Support",
