@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from mindspeed.plugins.problems import Problem
 
+MakeRange = Callable[[str], AbstractContextManager[Any]]
+"""Make a range of a trace from its name, such as ``torch.profiler.record_function``."""
+
 
 @dataclass(frozen=True, slots=True)
 class ActiveFeatures:
-    """The feature instances of the active plan by name, and the function ``report(problem, log)`` of its run."""
+    """The feature instances of the active plan by name, and functions of its run.
+
+    ``report(problem, log)`` takes a problem. ``ranges(make)`` is a context manager in which every patch and hook of a feature
+    runs inside ``make(name of the feature)``.
+    """
 
     instances: Mapping[str, Any]
     report: Callable[[Problem, bool], None]
+    ranges: Callable[[MakeRange], AbstractContextManager[None]]
 
 
 _active: ActiveFeatures | None = None
@@ -29,6 +38,14 @@ def set_active(features: ActiveFeatures | None) -> None:
 def active_feature(name: str) -> Any:
     """The instance of a feature in the active plan, for code that a patch points at; None where the plan does not have it."""
     return None if _active is None else _active.instances.get(name)
+
+
+def feature_ranges(make: MakeRange) -> AbstractContextManager[None]:
+    """Run every patch and hook of the active plan inside ``make(name of its feature)`` for the length of a with-block.
+
+    Outside the block nothing of it is left: functions are swapped in and out.
+    """
+    return nullcontext() if _active is None else _active.ranges(make)
 
 
 def report_problem(problem: Problem, log: bool = True) -> None:

@@ -2,7 +2,8 @@
 
 from pydantic import Field
 
-from mindspeed.plugins.active import active_feature, report_problem
+from mindspeed.plugins.active import active_feature, feature_ranges, report_problem
+from mindspeed.plugins.cache_folder import why_unwritable
 from mindspeed.plugins.constraints import (
     After,
     Before,
@@ -18,6 +19,7 @@ from mindspeed.plugins.constraints import (
     Slot,
     Supersedes,
 )
+from mindspeed.plugins.estimates import Estimate, Traffic
 from mindspeed.plugins.feature import (
     Category,
     CheckpointState,
@@ -32,6 +34,8 @@ from mindspeed.plugins.hookspecs import hookimpl
 from mindspeed.plugins.megatron_flags import MegatronFlag
 from mindspeed.plugins.patches import ArgOverride, Mixin, Patch, Ref, Replace, Set, When, Wrap
 from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.plugins.process_variables import ProcessVariable
+from mindspeed.plugins.saved_tensors import in_backward, leave, resized
 from mindspeed.plugins.specs import is_unpatched, with_modules, with_parts
 from mindspeed.plugins.world import UnknownValue, World
 
@@ -46,6 +50,7 @@ __all__ = [
     "Conflicts",
     "Constraint",
     "Cost",
+    "Estimate",
     "Feature",
     "FeatureArgs",
     "FeatureSpec",
@@ -56,6 +61,7 @@ __all__ = [
     "Numerics",
     "Patch",
     "Problem",
+    "ProcessVariable",
     "Ref",
     "Replace",
     "Requires",
@@ -66,15 +72,21 @@ __all__ = [
     "Slot",
     "Stability",
     "Supersedes",
+    "Traffic",
     "UnknownValue",
     "VerifyWith",
     "When",
     "World",
     "Wrap",
     "active_feature",
+    "feature_ranges",
     "hookimpl",
+    "in_backward",
     "is_unpatched",
+    "leave",
     "report_problem",
+    "resized",
+    "why_unwritable",
     "with_modules",
     "with_parts",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -45,11 +46,16 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Requires:
-    """The named feature must be active; it is added, and the plan says who asked for it."""
+    """The named feature must be active; it is added, and the plan says who asked for it.
+
+    ``settings`` are values that the named feature must have. Another value of the user, or of another requirement, is a
+    problem.
+    """
 
     name: str
     reason: str = ""
     when: Predicate | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -136,20 +142,35 @@ class Supersedes:
     when: Predicate | None = None
 
 
+def _unknown() -> float:
+    return float("nan")
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """A condition on the feature's own arguments and the world.
 
     ``message`` and ``fix`` are format strings over ``args`` and ``world``:
     ``"window {args.window} does not divide the context-parallel size {world.cp}"``. With ``warns`` a condition that does
-    not hold is a warning in the plan and refuses nothing.
+    not hold is a warning in the plan and refuses nothing. ``of`` names another feature: the condition is on its arguments too,
+    ``(args, world, other) -> bool`` and ``{other.size}`` in the texts, and is checked where that feature is active.
+    ``values(args, world)`` adds names to the texts.
     """
 
-    test: Predicate
+    test: Callable[..., bool]
     message: str
     fix: str = ""
     when: Predicate | None = None
     warns: bool = False
+    of: str = ""
+    values: Callable[[Any, Any], Mapping[str, Any]] | None = None
+
+    def format(self, text: str, args: Any, world: Any, other: Any = None) -> str:
+        """Return the message or the fix; a name of ``values`` is not a number where the world is not known."""
+        if self.values is None:
+            return text.format(args=args, world=world, other=other)
+        known = dict(self.values(args, world)) if isinstance(world, World) else defaultdict(_unknown)
+        return text.format_map(ChainMap({"args": args, "world": world, "other": other}, known))
 
 
 Constraint = Requires | RequiresAny | RequiresSlot | RequiresCapability | Conflicts | After | Before | Supersedes | Check

@@ -14,8 +14,11 @@ from pydantic import BaseModel, ConfigDict
 from mindspeed.plugins.active import report_problem
 from mindspeed.plugins.constraints import Constraint, CostOf, Predicate
 from mindspeed.plugins.declared_types import DeclarationError, require_types
+from mindspeed.plugins.estimates import EstimateOf, Variants
 from mindspeed.plugins.megatron_flags import MegatronFlag
 from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.plugins.process_variables import ProcessVariable
+from mindspeed.plugins.saved_tensors import ChangeSaved
 from mindspeed.plugins.world import PARALLEL_SIZES, PLATFORMS, World
 
 _NAME: Final = re.compile(r"(?:compat:)?[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -154,10 +157,16 @@ class FeatureSpec:
     (``{"tp": "size"}``; None for a size that is only derived), and a size above one adds the feature;
     ``megatron_flags`` the arguments of Megatron-LM that switch it on or out or are a setting of it;
     ``ops`` the operators it switches to; ``applies`` whether level 1 has anything to do here;
+    ``layer_split`` the layers of each model chunk, for a feature that deals them out unevenly (`World.layer_split`);
     ``cost`` what it costs, for a slot whose holder mindspeed may choose;
+    ``notes`` sentences about what its settings mean in a world, which the plan shows;
+    ``estimate`` what it adds to memory, work and traffic, and ``variants`` the settings that `mindspeed tune` tries;
+    ``variables`` environment variables that its processes have from their start;
+    ``steps`` gives the first and the last step of a run in which it works;
     ``state`` what it adds to checkpoints. ``reference`` is for a feature that trains another model than Megatron does alone:
     the settings with which it takes Megatron's own means, as it does in the baseline that it is compared with.
-    ``verify_with`` are the surroundings in which verification finds it at work.
+    ``verify_with`` are the surroundings in which verification finds it at work. ``saved`` changes what layers keep for
+    backward, and ``resting`` what the optimizer keeps between steps, for the memory planner.
     """
 
     name: str
@@ -176,10 +185,18 @@ class FeatureSpec:
     megatron_flags: tuple[MegatronFlag, ...] = ()
     ops: tuple[str, ...] = ()
     applies: Callable[[Any, World], bool] = _always
+    layer_split: Callable[[Any, World], tuple[int, ...]] | None = None
     cost: CostOf | None = None
+    notes: Callable[[Any, World], Iterable[str]] | None = None
+    estimate: EstimateOf | None = None
+    variants: Variants | None = None
+    variables: Mapping[str, ProcessVariable] = field(default_factory=dict)
+    steps: Callable[[Any], tuple[int, int]] | None = None
     state: CheckpointState = field(default_factory=CheckpointState)
     reference: Mapping[str, Any] | None = None
     verify_with: VerifyWith = field(default_factory=VerifyWith)
+    saved: ChangeSaved | None = None
+    resting: ChangeSaved | None = None
     since: str = "0.1"
 
     def __post_init__(self) -> None:

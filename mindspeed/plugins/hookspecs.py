@@ -200,8 +200,9 @@ class TrainHooks:
 
     @hook(HookFacts("training loop", "step", "each", "no numbers", proves=False))
     def step_metrics(self, state: TrainState) -> Mapping[str, float] | None:
-        """Return numbers of the step that has ended, for the log of the loop, which names them ``feature.name``.
+        """Return numbers of the step that has ended, for the log of the loop.
 
+        A name without a dot becomes ``feature.name``; one with a dot stands as it is, and in ``log.jsonl`` dots nest.
         `mindspeed pretrain` logs those of rank 0, Megatron-LM those of the last pipeline stage, as means that are above zero.
         """
 

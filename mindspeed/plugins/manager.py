@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import CodeType
 from typing import Any, Final
 
 import pluggy
 
+from mindspeed.plugins.active import MakeRange
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.hookspecs import HOOK_CLASSES, HOOKS, PROJECT, HookFacts
 from mindspeed.plugins.near_names import near_names, suggestion
@@ -27,8 +28,8 @@ class FeatureManager(pluggy.PluginManager):
     pluggy calls the last registered implementation first; features are therefore registered in reverse,
     and `call` gives one result per feature that has the hook, in plan order. ``calls`` counts them by (feature, hook),
     ``effects`` those that did something: changed what they were given to change, returned an answer where None is one of
-    none, or ran at all where a hook is only told of an event. Raises MindSpeedError with MS104 for every method that is
-    marked as a hook and does not match one.
+    none, or ran at all where a hook is only told of an event. With ``make_range`` calls run inside ``make_range(feature)``.
+    Raises MindSpeedError with MS104 for every method that is marked as a hook and does not match one.
     """
 
     def __init__(self, features: Sequence[Feature[Any]]) -> None:
@@ -38,6 +39,7 @@ class FeatureManager(pluggy.PluginManager):
         self.features = tuple(features)
         self.calls: Counter[tuple[str, str]] = Counter()
         self.effects: Counter[tuple[str, str]] = Counter()
+        self.make_range: MakeRange | None = None
         if problems := [problem for feature in self.features for problem in self._mismatches(type(feature))]:
             raise MindSpeedError(problems)
         for feature in reversed(self.features):
@@ -118,7 +120,8 @@ class FeatureManager(pluggy.PluginManager):
                 trace("hook", f"{hook} of {impl.plugin_name}")
                 before = snapshot(arguments[facts.value]) if facts.value else None
                 try:
-                    result = impl.function(*(arguments[name] for name in impl.argnames))
+                    with nullcontext() if self.make_range is None else self.make_range(impl.plugin_name):
+                        result = impl.function(*(arguments[name] for name in impl.argnames))
                 except MindSpeedError:
                     raise
                 except Exception as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 PLATFORMS: Final = ("npu", "cuda", "cpu")
@@ -24,15 +24,21 @@ FIELDS: Final[dict[str, tuple[type, str]]] = {
     "ffn_hidden_size": (int, "hidden size of the MLP"),
     "num_attention_heads": (int, "attention heads"),
     "num_query_groups": (int, "key/value heads of grouped-query attention"),
+    "kv_channels": (int, "width of one attention head"),
     "num_experts": (int, "experts of a MoE layer; 0 is a dense model"),
+    "moe_ffn_hidden_size": (int, "hidden size of one expert"),
+    "router_topk": (int, "experts of each token in a MoE layer"),
+    "shared_expert_hidden_size": (int, "hidden size of the shared expert of a MoE layer; 0 is none"),
     "grouped_experts": (bool, "the experts of a MoE layer are one module with grouped products"),
     "vocab_size": (int, "size of the padded vocabulary"),
+    "tied_embeddings": (bool, "the embedding and the output layer share one weight"),
     "seq_length": (int, "tokens per sample"),
     "micro_batch_size": (int, "samples per micro-batch"),
     "global_batch_size": (int, "samples per step over all ranks"),
     "normalization": (str, "LayerNorm or RMSNorm"),
     "zero_centered_norm": (bool, "the weights of the norms are zero-centered (layernorm-1p)"),
     "gated_linear_unit": (bool, "the MLP is gated (SwiGLU)"),
+    "linear_bias": (bool, "linear layers have biases"),
     "activation": (str, "activation function of the MLP: gelu, silu ..."),
     "rotary": (bool, "positions are rotary, not learned"),
     "multi_latent_attention": (bool, "keys and values are made from a short latent vector (MLA)"),
@@ -70,15 +76,19 @@ class World:
     """Frozen set of known values. Reading an unknown one raises `UnknownValue`, so no check ever sees None.
 
     Derived: ``dp`` = world_size / (tp * pp * cp), ``num_micro_batches`` = global_batch_size / (micro_batch_size * dp).
+    ``layer_split`` has the layers of each model chunk, in the order of the model, where a feature deals them out unevenly.
     """
 
-    __slots__ = ("_known",)
+    __slots__ = ("_known", "layer_split")
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    layer_split: tuple[int, ...]
+
+    def __init__(self, values: Mapping[str, Any], layer_split: Sequence[int] = ()) -> None:
         known = dict.fromkeys(PARALLEL_SIZES, 1) | {k: v for k, v in values.items() if v is not None}
         if unknown := known.keys() - FIELDS.keys():
             raise KeyError(f"not a field of a world: {', '.join(sorted(unknown))}")
         object.__setattr__(self, "_known", known)
+        object.__setattr__(self, "layer_split", tuple(layer_split))
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError("a World is frozen")
@@ -100,6 +110,12 @@ class World:
         """Micro-batches per step and pipeline."""
         return int(self.global_batch_size) // int(self.micro_batch_size * self.dp)
 
+    @property
+    def layers_per_chunk(self) -> tuple[int, ...]:
+        """Layers of each model chunk, in the order of the model: equal shares where no feature deals them out."""
+        chunks = int(self.pp * self.vpp)
+        return self.layer_split or (int(self.num_layers) // chunks,) * chunks
+
     def need(self, *names: str) -> None:
         """Raise `UnknownValue` for all of these that nobody gave, so that a reader learns of them at once."""
         if unknown := [name for name in names if not self.knows(name)]:
@@ -118,7 +134,7 @@ class World:
         return {name: self._known[name] for name in FIELDS if name in self._known}
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, World) and self._known == other._known
+        return isinstance(other, World) and (self._known, self.layer_split) == (other._known, other.layer_split)
 
     def __hash__(self) -> int:
         return hash(tuple(self.known().items()))

@@ -1,0 +1,48 @@
+"""Estimates of features for the search of a layout: what they add to memory, work and traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Messages of one rank: a collective over ``group`` (tp, pp, cp, dp, ep) moves ``bytes``, ``calls`` times per layer and
+    micro-batch. ``hidden`` traffic runs beside computation."""
+
+    group: str
+    collective: str
+    bytes: Any
+    calls: Any = 1
+    hidden: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a feature adds on the rank that has most; negative where it saves.
+
+    ``weights``, ``gradients`` and ``optimizer`` are bytes, ``activations`` bytes of one layer and micro-batch, ``temporary``
+    bytes that a step needs once, ``flops`` operations of one layer and micro-batch beside those of the model,
+    ``repeated`` the share of a layer's forward pass that runs again, with its launches and messages, and
+    ``overlap_gradients`` and ``overlap_weights`` hide the collectives of data parallelism. Numbers may be arrays.
+    """
+
+    weights: Any = 0
+    gradients: Any = 0
+    optimizer: Any = 0
+    activations: Any = 0
+    temporary: Any = 0
+    flops: Any = 0
+    repeated: Any = 0
+    traffic: tuple[Traffic, ...] = ()
+    overlap_gradients: bool = False
+    overlap_weights: bool = False
+
+
+EstimateOf = Callable[[Any, Any], Estimate]
+"""``(args, world) -> Estimate``; the fields of the world may be arrays of many layouts, so formulas are plain arithmetic."""
+
+Variants = Callable[[Any], Sequence[Mapping[str, Any]]]
+"""``world -> settings``: the settings with which a search tries a feature, beside leaving it out."""

@@ -1,0 +1,68 @@
+"""What the layers of a model keep for backward, as data that features change and the memory planner adds up. Light."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from mindspeed.plugins.world import World
+
+Held = Literal["kept", "recomputed", "swapped", "in backward"]
+"""*kept* and *in backward* count at the peak; what is in backward alone is not kept of a forward pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTensor:
+    """A tensor that layers keep for backward: its bytes in one layer for one micro-batch.
+
+    ``layers`` of a chunk have it; with ``ends`` the last of them is the one before the loss. With ``once`` a rank has it once,
+    whatever is in flight. ``held`` says where it is between forward and backward, ``by`` which feature moved it.
+    """
+
+    name: str
+    bytes: int
+    layers: int
+    held: Held = "kept"
+    by: str = ""
+    ends: bool = False
+    once: bool = False
+
+
+SavedTensors = tuple[SavedTensor, ...]
+ChangeSaved = Callable[[Any, World, SavedTensors], SavedTensors]
+"""``(args, world, tensors) -> tensors``: what is kept with a feature, from what is kept without it."""
+
+
+def leave(
+    tensors: Sequence[SavedTensor], names: Collection[str], held: Held, by: str, layers: int | None = None, spare: int = 0
+) -> SavedTensors:
+    """Return the tensors with those of some names recomputed or swapped in ``layers`` layers of a chunk.
+
+    ``spare`` layers before the loss keep theirs.
+    """
+    changed: list[SavedTensor] = []
+    for tensor in tensors:
+        count = min(tensor.layers - (spare if tensor.ends else 0), tensor.layers if layers is None else layers)
+        if tensor.name not in names or tensor.held != "kept" or count <= 0:
+            changed.append(tensor)
+            continue
+        changed.append(replace(tensor, layers=count, held=held, by=by))
+        if count < tensor.layers:
+            changed.append(replace(tensor, layers=tensor.layers - count))
+    return tuple(changed)
+
+
+def in_backward(tensors: Sequence[SavedTensor], by: str, layers: int = 1) -> SavedTensors:
+    """Return the tensors, and those that a feature moved in ``layers`` layers once more, as they come back together."""
+    moved = [t for t in tensors if t.by == by and t.layers]
+    if not moved:
+        return tuple(tensors)
+    size = sum({t.name: t.bytes for t in moved}.values()) * layers
+    return (*tensors, SavedTensor("layers that come back", size, 1, "in backward", by, once=True))
+
+
+def resized(tensors: Sequence[SavedTensor], sizes: dict[str, int]) -> SavedTensors:
+    """Return the tensors with other bytes for those that ``sizes`` names; those of 0 bytes are left out."""
+    changed = (replace(tensor, bytes=sizes.get(tensor.name, tensor.bytes)) for tensor in tensors)
+    return tuple(tensor for tensor in changed if tensor.bytes)
