@@ -1,0 +1,292 @@
+"""The bytes of each pipeline stage before launch, from the sizes of a job. Light, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from mindspeed.arithmetic import BYTES, ModelShape, embedding_parameters, layer_parameters, output_parameters, shape_of_world
+from mindspeed.memory.byte_count import Bytes
+from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors
+from mindspeed.plugins.world import World
+
+NEEDED: Final = (
+    "world_size",
+    "num_layers",
+    "hidden_size",
+    "ffn_hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "num_experts",
+    "vocab_size",
+    "seq_length",
+    "micro_batch_size",
+    "global_batch_size",
+    "normalization",
+    "gated_linear_unit",
+    "rotary",
+    "dtype",
+)
+"""Sizes of a job without which no bytes can be foretold."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """The options of a job beside its sizes: arguments of Megatron, whether dropout is on, and the platform."""
+
+    on_cpu: bool = False
+    sequence_parallel: bool = False
+    distributed_optimizer: bool = False
+    dropout: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Bytes of one kind on a rank of a stage.
+
+    ``held`` and ``by`` are those of a saved tensor. ``live`` passes through chunks of the stage have the bytes at the peak, and
+    ``chunks`` of its chunks have them for each micro-batch.
+    """
+
+    name: str
+    bytes: int
+    held: str = "kept"
+    by: str = ""
+    live: int = 1
+    chunks: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The ranks of a pipeline stage: what they hold, and the sum of what is on the device at the peak."""
+
+    stage: int
+    rows: tuple[Row, ...]
+
+    @property
+    def peak(self) -> int:
+        return sum(row.bytes * row.live for row in self.rows if row.held in AT_PEAK)
+
+    @property
+    def activations(self) -> int:
+        """Bytes that one micro-batch keeps for backward, in all chunks of the stage."""
+        return sum(row.bytes * row.chunks for row in self.rows if row.held == "kept" and row.name not in RESTING)
+
+    @property
+    def swapped(self) -> int:
+        """Bytes that one micro-batch keeps on the host."""
+        return sum(row.bytes * row.chunks for row in self.rows if row.held == "swapped" and row.name not in RESTING)
+
+    @property
+    def optimizer(self) -> Bytes:
+        """Bytes of the optimizer between steps."""
+        rows = [row for row in self.rows if row.name in OPTIMIZER]
+        on_host = sum(row.bytes for row in rows if row.held == "swapped")
+        return Bytes(sum(row.bytes for row in rows) - on_host, on_host)
+
+
+AT_PEAK: Final = ("kept", "in backward")
+LAYER_INPUT: Final = "layer input"
+_INPUTS: Final = {"input norm": LAYER_INPUT, "pre-mlp norm": "attention: residual", "final norm": "final norm: input"}
+OPTIMIZER: Final = ("main weights", "residuals", "states")
+RESTING: Final = ("weights", "gradients", *OPTIMIZER)
+
+Changes = Iterable[Callable[[SavedTensors], SavedTensors]]
+Live = Sequence[Sequence[int]]
+"""For each stage, and each of its chunks, the micro-batches in flight at the peak."""
+
+
+def stages(
+    world: World,
+    options: JobOptions,
+    changes: Changes = (),
+    resting: Changes = (),
+    live: Live | None = None,
+    dropped: Live | None = None,
+) -> list[Stage]:
+    """Return the stages of a job. Raises `UnknownValue` for sizes that nobody gave.
+
+    ``changes`` are those that its features make to what layers keep, ``resting`` to what the optimizer keeps between steps.
+    ``live`` is that of Megatron's own schedules if not given; of ``dropped`` passes only the inputs of layers exist.
+    """
+    world.need(*NEEDED)
+    live = live or [live_passes(world, stage) for stage in range(world.pp)]
+    dropped = dropped or [[0] * world.vpp] * world.pp
+    changes, resting = tuple(changes), tuple(resting)
+    made = []
+    for number, (full, inputs) in enumerate(zip(live, dropped, strict=True)):
+        rows = _activations(world, options, changes, number, list(zip(full, inputs, strict=True)))
+        made.append(Stage(number, (*_resting(world, options, resting, number), *rows)))
+    return made
+
+
+def layer_tensors(world: World, options: JobOptions, layers: int, ends: bool = False) -> SavedTensors:
+    """Return what a chunk of ``layers`` local layers keeps, for one micro-batch on one rank.
+
+    With ``ends`` the last of them is the one before the loss.
+    """
+    shape = shape_of_world(world)
+    size = BYTES[world.dtype]
+    mask = size if options.on_cpu else 1  # the CPU has no fused dropout
+    tokens = world.seq_length * world.micro_batch_size // world.cp
+    hidden = tokens // (world.tp if options.sequence_parallel else 1) * world.hidden_size
+    scores = world.num_attention_heads // world.tp * world.seq_length * tokens
+    made = {LAYER_INPUT: hidden * size, "attention: residual": hidden * size}
+    for norm in ("input norm", "pre-mlp norm"):
+        made |= _norm(norm, world, options, hidden)
+    made |= _attention(world, options, shape, tokens, scores)
+    made["attention: dropout mask"] = made["mlp: dropout mask"] = hidden * mask if options.dropout else 0
+    made |= _mlp(world, shape, tokens)
+    tensors = tuple(SavedTensor(name, bytes, layers, ends=ends) for name, bytes in made.items() if bytes)
+    buffer = SavedTensor("attention: score buffer", scores * size, 1, once=True)
+    return (*tensors, buffer)
+
+
+def _norm(name: str, world: World, options: JobOptions, hidden: int) -> dict[str, int]:
+    """A norm of torch: what it is computed from, where it is made of several operators, and its output."""
+    size, tokens = BYTES[world.dtype], hidden // world.hidden_size
+    if world.normalization == "RMSNorm":
+        copies = 4 * hidden if size == 4 else 8 * hidden
+        return {f"{name}: statistics": 4 * tokens, f"{name}: copies": copies, f"{name}: output": hidden * size}
+    return {f"{name}: statistics": 2 * tokens * (size if options.on_cpu else 4), f"{name}: output": hidden * size}
+
+
+def _attention(world: World, options: JobOptions, shape: ModelShape, tokens: int, scores: int) -> dict[str, int]:
+    size = BYTES[world.dtype]
+    mask = size if options.on_cpu else 1
+    queries = shape.num_attention_heads * shape.kv_channels // world.tp
+    keys = shape.num_query_groups * shape.kv_channels // world.tp
+    grouped = keys < queries
+    attended = queries + 2 * (queries if grouped else keys)
+    if world.rotary and not grouped:
+        attended += queries + keys  # rotated copies; the values keep the product of the linear layer
+    softmax = size
+    if options.on_cpu and size == 2:
+        softmax = 4 if options.dropout else 4 + size  # torch's softmax is computed in fp32, then converted
+    tables = 4 * world.seq_length // world.cp * shape.kv_channels * size if world.rotary else 0
+    return {
+        "attention: queries, keys, values": tokens * attended * size,
+        "attention: rotary tables": tables,
+        "attention: softmax": scores * softmax,
+        "attention: softmax dropout": scores * (mask + size) if options.dropout else 0,
+        "attention: output": tokens * queries * size,
+    }
+
+
+def _mlp(world: World, shape: ModelShape, tokens: int) -> dict[str, int]:
+    """The MLP, or the experts of each token with what brings the tokens to them."""
+    size, gated = BYTES[world.dtype], bool(world.gated_linear_unit)
+    if not shape.num_experts:
+        inner = tokens * (world.ffn_hidden_size // world.tp) * size
+        return _activation(inner, gated)
+    routed, experts = tokens * shape.router_topk, tokens * shape.num_experts
+    shared = tokens * (shape.shared_expert_hidden_size // world.tp) * size
+    made = _activation(routed * (shape.moe_ffn_hidden_size // world.tp) * size, gated, outputs=2)
+    made = {name: bytes + _activation(shared, gated)[name] for name, bytes in made.items()}
+    made["moe: dispatched tokens"] = routed * world.hidden_size * size
+    made["moe: routing"] = routed * (20 + size) + experts * (6 + size)
+    return made
+
+
+def _activation(inner: int, gated: bool, outputs: int = 1) -> dict[str, int]:
+    """An activation function. Experts keep its output and, as a second one, its product with the probability."""
+    return {
+        "mlp: activation input": inner * (2 if gated else 1),
+        "mlp: activation inner": 2 * inner if gated else 0,
+        "mlp: activation output": outputs * inner,
+    }
+
+
+def live_passes(world: World, stage: int) -> list[int]:
+    """Return how many micro-batches of each model chunk of a stage are in flight at its peak, under 1F1B."""
+    count = world.num_micro_batches
+    if world.vpp == 1:
+        return [min(count, world.pp - stage)]
+    units = min(count * world.vpp, 2 * (world.pp - stage - 1) + (world.vpp - 1) * world.pp + 1)
+    live = [0] * world.vpp
+    for unit in range(units):
+        live[unit // world.pp % world.vpp] += 1
+    return live
+
+
+def parameters(world: World, stage: int) -> tuple[int, int]:
+    """Return the parameters of a rank of a stage: those outside of experts, and those of its experts."""
+    shape = shape_of_world(world)
+    first, last = stage == 0, stage == world.pp - 1
+    layer = layer_parameters(shape, moe=bool(shape.num_experts)) * sum(world.layers_per_chunk[stage :: world.pp])
+    total = layer.split // world.tp + layer.replicated
+    if first:
+        ends = embedding_parameters(shape)
+        total += ends.split // world.tp + ends.replicated
+    if last:
+        output = shape.vocab_size * shape.hidden_size if world.pp > 1 else output_parameters(shape).split
+        total += output // world.tp + shape.hidden_size * (2 if shape.norm_bias else 1)
+    return int(total), int(layer.experts // world.ep // world.tp)
+
+
+def _resting(world: World, options: JobOptions, changes: Changes, number: int) -> list[Row]:
+    size = BYTES[world.dtype]
+    dense, experts = parameters(world, number)
+    count = dense + experts
+    updated = count
+    if options.distributed_optimizer:
+        replicas = world.dp * world.cp
+        updated = dense // replicas + experts // max(1, replicas // world.ep)
+    kept: SavedTensors = (SavedTensor("states", updated * 8, 1),)
+    if size == 2:
+        kept = (SavedTensor("main weights", updated * 4, 1), *kept)
+    for change in changes:
+        kept = change(kept)
+    return [Row("weights", count * size), Row("gradients", count * 4), *(Row(t.name, t.bytes, t.held, t.by) for t in kept)]
+
+
+def _activations(world: World, options: JobOptions, changes: Changes, stage: int, live: Sequence[tuple[int, int]]) -> list[Row]:
+    """The rows of each chunk's tensors, for its passes that are live and those that are dropped."""
+    rows: dict[tuple[str, int, str, str], Row] = {}
+    for chunk, (full, dropped) in enumerate(live):
+        first, last = stage == chunk == 0, stage == world.pp - 1 and chunk == world.vpp - 1
+        layers = layer_tensors(world, options, world.layers_per_chunk[chunk * world.pp + stage], ends=last)
+        tensors = (*layers, *_ends(world, options, first, last))
+        for change in changes:
+            tensors = change(tensors)
+        for t in _without_converted_inputs(tensors, world):
+            key = (t.name, t.bytes * t.layers, t.held, t.by)
+            before = rows.get(key, Row(*key, live=0, chunks=0))
+            if t.once:
+                rows[key] = Row(*key)
+            else:
+                passes = full + (dropped if t.name == LAYER_INPUT else 0)
+                rows[key] = Row(*key, live=before.live + passes, chunks=before.chunks + 1)
+    return list(rows.values())
+
+
+def _without_converted_inputs(tensors: SavedTensors, world: World) -> SavedTensors:
+    """Leave out the input of a norm that keeps an fp32 copy instead, as an RMSNorm of several operators does in bf16."""
+    if world.normalization != "RMSNorm" or world.dtype == "fp32":
+        return tensors
+    copied = {t.name.partition(":")[0]: t.layers for t in tensors if t.name.endswith(": copies") and t.held == "kept"}
+    inputs = {_INPUTS[norm]: layers for norm, layers in copied.items()}
+    kept = (
+        replace(t, layers=t.layers - inputs.get(t.name, 0)) if t.held == "kept" and t.name in inputs else t for t in tensors
+    )
+    return tuple(t for t in kept if t.layers > 0)
+
+
+def _ends(world: World, options: JobOptions, first: bool, last: bool) -> SavedTensors:
+    """What the embedding, the last norm and the loss keep."""
+    size = BYTES[world.dtype]
+    tokens = world.seq_length * world.micro_batch_size // world.cp
+    hidden = tokens // (world.tp if options.sequence_parallel else 1) * world.hidden_size
+    made: dict[str, int] = {}
+    if first and options.dropout:
+        made["embedding: dropout mask"] = hidden * (size if options.on_cpu else 1)
+    if last:
+        made |= {"final norm: input": hidden * size, **_norm("final norm", world, options, hidden)}
+        made["loss: logits"] = tokens * world.vocab_size // world.tp * 4
+        made["loss: targets"] = tokens * 13  # index, mask and loss of each token
+    tensors = [SavedTensor(name, bytes, 1) for name, bytes in made.items() if bytes]
+    if world.rotary:
+        width = shape_of_world(world).kv_channels
+        tensors.append(SavedTensor("rotary frequencies", world.seq_length * width * 4, 1, once=True))
+    return tuple(tensors)

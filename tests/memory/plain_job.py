@@ -1,0 +1,82 @@
+"""A training loop over megatron-core's model, gradient buffers and optimizer, without any hook of a training loop."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+STEPS = 3
+
+
+_FIELDS = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+
+
+class _Mallinfo2(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in _FIELDS]
+
+
+def used_bytes() -> int:
+    """The bytes that the C library has given out."""
+    count = ctypes.CDLL(None).mallinfo2
+    count.restype = _Mallinfo2
+    found = count()
+    return int(found.uordblks + found.hblkhd)
+
+
+def train(evaluates: bool = False) -> dict[str, Any]:
+    """Losses and weights of a few steps, the bytes that a forward pass leaves, and those that the optimizer leaves at rest."""
+    import gc
+
+    import torch
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.module import Float16Module
+
+    gc.collect()
+    start = used_bytes()
+    torch.manual_seed(1)
+    model_parallel_cuda_manual_seed(1)
+    config = TransformerConfig(
+        num_layers=4,
+        hidden_size=64,
+        num_attention_heads=4,
+        bf16=True,
+        params_dtype=torch.bfloat16,
+        pipeline_dtype=torch.bfloat16,
+        masked_softmax_fusion=False,
+    )
+    gpt = Float16Module(config, GPTModel(config, get_gpt_layer_local_spec(), 64, 128, position_embedding_type="rope").cuda())
+    chunk = DistributedDataParallel(config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), gpt)
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(optimizer="adam", lr=1e-2, bf16=True, params_dtype=torch.bfloat16), [chunk]
+    )
+    tokens = torch.arange(256, device="cuda").view(2, 128) % 13
+    places = torch.arange(128, device="cuda").expand(2, 128)
+    mask = torch.ones(1, 1, 128, 128, dtype=torch.bool, device="cuda").triu_(1)
+    losses, kept, rest = [], [], []
+
+    def loss_of() -> torch.Tensor:
+        return chunk(tokens, places, mask, labels=tokens.roll(-1, 1)).float().mean()
+
+    for _ in range(STEPS):
+        chunk.zero_grad_buffer()
+        optimizer.zero_grad()
+        gc.collect()
+        rest.append(used_bytes() - start)
+        loss = loss_of()
+        kept.append(used_bytes() - start - rest[-1])
+        loss.backward()
+        chunk.finish_grad_sync()
+        optimizer.step()
+        losses.append(loss.item())
+        if evaluates:
+            chunk.eval()
+            with torch.no_grad():
+                loss_of()
+            chunk.train()
+    weights = [parameter.detach().float().cpu().numpy() for parameter in chunk.parameters()]
+    return {"losses": losses, "weights": weights, "kept": kept[-1], "rest": rest[-1]}

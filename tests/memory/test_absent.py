@@ -1,0 +1,73 @@
+"""Reads of what is away: an error that names the feature, the module and the operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mindspeed.memory.on_host import HostBuffers, OnHost
+from mindspeed.memory.parked import Parked, Part
+from mindspeed.memory.region import Region
+from mindspeed.platforms.absent import AbsenceGuard
+from mindspeed.plugins.active import ActiveFeatures, set_active
+from mindspeed.plugins.problems import RunError
+
+READ = (
+    "MS617 acme: {} read a tensor of layer 3 norm while its contents were away\n"
+    "  fix: read a copy that is made in the forward pass, or remove acme"
+)
+
+
+@pytest.fixture
+def poison() -> Iterator[None]:
+    """The platform with poison, as far as storages that are away know it."""
+    layer = SimpleNamespace(args=SimpleNamespace(poison=True))
+    set_active(ActiveFeatures({"cpu-platform": layer}, lambda problem, log: None, lambda make: nullcontext()))
+    try:
+        with AbsenceGuard():
+            yield
+    finally:
+        set_active(None)
+
+
+def parked(tensor: torch.Tensor) -> Parked:
+    storage = tensor.untyped_storage()
+    made = Parked([storage], OnHost([storage], HostBuffers()), Part("acme", "layer 3 norm"))
+    made.park()
+    return made
+
+
+def test_an_operator_that_reads_what_is_away_is_named(poison: None) -> None:
+    tensor = torch.ones(3)
+    away = parked(tensor)
+    for read, name in ((lambda: tensor + 1, "add"), (lambda: tensor.view(3, 1).clone(), "clone"), (tensor.sum, "sum")):
+        with pytest.raises(RunError) as error:
+            read()
+        assert str(error.value) == READ.format(name)
+    away.post()
+    with pytest.raises(RunError):
+        tensor.exp()
+    away.wait()
+    assert (tensor + 1).tolist() == [2.0, 2.0, 2.0]
+
+
+def test_shapes_and_views_of_what_is_away_may_be_read(poison: None) -> None:
+    tensor = torch.ones(4)
+    away = parked(tensor)
+    assert torch.zeros_like(tensor.view(2, 2).detach()).shape == (2, 2)
+    away.wait()
+
+
+def test_a_backward_pass_that_goes_around_the_wait_is_an_error() -> None:
+    x = torch.randn(3, requires_grad=True)
+    with Region("acme", module="layer 3 norm").entered(torch.exp, x) as pass_:
+        y = torch.exp(x)
+    output = y * 2
+    pass_.park_after(output, y)
+    with pytest.raises(RunError) as error:
+        torch.autograd.grad(y, x, torch.ones(3))
+    assert str(error.value) == READ.format("backward")

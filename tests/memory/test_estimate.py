@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from mindspeed.memory.estimate import JobOptions, live_passes, parameters, stages
+from mindspeed.plugins.discovery import discover
+from mindspeed.plugins.saved_tensors import SavedTensor, leave, resized
+from mindspeed.plugins.world import UnknownValue, World
+from mindspeed.verification.shape import GPT, LLAMA, MOE, ModelShape
+
+
+def world(shape: ModelShape = GPT, **values):
+    batch = {"micro_batch_size": 1, "global_batch_size": 8, "world_size": 1, "dtype": "fp32"}
+    return World({**shape.world(), **batch, **values})
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "dropout", "names", "measured"),
+    [
+        (GPT, "fp32", True, (), 309_240),
+        (GPT, "bf16", True, (), 176_280),
+        (LLAMA, "fp32", True, (), 422_808),
+        (LLAMA, "bf16", False, (), 229_272),
+        (LLAMA, "bf16", False, ("rms-norm", "swiglu", "flash-attention", "rotary-embedding"), 94_872),
+        (MOE, "fp32", True, (), 480_568),
+        (MOE, "bf16", False, (), 261_304),
+    ],
+)
+def test_activations_are_those_that_a_meter_counted(shape, dtype, dropout, names, measured):
+    job, known = world(shape, dtype=dtype), discover(only=())
+    changes = [partial(known.feature(name).spec.saved, known.feature(name).Args(), job) for name in names]
+    (stage,) = stages(job, JobOptions(on_cpu=True, dropout=dropout), changes)
+    assert stage.activations == pytest.approx(measured, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({"granularity": "full", "method": "uniform", "num_layers": 1}, 4),
+        ({"granularity": "full", "method": "uniform", "num_layers": 2}, 2),
+    ],
+)
+def test_full_recomputation_keeps_the_inputs_of_groups_and_brings_one_back(settings, kept):
+    job, feature = world(), discover(only=()).feature("recompute")
+    (stage,) = stages(job, JobOptions(), [partial(feature.spec.saved, feature.Args(**settings), job)])
+    rows = {row.name: row for row in stage.rows if row.held in ("kept", "in backward")}
+    assert rows["layer input"].bytes == kept * 24 * 32 * 4
+    assert rows["layers that come back"].held == "in backward"
+    assert not any(name.startswith(("attention: q", "mlp")) for name in rows)
+
+
+def test_uneven_chunks_and_given_passes_have_rows_of_their_own():
+    split = World({**world(pp=2, world_size=2).known()}, layer_split=(1, 3))
+    first, last = stages(split, JobOptions(), live=[[2], [1]], dropped=[[3], [0]])
+    rows = {row.name: row for row in first.rows}
+    assert (rows["layer input"].live, rows["mlp: activation input"].live) == (5, 2)
+    assert next(row.bytes for row in last.rows if row.name == "layer input") == 3 * rows["layer input"].bytes
+
+
+def test_a_feature_moves_its_tensors():
+    def change(tensors):
+        return leave(tensors, ["mlp: activation output"], "recomputed", "acme", 3)
+
+    (before,), (after,) = stages(world(), JobOptions()), stages(world(), JobOptions(), [change])
+    assert before.peak - after.peak == 3 * 24 * 64 * 4
+    assert {(row.held, row.by) for row in after.rows} == {("kept", ""), ("recomputed", "acme")}
+
+
+def test_tensors_leave_in_some_layers_and_shrink_in_all():
+    tensors = (SavedTensor("a", 8, 4, ends=True), SavedTensor("b", 2, 4))
+    assert leave(tensors, ["a"], "swapped", "acme", spare=1) == (
+        SavedTensor("a", 8, 3, "swapped", "acme", ends=True),
+        SavedTensor("a", 8, 1, ends=True),
+        SavedTensor("b", 2, 4),
+    )
+    assert leave(tensors, ["a"], "swapped", "acme", layers=9)[0] == SavedTensor("a", 8, 4, "swapped", "acme", ends=True)
+    assert resized(tensors, {"a": 0, "b": 1}) == (SavedTensor("b", 1, 4),)
+
+
+def test_earlier_stages_have_more_micro_batches_in_flight():
+    four = world(world_size=4, pp=4)
+    assert [live_passes(four, stage) for stage in range(4)] == [[4], [3], [2], [1]]
+    two = world(world_size=2, pp=2, vpp=2)
+    assert [live_passes(two, stage) for stage in range(2)] == [[3, 2], [2, 1]]
+
+
+def test_main_weights_and_states_are_shared_by_the_distributed_optimizer():
+    job = world(LLAMA, dtype="bf16", world_size=4)
+    count = sum(parameters(job, 0))
+    rows = {row.name: row.bytes for row in stages(job, JobOptions(distributed_optimizer=True))[0].rows}
+    assert rows["weights"] == 2 * count
+    assert rows["main weights"] == count
+    assert rows["states"] == 2 * count
+
+
+def test_features_of_the_optimizer_replace_and_move_what_it_keeps():
+    job, known = world(LLAMA, dtype="bf16"), discover(only=())
+    count = sum(parameters(job, 0))
+
+    def rows(*names):
+        made = [known.feature(name) for name in names]
+        changes = [partial(feature.spec.resting, feature.Args(), job) for feature in made]
+        resting = ("main weights", "residuals", "states")
+        return [(r.name, r.bytes, r.held) for r in stages(job, JobOptions(), (), changes)[0].rows if r.name in resting]
+
+    assert rows("reuse-fp32-param") == [("residuals", 2 * count, "kept"), ("states", 8 * count, "kept")]
+    assert rows("swap-optimizer") == [("main weights", 4 * count, "swapped"), ("states", 8 * count, "swapped")]
+    assert rows("reuse-fp32-param", "swap-optimizer") == [("residuals", 2 * count, "swapped"), ("states", 8 * count, "swapped")]
+
+
+def test_a_size_that_nobody_gave_is_named():
+    with pytest.raises(UnknownValue) as error:
+        stages(World({"num_layers": 4}), JobOptions())
+    assert error.value.fields[:2] == ("world_size", "hidden_size")

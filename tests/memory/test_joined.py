@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from mindspeed.memory.joined import join, joined, split
+from mindspeed.memory.windows import MainWeight, Window
+
+BORDERS = (0, 1, 2, 0x7FFE, 0x7FFF, 0x8000, 0x8001, 0xFFFE, 0xFFFF)
+
+
+def rejoined(words: Tensor) -> Tensor:
+    """Split fp32 weights of these bits, and join them again from torch's bf16 form; returns the bits."""
+    main = words.view(torch.float32)
+    residual, ties = split(main)
+    assert (residual.dtype, ties.dtype) == (torch.int16, torch.uint8)
+    return join(main.bfloat16(), residual, ties, torch.empty_like(main)).view(torch.int32)
+
+
+def assert_identity(words: Tensor) -> None:
+    nan = words.view(torch.float32).isnan()
+    again = rejoined(words)
+    assert torch.equal(again[~nan], words[~nan])
+    assert again.view(torch.float32)[nan].isnan().all()
+
+
+def test_joining_what_was_split_is_the_identity_for_every_upper_half_and_nine_lower_ones() -> None:
+    words = (torch.arange(2**16)[:, None] << 16) | torch.tensor(BORDERS)
+    assert_identity(words.view(-1).to(torch.int32))
+
+
+@pytest.mark.long
+def test_joining_what_was_split_is_the_identity_for_ten_million_random_words() -> None:
+    generator = torch.Generator().manual_seed(1)
+    assert_identity(torch.randint(-(2**31), 2**31, (10_000_000,), dtype=torch.int32, generator=generator))
+
+
+def test_only_ties_take_bits_and_eight_of_them_one_byte() -> None:
+    words = torch.tensor([0x3F800000, 0x3F808000, 0x3F818000, 0x3F807FFF] * 5, dtype=torch.int32)
+    residual, ties = split(words.view(torch.float32))
+    assert (residual == -0x8000).sum() == 10
+    assert ties.tolist() == [0b10101010, 0b10]  # the even one went down, the odd one up
+
+
+def test_a_residual_is_written_into_the_tensor_that_is_given() -> None:
+    main = torch.randn(5)
+    kept = torch.empty(5, dtype=torch.int16)
+    assert split(main, out=kept)[0] is kept
+
+
+def managed() -> tuple[MainWeight, Tensor]:
+    """A main weight of a matrix, and what it was."""
+    main = torch.randn(3, 5)
+    return MainWeight(main, main.bfloat16(), 0, torch.optim.AdamW([main])), main.clone()
+
+
+def test_main_weights_exist_only_inside_a_window() -> None:
+    weight, before = managed()
+    with joined(Window((weight,), "load")):
+        pass
+    assert weight.main.untyped_storage().nbytes() == 0
+    with joined(Window((weight,))):
+        assert torch.equal(weight.main, before)
+        weight.main.add_(1e-3)
+        assert weight.weight is not None
+        weight.weight.copy_(weight.main)
+    assert weight.main.untyped_storage().nbytes() == 0
+    with joined(Window((weight,))):
+        assert torch.equal(weight.main, before + 1e-3)
+
+
+def test_what_a_checkpoint_keeps_stays_and_is_not_what_the_next_step_writes() -> None:
+    weight, before = managed()
+    with joined(Window((weight,), "load")):
+        pass
+    with joined(Window((weight,), "save")):
+        kept = weight.main.detach()
+    with joined(Window((weight,))):
+        weight.main.zero_()
+    assert torch.equal(kept, before)
+
+
+def test_what_a_checkpoint_loads_reaches_the_weights_of_the_model() -> None:
+    weight, before = managed()
+    for _ in range(2):
+        with joined(Window((weight,), "load")):
+            weight.main.copy_(before * 3)
+    assert torch.equal(weight.weight, (before * 3).bfloat16())  # type: ignore[arg-type]
+    with joined(Window((weight,), "save")):
+        assert torch.equal(weight.main, before * 3)
