@@ -1,0 +1,1 @@
+"""Pipeline schedules as lists of operations: synthesis and simulation without torch, execution on Megatron's model chunks."""

@@ -1,0 +1,160 @@
+"""Megatron's forward-backward function on a list of operations: unmodified model chunks, gradient hooks and loss functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.utils import get_model_config
+from torch import Tensor
+
+from mindspeed.memory.on_host import HostBuffers
+from mindspeed.pipeline.executor import execute
+from mindspeed.pipeline.megatron_stages import MegatronStages, refuse
+from mindspeed.pipeline.messages import Routes, routes
+from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
+from mindspeed.pipeline.recording import Timed, agreed_costs, device_time, write_trace
+from mindspeed.pipeline.running_step import running
+from mindspeed.pipeline.simulator import judge, out_of_order
+from mindspeed.pipeline.transport import Channels, Links, moved, with_headers
+from mindspeed.plugins.problems import Problem, RunError
+
+_FOREIGN: Final = ("adjust_tensor_shapes_fn", "p2p_communicator", "pg_collection", "grad_finalize_pgs")
+"""Arguments of Megatron's function with which a caller brings communication of its own."""
+
+
+MEASURED_STEPS: Final = range(1, 3)
+"""Steps whose operations are timed where costs are measured: not the first one, in which memory is allocated."""
+
+
+@dataclass
+class Engine:
+    """A feature's schedules on Megatron's chunks; one object for the life of the process groups.
+
+    ``plan(shape, costs)`` returns the schedule for a number of micro-batches. ``links`` are `transport.open_links` of the
+    pipeline group. A list that sums gradients in another order than Megatron is refused. ``output_layer`` lets its weight
+    gradient wait as well. With ``measured`` the ranks time their operations in `MEASURED_STEPS`, agree on ``costs``, and plan
+    again. ``trace`` is a folder in which every rank writes the times of its latest step. With ``host`` the queue
+    of weight gradients is on the host but for two chunk-steps.
+    """
+
+    owner: str
+    plan: Callable[[PipelineShape, Costs], Schedule]
+    links: Links
+    placement: Placement = "loop"
+    output_layer: bool = False
+    costs: Costs = field(default_factory=Costs)
+    measured: bool = False
+    trace: str | None = None
+    host: HostBuffers | None = None
+    recomputed: int = 0
+    bytes_sent: int = 0
+    recorded: list[Timed] = field(default_factory=list)
+    """The times of the latest step that was recorded."""
+    _lists: dict[tuple[int, bool], tuple[Schedule, Routes]] = field(default_factory=dict)
+    _steps: int = 0
+    _measured: list[Timed] = field(default_factory=list)
+
+    def lists(self, shape: PipelineShape, forward_only: bool) -> tuple[Schedule, Routes]:
+        """Return the judged schedule for a shape, made once. Raises RunError with MS650 for one that cannot run."""
+        key = (shape.micro_batches, forward_only)
+        if key not in self._lists:
+            try:
+                schedule = self.plan(shape, self.costs)
+                problems = [*judge(schedule).problems, *out_of_order(schedule)]
+            except ValueError as error:
+                problems = [str(error)]
+            if problems:
+                raise RunError([Problem("MS650", f"{self.owner}: {text}", (self.owner,)) for text in problems])
+            if forward_only:
+                forwards = tuple(tuple(op for op in ops if op.kind == "F") for ops in schedule.ops)
+                schedule = Schedule(schedule.name, shape, forwards)
+            self._lists[key] = schedule, routes(schedule)
+        return self._lists[key]
+
+    def __call__(
+        self,
+        *,
+        forward_step_func: Any,
+        data_iterator: Any,
+        model: Any,
+        num_microbatches: int,
+        seq_length: int,
+        micro_batch_size: int,
+        forward_only: bool = False,
+        collect_non_loss_data: bool = False,
+        first_val_step: bool | None = None,
+        force_all_reduce: bool | None = False,
+        **others: Any,
+    ) -> list[Any]:
+        """Run one step as Megatron's function does, and return the data of the loss function on the last pipeline rank."""
+        for name in _FOREIGN:
+            if others.get(name) is not None:
+                refuse(self.owner, f"the caller passes {name}, and the schedule has communication of its own")
+        chunks = list(model) if isinstance(model, list) else [model]
+        iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator] * len(chunks)
+        config = get_model_config(chunks[0])
+        group = getattr(config, "microbatch_group_size_per_vp_stage", None) if len(chunks) > 1 else None
+        shape = PipelineShape(len(self.links.ranks), len(chunks), num_microbatches, self.placement, group)
+        schedule, order = self.lists(shape, forward_only)
+        if config.timers is not None:
+            config.timers("forward-backward", log_level=1).start(barrier=config.barrier_with_L1_time)
+        if config.variable_seq_lengths and self.links.header_up is None:
+            self.links = with_headers(self.links)
+        empty = partial(_empty, config.pipeline_dtype)
+        expected = None if config.variable_seq_lengths else _tensor_shape(config, seq_length, micro_batch_size)
+        step = MegatronStages(self, schedule, chunks, iterators, config, forward_step_func, forward_only)
+        step.expected = expected
+        step.keywords = {"collect_non_loss_data": collect_non_loss_data, "first_val_step": first_val_step}
+        channels = Channels(order, step.rank, self.links, lambda: expected and empty(expected), empty)
+        with running(step.kept), step.gradients_kept_local():
+            self._execute(schedule, step, channels)
+        self.bytes_sent = channels.bytes_sent
+        self.recomputed = step.checkpoints.recomputed
+        if (last := shape.rank_of(shape.stages - 1)) != shape.pp - 1:
+            reported = moved((step.losses, step.tokens), self.links, step.rank, last, shape.pp - 1, step.tokens.device)
+            step.losses, step.tokens = reported or ([], step.tokens)
+        if not forward_only:
+            step.finish(force_all_reduce)
+            self._learn(shape, step.rank)
+        if config.timers is not None:
+            config.timers("forward-backward").stop()
+        return step.losses
+
+    def _execute(self, schedule: Schedule, step: MegatronStages, channels: Channels) -> None:
+        if self.trace is None and not self._measuring:
+            execute(schedule, step.rank, step, channels)
+            return
+        timed = self.recorded = []
+        execute(schedule, step.rank, step, channels, lambda *times: timed.append(Timed(*times)), device_time)
+
+    @property
+    def _measuring(self) -> bool:
+        return self.measured and self._steps in MEASURED_STEPS
+
+    def _learn(self, shape: PipelineShape, rank: int) -> None:
+        """Write the times of a training step, and plan again behind the last step that is measured."""
+        if self.trace is not None:
+            write_trace(self.trace, self.recorded)
+        if self._measuring:
+            self._measured += self.recorded
+            if self._steps == MEASURED_STEPS[-1]:
+                self.costs = agreed_costs(self._measured, shape, rank, self.costs)
+                self._measured.clear()
+                self._lists.clear()
+        self._steps += 1
+
+
+def _tensor_shape(config: Any, seq_length: int, micro_batch_size: int) -> tuple[int, int, int]:
+    length = seq_length // parallel_state.get_context_parallel_world_size()
+    if config.sequence_parallel:
+        length //= parallel_state.get_tensor_model_parallel_world_size()
+    return length, micro_batch_size, config.hidden_size
+
+
+def _empty(default: torch.dtype, shape: Any, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.empty(shape, dtype=dtype or default, device=torch.cuda.current_device())

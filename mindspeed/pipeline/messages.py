@@ -1,0 +1,79 @@
+"""Messages between the ranks of a schedule, in the order of each sender. Light, no torch."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from mindspeed.pipeline.operations import Op, PipelineShape, Schedule
+
+Channel = tuple[int, int]
+"""Sending and receiving rank."""
+
+
+class Message(NamedTuple):
+    """Output (F) or input gradient (B) of a stage for a micro-batch."""
+
+    kind: str
+    stage: int
+    micro_batch: int
+
+
+def needed(op: Op, stage: int, stages: int) -> Message | None:
+    """Return the message that an operation of a stage waits for."""
+    if op.kind == "F":
+        return Message("F", stage - 1, op.micro_batch) if stage else None
+    if op.kind in "BD":
+        return Message("B", stage + 1, op.micro_batch) if stage + 1 < stages else None
+    return None
+
+
+def produced(op: Op, stage: int, stages: int) -> tuple[Message, int] | None:
+    """Return the message that an operation of a stage makes, and the stage that needs it."""
+    if op.kind == "F":
+        return (Message("F", stage, op.micro_batch), stage + 1) if stage + 1 < stages else None
+    if op.kind in "BD":
+        return (Message("B", stage, op.micro_batch), stage - 1) if stage else None
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """Order of the messages on each channel, and what each message tells of those in the other direction.
+
+    ``consumed[channel][i]`` is the number of messages that the sender of the i-th message had received from its receiver.
+    """
+
+    order: Mapping[Channel, tuple[Message, ...]]
+    consumed: Mapping[Channel, tuple[int, ...]]
+
+    def sources(self, rank: int) -> dict[Message, int]:
+        """Return the sender of each message to a rank."""
+        return {message: sender for (sender, target), order in self.order.items() if target == rank for message in order}
+
+    def targets(self, rank: int) -> dict[Message, int]:
+        """Return the receiver of each message of a rank."""
+        return {message: target for (sender, target), order in self.order.items() if sender == rank for message in order}
+
+
+def routes(schedule: Schedule) -> Routes:
+    """Return the messages of a schedule. Those that a rank hands to itself are left out."""
+    shape: PipelineShape = schedule.shape
+    order: defaultdict[Channel, list[Message]] = defaultdict(list)
+    steps = [
+        (rank, op, shape.stage_of(rank, op.chunk)) for rank, ops in enumerate(schedule.ops) for op in ops if op.kind in "FBD"
+    ]
+    for rank, op, stage in steps:
+        if (made := produced(op, stage, shape.stages)) is not None and (target := shape.rank_of(made[1])) != rank:
+            order[rank, target].append(made[0])
+    place = {channel: {message: index for index, message in enumerate(messages)} for channel, messages in order.items()}
+    received: defaultdict[Channel, int] = defaultdict(int)
+    consumed: defaultdict[Channel, list[int]] = defaultdict(list)
+    for rank, op, stage in steps:
+        if (message := needed(op, stage, shape.stages)) is not None and (source := shape.rank_of(message.stage)) != rank:
+            received[source, rank] = max(received[source, rank], place[source, rank][message] + 1)
+        if (made := produced(op, stage, shape.stages)) is not None and (target := shape.rank_of(made[1])) != rank:
+            consumed[rank, target].append(received[target, rank])
+    return Routes({k: tuple(v) for k, v in order.items()}, {k: tuple(v) for k, v in consumed.items()})

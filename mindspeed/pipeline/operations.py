@@ -1,0 +1,130 @@
+"""Operations of a pipeline schedule, the placement of stages on ranks, and costs. Light, data only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, NamedTuple, get_args
+
+Kind = Literal["F", "B", "W", "D", "R"]
+"""F forward, B input gradient, W weight gradient, D both gradients in one pass, R forward again (recompute)."""
+Placement = Literal["loop", "v"]
+
+KINDS: Final[tuple[str, ...]] = get_args(Kind)
+
+
+class Op(NamedTuple):
+    """Operation of a rank: its kind, the model chunk of that rank and the micro-batch."""
+
+    kind: Kind
+    chunk: int
+    micro_batch: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}(chunk {self.chunk}, micro-batch {self.micro_batch})"
+
+
+Ops = tuple[tuple[Op, ...], ...]
+"""The operations of each rank, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineShape:
+    """Sizes of a pipeline and the placement of its ``pp * vpp`` stages.
+
+    ``loop`` puts stage s on rank s mod pp, as Megatron does. ``v`` has two stages a rank: r and 2 pp - 1 - r.
+    ``group`` is Megatron's ``microbatch_group_size_per_vp_stage``, pp if not given.
+    """
+
+    pp: int
+    vpp: int
+    micro_batches: int
+    placement: Placement = "loop"
+    group: int | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.pp, self.vpp, self.micro_batches) < 1:
+            raise ValueError(f"a pipeline has at least one rank, chunk and micro-batch: {self}")
+        if self.placement == "v" and self.vpp != 2:
+            raise ValueError(f"a V has two stages on each rank, and vpp is {self.vpp}")
+
+    @property
+    def stages(self) -> int:
+        return self.pp * self.vpp
+
+    def rank_of(self, stage: int) -> int:
+        if self.placement == "v":
+            return stage if stage < self.pp else 2 * self.pp - 1 - stage
+        return stage % self.pp
+
+    def chunk_of(self, stage: int) -> int:
+        return stage // self.pp
+
+    def stage_of(self, rank: int, chunk: int) -> int:
+        if self.placement == "v" and chunk == 1:
+            return 2 * self.pp - 1 - rank
+        return chunk * self.pp + rank
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Duration of each kind of operation for one chunk, and of a message between two ranks (``hop``).
+
+    D lasts B + W. ``weights`` has a factor for each stage, where stages differ.
+    """
+
+    F: float = 1.0
+    B: float = 1.0
+    W: float = 1.0
+    R: float = 1.0
+    hop: float = 0.0
+    weights: tuple[float, ...] = ()
+
+    def of(self, kind: Kind, stage: int) -> float:
+        duration: float = self.B + self.W if kind == "D" else getattr(self, kind)
+        return duration * self.weights[stage] if self.weights else duration
+
+    def with_recompute_in_backward(self) -> Costs:
+        """Return the costs of a backward pass that first runs the forward again."""
+        return replace(self, B=self.B + self.R)
+
+    def to_json(self) -> dict[str, Any]:
+        numbers = {name: getattr(self, name) for name in ("F", "B", "W", "R", "hop")}
+        return numbers | ({"weights": list(self.weights)} if self.weights else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Named list of operations for each rank of a pipeline."""
+
+    name: str
+    shape: PipelineShape
+    ops: Ops
+
+    def to_json(self) -> dict[str, Any]:
+        shape = self.shape
+        return {
+            "schedule": self.name,
+            "pp": shape.pp,
+            "vpp": shape.vpp,
+            "micro_batches": shape.micro_batches,
+            "placement": shape.placement,
+            "ops": [[list(op) for op in rank] for rank in self.ops],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Schedule:
+        """Read what `to_json` wrote. Raises ValueError for a list that is malformed."""
+        try:
+            shape = PipelineShape(int(data["pp"]), int(data["vpp"]), int(data["micro_batches"]), data.get("placement", "loop"))
+            ops = tuple(tuple(_op(words) for words in rank) for rank in data["ops"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a schedule: {error!r}") from error
+        return cls(str(data.get("schedule", "file")), shape, ops)
+
+
+def _op(words: Sequence[Any]) -> Op:
+    kind, chunk, micro_batch = words
+    if kind not in KINDS:
+        raise ValueError(f"{kind!r} is no kind of operation; there are {', '.join(KINDS)}")
+    return Op(kind, int(chunk), int(micro_batch))

@@ -1,0 +1,63 @@
+"""Times of a rank's operations in a step: a file for a timeline, and means over all ranks as the costs of a schedule."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from mindspeed.pipeline.operations import Costs, Op, PipelineShape
+
+_KINDS: Final = "FBWR"
+
+
+class Timed(NamedTuple):
+    """Operation with the seconds of its begin and its end, and how long it waited for its message before."""
+
+    op: Op
+    begin: float
+    end: float
+    waited: float
+
+
+def device_time() -> float:
+    """Return the time in seconds when the device has done what it was given."""
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def write_trace(folder: str, timed: Sequence[Timed]) -> None:
+    """Write the operations of this rank for ``mindspeed schedule show --trace``, over those of the step before."""
+    path = Path(folder) / f"rank-{dist.get_rank()}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = (json.dumps([*line.op, line.begin, line.end, line.waited]) for line in timed)
+    path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+
+
+def agreed_costs(timed: Sequence[Timed], shape: PipelineShape, rank: int, before: Costs) -> Costs:
+    """Return the mean milliseconds of each kind of operation, and the weight of each stage; collective over the job.
+
+    All ranks get the same numbers, also those of other pipelines: their collectives follow the lists that are made of them. The
+    duration of a hop, and of a kind that no rank has run, are those of ``before``.
+    """
+    sums = torch.zeros(2, shape.stages, len(_KINDS), dtype=torch.float64)
+    for op, begin, end, _ in timed:
+        if op.kind in _KINDS:
+            place = shape.stage_of(rank, op.chunk), _KINDS.index(op.kind)
+            sums[0][place] += (end - begin) * 1e3
+            sums[1][place] += 1
+    everywhere = sums.to(torch.cuda.current_device(), torch.float32)
+    dist.all_reduce(everywhere)
+    dist.broadcast(everywhere, 0)
+    total, count = everywhere.cpu().double()
+    means = total / count.clamp(min=1)
+    ran = count.sum(0) > 0
+    mean = {kind: float(means[:, place].mean()) if ran[place] else getattr(before, kind) for place, kind in enumerate(_KINDS)}
+    of_stage = means[:, :3].sum(1)
+    weights = tuple(float(weight) for weight in of_stage / of_stage.mean())
+    return Costs(mean["F"], mean["B"], mean["W"], mean["R"], before.hop, weights)

@@ -1,0 +1,74 @@
+"""What a schedule of operations cannot run with, read from Megatron's configuration and from a model. Light."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from packaging.specifiers import SpecifierSet
+
+_FLAGS: Final = {
+    "overlap_moe_expert_parallel_comm": "expert communication overlaps in combined forward and backward steps",
+    "defer_embedding_wgrad_compute": "Megatron defers the weight gradient of the output layer with a queue of its own",
+    "enable_cuda_graph": "a CUDA graph replays forward and backward in the order in which they were captured",
+    "external_cuda_graph": "a CUDA graph replays forward and backward in the order in which they were captured",
+    "fine_grained_activation_offloading": "offloaded activations come back in the order of Megatron's schedule",
+    "cpu_offloading": "offloaded activations come back in the order of Megatron's schedule",
+    "use_ring_exchange_p2p": "ring exchange sends and receives at once",
+    "delay_wgrad_compute": "Megatron delays weight gradients with a queue of its own",
+}
+
+
+def refusals(config: Any) -> Iterator[str]:
+    """Yield the argument and the reason for each argument of Megatron that a list of operations cannot run with."""
+    for name, reason in _FLAGS.items():
+        if getattr(config, name, False):
+            yield f"{name} is set: {reason}"
+    if getattr(config, "cuda_graph_impl", "none") != "none":
+        yield f"cuda_graph_impl={config.cuda_graph_impl}: {_FLAGS['enable_cuda_graph']}"
+    if (count := getattr(config, "num_microbatches_with_partial_activation_checkpoints", None)) is not None:
+        yield f"num_microbatches_with_partial_activation_checkpoints={count}: the list of operations decides what is recomputed"
+
+
+_MODULES: Final = {
+    "megatron.core.extensions.transformer_engine": "linear layers of Transformer Engine compute both gradients at once",
+    "transformer_engine": "linear layers of Transformer Engine compute both gradients at once",
+    "megatron.core.distributed.fsdp": "fully sharded parameters are gathered in the order of Megatron's schedule",
+    "megatron.core.distributed.torch_fully_sharded_data_parallel": (
+        "fully sharded parameters are gathered in the order of Megatron's schedule"
+    ),
+}
+
+
+def model_refusals(chunks: Iterable[Any]) -> set[str]:
+    """Return the class and the reason for modules of a model that a list of operations cannot run with."""
+    kinds = {type(module) for chunk in chunks for module in chunk.modules() if next(module.parameters(False), None) is not None}
+    kinds |= {type(chunk) for chunk in chunks}
+    return {
+        f"the model has {kind.__qualname__}: {reason}"
+        for kind in kinds
+        for package, reason in _MODULES.items()
+        if f"{kind.__module__}.".startswith(f"{package}.") and ("Linear" in kind.__name__ or "Parallel" in kind.__name__)
+    }
+
+
+_UNEVEN: Final = {
+    "pipeline_model_parallel_layout": "layers are dealt out by a layout",
+    "num_layers_in_first_pipeline_stage": "the first stage has a number of layers of its own",
+    "num_layers_in_last_pipeline_stage": "the last stage has a number of layers of its own",
+    "account_for_embedding_in_pipeline_split": "the embedding counts as a layer",
+    "account_for_loss_in_pipeline_split": "the output layer counts as a layer",
+    "mtp_num_layers": "multi-token prediction needs the embedding and the output layer on two ranks",
+}
+
+
+def v_refusals(config: Any) -> Iterator[str]:
+    """Yield the argument and the reason for each argument of Megatron that stages placed as a V cannot have."""
+    for name, reason in _UNEVEN.items():
+        if value := getattr(config, name, None):
+            yield f"placement v with {name}={value}: {reason}"
+
+
+def can_place_v(megatron: str) -> bool:
+    """Return whether a version of Megatron asks for stages where the wraps of a V answer: by chunk, and no loss by stage."""
+    return megatron in SpecifierSet(">=0.14,<0.19", prereleases=True)

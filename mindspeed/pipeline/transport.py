@@ -1,0 +1,176 @@
+"""Tensors between the ranks of a pipeline: receives are posted ahead in the order of the sender, no send is waited for."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from mindspeed.pipeline.messages import Channel, Message, Routes
+
+_HEADER: Final = 8
+"""Numbers of a header: the dimensions of a tensor, then their sizes."""
+
+
+class Links(NamedTuple):
+    """Communicators over the ranks of a pipeline: to higher and to lower ranks, and the same two for the headers of tensors.
+
+    Two directions on one communicator would wait for one another where its operations run in order, as on NCCL and HCCL.
+    """
+
+    ranks: tuple[int, ...]
+    up: Any
+    down: Any
+    header_up: Any = None
+    header_down: Any = None
+
+    def destroy(self) -> None:
+        for group in self[1:]:
+            if group is not None:
+                dist.destroy_process_group(group)
+
+    def of(self, channel: Channel) -> Any:
+        return self.up if channel[1] > channel[0] else self.down
+
+    def header_of(self, channel: Channel) -> Any:
+        return self.header_up if channel[1] > channel[0] else self.header_down
+
+
+def open_links(group: Any) -> Links:
+    """Make the communicators over the ranks of a pipeline group; collective over all ranks of the job."""
+    own = tuple(dist.get_process_group_ranks(group))
+    return Links(own, *_groups(own, "PIPELINE_UP", "PIPELINE_DOWN"))
+
+
+def with_headers(links: Links) -> Links:
+    """Add the communicators for headers; collective over all ranks of the job."""
+    return Links(*links[:3], *_groups(links.ranks, "PIPELINE_HEADER_UP", "PIPELINE_HEADER_DOWN"))
+
+
+def _groups(own: tuple[int, ...], *names: str) -> list[Any]:
+    """Make groups over each pipeline of the job and return those of this rank's pipeline.
+
+    Groups that their members alone make are named by the number of groups of a rank, in which the stages of a pipeline differ.
+    """
+    pipelines: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(pipelines, own)
+    made = {(ranks, name): dist.new_group(list(ranks), group_desc=name) for ranks in sorted(set(pipelines)) for name in names}
+    return [made[own, name] for name in names]
+
+
+def moved(data: Any, links: Links, rank: int, source: int, target: int, device: Any) -> Any:
+    """Return on the rank ``target`` the data of the rank ``source``, tensors in them on the device, and elsewhere None."""
+    if rank == source:
+        dist.send_object_list([tree_map_only(Tensor, Tensor.cpu, data)], links.ranks[target], group=links.of((source, target)))
+    if rank != target:
+        return None
+    box = [None]
+    dist.recv_object_list(box, links.ranks[source], group=links.of((source, target)))
+    return tree_map_only(Tensor, lambda tensor: tensor.to(device), box[0])
+
+
+class _Posted(NamedTuple):
+    tensor: Tensor
+    work: Any
+
+
+class Channels:
+    """The messages of one rank in one pass over a schedule.
+
+    ``buffer()`` makes the tensor that a message is received in; None takes its shape from a header. ``empty`` is torch.empty on
+    the device and in the type of the messages.
+    Messages of one channel match by their order, so that no tags are needed. A send is waited for when a later message
+    shows that its receiver has consumed it: earlier, two ranks could wait for one another.
+    """
+
+    def __init__(
+        self, routes: Routes, rank: int, links: Links, buffer: Callable[[], Tensor | None], empty: Callable[..., Tensor]
+    ):
+        self._routes, self._rank, self._links, self._buffer, self._empty = routes, rank, links, buffer, empty
+        self._headed = buffer() is None
+        self._source, self._target = routes.sources(rank), routes.targets(rank)
+        self._posted: dict[Message, _Posted] = {}
+        self._headers: dict[Message, _Posted] = {}
+        self._next: dict[int, int] = {}
+        self._sent: dict[int, deque[tuple[int, Callable[[], None]]]] = {}
+        self._count: dict[int, int] = {}
+        self.bytes_sent = 0
+        for source in set(self._source.values()):
+            self._post(source)
+
+    def receive(self, message: Message) -> Tensor:
+        """Return the tensor of a message; the receive of the one after it is posted."""
+        source = self._source[message]
+        while message not in self._posted:
+            self._post(source, needed=True)
+        tensor, work = self._posted.pop(message)
+        work.wait()
+        channel = (source, self._rank)
+        place = self._routes.order[channel].index(message)
+        self._release(source, self._routes.consumed[channel][place])
+        self._post(source)
+        return tensor
+
+    def send(self, message: Message, tensor: Tensor, consumed: Callable[[], None]) -> None:
+        """Start to send a tensor. ``consumed`` is called when its contents may go."""
+        target = self._target[message]
+        channel = (self._rank, target)
+        peer = self._links.ranks[target]
+        tensor = tensor.detach().contiguous()
+        works: list[tuple[Any, Tensor]] = []
+        if self._headed:
+            header = torch.tensor([tensor.dim(), *tensor.shape] + [0] * (_HEADER - 1 - tensor.dim()), device=tensor.device)
+            works.append((dist.isend(header, peer, group=self._links.header_of(channel)), header))
+        works.append((dist.isend(tensor, peer, group=self._links.of(channel)), tensor))
+        self.bytes_sent += tensor.nbytes
+
+        def finish() -> None:
+            for work, _ in works:
+                work.wait()
+            consumed()
+
+        place = self._count.get(target, 0)
+        self._count[target] = place + 1
+        self._sent.setdefault(target, deque()).append((place, finish))
+
+    def finish(self) -> None:
+        """Wait for the sends that are left; every rank has run its list."""
+        for target in self._sent:
+            self._release(target, self._count[target])
+
+    def _release(self, target: int, count: int) -> None:
+        sent = self._sent.get(target, deque())
+        while sent and sent[0][0] < count:
+            sent.popleft()[1]()
+
+    def _post(self, source: int, needed: bool = False) -> None:
+        """Post the next receive from a rank, if there is one left.
+
+        Where headers tell the shapes, a message that is not ``needed`` yet has only its header received: to wait for that here
+        could be to wait for this rank's own next operation.
+        """
+        channel = (source, self._rank)
+        place = self._next.get(source, 0)
+        order: Sequence[Message] = self._routes.order[channel]
+        if place >= len(order):
+            return
+        message = order[place]
+        peer = self._links.ranks[source]
+        tensor = self._buffer()
+        if tensor is None:
+            if message not in self._headers:
+                header = self._empty(_HEADER, dtype=torch.int64)
+                self._headers[message] = _Posted(header, dist.irecv(header, peer, group=self._links.header_of(channel)))
+            if not needed:
+                return
+            header, work = self._headers.pop(message)
+            work.wait()
+            dimensions, *sizes = header.tolist()
+            tensor = self._empty(sizes[:dimensions])
+        self._next[source] = place + 1
+        self._posted[message] = _Posted(tensor, dist.irecv(tensor, peer, group=self._links.of(channel)))

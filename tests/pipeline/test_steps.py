@@ -1,0 +1,111 @@
+"""Whole steps with lists of operations against Megatron's own schedules: models and losses beyond those of the claims."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mindspeed import registry
+from mindspeed.resolution.request import Layer
+from mindspeed.verification.pool import WorkerPool
+
+pytestmark = pytest.mark.long
+
+STAGES, MICRO_BATCHES = 2, 4
+MESSAGE = 12 * 2 * 16 * 4
+"""Bytes of a message between stages: sequence, samples of a micro-batch, hidden size, fp32."""
+
+
+def compared_on_rank(*arguments: Any) -> Any:
+    from tests.pipeline import steps_job
+
+    return steps_job.compared(*arguments)
+
+
+def out_of_order_on_rank(feature: str) -> Any:
+    from tests.pipeline import steps_job
+
+    return steps_job.out_of_order(feature)
+
+
+def refused_on_rank(feature: str) -> Any:
+    from tests.pipeline import steps_job
+
+    return steps_job.refused(feature)
+
+
+def plan(feature: str, vpp: int, settings: dict[str, Any]) -> Any:
+    world = {"world_size": STAGES, "pp": STAGES, "vpp": vpp, "num_layers": 8, "micro_batch_size": 2}
+    batch = {"global_batch_size": 2 * MICRO_BATCHES, "tied_embeddings": False, "mtp_num_layers": 0}
+    names = (feature, "virtual-pipeline") if vpp > 1 else (feature,)
+    layer = Layer("test", features=names, settings={feature: settings}, world=world | batch, platform="cpu")
+    return registry.resolve([layer])
+
+
+def compared(pool: WorkerPool, feature: str, vpp: int, settings: dict[str, Any], tied: bool, arguments: dict[str, Any]) -> Any:
+    return pool.call(compared_on_rank, STAGES, feature, tied, arguments, plan=plan(feature, vpp, settings))
+
+
+@pytest.mark.parametrize("vpp", [1, 2])
+@pytest.mark.parametrize(
+    ("tied", "arguments"),
+    [
+        (False, {}),
+        (True, {"calculate_per_token_loss": True}),
+        (False, {"mtp_num_layers": 1}),
+        (True, {"mtp_num_layers": 1, "calculate_per_token_loss": True}),
+    ],
+    ids=["plain", "tied-per-token", "mtp", "tied-mtp-per-token"],
+)
+@pytest.mark.parametrize(
+    ("feature", "settings"),
+    [
+        ("nano-pipe", {"lag": 2, "swap": True}),
+        ("recompute-in-advance", {}),
+        ("recompute-in-bubble", {"limit": 2}),
+        ("zero-bubble", {"recompute": "least", "limit": 3, "output_layer": True}),
+    ],
+)
+def test_losses_and_gradients_around_an_evaluation_are_megatrons(
+    pool: WorkerPool, feature: str, settings: dict[str, Any], tied: bool, arguments: dict[str, Any], vpp: int
+) -> None:
+    ranks = compared(pool, feature, vpp, settings, tied, arguments)
+    hops = STAGES * vpp - 1
+    assert [rank["different"] for rank in ranks] == [[], []]
+    spare = {"output_layer.weight"} if tied else set()  # that of the embedding is used
+    assert all({name.partition("module.")[2] for name in rank["zero"]} <= spare for rank in ranks)
+    assert all(expected == actual for expected, actual in (rank["losses"] for rank in ranks))
+    assert [len(rank["losses"][1]) for rank in ranks] == [0, 3 * MICRO_BATCHES]
+    assert all(rank["recomputed"] == rank["listed"] for rank in ranks)
+    assert sum(rank["bytes"] for rank in ranks) == 2 * MICRO_BATCHES * hops * MESSAGE
+
+
+@pytest.mark.parametrize("vpp", [1, 2])
+def test_as_many_activation_sets_are_alive_as_the_simulator_says(pool: WorkerPool, vpp: int) -> None:
+    ranks = compared(pool, "nano-pipe", vpp, {"output_layer": True}, False, {})
+    assert [rank["peak"] for rank in ranks] == [rank["planned"] for rank in ranks]
+
+
+def test_one_weight_gradient_out_of_order_is_refused_and_changes_the_bits(pool: WorkerPool) -> None:
+    ranks = pool.call(out_of_order_on_rank, STAGES, "nano-pipe", plan=plan("nano-pipe", 1, {}))
+    for rank in ranks:
+        assert rank["problem"].startswith("nano-pipe: rank 1: W of chunk 0 has micro-batch 1 after 2")
+    assert ranks[0]["different"] == []
+    assert ranks[1]["different"] != []
+
+
+def test_communication_of_the_caller_and_tensors_of_another_shape_are_refused(pool: WorkerPool) -> None:
+    first, second = pool.call(refused_on_rank, STAGES, "nano-pipe", plan=plan("nano-pipe", 1, {}))
+    assert first[:2] == second
+    assert second == [
+        (
+            f"nano-pipe: the caller passes {name}, and the schedule has communication of its own",
+            "remove nano-pipe, or do not pass it",
+        )
+        for name in ("p2p_communicator", "adjust_tensor_shapes_fn")
+    ]
+    assert first[2] == (
+        "nano-pipe: a stage made a tensor of shape (12, 2, 16), and the step was called for (13, 2, 16)",
+        "add dynamic-shapes, or give every micro-batch one length",
+    )
