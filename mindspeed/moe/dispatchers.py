@@ -1,0 +1,216 @@
+"""Megatron's two dispatchers on the calls of this library: mixins with their methods and signatures."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region, reduce_scatter_to_sequence_parallel_region
+from torch import Tensor
+
+from mindspeed.moe.allgather import AllGatherCall, GatheredCall
+from mindspeed.moe.alltoall import AllToAllCall, Placement
+from mindspeed.moe.once_per_rank import OncePerRankCall
+from mindspeed.moe.overlap import OverlappedCall, send
+from mindspeed.plugins import MindSpeedError, Problem
+
+
+class AllToAllDispatch:
+    """Stands before ``MoEAlltoAllTokenDispatcher``. ``call`` is set from the first method of a forward pass to the last."""
+
+    parts = 1
+    once_per_rank = False
+    call: Any = None
+    shared_experts: Any
+    config: Any
+
+    def dispatch_preprocess(self: Any, hidden_states: Tensor, routing_map: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
+        """Post the counts of rows, and give the rows [R, H] of the tokens with the probability [R] of each."""
+        check_routing(self.config, hidden_states, routing_map, probs)
+        self.hidden_shape, self.dtype = hidden_states.shape, probs.dtype
+        x_TH = hidden_states.reshape(-1, hidden_states.shape[-1])
+        self.call = self.make_call(routing_map)
+        self.source = x_TH.detach()
+        if self.shared_experts is not None:
+            self.shared_experts.pre_forward_comm(hidden_states)
+        return self.call.permute(x_TH), self.call.permute_probabilities(probs)
+
+    def make_call(self: Any, routing_map: Tensor) -> AllToAllCall:
+        """Begin a call; the number of rows follows from the map alone where tokens can be dropped."""
+        config, tokens = self.config, routing_map.shape[0]
+        if self.once_per_rank and self.ep_size > 1:
+            return OncePerRankCall(placement(self), routing_map)
+        factor = config.moe_expert_capacity_factor
+        if config.moe_pad_expert_input_to_capacity:
+            from megatron.core.transformer.moe.moe_utils import get_capacity
+
+            capacity = get_capacity(tokens * config.moe_router_topk, config.num_moe_experts, factor)
+            return AllToAllCall(placement(self), routing_map, capacity=capacity)
+        return AllToAllCall(placement(self), routing_map, rows=None if factor is not None else tokens * config.moe_router_topk)
+
+    def token_dispatch(self: Any, rows: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
+        """Send rows and probabilities to the ranks of their experts."""
+        if self.call.place.ranks > 1:
+            sent = send(rows, self.call.dispatch(0)), send(probs, self.call.dispatch(0))
+            rows, probs = (tensor.wait() for tensor in sent)
+        if self.shared_experts is not None:
+            self.shared_experts.linear_fc1_forward_and_act()
+        return rows, probs
+
+    def dispatch_postprocess(self: Any, rows: Tensor, probs: Tensor) -> tuple[Tensor, Any, Tensor]:
+        """Bring what arrived into the order of experts: the rows, the number of each expert's, the probabilities."""
+        probs = self.call.arrange_probabilities(probs, 0)
+        return self.call.arrange(rows, 0), self.call.expert_counts(0), probs
+
+    def combine_preprocess(self: Any, answers: Tensor) -> Tensor:
+        """Bring answers into the order in which their rows arrived."""
+        arranged: Tensor = self.call.disarrange(answers, 0, self.dtype)
+        return arranged
+
+    def token_combine(self: Any, answers: Tensor, *options: Any, **more: Any) -> Tensor:
+        """Send answers back."""
+        if self.call.place.ranks > 1:
+            answers = send(answers, self.call.combine(0)).wait()
+        if self.shared_experts is not None:
+            self.shared_experts.linear_fc2_forward()
+            self.shared_experts.post_forward_comm()
+        return answers
+
+    def combine_postprocess(self: Any, answers: Tensor) -> Tensor:
+        """Sum the answers of each token, in the shape of the layer's input, and add those of shared experts."""
+        output: Tensor = self.call.unpermute(answers).view(self.hidden_shape)
+        self.call = self.source = None
+        return output if self.shared_experts is None else output + self.shared_experts.get_output()
+
+
+class OverlappedAllToAll(AllToAllDispatch):
+    """The same with shared experts, weight gradients and parts of the experts between post and wait of every transfer."""
+
+    def token_dispatch(self: Any, rows: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
+        """Post rows and probabilities; the first product of shared experts hides them."""
+        self.experts_call = OverlappedCall(self.call, self.source, self.dtype)
+        rows = self.experts_call.post(rows, probs)
+        if self.shared_experts is not None:
+            self.shared_experts.linear_fc1_forward_and_act()
+        return rows, probs
+
+    def dispatch_postprocess(self: Any, rows: Tensor, probs: Tensor) -> tuple[Tensor, Any, Tensor]:
+        """Give the experts the call in the place of counts: they wait for their rows themselves."""
+        return rows, self.experts_call, probs
+
+    def combine_preprocess(self: Any, answers: Tensor) -> Tensor:
+        """Return what stands for the answers, which are on their way."""
+        return answers
+
+    def token_combine(self: Any, answers: Tensor, *options: Any, **more: Any) -> Tensor:
+        """Wait for the answers; the second product of shared experts hides them."""
+        call, self.experts_call = self.experts_call, None
+        if self.shared_experts is not None:
+            self.shared_experts.linear_fc2_forward()
+            self.shared_experts.post_forward_comm()
+        return call.collect()  # type: ignore[no-any-return]
+
+
+class AllGatherDispatch:
+    """Stands before ``MoEAllGatherTokenDispatcher``. ``call`` is set from the first method of a forward pass to the last."""
+
+    call: Any = None
+    shared_experts: Any
+    config: Any
+
+    def dispatch_preprocess(self: Any, hidden_states: Tensor, routing_map: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
+        """Post the indices of experts, and give tokens [T, H] and the probabilities [T, K] of their experts."""
+        check_routing(self.config, hidden_states, routing_map, probs)
+        self.hidden_shape, self.dtype = hidden_states.shape, probs.dtype
+        topk, alone = self.config.moe_router_topk, self.tp_size * self.ep_size == 1
+        rows = len(routing_map) * topk if alone and self.config.moe_expert_capacity_factor is None else None
+        first, experts = self.local_expert_indices[0], self.num_local_experts
+        self.call = AllGatherCall(self.tp_ep_group, first, experts, routing_map, topk, rows)
+        if self.shared_experts is not None:
+            self.shared_experts.pre_forward_comm(hidden_states)
+        return hidden_states.reshape(-1, hidden_states.shape[-1]), self.call.choose(probs)
+
+    def token_dispatch(self: Any, tokens: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
+        """Post probabilities and tokens to all ranks, and the first product of shared experts before any wait."""
+        posted = () if self.call.alone else (self.call.gather(probs), self.call.gather(tokens))
+        if self.shared_experts is not None:
+            self.shared_experts.linear_fc1_forward_and_act()
+        if posted:
+            self.experts_call = GatheredCall(self.call, posted[1].wait, posted[0].wait)
+        else:
+            self.experts_call = GatheredCall(self.call, lambda: tokens, lambda: probs)
+        return tokens, probs
+
+    def dispatch_postprocess(self: Any, tokens: Tensor, probs: Tensor) -> tuple[Tensor, Any, Tensor]:
+        """Wait in the order of posts: the rows, the number of each expert's, the probabilities."""
+        call, posted, self.experts_call = self.call, self.experts_call, None
+        counts, probs = call.counts, call.permute_probabilities(posted.probs())
+        return call.permute(posted.tokens()), counts, probs
+
+    def combine_preprocess(self: Any, answers: Tensor) -> Tensor:
+        """Sum the answers of this rank's experts for each token of all ranks."""
+        summed: Tensor = self.call.unpermute(answers)
+        return summed
+
+    def token_combine(self: Any, answers: Tensor, *options: Any, **more: Any) -> Tensor:
+        """Sum the answers of all ranks for each token of this one; the second product of shared experts hides it."""
+        posted = None if self.call.alone else self.call.scatter(answers.to(self.dtype))
+        if self.shared_experts is not None:
+            self.shared_experts.linear_fc2_forward()
+            self.shared_experts.post_forward_comm()
+        return answers if posted is None else posted.wait().to(answers.dtype)
+
+    def combine_postprocess(self: Any, answers: Tensor) -> Tensor:
+        """Give answers in the shape of the layer's input, and add those of shared experts."""
+        self.call = None
+        output = answers.view(self.hidden_shape)
+        return output if self.shared_experts is None else output + self.shared_experts.get_output()
+
+
+class OverlappedAllGather(AllGatherDispatch):
+    """The same with the weights of experts between post and wait."""
+
+    def dispatch_postprocess(self: Any, tokens: Tensor, probs: Tensor) -> tuple[Tensor, Any, Tensor]:
+        """Give the experts the call in the place of counts: they wait for their rows themselves."""
+        posted, self.experts_call = self.experts_call, None
+        return tokens, posted, probs
+
+
+def placement(dispatcher: Any) -> Placement:
+    """Where the experts of a dispatcher are, from its process groups."""
+    shared = dispatcher.tp_size > 1
+    return Placement(
+        experts=dispatcher.config.num_moe_experts,
+        group=dispatcher.ep_group,
+        rank=dispatcher.ep_group.rank(),
+        ranks=dispatcher.ep_size,
+        everyone=dispatcher.tp_ep_group,
+        tensor_rank=dispatcher.tp_rank if shared else 0,
+        tensor_ranks=dispatcher.tp_size,
+        gather=partial(_gather, dispatcher.tp_group) if shared else None,
+        scatter=partial(_scatter, dispatcher.tp_group) if shared else None,
+        parts=dispatcher.parts,
+    )
+
+
+def _gather(group: Any, rows: Tensor, counts: list[int]) -> Tensor:
+    gathered: Tensor = gather_from_sequence_parallel_region(rows, group=group, output_split_sizes=counts)
+    return gathered
+
+
+def _scatter(group: Any, rows: Tensor, counts: list[int]) -> Tensor:
+    share: Tensor = reduce_scatter_to_sequence_parallel_region(rows, group=group, input_split_sizes=counts)
+    return share
+
+
+def check_routing(config: Any, hidden_states: Tensor, routing_map: Tensor, probs: Tensor) -> None:
+    """Raise MindSpeedError with MS640 unless a router gave a boolean map and probabilities [tokens, experts]."""
+    expected = (hidden_states.numel() // hidden_states.shape[-1], config.num_moe_experts)
+    if tuple(routing_map.shape) == tuple(probs.shape) == expected and routing_map.dtype == torch.bool:
+        return
+    text = (
+        f"a router gave a map of {routing_map.dtype} and shape {tuple(routing_map.shape)} and probabilities of shape "
+        f"{tuple(probs.shape)}; a layer of {expected[0]} tokens and {expected[1]} experts needs booleans of shape {expected}"
+    )
+    raise MindSpeedError([Problem("MS640", text, fix="return one boolean and one probability per token and expert")])

@@ -1,0 +1,189 @@
+"""The experts of a rank as one module of Megatron: two parameters, grouped products, checkpoints of single experts.
+
+R rows of tokens, sorted by expert; E experts of this rank, H hidden size, F size of an expert's activation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core import tensor_parallel
+from megatron.core.tensor_parallel import layers
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.moe import experts as megatron_experts
+from torch import Tensor
+from torch.nn.functional import silu
+
+from mindspeed.moe.expert_checkpoint import IGNORED_KEY, sharded_experts
+from mindspeed.moe.overlap import ExpertCall, Redispatch
+from mindspeed.moe.products import Operands, Weight, deferred, grouped_product, weight_gradient
+from mindspeed.plugins import with_parts
+
+
+class GroupedExperts(MegatronModule):  # type: ignore[misc]
+    """Experts with the parameters of Megatron's `GroupedMLP`, which ends with 0.16, and products of any type on any device."""
+
+    def __init__(
+        self, num_local_experts: int, config: Any, submodules: Any = None, name: str | None = None, **groups: Any
+    ) -> None:
+        """``submodules`` are those of single experts, which a spec keeps when they are exchanged for grouped ones."""
+        super().__init__(config=config)
+        (collection,) = groups.values()  # model_comm_pgs before Megatron 0.15, pg_collection since
+        self.num_local_experts = num_local_experts
+        self.ep_group, self.tp_group, self.dp_group = collection.ep, collection.expt_tp, collection.expt_dp
+        selective = config.recompute_granularity == "selective"
+        self.activation_recompute = selective and "moe_act" in config.recompute_modules
+        widths = num_local_experts * config.moe_ffn_hidden_size
+        self.weight1 = self._parameter((config.hidden_size, widths * (1 + config.gated_linear_unit)), 1, config.init_method)
+        self.weight2 = self._parameter((widths, config.hidden_size), 0, config.output_layer_init_method)
+        self.register_load_state_dict_post_hook(_ignore_extra_states)
+
+    def _parameter(self, shape: tuple[int, int], split: int, init: Callable[[Tensor], Any]) -> torch.nn.Parameter:
+        """Create a parameter that is split over the expert-tensor-parallel ranks along dimension ``split``."""
+        config, ranks, whole = self.config, self.tp_group.size(), shape[split]
+        size = [*shape]
+        size[split] //= ranks
+        device = "cpu" if config.use_cpu_initialization else torch.cuda.current_device()
+        parameter = torch.nn.Parameter(torch.empty(size, dtype=config.params_dtype, device=device))
+        if config.perform_initialization and config.use_cpu_initialization:
+            types = {"params_dtype": config.params_dtype, "rank": self.tp_group.rank(), "world_size": ranks}
+            layers._initialize_affine_weight_cpu(parameter, *shape, whole // ranks, split, init, **types)
+        elif config.perform_initialization:
+            layers._initialize_affine_weight_gpu(parameter, init, partition_dim=split, is_expert=True)
+        parameter.allreduce = not config.expert_model_parallel_size > 1  # type: ignore[attr-defined]
+        return parameter
+
+    def forward(
+        self, permuted_local_hidden_states: Tensor, tokens_per_expert: Tensor, permuted_probs: Tensor
+    ) -> tuple[Tensor, None]:
+        """Give the experts' answers [R, H] to ``permuted_local_hidden_states`` [R, H], weighed by ``permuted_probs`` [R].
+
+        ``tokens_per_expert`` [E] are counts, on any device, or a call of `mindspeed.moe.overlap` that brings the rows itself.
+        """
+        if isinstance(tokens_per_expert, ExpertCall):
+            return tokens_per_expert.answer(self), None
+        x_RH = permuted_local_hidden_states
+        ends = tokens_per_expert.to(x_RH.device, torch.int64, non_blocking=True).cumsum(0)
+        return self.products(x_RH, lambda: permuted_probs, ends, self.weights()), None
+
+    def weights(self) -> tuple[Weight, Weight]:
+        """Let both weights enter the graph here."""
+        count, hidden, width = self.num_local_experts, self.config.hidden_size, self.weight2.shape[0] // self.num_local_experts
+        return (
+            deferred(self.weight1, count, hidden, self.weight_gradient),
+            deferred(self.weight2, count, width, self.weight_gradient),
+        )
+
+    def products(
+        self,
+        x_RH: Tensor,
+        probs: Callable[[], Tensor],
+        ends: Tensor,
+        weights: tuple[Weight, Weight],
+        first: int = 0,
+        again: Redispatch | None = None,
+    ) -> Tensor:
+        """Give the answers [R, H] of the experts from ``first`` on, whose last rows plus one are ``ends`` [E].
+
+        ``probs`` gives the probability [R] of each row as late as possible. ``again`` sends the rows here once more.
+        """
+        x_RH, probs = weigh_input(self.config, x_RH, probs)
+        h = grouped_product(x_RH, weights[0], ends, first)
+        activate = partial(activation, self.config)
+        if not self.activation_recompute:
+            return grouped_product(activate(h, probs().unsqueeze(-1)), weights[1], ends, first)
+        checkpoint = tensor_parallel.CheckpointWithoutOutput()
+        y_RH = grouped_product(checkpoint.checkpoint(activate, h, probs().unsqueeze(-1)), weights[1], ends, first)
+        checkpoint.discard_output_and_register_recompute(y_RH)
+        return y_RH
+
+    def before_backward(self, received: Tensor, again: Redispatch) -> Tensor:
+        """Return ``received``, the answers on their way back; a subclass may have backward begin with something here."""
+        return received
+
+    def weight_gradient(self, parameter: Tensor, operands: Operands) -> Tensor:
+        """Compute the gradient of a weight; a subclass may add it to a buffer instead."""
+        return weight_gradient(parameter, operands)
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Map the parameters to those of single experts, as Megatron's own grouped experts do where it has them."""
+        grouped: Any = getattr(megatron_experts, "GroupedMLP", None)
+        if grouped is None:
+            return sharded_experts(self, prefix, sharded_offsets, metadata)
+        state: dict[str, Any] = grouped.sharded_state_dict(self, prefix, sharded_offsets, metadata)
+        return state
+
+    def backward_dw(self) -> None:
+        """Do nothing: backward has computed every weight gradient."""
+
+
+def weigh_input(config: Any, x_RH: Tensor, probs: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], Tensor]]:
+    """Multiply rows by their probability where a configuration weighs inputs, and have activations weighed by 1 then."""
+    if not config.moe_apply_probs_on_input:
+        return x_RH, probs
+    probs_R = probs()
+    return (x_RH * probs_R.unsqueeze(-1)).to(x_RH.dtype), lambda: torch.ones_like(probs_R)
+
+
+def activation(config: Any, h: Tensor, probs_R1: Tensor) -> Tensor:
+    """The activation [R, F] of ``h``, [R, 2F] where it is gated, times one weight per row: as Megatron's single experts
+    compute it, not as its grouped ones, which compile it for every layer and every number of rows."""
+    active: Tensor
+    if not config.gated_linear_unit:
+        active = config.activation_func(h) * probs_R1
+    elif config.bias_activation_fusion and config.activation_func is silu:
+        from megatron.core.fusions.fused_bias_swiglu import weighted_bias_swiglu_impl
+
+        active = weighted_bias_swiglu_impl(h, None, probs_R1)
+    else:
+        gate, up = h.chunk(2, dim=-1)
+        active = config.activation_func(gate) * up * probs_R1
+    return active.to(h.dtype)
+
+
+def misfits(config: Any) -> list[str]:
+    """Give the reasons why grouped products cannot compute the experts of a configuration; empty if they can."""
+    wrong = {
+        "add_bias_linear is set": config.add_bias_linear,
+        # since Megatron 0.15 and 0.16
+        "activation_func_clamp_value is set": getattr(config, "activation_func_clamp_value", None) is not None,
+        "glu_linear_offset is set": getattr(config, "glu_linear_offset", 0.0) != 0.0,
+        "moe_latent_size is set": getattr(config, "moe_latent_size", None) is not None,
+        "moe_apply_probs_on_input is set and moe_router_topk is not 1": (
+            config.moe_apply_probs_on_input and config.moe_router_topk != 1
+        ),
+        "fp8 or fp4 is set": bool(getattr(config, "fp8", None) or getattr(config, "fp4", None)),
+    }
+    return [sentence for sentence, holds in wrong.items() if holds]
+
+
+def fits(config: Any) -> bool:
+    """Tell whether a configuration has experts that grouped products compute."""
+    return bool(config.num_moe_experts) and not misfits(config)
+
+
+def with_grouped_experts(spec: Any) -> Any:
+    """Copy a spec with single experts, and Megatron's own grouped ones, exchanged for `GroupedExperts`."""
+    known = {megatron_experts.SequentialMLP, getattr(megatron_experts, "GroupedMLP", None)}
+    return with_parts(spec, lambda name, part: GroupedExperts if isinstance(part, type) and part in known else part)
+
+
+def with_expert_mixin(spec: Any, mixin: type) -> Any:
+    """Copy a spec with every class of grouped experts exchanged for one that has ``mixin`` before it."""
+
+    def exchanged(name: str, part: Any) -> Any:
+        if isinstance(part, type) and issubclass(part, GroupedExperts):
+            return type(part.__name__, (mixin, part), {"__module__": mixin.__module__})
+        return part
+
+    return with_parts(spec, exchanged)
+
+
+def _ignore_extra_states(module: torch.nn.Module, incompatible_keys: Any) -> None:
+    """Accept the empty extra states that checkpoints of single experts have."""
+    incompatible_keys.unexpected_keys[:] = [key for key in incompatible_keys.unexpected_keys if IGNORED_KEY not in key]

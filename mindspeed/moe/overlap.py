@@ -1,0 +1,122 @@
+"""Experts of a call part by part, between transfers that are under way.
+
+All parts are sent before the first is waited for; weights enter the graph there, so that their gradients are computed while the
+gradients of rows travel back. What a part gives is sent back before the next part is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from mindspeed.moe.alltoall import AllToAllCall
+from mindspeed.moe.transfer import Pending, Transfer, post, post_all_to_all, wait
+
+
+class InFlight(NamedTuple):
+    """A tensor that was posted, and its transfer."""
+
+    received: Tensor
+    transfer: Transfer
+
+    def wait(self) -> Tensor:
+        return wait(self.received, self.transfer)
+
+
+def send(rows: Tensor, transfer: Transfer) -> InFlight:
+    """Post rows."""
+    return InFlight(post(rows, transfer), transfer)
+
+
+@dataclass(slots=True)
+class Redispatch:
+    """Send the tokens of a part to their experts once more, in backward: ``source`` [T, H] is the input of the layer."""
+
+    call: AllToAllCall
+    part: int
+    source: Tensor
+    _pending: Pending | None = None
+
+    def start(self) -> None:
+        """Post the transfer, unless it is under way."""
+        if self._pending is None:
+            splits = self.call.on_host[self.part]
+            token_R = self.call.parts_of(self.call.token_R)[self.part]
+            with torch.no_grad():
+                rows = self.source.index_select(0, token_R)
+            self._pending = post_all_to_all(self.call.place.group, rows, splits.sent, splits.received)
+
+    def rows(self) -> Tensor:
+        """Wait for the rows, in the order of experts."""
+        self.start()
+        pending, self._pending = self._pending, None
+        with torch.no_grad():
+            return self.call.arrange(pending.wait(), self.part)  # type: ignore[union-attr]
+
+
+@runtime_checkable
+class ExpertCall(Protocol):
+    """Stand in for the counts of rows that experts get: the experts have it give their answers."""
+
+    def answer(self, experts: Any) -> Tensor:
+        """Give the answers of grouped experts, or what stands for them."""
+
+
+@dataclass(slots=True)
+class OverlappedCall(ExpertCall):
+    """Stand in for the counts that experts get: what their dispatcher has posted for them, and what they have sent back.
+
+    ``source`` is the input of the layer, detached, and ``dtype`` that in which answers of tensor ranks are summed.
+    """
+
+    call: AllToAllCall
+    source: Tensor
+    dtype: torch.dtype
+    sent: list[tuple[InFlight, InFlight]] = field(default_factory=list)
+    returned: list[InFlight] = field(default_factory=list)
+
+    def post(self, rows: Tensor, probs: Tensor) -> Tensor:
+        """Send the rows and probabilities of every part; the result stands for them until `answer`."""
+        call = self.call
+        for part, (rows_of_part, probs_of_part) in enumerate(zip(call.parts_of(rows), call.parts_of(probs), strict=True)):
+            self.sent.append((send(rows_of_part, call.dispatch(part)), send(probs_of_part, call.dispatch(part))))
+        return self.sent[0][0].received
+
+    def answer(self, experts: Any) -> Tensor:
+        """Compute the experts of every part and send their answers back; the result stands for them until `collect`."""
+        call, size = self.call, self.call.place.part_size
+        weights = experts.weights()
+        sent, self.sent = self.sent, []
+        for part, (rows, probs) in enumerate(sent):
+            again = Redispatch(call, part, self.source)
+            arrived = once(lambda probs=probs, part=part: call.arrange_probabilities(probs.wait(), part))  # type: ignore[misc]
+            if call.probabilities_first:
+                arrived()
+            x, ends = call.arrange(rows.wait(), part), call.expert_counts(part).cumsum(0)
+            answers = experts.products(x, arrived, ends, weights, part * size, again)
+            back = call.combine(part)
+            received = post(call.disarrange(answers, part, self.dtype), back)
+            self.returned.append(InFlight(experts.before_backward(received, again), back))
+        return self.returned[0].received
+
+    def collect(self) -> Tensor:
+        """Wait for the answers: a row for each that was sent."""
+        returned, self.returned = self.returned, []
+        arrived = [answers.wait() for answers in returned]
+        return torch.cat(arrived) if len(arrived) > 1 else arrived[0]
+
+
+def once(function: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """Call a function once, however often its value is taken."""
+    values: list[Tensor] = []
+
+    def value() -> Tensor:
+        if not values:
+            values.append(function())
+        return values[0]
+
+    return value

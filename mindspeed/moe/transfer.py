@@ -1,0 +1,135 @@
+"""A transfer between ranks as two autograd nodes: `post` starts it, `wait` ends it, and backward does the same in reverse.
+
+Backward of `wait` posts the reversed transfer, backward of `post` waits for it. Of the nodes that are ready, autograd runs the
+one that was made last, so the order of the forward code is the schedule of backward too: what stands between the two hides
+the transfer both ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class Pending:
+    """A collective that was posted. ``received`` must not be read, and what was sent not be changed, before `wait`."""
+
+    received: Tensor
+    _sent: Tensor | None
+    _work: dist.Work | None
+
+    def wait(self) -> Tensor:
+        """Return what was received, once it is there. Later calls return at once."""
+        if self._work is not None:
+            self._work.wait()
+        self._work = self._sent = None
+        return self.received
+
+
+Post = Callable[[Tensor], Pending]
+
+
+@dataclass(slots=True)
+class Transfer:
+    """One transfer of one call: ``forth`` starts it, ``back`` that of its gradient, ``pending`` is the one under way."""
+
+    forth: Post
+    back: Post
+    pending: Pending | None = None
+
+
+def post(sent: Tensor, transfer: Transfer) -> Tensor:
+    """Start a transfer. The result has the shape of what is received, and is for `wait` alone."""
+    received: Tensor = _Post.apply(sent, transfer)  # type: ignore[no-untyped-call]
+    return received
+
+
+def wait(received: Tensor, transfer: Transfer) -> Tensor:
+    """Give what a transfer received, once it is there."""
+    arrived: Tensor = _Wait.apply(received, transfer)  # type: ignore[no-untyped-call]
+    return arrived
+
+
+def do_first(rows: Tensor, action: Callable[[], None]) -> Tensor:
+    """Return ``rows``; backward runs ``action`` as soon as it comes here."""
+    same: Tensor = _DoFirst.apply(rows, action)  # type: ignore[no-untyped-call]
+    return same
+
+
+def all_to_all(group: dist.ProcessGroup, sent: Sequence[int], received: Sequence[int]) -> Transfer:
+    """Send ``sent[r]`` rows to rank r of the group, and receive ``received[r]`` from it."""
+    return Transfer(
+        lambda rows: post_all_to_all(group, rows, sent, received), lambda rows: post_all_to_all(group, rows, received, sent)
+    )
+
+
+def all_gather(group: dist.ProcessGroup) -> Transfer:
+    """Receive the rows of all ranks, in order of rank; gradients of rows are summed over the ranks."""
+    return Transfer(lambda rows: post_all_gather(group, rows), lambda rows: post_reduce_scatter(group, rows))
+
+
+def reduce_scatter(group: dist.ProcessGroup) -> Transfer:
+    """Receive this rank's share of the rows, summed over the ranks."""
+    return Transfer(lambda rows: post_reduce_scatter(group, rows), lambda rows: post_all_gather(group, rows))
+
+
+def post_all_to_all(group: dist.ProcessGroup, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Pending:
+    rows, arriving = rows.contiguous(), rows.new_empty((sum(received), *rows.shape[1:]))
+    work = dist.all_to_all_single(arriving, rows, list(received), list(sent), group=group, async_op=True)
+    return Pending(arriving, rows, work)
+
+
+def post_all_gather(group: dist.ProcessGroup, rows: Tensor) -> Pending:
+    rows, arriving = rows.contiguous(), rows.new_empty((rows.shape[0] * group.size(), *rows.shape[1:]))
+    return Pending(arriving, rows, dist.all_gather_into_tensor(arriving, rows, group=group, async_op=True))
+
+
+def post_reduce_scatter(group: dist.ProcessGroup, rows: Tensor) -> Pending:
+    rows, arriving = rows.contiguous(), rows.new_empty((rows.shape[0] // group.size(), *rows.shape[1:]))
+    return Pending(arriving, rows, dist.reduce_scatter_tensor(arriving, rows, group=group, async_op=True))
+
+
+class _Post(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, sent: Tensor, transfer: Transfer) -> Tensor:
+        ctx.transfer = transfer
+        transfer.pending = transfer.forth(sent)
+        return transfer.pending.received
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        pending, ctx.transfer.pending = ctx.transfer.pending, None
+        return pending.wait(), None
+
+
+class _Wait(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, received: Tensor, transfer: Transfer) -> Tensor:
+        ctx.transfer = transfer
+        if transfer.pending is not None:
+            transfer.pending.wait()
+            transfer.pending = None
+        return received.view_as(received)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        ctx.transfer.pending = ctx.transfer.back(grads[0])
+        return grads[0], None  # of the shape that autograd expects; what arrives goes to the other node by the transfer
+
+
+class _DoFirst(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, action: Callable[[], None]) -> Tensor:
+        ctx.action = action
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        ctx.action()
+        return grads[0], None

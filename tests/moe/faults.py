@@ -1,0 +1,88 @@
+"""Faults to plant in a layer with experts, as contexts: each must be seen in its results or in its schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from torch import Tensor
+
+from mindspeed.moe import grouped_experts, transfer
+from mindspeed.moe.allgather import AllGatherCall
+from mindspeed.moe.alltoall import AllToAllCall
+from mindspeed.moe.transfer import Pending
+
+Function = Callable[..., Any]
+
+
+@contextmanager
+def waits_at_once() -> Iterator[None]:
+    """Wait right after every post."""
+
+    def eager(original: Function) -> Function:
+        def post(*args: Any) -> Pending:
+            pending = original(*args)
+            pending.wait()
+            return pending  # type: ignore[no-any-return]
+
+        return post
+
+    with ExitStack() as stack:
+        for name in ("post_all_to_all", "post_all_gather", "post_reduce_scatter"):
+            stack.enter_context(patch.object(transfer, name, eager(getattr(transfer, name))))
+        yield
+
+
+@contextmanager
+def without_wait(number: int) -> Iterator[list[Pending]]:
+    """Leave out the wait ``number`` of those that end a transfer; gives the transfers that were waited for."""
+    original, ended = Pending.wait, []
+
+    def wait(pending: Pending) -> Tensor:
+        if pending._work is not None:
+            ended.append(pending)
+            if len(ended) == number + 1:
+                pending._work = pending._sent = None
+        return original(pending)
+
+    with patch.object(Pending, "wait", wait):
+        yield ended
+
+
+@contextmanager
+def weak_weight_gradient() -> Iterator[None]:
+    """Compute 0.999 of the gradient of every weight of experts."""
+    original = grouped_experts.weight_gradient
+    with patch.object(grouped_experts, "weight_gradient", lambda *args: original(*args) * 0.999):
+        yield
+
+
+@contextmanager
+def weak_probability_gradient() -> Iterator[None]:
+    """Pass on 0.999 of the gradient of every probability."""
+    with ExitStack() as stack:
+        for call in (AllToAllCall, AllGatherCall):
+            original = call.permute_probabilities
+
+            def weak(self: Any, probs: Tensor, original: Function = original) -> Tensor:
+                exact = original(self, probs)
+                return exact.detach() * 0.001 + exact * 0.999  # type: ignore[no-any-return]
+
+            stack.enter_context(patch.object(call, "permute_probabilities", weak))
+        yield
+
+
+@contextmanager
+def shifted_split() -> Iterator[None]:
+    """Give the rows of every expert to the next one."""
+    alltoall = AllToAllCall.expert_counts
+    gathered = AllGatherCall.counts.func
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(AllToAllCall, "expert_counts", lambda self, part: alltoall(self, part).roll(1)))
+        stack.enter_context(patch.object(AllGatherCall, "counts", property(lambda self: gathered(self).roll(1))))
+        yield
+
+
+FAULTS = {f.__name__: f for f in (weak_weight_gradient, weak_probability_gradient, shifted_split)}

@@ -1,0 +1,65 @@
+"""Both dispatcher features give expert parallelism their dispatcher, and refuse the same configurations."""
+
+from __future__ import annotations
+
+import pytest
+
+from mindspeed.plugins import MindSpeedError, World
+from tests.features.resolving import CATALOG, ask, refusals
+from tests.moe.configurations import config
+
+WORLD = {"world_size": 2, "ep": 2, "num_experts": 4}
+KINDS = {"allgather": "alltoall", "alltoall": "allgather"}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_it_gives_expert_parallelism_its_dispatcher(kind):
+    name = f"moe-{kind}-dispatcher"
+    (planned,) = [feature for feature in ask(name, **WORLD).features if feature.name == "expert-parallel"]
+    assert planned.args["dispatcher"] == kind
+    assert planned.settings["dispatcher"].source == f"required by {name}"
+
+
+def test_another_dispatcher_of_the_user_is_refused(kind):
+    name, other = f"moe-{kind}-dispatcher", KINDS[kind]
+    assert refusals(name, **WORLD, settings={"expert-parallel": {"dispatcher": kind}}) == []
+    (problem,) = refusals(name, **WORLD, settings={"expert-parallel": {"dispatcher": other}})
+    assert problem.startswith(f"MS212 {name} requires expert-parallel.dispatcher={kind}, because it is the ")
+    assert problem.endswith(f"and it is {other} (command line) | --set expert-parallel.dispatcher={kind}, or remove {name}")
+
+
+def test_both_dispatchers_are_refused():
+    problems = refusals("moe-alltoall-dispatcher", "moe-allgather-dispatcher", **WORLD)
+    assert [problem.split()[0] for problem in problems] == ["MS212", "MS203"]
+
+
+def test_a_dense_model_is_refused(kind):
+    name = f"moe-{kind}-dispatcher"
+    assert f"MS304 {name}: there are no experts to send tokens to, the model is dense | --num-experts N, or remove {name}" in (
+        refusals(name, world_size=1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ({"moe_token_dispatcher_type": "flex"}, "moe_token_dispatcher_type is flex, not {kind},"),
+        ({"overlap_moe_expert_parallel_comm": True}, "overlap_moe_expert_parallel_comm is set"),
+        ({"cuda_graph_impl": "local"}, "CUDA graphs are set"),
+        ({"moe_router_padding_for_quantization": True}, "moe_router_padding_for_quantization is set"),
+        ({"fp8": "hybrid"}, "fp8 or fp4 is set"),
+        ({"moe_latent_size": 8}, "moe_latent_size is set"),
+    ],
+)
+def test_a_configuration_that_it_cannot_serve_is_refused(kind, option, reason):
+    name = f"moe-{kind}-dispatcher"
+    cls = CATALOG.feature(name)
+    feature = cls(cls.Args(), World({}))
+    feature.config_ready(config(moe_token_dispatcher_type=kind))
+    with pytest.raises(MindSpeedError) as error:
+        feature.config_ready(config(**{"moe_token_dispatcher_type": kind} | option))
+    assert str(error.value) == f"MS304 {name}: {reason.format(kind=kind)} in a model that is being built\n  fix: remove {name}"

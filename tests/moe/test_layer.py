@@ -1,0 +1,256 @@
+"""One layer on two ranks: equal bits of all ways to compute it, what it keeps, sends, and which transfers are exposed."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks import _moe_layer as layer
+from benchmarks._moe_layer import Outcome, Shape, plan_of
+from mindspeed.moe import costs
+from mindspeed.verification.pool import WorkerPool
+
+LEVEL1 = {"moe-zero-memory": {"level": "level1"}}
+PARTS = {"moe-alltoall-overlap": {"parts": 4}}
+
+
+OVERLAPS = ["moe-alltoall-overlap", "moe-allgather-overlap"]
+
+
+def run(shape: Shape) -> Outcome:
+    return layer.run(shape)
+
+
+def run_eagerly(shape: Shape) -> Outcome:
+    from tests.moe.faults import waits_at_once
+
+    with waits_at_once():
+        return layer.run(shape)
+
+
+def run_with_faults(shape: Shape) -> dict[str, list[Tensor]]:
+    """The results with each fault, and with none."""
+    from tests.moe.faults import FAULTS
+
+    values = {"": layer.run(shape).values}
+    for name, fault in FAULTS.items():
+        with fault():
+            values[name] = layer.run(shape).values
+    return values
+
+
+def waits_that_matter(shape: Shape) -> list[bool]:
+    """Whether results differ where each wait of a forward and backward pass is left out. The platform must poison."""
+    from mindspeed.platforms import poison
+    from tests.moe.faults import without_wait
+
+    with without_wait(-1) as ended:
+        expected = layer.run(shape).values
+    matter = []
+    for number in range(len(ended) // 2):  # the other half is that of the second micro-batch
+        with without_wait(number):
+            try:
+                values = layer.run(shape).values
+            except (RuntimeError, ValueError):
+                values = []
+        matter.append(not same(values, expected))
+        poison._pending.clear()
+    return matter
+
+
+def reads(shape: Shape) -> tuple[list[str], list[str]]:
+    """Reads of the device on the host in a forward and in a backward pass of a layer."""
+    from mindspeed.platforms.host_reads import host_reads
+
+    moe = layer.build(shape, torch.float32)
+    x = torch.randn(shape.tokens, 1, shape.hidden, device="cuda").requires_grad_()
+    with host_reads() as forward:
+        y = moe(x)[0]
+    with host_reads() as backward:
+        y.sum().backward()
+    return [str(read) for read in forward], [str(read) for read in backward]
+
+
+def outcomes(pool: WorkerPool, shape: Shape, *features: str, settings: Any = None, ranks: int = 2) -> list[Outcome]:
+    """The outcome of every rank."""
+    return pool.call(run, ranks, shape, plan=plan_of(*features, settings=settings, ep=ranks))
+
+
+def same(some: list[Tensor], others: list[Tensor]) -> bool:
+    return len(some) == len(others) and all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
+
+
+def close(some: list[Tensor], others: list[Tensor]) -> bool:
+    pairs = zip(some, others, strict=True)
+    return all(a.shape == b.shape and float(torch.linalg.norm(a - b)) <= 1e-5 * float(torch.linalg.norm(b)) for a, b in pairs)
+
+
+def equal(some: list[Outcome], others: list[Outcome]) -> bool:
+    return all(same(x.values, y.values) for x, y in zip(some, others, strict=True))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("feature", OVERLAPS)
+@pytest.mark.parametrize("hot", [0.0, 100.0], ids=["uneven", "a starved rank"])
+def test_a_layer_gives_what_megatrons_dispatcher_gives_and_a_planted_fault_is_seen(
+    pool: WorkerPool, feature: str, hot: float
+) -> None:
+    shape = Shape(hot=hot, shared=96)
+    dispatcher = {"expert-parallel": {"dispatcher": feature.split("-")[1]}}
+    expected = outcomes(pool, shape, "moe-grouped-gemm", settings=dispatcher)
+    for rank, values in enumerate(pool.call(run_with_faults, 2, shape, plan=plan_of(feature))):
+        seen = {fault for fault, result in values.items() if not close(result, expected[rank].values)}
+        idle = rank == 1 and hot > 0
+        assert "" not in seen
+        assert seen >= ({"weak_probability_gradient"} if idle else set(values) - {""})
+
+
+PADDED = {"moe_expert_capacity_factor": 1.0, "moe_pad_expert_input_to_capacity": True}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("features", "settings", "ranks", "options", "expected"),
+    [
+        (("moe-alltoall-overlap",), None, 2, {}, 1),
+        (("moe-alltoall-overlap",), PARTS, 2, {}, 1),
+        (("moe-zero-memory",), LEVEL1, 2, {}, 1),
+        (("moe-alltoall-overlap",), {"moe-alltoall-dispatcher": {"once_per_rank": True}}, 2, {}, 1),
+        (("moe-allgather-overlap",), None, 2, {}, 1),
+        (("moe-alltoall-overlap",), None, 2, PADDED, 0),
+        (("moe-grouped-gemm", "moe-alltoall-dispatcher"), None, 1, {}, 0),
+        (("moe-grouped-gemm", "moe-allgather-dispatcher"), None, 1, {}, 0),
+    ],
+)
+def test_a_layer_reads_the_device_once(
+    pool: WorkerPool, features: Any, settings: Any, ranks: int, options: Any, expected: int
+) -> None:
+    shape = Shape(options=options)
+    for forward, backward in pool.call(reads, ranks, shape, plan=plan_of(*features, settings=settings, ep=ranks)):
+        assert len(forward) == expected, forward
+        assert backward == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("dispatcher", "least"), [("alltoall", 5), ("allgather", 3)])
+def test_megatrons_layer_reads_the_device_more_often(pool: WorkerPool, dispatcher: str, least: int) -> None:
+    plan = plan_of(settings={"expert-parallel": {"dispatcher": dispatcher}}, level=0)
+    for forward, _ in pool.call(reads, 2, Shape(), plan=plan):
+        assert len(forward) >= least, forward
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("feature", OVERLAPS)
+def test_every_wait_is_needed(pool: WorkerPool, feature: str) -> None:
+    plan = plan_of(feature, settings={"cpu-platform": {"poison": True}})
+    for matter in pool.call(waits_that_matter, 2, Shape(shared=96), plan=plan):
+        assert len(matter) == 7
+        assert all(matter), matter
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shared", [0, 96], ids=["routed alone", "shared experts"])
+@pytest.mark.parametrize("hot", [0.0, 100.0], ids=["uneven", "a starved rank"])
+def test_what_is_kept_less_has_equal_bits_with_two_micro_batches_in_flight(pool: WorkerPool, hot: float, shared: int) -> None:
+    shape, e = Shape(hot=hot, shared=shared), 4
+    plain = outcomes(pool, shape, "moe-alltoall-overlap")
+    level0 = outcomes(pool, shape, "moe-zero-memory")
+    level1 = outcomes(pool, shape, "moe-zero-memory", settings=LEVEL1)
+    assert equal(plain, level0)
+    assert equal(plain, level1)
+    for a, b, c in zip(plain, level0, level1, strict=True):
+        all_of = costs.kept(a.rows, shape.hidden, shape.width, e, activation=2)
+        ends = 8 * shape.experts // 2  # the ends of a rank's experts, which the products save and all else shares
+        assert a.kept - b.kept == all_of - costs.kept_by_level0(a.rows, shape.width, e) + ends
+        assert a.kept - c.kept == all_of + ends + costs.kept_by_shared(shape.tokens, shared, e, activation=1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("scale", [0, 1.2, 1e9])
+def test_recomputed_experts_have_equal_bits(pool: WorkerPool, scale: float) -> None:
+    settings = {"moe-adaptive-recompute": {"scale": scale}}
+    shape = Shape(hot=100.0)
+    features = ("moe-alltoall-overlap", "moe-adaptive-recompute")
+    assert equal(outcomes(pool, shape, features[0]), outcomes(pool, shape, *features, settings=settings))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("features", "shared", "settings", "most"),
+    [
+        (("moe-alltoall-overlap",), 96, None, 0.15),
+        (("moe-alltoall-overlap",), 0, None, 0.80),
+        (("moe-alltoall-overlap",), 0, PARTS, 0.40),
+        (("moe-allgather-overlap",), 96, None, 0.35),
+    ],
+    ids=["shared experts", "none", "none, four parts", "all-gather, shared experts"],
+)
+def test_transfers_are_hidden(pool: WorkerPool, features: Any, shared: int, settings: Any, most: float) -> None:
+    plan = plan_of(*features, settings=settings)
+    for rank in pool.call(run, 2, Shape(shared=shared), plan=plan):
+        assert rank.exposed <= most
+    for rank in pool.call(run_eagerly, 2, Shape(shared=shared), plan=plan):
+        assert rank.exposed > most
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("hot", [0.0, 100.0], ids=["uneven", "starved ranks"])
+def test_bytes_are_those_of_the_formula(pool: WorkerPool, hot: float, ranks: int) -> None:
+    shape = Shape(hot=hot)
+    for rank in outcomes(pool, shape, "moe-alltoall-overlap", ranks=ranks):
+        call = costs.Call(shape.tokens, shape.topk, shape.hidden, 4, 4, shape.experts, ranks)
+        expected = costs.alltoall(call, received=rank.rows)
+        assert rank.sent["all_to_all"] == expected
+        assert rank.sent["all_gather"] == costs.counts(call)
+
+
+ONCE = {"moe-alltoall-dispatcher": {"once_per_rank": True}}
+
+
+def run_counting_pairs(shape: Shape) -> tuple[Outcome, int, int]:
+    """The outcome, and the pairs of a token and a rank that this rank sent and received with the first micro-batch."""
+    from mindspeed.moe.once_per_rank import OncePerRankCall
+
+    calls: list[OncePerRankCall] = []
+    original = OncePerRankCall.__init__
+    with patch.object(OncePerRankCall, "__init__", lambda call, *args: calls.append(call) or original(call, *args)):
+        outcome = layer.run(shape)
+    by_rank = calls[0]._chosen.view(shape.tokens, dist.get_world_size(), -1).any(-1)
+    received = torch.empty_like(pairs := by_rank.sum(0))
+    dist.all_to_all_single(received, pairs)
+    return outcome, int(pairs.sum()), int(received.sum())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("hot", [0.0, 100.0], ids=["uneven", "starved ranks"])
+def test_a_token_goes_once_to_each_rank_that_has_experts_of_it(pool: WorkerPool, hot: float, ranks: int) -> None:
+    shape = Shape(hot=hot, topk=4)
+    plan = plan_of("moe-alltoall-overlap", settings=ONCE, ep=ranks)
+    expected = outcomes(pool, shape, "moe-alltoall-overlap", ranks=ranks)
+    call = costs.Call(shape.tokens, shape.topk, shape.hidden, 4, 4, shape.experts, ranks)
+    for rank, (outcome, sent, received) in enumerate(pool.call(run_counting_pairs, ranks, shape, plan=plan)):
+        assert close(outcome.values, expected[rank].values)
+        assert outcome.sent["all_to_all"] == costs.once_per_rank(call, sent, received)
+        assert outcome.sent["all_to_all"] < expected[rank].sent["all_to_all"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_gathered_bytes_are_those_of_the_formula(pool: WorkerPool, ranks: int) -> None:
+    shape = Shape(hot=100.0)
+    call = costs.Call(shape.tokens, shape.topk, shape.hidden, 4, 4, shape.experts, ranks)
+    for rank in outcomes(pool, shape, "moe-allgather-overlap", ranks=ranks):
+        assert (rank.sent["all_gather"], rank.sent["reduce_scatter"]) == costs.allgather(call)
+
+
+def test_map_and_probabilities_are_a_tenth_of_those_of_all_experts() -> None:
+    call = costs.Call(1024, 4, 64, 2, 4, 64, 2)
+    chosen = call.tokens * call.topk * (4 + call.probability)
+    assert chosen <= call.tokens * call.experts * (1 + call.probability) / 10

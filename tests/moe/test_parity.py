@@ -1,0 +1,116 @@
+"""Experts on several ranks against one process of unmodified Megatron: models, layouts and features beside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.conftest import Prove
+
+ALLTOALL, ALLGATHER = ("moe-alltoall-overlap",), ("moe-allgather-overlap",)
+ZERO = ("moe-zero-memory",)
+LEVEL1 = {"moe-zero-memory": {"level": "level1"}}
+SHARED = {"shared_expert_hidden_size": 48}
+PIPELINE = {"pp": 2, "ep": 2}
+SIGMOID = {
+    "moe_router_score_function": "sigmoid",
+    "moe_router_enable_expert_bias": True,
+    "moe_router_topk_scaling_factor": 2.5,
+}
+FULL = {"granularity": "full", "method": "uniform", "num_layers": 1}
+GROUPS = {"moe_router_num_groups": 4, "moe_router_group_topk": 2}
+GATED = {**SIGMOID, **GROUPS, "moe_shared_expert_gate": True}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A case: features under test, the model (``world`` and ``options`` of its configuration) and its surroundings."""
+
+    id: str
+    features: tuple[str, ...]
+    world: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    also: tuple[str, ...] = ()
+    nproc: int = 2
+    long: bool = True
+
+
+def both(name: str, **case: Any) -> list[Row]:
+    """The case with each overlap."""
+    return [Row(f"{name}, {kind}", (f"moe-{kind}-overlap",), **case) for kind in ("alltoall", "allgather")]
+
+
+MODELS = [
+    *both("top 1 of 4", world={"router_topk": 1}, options={"moe_router_pre_softmax": True}),
+    *both("top 4 of 8", world={"router_topk": 4, "num_experts": 8}),
+    *both("top 8 of 16", world={"router_topk": 8, "num_experts": 16}),
+    *both("pre-softmax", options={"moe_router_pre_softmax": True}),
+    *both("sigmoid with bias and scaling", options=SIGMOID),
+    *both("group-limited, gated shared experts", world={"num_experts": 8, **SHARED}, options=GROUPS),
+    Row("gate", ALLTOALL, {"num_experts": 8, **SHARED}, GATED, long=False),
+    *both("losses", options={"moe_router_load_balancing_type": "seq_aux_loss", "moe_z_loss_coeff": 1e-2}),
+    *both("drop by probability", options={"moe_expert_capacity_factor": 0.8, "moe_token_drop_policy": "probs"}),
+    *both("drop by position", options={"moe_expert_capacity_factor": 0.8, "moe_token_drop_policy": "position"}),
+    Row("padded", ALLTOALL, options={"moe_expert_capacity_factor": 1.0, "moe_pad_expert_input_to_capacity": True}),
+    *both("multi-token prediction", world={"mtp_num_layers": 1}),
+    *both("latent attention", world={"multi_latent_attention": True}),
+    *both("dense layers between", options={"moe_layer_freq": [0, 1, 0, 1]}),
+    Row("many experts", ALLTOALL, {"num_experts": 16}, settings={"moe-alltoall-overlap": {"parts": 4}}),
+]
+LAYOUTS = [
+    *both("bf16", world={"dtype": "bf16", **SHARED}),
+    Row("level 1 in bf16", ZERO, {"dtype": "bf16", **SHARED}, settings=LEVEL1),
+    Row("tensor ranks in bf16", (*ALLTOALL, "moe-tp-extend-ep"), {"dtype": "bf16", "tp": 2}),
+    *both("stages in bf16", world={**PIPELINE, "dtype": "bf16"}, nproc=4),
+    *both("four ranks of experts", world={"ep": 4, "num_experts": 8, **SHARED}, nproc=4),
+    *both("tensor ranks split experts", world={"tp": 2, "ep": 2}, nproc=4),
+    Row("tensor ranks have whole experts", (*ALLTOALL, "moe-tp-extend-ep"), {"tp": 2, "ep": 2, **SHARED}),
+    Row("four ranks of whole experts", (*ALLTOALL, "moe-tp-extend-ep"), {"tp": 2, "ep": 4}, nproc=4),
+    Row("gathered tensor ranks", (*ALLGATHER, "moe-tp-extend-ep"), {"tp": 2, "ep": 2}),
+    *both("two stages", world={**PIPELINE, **SHARED}, nproc=4),
+    *both("two stages, the first dense", world=PIPELINE, options={"moe_layer_freq": [0, 0, 1, 1]}, nproc=4),
+    *both("two chunks a stage", world={**PIPELINE, "vpp": 2}, nproc=4),
+    Row("prediction on the last stage", ALLTOALL, {**PIPELINE, "mtp_num_layers": 1}, nproc=4),
+    Row("level 1 in two chunks", ZERO, {**PIPELINE, "vpp": 2}, settings=LEVEL1, nproc=4),
+]
+NEIGHBOURS = [
+    Row("sharded optimizer", (*ALLTOALL, "distributed-optimizer", "async-ddp"), SHARED),
+    Row("sharded optimizer, gathered", (*ALLGATHER, "distributed-optimizer", "async-ddp"), SHARED),
+    Row("level 1, sharded optimizer", (*ZERO, "distributed-optimizer", "async-ddp"), SHARED, settings=LEVEL1),
+    Row("recompute of attention", (*ALLTOALL, "recompute"), settings={"recompute": {"modules": ["core_attn"]}}),
+    Row("recompute of experts", (*ALLTOALL, "recompute"), settings={"recompute": {"modules": ["moe"]}}),
+    *both("recompute of everything", also=("recompute",), settings={"recompute": FULL}),
+    Row("swiglu and matmul-add", (*ALLTOALL, "swiglu", "matmul-add")),
+    Row("grouped, token permute", ("expert-parallel", "moe-grouped-gemm", "moe-token-permute")),
+    Row("adaptive recompute", (*ALLTOALL, "moe-adaptive-recompute"), settings={"moe-adaptive-recompute": {"scale": 1.0}}),
+]
+ONCE = {"moe-alltoall-dispatcher": {"once_per_rank": True}}
+WIDE = {"router_topk": 4, "num_experts": 8}
+PAIRS = [
+    Row("once per rank", ("moe-alltoall-dispatcher",), WIDE, settings=ONCE),
+    Row("once per rank, overlapped in parts", ALLTOALL, WIDE, settings=ONCE | {"moe-alltoall-overlap": {"parts": 2}}),
+    Row("once per rank, level 1", ZERO, {**WIDE, **SHARED}, settings=ONCE | LEVEL1),
+    Row("once per rank, tokens dropped", ALLTOALL, WIDE, {"moe_expert_capacity_factor": 0.8}, settings=ONCE),
+    Row("once per rank, whole experts", (*ALLTOALL, "moe-tp-extend-ep"), {**WIDE, "tp": 2}, settings=ONCE),
+    Row("once per rank, four ranks", ALLTOALL, {**WIDE, "ep": 4}, settings=ONCE, nproc=4),
+    Row("dispatcher by bytes", ("expert-parallel",), WIDE, settings={"expert-parallel": {"dispatcher": "auto"}}),
+]
+ROWS = [*MODELS, *LAYOUTS, *NEIGHBOURS, *PAIRS]
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, id=row.id, marks=[pytest.mark.long] if row.long else []) for row in ROWS])
+def test_experts_train_as_in_one_process_of_megatron(prove: Prove, row: Row) -> None:
+    verdict = prove(
+        *row.features,
+        world={"ep": 2, **row.world},
+        options=row.options,
+        settings=row.settings,
+        also=row.also,
+        nproc=row.nproc,
+        steps=2,
+    )
+    assert verdict.problems == []
