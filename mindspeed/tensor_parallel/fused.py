@@ -1,0 +1,88 @@
+"""Products of linear layers fused with their collectives, by the operators of `mindspeed.ops.lcal_coc`.
+
+R rows of this rank's share of the sequence, T rows of all ranks; weights are [N, K].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch import Tensor
+
+from mindspeed.ops import lcal_coc
+from mindspeed.tensor_parallel.gradients import gathered_gradients
+from mindspeed.tensor_parallel.linear import WeightGradient
+
+
+@dataclass(frozen=True, slots=True)
+class FusedGatheredProducts:
+    """Column-parallel under sequence parallelism: the all-gather of the input and its product are one call."""
+
+    group: dist.ProcessGroup
+
+    def forward(self, x_RK: Tensor, weight: Tensor) -> Tensor:
+        return _gathered(x_RK, weight.t(), self.group)
+
+    def input_gradient(self, g_TN: Tensor, weight: Tensor) -> Tensor:
+        return _scattered(g_TN, weight, self.group)
+
+    def gradients(
+        self, g_TN: Tensor, x_RK: Tensor, weight: Tensor, weight_gradient: WeightGradient
+    ) -> tuple[Tensor, Tensor | None]:
+        """Both collectives travel behind products, which one call with either of them would not let them."""
+        return gathered_gradients(g_TN, x_RK, weight, self.group, weight_gradient)
+
+
+@dataclass(frozen=True, slots=True)
+class FusedScatteredProducts:
+    """Row-parallel under sequence parallelism: the product and its reduce-scatter are one call."""
+
+    group: dist.ProcessGroup
+
+    def forward(self, x_TK: Tensor, weight: Tensor) -> Tensor:
+        return _scattered(x_TK, weight.t(), self.group)
+
+    def input_gradient(self, g_RN: Tensor, weight: Tensor) -> Tensor:
+        return _gathered(g_RN, weight, self.group)
+
+    def gradients(
+        self, g_RN: Tensor, x_TK: Tensor, weight: Tensor, weight_gradient: WeightGradient
+    ) -> tuple[Tensor, Tensor | None]:
+        """The gradient that the call gathers is used again for the gradient of the weight."""
+        g_TN = g_RN.new_empty(x_TK.shape[0], g_RN.shape[1])
+        grad_input = g_RN.new_empty(x_TK.shape)
+        lcal_coc.all_gather_matmul_v2(g_RN, weight, grad_input, g_TN, self.group)
+        return grad_input, weight_gradient(g_TN, x_TK)
+
+
+@dataclass(frozen=True, slots=True)
+class FusedReducedProducts:
+    """Row-parallel without sequence parallelism: the product and its all-reduce are one call. Backward has no collective."""
+
+    group: dist.ProcessGroup
+
+    def forward(self, x_TK: Tensor, weight: Tensor) -> Tensor:
+        y_TN = x_TK.new_empty(x_TK.shape[0], weight.shape[0])
+        lcal_coc.matmul_all_reduce(x_TK, weight.t(), y_TN, self.group)
+        return y_TN
+
+    def input_gradient(self, g_TN: Tensor, weight: Tensor) -> Tensor:
+        return g_TN.matmul(weight)
+
+    def gradients(
+        self, g_TN: Tensor, x_TK: Tensor, weight: Tensor, weight_gradient: WeightGradient
+    ) -> tuple[Tensor, Tensor | None]:
+        return g_TN.matmul(weight), weight_gradient(g_TN, x_TK)
+
+
+def _gathered(x_RK: Tensor, w_KN: Tensor, group: dist.ProcessGroup) -> Tensor:
+    y_TN = x_RK.new_empty(x_RK.shape[0] * group.size(), w_KN.shape[1])
+    lcal_coc.all_gather_matmul(x_RK, w_KN, y_TN, group)
+    return y_TN
+
+
+def _scattered(x_TK: Tensor, w_KN: Tensor, group: dist.ProcessGroup) -> Tensor:
+    y_RN = x_TK.new_empty(x_TK.shape[0] // group.size(), w_KN.shape[1])
+    lcal_coc.matmul_reduce_scatter(x_TK, w_KN, y_RN, group)
+    return y_RN

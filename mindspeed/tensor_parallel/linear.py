@@ -1,0 +1,85 @@
+"""The autograd function of a linear layer whose products and collectives are those of a feature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+WeightGradient: TypeAlias = Callable[[Tensor, Tensor], Tensor | None]
+"""From the gradient of the output [T, N] and the input [T, K] to the gradient of the weight [N, K], or None where it has
+been added to a buffer."""
+
+
+class Products(Protocol):
+    """The product of a linear layer in both directions, with its collectives.
+
+    R rows of this rank's input, T rows of its output; K input and N output features of this rank's input and output. The
+    shape of the weight belongs to the implementation.
+    """
+
+    def forward(self, x_RK: Tensor, weight: Tensor) -> Tensor:
+        """Return the output [T, N] without bias."""
+
+    def input_gradient(self, g_TN: Tensor, weight: Tensor) -> Tensor:
+        """Return the gradient of the input [R, K]; the weight is frozen."""
+
+    def gradients(
+        self, g_TN: Tensor, x_RK: Tensor, weight: Tensor, weight_gradient: WeightGradient
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the gradients of the input and of the weight, which ``weight_gradient`` makes."""
+
+
+class _Context(FunctionCtx):
+    """What `_Linear` keeps from forward to backward."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+    products: Products
+    weight_gradient: WeightGradient
+    shape: torch.Size
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: _Context, x: Tensor, weight: Tensor, bias: Tensor | None, products: Products, weight_gradient: WeightGradient
+    ) -> Tensor:
+        ctx.products, ctx.weight_gradient, ctx.shape = products, weight_gradient, x.shape
+        ctx.save_for_backward(*([x, weight] if ctx.needs_input_grad[1] else [weight]))
+        y = products.forward(_rows(x), weight)
+        if bias is not None:
+            y = y + bias
+        return y.view(-1, *x.shape[1:-1], y.shape[-1])
+
+    @staticmethod
+    def backward(ctx: _Context, g: Tensor) -> tuple[Tensor | None, ...]:
+        *inputs, weight = ctx.saved_tensors
+        g_TN = _rows(g)
+        if inputs:
+            (x,) = inputs
+            grad_input, grad_weight = ctx.products.gradients(g_TN, _rows(x), weight, ctx.weight_gradient)
+        else:
+            grad_input, grad_weight = ctx.products.input_gradient(g_TN, weight), None
+        grad_bias = g_TN.sum(dim=0) if ctx.needs_input_grad[2] else None
+        return grad_input.view(ctx.shape), grad_weight, grad_bias, None, None
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, products: Products, weight_gradient: WeightGradient | None = None
+) -> Tensor:
+    """Multiply ``x`` [sequence, ..., K] by a weight; a frozen one keeps no input for backward and has no gradient."""
+    y: Tensor = _Linear.apply(x, weight, bias, products, weight_gradient or plain_weight_gradient)  # type: ignore[no-untyped-call]
+    return y
+
+
+def plain_weight_gradient(g_TN: Tensor, x_TK: Tensor) -> Tensor:
+    """The gradient of a weight [N, K] as a new tensor."""
+    return g_TN.t().matmul(x_TK)
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1])
