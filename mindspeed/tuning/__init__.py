@@ -1,0 +1,1 @@
+"""The search of the fastest layout that fits: pure numpy, no torch."""

@@ -1,0 +1,163 @@
+"""A search for a job: what it fixes, what it leaves open, and what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mindspeed import registry
+from mindspeed.ops.availability import running
+from mindspeed.plugins.discovery import Catalog
+from mindspeed.plugins.problems import Problem, ResolutionError
+from mindspeed.plugins.world import PARALLEL_SIZES
+from mindspeed.resolution.environment import Environment
+from mindspeed.resolution.request import Layer
+from mindspeed.resolution.request_merge import remaining_features
+from mindspeed.training.shape import trainer_request
+from mindspeed.tuning.rules import FixedRequest
+from mindspeed.tuning.search import Configuration, Found, Question, search
+from mindspeed.tuning.space import SIZES, Choice, Layouts, candidates, choices
+from mindspeed.tuning.time import DEFAULTS, Machine
+
+
+@dataclass(frozen=True, slots=True)
+class SearchJob:
+    """A request of which a search varies sizes and features. ``layers`` go from low to high and hold what is fixed."""
+
+    layers: tuple[Layer, ...]
+    train: Mapping[str, Any]
+    environment: Environment
+    model: Mapping[str, Any]
+    pinned: Mapping[str, int]
+    tried: tuple[str, ...]
+    catalog: Catalog
+
+    @property
+    def request(self) -> FixedRequest:
+        settings: dict[str, dict[str, Any]] = {}
+        owned = {argument for _, argument in self.catalog.owners.values() if argument}
+        for layer in self.layers:
+            for name, values in layer.settings.items():
+                sizes = {a for owner, a in self.catalog.owners.values() if owner == name} & owned
+                settings.setdefault(name, {}).update({key: value for key, value in values.items() if key not in sizes})
+        level = next((layer.level for layer in reversed(self.layers) if layer.level is not None), 2)
+        without = tuple(name for layer in self.layers for name in layer.without)
+        return FixedRequest(tuple(remaining_features(self.layers)), settings, without, level)
+
+    def question(self, machine: Machine, device_bytes: float) -> Question:
+        """Return what is searched."""
+        layouts = Layouts(self.model, candidates(self.model, self.pinned))
+        tried = choices(self.catalog, self.model, self.request.features, self.tried)
+        return Question(layouts, tried, self.request, machine, device_bytes)
+
+    def search(self, machine: Machine, device_bytes: float, top: int) -> Found:
+        """Search, and raise ResolutionError (MS345) where no configuration is feasible or none fits."""
+        has_variant: Callable[[str, str], bool] = running(self.environment.platform)
+        found = search(self.question(machine, device_bytes), self.catalog, has_variant, self.accepts, top)
+        if not found.feasible:
+            raise ResolutionError(self._nothing_feasible(has_variant))
+        if not found.fitting:
+            raise ResolutionError([_nothing_fits(found, device_bytes)])
+        return found
+
+    def accepts(self, choice: Choice, world: Mapping[str, Any]) -> bool:
+        """Return whether the resolver takes a configuration, patches and all."""
+        try:
+            registry.resolve([*self.layers, self._layer(choice, world)], self._environment(world))
+        except ResolutionError:
+            return False
+        return True
+
+    def job_of(self, row: Configuration) -> dict[str, Any]:
+        """Return the job file of a configuration as a mapping, without defaults of the trainer."""
+        request = self.request
+        given: dict[str, Any] = {}
+        for layer in self.layers[1:]:
+            given |= {name: value for name, value in layer.world.items() if value is not None}
+        world = {**given, **row.sizes}
+        world.pop("world_size", None)
+        settings = {**request.settings, **row.choice.settings}
+        job: dict[str, Any] = {
+            "features": list(dict.fromkeys((*request.features, *row.choice.features))),
+            "without": list(request.without),
+            "settings": {name: dict(values) for name, values in settings.items() if values},
+            "world": world,
+            "level": request.level,
+            "platform": self.environment.platform,
+            "train": dict(self.train),
+        }
+        return {key: value for key, value in job.items() if value not in ([], {})}
+
+    def _layer(self, choice: Choice, world: Mapping[str, Any]) -> Layer:
+        sizes = {name: world[name] for name in SIZES}
+        return Layer("tune", features=choice.features, settings=choice.settings, world=sizes)
+
+    def _environment(self, world: Mapping[str, Any]) -> Environment:
+        return replace(self.environment, world_size=int(world["world_size"]))
+
+    def _nothing_feasible(self, has_variant: Callable[[str, str], bool]) -> list[Problem]:
+        """Name each pinned value without which there is a configuration."""
+        problems = []
+        for name in self.pinned:
+            freed = replace(self, pinned={key: value for key, value in self.pinned.items() if key != name})
+            again = search(freed.question(Machine(DEFAULTS["cpu"]), float("inf")), self.catalog, has_variant, _takes, 1)
+            if again.feasible:
+                text = f"no configuration has {name} {self.pinned[name]}; {again.feasible} have another one"
+                option = f"--{name.replace('_', '-')}"
+                problems.append(Problem("MS345", text, fix=f"remove {option}"))
+        if problems:
+            return problems
+        ranks = self.model["world_size"]
+        text = f"no layout of {ranks} ranks divides {self.model['num_layers']} layers, the heads and the batch of this model"
+        return [
+            Problem("MS345", text, fix="use another --world-size or --global-batch-size; features check explains one layout")
+        ]
+
+
+def _takes(choice: Choice, world: Mapping[str, Any]) -> bool:
+    return True
+
+
+def _nothing_fits(found: Found, device_bytes: float) -> Problem:
+    excess = found.smallest - device_bytes
+    text = (
+        f"none of {found.feasible} configurations fits: the smallest needs {found.smallest:,} bytes, {excess:,.0f} too many, "
+        f"and is {found.smallest_key}"
+    )
+    return Problem("MS345", text, fix="use more ranks or a smaller model, or --try features that save memory")
+
+
+def make_search(
+    layers: Sequence[Layer], train: Mapping[str, Any], environment: Environment, world_size: int, tried: Sequence[str] = ()
+) -> SearchJob:
+    """Make the search for a request. Raises ResolutionError with every problem of names and values."""
+    catalog = registry.catalog_for([*(name for layer in layers for name in (*layer.features, *layer.settings)), *tried])
+    lowest, problems = trainer_request(layers, train, environment.platform)
+    unknown = [name for name in tried if name not in catalog.usable]
+    problems += [
+        Problem(
+            "MS201", f"there is no feature {name!r}", (name,), fix=f"--try {near[0]}" if (near := catalog.near(name)) else ""
+        )
+        for name in unknown
+    ]
+    if problems:
+        raise ResolutionError(problems)
+    given: dict[str, Any] = {}
+    for layer in layers:
+        given |= {name: value for name, value in layer.world.items() if value is not None}
+    pinned: dict[str, int] = {
+        name: int(given[name]) for name in SIZES if name in given and not (name in PARALLEL_SIZES and given[name] is None)
+    }
+    for size, (owner, argument) in catalog.owners.items():
+        for layer in layers:
+            if argument and argument in layer.settings.get(owner, {}) and size in SIZES:
+                pinned[size] = int(layer.settings[owner][argument])
+    own = {"world_size": world_size, "platform": environment.platform, "megatron": environment.megatron}
+    model = {**lowest.world, **given, **own}
+    fixed = (lowest, *(_without_sizes(layer) for layer in layers))
+    return SearchJob(fixed, train, environment, model, pinned, tuple(tried), catalog)
+
+
+def _without_sizes(layer: Layer) -> Layer:
+    return replace(layer, world={name: value for name, value in layer.world.items() if name not in (*SIZES, "world_size")})

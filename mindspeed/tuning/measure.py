@@ -1,0 +1,77 @@
+"""Measuring: which configurations tell most, and short runs of them."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import yaml
+
+from mindspeed.plugins.problems import Problem, RunError
+from mindspeed.tuning.search import Configuration
+from mindspeed.tuning.store import Measurement, Store
+from mindspeed.tuning.time import KINDS
+
+WARM_UP: Final = 3
+"""Steps at the start of a run that do not count."""
+JobOf = Callable[[Configuration], Mapping[str, Any]]
+Say = Callable[[str], None]
+
+
+def telling(rows: Sequence[Configuration], count: int) -> list[Configuration]:
+    """Choose configurations that differ most in their work: the fastest, then each time the one farthest from those chosen."""
+    if not rows:
+        return []
+    design = np.array([[row.work[kind] for kind in KINDS] for row in rows])
+    scale = design.max(axis=0)
+    design = np.log1p(10 * design / np.where(scale > 0, scale, 1))
+    chosen = [0]
+    distance = np.linalg.norm(design - design[0], axis=1)
+    while len(chosen) < min(count, len(rows)) and distance.max() > 0:
+        chosen.append(int(distance.argmax()))
+        distance = np.minimum(distance, np.linalg.norm(design - design[chosen[-1]], axis=1))
+    return [rows[number] for number in chosen]
+
+
+def measure(
+    rows: Sequence[Configuration], job_of: JobOf, store: Store, ranks: int, steps: int, budget: float, say: Say
+) -> dict[str, Measurement]:
+    """Run each configuration that the store does not have, until ``budget`` seconds are spent; tell progress and time left."""
+    known = store.measurements()
+    missing = [row for row in rows if row.key not in known]
+    start = time.monotonic()
+    for number, row in enumerate(missing, 1):
+        spent = time.monotonic() - start
+        if spent > budget:
+            say(f"the budget of {budget:.0f} s is spent; {len(missing) - number + 1} runs are left for the next time")
+            break
+        left = spent / (number - 1) * (len(missing) - number + 1) if number > 1 else float("nan")
+        say(f"run {number}/{len(missing)}: {row.key}" + (f"; {left:.0f} s left" if number > 1 else ""))
+        found = Measurement(row.key, run_job(job_of(row), ranks, steps), dict(row.work), steps)
+        store.put(found)
+        known[row.key] = found
+    return known
+
+
+def run_job(job: Mapping[str, Any], ranks: int, steps: int) -> float:
+    """Train a few steps in processes of their own and return the median seconds of a step. Raises RunError with MS604."""
+    with tempfile.TemporaryDirectory(prefix="mindspeed-tune-") as folder:
+        path, run = Path(folder) / "job.yaml", Path(folder) / "run"
+        train = {**job.get("train", {}), "train_iters": steps + WARM_UP, "sample_tokens": 0, "eval_iters": 1}
+        path.write_text(yaml.safe_dump({**job, "train": train}), encoding="utf-8")
+        command = [sys.executable, "-m", "mindspeed", "pretrain", "-f", str(path), "--nproc", str(ranks), "--run", str(run)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            text = f"a run of a configuration ended with exit status {done.returncode}"
+            raise RunError([Problem("MS604", text, chain=tuple(done.stderr.splitlines()[-8:]))])
+        rows = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+        seconds = [row["seconds"] for row in rows if "seconds" in row]
+        return float(statistics.median(seconds[WARM_UP:]))

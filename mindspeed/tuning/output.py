@@ -1,0 +1,87 @@
+"""What a search gives: JSON, a table, a picture of time against memory, and job files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mindspeed.tuning.search import Configuration, Found
+
+GIB = 2**30
+JobOf = Callable[[Configuration], Mapping[str, Any]]
+
+
+def as_json(found: Found, job_of: JobOf) -> dict[str, Any]:
+    """Return the result with its rows by predicted time, each with a job file as a mapping."""
+    return {
+        "configurations": found.configurations,
+        "feasible": found.feasible,
+        "fitting": found.fitting,
+        "search_seconds": found.seconds,
+        "not_modelled": list(found.not_modelled),
+        "rows": [
+            {
+                "predicted_seconds": row.predicted_seconds,
+                "predicted_bytes": row.predicted_bytes,
+                "fits": row.fits,
+                "measured_seconds": row.measured_seconds,
+                "job": dict(job_of(row)),
+            }
+            for row in found.rows
+        ],
+    }
+
+
+def table(found: Found) -> list[tuple[str, ...]]:
+    """Return the rows as words, below `HEADERS`."""
+    return [
+        (
+            " ".join(f"{name.replace('micro_batch_size', 'mbs')}={value}" for name, value in row.sizes.items()),
+            str(row.choice),
+            f"{row.predicted_seconds:.4g}",
+            "-" if row.measured_seconds is None else f"{row.measured_seconds:.4g}",
+            f"{row.predicted_bytes / GIB:.3g}",
+            "yes" if row.fits else "no",
+        )
+        for row in found.rows
+    ]
+
+
+HEADERS = ("LAYOUT", "FEATURES", "PREDICTED S", "MEASURED S", "GIB", "FITS")
+
+
+def write(found: Found, job_of: JobOf, folder: Path) -> list[Path]:
+    """Write ``tune.json``, ``job.yaml`` of the best row, and ``pareto.png`` where matplotlib is installed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / "tune.json"]
+    paths[0].write_text(json.dumps(as_json(found, job_of), indent=2) + "\n", encoding="utf-8")
+    if found.rows:
+        paths.append(folder / "job.yaml")
+        paths[-1].write_text(yaml.safe_dump(dict(job_of(found.rows[0])), sort_keys=False), encoding="utf-8")
+        if find_spec("matplotlib") is not None:
+            paths.append(folder / "pareto.png")
+            draw(found, paths[-1])
+    return paths
+
+
+def draw(found: Found, path: Path) -> None:
+    """Draw predicted seconds against bytes, with the front of what no other row beats in both."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    points = sorted((row.predicted_bytes / GIB, row.predicted_seconds) for row in found.rows)
+    front: list[tuple[float, float]] = []
+    for point in points:
+        if not front or point[1] < front[-1][1]:
+            front.append(point)
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot(xlabel="GiB of the fullest rank", ylabel="seconds of a step")
+    axes.plot(*zip(*points, strict=True), ".", label="configurations")
+    axes.step(*zip(*front, strict=True), where="post", label="front")
+    axes.legend()
+    FigureCanvasAgg(figure).print_png(str(path))

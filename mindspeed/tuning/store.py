@@ -1,0 +1,100 @@
+"""Measured steps on disk: one file for each run, so that a search that is killed loses one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mindspeed import arithmetic
+from mindspeed._version import __version__
+from mindspeed.plugins.problems import Problem, RunError
+from mindspeed.resolution.environment import installed_version
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The median seconds of a step of one configuration, and the work that was predicted of it."""
+
+    key: str
+    seconds: float
+    work: Mapping[str, float]
+    steps: int
+
+
+def machine_facts(device: str) -> dict[str, str]:
+    """Return what a measurement depends on beside the job: a store of other facts is stale."""
+    return {
+        "mindspeed": f"{__version__} {_source_digest()}",
+        "torch": installed_version("torch") or "none",
+        "megatron": installed_version("megatron-core") or "none",
+        "device": device,
+        "processor": _processor(),
+        "cores": str(os.cpu_count()),
+    }
+
+
+def _source_digest() -> str:
+    """Hash the sources of the model of time, by which the work of a measurement was counted."""
+    files = [Path(__file__).with_name("time.py"), Path(__file__).with_name("schedule.py"), Path(arithmetic.__file__)]
+    return hashlib.blake2b(b"".join(file.read_bytes() for file in files), digest_size=4).hexdigest()
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def digest(content: Mapping[str, Any]) -> str:
+    """Hash a mapping by its content."""
+    return hashlib.blake2b(json.dumps(content, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+
+
+class Store:
+    """The measurements of one model on one machine, in a folder of its own."""
+
+    def __init__(self, folder: Path, facts: Mapping[str, str], model: Mapping[str, Any]) -> None:
+        self.root, self.facts = folder, dict(facts)
+        self.folder = folder / digest(facts) / digest(model)
+
+    def measurements(self) -> dict[str, Measurement]:
+        """Return every measurement by the key of its configuration; a damaged file counts as none."""
+        return {found.key: found for found in self._each()}
+
+    def _each(self) -> Iterator[Measurement]:
+        for path in sorted(self.folder.glob("*.json")) if self.folder.is_dir() else ():
+            try:
+                yield Measurement(**json.loads(path.read_text(encoding="utf-8")))
+            except (OSError, ValueError, TypeError):
+                continue
+
+    def put(self, measurement: Measurement) -> None:
+        """Write a measurement. Raises RunError with MS516 where it cannot be written."""
+        path = self.folder / f"{digest({'key': measurement.key})}.json"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            (path.parents[1] / "machine").write_text(json.dumps(self.facts, indent=2) + "\n", encoding="utf-8")
+            partial = path.with_suffix(".partial")
+            partial.write_text(json.dumps(asdict(measurement)) + "\n", encoding="utf-8")
+            partial.replace(path)
+        except OSError as error:
+            raise RunError([Problem("MS516", f"the store {path} cannot be written: {error.strerror}")]) from error
+
+    def staleness(self) -> Problem | None:
+        """Return MS346 where the store has measurements of other machines or versions, and none of this one."""
+        machines = list(self.root.glob("*/machine")) if self.root.is_dir() else []
+        others = [path for path in machines if path.parent != self.folder.parent]
+        if not others or self.folder.parent.is_dir():
+            return None
+        then = json.loads(others[0].read_text(encoding="utf-8"))
+        different = [
+            f"{name} is {self.facts[name]}, was {then.get(name)}" for name in self.facts if then.get(name) != self.facts[name]
+        ]
+        text = f"the store {self.root} was measured elsewhere: {'; '.join(different)}"
+        return Problem("MS346", text, where=str(self.root), fix="measure again with --calibrate N, or name another --store")

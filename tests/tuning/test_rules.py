@@ -1,0 +1,73 @@
+"""Feasible means what the resolver says."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from mindspeed import registry
+from mindspeed.resolution.environment import made_up
+from mindspeed.resolution.request import Layer
+from mindspeed.resolution.resolver import resolve
+from mindspeed.tuning.rules import FixedRequest, Rules
+from mindspeed.tuning.space import SIZES, Choice, Layouts, candidates, choices
+from tests.features.resolving import CATALOG, MODEL
+
+OF_PLATFORM = {"platform": "cpu", "megatron": "0.16.1"}
+EXPERTS = {"num_experts": 4, "moe_ffn_hidden_size": 64, "router_topk": 2}
+
+
+def everywhere(op: str, platform: str) -> bool:
+    return True
+
+
+def space(**model: Any) -> tuple[Layouts, list[Choice]]:
+    known = {**MODEL, "dtype": "fp32", "kv_channels": 8, **OF_PLATFORM, **model}
+    return Layouts(known, candidates(known, {})), choices(CATALOG, known, (), ())
+
+
+def verdict(layouts: Layouts, choice: Choice, row: int) -> bool:
+    world = {name: value for name, value in layouts.world(row).items() if name not in OF_PLATFORM}
+    layer = Layer("test", choice.features, choice.settings, world)
+    base = registry.base_features("cpu")
+    return not resolve([layer], CATALOG, made_up("cpu", "0.16.1"), base, everywhere).problems
+
+
+def compare(layouts: Layouts, tried: list[Choice], count: int) -> int:
+    """Compare that many random configurations; return how many are feasible."""
+    rules, chosen, feasible = Rules(CATALOG, layouts, FixedRequest(), everywhere), random.Random(7), 0
+    for _ in range(count):
+        choice, row = chosen.choice(tried), chosen.randrange(len(layouts))
+        expected = verdict(layouts, choice, row)
+        assert bool(rules.feasible(choice)[row]) == expected, (choice, {name: layouts.world(row)[name] for name in SIZES})
+        feasible += expected
+    return feasible
+
+
+@pytest.mark.parametrize("model", [{}, EXPERTS], ids=["dense", "experts"])
+def test_the_verdict_is_the_resolvers(model: dict[str, Any]) -> None:
+    assert compare(*space(**model), 150) > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", [{}, EXPERTS, {"world_size": 12, "num_layers": 6}], ids=["dense", "experts", "twelve"])
+def test_the_verdict_is_the_resolvers_for_thousands(model: dict[str, Any]) -> None:
+    assert compare(*space(**model), 3400) > 0
+
+
+def test_a_grid_has_no_feasible_configuration_that_is_missed() -> None:
+    layouts, tried = space(world_size=2, num_layers=2, global_batch_size=4)
+    rules = Rules(CATALOG, layouts, FixedRequest(), everywhere)
+    for choice in tried[::37]:
+        found = [bool(value) for value in rules.feasible(choice)]
+        assert found == [verdict(layouts, choice, row) for row in range(len(layouts))]
+
+
+def test_a_removed_feature_makes_what_needs_it_infeasible() -> None:
+    layouts, _ = space()
+    rules = Rules(CATALOG, layouts, FixedRequest(without=("tensor-parallel",)), everywhere)
+    found = rules.feasible(Choice())
+    assert not found[layouts.tp > 1].any()
+    assert found[layouts.tp == 1].any()

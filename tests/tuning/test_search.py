@@ -1,0 +1,118 @@
+"""The search ranks, its predictions obey laws, and what cannot be is a problem with a fix."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from mindspeed.cli import main
+from mindspeed.tuning import memory
+from mindspeed.tuning import time as timing
+from mindspeed.tuning.measure import telling
+from mindspeed.tuning.rules import FixedRequest
+from mindspeed.tuning.search import Found, Question, search
+from mindspeed.tuning.space import SIZES, Choice, Layouts
+from mindspeed.tuning.store import Measurement, Store
+from tests.features.resolving import CATALOG
+from tests.tuning.test_rules import everywhere, space
+
+MACHINE = timing.Machine(timing.DEFAULTS["cpu"])
+
+
+def found(layouts: Layouts, tried: list[Choice], top: int = 5, **question: Any) -> Found:
+    asked = Question(layouts, tried, FixedRequest(), question.pop("machine", MACHINE), **question)
+    return search(asked, CATALOG, everywhere, lambda choice, world: True, top)
+
+
+def test_rows_come_by_predicted_time_and_those_that_fit_first() -> None:
+    layouts, tried = space()
+    rows = found(layouts, tried[:20], 50, device_bytes=3e6).rows
+    keys = [(not row.fits, row.predicted_seconds) for row in rows]
+    assert keys == sorted(keys)
+    assert len({row.key for row in rows}) == len(rows)
+
+
+def test_the_ranking_does_not_change_with_the_speed_of_the_machine() -> None:
+    layouts, tried = space()
+    slower = timing.Machine({kind: 3 * seconds for kind, seconds in MACHINE.seconds.items()})
+    one, three = (found(layouts, tried[:20], 30, machine=machine).rows for machine in (MACHINE, slower))
+    assert [row.key for row in one] == [row.key for row in three]
+    assert three[0].predicted_seconds == pytest.approx(3 * one[0].predicted_seconds)
+
+
+def test_more_tensor_parallel_ranks_never_hold_more_weights() -> None:
+    layouts, _ = space()
+    base = memory.basis(layouts)
+    columns = layouts.columns
+    for row in range(len(layouts)):
+        same = np.logical_and.reduce([columns[name] == columns[name][row] for name in SIZES if name != "tp"])
+        weights = base.weights[same][np.argsort(columns["tp"][same])]
+        assert (np.diff(weights) <= 0).all()
+
+
+def test_a_fit_gives_back_the_machine_that_made_the_times() -> None:
+    layouts, tried = space()
+    rows = telling(found(layouts, tried, 400).rows, 24)
+    factors = dict(zip(MACHINE.seconds, range(1, 12), strict=True))
+    true = timing.Machine({kind: seconds * factors[kind] for kind, seconds in MACHINE.seconds.items()})
+    seconds = [float(timing.step_seconds(row.work, true)) for row in rows]
+    fitted = timing.fit([dict(row.work) for row in rows], seconds, MACHINE)
+    again = [float(timing.step_seconds(row.work, fitted)) for row in rows]
+    assert again == pytest.approx(seconds, rel=0.02)
+
+
+def test_a_store_keeps_what_was_measured_and_knows_another_machine(tmp_path: Path) -> None:
+    store = Store(tmp_path, {"torch": "1"}, {"num_layers": 2})
+    store.put(Measurement("a", 1.5, {"step": 1.0}, 3))
+    assert store.measurements() == {"a": Measurement("a", 1.5, {"step": 1.0}, 3)}
+    assert store.staleness() is None
+    other = Store(tmp_path, {"torch": "2"}, {"num_layers": 2})
+    assert other.measurements() == {}
+    problem = other.staleness()
+    assert problem is not None
+    assert "torch is 2, was 1" in problem.message
+
+
+def run(*words: str) -> tuple[int, dict[str, Any]]:
+    result = CliRunner().invoke(main, ["tune", "--world-size", "2", "--json", *words])
+    return result.exit_code, json.loads(result.stdout)
+
+
+def test_json_has_rows_with_job_files(tmp_path: Path) -> None:
+    status, data = run("--top", "2", "--store", str(tmp_path / "store"), "--output", str(tmp_path))
+    assert status == 0
+    assert {"configurations", "feasible", "search_seconds", "rows"} <= data.keys()
+    (row, _) = data["rows"]
+    assert row.keys() == {"predicted_seconds", "predicted_bytes", "fits", "measured_seconds", "job"}
+    assert row["job"]["world"].keys() >= set(SIZES)
+    assert (tmp_path / "job.yaml").is_file()
+    assert json.loads((tmp_path / "tune.json").read_text())["rows"] == data["rows"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--device-memory", "1MiB"), "configurations fits: the smallest needs"),
+        (("--tp", "3"), "no configuration has tp 3"),
+        (("--try", "ring-atention"), "there is no feature 'ring-atention'"),
+    ],
+)
+def test_what_cannot_be_is_a_problem_with_a_fix(words: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    status, data = run(*words, "--store", str(tmp_path))
+    assert status == 1
+    assert message in data["problems"][0]["message"]
+    assert data["problems"][0]["fix"]
+
+
+def test_more_ranks_than_cores_are_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    status, data = run("--calibrate", "1", "--num-layers", "1", "--store", str(tmp_path))
+    assert status == 1
+    assert data["problems"][0]["message"] == (
+        "2 ranks cannot be measured on 1 processor cores: they would wait for one another"
+    )
