@@ -1,4 +1,4 @@
-"""A log of asynchronous collectives: launched, waited for, first used. One JSON object per line and event.
+"""A log of asynchronous collectives and transfers: launched, waited for, first used. One JSON object per line and event.
 
 ``launch`` has id, kind, group and bytes; ``wait`` has id and the seconds it blocked; ``use`` has id, the operator
 and whether the wait came before it. All have ``t``, seconds on one clock of this process. A use with
@@ -52,7 +52,7 @@ class LoggedWork:
         self.id = next(_ids)
         self.waited = False
         for call in calls:
-            _write(event="launch", id=self.id, kind=call.kind, group=call.group, bytes=call.size)
+            log_launch(call.kind, call.group, call.size, self.id)
         self.watch([output for call in calls for output in call.outputs])
 
     def watch(self, outputs: Iterable[torch.Tensor]) -> None:
@@ -65,7 +65,7 @@ class LoggedWork:
         result = self._work.wait(*args, **kwargs)
         if not self.waited:
             self.waited = True
-            _write(event="wait", id=self.id, blocked=time.perf_counter() - before)
+            log_wait(self.id, time.perf_counter() - before)
         return result
 
     def __getattr__(self, name: str) -> Any:
@@ -74,6 +74,8 @@ class LoggedWork:
 
 class UseMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every operator of its thread and reports the first that touches a watched output."""
+
+    only_watches = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _watched and not func.is_view:
@@ -121,10 +123,28 @@ def watching(init_process_group: Function, *args: Any, **kwargs: Any) -> None:
     start_watching()
 
 
+def log_launch(kind: str, group: Any, size: int, id: int | None = None) -> int:
+    """Write that something was launched; return its number, a new one if not given."""
+    id = next(_ids) if id is None else id
+    _write(event="launch", id=id, kind=kind, group=group, bytes=size)
+    return id
+
+
+def log_wait(id: int, blocked: float) -> None:
+    """Write that something was waited for, and the seconds that the wait blocked."""
+    _write(event="wait", id=id, blocked=blocked)
+
+
 def start_watching() -> None:
     """Watch the operators of this thread from now on."""
     if _mode not in _get_current_dispatch_mode_stack():
         _mode.__enter__()  # type: ignore[no-untyped-call]
+
+
+def stop_watching() -> None:
+    """Watch the operators of this thread no longer."""
+    if _mode in _get_current_dispatch_mode_stack():
+        _mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:
@@ -140,7 +160,7 @@ def _range(tensor: torch.Tensor) -> tuple[int, int]:
 def _write(**row: Any) -> None:
     if PATH is None:
         return
-    rank = distributed_c10d.get_rank()
+    rank = distributed_c10d.get_rank() if distributed_c10d.is_initialized() else 0
     path = PATH.replace("{rank}", str(rank)) if "{rank}" in PATH else f"{PATH}.{rank}"
     if path not in _files:
         _files[path] = open(path, "w", encoding="utf-8", buffering=1)  # noqa: SIM115 - open as long as the process

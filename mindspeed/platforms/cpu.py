@@ -8,6 +8,7 @@ a stream runs in program order, the device random generator is torch's default g
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Final
 
 from mindspeed.plugins import (
@@ -224,13 +225,21 @@ _COLLECTIVES: Final = (
 
 class CpuPlatformArgs(FeatureArgs):
     poison: bool = Field(
-        False, description="fill outputs of asynchronous collectives with NaN until they are waited for: finds missing waits"
+        False,
+        description="fill outputs of asynchronous collectives, and storages that are elsewhere, with NaN until the wait",
     )
     collective_log: str = Field(
         "",
-        description="write launch, wait and first use of asynchronous collectives to this file, one per rank: {rank} in the "
-        "name is the rank, and a name without it gets .RANK at its end",
+        description="write launch, wait and first use of asynchronous collectives and transfers to this file, one per rank: "
+        "{rank} in the name is the rank, and a name without it gets .RANK at its end",
     )
+    transfer_delay: float = Field(
+        0.0, ge=0, description="milliseconds that a copy between device and host takes at least, to see whether work hides it"
+    )
+    link_ms: float = Field(
+        0.0, ge=0, description="milliseconds that every transfer takes on an emulated link; 0 with link_gbps 0 is no such link"
+    )
+    link_gbps: float = Field(0.0, ge=0, description="gigabits per second that a rank sends on an emulated link; 0 is no limit")
 
 
 class CpuPlatform(Feature[CpuPlatformArgs]):
@@ -253,6 +262,8 @@ class CpuPlatform(Feature[CpuPlatformArgs]):
         ),
     )
 
+    _guard: AbstractContextManager[None] | None = None
+
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
         return [ArgOverride(argument, value, reason) for argument, value, reason in _ARGUMENTS]
@@ -269,16 +280,44 @@ class CpuPlatform(Feature[CpuPlatformArgs]):
             patches += _wraps(prefix, wrapper, reason, names.split())
         return patches + self._observers()
 
+    @hookimpl
+    def activated(self) -> None:
+        if self.args.poison:
+            from mindspeed.platforms.absent import reads_refused
+
+            self._guard = reads_refused()
+            self._guard.__enter__()
+
+    @hookimpl
+    def deactivated(self) -> None:
+        if self.args.collective_log:
+            from mindspeed.platforms.collective_log import stop_watching
+
+            stop_watching()
+        if self._guard is not None:
+            self._guard.__exit__(None, None, None)
+            self._guard = None
+
     def _observers(self) -> list[Patch]:
-        """Inside out: byte count, launch/wait log, poison."""
+        """Inside out: byte count, launch/wait log, emulated link, poison."""
         names = _COLLECTIVES.split()
         patches = _wraps(f"{_C10D}:", "collectives:counted", "proofs count the bytes of every collective", names)
+        if self.args.transfer_delay:
+            reason = "copies between device and host take their time"
+            patches.append(Set(f"{_HERE}.transfers:DELAY", self.args.transfer_delay / 1e3, reason))
         if self.args.collective_log:
             reason = "launch, wait and use of asynchronous collectives are logged"
             patches.append(Set(f"{_HERE}.collective_log:PATH", self.args.collective_log, reason))
             patches += _wraps(f"{_C10D}:", "collective_log:logged", reason, names)
             patches += _wraps(f"{_C10D}:", "collective_log:logged_group", reason, ["_coalescing_manager"])
             patches += _wraps(f"{_C10D}:", "collective_log:watching", reason, ["init_process_group"])
+        if self.args.link_ms or self.args.link_gbps:
+            reason = "transfers take the time of an emulated link"
+            speed = self.args.link_gbps * 1e9 / 8 or float("inf")
+            patches.append(Set(f"{_HERE}.link:LATENCY", self.args.link_ms / 1e3, reason))
+            patches.append(Set(f"{_HERE}.link:BYTES_PER_SECOND", speed, reason))
+            patches += _wraps(f"{_C10D}:", "link:delayed", reason, names)
+            patches += _wraps(f"{_C10D}:", "link:delayed_group", reason, ["_coalescing_manager"])
         if self.args.poison:
             reason = "the output of an asynchronous collective is poison until it is waited for"
             patches += _wraps(f"{_C10D}:", "poison:poisoned", reason, names)

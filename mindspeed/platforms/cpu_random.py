@@ -12,6 +12,7 @@ from functools import wraps
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from mindspeed.platforms.cpu_device import current_device, device_count
 from mindspeed.platforms.cpu_host import is_host, made_on_host
@@ -101,7 +102,9 @@ def draw_from_side(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _is_traced() -> bool:
     """Return whether a graph is being recorded, which cannot hold a generator."""
-    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    if torch.compiler.is_compiling():
+        return True
+    return any(not getattr(mode, "only_watches", False) for mode in _get_current_dispatch_mode_stack())
 
 
 def get_rng_state(device: Any = "cuda") -> torch.Tensor:

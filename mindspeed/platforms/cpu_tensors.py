@@ -26,6 +26,7 @@ from torch.utils import _device
 
 from mindspeed.platforms import cpu_memory
 from mindspeed.platforms.cpu_host import ACCELERATOR, is_host, made_on_host, mark_host
+from mindspeed.platforms.host_reads import is_reading, report_read
 from mindspeed.plugins.wrapping import Function, wrapper
 
 _CPU = torch.device("cpu")
@@ -96,6 +97,10 @@ def move_tensor(to: Function) -> Function:
     def moved(self: Any, *args: Any, **kwargs: Any) -> Any:
         device, on_host = args[0] if args else kwargs.get("device"), is_host(self)
         to_host = isinstance(device, str) and device == "cpu"
+        if is_reading() and device == _CPU and len(args) == 1 and kwargs == {"non_blocking": True}:
+            to_host = (
+                True  # as Megatron copies its counts of tokens; a move to where another tensor is would change the type too
+            )
         to_device = is_device(device)
         if to_device:
             if args:
@@ -106,6 +111,8 @@ def move_tensor(to: Function) -> Function:
                 cpu_memory.hold_copy_to_limit(self)
         if (to_device and on_host) or (to_host and not on_host):
             kwargs["copy"] = True
+        if to_host:
+            report_read("to", self)
         result = to(self, *args, **kwargs)
         return mark_host(result) if to_host or (on_host and not to_device) else result
 
@@ -130,6 +137,7 @@ def stay(cuda: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
 @wrapper
 def copy_to_host(cpu: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
     """``Tensor.cpu``: code that keeps a host copy must not see later writes to the device tensor."""
+    report_read("cpu", self)
     return self if is_host(self) else mark_host(_clone(self, **kwargs))
 
 

@@ -1,0 +1,110 @@
+"""An emulated link: a transfer is done some time after its launch, and a wait sleeps for what is left of that time.
+
+A transfer takes `LATENCY` and its bytes by `BYTES_PER_SECOND`; those of one process group take place one after another. What
+computes meanwhile hides it, as beside a real link, so lost overlap is seen and measured on one machine. Values do not change.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch.distributed import distributed_c10d
+
+from mindspeed.platforms.collectives import Call, read_call
+from mindspeed.plugins.wrapping import Function, wrapper
+
+LATENCY: float = 0.0
+"""Seconds of each transfer, whatever its size. Set by the plan."""
+BYTES_PER_SECOND: float = float("inf")
+"""Bytes that a rank sends in a second. Set by the plan."""
+
+_free_at: dict[str, float] = {}
+_coalesced: list[list[Call]] = []
+
+
+class DelayedWork:
+    """Handle of transfers that are done at a time of `time.perf_counter`."""
+
+    def __init__(self, work: Any, done_at: float) -> None:
+        self._work = work
+        self._done_at = done_at
+
+    def wait(self, *args: Any, **kwargs: Any) -> Any:
+        result = self._work.wait(*args, **kwargs)
+        _sleep_until(self._done_at)
+        return result
+
+    def is_completed(self) -> bool:
+        return time.perf_counter() >= self._done_at and bool(self._work.is_completed())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+
+@wrapper
+def delayed(collective: Function, *args: Any, **kwargs: Any) -> Any:
+    """Delay a collective: at its wait where it is asynchronous, else before it returns."""
+    call, launched_at = read_call(collective, args, kwargs), time.perf_counter()
+    work = collective(*args, **kwargs)
+    if isinstance(work, distributed_c10d._IllegalWork):
+        _coalesced[-1].append(call)
+        return work
+    if work is None and call.asynchronous:  # this rank is not in the group
+        return None
+    done_at = _reserve([call], launched_at)
+    if work is not None:
+        return DelayedWork(work, done_at)
+    _sleep_until(done_at)
+    return None
+
+
+@wrapper
+@contextmanager
+def delayed_group(manager: Function, *args: Any, **kwargs: Any) -> Iterator[Any]:
+    """``_coalescing_manager``: its transfers are launched together, at its end."""
+    calls: list[Call] = []
+    with manager(*args, **kwargs) as group:
+        _coalesced.append(calls)
+        try:
+            yield group
+        finally:
+            _coalesced.pop()
+    if calls:
+        done_at = _reserve(calls, time.perf_counter())
+        group.works = [DelayedWork(work, done_at) for work in group.works]
+
+
+def sent_bytes(call: Call) -> int:
+    """Bytes that this rank sends, by an algorithm that sends no more than it must."""
+    if not call.size:
+        return 0
+    ranks = distributed_c10d.get_world_size(call.arguments.get("group"))
+    kind = call.kind.lstrip("_")
+    if kind.startswith(("all_gather", "reduce_scatter", "all_to_all")):
+        return call.size * (ranks - 1) // ranks
+    return call.size * 2 * (ranks - 1) // ranks if kind == "all_reduce" else call.size
+
+
+def _reserve(calls: Sequence[Call], launched_at: float) -> float:
+    """Take the link of each transfer's group for as long as the transfer takes; the time at which the last one is done."""
+    done_at = launched_at
+    for call in calls:
+        if call.size:
+            group = _key(call)
+            begins_at = max(launched_at, _free_at.get(group, 0.0))
+            _free_at[group] = begins_at + LATENCY + sent_bytes(call) / BYTES_PER_SECOND
+            done_at = max(done_at, _free_at[group])
+    return done_at
+
+
+def _key(call: Call) -> str:
+    group: Any = call.arguments.get("group") or distributed_c10d.GroupMember.WORLD
+    return str(group.group_name)
+
+
+def _sleep_until(moment: float) -> None:
+    if (left := moment - time.perf_counter()) > 0:
+        time.sleep(left)
