@@ -77,7 +77,9 @@ class _Operators(ModuleType):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in OPERATORS and isinstance(value, ModuleType):
-            value = getattr(value, name, value)
+            module, value = value, getattr(value, name, value)
+            for other in (other for other, owner in ALIASES.items() if owner == name):
+                setattr(value, other, getattr(module, other))  # `ffn.npu_ffn`, as MindSpeed's modules are used
         super().__setattr__(name, value)
 
 

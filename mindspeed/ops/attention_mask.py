@@ -46,6 +46,15 @@ class AttentionVisibility:
             high = max(high, *self.prefix)
         return low, max(low, min(high, keys))
 
+    def pairs(self, queries: int, keys: int, batch: int = 1) -> int:
+        """Count the pairs of query and key that the bounds and prefixes of ``batch`` sequences let see; a mask is not read."""
+        until = queries * keys if self.last is None else _staircase(queries, keys, self.last + 1)
+        before = 0 if self.first is None else _staircase(queries, keys, self.first)
+        if not self.prefix:
+            return batch * (until - before)
+        own = [min(end, keys) for end in self.prefix]
+        return sum(queries * end + _staircase(queries, keys - end, (self.last or 0) + 1 - end) for end in own)
+
     def hidden(self, rows: tuple[int, int], columns: tuple[int, int], device: torch.device) -> Tensor | None:
         """True where a query of ``rows`` does not see a key of ``columns``; None if all are seen."""
         i = torch.arange(*rows, device=device)[:, None]
@@ -63,6 +72,18 @@ class AttentionVisibility:
             masked = self.mask[..., rows[0] : rows[1], columns[0] : columns[1]]
             hidden = masked if hidden is None else hidden | masked
         return hidden
+
+
+def _staircase(queries: int, keys: int, start: int) -> int:
+    """Sum over queries i of ``i + start`` keys, each no less than none and no more than all."""
+
+    def below(count: int) -> int:
+        """Sum over all x below ``count``."""
+        if count <= 0:
+            return 0
+        return count * (count - 1) // 2 if count <= keys else keys * (keys - 1) // 2 + (count - keys) * keys
+
+    return below(queries + start) - below(start)
 
 
 def visibility(

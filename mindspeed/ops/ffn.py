@@ -158,6 +158,11 @@ def _shape(x: Tensor, weight1: Tensor, weight2: Tensor, *rest: object) -> Tensor
     return x.new_empty((*x.shape[:-1], weight2.shape[-1]), dtype=rest[-1])  # type: ignore[call-overload,no-any-return]
 
 
+def _operations(x: Tensor, weight1: Tensor, weight2: Tensor, *rest: object) -> int:
+    rows = math.prod(x.shape[:-1])
+    return 2 * rows * (weight1.shape[-2] * weight1.shape[-1] + weight2.shape[-2] * weight2.shape[-1])
+
+
 define(
     "ffn(Tensor x, Tensor weight1, Tensor weight2, Tensor? bias1, Tensor? bias2, Tensor? scale, Tensor? offset, "
     "Tensor? deq_scale1, Tensor? deq_scale2, Tensor? antiquant_scale1, Tensor? antiquant_scale2, Tensor? antiquant_offset1, "
@@ -165,4 +170,5 @@ define(
     _forward,
     _shape,
     gradient=no_gradient("ffn"),
+    operations=_operations,
 )

@@ -18,6 +18,7 @@ from mindspeed.ops import attention_strips
 from mindspeed.ops.attention_checks import check_call, check_results
 from mindspeed.ops.attention_layout import head_view, head_width, heads_like, ranges_of, sequence_view, sizes
 from mindspeed.ops.attention_mask import FULL_MASK_MODES, AttentionVisibility, visibility
+from mindspeed.ops.attention_operations import visible_pairs
 from mindspeed.ops.attention_scores import COMPRESSED_ROWS, Bias, Dropout, Scores
 from mindspeed.ops.npu_ring_attention_update import sequence_major, token_major
 from mindspeed.ops.numerics import unflatten, wide_type
@@ -355,6 +356,21 @@ def _gradient(ctx: Any, dout: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     return dq, dk, dv, dpse if ctx.of_pse else None, None, None, *(None for _ in ctx.options)
 
 
+def _forward_operations(
+    query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, seed: Tensor | None, *rest: Any
+) -> int:
+    """Count ``Q K^T`` and ``P V`` of the pairs that mask and sparse mode let see."""
+    options = Options(*rest)
+    groups = heads_like(key, options.layout, query, options.heads)
+    widths = head_width(query, options.layout, options.heads) + head_width(value, options.layout, groups)
+    return 2 * widths * visible_pairs(query, key, mask, options)
+
+
+def _backward_operations(dout: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> int:
+    """Count two products for each of the forward pass; scores that kernels compute again are no recomputation of a layer."""
+    return 2 * _forward_operations(query, key, value, *rest[:3], *rest[7:])
+
+
 _OPTIONS = (
     "int heads, str layout, float scale, float keep_prob, int before, int after, int[]? prefix, int[]? q_ends, int[]? kv_ends, "
     "int mode, int pse_type, int q_start, int kv_start"
@@ -367,10 +383,12 @@ define(
     _forward_shapes,
     _save,
     _gradient,
+    _forward_operations,
 )
 define(
     "fusion_attention_backward(Tensor dout, Tensor query, Tensor key, Tensor value, Tensor? pse, Tensor? mask, Tensor? seed, "
     f"Tensor out, Tensor maximum, Tensor total, bool of_pse, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)",
     _backward,
     _backward_shapes,
+    operations=_backward_operations,
 )

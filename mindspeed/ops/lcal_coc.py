@@ -128,11 +128,24 @@ def _no_shape(*_: object) -> None:
     return None
 
 
+def _operations(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor, *gathered: Tensor) -> int:
+    """Count a product of the rows of ``x1`` alone."""
+    return 2 * x1.numel() * x2.shape[1]
+
+
+def _gathered_operations(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], *outputs: Tensor) -> int:
+    """Count a product of the rows of ``x1`` on all ranks of the first group."""
+    return 2 * size_of(groups[0]) * x1.numel() * x2.shape[1]
+
+
 _OPERANDS = "Tensor x1, Tensor x2, Tensor? bias, str[] groups, Tensor(a!) output"
 
-define(f"lcal_coc_pure_matmul({_OPERANDS}) -> ()", _pure_matmul, _no_shape)
-define(f"lcal_coc_matmul_all_reduce({_OPERANDS}) -> ()", _matmul_all_reduce, _no_shape)
-define(f"lcal_coc_all_gather_matmul({_OPERANDS}) -> ()", _all_gather_matmul, _no_shape)
-define(f"lcal_coc_all_gather_matmul_v2({_OPERANDS}, Tensor(b!) gathered) -> ()", _all_gather_matmul_v2, _no_shape)
-define(f"lcal_coc_matmul_reduce_scatter({_OPERANDS}) -> ()", _matmul_reduce_scatter, _no_shape)
-define(f"lcal_coc_all_gather_matmul_reduce_scatter({_OPERANDS}) -> ()", _all_gather_matmul_reduce_scatter, _no_shape)
+for _name, _reference, _count in (
+    (f"lcal_coc_pure_matmul({_OPERANDS})", _pure_matmul, _operations),
+    (f"lcal_coc_matmul_all_reduce({_OPERANDS})", _matmul_all_reduce, _operations),
+    (f"lcal_coc_all_gather_matmul({_OPERANDS})", _all_gather_matmul, _gathered_operations),
+    (f"lcal_coc_all_gather_matmul_v2({_OPERANDS}, Tensor(b!) gathered)", _all_gather_matmul_v2, _gathered_operations),
+    (f"lcal_coc_matmul_reduce_scatter({_OPERANDS})", _matmul_reduce_scatter, _operations),
+    (f"lcal_coc_all_gather_matmul_reduce_scatter({_OPERANDS})", _all_gather_matmul_reduce_scatter, _gathered_operations),
+):
+    define(f"{_name} -> ()", _reference, _no_shape, operations=_count)

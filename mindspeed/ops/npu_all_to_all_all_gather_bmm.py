@@ -87,10 +87,20 @@ def _shapes(
     return y1, x.new_empty((experts, rows, width)), x.new_empty(0) if act == "none" else x.new_empty(y1.shape)
 
 
+def _operations(x: Tensor, weight: Tensor, bias: Tensor | None, ep: str, tp: str, shard_type: int, act: str) -> int:
+    rows = size_of(ep) * x.shape[1] * (size_of(tp) if shard_type == 1 else 1)
+    return 2 * rows * weight.numel()
+
+
+npu_alltoall_allgather_bmm = npu_all_to_all_all_gather_bmm
+"""MindSpeed's name of the function."""
+
+
 define(
     "npu_all_to_all_all_gather_bmm(Tensor x, Tensor weight, Tensor? bias, str ep, str tp, int shard_type, str act) "
     "-> (Tensor, Tensor, Tensor)",
     _forward,
     _shapes,
     gradient=no_gradient("npu_all_to_all_all_gather_bmm"),
+    operations=_operations,
 )

@@ -77,9 +77,18 @@ def _shape(x: Tensor, weight: Tensor, bias: Tensor | None, ep: str, tp: str, sha
     return x.new_empty((x.shape[0] * expert_ranks, rows, columns))
 
 
+def _operations(x: Tensor, weight: Tensor, *rest: object) -> int:
+    return 2 * x.numel() * weight.shape[2]
+
+
+npu_bmm_reducescatter_alltoall = npu_bmm_reduce_scatter_all_to_all
+"""MindSpeed's name of the function."""
+
+
 define(
     "npu_bmm_reduce_scatter_all_to_all(Tensor x, Tensor weight, Tensor? bias, str ep, str tp, int shard_type) -> Tensor",
     _forward,
     _shape,
     gradient=no_gradient("npu_bmm_reduce_scatter_all_to_all"),
+    operations=_operations,
 )

@@ -178,14 +178,27 @@ def _sum_gradient(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, None, None]:
     return dx, torch.ops.mindspeed.npu_gmm(x, dout, None, groups, ctx.cumulative), None, None
 
 
+def _operations(x: Tensor, weight: Tensor, *rest: object) -> int:
+    """Count without reading the groups, which together have all rows of ``x``; so does `npu_gmm_sum`."""
+    return 2 * x.numel() * weight.shape[-1]
+
+
 define(
     "npu_gmm(Tensor x, Tensor weight, Tensor? bias, Tensor groups, bool cumulative) -> Tensor",
     _forward,
     _forward_shape,
     _save,
     _gradient,
+    _operations,
 )
-define("npu_gmm_sum(Tensor x, Tensor dy, Tensor groups, bool cumulative) -> Tensor", _sum, _sum_shape, _sum_save, _sum_gradient)
+define(
+    "npu_gmm_sum(Tensor x, Tensor dy, Tensor groups, bool cumulative) -> Tensor",
+    _sum,
+    _sum_shape,
+    _sum_save,
+    _sum_gradient,
+    _operations,
+)
 define(
     "npu_gmm_bias(Tensor dy, Tensor groups, bool cumulative) -> Tensor",
     _bias_sum,

@@ -77,9 +77,14 @@ def _shapes(x: list[Tensor], weight: list[Tensor], bias: list[Tensor] | None, gr
     return [part.new_empty((part.shape[0], matrix.shape[1])) for part, matrix in zip(x, weight, strict=True)]
 
 
+def _operations(x: list[Tensor], weight: list[Tensor], bias: list[Tensor] | None, group: str) -> int:
+    return sum(2 * part.numel() * matrix.shape[1] for part, matrix in zip(x, weight, strict=True))
+
+
 define(
     "npu_grouped_mat_mul_all_reduce(Tensor[] x, Tensor[] weight, Tensor[]? bias, str group) -> Tensor[]",
     _forward,
     _shapes,
     gradient=no_gradient("npu_grouped_mat_mul_all_reduce"),
+    operations=_operations,
 )

@@ -41,4 +41,13 @@ def _no_shape(x: Tensor, dy: Tensor, groups: Tensor, grad: Tensor) -> None:
     return None
 
 
-define("npu_groupmatmul_add_fp32(Tensor x, Tensor dy, Tensor groups, Tensor(a!) grad) -> ()", _add, _no_shape)
+def _operations(x: Tensor, dy: Tensor, groups: Tensor, grad: Tensor) -> int:
+    return 2 * x.numel() * dy.shape[1]
+
+
+define(
+    "npu_groupmatmul_add_fp32(Tensor x, Tensor dy, Tensor groups, Tensor(a!) grad) -> ()",
+    _add,
+    _no_shape,
+    operations=_operations,
+)

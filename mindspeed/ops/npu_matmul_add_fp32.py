@@ -36,4 +36,13 @@ def _no_shape(total_input: Tensor, grad_output: Tensor, grad: Tensor) -> None:
     return None
 
 
-define("npu_matmul_add_fp32(Tensor total_input, Tensor grad_output, Tensor(a!) grad) -> ()", _add, _no_shape)
+def _operations(total_input: Tensor, grad_output: Tensor, grad: Tensor) -> int:
+    return 2 * total_input.numel() * grad_output.shape[1]
+
+
+define(
+    "npu_matmul_add_fp32(Tensor total_input, Tensor grad_output, Tensor(a!) grad) -> ()",
+    _add,
+    _no_shape,
+    operations=_operations,
+)

@@ -122,9 +122,16 @@ REST = (
 )
 """Arguments after the residual, shared with the schema of the variant in place."""
 
+
+def operations(x1: Tensor, x2: Tensor, *rest: object) -> int:
+    """Count the product of ``x1`` and ``x2``."""
+    return 2 * x1.numel() * x2.shape[1]
+
+
 define(
     f"npu_mm_all_reduce_add_rms_norm(Tensor x1, Tensor x2, Tensor residual, {REST}) -> (Tensor, Tensor)",
     _forward,
     _shapes,
     gradient=no_gradient("npu_mm_all_reduce_add_rms_norm"),
+    operations=operations,
 )

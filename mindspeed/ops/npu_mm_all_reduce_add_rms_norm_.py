@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops.errors import require
-from mindspeed.ops.npu_mm_all_reduce_add_rms_norm import REST, check, check_group_size
+from mindspeed.ops.npu_mm_all_reduce_add_rms_norm import REST, check, check_group_size, operations
 from mindspeed.ops.process_groups import Group
 from mindspeed.ops.registration import define
 
@@ -55,4 +55,5 @@ define(
     f"npu_mm_all_reduce_add_rms_norm_(Tensor x1, Tensor x2, Tensor(a!) residual, {REST}) -> Tensor",
     _in_place,
     _shape,
+    operations=operations,
 )

@@ -126,9 +126,14 @@ def _shape(x: Tensor, weight: Tensor, scale: Tensor, *rest: object) -> Tensor:
     return x.new_empty((x.shape[0], weight.shape[2]), dtype=rest[3])  # type: ignore[call-overload,no-any-return]
 
 
+def _operations(x: Tensor, weight: Tensor, *rest: object) -> int:
+    return 2 * x.numel() * weight.shape[2]
+
+
 define(
     "quant_gmm(Tensor x, Tensor weight, Tensor scale, Tensor? per_token, Tensor? bias, Tensor groups, ScalarType dtype, "
     "int activation, bool cumulative) -> Tensor",
     _forward,
     _shape,
+    operations=_operations,
 )

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any, Final
 
 import torch
+from torch.utils.flop_counter import register_flop_formula
 
 from mindspeed.ops import native_library
 from mindspeed.ops.errors import require
@@ -27,11 +28,13 @@ def define(
     shapes: Callable[..., Any],
     save: Callable[[Any, tuple[Any, ...], Any], None] | None = None,
     gradient: Callable[..., Any] | None = None,
+    operations: Callable[..., int] | None = None,
 ) -> None:
     """Make ``torch.ops.mindspeed.<name>`` from a schema such as ``"swiglu(Tensor x, int dim) -> Tensor"``.
 
     ``reference`` runs on every device without a kernel of its own; ``shapes`` gives empty outputs for tracing;
-    ``save(ctx, inputs, output)`` and ``gradient(ctx, *grads)`` make it differentiable.
+    ``save(ctx, inputs, output)`` and ``gradient(ctx, *grads)`` make it differentiable. ``operations`` counts from the arguments
+    of a call the floating-point operations of its matrix products, for torch's counter; an operator without products has none.
 
     A file ``mindspeed/ops/<platform>/<module of the reference>.py`` holds kernels for a platform: a table ``KERNELS``
     from schema name to `Kernel`. It is imported at the first call on that platform; calls that the kernel does not support
@@ -47,8 +50,24 @@ def define(
         if module in python_variants(platform) and not reference_only():
             _LIBRARY.impl(name, _at_first_call(operator, f"mindspeed.ops.{platform}.{module}", reference), key)  # type: ignore[no-untyped-call]
     torch.library.register_fake(name, shapes, lib=_LIBRARY)
+    if operations is not None:
+        register_flop_formula(getattr(torch.ops.mindspeed, operator), get_raw=True)(_without_output(operations))
     if gradient is not None:
         torch.library.register_autograd(name, gradient, setup_context=save, lib=_LIBRARY)
+
+
+def _without_output(operations: Callable[..., int]) -> Callable[..., int]:
+    """Adapt a formula to torch's counter, which also hands it the result of the call."""
+
+    def count(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
+        return operations(*args, **kwargs)
+
+    return count
+
+
+def operators() -> dict[str, Callable[..., Any]]:
+    """Return the reference of every operator that is defined so far, by schema name."""
+    return dict(_REFERENCES)
 
 
 def reference_of(operator: str) -> Callable[..., Any]:
