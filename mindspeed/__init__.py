@@ -1,22 +1,28 @@
 """mindspeed: acceleration features for training large models on Megatron, as plugins."""
 
+from __future__ import annotations
+
 import sys
+from typing import TYPE_CHECKING
 
 from mindspeed._version import __version__
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
 
 __all__ = ["__version__", "activate", "deactivate", "defaults", "plan", "report", "suspended"]
 
 
 class _OldNames:
-    """Asked about modules of this package that nothing else has found: says what takes the place of MindSpeed's old ones."""
+    """Find modules of MindSpeed that nothing else has found, or say what does their work here."""
 
     @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> None:
-        if name.startswith("mindspeed."):
-            from mindspeed.legacy.imports import explain
+    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if not name.startswith("mindspeed."):
+            return None
+        from mindspeed.legacy import imports
 
-            if (error := explain(name)) is not None:
-                raise error
+        return imports.find_spec(name)
 
 
 sys.meta_path.append(_OldNames())

@@ -24,6 +24,7 @@ from mindspeed.plugins.cache_folder import CACHE_VARIABLE
 from mindspeed.plugins.constraints import AUTO
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature, discover
 from mindspeed.plugins.problems import MindSpeedError, PatchError, Problem, ResolutionError
+from mindspeed.plugins.process_variables import unset_variables, variable_problems
 from mindspeed.plugins.tracing import trace, tracing
 from mindspeed.plugins.world import PLATFORMS
 from mindspeed.resolution.environment import Environment, installed_version
@@ -196,6 +197,11 @@ def feature_classes(plan: ActivationPlan) -> dict[str, type[Feature[Any]]]:
     return {name: known.feature(name) for name in plan.names if name in known.usable}
 
 
+def process_variables(plan: ActivationPlan) -> dict[str, str]:
+    """Return the variables that a launcher gives the processes of a plan, beside those that it has itself."""
+    return unset_variables(feature_classes(plan).values(), os.environ)
+
+
 def _named(layers: Sequence[Layer]) -> set[str]:
     """Features that the layers name, also as the value of a setting, and do not disable; for a choice, whoever there is."""
     given = (value for layer in layers for fields in layer.settings.values() for value in fields.values())
@@ -248,6 +254,8 @@ def activate(plan: ActivationPlan) -> ActivationReport:
         manager = build_plan.manager_of(plan, catalog_for(plan.names), base_features(plan.environment["platform"]))
         if not was_active and (broken := check_contracts(plan.patches, plan.environment.get("megatron"))):
             raise PatchError(broken)
+        if not was_active and (wrong := variable_problems(map(type, manager.features), os.environ)):
+            raise MindSpeedError(wrong)
         content = partial(content_of, plan)
         report = session.start(plan, manager, Surroundings(content, activate_child))
         if not was_active:

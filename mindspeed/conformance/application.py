@@ -100,6 +100,7 @@ def _apply(subject: Subject) -> Iterator[Outcome]:
     sites = [planned for planned in subject.plan.patches if not planned.skipped]
     own = [planned for planned in sites if planned.owner == subject.name or planned.site.startswith("megatron.")]
     targets = [planned.site.partition(":")[0] for planned in own]
+    os.environ.update(registry.process_variables(subject.plan))
     registry.activate(subject.plan)  # once before the first look: the platform is in place while Megatron is imported
     for name in targets:
         with suppress(ImportError):  # a part of Megatron that cannot be imported here is not patched either

@@ -109,10 +109,10 @@ def _unmarked_hooks(feature: type[Feature[Any]]) -> Iterator[str]:
 def _unreadable_messages(constraints: Any, args: FeatureArgs) -> Iterator[str]:
     world = Loose(World({}))
     for constraint in constraints:
-        if isinstance(constraint, Check):
+        if isinstance(constraint, Check) and not constraint.of:
             for text in (constraint.message, constraint.fix):
                 try:
-                    text.format(args=args, world=world)
+                    constraint.format(text, args, world)
                 except (AttributeError, KeyError, IndexError, ValueError) as error:
                     yield f"the text of a check cannot be formatted: {text!r}: {type(error).__name__}: {error}"
 

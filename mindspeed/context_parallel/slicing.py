@@ -12,7 +12,6 @@ from torch import Tensor
 
 from mindspeed.context_parallel.layout import Layout
 from mindspeed.megatron.batches import NOT_SLICED, Batch
-from mindspeed.plugins import MindSpeedError, Problem
 
 
 def batch_share(
@@ -34,16 +33,10 @@ def table_share(table: Tensor, dim: int, group: Any, layout_of: Callable[[int], 
 
 
 def batch_slicer(share: Callable[[Batch, Any], Batch]) -> Callable[..., Batch]:
-    """Make a stand-in for ``get_batch_on_this_cp_rank`` of ``share(batch, group)``, with the parameters of every release.
-
-    Raises MS304 for a batch of Megatron's hybrid context parallelism, whose samples have groups of their own.
-    """
+    """Make a stand-in for ``get_batch_on_this_cp_rank`` of ``share(batch, group)``, with the parameters of every release."""
 
     @wraps(share)
     def get_batch_on_this_cp_rank(batch: Batch, *rest: Any, **named: Any) -> Batch:
-        if batch.get("local_cp_size") is not None:
-            text = "hybrid_context_parallel spreads every sample over ranks of its own, and the plan's algorithm has one group"
-            raise MindSpeedError([Problem("MS304", text, fix="drop --hybrid-context-parallel, or the plan's algorithm")])
         group = named.get("cp_group") or next((given for given in rest if isinstance(given, dist.ProcessGroup)), None)
         return share(batch, group)
 

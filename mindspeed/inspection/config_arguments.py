@@ -38,6 +38,7 @@ def _configuration(target: str, *bases: str) -> ArgumentPlace:
 
 _TRANSFORMER: Final = "megatron.core.transformer.transformer_config:TransformerConfig"
 _GROUPS: Final = "megatron.core.parallel_state:initialize_model_parallel"
+_OPTIMIZER: Final = "megatron.core.optimizer:get_megatron_optimizer"
 _MODEL: Final = "megatron.core.models.gpt.gpt_model:GPTModel"
 PLACES: Final = (
     _configuration(
@@ -48,6 +49,7 @@ PLACES: Final = (
     _configuration("megatron.core.distributed.distributed_data_parallel_config:DistributedDataParallelConfig"),
     _configuration("megatron.core.optimizer.optimizer_config:OptimizerConfig"),
     ArgumentPlace("initialize_model_parallel", _GROUPS, (_GROUPS,)),
+    ArgumentPlace("get_megatron_optimizer", _OPTIMIZER, (_OPTIMIZER,)),
     ArgumentPlace("GPTModel", f"{_MODEL}.__init__", (f"{_MODEL}.__init__",)),
 )
 

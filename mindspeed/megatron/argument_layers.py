@@ -15,9 +15,8 @@ from mindspeed.plugins.megatron_flags import MegatronFlag
 from mindspeed.plugins.problems import Problem
 from mindspeed.plugins.world import PARALLEL_SIZES
 from mindspeed.resolution.planned_feature import PlanNote
+from mindspeed.resolution.request import MEGATRON_DEFAULTS as DEFAULTS
 from mindspeed.resolution.request import Layer
-
-DEFAULTS = "Megatron's defaults"
 
 
 def declared_flags(catalog: Catalog) -> Iterator[tuple[str, MegatronFlag]]:
@@ -124,7 +123,7 @@ def _put_choices(
         values = list(dict.fromkeys(argument.value if isinstance(argument.value, list) else [argument.value]))
         what = f"{argument.source} {' '.join(map(str, values))}"
         slots = {slot for feature in by_value.values() for slot in catalog.specs[feature].slots}
-        if holder := _requested_holder(slots, catalog, others):
+        if holder := requested_holder(slots, catalog, others):
             if by_value.get(values[0]) != holder or len(values) > 1:
                 made.note(holder.partition(".")[0], f"{what} is not read: {holder} is requested")
         elif len(values) == 1 and values[0] in by_value:
@@ -136,7 +135,7 @@ def _put_choices(
             made.problems.append(Problem("MS605", text, where=argument.source, fix=f"give one of {known}"))
 
 
-def _requested_holder(slots: set[str], catalog: Catalog, others: Sequence[Layer]) -> str:
+def requested_holder(slots: set[str], catalog: Catalog, others: Sequence[Layer]) -> str:
     """The requested feature that holds one of these slots, or the setting that chooses one; empty where there is none."""
     for layer in others:
         for name in layer.features:

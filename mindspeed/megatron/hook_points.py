@@ -119,6 +119,7 @@ CORE_HOOK_POINTS: Final = (
         "get_megatron_optimizer",
         "build",
         ("model_built", "optimizer_built", "skip_step"),
+        arguments="get_megatron_optimizer",
     ),
     HookPoint(
         f"{_SCHEDULES}:get_forward_backward_func",

@@ -91,7 +91,7 @@ def get_block_submodules(original: Function, config: Any, *args: Any, **kwargs: 
 def get_megatron_optimizer(original: Function, config: Any, model_chunks: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap ``get_megatron_optimizer(config, model_chunks, ...)``."""
     session.call("model_built", chunks=model_chunks)
-    optimizer = original(config, model_chunks, *args, **kwargs)
+    optimizer = override_parameters(original)(config, model_chunks, *args, **kwargs)
     if _implemented("skip_step"):
         optimizer.step = _unless_skipped(optimizer.step, model_chunks, optimizer)
     session.call("optimizer_built", optimizer=optimizer)

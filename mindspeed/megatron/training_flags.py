@@ -22,11 +22,15 @@ WORLD: Final[dict[str, str]] = {
     "hidden_size": "hidden_size",
     "ffn_hidden_size": "ffn_hidden_size",
     "num_attention_heads": "num_attention_heads",
+    "kv_channels": "kv_channels",
+    "moe_ffn_hidden_size": "moe_ffn_hidden_size",
+    "moe_router_topk": "router_topk",
     "padded_vocab_size": "vocab_size",
     "seq_length": "seq_length",
     "micro_batch_size": "micro_batch_size",
     "global_batch_size": "global_batch_size",
     "normalization": "normalization",
+    "add_bias_linear": "linear_bias",
     "multi_latent_attention": "multi_latent_attention",
 }
 """Arguments that are a value of the world as they stand."""
@@ -84,6 +88,16 @@ DERIVED: Final = (
     Derived("num_query_groups", ("num_query_groups", "group_query_attention"), _query_groups),
     Derived("ffn_hidden_size", ("ffn_hidden_size", "hidden_size"), _mlp_size),
     Derived("num_experts", ("num_experts",), lambda values: values.get("num_experts") or 0),
+    Derived(
+        "shared_expert_hidden_size",
+        ("moe_shared_expert_intermediate_size",),
+        lambda values: values.get("moe_shared_expert_intermediate_size") or 0,
+    ),
+    Derived(
+        "tied_embeddings",
+        ("untie_embeddings_and_output_weights",),
+        lambda values: not values.get("untie_embeddings_and_output_weights"),
+    ),
     Derived("mtp_num_layers", ("mtp_num_layers",), lambda values: values.get("mtp_num_layers") or 0),
     Derived("grouped_experts", ("moe_grouped_gemm",), lambda values: bool(values.get("moe_grouped_gemm"))),
     Derived(

@@ -63,6 +63,8 @@ def order_launches(plan: ActivationPlan, args: Any, environ: MutableMapping[str,
 
 
 _CHUNKS: Final = "num_virtual_stages_per_pipeline_rank"
+_LAYERS_OF_CHUNK: Final = "num_layers_per_virtual_pipeline_stage"
+_LAYOUT: Final = "pipeline_model_parallel_layout"
 
 
 def put_arguments(active: session.Session, args: Any) -> None:
@@ -73,7 +75,7 @@ def put_arguments(active: session.Session, args: Any) -> None:
         target = flags.target_of(planned.override.argument, values)
         if target.dest not in values:
             continue
-        if target.dest == _CHUNKS and values.get("num_layers_per_virtual_pipeline_stage") is not None:
+        if target.dest == _CHUNKS and values.get(_LAYERS_OF_CHUNK) is not None:
             continue  # it gives the number of chunks by the layers of each, and must stand alone
         value, wanted = values[target.dest], target.as_argument(planned.override.value)
         if value not in (None, _default(active, target.dest), wanted):
@@ -81,6 +83,8 @@ def put_arguments(active: session.Session, args: Any) -> None:
             continue
         setattr(args, target.dest, wanted)
         active.proof.taken.setdefault(planned.override.argument, {})["Megatron-LM"] = value
+    if any(planned.override.argument == _LAYOUT for planned in active.plan.overrides):
+        args.num_virtual_stages_per_pipeline_rank = args.num_layers_per_virtual_pipeline_stage = None  # the layout has them
     if problems:
         raise MindSpeedError(problems)
 
@@ -154,9 +158,13 @@ def train_step(
 
 
 def step_metrics(state: Any) -> dict[str, float]:
-    """Return the numbers that features give of the step that has ended, by ``feature.name``."""
+    """Return the numbers that features give of the step that has ended, by ``feature.name`` or their own dotted name."""
     answers = session.answers("step_metrics", state=state)
-    return {f"{feature}.{name}": float(value) for feature, numbers in answers for name, value in numbers.items()}
+    return {
+        name if "." in name else f"{feature}.{name}": float(value)
+        for feature, numbers in answers
+        for name, value in numbers.items()
+    }
 
 
 def _as_losses(numbers: dict[str, float]) -> dict[str, Any]:

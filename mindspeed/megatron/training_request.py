@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, Final
 
 from mindspeed.inspection.cli_arguments import Surface
-from mindspeed.megatron.argument_layers import disagreements, layers_of, removable_flags
+from mindspeed.megatron.argument_layers import disagreements, layers_of, removable_flags, requested_holder
 from mindspeed.megatron.given_arguments import (
     Given,
     abbreviations,
@@ -85,12 +85,17 @@ def read_command_line(
     with _collected(problems):
         command_line = _command_line(own)
     known = surface_or_nearest(version)
-    old, rest, old_notes = _old_flags(rest, given_arguments(rest, known), known, catalog_for, problems)
+    strict = bool(command_line.strict or (job is not None and job.layer.strict) or any(layer.strict for layer in also))
+    old, rest, old_notes, fallbacks = _old_flags(rest, known, catalog_for, problems, strict)
     given = given_arguments(rest, known)
     old_layers, job_layers = [old] if old is not None else [], [job.layer] if job is not None else []
     ours = [*old_layers, *also, command_line]
     others = [*below, environment, *job_layers, *ours]
     catalog = catalog_for(name for layer in others for name in layer.features)
+    if old is not None and fallbacks:
+        taken, added = _with_fallbacks(old, fallbacks, catalog, others)
+        others = [taken if layer is old else layer for layer in others]
+        old_layers, old_notes = [taken], [*old_notes, *added]
     given, rest, removed = without_arguments(given, rest, known, removable_flags(catalog), others)
     read = layers_of(given, known, catalog, others, world_size)
     theirs, notes = list(read.given.values()), read.notes
@@ -168,20 +173,39 @@ def _command_line(own: Mapping[str, list[str]]) -> Layer:
 
 def _old_flags(
     arguments: list[str],
-    given: Mapping[str, Given],
     known: Surface,
     catalog_for: Callable[[Iterable[str]], Catalog],
     problems: list[Problem],
-) -> tuple[Layer | None, list[str], list[PlanNote]]:
-    """Ask `mindspeed.legacy.flags` for what Megatron's parser does not take: layer, rest, notes."""
+    strict: bool,
+) -> tuple[Layer | None, list[str], list[PlanNote], Sequence[tuple[str, str]]]:
+    """Ask `mindspeed.legacy.flags` for what Megatron's parser does not take: layer, rest, notes, features by default.
+
+    A ``strict`` request refuses what is left out.
+    """
+    given = given_arguments(arguments, known)
     unknown_values = any(_is_unknown(known, dest, argument.value) for dest, argument in given.items())
     if not unknown_values and not unknown_options(arguments, known):
-        return None, arguments, []
+        return None, arguments, [], ()
     old = import_module(OLD_FLAGS).read_old_flags(arguments, frozenset(known.by_option), catalog_for(()))
-    problems += old.problems
-    return old.layer, list(old.rest), [PlanNote("note", "old flags", text) for text in old.notes]
+    problems += [*old.problems, *(old.left_out if strict else ())]
+    notes = [PlanNote("note", "old flags", text) for text in old.notes]
+    notes += [PlanNote("warning", "old flags", problem.message) for problem in old.left_out]
+    return old.layer, list(old.rest), notes, old.fallbacks
+
+
+def _with_fallbacks(
+    old: Layer, fallbacks: Sequence[tuple[str, str]], catalog: Catalog, others: Sequence[Layer]
+) -> tuple[Layer, list[PlanNote]]:
+    """The layer of old flags with the features that MindSpeed takes by itself, where no other holds their slots."""
+    notes = []
+    for name, reason in fallbacks:
+        if name in catalog.specs and not requested_holder(set(catalog.specs[name].slots), catalog, others):
+            old = replace(old, features=(*old.features, name))
+            notes.append(PlanNote("note", name, reason))
+    return old, notes
 
 
 def _is_unknown(known: Surface, dest: str, value: Any) -> bool:
     choices = known.by_dest[dest][0].choices
-    return choices is not None and isinstance(value, str) and value not in choices
+    values = value if isinstance(value, list) else [value]
+    return choices is not None and any(isinstance(one, str) and one not in choices for one in values)

@@ -28,7 +28,7 @@ VariantsOf = Callable[[Iterable[str], str], Mapping[str, str]]
 
 VARIABLES: Final[dict[str, str]] = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "order of computation and communication on the device",
-    "CUBLAS_WORKSPACE_CONFIG": "whether matrix products are deterministic",
+    "CUBLAS_WORKSPACE_CONFIG": "whether matrix products repeat bit for bit",
     "NVIDIA_TF32_OVERRIDE": "precision of matrix products",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "precision of matrix products",
     "NVTE_*": "which attention and which kernels Transformer Engine takes",

@@ -101,6 +101,7 @@ class ActivationPlan:
             "environment": dict(self.environment),
             "base": [f.to_json() for f in self.base],
             "features": [f.to_json() for f in self.features],
+            "layer_split": list(self.world.layer_split),
             "overrides": [{"owners": list(o.owners), "optional": o.optional, **o.override.to_json()} for o in self.overrides],
             "patches": [
                 {"owner": p.owner, "site": p.site, "ground": p.ground, "skipped": p.skipped, "patch": p.patch.to_json()}
@@ -118,7 +119,7 @@ def plan_from_json(data: Mapping[str, Any]) -> ActivationPlan:
     features = TypeAdapter(tuple[PlannedFeature, ...]).validate_python
     plan = ActivationPlan(
         features=features(data["features"]),
-        world=World(data["world"]),
+        world=World(data["world"], data.get("layer_split", ())),
         level=data["level"],
         base=features(data["base"]),
         overrides=tuple(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from mindspeed.plugins.constraints import Check, Conflicts, RequiresAny, RequiresCapability, RequiresSlot
 from mindspeed.plugins.feature import FeatureArgs
@@ -111,15 +112,26 @@ def check_operators(state: ResolutionState) -> None:
             state.rows.append(PlanNote("note", name, f"{text}, which is slower; mindspeed ops list says why"))
 
 
+def add_notes(state: ResolutionState) -> None:
+    """A row for every sentence that an active feature says about its settings; none where a value is not known."""
+    for name in sorted(state.active):
+        notes, args = state.specs[name].notes, state.args_of(name)
+        if notes is None or args is None:
+            continue
+        with suppress(UnknownValue):
+            state.rows.extend([PlanNote("note", name, text) for text in notes(args, state.world)])
+
+
 def run_checks(state: ResolutionState) -> None:
     for name, check in state.constraints(Check):
         args = state.args_of(name)
-        if args is None:
+        other = state.args_of(check.of) if check.of in state.active else None
+        if args is None or (check.of and other is None):
             continue
         try:
-            found = failed(check, args, state.world)
+            found = failed(check, args, state.world, other)
         except UnknownValue as unknown:
-            state.not_checked(name, unknown, check.message.format(args=args, world=Loose(state.world)))
+            state.not_checked(name, unknown, check.format(check.message, args, Loose(state.world), other))
             continue
         except Exception as error:  # a plugin's predicate may fail in any way; the message must name the plugin
             state.failed_itself("a check", name, error)
@@ -127,14 +139,15 @@ def run_checks(state: ResolutionState) -> None:
         if found and check.warns:
             state.rows.append(PlanNote("warning", name, f"{name}: {found[0]}"))
         elif found:
-            state.problem("MS304", f"{name}: {found[0]}", (name,), found[1])
+            names = (name, check.of) if check.of else (name,)
+            state.problem("MS304", f"{name}: {found[0]}", names, found[1])
 
 
-def failed(check: Check, args: FeatureArgs, world: World) -> tuple[str, str] | None:
+def failed(check: Check, args: FeatureArgs, world: World, other: FeatureArgs | None = None) -> tuple[str, str] | None:
     """Message and fix of a check that does not hold; raises whatever it raises, `UnknownValue` too."""
-    if check.test(args, world):
+    if check.test(args, world, *((other,) if check.of else ())):
         return None
-    return check.message.format(args=args, world=world), check.fix.format(args=args, world=world)
+    return check.format(check.message, args, world, other), check.format(check.fix, args, world, other)
 
 
 class Loose:

@@ -14,6 +14,8 @@ from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
 from mindspeed.resolution.planned_feature import PlanNote
 from mindspeed.resolution.variables import unknown_variables, value_problems
 
+MEGATRON_DEFAULTS: Final = "Megatron's defaults"
+"""Source of values that are only defaults of Megatron-LM's parser."""
 JOB_KEYS: Final = ("features", "settings", "world", "level", "platform", "strict", "without", "train")
 
 

@@ -150,7 +150,7 @@ def _typed_world(layer: Layer, problems: list[Problem]) -> dict[str, Any]:
             problems.append(Problem("MS301", f"{name!r} is not a value of the world", where=layer.source, fix=fix))
             continue
         kind, meaning = FIELDS[name]
-        smallest = 0 if name in ("num_experts", "mtp_num_layers") else 1
+        smallest = 0 if name in ("num_experts", "mtp_num_layers", "shared_expert_hidden_size") else 1
         if type(value) is not kind:
             text = f"{name} ({meaning}) is {value!r}, not {_KINDS[kind]}"
             problems.append(Problem("MS301", text, where=layer.source))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from mindspeed.plugins.constraints import Constraint, Predicate
+from mindspeed.plugins.constraints import Constraint, Predicate, Requires
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec
 from mindspeed.plugins.near_names import suggestion
 from mindspeed.plugins.problems import Problem
-from mindspeed.plugins.world import UnknownValue
+from mindspeed.plugins.world import UnknownValue, World
 from mindspeed.resolution.planned_feature import PlanNote, Value
+from mindspeed.resolution.request import MEGATRON_DEFAULTS
 from mindspeed.resolution.request_merge import MergedRequest
 from mindspeed.resolution.setting_validation import Arguments, flag
 
@@ -91,14 +93,40 @@ class ResolutionState:
             given.setdefault(key, Value(value, source))
         self.args.pop(name, None)
 
+    def require_settings(self, name: str, constraint: Requires) -> None:
+        """Give a required feature the values that the requirement names, or report who gives another one."""
+        needed, own = constraint.name, f"required by {name}"
+        for key, value in constraint.settings.items():
+            given = self.merged.settings.get(needed, {}).get(key)
+            if given is None or (given.value != value and given.source == MEGATRON_DEFAULTS):
+                old = () if given is None else (f"{given.source}: {given.value}",)
+                self.merged.settings.setdefault(needed, {})[key] = Value(value, own, old)
+                self.args.pop(needed, None)
+            elif given.value != value:
+                text = f"{name} requires {needed}.{key}={value}{because(constraint.reason)}"
+                text = f"{text}, and it is {given.value} ({given.source})"
+                other = given.source.removeprefix("required by ")
+                by_feature = other != given.source
+                fix = f"remove {name} or {other}" if by_feature else f"--set {needed}.{key}={value}, or remove {name}"
+                self.problem("MS212", text, (name, other) if by_feature else (name, needed), fix)
+
     def freeze(self) -> None:
         """Index the active features and those of every plan by what they hold and declare; called once, after propagation."""
+        self._split_layers()
         for name in sorted({*self.active, *self.base}):
             spec = self.specs[name]
             for slot in self.slots(name):
                 self.holders.setdefault(slot, []).append(name)
             for constraint in spec.constraints:
                 self._by_kind[type(constraint)].append((name, constraint))
+
+    def _split_layers(self) -> None:
+        """Add the layers of each chunk to the world, where an active feature deals them out and the model is known."""
+        for name in sorted(self.active):
+            split, args = self.specs[name].layer_split, self.args_of(name)
+            if split is not None and args is not None:
+                with suppress(UnknownValue):
+                    self.world = World(self.world.known(), split(args, self.world))
 
     def constraints(self, *kinds: type[Any]) -> Iterator[tuple[str, Any]]:
         """Constraints of these kinds over the active features, in name order, whose ``when`` holds."""
@@ -134,7 +162,8 @@ class ResolutionState:
 
     def failed_itself(self, what: str, name: str, error: Exception) -> None:
         text = f"{what} of {name} failed itself: {type(error).__name__}: {error}"
-        self.problem("MS901", text, (name,), f"report it to the authors of {self.catalog.usable[name].distribution}")
+        author = self.catalog.usable[name].distribution if name in self.catalog.usable else "mindspeed"
+        self.problem("MS901", text, (name,), f"report it to the authors of {author}")
 
     def problem(self, code: str, message: str, names: tuple[str, ...], fix: str) -> None:
         chain = tuple(line for name in names if name in self.active for line in self.why(name))

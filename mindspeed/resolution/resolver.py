@@ -79,6 +79,7 @@ def _resolve(state: ResolutionState, environment: Environment) -> Resolution:
     constraint_checks.check_operators(state)
     constraint_checks.run_checks(state)
     constraint_checks.note_idle_owners(state)
+    constraint_checks.add_notes(state)
     order = _order(state)
     for name in state.base:
         state.args_of(name)
@@ -205,7 +206,10 @@ def _propagate(state: ResolutionState, roots: Iterator[tuple[str, Active]]) -> N
         state.args_of(name)
         for constraint in requires[name]:
             needed = constraint.name
-            if needed in active or not (constraint.when is None or state.holds(name, constraint)):
+            if not (constraint.when is None or state.holds(name, constraint)):
+                continue
+            state.require_settings(name, constraint)
+            if needed in active:
                 continue
             text = f"{name} requires {needed}{because(constraint.reason)}"
             if removal := state.merged.removal(needed):

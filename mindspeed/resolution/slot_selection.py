@@ -105,7 +105,9 @@ def _candidate(state: ResolutionState, name: str, slot: str) -> Candidate:
     try:
         cost = spec.cost(args, state.world)
         args = state.models[name](**(dict(cost.settings) | args.model_dump(exclude_unset=True)))
-        checks = [c for c in spec.constraints if isinstance(c, Check) and (c.when is None or c.when(args, state.world))]
+        checks = [
+            c for c in spec.constraints if isinstance(c, Check) and not c.of and (c.when is None or c.when(args, state.world))
+        ]
         for found in filter(None, (failed(check, args, state.world) for check in checks)):
             return Candidate(name, refusal=found[0])
     except UnknownValue as unknown:

@@ -1,4 +1,4 @@
-"""Counting the calls of a function without standing in its way: the count lives in its code object.
+"""Counting the calls of a function, or giving them a range, without standing in its way: it lives in its code object.
 
 The function stays the same object for every holder, and when counting ends it has its own code object back. The counting
 code has the parameters of the original and is ordinary Python, so that `inspect` sees no difference and ``torch.compile``
@@ -20,39 +20,70 @@ TARGETS: Final[dict[int, Callable[..., Any]]] = {}
 _numbers = itertools.count()
 
 
-class CallCount:
-    """Counts the calls of one function from now until `stop`. Of several counts of a function the last stops first."""
+class CodeSwap:
+    """Gives one function other behaviour from now until `stop`: ``make`` gets the function as it is and returns what is called.
 
-    __slots__ = ("_calls", "_code", "_function", "_number")
+    Several swaps of a function nest, the last outermost, and stop in any order.
+    """
 
-    def __init__(self, function: FunctionType) -> None:
-        self._calls = calls = [0]
+    __slots__ = ("_below", "_function", "_number", "_original")
+
+    def __init__(self, function: FunctionType, make: Callable[[FunctionType], Callable[..., Any]]) -> None:
         self._function = function
-        self._code = code = function.__code__
+        self._below = code = function.__code__
         self._number = next(_numbers)
         original = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
         original.__kwdefaults__ = function.__kwdefaults__
-
-        def count(*args: Any, **kwargs: Any) -> Any:
-            calls[0] += 1
-            return original(*args, **kwargs)
-
-        TARGETS[self._number] = count
+        self._original = original
+        TARGETS[self._number] = make(original)
         template = _template(_parameters(code), len(code.co_freevars))
         constants = tuple(self._number if constant == _PLACE else constant for constant in template.co_consts)
         function.__code__ = template.replace(
             co_consts=constants, co_freevars=code.co_freevars, co_name=code.co_name, co_firstlineno=code.co_firstlineno
         )
+        _swaps.setdefault(function, []).append(self)
+
+    def stop(self) -> None:
+        """Give the function the code below this swap; harmless the second time."""
+        if TARGETS.pop(self._number, None) is None:
+            return
+        swaps = _swaps[self._function]
+        place = swaps.index(self)
+        swaps.remove(self)
+        if place < len(swaps):  # the next one calls what this one called
+            above = swaps[place]
+            above._below = above._original.__code__ = self._below
+        else:
+            self._function.__code__ = self._below
+        if not swaps:
+            del _swaps[self._function]
+
+
+_swaps: Final[dict[FunctionType, list[CodeSwap]]] = {}
+"""The swaps of each function, the innermost first."""
+
+
+class CallCount(CodeSwap):
+    """Counts the calls of one function from now until `stop`."""
+
+    __slots__ = ("_calls",)
+
+    def __init__(self, function: FunctionType) -> None:
+        self._calls = calls = [0]
+
+        def counting(original: FunctionType) -> Callable[..., Any]:
+            def count(*args: Any, **kwargs: Any) -> Any:
+                calls[0] += 1
+                return original(*args, **kwargs)
+
+            return count
+
+        super().__init__(function, counting)
 
     @property
     def calls(self) -> int:
         """Calls so far."""
         return self._calls[0]
-
-    def stop(self) -> None:
-        """Give the function its own code back; harmless the second time."""
-        if TARGETS.pop(self._number, None) is not None:
-            self._function.__code__ = self._code
 
 
 _PLACE: Final = "the number of the target"

@@ -131,15 +131,19 @@ class EffectTracker:
         self._running: Phase | None = "setup"
         self._ended: dict[Phase, None] = {}
         self._counts: dict[FunctionType, CallCount] = {}
+        self.functions: dict[FunctionType, str] = {}
         self._finished = False
         self._features = [feature for feature in manager.features if feature.spec.name in plan.names]
         self._watched = tuple(self._points())
 
     def bound(self, planned: PlannedPatch, made: Any) -> None:
         """A patch was bound: count the calls of what was made for it, unless its phase is over."""
+        functions = _functions_of(planned, made)
+        if planned.owner in self.plan.names:
+            self.functions.update(dict.fromkeys(functions, planned.owner))
         for watched in self._watched:
             if (watched.kind, watched.feature, watched.name) == ("patch", planned.owner, planned.site):
-                self._count(watched, _functions_of(planned, made))
+                self._count(watched, functions)
 
     def enter(self, phase: Phase | None) -> None:
         """A phase of the run begins, or a step begins again; what ran before ends. None is the time between phases.
@@ -209,8 +213,7 @@ class EffectTracker:
         """Count the public functions of the features' operators, whose modules are loaded when the model is built."""
         for watched in self._watched:
             if watched.kind == "op" and not watched.counts:
-                function = getattr(sys.modules.get(f"mindspeed.ops.{watched.name}"), watched.name, None)
-                self._count(watched, [function] if isinstance(function, FunctionType) else [])
+                self._count(watched, _functions_of_operator(watched.name))
 
     def _count(self, watched: _Watched, functions: Sequence[FunctionType]) -> None:
         if watched.phase in self._ended or self._finished:
@@ -329,6 +332,14 @@ def _functions_of(planned: PlannedPatch, made: Any) -> list[FunctionType]:
 
 
 _KINDS: Final = {"patch": "the patched", "hook": "the hook", "argument": "Megatron's argument", "op": "the operator"}
+
+
+def _functions_of_operator(name: str) -> list[FunctionType]:
+    """The public function of an operator: the one that has its name, else every one of its module."""
+    module = sys.modules.get(f"mindspeed.ops.{name}")
+    public = {key: value for key, value in vars(module).items() if not key.startswith("_")} if module else {}
+    functions = {key: f for key, f in public.items() if isinstance(f, FunctionType) and f.__module__ == f"mindspeed.ops.{name}"}
+    return [functions[name]] if name in functions else list(functions.values())
 
 
 def _problems_of(feature: FeatureProof) -> Iterator[Problem]:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import atexit
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from mindspeed.patching.apply import AppliedPatches, SiteReport, apply
 from mindspeed.planning.fingerprint import Content
 from mindspeed.planning.plan import ActivationPlan
-from mindspeed.plugins.active import ActiveFeatures, set_active
+from mindspeed.plugins.active import ActiveFeatures, MakeRange, set_active
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import Phase
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.resolution.planned_feature import PlanNote
+from mindspeed.runtime.call_count import CodeSwap
 from mindspeed.runtime.effects import EffectReport, EffectTracker
 
 
@@ -109,7 +111,7 @@ def start(plan: ActivationPlan, manager: FeatureManager, surroundings: Surroundi
 def _started(plan: ActivationPlan, manager: FeatureManager, surroundings: Surroundings | None) -> Session:
     proof = EffectTracker(plan, manager)
     proof.applied = applied = apply(plan.patches, proof.bound)
-    set_active(ActiveFeatures({feature.spec.name: feature for feature in manager.features}, report_problem))
+    set_active(ActiveFeatures({feature.spec.name: feature for feature in manager.features}, report_problem, named_ranges))
     return Session(plan, manager, applied, proof, surroundings)
 
 
@@ -169,6 +171,31 @@ def tell(hook: str, feature: str, **arguments: Any) -> None:
     """Call a hook on the named feature, where the active plan has it and it has the hook."""
     if _session is not None and feature in _session.manager.owners(hook):
         _session.manager.call_one(hook, feature, **arguments)
+
+
+@contextmanager
+def named_ranges(make: MakeRange) -> Iterator[None]:
+    """Run every patch and hook of the active plan inside ``make(name of its feature)`` for the length of a with-block."""
+    if _session is None:
+        yield
+        return
+    manager, functions = _session.manager, dict(_session.proof.functions)
+    with ExitStack() as stack:
+        for function, owner in functions.items():
+            stack.callback(CodeSwap(function, partial(_in_range, make, owner)).stop)
+        manager.make_range = make
+        try:
+            yield
+        finally:
+            manager.make_range = None
+
+
+def _in_range(make: MakeRange, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with make(name):
+            return function(*args, **kwargs)
+
+    return call
 
 
 def report_problem(problem: Problem, log: bool = True) -> None:

@@ -188,10 +188,10 @@ def test_a_feature_that_cannot_be_loaded_fails_with_its_problem(acme):
 def test_a_name_that_nobody_has_gets_near_names(acme):
     acme()
     with pytest.raises(MindSpeedError) as caught:
-        rows_of("acmee")
+        rows_of("acme-mad")
     assert str(caught.value) == (
-        "MS201 there is neither a distribution with features nor a feature called 'acmee'\n"
-        "  fix: did you mean acme or acme-made?"
+        "MS201 there is neither a distribution with features nor a feature called 'acme-mad'\n"
+        "  fix: did you mean acme-made or acme?"
     )
 
 

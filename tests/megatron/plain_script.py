@@ -14,7 +14,7 @@ import zlib
 import torch
 import torch.nn.functional as F
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
-from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.enums import ModelType
 from megatron.core.models.gpt import GPTModel
@@ -148,28 +148,25 @@ def make_model(args, config):
 
 def fill_weights(chunk):
     """Fill every weight from its global name and position, so that each layout gets its share of the same weights."""
-    state = chunk.sharded_state_dict()
-    apply_factories(state)
-    for tensor in _sharded_tensors(state):
-        if tensor.data is None or tensor.data.dim() < 2:
-            continue
-        generator = torch.Generator().manual_seed(zlib.crc32(tensor.key.encode()))
-        whole = torch.randn(tensor.global_shape, generator=generator) * 0.05
-        extent = [1] * tensor.prepend_axis_num + list(tensor.data.shape)
-        share = whole[tuple(slice(start, start + size) for start, size in zip(tensor.global_offset, extent, strict=True))]
-        with torch.no_grad():
-            tensor.data.copy_(share.reshape(tensor.data.shape).to(tensor.data.device))
+    for value in chunk.sharded_state_dict().values():
+        if isinstance(value, ShardedTensor | ShardedTensorFactory) and value.data is not None and value.data.dim() > 1:
+            with torch.no_grad():
+                value.data.copy_(_share(value).reshape(value.data.shape))
 
 
-def _sharded_tensors(state):
-    if isinstance(state, ShardedTensor):
-        yield state
-    elif isinstance(state, dict):
-        for value in state.values():
-            yield from _sharded_tensors(value)
-    elif isinstance(state, list):
-        for value in state:
-            yield from _sharded_tensors(value)
+def _share(value):
+    """This rank's share of a full weight, whose parts have names of their own where Megatron cuts it."""
+    if isinstance(value, ShardedTensorFactory):
+        return value.merge_fn(_share(value.build()))
+    if isinstance(value, dict):
+        return {name: _share(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_share(part) for part in value]
+    generator = torch.Generator().manual_seed(zlib.crc32(value.key.encode()))
+    whole = torch.randn(value.global_shape, generator=generator) * 0.05
+    extent = [1] * value.prepend_axis_num + list(value.data.shape)
+    share = whole[tuple(slice(start, start + size) for start, size in zip(value.global_offset, extent, strict=True))]
+    return share.reshape(value.data.shape).to(value.data.device)
 
 
 def make_optimizer(args, model):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -170,7 +171,9 @@ def test_a_script_that_wants_something_else_than_a_level_one_feature_keeps_its_v
     feature, rows = Swiglu(FeatureArgs(), World({})), []
     feature.requested = False
     monkeypatch.setattr(
-        active, "_active", active.ActiveFeatures({"swiglu": feature}, lambda problem, log: rows.append(problem))
+        active,
+        "_active",
+        active.ActiveFeatures({"swiglu": feature}, lambda problem, log: rows.append(problem), lambda make: nullcontext()),
     )
     assert config_class([])(size=4).size == 4
     assert [f"{row.code} {row.message}" for row in rows] == [
@@ -246,6 +249,7 @@ def test_the_names_of_every_place_are_read_from_source():
     assert {"overlap_grad_reduce", "bucket_size"} <= names["DistributedDataParallelConfig"]
     assert {"use_distributed_optimizer", "lr"} <= names["OptimizerConfig"]
     assert {"expert_tensor_parallel_size", "order"} <= names["initialize_model_parallel"]
+    assert {"model_chunks", "use_gloo_process_groups"} <= names["get_megatron_optimizer"]
 
 
 def test_without_megatron_there_are_no_names(tmp_path, monkeypatch):

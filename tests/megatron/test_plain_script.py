@@ -49,6 +49,23 @@ def one_process(flags: tuple[str, ...]) -> tuple[list[float], dict[str, Any]]:
     return losses_and_layout(1, (), flags)
 
 
+MOE = {
+    "alltoall": ("moe-alltoall-overlap", "--set", "moe-alltoall-overlap.parts=2"),
+    "once per rank": ("moe-alltoall-overlap", "--set", "moe-alltoall-dispatcher.once_per_rank=true"),
+    "allgather": ("moe-allgather-overlap",),
+    "zero memory": ("moe-zero-memory", "--set", "moe-zero-memory.level=level1"),
+    "adaptive": ("moe-alltoall-overlap,moe-adaptive-recompute", "--set", "moe-adaptive-recompute.scale=1"),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", MOE)
+def test_experts_on_two_ranks_give_the_losses_and_norms_of_one_process(name: str) -> None:
+    model = ("--llama", "--experts", "4")
+    options = ("--ep", "2", "--num-experts", "4", "--router-topk", "2", "--features", *MOE[name])
+    assert losses_and_norms(2, options, model) == pytest.approx(losses_and_norms(1, (), model), rel=1e-5)
+
+
 @dataclass(frozen=True)
 class Case:
     """One layout: ``differs`` is where it is not that of one process."""

@@ -132,9 +132,26 @@ def test_a_failed_check_is_formatted_and_an_unknown_value_is_a_row():
     assert codes(ask(known, "a", settings=settings, strict=True).problems) == ["MS307"]
 
 
+def test_a_check_of_another_feature_holds_where_that_one_is_active():
+    check = Check(lambda a, w, other: other.size % 2 == 0, "size {other.size} is odd for {world.tp}", "--set b.size=2", of="b")
+    known = catalog(make("a", check), make("b", args=SizeArgs))
+    assert order(ask(known, "a")) == ["a"]
+    assert order(ask(known, "a", "b", settings={"b": {"size": 4}})) == ["a", "b"]
+    (problem,) = ask(known, "a", "b", settings={"b": {"size": 3}}).problems
+    assert (problem.code, problem.message, problem.fix) == ("MS304", "a: size 3 is odd for 1", "--set b.size=2")
+    assert problem.features == ("a", "b")
+
+
 def test_a_check_that_raises_names_its_feature():
     known = catalog(make("a", Check(lambda a, w: 1 / 0, "never")))
     assert messages(ask(known, "a")) == ["a check of a failed itself: ZeroDivisionError: division by zero"]
+
+
+def test_a_check_of_a_plugin_that_every_plan_has_may_raise_too():
+    platform = make("platform", Check(lambda a, w: 1 / 0, "never"))
+    (problem,) = resolve([], catalog(), CPU, base=(platform,)).problems
+    assert problem.message == "a check of platform failed itself: ZeroDivisionError: division by zero"
+    assert problem.fix == "report it to the authors of mindspeed"
 
 
 def test_settings_are_checked_all_at_once_with_near_names():

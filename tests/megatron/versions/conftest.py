@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import pytest
 
+from tests import older_python
+
 ROOT: Final = Path(__file__).resolve().parents[3]
 RESULTS: Final = ROOT / "build" / "versions"
 """What was found on each version, from which `tools.docs.version_results` makes the table of docs/support.md."""
@@ -30,8 +32,7 @@ class Megatron:
     @property
     def environment(self) -> dict[str, str]:
         """The environment of a process that imports this Megatron, and mindspeed from this checkout."""
-        older = [str(Path(__file__).with_name("python311"))] if sys.version_info < (3, 12) else []
-        path = os.pathsep.join([*older, str(ROOT), str(self.folder)])
+        path = os.pathsep.join([*older_python.FOLDERS, str(ROOT), str(self.folder)])
         return {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
 
     def run(self, *command: str) -> str:

@@ -11,6 +11,7 @@ import json
 import platform
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from mindspeed.inspection.megatron_copies import megatron_version, package_root
@@ -45,10 +46,13 @@ def answer(case: Case, pool: WorkerPool) -> Mapping[str, Any]:
 def main() -> None:
     names = sys.argv[1:] or list(CASES)
     with WorkerPool() as pool:
-        answers = {name: {**answer(CASES[name], pool), "alone": name in SPECS} for name in names}
-    import megatron.core
-
-    found = {"megatron": megatron_version(), "root": str(package_root("core")), "imported": megatron.core.__file__}
+        answers = {}
+        for name in names:
+            answers[name] = {**answer(CASES[name], pool), "alone": name in SPECS}
+            print(name, "holds" if answers[name]["holds"] else answers[name]["problems"], file=sys.stderr, flush=True)
+    imported = find_spec("megatron.core")  # not imported: 0.19 asks for triton at its import, which the platform stands for
+    file = imported.origin if imported is not None else None
+    found = {"megatron": megatron_version(), "root": str(package_root("core")), "imported": file}
     versions = {"python": platform.python_version(), "torch": installed_version("torch")}
     print(json.dumps({**found, **versions, "cases": answers}))
 
