@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -51,6 +51,7 @@ class CaseRequest:
     nproc: int | None
     environment: Environment | None
     known: Catalog
+    options: Mapping[str, Any]
 
     @property
     def surrounded(self) -> CaseRequest:
@@ -98,10 +99,12 @@ class CaseRequest:
         return tuple(name for name in self.known.usable if self.known.feature(name).spec.level == 1 and name not in invited)
 
     def recipes(self) -> Iterator[Recipe]:
-        """A recipe for each tiny model, in the order of preference."""
+        """A recipe for each tiny model, in the order of preference; a request for experts takes the one that has them."""
         settings = {name: self.world[name] for name in ("dtype", "micro_batch_size", "global_batch_size") if name in self.world}
-        for shape in SHAPES:
-            shape = replace(shape.changed(self.world), dropout=DROPOUT if self.keeps_layout else 0.0)
+        sparse = bool(self.world.get("num_experts"))
+        for shape in (shape for shape in SHAPES if shape.num_experts or not sparse):
+            shape = shape.changed(self.world).with_options(self.options)
+            shape = replace(shape, dropout=DROPOUT if self.keeps_layout else 0.0)
             yield Recipe(shape, **settings)
 
     def plan(self, recipe: Recipe, world_size: int) -> ActivationPlan:
@@ -152,14 +155,16 @@ def build_case(
     also: Sequence[str] = (),
     nproc: int | None = None,
     environment: Environment | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> VerificationCase:
     """The case that proves whether ``features`` do what they claim. Raises ResolutionError when no tiny model suits them.
 
-    ``layers`` (low to high) may hold settings, sizes and a model shape; ``also`` are features that both runs have.
+    ``layers`` (low to high) may hold settings, sizes and a model shape; ``also`` are features that both runs have, ``options``
+    further fields of the model's TransformerConfig.
     What is not given is chosen: the surroundings that the features declare where these are possible, sizes under test
     are 2, model and number of processes the first that suit.
     """
-    request = CaseRequest(tuple(features), tuple(layers), tuple(also), nproc, environment, registry.catalog())
+    request = CaseRequest(tuple(features), tuple(layers), tuple(also), nproc, environment, registry.catalog(), options or {})
     try:
         return _first_case(request.surrounded)
     except ResolutionError:
@@ -201,6 +206,10 @@ def required_by(names: Iterable[str], known: Catalog, perhaps: bool = False) -> 
 def _case(request: CaseRequest, plan: ActivationPlan, recipe: Recipe) -> VerificationCase:
     arguments = {planned.override.argument: bool(planned.override.value) for planned in plan.overrides}
     recipe = replace(
-        recipe, documents=arguments.get("reset_attention_mask", False), restart=arguments.get("reset_position_ids", False)
+        recipe,
+        documents=arguments.get("reset_attention_mask", False),
+        restart=arguments.get("reset_position_ids", False),
+        ragged=arguments.get("variable_seq_lengths", False),
+        adam=any(spec.resting is not None for spec in request.tested),
     )
     return VerificationCase(request.features, plan, request.baseline(plan, recipe), recipe, request.numerics)

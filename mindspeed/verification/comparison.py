@@ -48,7 +48,8 @@ class Tolerances:
 def compare(baseline: Sequence[RankResult], feature: Sequence[RankResult], tolerances: Tolerances) -> list[Check]:
     """Losses, the input gradient, every parameter gradient of the first step, and every weight after the last step."""
     expected, actual = _by_tensor(baseline), _by_tensor(feature)
-    bounds = {"input gradient": tolerances.gradient, "gradient": tolerances.gradient, "weight": tolerances.weight}
+    bounds = {"input gradient": tolerances.gradient, "gradient": tolerances.gradient}
+    bounds |= dict.fromkeys(("weight", "optimizer state"), tolerances.weight)
     checks = [_compare_losses(baseline, feature, tolerances.loss)]
     for kind, name in sorted(expected.keys() | actual.keys(), key=lambda key: (list(bounds).index(key[0]), key[1])):
         both = (kind, name) in expected and (kind, name) in actual
@@ -61,7 +62,7 @@ def zero_or_not_finite(records: Sequence[RankResult]) -> list[Check]:
     """A failing check for each gradient that is zero or not finite anywhere: a run that proves nothing."""
     checks = []
     for (kind, name), pieces in _by_tensor(records).items():
-        if kind == "weight":
+        if "gradient" not in kind:
             continue
         if not all(np.isfinite(piece.values).all() for piece in pieces):
             checks.append(Check(f"{kind} of {name} is not finite", None, 0.0))

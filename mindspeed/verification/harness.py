@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mindspeed import registry
+from mindspeed.diagnostics.job_memory import options_of, stages_of
 from mindspeed.planning.plan import ActivationPlan
 from mindspeed.plugins.problems import Problem
 from mindspeed.verification.case import VerificationCase, required_by
@@ -21,13 +22,14 @@ class VerificationDetails:
     """Details of a verdict: the world of the feature's run, the sites it reached, and the bytes it moved and kept.
 
     ``sites_reached`` maps ``feature`` to ``{site or hook: calls}``; ``bytes`` has the bytes sent per kind of collective
-    and, where they could be counted, the activation bytes saved for backward, each as ``[baseline, feature]`` on the rank
-    that has most.
+    and the bytes that activations and the optimizer keep, each as ``[baseline, feature]`` on the rank that has most.
+    ``formula`` is what the declarations of the features foretell of these, where they change them.
     """
 
     world: dict[str, Any]
     sites_reached: dict[str, dict[str, int]]
     bytes: dict[str, tuple[int, int]]
+    formula: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ def verify(case: VerificationCase, pool: WorkerPool, progress: Callable[[str], N
     progress(f"baseline: {steps} on {_processes(case.baseline)}")
     baseline = pool.run_once(case.baseline, case.recipe, int(case.baseline.world.world_size))
     progress(f"{', '.join(case.features)}: {steps} on {_processes(case.plan)}")
-    feature = pool.run(case.plan, case.recipe, int(case.plan.world.world_size))
+    feature = pool.run(case.plan, case.recipe, int(case.plan.world.world_size), baseline)
     progress("comparing losses, gradients and weights")
     checks = [
         *missing_effects(case, baseline, feature),
@@ -129,11 +131,41 @@ def _details(case: VerificationCase, baseline: Sequence[RankResult], feature: Se
             reached[name].update(places)
     kinds = sorted({kind for record in (*baseline, *feature) for kind in record.traffic})
     moved = {kind: (_most(baseline, kind), _most(feature, kind)) for kind in kinds}
-    saved = (max(record.activations for record in baseline), max(record.activations for record in feature))
-    if all(saved):
-        moved["saved activations"] = saved
+    kept = {
+        "saved activations": [_sides(side, "activations", "device") for side in (baseline, feature)],
+        "saved activations on the host": [_sides(side, "activations", "host") for side in (baseline, feature)],
+        "optimizer at rest": [_sides(side, "optimizer", "device") for side in (baseline, feature)],
+        "optimizer at rest on the host": [_sides(side, "optimizer", "host") for side in (baseline, feature)],
+    }
+    moved |= {kind: (before, after) for kind, (before, after) in kept.items() if before or after}
     world = {"world_size": case.plan.world.world_size, **feature[0].sizes}
-    return VerificationDetails(world, {name: dict(places) for name, places in sorted(reached.items())}, moved)
+    reached_by = {name: dict(places) for name, places in sorted(reached.items())}
+    return VerificationDetails(
+        world, reached_by, moved, {kind: sizes for kind, sizes in _foretold(case).items() if kind in moved}
+    )
+
+
+def _sides(records: Sequence[RankResult], what: str, side: str) -> int:
+    return max(int(getattr(getattr(record, what), side)) for record in records)
+
+
+def _foretold(case: VerificationCase) -> dict[str, tuple[int, int]]:
+    """The bytes of both runs by the declarations of the features under test, as far as these change any."""
+    specs = [registry.catalog().feature(name).spec for name in case.features]
+    runs = [stages_of(plan, options_of(plan, case.recipe.shape.dropout > 0)) for plan in (case.baseline, case.plan)]
+    found: dict[str, tuple[int, int]] = {}
+    if any(spec.saved is not None for spec in specs):
+        found["saved activations"] = _pair(max(stage.activations for stage in run) for run in runs)
+        found["saved activations on the host"] = _pair(max(stage.swapped for stage in run) for run in runs)
+    if any(spec.resting is not None for spec in specs):
+        found["optimizer at rest"] = _pair(max(stage.optimizer.device for stage in run) for run in runs)
+        found["optimizer at rest on the host"] = _pair(max(stage.optimizer.host for stage in run) for run in runs)
+    return found
+
+
+def _pair(values: Iterable[int]) -> tuple[int, int]:
+    before, after = values
+    return before, after
 
 
 def _most(records: Sequence[RankResult], kind: str) -> int:

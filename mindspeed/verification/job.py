@@ -34,7 +34,7 @@ class Job:
 class Answer:
     """The answer of one rank: its pickled result or problem, the CPU seconds that it took, and the number of threads after it.
 
-    ``leftover`` describes threads that the job should have ended; empty when there are none.
+    ``leftover`` describes threads or dispatch modes that the job should have ended; empty when there are none.
     """
 
     outcome: bytes | Problem

@@ -92,9 +92,16 @@ class WorkerPool:
         self.threads = 0
         self.leftovers: list[str] = []
 
-    def run(self, plan: ActivationPlan, recipe: Recipe, world_size: int) -> list[RankResult]:
-        """The record of every rank. Raises RunError when a worker fails, dies or hangs."""
-        return self._work(_TRAINING, "train", world_size, (recipe,), plan)
+    def run(
+        self, plan: ActivationPlan, recipe: Recipe, world_size: int, baseline: Sequence[RankResult] = ()
+    ) -> list[RankResult]:
+        """The record of every rank; routers choose as in ``baseline``. Raises RunError when a worker fails, dies or hangs."""
+        choices = [choice for record in baseline for choice in record.choices]
+        return self._work(_TRAINING, "train", world_size, (recipe, choices), plan)
+
+    def measure(self, plan: ActivationPlan, recipe: Recipe, world_size: int) -> list[tuple[int, int]]:
+        """The bytes that each rank keeps of a micro-batch, and has at the peak of a step. Raises RunError as `run` does."""
+        return self._work(_TRAINING, "measure", world_size, (recipe,), plan)
 
     def call(
         self, function: Callable[..., Any], world_size: int, *arguments: Any, plan: ActivationPlan | None = None

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mindspeed.memory.byte_count import Bytes
+
 Array = NDArray[np.floating[Any]]
 
 
@@ -25,6 +27,18 @@ class TensorShard:
     values: Array
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Experts that one rank chose in a call of a router: ``indices`` [rows, B, ...] of each ``topk``, for tokens at ``rows``.
+
+    ``place`` is the step, the micro-batch of the global batch, and the name of the router in the whole model.
+    """
+
+    place: tuple[int, int, str]
+    rows: tuple[int, ...]
+    indices: tuple[NDArray[np.int16], ...]
+
+
 @dataclass(slots=True)
 class RankResult:
     """The results of one rank's run.
@@ -33,8 +47,10 @@ class RankResult:
     ``settings`` are the Megatron configurations as the model got them, ``sizes`` the sizes of the groups that exist.
     ``reached`` counts, by feature, how often its patches and operators were reached in the first step, and how often its
     hooks changed or answered something.
-    ``traffic`` is the number of bytes sent by each kind of collective, ``activations`` the bytes that the first
-    micro-batch saved for its backward pass.
+    ``choices`` are those of routers, where another run is to repeat them.
+    ``traffic`` is the number of bytes sent by each kind of collective, ``activations`` the device and
+    host bytes that the first micro-batch keeps for its backward pass, ``optimizer`` those of main weights and states between
+    steps.
     """
 
     losses: dict[tuple[int, int], float] = field(default_factory=dict)
@@ -43,4 +59,6 @@ class RankResult:
     sizes: dict[str, int] = field(default_factory=dict)
     reached: dict[str, dict[str, int]] = field(default_factory=dict)
     traffic: dict[str, int] = field(default_factory=dict)
-    activations: int = 0
+    activations: Bytes = field(default_factory=Bytes)
+    optimizer: Bytes = field(default_factory=Bytes)
+    choices: list[Choice] = field(default_factory=list)

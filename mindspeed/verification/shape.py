@@ -8,14 +8,18 @@ from typing import Any, Final
 
 from mindspeed.plugins.world import FIELDS
 
+Options = tuple[tuple[str, Any], ...]
+"""Names and values, sorted by name."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """A GPT-like model, by the names of `mindspeed.plugins.world.FIELDS` where they exist.
 
-    ``bias`` adds biases to the linear layers, ``rotary`` takes rotary instead of learned positions, ``tied`` shares the
-    embedding with the output layer, ``dropout`` is used in attention and behind both residual branches. With
+    ``rotary`` takes rotary instead of learned positions, ``tied_embeddings`` shares
+    the embedding with the output layer, ``dropout`` is used in attention and behind both residual branches. With
     ``multi_latent_attention`` positions are rotary inside attention, and the key heads are as many as the query heads.
+    ``options`` are fields of Megatron's TransformerConfig beside those that the shape sets itself.
     """
 
     name: str
@@ -31,12 +35,15 @@ class ModelShape:
     normalization: str = "LayerNorm"
     gated_linear_unit: bool = False
     activation: str = "gelu"
-    bias: bool = True
+    linear_bias: bool = True
     rotary: bool = False
     multi_latent_attention: bool = False
-    tied: bool = True
+    tied_embeddings: bool = True
     router_topk: int = 2
+    shared_expert_hidden_size: int = 0
+    mtp_num_layers: int = 0
     dropout: float = 0.0
+    options: Options = ()
 
     def world(self) -> dict[str, Any]:
         """The fields of this shape that a plan's world knows."""
@@ -46,6 +53,11 @@ class ModelShape:
         """This shape with the values of ``world`` that describe a model."""
         return replace(self, **{name: value for name, value in world.items() if name in self.world() and value is not None})
 
+    def with_options(self, options: Mapping[str, Any]) -> ModelShape:
+        """This shape with further fields of Megatron's configuration; lists become tuples."""
+        frozen = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+        return replace(self, options=tuple(sorted({**dict(self.options), **frozen}.items())))
+
 
 GPT: Final = ModelShape("gpt")
 LLAMA: Final = ModelShape(
@@ -54,9 +66,9 @@ LLAMA: Final = ModelShape(
     normalization="RMSNorm",
     gated_linear_unit=True,
     activation="silu",
-    bias=False,
+    linear_bias=False,
     rotary=True,
-    tied=False,
+    tied_embeddings=False,
 )
 MOE: Final = replace(LLAMA, name="moe", num_experts=4, ffn_hidden_size=32)
 SHAPES: Final = (GPT, LLAMA, MOE)
@@ -68,7 +80,8 @@ class Recipe:
     """A training run: ``steps`` optimizer steps over ``global_batch_size`` samples each, in ``dtype`` fp32 or bf16.
 
     With ``documents`` samples are packed documents that do not see one another, and with ``restart`` positions begin anew
-    with each of them.
+    with each of them. With ``ragged`` micro-batches have different lengths, see `length_of`. The optimizer is steepest descent,
+    with ``adam`` plain Adam with clipping and decay.
     """
 
     shape: ModelShape
@@ -79,6 +92,17 @@ class Recipe:
     seed: int = 1234
     documents: bool = False
     restart: bool = False
+    ragged: bool = False
+    adam: bool = False
+
+    def length_of(self, number: int) -> int:
+        """Tokens in a sample of a micro-batch: the whole sequence, or a third, two thirds and all of it in turn."""
+        return self.shape.seq_length * (number % 3 + 1) // 3 if self.ragged else self.shape.seq_length
+
+    @property
+    def repeats_routing(self) -> bool:
+        """Return whether both runs of a proof must choose the same experts, for scores tie in few bits."""
+        return self.dtype == "bf16" and self.shape.num_experts > 0
 
     def world(self) -> dict[str, Any]:
         """Values that the recipe adds to a plan's world."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Final
@@ -19,22 +19,31 @@ from megatron.core.utils import get_attr_wrapped_model, unwrap_model
 from mindspeed.megatron.batches import slice_batch
 from mindspeed.megatron.hook_wrappers import group_sizes
 from mindspeed.megatron.training_hook_wrappers import TrainState, step_metrics
+from mindspeed.memory.byte_count import Bytes
+from mindspeed.memory.meter import Meter
+from mindspeed.memory.optimizer_windows import resting_bytes, whole_tensors
+from mindspeed.memory.step_memory import StepMemory
 from mindspeed.platforms import runtime
 from mindspeed.runtime import session
 from mindspeed.verification.model import build_chunks, build_optimizer
 from mindspeed.verification.placement import pieces_of, placed_parameters
-from mindspeed.verification.record import RankResult, TensorShard
+from mindspeed.verification.record import Choice, RankResult, TensorShard
+from mindspeed.verification.routing import RoutingRecord, merge
 from mindspeed.verification.shape import Recipe
 
 DOCUMENTS: Final = 0.2
 """Share of tokens that end a document: in 24 tokens about five, some of one token, some longer than a rank's share."""
 
 
+_PASS: Final = "forward pass"
+
+
 @dataclass(slots=True)
 class Batch:
     """A micro-batch: its number in the global batch, and the inputs of a GPT model. Tokens are [samples, sequence].
 
-    ``rows`` are the places in the sequence that this rank has tokens of.
+    ``rows`` are the places in the sequence that this rank has tokens of. ``embedded`` is set once the decoder has its input,
+    for layers of multi-token prediction embed their tokens once more.
     """
 
     number: int
@@ -43,19 +52,36 @@ class Batch:
     labels: torch.Tensor
     positions: torch.Tensor
     mask: torch.Tensor | None
+    embedded: bool = False
 
 
-def train(recipe: Recipe) -> RankResult:
-    """Train on the groups that exist and record losses, gradients of step 1, final weights, and the effects of features."""
+def train(recipe: Recipe, choices: Sequence[Choice] = ()) -> RankResult:
+    """Train on the groups that exist and record losses, gradients of step 1, final weights, and the effects of features.
+
+    Routers repeat the ``choices`` of another run where the recipe says so.
+    """
     active = session.current()
     if active is not None:
         active.proof.say = None
     torch.manual_seed(recipe.seed)
     tensor_parallel.model_parallel_cuda_manual_seed(recipe.seed, force_reset_rng=True)
     record = RankResult()
-    _Run(recipe, record).train()
+    _Run(recipe, record, choices).train()
     record.reached = active.proof.effects() if active is not None else {}
     return record
+
+
+def measure(recipe: Recipe) -> tuple[int, int]:
+    """Return the device bytes that a micro-batch keeps for backward, and those at the peak of the second step."""
+    torch.manual_seed(recipe.seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(recipe.seed, force_reset_rng=True)
+    run = _Run(recipe, RankResult())
+    memory = StepMemory(run.chunks)
+    memory.optimizer = run.optimizer
+    run.train_step(0)
+    with memory.watched():
+        run.forward_backward(1)
+    return run.record.activations.device, memory.ended_step() or 0
 
 
 def micro_batches(recipe: Recipe, step: int, rank: int, size: int) -> Iterator[Batch]:
@@ -65,10 +91,11 @@ def micro_batches(recipe: Recipe, step: int, rank: int, size: int) -> Iterator[B
     samples = torch.randint(shape.vocab_size, (recipe.global_batch_size, shape.seq_length + 1), generator=generator)
     if recipe.documents:
         samples[torch.rand(samples.shape, generator=generator) < DOCUMENTS] = shape.vocab_size - 1
-    rows = torch.arange(shape.seq_length)[None]
     for number in range(rank, recipe.global_batch_size // recipe.micro_batch_size, size):
         part = samples[number * recipe.micro_batch_size : (number + 1) * recipe.micro_batch_size]
+        part = part[:, : recipe.length_of(number) + 1]
         tokens = part[:, :-1].contiguous()
+        rows = torch.arange(tokens.shape[1])[None]
         mask, positions = _masks(recipe, tokens)
         whole = {"tokens": tokens, "labels": part[:, 1:].contiguous(), "position_ids": positions, "attention_mask": mask}
         share = slice_batch({name: x if x is None else x.cuda() for name, x in (*whole.items(), ("rows", rows))})
@@ -77,7 +104,7 @@ def micro_batches(recipe: Recipe, step: int, rank: int, size: int) -> Iterator[B
 
 def _masks(recipe: Recipe, tokens_BS: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
     """Attention mask and position ids, with documents as Megatron's data sets make them."""
-    length = recipe.shape.seq_length
+    length = tokens_BS.shape[1]
     if not recipe.documents:
         mask = torch.ones(1, 1, length, length, dtype=torch.bool).triu(1)
         return mask, torch.arange(length).expand(recipe.micro_batch_size, -1)
@@ -87,51 +114,50 @@ def _masks(recipe: Recipe, tokens_BS: torch.Tensor) -> tuple[torch.Tensor | None
     return None if masks[0] is None else torch.stack(masks), torch.stack(positions)
 
 
-class SavedActivations(AbstractContextManager["SavedActivations"]):
-    """Counts, over its with-blocks, the storages that autograd saved and that still exist at the block's end.
+class KeptBytes:
+    """Bytes that forward passes leave behind for backward, by a meter of each pass.
 
-    A storage that several operators saved counts once, parameters and their buffers do not.
+    A pass is measured from its beginning to `end`, so that what is moved or freed right behind it counts as moved or freed.
     """
 
-    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
-        self.bytes = 0
-        self._modules = list(modules)
-        self._saved: list[torch.Tensor] = []
+    def __init__(self) -> None:
+        self.total = Bytes()
+        self._meter: Meter | None = None
 
-    def __enter__(self) -> SavedActivations:
-        self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
-        self._hooks.__enter__()
-        return self
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """Surround a forward pass."""
+        meter = self._meter = Meter()
+        meter.__enter__()
+        with meter.owner(_PASS):
+            yield
 
-    def __exit__(self, *error: object) -> None:
-        self._hooks.__exit__(*error)
-        weights = {parameter.untyped_storage().data_ptr() for module in self._modules for parameter in module.parameters()}
-        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in self._saved}
-        self.bytes += sum(size for start, size in storages.items() if start not in weights)
-        self._saved.clear()
-
-    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        self._saved.append(tensor)
-        return tensor
+    def end(self) -> None:
+        """Add what the last pass has left."""
+        meter, self._meter = self._meter, None
+        if meter is not None:
+            self.total += meter.by_owner().get(_PASS, Bytes())
+            meter.__exit__(None, None, None)
 
 
 class _Run:
-    def __init__(self, recipe: Recipe, record: RankResult) -> None:
+    def __init__(self, recipe: Recipe, record: RankResult, choices: Sequence[Choice] = ()) -> None:
         self.recipe = recipe
         self.record = record
         self.chunks = build_chunks(recipe)
-        self.optimizer = build_optimizer(self.chunks)
+        self.optimizer = build_optimizer(self.chunks, recipe.adam)
         self.config = self.chunks[0].config
         self.ddp_config = self.chunks[0].ddp_config
         self.data_rank = parallel_state.get_data_parallel_rank()
         self.data_size = parallel_state.get_data_parallel_world_size()
-        self.activations = SavedActivations(self.chunks)
-        # A weight that a hook unpacks has lost the mark by which a fused gradient tells Megatron's hooks that it is there.
-        self.counts = not (self.ddp_config.overlap_grad_reduce and self.config.gradient_accumulation_fusion)
+        self.kept = KeptBytes()
         record.sizes = group_sizes() | {"vpp": len(self.chunks)}
         record.settings = _settings(self.config, self.ddp_config, self.optimizer.config)
         self._connect()
         self._watch_inputs()
+        if recipe.repeats_routing:
+            replayed = merge(choices, recipe.shape.seq_length)
+            RoutingRecord(replayed, self._routed, record.choices).watch(unwrap_model(self.chunks))
 
     def _connect(self) -> None:
         """Values that Megatron's training loop writes into the configuration before the first step."""
@@ -157,7 +183,7 @@ class _Run:
             self.forward_backward(step)
         if step == 0:
             self.record_gradients()
-            self.record.activations = self.activations.bytes
+            self.record.activations = self.kept.total
         with runtime.traffic() as gathered:
             self.optimizer.step()
         for (kind, _), count in (*moved.items(), *gathered.items()):
@@ -168,25 +194,30 @@ class _Run:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
         batches = [micro_batches(self.recipe, step, self.data_rank, self.data_size) for _ in self.chunks]
-        losses = get_forward_backward_func()(
-            forward_step_func=partial(self._forward, step),
-            data_iterator=batches,
-            model=self.chunks,
-            num_microbatches=self.recipe.global_batch_size // (self.recipe.micro_batch_size * self.data_size),
-            seq_length=self.recipe.shape.seq_length,
-            micro_batch_size=self.recipe.micro_batch_size,
-            forward_only=False,
-        )
+        try:
+            losses = get_forward_backward_func()(
+                forward_step_func=partial(self._forward, step),
+                data_iterator=batches,
+                model=self.chunks,
+                num_microbatches=self.recipe.global_batch_size // (self.recipe.micro_batch_size * self.data_size),
+                seq_length=self.recipe.shape.seq_length,
+                micro_batch_size=self.recipe.micro_batch_size,
+                forward_only=False,
+            )
+        finally:
+            self.kept.end()
         for number, loss in losses:
             self.record.losses[step, number] = float(loss)
 
     def _forward(self, step: int, batches: Iterator[Batch], chunk: Any) -> tuple[torch.Tensor, Any]:
         batch = next(batches)
         self.batch, self.step = batch, step
-        with ExitStack() as stack:
-            if self.counts and step == 0 and batch.number == self.data_rank:
-                stack.enter_context(self.activations)
+        self.kept.end()
+        first = step == 0 and batch.number == self.data_rank
+        with self.kept.forward() if first else nullcontext():
             output = chunk(batch.tokens, batch.positions, batch.mask, labels=batch.labels)
+        if get_attr_wrapped_model(chunk, "post_process"):
+            self.kept.end()  # backward follows at once
         return output, partial(_loss_per_token if self.config.calculate_per_token_loss else _mean_loss, batch.number)
 
     def _watch_inputs(self) -> None:
@@ -196,21 +227,28 @@ class _Run:
                 unwrap_model(chunk).embedding.register_forward_hook(self._embedded)
 
     def _embedded(self, module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
-        if self.step == 0 and output.requires_grad:
+        if self.step == 0 and output.requires_grad and not self.batch.embedded:
+            self.batch.embedded = True
             output.register_hook(partial(self._record_input_gradient, self.batch))  # type: ignore[no-untyped-call]
 
     def _record_input_gradient(self, batch: Batch, gradient_SBH: torch.Tensor) -> None:
         shape = self.recipe.shape
-        length = gradient_SBH.shape[0]
-        first = parallel_state.get_tensor_model_parallel_rank() * length if len(batch.rows) > length else 0
-        rows = batch.rows[first : first + length]
+        rows = _local_rows(batch, gradient_SBH.shape[0])
         samples = slice(batch.number * self.recipe.micro_batch_size, (batch.number + 1) * self.recipe.micro_batch_size)
         # Megatron averages over the replicas' own micro-batches, or over tokens, when it reduces parameter gradients: later.
         per_token = self.config.calculate_per_token_loss
         parts = shape.seq_length * self.recipe.global_batch_size if per_token else self.data_size
         values = gradient_SBH.detach().to("cpu", torch.float32) / parts
         full = (shape.seq_length, self.recipe.global_batch_size, shape.hidden_size)
-        self.record.pieces.append(TensorShard("input gradient", "decoder input", full, (rows, samples), values.numpy()))
+        piece = partial(TensorShard, "input gradient", "decoder input", full)
+        self.record.pieces.append(piece((rows, samples), values.numpy()))
+        if beyond := list(range(self.recipe.length_of(batch.number), shape.seq_length)):
+            zeros = values.new_zeros(len(beyond), *values.shape[1:])
+            self.record.pieces.append(piece((beyond, samples), zeros.numpy()))
+
+    def _routed(self, length: int) -> tuple[int, int, list[int]]:
+        """Step, micro-batch and rows of what a router sees."""
+        return self.step, self.batch.number, _local_rows(self.batch, length)
 
     def record_gradients(self) -> None:
         for chunk in self.chunks:
@@ -226,6 +264,22 @@ class _Run:
                 chunk.start_param_sync(force_sync=True)
         for placed in placed_parameters(self.chunks):
             self.record.pieces += pieces_of("weight", placed, placed.parameter)
+        if self.recipe.adam:
+            self.record_optimizer()
+
+    def record_optimizer(self) -> None:
+        """Record main weights and states of this rank; both runs have the same layout."""
+        self.record.optimizer = resting_bytes(self.optimizer)
+        for name, tensor in whole_tensors(self.optimizer):
+            values = tensor.to("cpu", torch.float32).numpy()
+            piece = TensorShard("optimizer state", f"{name} on rank {dist.get_rank()}", values.shape, ..., values)
+            self.record.pieces.append(piece)
+
+
+def _local_rows(batch: Batch, length: int) -> list[int]:
+    """The rows of a batch of which a layer has ``length``: all, or this tensor-parallel rank's share."""
+    first = parallel_state.get_tensor_model_parallel_rank() * length if len(batch.rows) > length else 0
+    return batch.rows[first : first + length]
 
 
 def _loss_per_token(number: int, losses_BS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tuple[int, torch.Tensor]]:

@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from importlib.util import module_from_spec, spec_from_file_location
 from multiprocessing.connection import Connection
@@ -26,6 +26,8 @@ PATIENCE: Final = timedelta(seconds=60)
 """Seconds that a collective waits for a rank that does not come."""
 MOST_THREADS: Final = 8
 """Threads that a worker may have between jobs: those of autograd and of torch's own pools stay."""
+ENDING: Final = 0.5
+"""Seconds that the thread of a destroyed process group may take to end."""
 _TASKS: Final = Path("/proc/self/task")
 
 
@@ -61,11 +63,26 @@ def threads() -> int:
 
 
 def leftover() -> str:
-    """Describe the threads of process groups that something still holds, else more threads than `MOST_THREADS`."""
-    names = [(task / "comm").read_text() for task in _TASKS.iterdir()] if _TASKS.exists() else []
-    if loops := sum(name.startswith("gloo_") for name in names):
+    """Describe the first that there is: torch's dispatch modes, threads of process groups, more threads than `MOST_THREADS`."""
+    if (torch := sys.modules.get("torch")) is not None and (modes := torch._C._len_torch_dispatch_stack()):
+        return f"{modes} dispatch modes"
+    names = _thread_names()
+    end = time.monotonic() + ENDING
+    while (loops := sum(name.startswith("gloo_") for name in names)) and time.monotonic() < end:
+        time.sleep(0.01)
+        names = _thread_names()
+    if loops:
         return f"{loops} process groups"
     return f"{len(names)} threads" if len(names) > MOST_THREADS else ""
+
+
+def _thread_names() -> list[str]:
+    """Return the names of this process's threads; of one that ends meanwhile there is none."""
+    names = []
+    for task in _TASKS.iterdir() if _TASKS.exists() else ():
+        with suppress(OSError):
+            names.append((task / "comm").read_text())
+    return names
 
 
 def _outcome(job: Job) -> bytes | Problem:
@@ -99,7 +116,9 @@ def _call(job: Job) -> bytes:
                 return _pickled_result(job)
         finally:
             gc.collect()
-    registry.activate(plan_from_json(job.plan))
+    plan = plan_from_json(job.plan)
+    os.environ.update(registry.process_variables(plan))
+    registry.activate(plan)
     try:
         with _megatron_groups(job):
             return _pickled_result(job)
@@ -166,11 +185,13 @@ def _take_apart() -> None:
     from megatron.core import parallel_state
     from megatron.core.optimizer.optimizer import MegatronOptimizer
     from megatron.core.transformer.moe import moe_utils
+    from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
     from torch.nn import Module
 
     for module in (moe_utils, parallel_state):  # one of them keeps auxiliary losses with their groups, by Megatron's version
         if tracker := getattr(module, "get_moe_layer_wise_logging_tracker", None):
             tracker().clear()
+    MTPLossLoggingHelper.tracker.clear()
     for part in [value for value in gc.get_objects() if issubclass(type(value), Module | MegatronOptimizer)]:
         vars(part).clear()
     gc.collect()

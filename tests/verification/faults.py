@@ -50,6 +50,16 @@ def unreduced(original: Function) -> Function:
     return reduce
 
 
+def own_part(original: Function) -> Function:
+    """Around ``_reduce_scatter(tensor, group)``, which gives a part and a handle: the part is not summed over the ranks."""
+
+    @functools.wraps(original)
+    def reduce_scatter(x: Any, group: Any) -> tuple[Any, None]:
+        return x[group.rank()].clone(), None
+
+    return reduce_scatter
+
+
 def shifted_range(original: Function) -> Function:
     """Around a function that gives (first, end): both are one too large, except on the last rank, which ends in time."""
 

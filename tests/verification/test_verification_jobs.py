@@ -102,3 +102,37 @@ def test_ranks_of_a_failed_job_are_not_used_again(pool: WorkerPool) -> None:
     with pytest.raises(RunError, match="MS607 verification rank 1 failed: RuntimeError: a planted error"):
         pool.call(rank_1_counts_another_group, 2)
     assert len(pool.call(loops_of_gloo, 2)) == 2
+
+
+def drawn_on_the_host() -> tuple[bool, int]:
+    """Return whether filling a host tensor leaves the device's generator alone, and how many modes see every operator."""
+    import torch
+
+    before = torch.cuda.get_rng_state()
+    torch.nn.init.normal_(torch.empty(3))
+    return torch.equal(before, torch.cuda.get_rng_state()), torch._C._len_torch_dispatch_stack()
+
+
+def test_a_job_with_a_log_of_collectives_draws_as_one_without_and_leaves_no_mode_behind(
+    pool: WorkerPool, tmp_path: Path
+) -> None:
+    """A mode that stayed made later jobs of one rank fill host tensors from the device's generator."""
+    settings = {"cpu-platform": {"collective_log": str(tmp_path / "log.{rank}")}}
+    logged = plan(platform="cpu", settings=settings, world={"world_size": 1})
+    assert pool.call(drawn_on_the_host, 1, plan=logged) == [(True, 1)]
+    assert pool.call(drawn_on_the_host, 1, plan=plan(platform="cpu", world={"world_size": 1})) == [(True, 0)]
+
+
+def stay_in_a_mode() -> None:
+    """Leave a mode that sees every operator of the worker's thread."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    TorchDispatchMode().__enter__()
+
+
+def test_a_job_that_leaves_a_mode_is_named_and_its_worker_is_replaced(pool: WorkerPool) -> None:
+    pool.call(stay_in_a_mode, 1)
+    left = pool.leftovers.copy()
+    pool.leftovers.clear()
+    assert left == ["stay_in_a_mode left 1 dispatch modes in rank 0"]
+    assert pool.call(drawn_on_the_host, 1, plan=plan(platform="cpu", world={"world_size": 1})) == [(True, 0)]
