@@ -113,15 +113,21 @@ def run_schedule(chunks: list[Any], batches: Batches, first: int, forward_only: 
     return torch.stack(losses).mean() if losses else None
 
 
-def over_ranks(loss: torch.Tensor | None, flag: bool = False) -> tuple[float, bool]:
-    """The loss averaged over the ranks that have one, and whether any rank raised ``flag``; collective, equal everywhere."""
-    values = torch.zeros(3, dtype=torch.float32, device=torch.cuda.current_device())
+def over_ranks(loss: torch.Tensor | None) -> float:
+    """Return the loss averaged over the ranks that have one; collective, equal everywhere."""
+    values = torch.zeros(2, dtype=torch.float32, device=torch.cuda.current_device())
     if loss is not None:
         values[0], values[1] = loss, 1.0
-    values[2] = float(flag)
     dist.all_reduce(values)
-    total, ranks, flags = values.tolist()
-    return total / ranks, flags > 0
+    total, ranks = values.tolist()
+    return float(total / ranks)
+
+
+def largest(*values: float) -> list[float]:
+    """Return each value of the rank where it is largest; collective, equal everywhere."""
+    tensor = torch.tensor(values, dtype=torch.float64, device=torch.cuda.current_device())
+    dist.all_reduce(tensor, dist.ReduceOp.MAX)
+    return [float(value) for value in tensor.tolist()]
 
 
 def _forward(batches: Iterator[Batch], chunk: Any) -> tuple[torch.Tensor, Any]:

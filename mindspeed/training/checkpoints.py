@@ -58,6 +58,11 @@ def checkpoint_path(run: str | Path, step: int) -> Path:
     return Path(run) / FOLDER / f"step-{step:08d}"
 
 
+def step_of(checkpoint: Path) -> int:
+    """The number of steps after which a checkpoint was saved, from its name."""
+    return int(checkpoint.name.rpartition("-")[2])
+
+
 def partial_path(checkpoint: Path) -> Path:
     """Return the folder in which a checkpoint is written before it is complete."""
     return checkpoint.with_name(f".{checkpoint.name}.partial")

@@ -27,7 +27,6 @@ class TrainConfig(BaseModel):
     norm_epsilon: float = Field(1e-5, gt=0, description="epsilon of the norms")
     init_std: float = Field(0.02, gt=0, description="standard deviation of new weights")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout of attention and of both residual branches")
-    router_topk: int = Field(2, ge=1, description="experts per token of a MoE model")
     aux_loss_coeff: float = Field(1e-2, ge=0, description="weight of the load-balancing loss of a MoE model")
 
     # data

@@ -35,7 +35,7 @@ def held_out_loss(chunks: list[Any], batches: Batches, steps: int) -> float:
     per_step = batches.count * batches.micro_batch_size * batches.replicas
     steps = max(1, min(steps, len(batches.dataset) // per_step))
     with evaluating(chunks):
-        losses = [over_ranks(run_schedule(chunks, batches, step * per_step, forward_only=True))[0] for step in range(steps)]
+        losses = [over_ranks(run_schedule(chunks, batches, step * per_step, forward_only=True)) for step in range(steps)]
     return sum(losses) / len(losses)
 
 

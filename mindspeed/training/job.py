@@ -90,9 +90,11 @@ class Job:
         """Values in which a checkpoint of this job's model must agree."""
         world = self.plan.world.known()
         names = (
-            "num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups num_experts vocab_size "
-            "normalization gated_linear_unit activation dtype"
+            "num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels num_experts "
+            "vocab_size tied_embeddings normalization gated_linear_unit activation dtype"
         )
+        if world.get("num_experts"):
+            names += " moe_ffn_hidden_size shared_expert_hidden_size"
         model = {name: world.get(name) for name in names.split()} | {"style": self.config.style}
         if world["rotary"]:
             return model | {"rotary_base": self.config.rotary_base}
@@ -143,6 +145,7 @@ def make_job(
     if plan and data:
         request = job_file(layers, train)
         job = Job(plan, config, run, data.index.prefix, str(checkpoint or ""), request, tuple(notes))
+        problems += _window_problems(plan, config.train_iters, checkpoints.step_of(checkpoint) if checkpoint else 0)
         problems += _enough_data(data, config.held_out, plan.world.seq_length)
         if checkpoint and resume:
             problems += _checkpoint_problems(job, checkpoint, resume, problems)
@@ -177,6 +180,20 @@ def _folder_problems(run: str, resume: str | None) -> list[Problem]:
         reason = str(error.strerror)
     text = f"the run folder {run} cannot be used: {reason}"
     return [Problem("MS603", text, where=run, fix="--run FOLDER, where files can be written")]
+
+
+def _window_problems(plan: ActivationPlan, last: int, done: int) -> list[Problem]:
+    """MS301 for every feature that works only in steps which this run does not have."""
+    problems = []
+    for name, feature in registry.feature_classes(plan).items():
+        if feature.spec.steps is None:
+            continue
+        planned = next(planned for planned in plan.features if planned.name == name)
+        first, end = feature.spec.steps(feature.Args(**planned.args))
+        if end <= done or first > last:
+            text = f"{name} works in steps {first} to {end}, and this run has steps {done + 1} to {last}"
+            problems.append(Problem("MS301", text, (name,), fix=f"move its steps, or remove {name}"))
+    return problems
 
 
 def job_file(layers: Sequence[Layer], train: Mapping[str, Mapping[str, Any]]) -> str:

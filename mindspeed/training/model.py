@@ -22,7 +22,7 @@ DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.fl
 INITIAL_LOSS_SCALE: Final = 2.0**16
 """First loss scale of fp16; Megatron's own, 2**32, costs a small run its first sixteen steps."""
 _SHAPE: Final = (
-    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"),
+    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"),
     *("normalization", "gated_linear_unit"),
 )
 """Values of the world that Megatron's configuration has under the same names."""
@@ -36,8 +36,9 @@ def transformer_config(world: World, config: TrainConfig) -> TransformerConfig:
     if world.num_experts:
         experts = {
             "num_moe_experts": world.num_experts,
-            "moe_ffn_hidden_size": world.ffn_hidden_size,
-            "moe_router_topk": config.router_topk,
+            "moe_ffn_hidden_size": world.moe_ffn_hidden_size,
+            "moe_router_topk": world.router_topk,
+            "moe_shared_expert_intermediate_size": world.shared_expert_hidden_size or None,
             "moe_router_load_balancing_type": "aux_loss",
             "moe_aux_loss_coeff": config.aux_loss_coeff,
         }
@@ -45,7 +46,7 @@ def transformer_config(world: World, config: TrainConfig) -> TransformerConfig:
         **{name: getattr(world, name) for name in _SHAPE},
         layernorm_epsilon=config.norm_epsilon,
         activation_func=getattr(F, world.activation),
-        add_bias_linear=config.style == "gpt2" and not world.num_experts,  # unless spread, experts fail with biases
+        add_bias_linear=world.linear_bias,
         attention_dropout=config.dropout,
         hidden_dropout=config.dropout,
         init_method_std=config.init_std,
@@ -74,7 +75,7 @@ def build_model(world: World, config: TrainConfig) -> list[DistributedDataParall
             max_sequence_length=world.seq_length,
             pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
             post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
-            share_embeddings_and_output_weights=config.style == "gpt2",
+            share_embeddings_and_output_weights=world.tied_embeddings,
             position_embedding_type="rope" if world.rotary else "learned_absolute",
             rotary_base=config.rotary_base,
             vp_stage=vp_stage,

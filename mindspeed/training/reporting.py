@@ -46,11 +46,22 @@ class Reporter:
         with suppress(OSError):  # of a terminal that has hung up
             self._bar.console.print(text)
 
-    def step(self, step: int, loss: float, learning_rate: float, gradient: float | None, numbers: Mapping[str, float]) -> None:
-        """Record one step; every ``interval`` steps, and at the end, show how it goes. ``numbers`` are those of features."""
+    def step(
+        self,
+        step: int,
+        loss: float,
+        learning_rate: float,
+        gradient: float | None,
+        seconds: float,
+        numbers: Mapping[str, float],
+    ) -> None:
+        """Record one step; every ``interval`` steps, and at the end, show how it goes.
+
+        ``seconds`` are those of the slowest rank, ``numbers`` those of features.
+        """
         self._losses.append(loss)
-        row = {"step": step, "loss": loss, "learning_rate": learning_rate, "gradient_norm": gradient, **numbers}
-        self._log.write(json.dumps(row) + "\n")
+        row = {"step": step, "loss": loss, "learning_rate": learning_rate, "gradient_norm": gradient, "seconds": seconds}
+        self._log.write(json.dumps(row | nested(numbers)) + "\n")
         if step % self.interval and step != self.last:
             return
         now = time.perf_counter()
@@ -95,6 +106,18 @@ class Reporter:
     def _scalar(self, name: str, value: float | None, step: int) -> None:
         if self._scalars is not None and value is not None:
             self._scalars.add_scalar(name, value, step)
+
+
+def nested(numbers: Mapping[str, float]) -> dict[str, Any]:
+    """Nest numbers by the dots of their names: ``{"a.b": 1}`` is ``{"a": {"b": 1}}``."""
+    tree: dict[str, Any] = {}
+    for name, value in numbers.items():
+        *path, last = name.split(".")
+        branch = tree
+        for part in path:
+            branch = branch.setdefault(part, {})
+        branch[last] = value
+    return tree
 
 
 def draw_losses(run: Path) -> None:

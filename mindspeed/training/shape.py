@@ -16,6 +16,8 @@ SIZES: Final = {
     "hidden_size": 128,
     "num_attention_heads": 4,
     "num_experts": 0,
+    "router_topk": 2,
+    "shared_expert_hidden_size": 0,
     "grouped_experts": False,
     "seq_length": 256,
     "micro_batch_size": 2,
@@ -23,8 +25,20 @@ SIZES: Final = {
 }
 """A model that learns something within minutes on two processor cores."""
 STYLES: Final[dict[str, dict[str, Any]]] = {
-    "llama": {"normalization": "RMSNorm", "gated_linear_unit": True, "activation": "silu", "rotary": True},
-    "gpt2": {"normalization": "LayerNorm", "gated_linear_unit": False, "activation": "gelu", "rotary": False},
+    "llama": {
+        "normalization": "RMSNorm",
+        "gated_linear_unit": True,
+        "activation": "silu",
+        "rotary": True,
+        "tied_embeddings": False,
+    },
+    "gpt2": {
+        "normalization": "LayerNorm",
+        "gated_linear_unit": False,
+        "activation": "gelu",
+        "rotary": False,
+        "tied_embeddings": True,
+    },
 }
 ACTIVATIONS: Final = ("gelu", "silu", "relu")
 VOCABULARY_MULTIPLE: Final = 64
@@ -44,6 +58,9 @@ def trainer_layer(config: TrainConfig, layers: Sequence[Layer], platform: str, v
     llama = config.style == "llama"
     world["num_query_groups"] = heads // 2 if llama and heads % 2 == 0 else heads
     world["ffn_hidden_size"] = -(-hidden * 8 // (3 * _FFN_MULTIPLE)) * _FFN_MULTIPLE if llama else 4 * hidden
+    world["linear_bias"] = not llama and not given.get("num_experts")  # unless spread, experts fail with biases
+    world["kv_channels"] = max(1, hidden // heads)
+    world["moe_ffn_hidden_size"] = _positive(given.get("ffn_hidden_size"), world["ffn_hidden_size"])
     if vocab_size:
         world["vocab_size"] = -(-vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
     return Layer(f"trainer ({config.style})", world=world)

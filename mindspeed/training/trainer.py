@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import signal
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +19,7 @@ from mindspeed.megatron.training_hook_wrappers import step_metrics
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.runtime import session
 from mindspeed.training import saving
-from mindspeed.training.batches import Batches, build_datasets, over_ranks, run_schedule
+from mindspeed.training.batches import Batches, build_datasets, largest, over_ranks, run_schedule
 from mindspeed.training.checkpoints import saved_steps
 from mindspeed.training.evaluation import generate, held_out_loss, unigram_entropy
 from mindspeed.training.job import DataSource, Job, write_job
@@ -94,7 +95,7 @@ class Trainer:
         return result
 
     def _step(self) -> None:
-        state = self.state
+        state, start = self.state, time.perf_counter()
         with session.around("around_train_step", state=state):
             for chunk in state.chunks:
                 chunk.zero_grad_buffer()
@@ -106,14 +107,16 @@ class Trainer:
                 state.scheduler.step(increment=1)
         state.step += 1
         state.samples += self.samples_per_step
+        torch.cuda.synchronize()
+        seconds, stop = largest(time.perf_counter() - start, self.asked_to_stop)
         numbers = step_metrics(state)
-        loss, self.interrupted = over_ranks(local_loss, self.asked_to_stop)
+        loss, self.interrupted = over_ranks(local_loss), stop > 0
         if not math.isfinite(loss) or (updated and not math.isfinite(gradient)):
             raise self._not_finite(loss)
         if math.isnan(self.initial_loss):
             self.initial_loss = loss
         if self.reporter is not None:
-            self.reporter.step(state.step, loss, rate, gradient, numbers)
+            self.reporter.step(state.step, loss, rate, gradient, seconds, numbers)
 
     def _after_step(self) -> None:
         step, config = self.state.step, self.config

@@ -9,6 +9,7 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from mindspeed import registry
@@ -27,6 +28,8 @@ def main() -> None:
         os._exit(INTERRUPTED)
     except Exception as error:  # every rank reports, and the launcher prints the cause once
         leave_problems(error)
+        with suppress(Exception):  # features write what they hold, such as a trace
+            registry.deactivate()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)  # an orderly exit waits for peers that are gone

@@ -7,10 +7,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import pytest
@@ -39,12 +39,15 @@ MakeRun = Callable[..., Path]
 class Run:
     """``mindspeed pretrain`` as a process; ``done()`` waits for its end."""
 
+    started: ClassVar[list[Run]] = []
+
     def __init__(self, *arguments: object, **options: Any) -> None:
         command = [str(Path(sys.executable).with_name("mindspeed")), "pretrain", *map(str, arguments)]
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("MINDSPEED_", "SLURM_"))}
         environment["OMP_NUM_THREADS"] = "1"
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         self.process = subprocess.Popen(command, text=True, **{"env": environment, **streams, **options})
+        self.started.append(self)
 
     def done(self, status: int = 0) -> Run:
         self.out, self.err = self.process.communicate(timeout=300)
@@ -64,6 +67,14 @@ class Run:
         children = psutil.Process(self.process.pid).children(recursive=True)
         workers = [child for child in children if "mindspeed.training.worker" in child.cmdline()]
         return next(worker for worker in workers if worker.environ().get("RANK") == str(rank))
+
+
+@pytest.fixture(autouse=True)
+def no_run_outlives_its_test() -> Iterator[None]:
+    """End what a failed test leaves behind; ranks end with their launcher."""
+    yield
+    while Run.started:
+        Run.started.pop().process.kill()
 
 
 def log(run: Path) -> list[dict[str, float]]:

@@ -24,13 +24,15 @@ def test_a_ctrl_c_while_ranks_agree_stops_the_next_step(monkeypatch: pytest.Monk
     trainer.asked_to_stop, trainer.interrupted, trainer.initial_loss, trainer.reporter = False, False, 0.0, None
     arriving = [True, False]
 
-    def over_ranks(loss: None, flag: bool) -> tuple[float, bool]:
+    def largest(seconds: float, flag: bool) -> list[float]:
         if arriving.pop(0):
             trainer._interrupt(2, None)
-        return 1.0, flag
+        return [seconds, float(flag)]
 
     monkeypatch.setattr(module, "run_schedule", lambda *_: None)
-    monkeypatch.setattr(module, "over_ranks", over_ranks)
+    monkeypatch.setattr(module, "over_ranks", lambda loss: 1.0)
+    monkeypatch.setattr(module, "largest", largest)
+    monkeypatch.setattr(module.torch.cuda, "synchronize", lambda: None)
     trainer._step()
     assert not trainer.interrupted
     trainer._step()

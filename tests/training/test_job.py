@@ -109,6 +109,7 @@ def test_a_checkpoint_of_another_model_is_refused_with_every_difference(refuse, 
     assert problem["chain"] == [
         "hidden_size: 32 in the checkpoint, 64 in this job",
         "ffn_hidden_size: 96 in the checkpoint, 192 in this job",
+        "kv_channels: 8 in the checkpoint, 16 in this job",
         "dtype: fp32 in the checkpoint, bf16 in this job",
     ]
 

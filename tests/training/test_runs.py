@@ -81,7 +81,12 @@ def test_what_a_scheduler_sends_before_it_takes_the_node_saves_too(run, number):
 def test_a_run_whose_terminal_closes_saves_and_ends(run):
     master, terminal = pty.openpty()
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
-    control = {"start_new_session": True, "preexec_fn": lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)}
+
+    def control_terminal() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a test run under nohup ignores it, and its children with it
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    control = {"start_new_session": True, "preexec_fn": control_terminal}
     stopped = Run("--resume", run, "--nproc", 2, "--train-iters", 1_000_000, **streams, **control)
     os.close(terminal)
     while max(losses(run), default=0) < 4:
