@@ -1,0 +1,1 @@
+"""Attention and experts pipelined over chunks of the sequence."""

@@ -1,0 +1,125 @@
+"""A transformer layer with experts that runs chunk by chunk, and its place in Megatron's specs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.moe.moe_layer import MoELayer
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_layer import TransformerLayer
+from torch import Tensor
+
+from mindspeed.features.ampipe.attention import Heads, Segment, attend, heads_of, segments_of
+from mindspeed.features.ampipe.experts import ChunkedRouting, overlapped_steps
+from mindspeed.moe.chunks import Steps, pipelined
+from mindspeed.moe.dispatchers import OverlappedAllToAll
+from mindspeed.plugins import MindSpeedError, Problem, with_parts
+
+
+class ChunkedLayer:
+    """Stands before ``TransformerLayer``. Layers without experts run as they did."""
+
+    def __init__(self: Any, *args: Any, parts: int, relayed: bool, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.parts, self.relayed = parts, relayed
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        """Give the layer's output and the context. Inference runs as it did."""
+        inference = kwargs.get("inference_context") is not None or kwargs.get("inference_params") is not None
+        if inference or not isinstance(self.mlp, MoELayer):
+            return super().forward(*args, **kwargs)  # type: ignore[misc,no-any-return]
+        return self.forward_in_chunks(*args, **kwargs), kwargs.get("context")
+
+    def forward_in_chunks(self: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, **inputs: Any) -> Tensor:
+        """Run attention, experts and residuals of [S, B, H] by chunks; keys and values are of the whole sequence."""
+        check_inputs(inputs)
+        check_length(hidden_states.shape[0], self.parts)
+        positions = {name: value for name, value in inputs.items() if name.startswith("rotary")}
+        heads = heads_of(self.self_attention, self.input_layernorm(hidden_states), attention_mask, **positions)
+        ranks = heads.query.shape[0] // hidden_states.shape[0]
+        segments = segments_of(heads.query, ranks, self.parts)
+        rows = torch.split(hidden_states, hidden_states.shape[0] // self.parts)
+        experts = self.steps_of_experts()
+        chunks = [self.chunk(heads, *chunk, experts) for chunk in zip(segments, rows, strict=True)]
+        return torch.cat(pipelined(chunks, self.relayed))
+
+    def steps_of_experts(self: Any) -> Callable[[Tensor], Steps]:
+        """Give the experts of one micro-batch, as a function of the next chunk."""
+        if hasattr(self.mlp, "steps"):  # of layers that run in steps themselves
+            return partial(self.mlp.steps, chunks=self.parts, relayed=self.relayed)
+        return partial(overlapped_steps, self.mlp, route=ChunkedRouting(self.mlp.router, self.parts).route)
+
+    def chunk(self: Any, heads: Heads, segments: list[Segment], residual: Tensor, experts: Callable[[Tensor], Steps]) -> Steps:
+        """Run one chunk from its attention to its output."""
+        answers, bias = self.self_attention.linear_proj(attend(self.self_attention.core_attention, heads, segments))
+        residual = self.add((answers, bias), residual, self.self_attn_bda)
+        answers = yield from experts(self.pre_mlp_layernorm(residual))
+        return self.add((answers, None), residual, self.mlp_bda)  # type: ignore[no-any-return]
+
+    def add(self: Any, answers: tuple[Tensor, Tensor | None], residual: Tensor, module: Any) -> Tensor:
+        """Add answers with their bias and dropout to the residual."""
+        with self.bias_dropout_add_exec_handler():
+            fused = module(self.training, self.config.bias_dropout_fusion)
+            return fused(answers, residual, self.hidden_dropout)  # type: ignore[no-any-return]
+
+
+def with_chunks(spec: Any, parts: int, relayed: bool) -> Any:
+    """Copy a spec with every transformer layer exchanged for one that runs in ``parts`` chunks.
+
+    With ``relayed`` transfers of the tensor ranks that share experts are hidden too.
+    """
+    made: dict[type, type] = {}
+
+    def exchanged(name: str, part: Any) -> Any:
+        layer = getattr(part, "module", None)
+        if not isinstance(part, ModuleSpec) or not isinstance(layer, type) or not issubclass(layer, TransformerLayer):
+            return part
+        if layer not in made:
+            made[layer] = type(layer.__name__, (ChunkedLayer, layer), {"__module__": __name__})
+        return replace(part, module=made[layer], params={**part.params, "parts": parts, "relayed": relayed})
+
+    return with_parts(spec, exchanged)
+
+
+def check_layers(model: torch.nn.Module) -> None:
+    """Raise MindSpeedError with MS304 for layers of a model that cannot run in chunks."""
+    for layer in model.modules():
+        if isinstance(layer, ChunkedLayer) and isinstance(layer.mlp, MoELayer):
+            _check_layer(layer)
+
+
+def _check_layer(layer: Any) -> None:
+    core = getattr(layer.self_attention, "core_attention", None)
+    wrong = {
+        f"its core attention is {type(core).__name__}, not Megatron's local one or that of flash-attention": (
+            not isinstance(core, DotProductAttention)
+        ),
+        "it has cross-attention": not isinstance(layer.cross_attention, IdentityOp),
+        f"its MoE layer has {type(layer.mlp.token_dispatcher).__name__}, which posts no transfers": (
+            not hasattr(layer.mlp, "steps") and not isinstance(layer.mlp.token_dispatcher, OverlappedAllToAll)
+        ),
+    }
+    _refuse([f"layer {layer.layer_number} cannot run in chunks: {text}" for text, holds in wrong.items() if holds])
+
+
+def check_inputs(inputs: dict[str, Any]) -> None:
+    """Raise MindSpeedError with MS304 for inputs of a layer that chunks do not have."""
+    unknown = ("packed_seq_params", "padding_mask", "attention_bias", "context", "context_mask", "sequence_len_offset")
+    _refuse([f"a layer got {name}, which its chunks do not have" for name in unknown if inputs.get(name) is not None])
+
+
+def check_length(rows: int, parts: int) -> None:
+    """Raise MindSpeedError with MS304 where the rows of a rank cannot be cut."""
+    _refuse([f"{rows} rows of a rank cannot be cut into {parts} equal chunks"] if rows % parts else [])
+
+
+def _refuse(sentences: list[str]) -> None:
+    if sentences:
+        problem = partial(Problem, "MS304", features=("ampipe",), fix="remove ampipe")
+        raise MindSpeedError([problem(f"ampipe: {sentence}") for sentence in sentences])
