@@ -1,0 +1,1 @@
+"""Report how a run compares with what the search of layouts predicted."""
