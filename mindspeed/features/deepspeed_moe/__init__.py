@@ -1,0 +1,1 @@
+"""Capacity-gated experts: DeepSpeed's MoE layer in Megatron models."""

@@ -1,0 +1,37 @@
+"""Settings of the gate, and the tokens that they mean."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from mindspeed.plugins import FeatureArgs, Field, World
+
+
+class DeepspeedMoeArgs(FeatureArgs):
+    capacity_factor: float = Field(1.0, gt=0, description="places of an expert, as a multiple of an equal share of choices")
+    eval_capacity_factor: float | None = Field(None, gt=0, description="the same in evaluation; capacity_factor if not given")
+    min_capacity: int = Field(4, ge=1, description="fewest places of an expert for the tokens of a group")
+    noise: Literal["none", "jitter", "rsample", "None", "Jitter", "RSample"] = Field(
+        "none",
+        description="in training: jitter of the gate's input, or Gumbel noise on the logits that choose one expert (rsample); "
+        "DeepSpeed's spellings are taken too",
+    )
+    random_priority: bool = Field(False, description="in training, one expert per token: places are given by lot, not in order")
+    sinkhorn: bool = Field(False, description="logits that Sinkhorn's rounds balance over experts choose, weights stay")
+    groups: int | None = Field(
+        None, ge=1, description="groups of consecutive tokens of a micro-batch, each with a capacity; one per rank if not given"
+    )
+    interval: int = Field(1, ge=1, description="layers N, 2N, 3N ... have experts, counted from 1")
+    reference: bool = Field(
+        False, description="every expert on every token, one process: the formula that verify compares with"
+    )
+
+
+def shares(world: World) -> int:
+    """The ranks that share the tokens of a micro-batch."""
+    return int(world.tp * world.cp)
+
+
+def group_tokens(args: DeepspeedMoeArgs, world: World) -> int:
+    """The tokens of one group."""
+    return int(world.seq_length * world.micro_batch_size // (args.groups or shares(world)))
