@@ -1,0 +1,1 @@
+"""A capacity that follows the load: no token of capacity-gated experts is dropped."""

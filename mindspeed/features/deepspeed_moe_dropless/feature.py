@@ -1,0 +1,46 @@
+"""A capacity that follows the load: no token of capacity-gated experts is dropped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspeed.plugins import (
+    After,
+    Category,
+    Feature,
+    FeatureArgs,
+    FeatureSpec,
+    Field,
+    Numerics,
+    Requires,
+    VerifyWith,
+    hookimpl,
+)
+
+
+class DeepspeedMoeDroplessArgs(FeatureArgs):
+    padding: bool = Field(
+        False, description="round the capacity up to eighths of the tokens of a group: at most 8 shapes in a run"
+    )
+
+
+class DeepspeedMoeDropless(Feature[DeepspeedMoeDroplessArgs]):
+    """Every expert has as many places as the fullest one of the ranks that exchange tokens needs."""
+
+    spec = FeatureSpec(
+        name="deepspeed-moe-dropless",
+        summary="Capacity-gated experts whose number of places follows the load, so that no token is dropped",
+        category=Category.DEEPSPEED_MOE,
+        megatron=">=0.14,<0.17",
+        constraints=(Requires("deepspeed-moe", reason="it sets the capacity of that layer"), After("deepspeed-moe")),
+        numerics=Numerics.reordered(reason="against a capacity that drops nothing, whose masks have more places"),
+        verify_with=VerifyWith(
+            features=("deepspeed-moe",), settings={"deepspeed-moe": {"capacity_factor": 8.0}}, world={"ep": 2}
+        ),
+    )
+
+    @hookimpl
+    def layer_spec(self, spec: Any, config: Any) -> Any:
+        from mindspeed.moe.capacity import with_options
+
+        return with_options(spec, dropless=True, padding=self.args.padding)
