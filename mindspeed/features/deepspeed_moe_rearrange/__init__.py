@@ -1,0 +1,1 @@
+"""Tokens to the places of capacity-gated experts by index instead of products with masks."""

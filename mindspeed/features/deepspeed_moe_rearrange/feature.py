@@ -1,0 +1,28 @@
+"""Tokens to the places of capacity-gated experts by index instead of products with masks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspeed.plugins import After, Category, Feature, FeatureArgs, FeatureSpec, Numerics, Requires, VerifyWith, hookimpl
+
+
+class DeepspeedMoeRearrange(Feature[FeatureArgs]):
+    """Rows are copied to their places and summed back by two operators; no mask of tokens, experts and places exists."""
+
+    spec = FeatureSpec(
+        name="deepspeed-moe-rearrange",
+        summary="Capacity-gated tokens to experts and back by index, without masks of tokens, experts and places",
+        category=Category.DEEPSPEED_MOE,
+        megatron=">=0.14,<0.17",
+        ops=("npu_fused_moe_token_permute", "npu_fused_moe_token_unpermute"),
+        constraints=(Requires("deepspeed-moe", reason="it fills and empties the table of that layer"), After("deepspeed-moe")),
+        numerics=Numerics.reordered(reason="the rows of a token are summed in fp32 instead of by a product with zeros"),
+        verify_with=VerifyWith(features=("deepspeed-moe",)),
+    )
+
+    @hookimpl
+    def layer_spec(self, spec: Any, config: Any) -> Any:
+        from mindspeed.moe.capacity import with_options
+
+        return with_options(spec, rearranged=True)
