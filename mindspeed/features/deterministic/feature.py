@@ -1,0 +1,89 @@
+"""Results that a rerun repeats bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from mindspeed.plugins import (
+    ArgOverride,
+    Category,
+    Feature,
+    FeatureArgs,
+    FeatureSpec,
+    Field,
+    MegatronFlag,
+    Numerics,
+    ProcessVariable,
+    hookimpl,
+)
+
+if TYPE_CHECKING:
+    from mindspeed.features.deterministic.digests import Digests
+    from mindspeed.features.deterministic.torch_settings import TorchSettings
+
+
+class DeterministicArgs(FeatureArgs):
+    digest_interval: int = Field(
+        0, ge=0, description="steps between two logged digests of weights and gradients, compared over replicas; 0 is never"
+    )
+
+
+class Deterministic(Feature[DeterministicArgs]):
+    """Fix every order of summation: Megatron's own choices, torch's algorithms, and the variables of the libraries below."""
+
+    spec = FeatureSpec(
+        name="deterministic",
+        summary="Bit-identical reruns, also across a resume",
+        category=Category.TOOL,
+        level=0,
+        variables={
+            "CUBLAS_WORKSPACE_CONFIG": ProcessVariable(":4096:8", ":16:8"),
+            "NCCL_ALGO": ProcessVariable("Ring", r"Tree|CollnetDirect|CollnetChain|\^NVLS"),
+            "NVTE_ALLOW_NONDETERMINISTIC_ALGO": ProcessVariable("0"),
+            "HCCL_DETERMINISTIC": ProcessVariable("true", r"(?i)true|strict"),
+            "LCCL_DETERMINISTIC": ProcessVariable("1"),
+            "CLOSE_MATMUL_K_SHIFT": ProcessVariable("1"),
+            "ATB_MATMUL_SHUFFLE_K_ENABLE": ProcessVariable("0"),
+            "PYTHONHASHSEED": ProcessVariable("0", r"\d+"),
+        },
+        megatron_flags=(MegatronFlag("deterministic_mode", switch="on"),),
+        numerics=Numerics.reordered(reason="the gradient of the embedding is summed in a fixed order, which is another one"),
+    )
+    settings: TorchSettings | None = None
+    digests: Digests | None = None
+
+    @hookimpl
+    def megatron_args(self) -> list[ArgOverride]:
+        return [ArgOverride("deterministic_mode", True, "modules copy it when they are made")]
+
+    @hookimpl
+    def activated(self) -> None:
+        from mindspeed.features.deterministic.torch_settings import TorchSettings
+
+        self.settings = TorchSettings.make_deterministic()
+
+    @hookimpl
+    def deactivated(self) -> None:
+        if self.settings is not None:
+            self.settings.restore()
+
+    @hookimpl
+    def model_built(self, chunks: Sequence[Any]) -> None:
+        if self.args.digest_interval:
+            from mindspeed.features.deterministic.digests import Digests
+
+            self.digests = Digests(chunks)
+
+    @hookimpl
+    def around_train_step(self, state: Any) -> AbstractContextManager[None]:
+        from mindspeed.features.deterministic.torch_settings import refusals_named
+
+        return refusals_named()
+
+    @hookimpl
+    def step_metrics(self, state: Any) -> Mapping[str, float] | None:
+        if self.digests is None or state.step % self.args.digest_interval:
+            return None
+        return self.digests.compare(state.step)

@@ -1,0 +1,78 @@
+"""Variables that the processes must have, and torch's switches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mindspeed.features.deterministic.digests import digest
+from mindspeed.features.deterministic.feature import Deterministic
+from mindspeed.features.deterministic.torch_settings import TorchSettings, refusals_named
+from mindspeed.plugins import MindSpeedError
+from mindspeed.plugins.process_variables import unset_variables, variable_problems
+from tests.features.resolving import active, overrides
+
+VARIABLES = {name: variable.value for name, variable in Deterministic.spec.variables.items()}
+
+
+def test_it_sets_megatrons_mode_and_adds_nothing() -> None:
+    assert overrides("deterministic") == {"deterministic_mode": True}
+    assert "deterministic" in active("deterministic")
+
+
+def test_a_launcher_gives_the_variables_that_it_does_not_have() -> None:
+    environ = {"NCCL_ALGO": "Tree", "PYTHONHASHSEED": "7"}
+    given = unset_variables([Deterministic], environ)
+    assert given == {name: value for name, value in VARIABLES.items() if name not in environ}
+    assert variable_problems([Deterministic], environ | given) == []
+
+
+def test_a_process_without_them_is_a_problem_with_the_line_to_export() -> None:
+    (problem,) = variable_problems([Deterministic], VARIABLES | {"NCCL_ALGO": "NVLS", "PYTHONHASHSEED": "random"})
+    assert problem.code == "MS517"
+    assert problem.message == (
+        "deterministic needs variables that a process has from its start: NCCL_ALGO is 'NVLS', PYTHONHASHSEED is 'random'"
+    )
+    assert problem.fix == "export NCCL_ALGO=Ring PYTHONHASHSEED=0"
+
+
+def test_torchs_switches_stand_afterwards_as_before() -> None:
+    before = TorchSettings.make_deterministic()
+    assert torch.are_deterministic_algorithms_enabled()
+    before.restore()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_refused_operator_is_named() -> None:
+    with pytest.raises(MindSpeedError) as caught, refusals_named():
+        raise RuntimeError("put_ does not have a deterministic implementation, but you set ...")
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.fix) == ("MS616", "remove deterministic")
+    assert problem.message == "the operator put_ has no deterministic implementation on this device"
+
+
+def test_another_error_stays_as_it_is() -> None:
+    with pytest.raises(RuntimeError, match="shapes"), refusals_named():
+        raise RuntimeError("shapes do not fit")
+
+
+def test_a_digest_sees_every_bit() -> None:
+    x = torch.ones(3, dtype=torch.bfloat16)
+    y = x.clone()
+    assert digest([x]) == digest([y])
+    y.view(torch.int16)[2] += 1
+    assert digest([x]) != digest([y])
+
+
+def test_an_unordered_sum_differs_without_the_switch_and_not_with_it() -> None:
+    index = torch.zeros(200_000, dtype=torch.int64)
+    values = torch.randn(200_000, generator=torch.Generator().manual_seed(0)) * 1e4
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    before = TorchSettings.make_deterministic()
+    try:
+        sums = {torch.zeros(1).index_put_((index,), values, accumulate=True).item() for _ in range(4)}
+    finally:
+        before.restore()
+        torch.set_num_threads(threads)
+    assert len(sums) == 1
