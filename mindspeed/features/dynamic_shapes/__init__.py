@@ -1,0 +1,1 @@
+"""Micro-batches of any length in a pipeline."""

@@ -1,0 +1,31 @@
+"""The dispatcher that micro-batches of different lengths need."""
+
+from __future__ import annotations
+
+import mindspeed
+from mindspeed.plugins import MindSpeedError
+from tests.features.resolving import MODEL, overrides
+
+NAME = "dynamic-shapes"
+
+
+def planned(dispatcher: str) -> list[str]:
+    """The problems of a plan for experts with this dispatcher."""
+    try:
+        settings = {"expert-parallel": {"dispatcher": dispatcher}}
+        mindspeed.plan([NAME], settings, world=MODEL | {"num_experts": 8, "pp": 2, "ep": 2})
+    except MindSpeedError as error:
+        return [f"{problem.code} {problem.message} | {problem.fix}" for problem in error.problems]
+    return []
+
+
+def test_lengths_vary_and_the_default_dispatcher_of_megatron_is_replaced():
+    assert overrides(NAME) == {"variable_seq_lengths": True, "moe_token_dispatcher_type": "alltoall"}
+
+
+def test_the_allgather_dispatcher_of_experts_is_refused():
+    assert planned("alltoall") == []
+    assert planned("allgather") == [
+        "MS402 Megatron's moe_token_dispatcher_type cannot have two values: expert-parallel sets it to 'allgather' and "
+        "dynamic-shapes sets it to 'alltoall' | remove expert-parallel or dynamic-shapes"
+    ]
