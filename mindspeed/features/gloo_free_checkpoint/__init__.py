@@ -1,0 +1,1 @@
+"""Optimizer checkpoints over the groups of the device."""
