@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from mindspeed.plugins import World
+from mindspeed.tensor_parallel.variants import describe_fused_products
+from tests.features.resolving import active, ask, refusals
+
+
+def test_it_brings_sequence_parallelism_and_the_plan_says_so():
+    assert {"mc2", "sequence-parallel", "tensor-parallel"} <= set(active("mc2", tp=2))
+    (added,) = [feature for feature in ask("mc2", tp=2).features if feature.name == "sequence-parallel"]
+    assert added.why[0] == (
+        "sequence-parallel: required by mc2, because it fuses the all-gather and the reduce-scatter of sequence parallelism"
+    )
+
+
+def test_it_needs_more_than_one_tensor_parallel_rank():
+    refused = refusals("mc2", tp=1)
+    assert (
+        "MS304 mc2: linear layers have no collectives to fuse at tensor-parallel size 1 | --tp 2 or more, or remove mc2"
+        in refused
+    )
+    assert refusals("mc2", tp=2) == []
+
+
+def test_one_feature_holds_the_linear_layers():
+    assert refusals("mc2", "coc", tp=2) == ["MS203 coc and mc2 all hold the slot linear | remove coc or remove mc2"]
+
+
+def test_the_plan_says_that_the_reference_runs():
+    notes = [row.text for row in ask("mc2", tp=2).rows if row.feature == "mc2"]
+    assert "only the reference of lcal_coc runs on cpu, which is slower; mindspeed ops list says why" in notes
+
+
+def notes_on_npu(**world: object) -> list[str]:
+    made = World({"platform": "npu", "tp": 8, "dtype": "bf16", "hidden_size": 4096, "ffn_hidden_size": 11008, **world})
+    return describe_fused_products(made)
+
+
+def test_on_an_npu_the_plan_says_which_calls_run_and_where_the_reference_does():
+    calls = "lcal_coc runs npu_all_gather_base_mm and npu_mm_reduce_scatter_base"
+    assert notes_on_npu() == [calls]
+    assert notes_on_npu(hidden_size=1024) == [
+        calls,
+        "the reference of lcal_coc runs where the inner size of a product is the attention of a rank: 128 is outside of 256 to "
+        "65534",
+    ]
+    assert notes_on_npu(tp=3, dtype="fp32") == [
+        "the reference of lcal_coc runs, because 3 ranks are not 2, 4, 8 or 16 and fp32 is neither bf16 nor fp16"
+    ]
+    assert notes_on_npu(platform="cpu") == []
+
+
+def test_a_plan_for_npu_lists_the_calls():
+    model = {"hidden_size": 4096, "ffn_hidden_size": 11008, "num_attention_heads": 32, "num_query_groups": 8}
+    asked = {"mc2": {}, "coc": {"coc": {"fused": True}}}
+    for name, settings in asked.items():
+        rows = ask(name, tp=8, platform="npu", dtype="bf16", settings=settings, **model).rows
+        assert "lcal_coc runs npu_all_gather_base_mm and npu_mm_reduce_scatter_base" in [row.text for row in rows]
