@@ -1,0 +1,1 @@
+"""Experts recomputed where they have too many tokens."""

@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+from tests.features.resolving import active, refusals
+
+NAME = "moe-adaptive-recompute"
+
+
+def test_it_brings_grouped_experts():
+    assert active(NAME, world_size=1, num_experts=4) == ["moe-grouped-gemm", NAME]
+
+
+def test_a_scale_below_zero_is_refused():
+    assert refusals(NAME, world_size=1, num_experts=4, settings={NAME: {"scale": 0}}) == []
+    (problem,) = refusals(NAME, world_size=1, num_experts=4, settings={NAME: {"scale": -1}})
+    assert problem.startswith(f"MS301 {NAME}.scale is -1: input should be greater than or equal to 0")
