@@ -1,0 +1,1 @@
+"""All-gather dispatcher whose gathers are posted before the first wait."""
