@@ -1,0 +1,1 @@
+"""Gathers and scatters of tokens behind shared experts and weight gradients."""
