@@ -1,0 +1,1 @@
+"""All-to-all dispatcher that reads one tensor from the device."""

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import pytest
+
+from mindspeed.plugins import MindSpeedError, World
+from tests.features.resolving import CATALOG, refusals
+from tests.moe.configurations import config
+
+NAME, WORLD = "moe-alltoall-dispatcher", {"world_size": 2, "num_experts": 8}
+ONCE = {NAME: {"once_per_rank": True}}
+
+
+def test_a_token_is_sent_once_per_rank_where_it_would_be_sent_more_often():
+    assert refusals(NAME, **WORLD, ep=2, router_topk=2, settings=ONCE) == []
+    assert refusals(NAME, **WORLD, ep=2, router_topk=1, settings=ONCE) == [
+        f"MS304 {NAME}: once_per_rank saves copies of a token, and --router-topk 1 sends one | drop {NAME}.once_per_rank"
+    ]
+    assert refusals(NAME, **WORLD, ep=1, router_topk=2, settings=ONCE) == [
+        f"MS304 {NAME}: once_per_rank saves copies of tokens between ranks, and experts are on one rank "
+        f"| --ep 2 or more, or drop {NAME}.once_per_rank"
+    ]
+
+
+def test_experts_that_are_split_are_refused():
+    tensor = {"tp": 2, "ep": 2, "router_topk": 2, "world_size": 4, "num_experts": 8}
+    whole = ONCE | {"expert-parallel": {"expert_tensor_size": 1}}
+    assert refusals(NAME, **tensor, settings=whole) == []
+    assert refusals(NAME, **tensor, settings=ONCE) == [
+        f"MS304 {NAME}: once_per_rank needs whole experts, and tensor-parallel ranks split them "
+        f"| --set expert-parallel.expert_tensor_size=1, or drop {NAME}.once_per_rank"
+    ]
+
+
+def test_experts_that_are_padded_are_refused():
+    cls = CATALOG.feature(NAME)
+    feature = cls(cls.Args(once_per_rank=True), World({}))
+    feature.config_ready(config())
+    with pytest.raises(MindSpeedError, match="once_per_rank is set, and so is moe_pad_expert_input_to_capacity in a model"):
+        feature.config_ready(config(moe_pad_expert_input_to_capacity=True))
