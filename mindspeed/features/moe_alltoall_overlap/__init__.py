@@ -1,0 +1,1 @@
+"""All-to-alls behind shared experts, weight gradients and one another."""

@@ -1,0 +1,79 @@
+"""All-to-alls behind shared experts, weight gradients and one another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspeed.plugins import (
+    ArgOverride,
+    Category,
+    Check,
+    Feature,
+    FeatureArgs,
+    FeatureSpec,
+    Field,
+    Mixin,
+    Numerics,
+    Patch,
+    Requires,
+    Slot,
+    hookimpl,
+)
+
+_LAYERS = "mindspeed.features.moe_alltoall_overlap.layers"
+
+
+class MoeAlltoallOverlapArgs(FeatureArgs):
+    parts: int = Field(1, ge=1, description="parts of a rank's experts whose dispatch, products and return overlap")
+
+
+class MoeAlltoallOverlap(Feature[MoeAlltoallOverlapArgs]):
+    """Every all-to-all of a MoE layer is posted early and waited for late, in forward and in backward."""
+
+    spec = FeatureSpec(
+        name="moe-alltoall-overlap",
+        summary="All-to-alls of experts hidden behind shared experts, weight gradients and parts of the experts",
+        category=Category.MOE,
+        slots={Slot.MOE_DISPATCHER},
+        constraints=(
+            Requires("moe-alltoall-dispatcher", reason="it overlaps the transfers of that dispatcher"),
+            Requires("moe-grouped-gemm", reason="the experts wait for their rows, and defer the gradients of their weights"),
+            Check(
+                lambda args, world: world.ep > 1,
+                "experts are on one rank, and there is no all-to-all to hide",
+                fix="--ep 2 or more, or remove moe-alltoall-overlap",
+            ),
+            Check(
+                lambda args, world: world.num_experts // world.ep % args.parts == 0,
+                "the experts of a rank, {world.num_experts} / {world.ep}, cannot be cut into {args.parts} equal parts",
+                fix="use a divisor for moe-alltoall-overlap.parts",
+                when=lambda args, world: args.parts > 1,
+            ),
+        ),
+        numerics=Numerics.reordered(
+            reason="gradients of a layer's input are added in another order, with parts the answers too"
+        ),
+    )
+
+    @hookimpl
+    def megatron_args(self) -> list[ArgOverride]:
+        reason = "shared experts are computed under the transfers"
+        return [ArgOverride("moe_shared_expert_overlap", True, reason, only=f"{_LAYERS}:has_shared_experts")]
+
+    @hookimpl
+    def layer_spec(self, spec: Any, config: Any) -> Any:
+        from mindspeed.moe.limits import has_other_experts
+
+        if config.num_moe_experts and has_other_experts(spec):
+            self.decline("the layer spec has experts that are not grouped by moe-grouped-gemm, such as Transformer Engine's")
+        return spec
+
+    @hookimpl
+    def patches(self) -> list[Patch]:
+        return [
+            Mixin(
+                "megatron.core.transformer.moe.token_dispatcher:MoEAlltoAllTokenDispatcher",
+                f"{_LAYERS}:OverlappedDispatch",
+                reason="its transfers are posted and waited for at two places",
+            )
+        ]
