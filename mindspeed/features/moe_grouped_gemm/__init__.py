@@ -1,0 +1,1 @@
+"""Experts of a MoE layer as one grouped product."""
