@@ -1,0 +1,1 @@
+"""The load of experts in the log of every step."""
