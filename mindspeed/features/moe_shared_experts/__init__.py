@@ -1,0 +1,1 @@
+"""Experts that every token goes to, beside those that the router chooses."""
