@@ -1,0 +1,1 @@
+"""Whole experts on tensor-parallel ranks."""
