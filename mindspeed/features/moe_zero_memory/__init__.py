@@ -1,0 +1,1 @@
+"""Activations of experts computed again in backward, under the transfers."""

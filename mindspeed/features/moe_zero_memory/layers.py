@@ -1,0 +1,129 @@
+"""Experts that keep the first product or the probabilities alone, shared ones their input, and the layers that have which."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
+from torch import Tensor
+
+from mindspeed.memory.checkpoint import Checkpoint
+from mindspeed.moe.grouped_experts import activation, weigh_input, with_expert_mixin
+from mindspeed.moe.overlap import Redispatch
+from mindspeed.moe.products import Weight
+from mindspeed.moe.recomputed import answers
+from mindspeed.moe.transfer import do_first
+from mindspeed.plugins import active_feature, with_parts
+
+
+class Leveled:
+    """A module of a layer whose number decides about its level."""
+
+    config: Any
+    layer_number: int | None = None
+
+    @functools.cached_property
+    def keeps_first(self) -> bool:
+        """Return True where this layer has level0."""
+        args, config = active_feature("moe-zero-memory").args, self.config
+        if args.level == "level0" or self.layer_number is None:
+            return bool(args.level == "level0")
+        stages = config.pipeline_model_parallel_size
+        chunks = config.virtual_pipeline_model_parallel_size or 1
+        return not has_level1(self.layer_number, config.num_layers, stages, chunks, args.num_layers)
+
+
+class ForgettingExperts(Leveled):
+    """Stands before `GroupedExperts`."""
+
+    def products(
+        self: Any,
+        x_RH: Tensor,
+        probs: Callable[[], Tensor],
+        ends: Tensor,
+        weights: tuple[Weight, Weight],
+        first: int = 0,
+        again: Redispatch | None = None,
+    ) -> Tensor:
+        """Give the answers of experts; without a dispatcher that can send their rows again they keep everything."""
+        if again is None or self.config.moe_apply_probs_on_input:
+            result: Tensor = super().products(x_RH, probs, ends, weights, first, again)  # type: ignore[misc]
+            return result
+        x_RH, probs = weigh_input(self.config, x_RH, probs)
+        return answers(x_RH, probs, ends, weights, first, again, partial(activation, self.config), self.keeps_first)
+
+    def before_backward(self, received: Tensor, again: Redispatch) -> Tensor:
+        """Have backward send the rows of level1 again as soon as the gradients of the answers are under way."""
+        return received if self.keeps_first else do_first(received, again.start)
+
+
+class ForgettingSharedExperts(Leveled):
+    """Stands before ``SharedExpertMLP``. With level1 its two products are one checkpoint, whose forward pass has two parts."""
+
+    def linear_fc1_forward_and_act(self: Any, *hidden_by: Any) -> None:
+        """Compute the activation, which nothing keeps for backward."""
+        self.forgets = not self.keeps_first and torch.is_grad_enabled() and self.cached_fc1_input.requires_grad
+        if not self.forgets:
+            super().linear_fc1_forward_and_act(*hidden_by)  # type: ignore[misc]
+            return
+        self.source = self.cached_fc1_input
+        with torch.no_grad():
+            super().linear_fc1_forward_and_act(*hidden_by)  # type: ignore[misc]
+
+    def linear_fc2_forward(self: Any, *hidden_by: Any) -> None:
+        """Compute the answer from the activation; backward computes both again from the input."""
+        if not self.forgets:
+            super().linear_fc2_forward(*hidden_by)  # type: ignore[misc]
+            return
+        source, self.source = self.source, None
+        self.cached_fc2_output = Checkpoint(self.answer, (source,)).run()
+
+    def answer(self: Any, x: Tensor) -> Tensor:
+        """Give the answers to ``x``, from the activation where it is there already."""
+        if self.cached_fc2_input is None:
+            self.cached_fc1_input = x
+            super().linear_fc1_forward_and_act()  # type: ignore[misc]
+        super().linear_fc2_forward()  # type: ignore[misc]
+        output: Tensor
+        output, self.cached_fc2_output = self.cached_fc2_output, None
+        return output
+
+
+def with_forgetting_experts(spec: Any) -> Any:
+    """Copy a spec with experts, routed and shared, that keep less for backward."""
+
+    def exchanged(name: str, part: Any) -> Any:
+        if isinstance(part, type) and issubclass(part, SharedExpertMLP):
+            return type(part.__name__, (ForgettingSharedExperts, part), {"__module__": ForgettingSharedExperts.__module__})
+        return part
+
+    return with_parts(with_expert_mixin(spec, ForgettingExperts), exchanged)
+
+
+def has_level1(number: int, layers: int, stages: int, chunks: int, limit: int | None) -> bool:
+    """Return whether layer ``number``, from 1 on, is among the first ``limit`` of its stage; all without a limit.
+
+    Layers count by their place in their chunk first: the first of every chunk, then the second of every chunk.
+    """
+    if limit is None:
+        return True
+    per_chunk = layers // (stages * chunks)
+    place, chunk = (number - 1) % per_chunk, (number - 1) // (layers // chunks)
+    return place * chunks + chunk < limit
+
+
+def numbering_experts(original: Callable[..., None]) -> Callable[..., None]:
+    """Around ``BaseMoELayer.set_layer_number``: its experts and shared experts have the number too."""
+
+    @functools.wraps(original)
+    def set_layer_number(layer: Any, layer_number: int) -> None:
+        original(layer, layer_number)
+        layer.experts.layer_number = layer_number
+        if layer.use_shared_expert:
+            layer.shared_experts.layer_number = layer_number
+
+    return set_layer_number

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pytest
+
+from mindspeed.features.moe_zero_memory.layers import has_level1
+from mindspeed.plugins import MindSpeedError, World
+from tests.features.resolving import CATALOG, refusals
+from tests.moe.configurations import config
+
+NAME, WORLD = "moe-zero-memory", {"world_size": 2, "ep": 2, "num_experts": 4, "num_layers": 8}
+
+
+def refused(**settings):
+    return refusals(NAME, **WORLD, settings={NAME: settings})
+
+
+def test_a_number_of_layers_is_for_level1():
+    assert refused(level="level1", num_layers=0) == refused(level="level1", num_layers=8) == []
+    assert refused(num_layers=2) == [
+        f"MS304 {NAME}: num_layers=2 limits level1, and the level is level0 | --set {NAME}.level=level1, or drop num_layers"
+    ]
+    assert refused(level="level1", num_layers=9) == [
+        f"MS304 {NAME}: num_layers=9 is more than a stage has, 8 layers / 1 stages | use a smaller {NAME}.num_layers"
+    ]
+
+
+def test_two_ways_to_recompute_experts_are_refused():
+    (problem,) = refusals(NAME, "moe-adaptive-recompute", **WORLD)
+    assert problem.startswith("MS202 ")
+
+
+@pytest.mark.parametrize(
+    ("recompute", "reason"),
+    [
+        ({"granularity": "full", "method": "uniform", "num_layers": 1}, "full recompute takes the experts as well"),
+        ({"modules": ["moe"]}, "recompute.modules has moe, which the experts are a part of"),
+        ({"modules": ["shared_experts"]}, "shared experts that hide transfers cannot be recomputed"),
+    ],
+)
+def test_recompute_of_the_same_modules_is_refused(recompute, reason):
+    assert refusals(NAME, "recompute", **WORLD) == []
+    (problem,) = refusals(NAME, "recompute", **WORLD, settings={"recompute": recompute})
+    assert problem.startswith("MS202 ")
+    assert reason in problem
+
+
+def test_layers_of_a_stage_count_across_its_chunks():
+    # 8 layers on 2 stages with 2 chunks each: a stage has layers 1, 2, 5, 6 or 3, 4, 7, 8
+    chosen = [[n for n in range(1, 9) if has_level1(n, 8, 2, 2, limit)] for limit in (0, 1, 2, 3, None)]
+    assert chosen == [[], [1, 3], [1, 3, 5, 7], [1, 2, 3, 4, 5, 7], [*range(1, 9)]]
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ({"recompute_granularity": "full"}, "recompute_granularity is full"),
+        ({"recompute_granularity": "selective", "recompute_modules": ["moe"]}, "recompute_modules has moe"),
+        (
+            {"recompute_granularity": "selective", "recompute_modules": ["shared_experts", "moe_act", "core_attn"]},
+            "recompute_modules has moe_act, shared_experts",
+        ),
+    ],
+)
+def test_what_would_recompute_twice_is_refused(option, reason):
+    cls = CATALOG.feature(NAME)
+    feature = cls(cls.Args(), World({}))
+    feature.config_ready(config(recompute_granularity="selective", recompute_modules=["core_attn"]))
+    with pytest.raises(MindSpeedError) as error:
+        feature.config_ready(config(**option))
+    assert str(error.value) == f"MS304 {NAME}: {reason} in a model that is being built\n  fix: remove {NAME}"
