@@ -1,0 +1,1 @@
+"""Weight gradients that run in the idle time of the pipeline."""

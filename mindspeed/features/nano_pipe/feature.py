@@ -1,0 +1,61 @@
+"""Megatron's schedule with the weight gradients of linear layers behind, where a rank would idle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspeed.pipeline.feature import WAITING_WEIGHTS, ScheduleArgs, ScheduleFeature, needs_stages
+from mindspeed.pipeline.operations import Costs, PipelineShape, Schedule
+from mindspeed.pipeline.synthesis import delayed, lag_by_rank, megatron
+from mindspeed.plugins import (
+    Before,
+    Category,
+    FeatureSpec,
+    Field,
+    Numerics,
+    Patch,
+    Requires,
+    Slot,
+    VerifyWith,
+    hookimpl,
+)
+
+
+class NanoPipeArgs(ScheduleArgs):
+    lag: float = Field(
+        1.0, ge=0, le=4, description="weight gradients of rank r run this many times r chunk-steps behind, rounded up"
+    )
+    output_layer: bool = Field(
+        False, description="the output layer waits too; its queue keeps a gradient of the logits per step"
+    )
+    swap: bool = Field(False, description="what waits is on the host, but for two model chunks of a micro-batch")
+
+
+class NanoPipe(ScheduleFeature[NanoPipeArgs]):
+    """Send the gradient of a stage's input first, and compute the gradients of its weights while the rank would idle."""
+
+    spec = FeatureSpec(
+        name="nano-pipe",
+        summary="Weight gradients computed in the idle time of the pipeline, with Megatron's own results",
+        category=Category.PARALLEL,
+        slots={Slot.PIPELINE_SCHEDULE, Slot.LINEAR},
+        constraints=(
+            Requires("pipeline-parallel", reason="weight gradients wait for the idle time of its stages"),
+            needs_stages("nano-pipe"),
+            Before("matmul-add"),
+        ),
+        numerics=Numerics.exact(),
+        verify_with=VerifyWith(features=("pipeline-parallel",), world={"pp": 2}),
+    )
+
+    def planned_schedule(self, shape: PipelineShape, costs: Costs) -> Schedule:
+        return delayed(megatron(shape), lag_by_rank(self.args.lag, shape.pp))
+
+    def engine_options(self) -> dict[str, Any]:
+        from mindspeed.memory.on_host import HostBuffers
+
+        return {"output_layer": self.args.output_layer, "host": HostBuffers() if self.args.swap else None}
+
+    @hookimpl
+    def patches(self) -> list[Patch]:
+        return [WAITING_WEIGHTS]
