@@ -1,0 +1,1 @@
+"""Places of a pipeline that stay empty."""

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mindspeed.plugins import MindSpeedError, World
+from tests.features.resolving import CATALOG, MODEL, ask, refusals
+
+NAME = "noop-layers"
+
+
+def with_places(*places: int) -> dict[str, dict[str, Any]]:
+    return {NAME: {"layers": places}}
+
+
+def test_empty_places_that_fill_up_every_chunk_are_accepted():
+    assert refusals(NAME, settings=with_places(0, 7), pp=2, vpp=2, num_layers=6) == []
+    assert refusals(NAME, settings={NAME: {"layers": "0,7"}}, pp=2, vpp=2, num_layers=6) == []
+    assert refusals(NAME, pp=2, vpp=2, num_layers=7) == []
+
+
+def test_one_stage_is_refused():
+    assert refusals(NAME, pp=1) == [
+        "MS304 noop-layers: one stage has every layer, and there is 1 | --pp 2 or more, or remove noop-layers"
+    ]
+
+
+def test_a_place_that_is_named_twice_is_refused():
+    assert refusals(NAME, settings=with_places(3, 3), pp=2, num_layers=6) == [
+        "MS304 noop-layers: a place is named twice in (3, 3) | --set noop-layers.layers with each place once"
+    ]
+
+
+def test_a_place_outside_the_pipeline_is_refused():
+    assert refusals(NAME, settings=with_places(0, 8), pp=2, num_layers=6) == [
+        "MS304 noop-layers: places (0, 8) are not all among those of 6 layers and the empty ones, counted from 0 "
+        "| --set noop-layers.layers with smaller numbers"
+    ]
+
+
+def test_places_that_leave_a_chunk_short_are_refused():
+    assert refusals(NAME, settings=with_places(0), pp=2, vpp=2, num_layers=6) == [
+        "MS304 noop-layers: 6 layers and the empty places (0,) cannot be split evenly over pp x vpp = 2 x 2 chunks "
+        "| --set noop-layers.layers=auto, or a number of places that fills up every chunk"
+    ]
+
+
+@pytest.mark.parametrize("value", ["first", -1, "1.5", "0,x"])
+def test_what_is_no_place_is_refused(value):
+    assert refusals(NAME, settings={NAME: {"layers": value}}, pp=2) == [
+        f"MS304 noop-layers: the empty places {value} are not whole numbers from 0 on, joined by commas, and not auto "
+        "| --set noop-layers.layers=auto"
+    ]
+
+
+def test_without_the_feature_layers_are_split_evenly():
+    assert refusals("pipeline-parallel", pp=2, num_layers=7) == [
+        "MS304 pipeline-parallel: 7 layers cannot be split evenly over 2 stages | use a --pp that divides 7"
+    ]
+
+
+def test_groups_of_recomputed_layers_fill_the_real_chunks():
+    settings = with_places(0, 7) | {"recompute": {"granularity": "full", "method": "uniform", "num_layers": 2}}
+    request = {"settings": settings, "pp": 2, "vpp": 2, "num_layers": 6}
+    assert refusals(NAME, "recompute", **request) == [
+        "MS304 recompute: groups of 2 layers do not fill every model chunk: they have (1, 2, 2, 1) layers "
+        "| --set recompute.num_layers=1, or another common divisor"
+    ]
+    settings["recompute"]["num_layers"] = 1
+    assert refusals(NAME, "recompute", **request) == []
+
+
+def test_the_world_has_the_layers_of_each_chunk():
+    assert ask(NAME, settings=with_places(0, 7), pp=2, vpp=2, num_layers=6).world.layers_per_chunk == (1, 2, 2, 1)
+    assert ask("pipeline-parallel", pp=2, num_layers=6).world.layers_per_chunk == (3, 3)
+
+
+def layout(world: dict[str, Any], **settings: Any) -> Any:
+    feature = CATALOG.feature(NAME)
+    made: Any = feature(feature.Args(**settings), World(world))
+    return made.megatron_args()[0]
+
+
+def test_megatron_receives_a_layout():
+    override = layout({"pp": 2, "vpp": 2, "num_layers": 6}, layers=(0, 7))
+    assert (override.argument, override.value) == ("pipeline_model_parallel_layout", "Et|tt|tt|tL")
+    assert override.reason == "layers per chunk 1, 2, 2, 1; FLOPs of the stages are not known without hidden_size"
+
+
+def test_a_large_output_layer_takes_layers_off_the_last_stage():
+    override = layout(MODEL | {"pp": 2, "vocab_size": 5120, "num_layers": 8})
+    assert (override.value, override.reason) == (
+        "Etttttt|ttL",
+        "layers per chunk 6, 2; the heaviest stage has 1.077 of the mean FLOPs",
+    )
+
+
+def test_a_model_that_the_plan_does_not_know_is_refused_when_it_is_built():
+    feature = CATALOG.feature(NAME)
+    made: Any = feature(feature.Args(), World({"pp": 2}))
+    assert made.megatron_args() == []
+    made.config_ready(SimpleNamespace(pipeline_model_parallel_layout="Et|tL"))
+    with pytest.raises(MindSpeedError, match="the plan was made without the shape of the model"):
+        made.config_ready(SimpleNamespace(pipeline_model_parallel_layout=None))
