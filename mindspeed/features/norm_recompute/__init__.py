@@ -1,0 +1,1 @@
+"""Norms recomputed in the backward pass."""
