@@ -1,0 +1,1 @@
+"""Trace chosen steps on chosen ranks."""

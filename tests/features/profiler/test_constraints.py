@@ -1,0 +1,70 @@
+"""What the window and the ranks must be, from both sides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mindspeed import registry
+from mindspeed.plugins import MindSpeedError
+from mindspeed.training.job import _window_problems
+from tests.features.resolving import ask, refusals
+
+
+def asked(**settings: object) -> list[str]:
+    return refusals("profiler", settings={"profiler": settings})
+
+
+def test_the_defaults_are_fine(tmp_path: Path) -> None:
+    assert asked(folder=str(tmp_path)) == []
+    assert asked(folder=str(tmp_path), cpu=True, memory=True, ranks=[-1], start=0, end=1) == []
+
+
+def test_a_window_has_a_step() -> None:
+    assert asked(start=5, end=5) == [
+        "MS304 profiler: the window ends with step 5, and 5 steps come before it | --set profiler.end=N with N above 5"
+    ]
+
+
+def test_memory_needs_the_host() -> None:
+    assert asked(memory=True) == [
+        "MS304 profiler: allocations are recorded only together with the host "
+        "| --set profiler.cpu=true, or remove profiler.memory"
+    ]
+
+
+@pytest.mark.parametrize("ranks", [(8,), (-2,)])
+def test_ranks_are_of_the_job(ranks: tuple[int, ...]) -> None:
+    assert asked(ranks=list(ranks)) == [
+        f"MS304 profiler: ranks {ranks} are to be traced, and the job has 8 | use ranks from 0 to the last one, or -1 for all"
+    ]
+
+
+def test_the_folder_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert asked(folder=f"{tmp_path}/file") == [
+        f"MS304 profiler: the folder {tmp_path}/file cannot be written "
+        "| --set profiler.folder=FOLDER, where files can be written"
+    ]
+
+
+def test_what_means_nothing_here_is_a_row() -> None:
+    rows = {row.text for row in ask("profiler", settings={"profiler": {"level": "level1", "cpu": True}}).rows}
+    assert {
+        "profiler: profiler.level=level1 means nothing on cpu: only the profiler of an NPU has levels",
+        "profiler: profiler.cpu means nothing on the cpu platform, whose traces always have the host",
+    } <= rows
+
+
+@pytest.mark.parametrize(("last", "done", "fits"), [(12, 0, True), (11, 11, True), (10, 0, False), (30, 12, False)])
+def test_the_window_is_inside_the_run(last: int, done: int, fits: bool) -> None:
+    plan = registry.plan(["profiler"], platform="cpu", world={"world_size": 1})
+    problems = _window_problems(plan, last, done)
+    text = f"profiler works in steps 11 to 12, and this run has steps {done + 1} to {last}"
+    assert [problem.message for problem in problems] == ([] if fits else [text])
+
+
+def test_an_unknown_level_is_refused() -> None:
+    with pytest.raises(MindSpeedError):
+        registry.plan(["profiler"], {"profiler": {"level": "level3"}}, platform="cpu")
