@@ -1,0 +1,1 @@
+"""Recomputation that runs while the gradient is on its way."""

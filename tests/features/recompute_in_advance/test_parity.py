@@ -1,0 +1,18 @@
+"""Recomputation ahead of the gradient against Megatron without it: equal bits."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import Prove
+
+pytestmark = pytest.mark.long
+
+
+@pytest.mark.parametrize("granularity", ["full", "selective"])
+@pytest.mark.parametrize("vpp", [1, 2])
+def test_layers_and_modules_recomputed_ahead_are_megatrons(prove: Prove, granularity: str, vpp: int) -> None:
+    also = ["virtual-pipeline"] if vpp > 1 else ["pipeline-parallel"]
+    settings = {"recompute-in-advance": {"granularity": granularity}}
+    verdict = prove("recompute-in-advance", also=also, settings=settings, world={"pp": 2, "vpp": vpp}, nproc=2)
+    assert verdict.problems == []
