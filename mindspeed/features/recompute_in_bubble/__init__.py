@@ -1,0 +1,1 @@
+"""Recomputation of as few activations as a limit allows."""

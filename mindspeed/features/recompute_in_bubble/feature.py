@@ -1,0 +1,56 @@
+"""As few recomputed activations as keep every rank within a limit, each recomputed before its gradient arrives."""
+
+from __future__ import annotations
+
+from mindspeed.pipeline.feature import LISTED_RECOMPUTE, ScheduleArgs, ScheduleFeature, full_recompute, needs_stages
+from mindspeed.pipeline.operations import Costs, PipelineShape, Schedule
+from mindspeed.pipeline.recomputation import recompute_least
+from mindspeed.pipeline.synthesis import megatron
+from mindspeed.plugins import (
+    ArgOverride,
+    Category,
+    FeatureSpec,
+    Field,
+    Numerics,
+    Patch,
+    Requires,
+    Slot,
+    VerifyWith,
+    hookimpl,
+)
+
+
+class RecomputeInBubbleArgs(ScheduleArgs):
+    limit: int | None = Field(
+        None, ge=1, description="activation sets of a chunk and a micro-batch that a rank keeps; pp x vpp if not given"
+    )
+
+
+class RecomputeInBubble(ScheduleFeature[RecomputeInBubbleArgs]):
+    """Keep activations up to a limit, drop those that are needed last, and repeat their forward pass while a stage waits."""
+
+    spec = FeatureSpec(
+        name="recompute-in-bubble",
+        summary="Activations kept up to a limit; the others are recomputed while a pipeline stage waits",
+        category=Category.MEMORY,
+        slots={Slot.PIPELINE_SCHEDULE, Slot.RECOMPUTE_POLICY},
+        constraints=(
+            Requires("pipeline-parallel", reason="it recomputes while a stage waits for another one"),
+            needs_stages("recompute-in-bubble"),
+        ),
+        numerics=Numerics.exact(),
+        verify_with=VerifyWith(
+            features=("pipeline-parallel",), settings={"recompute-in-bubble": {"limit": 1}}, world={"pp": 2}
+        ),
+    )
+
+    def planned_schedule(self, shape: PipelineShape, costs: Costs) -> Schedule:
+        return recompute_least(megatron(shape), self.args.limit or shape.stages)
+
+    @hookimpl
+    def megatron_args(self) -> list[ArgOverride]:
+        return full_recompute("recompute-in-bubble is active")
+
+    @hookimpl
+    def patches(self) -> list[Patch]:
+        return [LISTED_RECOMPUTE]
