@@ -1,0 +1,1 @@
+"""Main weights joined from bf16 weights and residuals."""

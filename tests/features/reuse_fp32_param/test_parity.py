@@ -1,0 +1,56 @@
+"""The feature against the same layout without it: bit for bit, over steps of plain Adam, and the bytes that it saves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mindspeed.resolution.request import Layer
+from mindspeed.verification.case import build_case
+from mindspeed.verification.pool import WorkerPool
+from tests.memory.adam_steps import Trained, assert_equal, trained
+
+NAME = "reuse-fp32-param"
+PARTS = 4
+
+
+def proven(pool: WorkerPool, nproc: int, also: tuple[str, ...] = (), **world: Any) -> tuple[list[Trained], list[Trained]]:
+    """Every rank without and with the feature, which must be equal to the bit."""
+    layer = Layer("test", settings={NAME: {"parts": PARTS}}, world={"dtype": "bf16", **world})
+    case = build_case([NAME], [layer], also, nproc)
+    recipe = replace(case.recipe, steps=5)
+    stock = trained(pool, nproc, recipe, case.baseline)
+    found = trained(pool, nproc, recipe, case.plan)
+    assert_equal(stock, found)
+    for rank in found:
+        numbers = rank.numbers
+        assert rank.bytes["main"] == 0
+        assert rank.bytes["residual"] == 2 * numbers
+        assert rank.bytes["ties"] <= max(1, numbers * 2**-13)  # whole bytes for each of few weights
+        assert rank.window <= 4 * numbers / PARTS + 4 * rank.largest
+    assert [rank.bytes["main"] for rank in stock] == [4 * rank.numbers for rank in found]
+    return stock, found
+
+
+def test_five_steps_are_bit_equal_and_keep_two_bytes_of_a_main_weight(pool: WorkerPool) -> None:
+    proven(pool, 1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("nproc", [1, 2, 4])
+def test_shards_of_the_distributed_optimizer_are_bit_equal(pool: WorkerPool, nproc: int) -> None:
+    _, found = proven(pool, nproc, ("distributed-optimizer",))
+    assert sum(rank.numbers for rank in found) < 1.1 * proven(pool, 1)[1][0].numbers  # each number on one rank
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("also", ["async-ddp", "async-param-gather", "pipeline-parallel", "tensor-parallel"])
+def test_a_layout_is_bit_equal(pool: WorkerPool, also: str) -> None:
+    proven(pool, 2, (also,))
+
+
+@pytest.mark.long
+def test_odd_sizes_are_bit_equal(pool: WorkerPool) -> None:
+    proven(pool, 2, ("distributed-optimizer",), hidden_size=36, ffn_hidden_size=51, vocab_size=67)
