@@ -1,0 +1,1 @@
+"""Activations of attention on the host between forward and backward."""
