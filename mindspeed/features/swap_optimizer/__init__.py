@@ -1,0 +1,1 @@
+"""Main weights and states of the optimizer in host memory."""
