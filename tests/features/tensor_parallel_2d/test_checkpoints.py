@@ -1,0 +1,108 @@
+"""Distributed checkpoints of every split load into every other one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import mindspeed
+from mindspeed import registry
+from mindspeed.cli import main
+from mindspeed.planning.checkpoint_state import record_of
+from mindspeed.verification.pool import WorkerPool
+from mindspeed.verification.shape import LLAMA, Recipe
+
+NAME = "tensor-parallel-2d"
+RECIPE = Recipe(LLAMA)
+
+
+def plan(layout: tuple[int, int] | int) -> Any:
+    """A grid (x, y), or so many ranks in one dimension."""
+    if isinstance(layout, int):
+        return mindspeed.plan(features=[], platform="cpu", world={"world_size": layout, "tp": layout, **RECIPE.world()})
+    x, y = layout
+    settings, world = {NAME: {"x": x, "y": y}}, {"world_size": x * y, "tp": x * y, **RECIPE.world()}
+    return mindspeed.plan(features=[NAME], platform="cpu", settings=settings, world=world)
+
+
+def sharded_state(chunks: list[Any]) -> Any:
+    from megatron.core.utils import unwrap_model
+
+    return unwrap_model(chunks)[0].sharded_state_dict(metadata={"non_homogeneous_layers": True})
+
+
+def save(folder: str) -> None:
+    from megatron.core import dist_checkpointing
+
+    from mindspeed.verification.model import build_chunks
+
+    dist_checkpointing.save(sharded_state(build_chunks(RECIPE)), folder)
+
+
+def load(folder: str) -> list[str]:
+    """Names of the parameters that are not what the same model has when it is built in this layout."""
+    import torch
+    from megatron.core import dist_checkpointing
+    from megatron.core.utils import unwrap_model
+
+    from mindspeed.verification.model import build_chunks
+
+    chunks = build_chunks(RECIPE)
+    (model,) = unwrap_model(chunks)
+    built = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(7.0)
+    model.load_state_dict(dist_checkpointing.load(sharded_state(chunks), folder))
+    return [name for name, parameter in model.named_parameters() if not torch.equal(parameter, built[name])]
+
+
+def ranks(layout: tuple[int, int] | int) -> int:
+    return layout if isinstance(layout, int) else layout[0] * layout[1]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("saved", "loaded"),
+    [
+        ((1, 2), 1),
+        (1, (1, 2)),
+        ((1, 2), (2, 1)),
+        ((2, 2), 1),
+        ((2, 2), 4),
+        ((2, 2), (1, 4)),
+        (1, (2, 2)),
+        (4, (2, 2)),
+        ((1, 4), (2, 2)),
+        (2, (2, 2)),
+    ],
+    ids=str,
+)
+def test_a_checkpoint_of_one_split_loads_into_another(pool: WorkerPool, tmp_path: Path, saved: Any, loaded: Any) -> None:
+    pool.call(save, ranks(saved), str(tmp_path), plan=plan(saved))
+    assert pool.call(load, ranks(loaded), str(tmp_path), plan=plan(loaded)) == [[]] * ranks(loaded)
+
+
+@pytest.mark.parametrize(
+    ("saved", "job"),
+    [
+        ((2, 2), ["--tp", "4"]),
+        (4, ["--tp", "4", "--features", NAME, "--set", f"{NAME}.x=2", "--set", f"{NAME}.y=2"]),
+        ((2, 2), ["--tp", "4", "--features", NAME, "--set", f"{NAME}.x=1", "--set", f"{NAME}.y=4"]),
+    ],
+    ids=["removed", "added", "changed"],
+)
+def test_checkpoint_diff_calls_another_split_convertible(tmp_path: Path, saved: Any, job: list[str]) -> None:
+    before = plan(saved)
+    record_of(before, registry.feature_classes(before), registry.content_of(before)).write(tmp_path)
+    shape = {"--" + name.replace("_", "-"): str(RECIPE.world()[name]) for name in ("hidden_size", "ffn_hidden_size")}
+    sizes = ["--platform", "cpu", "--world-size", "4", *(word for option in shape.items() for word in option)]
+    result = CliRunner().invoke(main, ["checkpoint", "diff", str(tmp_path), *sizes, *job, "--json"])
+    assert result.exit_code == 0, result.output
+    verdicts = {change["feature"]: change["verdict"] for change in json.loads(result.stdout)["changes"]}
+    assert verdicts.pop(NAME) == "convertible"
+    assert "refused" not in verdicts.values()

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from mindspeed.features.tensor_parallel_2d.costs import cheapest_grid, column, layer_numbers, row
+from mindspeed.features.tensor_parallel_2d.feature import TensorParallel2D, TensorParallel2DArgs
+from mindspeed.plugins import MindSpeedError, World
+from tests.features.resolving import active, ask, refusals
+
+NAME = "tensor-parallel-2d"
+AUTO = f"--set {NAME}.x=auto --set {NAME}.y=auto"
+LLAMA_405B = {
+    "hidden_size": 16384,
+    "ffn_hidden_size": 53248,
+    "num_attention_heads": 128,
+    "num_query_groups": 8,
+    "gated_linear_unit": True,
+}
+
+
+def grid(x: object, y: object) -> dict[str, dict[str, object]]:
+    return {NAME: {"x": x, "y": y}}
+
+
+def test_it_brings_sequence_parallelism():
+    assert {NAME, "sequence-parallel", "tensor-parallel"} <= set(active(NAME, tp=4))
+    (added,) = [feature for feature in ask(NAME, tp=4).features if feature.name == "sequence-parallel"]
+    assert added.why[0] == (
+        f"sequence-parallel: required by {NAME}, because its layers have the inputs and outputs of sequence parallelism"
+    )
+
+
+def test_it_needs_more_than_one_tensor_parallel_rank():
+    text = f"MS304 {NAME}: there is no grid of 1 tensor-parallel rank | --tp 2 or more, or remove {NAME}"
+    assert text in refusals(NAME, tp=1)
+
+
+@pytest.mark.parametrize(("x", "y"), [(2, 2), (4, 1), (1, 4), (2, "auto"), ("auto", 4), ("auto", "auto")])
+def test_a_grid_of_the_tensor_parallel_size_is_accepted(x: object, y: object):
+    assert refusals(NAME, tp=4, settings=grid(x, y)) == []
+
+
+@pytest.mark.parametrize(("x", "y"), [(2, 3), (3, "auto"), ("auto", 8), (0, 4), (-2, -2)])
+def test_a_grid_of_another_size_is_refused(x: object, y: object):
+    refused = f"MS304 {NAME}: a grid of x = {x} by y = {y} does not have 4 tensor-parallel ranks | {AUTO}"
+    assert refusals(NAME, tp=4, settings=grid(x, y)) == [refused]
+
+
+def test_a_hidden_size_that_y_does_not_divide_is_refused():
+    refused = f"MS304 {NAME}: a hidden size of 66 cannot be split over y ranks of the grid x = 1, y = 4 | {AUTO}"
+    assert refusals(NAME, tp=4, hidden_size=66, settings=grid(1, 4)) == [refused]
+    assert refusals(NAME, tp=4, hidden_size=66, settings=grid(2, 2)) == []
+
+
+def test_one_feature_holds_the_linear_layers():
+    assert refusals(NAME, "coc", tp=4) == [f"MS203 coc and {NAME} all hold the slot linear | remove coc or remove {NAME}"]
+
+
+def test_an_mlp_that_the_ranks_do_not_divide_is_refused():
+    text = "MS304 tensor-parallel: an MLP of 66 hidden units cannot be split over 4 ranks | use a --tp that divides 66"
+    assert refusals(NAME, tp=4, ffn_hidden_size=66, settings=grid(2, 2)) == [text]
+    assert refusals(NAME, tp=4, ffn_hidden_size=68, settings=grid(2, 2)) == []
+
+
+def test_one_dimension_is_chosen_where_it_sends_the_least_and_the_plan_says_so():
+    (note,) = [row.text for row in ask(NAME, tp=4).rows if row.feature == NAME and "grid" in row.text]
+    assert note.startswith("the grid is 4x1, the least of 4x1, 2x2, 1x4: a rank sends ")
+    assert note.endswith("(1.00)")
+    (note,) = [row.text for row in ask(NAME, tp=4, settings=grid(2, 2)).rows if row.feature == NAME and "grid" in row.text]
+    assert note.startswith("the grid is 2x2: a rank sends ")
+
+
+def test_a_layer_of_llama_3_405b_on_sixteen_ranks_sends_seven_tenths_in_forward():
+    h, ffn, qkv = 16384, 53248, 16384 + 2 * 1024
+
+    def forward(x: int, y: int) -> float:
+        layers = column(h, qkv, x, y), row(h, h, x, y), column(h, 2 * ffn, x, y), row(h, ffn, x, y)
+        return sum(sent.forward for sent in layers)
+
+    assert forward(8, 2) / forward(16, 1) == pytest.approx(0.70, abs=0.005)
+    world = World({"tp": 16, **LLAMA_405B})
+    assert cheapest_grid(world) == (8, 2)
+    assert layer_numbers(world, 8, 2) < layer_numbers(world, 16, 1)
+    assert cheapest_grid(World({"tp": 4, **LLAMA_405B})) == (4, 1)
+
+
+def test_options_that_its_layers_cannot_follow_are_refused_when_the_model_is_built_all_at_once():
+    from mindspeed.features.tensor_parallel_2d.refusals import refuse_model
+
+    refuse_model(SimpleNamespace())
+    refuse_model(SimpleNamespace(moe_shared_expert_overlap=False, gtp_weight_remat_size=1))
+    feature = TensorParallel2D(TensorParallel2DArgs(), World({}))
+    with pytest.raises(MindSpeedError) as error:
+        feature.layer_spec(None, SimpleNamespace(moe_shared_expert_overlap=True, gtp_weight_remat_size=2))
+    assert [(problem.message, problem.fix) for problem in error.value.problems] == [
+        (
+            f"{NAME}: moe_shared_expert_overlap is set, under which shared experts do without their collectives",
+            "remove --moe-shared-expert-overlap",
+        ),
+        (
+            f"{NAME}: gtp_weight_remat_size is 2: Megatron splits each weight over as many ranks more, along one dimension",
+            "remove --tensor-parallel-num-weight-shards",
+        ),
+    ]
+
+
+@pytest.mark.long
+def test_a_layer_needs_the_groups_of_its_grid_and_features_that_y_divides(monkeypatch: pytest.MonkeyPatch):
+    from mindspeed.features.tensor_parallel_2d import layers as module
+
+    four, feature = SimpleNamespace(size=lambda: 4), SimpleNamespace(grid=None)
+    monkeypatch.setattr(module, "active_feature", lambda name: feature)
+    with pytest.raises(MindSpeedError) as error:
+        module._feature_and_grid(four)
+    (problem,) = error.value.problems
+    assert (problem.message, problem.fix) == (
+        f"{NAME}: a layer is built for 4 ranks without the groups of a grid of as many",
+        "call initialize_model_parallel of Megatron before the model is built",
+    )
+    feature.grid = SimpleNamespace(ranks=4, y=4)
+    assert module._feature_and_grid(four) == (feature, feature.grid)
+    module._require_split(64, feature.grid, "an input")
+    with pytest.raises(MindSpeedError) as error:
+        module._require_split(66, feature.grid, "an input")
+    (problem,) = error.value.problems
+    assert (problem.message, problem.fix) == (
+        f"{NAME}: an input of 66 features cannot be split over y = 4 ranks",
+        f"use a --set {NAME}.y that divides 66",
+    )
+
+
+def test_the_cheapest_grid_needs_the_shape_of_the_model():
+    feature = TensorParallel2D(TensorParallel2DArgs(), World({"tp": 4}))
+    with pytest.raises(MindSpeedError) as error:
+        feature.groups_created({"tp": 4}, lambda name: None)
+    (problem,) = error.value.problems
+    assert problem.message.startswith(f"{NAME}: x and y are auto, and hidden_size")
+    assert problem.fix == f"--set {NAME}.y=2"
+
+
+def test_an_optimizer_that_reads_one_split_dimension_is_refused():
+    from mindspeed.features.tensor_parallel_2d.refusals import refusing
+
+    feature = TensorParallel2D(TensorParallel2DArgs(), World({}))
+    adam, muon = (SimpleNamespace(config=SimpleNamespace(optimizer=name)) for name in ("adam", "dist_muon"))
+    feature.optimizer_built(SimpleNamespace(chained_optimizers=[adam]))
+    for build in (lambda: feature.optimizer_built(SimpleNamespace(chained_optimizers=[adam, muon])), refusing(lambda: None)):
+        with pytest.raises(MindSpeedError) as error:
+            build()
+        (problem,) = error.value.problems
+        assert (problem.code, problem.message, problem.fix) == (
+            "MS304",
+            f"{NAME}: Muon reads one split dimension of a weight, and the weights of linear layers are split along both",
+            f"--optimizer adam, or remove {NAME}",
+        )
