@@ -1,0 +1,1 @@
+"""Count the floating-point operations of training steps."""

@@ -1,0 +1,47 @@
+"""Floating-point operations of a step: those of the model, those that run, and those that run twice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Field, Numerics, hookimpl
+
+if TYPE_CHECKING:
+    from mindspeed.features.tflops.meter import StepMeter
+
+
+class TflopsArgs(FeatureArgs):
+    interval: int = Field(100, ge=1, description="steps from one counted step to the next; the first of a run is counted")
+    peak: float | None = Field(
+        None, gt=0, description="dense TFLOP/s of one device in the job's precision; the log then has mfu and hfu, shares of it"
+    )
+
+
+class Tflops(Feature[TflopsArgs]):
+    """Count matrix products in one step of an interval, and log them with the FLOP/s of every step."""
+
+    spec = FeatureSpec(
+        name="tflops",
+        summary="Model and hardware FLOP/s from counted products",
+        category=Category.TOOL,
+        level=0,
+        numerics=Numerics.exact(),
+    )
+    meter: StepMeter | None = None
+
+    @hookimpl
+    def model_built(self, chunks: Sequence[Any]) -> None:
+        from mindspeed.features.tflops.layers import model_operations
+        from mindspeed.features.tflops.meter import StepMeter
+
+        self.meter = StepMeter(self.args.interval, model_operations(chunks, self.world), self.args.peak)
+
+    @hookimpl
+    def around_train_step(self, state: Any) -> AbstractContextManager[None] | None:
+        return None if self.meter is None else self.meter.step(state.step)
+
+    @hookimpl
+    def step_metrics(self, state: Any) -> Mapping[str, float] | None:
+        return None if self.meter is None else self.meter.metrics()

@@ -1,0 +1,22 @@
+"""The operations of a step by the shape of the model that Megatron has built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from megatron.core.utils import get_model_config, unwrap_model
+
+from mindspeed.arithmetic import model_flops, shape_of_config
+from mindspeed.plugins import World
+
+
+def model_operations(chunks: Sequence[Any], world: World) -> int | None:
+    """Return the operations of a step, all ranks together; None where the model is no GPT or the batch size is not known."""
+    model = unwrap_model(chunks[0])
+    if not hasattr(model, "vocab_size") or not world.knows("global_batch_size"):
+        return None
+    length = world.seq_length if world.knows("seq_length") else model.max_sequence_length
+    tied = bool(model.share_embeddings_and_output_weights)
+    shape = shape_of_config(get_model_config(chunks[0]), model.vocab_size, length, tied)
+    return model_flops(shape, world.global_batch_size)
