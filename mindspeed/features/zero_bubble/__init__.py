@@ -1,0 +1,1 @@
+"""Pipeline schedules without idle time between the operations of a rank."""

@@ -1,0 +1,56 @@
+"""The fastest list of operations for given costs, with weight gradients apart and recomputation where it is hidden."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspeed.features.zero_bubble.settings import CONSTRAINTS, ZeroBubbleArgs, given_costs, planned
+from mindspeed.pipeline.feature import LISTED_RECOMPUTE, V_PLACEMENT, WAITING_WEIGHTS, ScheduleFeature, full_recompute
+from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
+from mindspeed.plugins import (
+    ArgOverride,
+    Category,
+    CheckpointState,
+    FeatureSpec,
+    Numerics,
+    Patch,
+    Slot,
+    VerifyWith,
+    hookimpl,
+)
+
+
+class ZeroBubble(ScheduleFeature[ZeroBubbleArgs]):
+    """Search the weight gradients' lag that fills the idle time of every rank, judged by a simulator before it runs."""
+
+    spec = FeatureSpec(
+        name="zero-bubble",
+        summary="The fastest pipeline schedule for given costs and activation memory, with Megatron's own results",
+        category=Category.PARALLEL,
+        slots={Slot.PIPELINE_SCHEDULE, Slot.LINEAR},
+        constraints=CONSTRAINTS,
+        numerics=Numerics.reordered(reason="only placement v, whose ranks draw other random numbers; loop has Megatron's bits"),
+        state=CheckpointState("resharded", "layers are saved under their number in the whole model"),
+        verify_with=VerifyWith(world={"pp": 2}),
+    )
+
+    def planned_schedule(self, shape: PipelineShape, costs: Costs) -> Schedule:
+        return planned(self.args, shape, costs)
+
+    def placement(self) -> Placement:
+        return self.args.placement
+
+    def costs(self) -> Costs:
+        return given_costs(self.args)
+
+    def engine_options(self) -> dict[str, Any]:
+        return {"output_layer": self.args.output_layer, "measured": self.args.costs == "measured"}
+
+    @hookimpl
+    def megatron_args(self) -> list[ArgOverride]:
+        return full_recompute(f"zero-bubble.recompute={self.args.recompute}") if self.args.recompute != "none" else []
+
+    @hookimpl
+    def patches(self) -> list[Patch]:
+        listed = [LISTED_RECOMPUTE] if self.args.recompute != "none" else []
+        return [WAITING_WEIGHTS, *listed, *(V_PLACEMENT if self.args.placement == "v" else ())]
