@@ -27,6 +27,7 @@ MODEL: dict[str, Any] = {
     "global_batch_size": 16,
     "normalization": "RMSNorm",
     "gated_linear_unit": True,
+    "linear_bias": False,
     "activation": "silu",
     "rotary": True,
 }

@@ -11,7 +11,18 @@ import pytest
 
 import mindspeed.features
 
-PUBLIC = ("mindspeed.ops", "mindspeed.context_parallel", "torch", "megatron")
+PUBLIC = (
+    "mindspeed.ops",
+    "mindspeed.arithmetic",
+    "mindspeed.context_parallel",
+    "mindspeed.moe",
+    "mindspeed.tensor_parallel",
+    "mindspeed.memory",
+    "mindspeed.pipeline",
+    "torch",
+    "torch_npu",
+    "megatron",
+)
 """Packages whose modules a feature imports, beside names of `mindspeed.plugins`, its own folder and the standard library."""
 FILES = sorted(Path(next(iter(mindspeed.features.__path__))).rglob("*.py"))
 

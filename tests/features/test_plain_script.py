@@ -31,6 +31,7 @@ WORLD: dict[str, Any] = SHAPE | {
 LEVEL_ONE = {
     "flash-attention",
     "grouped-matmul-add",
+    "moe-grouped-gemm",
     "matmul-add",
     "moe-token-permute",
     "rms-norm",

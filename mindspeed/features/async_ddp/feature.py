@@ -9,6 +9,7 @@ from typing import Any
 from mindspeed.plugins import (
     ArgOverride,
     Category,
+    Estimate,
     Feature,
     FeatureArgs,
     FeatureSpec,
@@ -37,6 +38,8 @@ class AsyncDdp(Feature[AsyncDdpArgs]):
             MegatronFlag("overlap_grad_reduce", switch="on"),
             MegatronFlag("ddp_bucket_size", "bucket_size"),
         ),
+        estimate=lambda args, world: Estimate(overlap_gradients=True),
+        variants=lambda world: [{}],
         numerics=Numerics.reordered(reason="as data-parallel"),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mindspeed.plugins import (
     ArgOverride,
     Category,
+    Estimate,
     Feature,
     FeatureArgs,
     FeatureSpec,
@@ -28,6 +29,8 @@ class AsyncParamGather(Feature[FeatureArgs]):
             Requires("async-ddp", reason="both work on the same buckets, which exist only with overlapped reduction"),
         ),
         megatron_flags=(MegatronFlag("overlap_param_gather", switch="on"),),
+        estimate=lambda args, world: Estimate(overlap_weights=True),
+        variants=lambda world: [{}],
         numerics=Numerics.reordered(reason="as distributed-optimizer"),
     )
 

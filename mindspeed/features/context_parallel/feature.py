@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from typing import Any
 
 from mindspeed.plugins import (
     ArgOverride,
@@ -13,8 +14,10 @@ from mindspeed.plugins import (
     FeatureArgs,
     FeatureSpec,
     Field,
+    MindSpeedError,
     Numerics,
     Patch,
+    Problem,
     RequiresSlot,
     Slot,
     VerifyWith,
@@ -68,6 +71,16 @@ class ContextParallel(Feature[ContextParallelArgs]):
                 ArgOverride("calculate_per_token_loss", True, "ranks may hold different numbers of tokens that count")
             )
         return overrides
+
+    @hookimpl
+    def config_ready(self, config: Any) -> None:
+        if self.args.size > 1 and getattr(config, "hybrid_context_parallel", False):
+            text = (
+                "hybrid_context_parallel spreads every sample over ranks of its own, "
+                f"and context-parallel.size={self.args.size} spreads all samples over one group"
+            )
+            fix = "drop --hybrid-context-parallel, or --set context-parallel.size=1"
+            raise MindSpeedError([Problem("MS304", text, ("context-parallel",), fix=fix)])
 
     @hookimpl
     def patches(self) -> list[Patch]:

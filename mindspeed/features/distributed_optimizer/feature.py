@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mindspeed.plugins import (
     ArgOverride,
     Category,
     CheckpointState,
+    Estimate,
     Feature,
     FeatureArgs,
     FeatureSpec,
@@ -14,6 +17,15 @@ from mindspeed.plugins import (
     Requires,
     hookimpl,
 )
+
+
+def _estimate(args: FeatureArgs, world: Any) -> Estimate:
+    from mindspeed.arithmetic import optimizer_bytes, rank_parameters
+
+    dense, experts = rank_parameters(world)
+    replicas = world.dp * world.cp
+    saved = dense * (1 - 1 / replicas) + experts * (1 - world.ep / replicas)
+    return Estimate(optimizer=-saved * optimizer_bytes(world))
 
 
 class DistributedOptimizer(Feature[FeatureArgs]):
@@ -26,6 +38,8 @@ class DistributedOptimizer(Feature[FeatureArgs]):
         level=0,
         constraints=(Requires("data-parallel", reason="it shards the optimizer over the replicas"),),
         megatron_flags=(MegatronFlag("use_distributed_optimizer", switch="on"),),
+        estimate=_estimate,
+        variants=lambda world: [{}],
         numerics=Numerics.reordered(reason="gradients are reduced by another collective"),
         state=CheckpointState(
             "resharded",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from mindspeed.features.expert_parallel.choice import NEEDED, cheaper_dispatcher, describe_choice
 from mindspeed.plugins import (
     ArgOverride,
     Category,
@@ -22,7 +23,9 @@ from mindspeed.plugins import (
 
 class ExpertParallelArgs(FeatureArgs):
     size: int = Field(1, ge=1, description="ranks over which the experts of a layer are spread")
-    dispatcher: Literal["alltoall", "allgather"] = Field("alltoall", description="how tokens travel to their experts")
+    dispatcher: Literal["alltoall", "allgather", "auto"] = Field(
+        "alltoall", description="how tokens travel to their experts; auto takes the one that sends fewer bytes"
+    )
     expert_tensor_size: int | None = Field(
         None, ge=1, description="ranks that share one expert; as tensor-parallel if not given"
     )
@@ -61,6 +64,19 @@ class ExpertParallel(Feature[ExpertParallelArgs]):
                 fix="use a smaller --ep or expert-parallel.expert_tensor_size",
                 when=lambda args, world: args.expert_tensor_size is not None,
             ),
+            Check(
+                lambda args, world: all(world.knows(name) for name in NEEDED),
+                "the dispatcher is auto, which compares bytes, and these follow from "
+                f"{', '.join(NEEDED)}, of which some are not known",
+                fix="give all of them, or --set expert-parallel.dispatcher=alltoall",
+                when=lambda args, world: args.dispatcher == "auto",
+            ),
+            Check(
+                lambda args, world: (args.expert_tensor_size or world.tp) == 1,
+                "linear layers have biases, and an expert with biases cannot be split over tensor-parallel ranks",
+                fix="--no-linear-bias (Megatron-LM: --disable-bias-linear), or --set expert-parallel.expert_tensor_size=1",
+                when=lambda args, world: world.tp > 1 and world.linear_bias,
+            ),
             Requires(
                 "sequence-parallel",
                 reason="Megatron trains MoE layers under tensor parallelism only with sequence parallelism",
@@ -72,6 +88,7 @@ class ExpertParallel(Feature[ExpertParallelArgs]):
             MegatronFlag("moe_token_dispatcher_type", "dispatcher", follows_default=True),
         ),
         numerics=Numerics.reordered(reason="gradients of an expert are sums over the tokens of several ranks"),
+        notes=describe_choice,
         state=CheckpointState(
             "resharded",
             "Megatron keeps an optimizer of its own for experts that are spread, whose state another number of ranks can load",
@@ -83,9 +100,11 @@ class ExpertParallel(Feature[ExpertParallelArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
+        chosen = self.args.dispatcher
+        dispatcher = cheaper_dispatcher(self.args, self.world) if chosen == "auto" else chosen
         overrides = [
             ArgOverride("expert_model_parallel_size", self.args.size, "expert-parallel.size"),
-            ArgOverride("moe_token_dispatcher_type", self.args.dispatcher, "expert-parallel.dispatcher"),
+            ArgOverride("moe_token_dispatcher_type", dispatcher, "expert-parallel.dispatcher"),
         ]
         if self.args.expert_tensor_size is not None:
             size = self.args.expert_tensor_size

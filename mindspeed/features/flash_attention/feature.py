@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Field, Numerics, hookimpl
+from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Field, Numerics, hookimpl, resized
 
 
 class FlashAttentionArgs(FeatureArgs):
@@ -15,6 +15,17 @@ class FlashAttentionArgs(FeatureArgs):
     )
     pre_tokens: int = Field(65536, description="keys before a query that the window of modes 0, 4, 7 and 8 has")
     next_tokens: int = Field(0, description="keys after a query that the window of modes 0, 4, 7 and 8 has")
+
+
+def _saved(args: Any, world: Any, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Queries, keys and values without copies for each group, and two numbers of each row of scores."""
+    tokens, heads = world.seq_length * world.micro_batch_size // world.cp, world.num_attention_heads
+    width = world.hidden_size // heads * (heads + 2 * world.num_query_groups) // world.tp
+    sizes = {
+        "attention: queries, keys, values": tokens * width * (4 if world.dtype == "fp32" else 2),
+        "attention: softmax": 8 * heads // world.tp * tokens,
+    }
+    return resized(tensors, sizes | {"attention: softmax dropout": 0, "attention: score buffer": 0})
 
 
 class FlashAttention(Feature[FlashAttentionArgs]):
@@ -33,6 +44,7 @@ class FlashAttention(Feature[FlashAttentionArgs]):
         numerics=Numerics.reordered(
             reason="the softmax is summed block by block; with attention dropout other elements are dropped"
         ),
+        saved=_saved,
     )
 
     @hookimpl

@@ -43,6 +43,13 @@ class MatmulAdd(Feature[FeatureArgs]):
                 f"{_LAYERS}:linear_with_grad_accumulation_and_async_allreduce",
                 f"{_GLUE}:with_fusion_by_weight",
                 reason="a weight with a gradient buffer of Megatron's data parallelism takes the fused path",
+                optional=True,
+            ),
+            Wrap(
+                "mindspeed.tensor_parallel.weight_gradient:adds_to_buffer",
+                f"{_GLUE}:decided_by_weight",
+                reason="the linear layers of other features ask here",
+                optional=True,
             ),
             Set(
                 f"{_LAYERS}:fused_weight_gradient_mlp_cuda",

@@ -71,6 +71,16 @@ def with_fusion_by_weight(original: Callable[..., Tensor]) -> Callable[..., Tens
     return linear
 
 
+def decided_by_weight(original: Callable[[Tensor, bool], bool]) -> Callable[[Tensor, bool], bool]:
+    """Around the question of other linear layers whether a weight's gradient is added to its buffer."""
+
+    @functools.wraps(original)
+    def adds(weight: Tensor, requested: bool) -> bool:
+        return original(weight, requested) if hasattr(weight, "__fsdp_param__") else takes_sum(weight)
+
+    return adds
+
+
 def takes_sum(weight: Tensor) -> bool:
     """Tell whether a weight has a gradient buffer that a kernel adds to. The feature declines a weight without one."""
     buffer = getattr(weight, "main_grad", None)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspeed.plugins import Category, Check, Feature, FeatureArgs, FeatureSpec, Numerics, hookimpl
+from mindspeed.plugins import Category, Check, Feature, FeatureArgs, FeatureSpec, Numerics, hookimpl, resized
+
+_NORMS = ("input norm", "pre-mlp norm", "final norm")
 
 
 class RmsNorm(Feature[FeatureArgs]):
@@ -25,6 +27,7 @@ class RmsNorm(Feature[FeatureArgs]):
             ),
         ),
         numerics=Numerics.reordered(reason="the mean of squares is summed in another order"),
+        saved=lambda args, world, tensors: resized(tensors, {f"{norm}: copies": 0 for norm in _NORMS}),
     )
 
     @hookimpl

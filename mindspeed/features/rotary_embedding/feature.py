@@ -14,6 +14,7 @@ from mindspeed.plugins import (
     Replace,
     World,
     hookimpl,
+    resized,
 )
 
 
@@ -39,6 +40,7 @@ class RotaryEmbedding(Feature[FeatureArgs]):
             ),
         ),
         numerics=Numerics.reordered(reason="both products and their sum are rounded once instead of three times"),
+        saved=lambda args, world, tensors: resized(tensors, {"attention: rotary tables": 0}),
     )
 
     @hookimpl

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mindspeed.plugins import (
     ArgOverride,
     Category,
     Check,
+    Estimate,
     Feature,
     FeatureArgs,
     FeatureSpec,
@@ -14,6 +17,12 @@ from mindspeed.plugins import (
     Requires,
     hookimpl,
 )
+
+
+def _estimate(args: FeatureArgs, world: Any) -> Estimate:
+    from mindspeed.arithmetic import layer_activations
+
+    return Estimate(activations=-layer_activations(world).whole * (1 - 1 / world.tp))
 
 
 class SequenceParallel(Feature[FeatureArgs]):
@@ -39,6 +48,8 @@ class SequenceParallel(Feature[FeatureArgs]):
         ),
         applies=lambda args, world: world.tp > 1,
         megatron_flags=(MegatronFlag("sequence_parallel", switch="on", size="tp"),),
+        estimate=_estimate,
+        variants=lambda world: [{}],
         numerics=Numerics.reordered(reason="gradients of norm weights are sums of shares of the sequence"),
     )
 

@@ -17,6 +17,7 @@ from mindspeed.plugins import (
     World,
     Wrap,
     hookimpl,
+    resized,
 )
 
 _FUSIONS = "megatron.core.fusions.fused_bias_swiglu"
@@ -46,6 +47,7 @@ class Swiglu(Feature[FeatureArgs]):
             ),
         ),
         numerics=Numerics.reordered(reason="the product is rounded once instead of twice"),
+        saved=lambda args, world, tensors: resized(tensors, {"mlp: activation inner": 0}),
     )
 
     @hookimpl

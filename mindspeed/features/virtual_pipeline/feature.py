@@ -51,7 +51,7 @@ class VirtualPipeline(Feature[VirtualPipelineArgs]):
                 when=lambda args, world: not args.overlap_p2p and world.pp == 2,
             ),
             Check(
-                lambda args, world: world.num_layers % (world.pp * args.size) == 0,
+                lambda args, world: bool(world.layer_split) or world.num_layers % (world.pp * args.size) == 0,
                 "{world.num_layers} layers cannot be split evenly over pp x vpp = {world.pp} x {args.size} chunks",
                 fix="use --pp and --vpp whose product divides {world.num_layers}",
             ),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from mindspeed.features.context_parallel.feature import ContextParallel, ContextParallelArgs
+from mindspeed.plugins import MindSpeedError, World
 from tests.features.resolving import MODEL, active, ask, not_checked, overrides, refusals
 
 ALGORITHMS = ["ring-attention", "ulysses-attention", "kv-allgather-cp"]
@@ -255,3 +258,24 @@ def test_all_broken_rules_are_said_at_once():
         "MS304 context-parallel",
         *["MS304 ring-attention"] * 4,
     ]
+
+
+def context_parallel(size: int) -> ContextParallel:
+    return ContextParallel(ContextParallelArgs(size=size), World({}))
+
+
+def test_megatrons_hybrid_context_parallelism_is_not_doubled():
+    with pytest.raises(MindSpeedError) as raised:
+        context_parallel(2).config_ready(SimpleNamespace(hybrid_context_parallel=True))
+    assert [str(problem) for problem in raised.value.problems] == [
+        "MS304 hybrid_context_parallel spreads every sample over ranks of its own, "
+        "and context-parallel.size=2 spreads all samples over one group"
+        "\n  fix: drop --hybrid-context-parallel, or --set context-parallel.size=1"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("size", "config"), [(1, {"hybrid_context_parallel": True}), (2, {"hybrid_context_parallel": False}), (2, {})]
+)
+def test_one_kind_of_context_parallelism_is_fine(size, config):
+    context_parallel(size).config_ready(SimpleNamespace(**config))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from tests.features.resolving import active, not_checked, overrides, refusals
+from mindspeed.moe import costs
+from tests.features.resolving import CATALOG, active, ask, not_checked, overrides, refusals
 
 
 def test_a_size_above_one_adds_the_feature():
@@ -59,6 +60,54 @@ def test_size_dispatcher_and_expert_tensor_size_reach_megatron():
 
 def test_an_unknown_dispatcher_is_refused():
     assert refusals("expert-parallel", num_experts=4, settings={"expert-parallel": {"dispatcher": "flex"}}) == [
-        "MS301 expert-parallel.dispatcher is 'flex': input should be 'alltoall' or 'allgather' "
-        "| --set expert-parallel.dispatcher=alltoall  # how tokens travel to their experts"
+        "MS301 expert-parallel.dispatcher is 'flex': input should be 'alltoall', 'allgather' or 'auto' "
+        "| --set expert-parallel.dispatcher=alltoall  # how tokens travel to their experts; "
+        "auto takes the one that sends fewer bytes"
+    ]
+
+
+MOE = {"world_size": 4, "num_experts": 16, "seq_length": 1024, "hidden_size": 512, "dtype": "bf16"}
+AUTO = {"expert-parallel": {"dispatcher": "auto"}}
+
+
+def chosen(**world):
+    """The dispatcher that Megatron gets, and the row of the plan."""
+    resolution = ask("expert-parallel", **MOE, **world, settings=AUTO)
+    (text,) = [row.text for row in resolution.rows if "the dispatcher is" in row.text]
+    cls = CATALOG.feature("expert-parallel")
+    (planned,) = [feature for feature in resolution.features if feature.name == "expert-parallel"]
+    values = {o.argument: o.value for o in cls(cls.Args(**planned.args), resolution.world).megatron_args()}
+    return values["moe_token_dispatcher_type"], text
+
+
+def test_the_dispatcher_that_sends_fewer_bytes_is_chosen_and_the_plan_has_both_numbers():
+    assert chosen(ep=4, router_topk=2) == (
+        "alltoall",
+        "the dispatcher is alltoall: per layer and micro-batch a rank sends alltoall 8,397,312 and allgather 16,842,752 bytes",
+    )
+    assert chosen(ep=2, router_topk=8)[0] == "allgather"
+
+
+def test_bytes_of_experts_that_tensor_ranks_share_count_what_these_gather():
+    assert costs.shared_by_tensor_ranks(costs.Call(8, 2, 16, 2, 4, 8, 2), 1) == 0
+    assert costs.shared_by_tensor_ranks(costs.Call(8, 2, 16, 2, 4, 8, 2), 2) == 2 * 16 * 2 * (16 * (2 + 4) + 4)
+
+
+def test_a_choice_by_bytes_needs_all_sizes():
+    assert refusals("expert-parallel", **MOE, ep=4, router_topk=2, settings=AUTO) == []
+    assert refusals("expert-parallel", **MOE, ep=4, settings=AUTO) == [
+        "MS304 expert-parallel: the dispatcher is auto, which compares bytes, and these follow from num_experts, router_topk, "
+        "hidden_size, seq_length, micro_batch_size, dtype, of which some are not known "
+        "| give all of them, or --set expert-parallel.dispatcher=alltoall"
+    ]
+
+
+def test_experts_with_biases_are_not_split():
+    tensor = {"world_size": 4, "tp": 2, "ep": 2, "num_experts": 8}
+    whole = {"expert-parallel": {"expert_tensor_size": 1}}
+    assert refusals("expert-parallel", **tensor) == []
+    assert refusals("expert-parallel", **tensor, linear_bias=True, settings=whole) == []
+    assert refusals("expert-parallel", **tensor, linear_bias=True) == [
+        "MS304 expert-parallel: linear layers have biases, and an expert with biases cannot be split over tensor-parallel "
+        "ranks | --no-linear-bias (Megatron-LM: --disable-bias-linear), or --set expert-parallel.expert_tensor_size=1"
     ]

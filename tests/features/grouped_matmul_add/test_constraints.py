@@ -1,19 +1,16 @@
 from __future__ import annotations
 
-from tests.features.resolving import active, not_checked, overrides, refusals
+from tests.features.resolving import active, refusals
+
+
+def test_it_brings_grouped_experts_along():
+    assert active("grouped-matmul-add", world_size=1, num_experts=4) == ["moe-grouped-gemm", "grouped-matmul-add"]
 
 
 def test_a_dense_model_is_refused():
-    assert refusals("grouped-matmul-add", world_size=1, num_experts=4) == []
     assert refusals("grouped-matmul-add", world_size=1) == [
-        "MS304 grouped-matmul-add: there are no experts to group, the model is dense "
-        "| --num-experts N, or remove grouped-matmul-add"
-    ]
-
-
-def test_an_unknown_model_is_not_checked():
-    assert not_checked("grouped-matmul-add") == [
-        "'there are no experts to group, the model is dense' depends on num_experts; give --num-experts"
+        "MS304 moe-grouped-gemm: there are no experts to group, the model is dense "
+        "| --num-experts N, or remove moe-grouped-gemm"
     ]
 
 
@@ -22,8 +19,4 @@ def test_level_one_switches_it_on_where_experts_are_grouped_and_both_operators_h
     grouped = {"world_size": 1, "num_experts": 4, "grouped_experts": True}
     assert "grouped-matmul-add" in active(**grouped, **everywhere)
     assert "grouped-matmul-add" not in active(**grouped | {"grouped_experts": False}, **everywhere)
-    assert "grouped-matmul-add" not in active(**grouped, has_variant=lambda op, platform: op != "npu_gmm")
-
-
-def test_it_groups_experts_that_are_single():
-    assert overrides("grouped-matmul-add") == {"moe_grouped_gemm": True}
+    assert "grouped-matmul-add" not in active(**grouped, has_variant=lambda op, platform: op == "npu_gmm")

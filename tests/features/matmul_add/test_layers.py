@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -44,7 +45,7 @@ def flags_of(feature: MatmulAdd, weight: torch.Tensor) -> list[bool]:
     """What Megatron's function gets for the flag that it was called with, False and True, while a feature is active."""
     flags: list[bool] = []
     linear = with_fusion_by_weight(lambda input, weight, bias, fused, **others: flags.append(fused) or input)
-    set_active(ActiveFeatures({"matmul-add": feature}, lambda problem, log: None))
+    set_active(ActiveFeatures({"matmul-add": feature}, lambda problem, log: None, lambda make: nullcontext()))
     try:
         for fused in (False, True):
             linear(input=weight, weight=weight, bias=None, gradient_accumulation_fusion=fused)

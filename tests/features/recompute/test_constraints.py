@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
-from mindspeed.plugins import MindSpeedError, World
-from tests.features.resolving import CATALOG, ask, not_checked, overrides, refusals
+from tests.features.resolving import ask, not_checked, overrides, refusals
 
 FULL = {"granularity": "full", "method": "uniform", "num_layers": 1}
 
@@ -133,20 +130,38 @@ def test_only_full_recompute_is_the_policy_of_the_job(settings, slots):
     assert {feature.name: feature.slots for feature in resolution.features}["recompute"] == slots
 
 
-def recompute(**settings):
-    feature = CATALOG.feature("recompute")
-    return feature(feature.Args(**settings), World({}))
+LATENT = {"num_experts": 4, "grouped_experts": True, "multi_latent_attention": True}
 
 
-def test_an_mlp_with_biases_is_refused_when_the_model_is_built():
-    with pytest.raises(MindSpeedError) as error:
-        recompute(modules=["core_attn", "mlp"]).config_ready(SimpleNamespace(add_bias_linear=True))
-    assert str(error.value) == (
-        "MS304 recompute: Megatron cannot recompute an MLP with biases, its backward pass never ends\n"
-        "  fix: remove mlp from recompute.modules, or build the model with add_bias_linear=False"
-    )
+def test_modules_without_output_fit_the_model():
+    modules = {"modules": ["layernorm", "moe_act", "mla_up_proj"]}
+    assert refused(modules, **LATENT) == []
+    assert refused(modules, multi_latent_attention=False) == [
+        "MS304 recompute: moe_act is the activation of grouped experts, and this model has none "
+        "| remove moe_act from recompute.modules, or --features activation-recompute",
+        "MS304 recompute: mla_up_proj is a part of multi-latent attention, and this model has none "
+        "| remove mla_up_proj from recompute.modules",
+    ]
 
 
-@pytest.mark.parametrize(("modules", "biases"), [(["mlp"], False), (["core_attn"], True), (None, True)])
-def test_other_models_are_accepted_when_they_are_built(modules, biases):
-    recompute(modules=modules).config_ready(SimpleNamespace(add_bias_linear=biases))
+@pytest.mark.parametrize(
+    ("settings", "feature", "reason"),
+    [
+        (FULL, "norm-recompute", "uniform full recompute takes every layer"),
+        (FULL, "activation-recompute", "uniform full recompute takes every layer"),
+        (FULL, "swap-attention", "uniform full recompute takes every layer"),
+        ({"modules": ["mlp"]}, "activation-recompute", "recompute.modules has mlp, whose activation is part of it"),
+        ({}, "swap-attention", "recompute.modules has core_attn, which then saves nothing"),
+    ],
+)
+def test_a_feature_that_has_nothing_left_is_refused(settings, feature, reason):
+    first, second = sorted(["recompute", feature])
+    assert refusals("recompute", feature, settings={"recompute": settings}) == [
+        f"MS202 {first} and {second} exclude each other, because {reason} | remove {first} or remove {second}"
+    ]
+
+
+@pytest.mark.parametrize("feature", ["norm-recompute", "activation-recompute", "swap-attention"])
+def test_a_feature_goes_on_beside_other_recomputation(feature):
+    for settings in (FULL | {"method": "block"}, {"modules": ["layernorm"]}):
+        assert refusals("recompute", feature, settings={"recompute": settings}) == []

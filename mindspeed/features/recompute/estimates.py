@@ -1,0 +1,79 @@
+"""Estimate what recomputation saves and costs, for the search of a layout. Light."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from mindspeed.arithmetic import layer_activations, layer_forward, score_forward, shape_of_world
+from mindspeed.plugins import Estimate, in_backward, leave
+
+_BETWEEN_LAYERS: Final = ("layer input",)
+_MODULES: Final = {
+    "core_attn": ("attention: softmax", "attention: softmax dropout"),
+    "layernorm": tuple(
+        f"{norm}: {part}" for norm in ("input norm", "pre-mlp norm") for part in ("statistics", "copies", "output")
+    ),
+    "mlp": ("mlp: activation input", "mlp: activation inner", "mlp: activation output"),
+    "moe_act": ("mlp: activation inner", "mlp: activation output"),
+    "moe": (
+        "mlp: activation input",
+        "mlp: activation inner",
+        "mlp: activation output",
+        "moe: dispatched tokens",
+        "moe: routing",
+    ),
+}
+"""Tensors that the recomputation of a module leaves out."""
+_PARTS: Final = ("layer", "input norm", "attention", "pre-mlp norm", "mlp", "moe")
+
+
+def saved(args: Any, world: Any, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Leave out what is recomputed; the layers of a group come back at once, where no others are kept."""
+    if args.granularity == "selective":
+        chosen = args.modules or ("core_attn",)
+        if bool(world.num_experts) and "mlp" in chosen:
+            chosen = tuple(module for module in chosen if module != "mlp")
+        return leave(tensors, [name for module in chosen for name in _MODULES.get(module, ())], "recomputed", "recompute")
+    of_layers = [
+        t
+        for t in tensors
+        if t.name.startswith(("layer", "input norm", "attention", "pre-mlp norm", "mlp", "moe")) and not t.once
+    ]
+    layers = min(of_layers[0].layers, args.num_layers or 1)
+    names = [t.name for t in of_layers if t.name not in _BETWEEN_LAYERS]
+    block = args.method == "block"
+    left = leave(tensors, names, "recomputed", "recompute", layers if block else None)
+    if not block:
+        groups = of_layers[0].layers // layers
+        left = leave(left, _BETWEEN_LAYERS, "recomputed", "recompute", of_layers[0].layers - groups)
+    kept_layers = of_layers[0].layers - layers if block else 0
+    return left if kept_layers else in_backward(left, "recompute", 1 if block else layers)
+
+
+def estimate(args: Any, world: Any) -> Estimate:
+    """Estimate what recomputation saves in activations and adds in work."""
+    kept, shape = layer_activations(world), shape_of_world(world)
+    share = world.micro_batch_size / (world.cp * world.tp)
+    if args.granularity == "selective":
+        return Estimate(activations=-kept.scores / world.tp, flops=score_forward(shape) * share)
+    saved = kept.whole + (kept.split + kept.scores) / world.tp
+    layers = 1.0
+    if args.method == "uniform":
+        saved = saved - kept.entry / (args.num_layers or 1)
+    else:
+        layers = (args.num_layers or 0) * world.pp * world.vpp / shape.num_layers
+        saved = saved - kept.entry
+    return Estimate(
+        activations=-saved * layers,
+        temporary=saved * (args.num_layers or 1 if args.method == "uniform" else 1),
+        flops=layer_forward(shape, moe=bool(shape.num_experts)) * share * layers,
+        repeated=layers,
+    )
+
+
+def variants(world: Any) -> list[dict[str, Any]]:
+    """Return the settings that a search tries: selective, every layer, and the first 1, 2, 4 ... layers of a chunk."""
+    blocks = [1 << power for power in range(int(world.num_layers).bit_length()) if 1 << power < world.num_layers]
+    full = {"granularity": "full"}
+    every = {**full, "method": "uniform", "num_layers": 1}
+    return [{"granularity": "selective"}, every, *({**full, "method": "block", "num_layers": number} for number in blocks)]

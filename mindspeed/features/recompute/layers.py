@@ -1,0 +1,52 @@
+"""Megatron's checkpoints where there is no Transformer Engine."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch.nn import Module, Parameter
+
+from mindspeed.memory.region_checkpoint import RegionCheckpoint, make_region
+
+
+def checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Around ``checkpoint(function, ...)``: a parameter that the function returns is copied.
+
+    The graph of a checkpoint takes over every tensor that is returned. A parameter would then be a part of the graph, whose
+    backward pass enters the checkpoint again without end.
+    """
+
+    @functools.wraps(original)
+    def wrapper(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def run(*inputs: Any, **keywords: Any) -> Any:
+            made = function(*inputs, **keywords)
+            if not isinstance(made, tuple):
+                return made
+            return tuple(part.clone() if isinstance(part, Parameter) else part for part in made)
+
+        return original(run, *args, **kwargs)
+
+    return wrapper
+
+
+class LocalCheckpoint(RegionCheckpoint):
+    """Mixin of ``CheckpointWithoutOutput``: without Transformer Engine nothing is fp8, and a norm is a region."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if not _has_transformer_engine():
+            self.fp8 = False
+
+    def checkpoint(self, run_function: Callable[..., Any], *args: Any) -> Any:
+        """Compute the function of ``args``, a norm in its region."""
+        if isinstance(run_function, Module) and not _has_transformer_engine():
+            make_region(run_function, "recompute", "a norm")
+        return super().checkpoint(run_function, *args)
+
+
+def _has_transformer_engine() -> bool:
+    from megatron.core.tensor_parallel import random
+
+    return bool(random.HAVE_TE)
