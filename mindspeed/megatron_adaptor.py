@@ -63,7 +63,9 @@ def __getattr__(name: str) -> object:
         from mindspeed.legacy.arguments import get_mindspeed_args
 
         return get_mindspeed_args
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from mindspeed.legacy.imports import missing_name
+
+    raise missing_name(__name__, name)
 
 
 _before = sys.excepthook

@@ -20,6 +20,7 @@ from mindspeed.legacy.feature import OwnFeature, known_names
 from mindspeed.legacy.megatron_lm import MegatronArguments, wires_arguments
 from mindspeed.legacy.patches import DIRECT, MindSpeedPatchesManager
 from mindspeed.legacy.registrations import Registration, force_overridden, patches_of, require_patches
+from mindspeed.megatron.argument_layers import declared_flags
 from mindspeed.planning.plan import ActivationPlan
 from mindspeed.plugins.discovery import BUILT_IN, DiscoveredFeature
 from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec, Stability
@@ -37,6 +38,11 @@ SOURCE: Final = "old names"
 
 _REQUESTED: Final = (": you asked for it", " asks for it")
 """The words of a plan for a feature that stands in the request itself."""
+
+_SHOWN: Final = 8
+"""Arguments that nobody reads are named up to this many."""
+
+_ALGORITHM: Final = "context_parallel_algo"
 
 _lock = threading.RLock()
 
@@ -63,7 +69,7 @@ class _State:
 
     ``base`` is the plan that others had activated, ``digest`` that of the plan made here, ``args`` the arguments,
     ``force_overridden`` the replacements that give way to forced ones, ``removed`` the features whose old flag `repatch` set
-    to a false value, ``strange`` notes on arguments that nobody knows, ``said`` what was already printed.
+    to a false value, ``strange`` a note on arguments that nobody knows, ``said`` what was already printed.
     """
 
     base: ActivationPlan | None = None
@@ -71,7 +77,7 @@ class _State:
     args: Namespace | None = None
     force_overridden: frozenset[Registration] = frozenset()
     removed: frozenset[str] = frozenset()
-    strange: tuple[str, ...] = ()
+    strange: str = ""
     said: set[str] = dataclasses.field(default_factory=set)
 
 
@@ -96,7 +102,7 @@ def repatch(args: Mapping[str, Any] | Namespace) -> None:
     known = arguments.get_full_args()
     values = args if isinstance(args, Mapping) else vars(args)
     has = known_names() | vars(known).keys()
-    _state.strange = tuple(f"no feature reads {name}, and Megatron has no such argument" for name in values if name not in has)
+    _state.strange = _unread([name for name in values if name not in has])
     for name, value in values.items():
         setattr(known, name, value)
         old = flags.BY_DEST.get(name)
@@ -123,6 +129,36 @@ def replan(args: Namespace | None = None, again: bool = False) -> None:
             _exchange(before, plan)
         _state.digest = plan.digest
         _say(rows)
+
+
+def _unread(names: Sequence[str]) -> str:
+    """Say in one line which arguments nobody reads."""
+    if len(names) < 2:
+        return "".join(f"no feature reads {name}, and Megatron has no such argument" for name in names)
+    shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    return f"no feature reads {len(names)} of the arguments, and Megatron has none of them: {shown}"
+
+
+def _chosen_algorithm(values: Mapping[str, Any]) -> tuple[dict[str, str], str]:
+    """MindSpeed's argument for the algorithm of context parallelism where it is not given, and why it is that.
+
+    Megatron's own choice counts, else MindSpeed's default. Nothing where the size is 1, or where a feature of the plan that
+    others made is the algorithm.
+    """
+    size, algorithms = values.get("context_parallel_size"), flags.BY_DEST[_ALGORITHM].choices
+    if values.get(_ALGORITHM) or not isinstance(size, int) or size < 2:
+        return {}, ""
+    if _state.base is not None and not set(algorithms.values()).isdisjoint(_state.base.names):
+        return {}, ""
+    kind = values.get("cp_comm_type")
+    kind = kind[0] if isinstance(kind, list) and kind else kind
+    kinds = ((flag.values, name) for name, flag in declared_flags(registry.catalog_for(())) if flag.dest == "cp_comm_type")
+    feature = next((name for accepted, name in kinds if kind in accepted), "")
+    if feature:
+        name = next(name for name, known in algorithms.items() if known == feature)
+        return {_ALGORITHM: name}, f"cp_comm_type {kind} is {feature}"
+    name, feature = next(iter(algorithms.items()))
+    return {_ALGORITHM: name}, f"{_ALGORITHM} is not given: {name}, MindSpeed's default, is {feature}"
 
 
 def _agrees_at_activation() -> bool:
@@ -196,16 +232,19 @@ def _plan() -> tuple[ActivationPlan, list[PlanNote]]:
 
 def _request(values: Mapping[str, Any]) -> _Request:
     listed = manager.MindSpeedFeaturesManager.FEATURES_LIST
-    own = {feature.name for feature in listed if isinstance(feature, OwnFeature)}
-    by_flag = {dest: value for dest, value in values.items() if dest in flags.BY_DEST}
+    own = {name for feature in listed if isinstance(feature, OwnFeature) for name in feature.names}
+    by_flag = {dest: value for dest, value in values.items() if dest in flags.BY_DEST and not arguments.is_of_plan(dest, value)}
+    algorithm, why = _chosen_algorithm(values)
+    by_flag |= algorithm
     taken = {action.dest for feature in manager.old_features() for action in own_arguments(feature)}
     unused = []
     for old in flags.OLD_FLAGS:
         if own.isdisjoint(old.features) and by_flag.pop(old.dest, None) and old.dest not in taken:
             unused.append(f"{old.flag} does nothing: {' or '.join(old.features)} is not in the list of features")
     layer, notes, problems = flags.request_of({**values, **dict.fromkeys(flags.BY_DEST), **by_flag}, registry.catalog())
+    notes = [*(note for note in notes if not why or not note.startswith(flags.BY_DEST[_ALGORITHM].flag)), why]
     features, settings = list(layer.features), {name: dict(fields) for name, fields in layer.settings.items()}
-    rows = [PlanNote("note", "compat", note) for note in (*notes, *unused, *_state.strange)]
+    rows = [PlanNote("note", "compat", note) for note in (*notes, *unused, _state.strange) if note]
     for name, fields in arguments.megatron_features(values).items():
         if name in registry.catalog().usable:
             features.append(name)
@@ -271,7 +310,8 @@ def _layer_of(plan: ActivationPlan, above: Layer) -> Layer:
         for feature in (*plan.base, *plan.features)
         if feature.name not in _state.removed
     }
-    world = {name: value for name, value in plan.world.known().items() if name not in ("platform", "megatron")}
+    assumed = arguments.assumed_world(plan.world)
+    world = {name: value for name, value in plan.world.known().items() if name not in {"platform", "megatron", *assumed}}
     return Layer("active plan", features, settings, world, level=plan.level, strict=plan.strict, platform=plan.world.platform)
 
 

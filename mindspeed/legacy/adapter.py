@@ -99,7 +99,7 @@ def own_arguments(feature: MindSpeedFeature) -> list[argparse.Action]:
 
 
 def _registered(feature: MindSpeedFeature) -> list[argparse.Action]:
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, conflict_handler="resolve")
     feature.register_args(parser)
     return [action for action in parser._actions if action.option_strings]
 

@@ -14,6 +14,7 @@ from mindspeed.legacy.feature import MindSpeedFeature
 from mindspeed.legacy.flags import OLD_FLAGS
 from mindspeed.megatron.argument_layers import declared_flags
 from mindspeed.megatron.training_flags import WORLD
+from mindspeed.megatron.training_flags import world_of as derived_world
 from mindspeed.plugins.world import FIELDS, World
 from mindspeed.runtime import session
 
@@ -25,6 +26,9 @@ MEGATRON_SIZES: Final = WORLD | {
     "swiglu": "gated_linear_unit",
 }
 """Megatron's arguments that are values of a world, by name."""
+
+_of_plan: Final[dict[str, Any]] = {}
+"""Arguments that stand for features of the plan that was active when the command line was read."""
 
 
 def process_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -44,12 +48,18 @@ def register(feature: MindSpeedFeature, parser: argparse.ArgumentParser) -> None
     from mindspeed.legacy.adapter import own_arguments
 
     actions = own_arguments(feature)
+    holders: list[Any] = [parser, *parser._action_groups]
+    handlers = [holder.conflict_handler for holder in holders]
+    for holder in holders:
+        holder.conflict_handler = "resolve"  # a class that derives from one of MindSpeed's may register a flag anew
     options = {option for action in actions for option in action.option_strings}
     if not options <= parser._option_string_actions.keys():
         feature.register_args(parser)
     elif not options:  # it may add a choice to an argument of another
         with suppress(Exception):
             feature.register_args(parser)
+    for holder, handler in zip(holders, handlers, strict=True):
+        holder.conflict_handler = handler
 
 
 def get_mindspeed_args(get_defaults: bool = False) -> Namespace:
@@ -74,9 +84,15 @@ def get_full_args() -> Namespace:
     return args if args is not None else get_mindspeed_args()
 
 
+def is_of_plan(dest: str, value: Any) -> bool:
+    """Return whether an argument has its value from the plan that was active, and nobody gave it."""
+    return dest in _of_plan and _of_plan[dest] == value
+
+
 def _as_active(args: Namespace) -> Namespace:
     """Add what the active plan knows: its flags may have been removed from the command line when it was made."""
     active = session.current()
+    _of_plan.clear()
     if active is None:
         return args
     features = {feature.name: feature.args for feature in active.plan.features}
@@ -89,9 +105,12 @@ def _as_active(args: Namespace) -> Namespace:
             value = features[feature].get(old.setting)
         if value is not None and not getattr(args, old.dest, None):
             setattr(args, old.dest, value)
-    for name, value in vars(namespace_of(active.plan.world, {})).items():
-        if name in MEGATRON_SIZES and not hasattr(args, name):
-            setattr(args, name, value)
+            _of_plan[old.dest] = value
+    world = active.plan.world
+    given = set(world.known()) - assumed_world(world)
+    for name, field in MEGATRON_SIZES.items():
+        if field in given and not hasattr(args, name):
+            setattr(args, name, getattr(world, field))
     return args
 
 
@@ -143,6 +162,22 @@ def namespace_of(world: World, given: Mapping[str, Any], unknown_is_absent: bool
     if world.knows("dtype"):
         values |= {"bf16": world.dtype == "bf16", "fp16": world.dtype == "fp16"}
     return Namespace(**values | dict(given))
+
+
+def assumed_world(world: World) -> set[str]:
+    """Return the fields of a world that only repeat defaults of Megatron-LM's parser.
+
+    A command line that does not say how many layers there are is not Megatron-LM's: a framework makes the model, with
+    arguments of its own.
+    """
+    from mindspeed.inspection.cli_arguments import surface
+
+    recorded = surface(world.megatron) if world.knows("megatron") else None
+    if world.knows("num_layers") or recorded is None:
+        return set()
+    defaults = derived_world({name: rows[0].default for name, rows in recorded.by_dest.items()})
+    known = world.known()
+    return {field for field, (value, _) in defaults.items() if known.get(field) == value}
 
 
 def world_of(args: Mapping[str, Any]) -> dict[str, Any]:

@@ -88,17 +88,26 @@ class MindSpeedFeature:
 
 
 class OwnFeature(MindSpeedFeature):
-    """A feature of this framework in MindSpeed's list: it has old flags, and no patches to register."""
+    """Features of this framework in MindSpeed's list, mostly one: they have old flags, and no patches to register."""
+
+    names: tuple[str, ...]
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.names = (name,)
 
     def register_args(self, parser: ArgumentParser) -> None:
-        register_old_flags(parser, self.name)
-
-    @property
-    def name(self) -> str:
-        return self.feature_name.replace("_", "-")
+        for name in self.names:
+            register_old_flags(parser, name)
 
     def is_need_apply(self, args: Namespace) -> bool:
-        return self.name in switched_on(vars(args))
+        return not switched_on(vars(args)).isdisjoint(self.names)
+
+    @property
+    def is_extended(self) -> bool:
+        """Whether a class of somebody else derives from this one and registers patches, or validates arguments."""
+        steps = ("pre_register_patches", "register_patches", "pre_validate_args", "validate_args", "post_validate_args")
+        return any(getattr(type(self), step) is not getattr(MindSpeedFeature, step) for step in steps)
 
 
 def switched_on(values: Mapping[str, Any]) -> set[str]:

@@ -7,9 +7,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from mindspeed.legacy.argument_words import ArgumentWords
+from mindspeed.legacy.empty_layers import without_empty_layers
+from mindspeed.legacy.expert_flags import in_new_meaning
+from mindspeed.legacy.old_flag import TYPES, OldFlag
+from mindspeed.legacy.other_flags import counts, translate_others
+from mindspeed.legacy.recompute_flags import within_a_chunk, without_second_policy
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.problems import Problem
 from mindspeed.resolution.request import Layer
@@ -17,65 +23,18 @@ from mindspeed.resolution.request import Layer
 SOURCE: Final = "old MindSpeed flag"
 """Source of values in a plan that came from an old flag."""
 
-_TYPES: Final[dict[str, type]] = {"int": int, "float": float, "text": str}
+_TENSOR, _PIPELINE, _CONTEXT = (f"{axis}_parallel_size" for axis in ("tensor_model", "pipeline_model", "context"))
 
 
-@dataclass(frozen=True, slots=True)
-class OldFlag:
-    """Describe a flag of MindSpeed.
-
-    ``feature`` is what it stands for; with ``choices`` the value chooses it (``{value: feature}``), or the value of the
-    flag ``chooser``, the first if that is not given. ``setting`` is the setting that takes the value. A flag that does not
-    ``switch`` only gives a setting. ``off`` are values that leave the feature off, as MindSpeed's defaults do. ``noop_reason``:
-    why nothing is to be done for what the flag asks.
-    """
-
-    flag: str
-    feature: str = ""
-    setting: str = ""
-    takes: Literal["nothing", "int", "float", "text"] = "nothing"
-    switch: bool = True
-    off: tuple[Any, ...] = ()
-    choices: Mapping[str, str] = field(default_factory=dict)
-    chooser: str = ""
-    noop_reason: str = ""
-
-    @property
-    def dest(self) -> str:
-        """The attribute that MindSpeed's features read."""
-        return self.flag.removeprefix("--").replace("-", "_")
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        """Every feature that this flag can stand for."""
-        return tuple(dict.fromkeys(self.choices.values())) or (self.feature,)
-
-    def new_spelling(self, feature: str, value: Any = True) -> str:
-        """Spell the new option: ``--features rms-norm``, or ``--set ring-attention.window=2``."""
-        setting = f"--set {feature}.{self.setting}={str(value).lower() if value is True else value}" if self.setting else ""
-        return " ".join(filter(None, [f"--features {feature}" if self.switch else "", setting]))
-
-    def says_something(self, value: Any) -> bool:
-        """Return whether a value asks for anything: a setting may be 0, a switch that counts is off then."""
-        return value is not None and value is not False and not (self.switch and value == 0)
-
-    def feature_for(self, value: Any, values: Mapping[str, Any]) -> str:
-        """The feature that a value stands for; ``values`` are all arguments by attribute. ``""`` for none."""
-        if value in self.off:
-            return ""
-        if not self.choices:
-            return self.feature
-        key = values.get(self.chooser.removeprefix("--").replace("-", "_")) if self.chooser else value
-        return next(iter(self.choices.values())) if key is None else self.choices.get(str(key), "")
+def _switches(feature: str, *flags: str, size: str = "") -> Iterator[OldFlag]:
+    return (OldFlag(flag, feature, size=size) for flag in flags)
 
 
-def _switches(feature: str, *flags: str) -> Iterator[OldFlag]:
-    return (OldFlag(flag, feature) for flag in flags)
-
-
-def _settings(feature: str, takes: Literal["nothing", "int", "float", "text"], **settings: str) -> Iterator[OldFlag]:
+def _settings(
+    feature: str, takes: Literal["nothing", "int", "float", "text"], size: str = "", **settings: str
+) -> Iterator[OldFlag]:
     """Flags that only give a setting: ``setting="--flag"``."""
-    return (OldFlag(flag, feature, setting, takes, switch=False) for setting, flag in settings.items())
+    return (OldFlag(flag, feature, setting, takes, switch=False, size=size) for setting, flag in settings.items())
 
 
 def _settings_by_algorithm(takes: Literal["int", "text"], choices: Mapping[str, str], **settings: str) -> Iterator[OldFlag]:
@@ -96,6 +55,10 @@ _ALGORITHMS: Final = {
 _WITH_RINGS: Final = {name: _ALGORITHMS[name] for name in ("megatron_cp_algo", "hybrid_cp_algo")}
 _CACHING: Final = {name: _ALGORITHMS[name] for name in ("megatron_cp_algo", "ulysses_cp_algo", "hybrid_cp_algo")}
 
+_DISPATCHERS: Final = {
+    f"all{kind}": f"moe-all{kind.removesuffix('_seq')}-dispatcher" for kind in ("gather", "toall", "toall_seq")
+}
+
 
 OLD_FLAGS: Final[tuple[OldFlag, ...]] = (
     # operators
@@ -105,12 +68,12 @@ OLD_FLAGS: Final[tuple[OldFlag, ...]] = (
     *_switches("flash-attention", "--use-fusion-attn-v2"),
     *_settings("flash-attention", "int", sparse_mode="--sparse-mode", pre_tokens="--pre-tockens", next_tokens="--next-tockens"),
     *_switches("moe-token-permute", "--use-fused-moe-token-permute-and-unpermute"),
-    *_switches("ring-attention-update", "--use-fused-ring-attention-update"),
+    *_switches("ring-attention-update", "--use-fused-ring-attention-update", size=_CONTEXT),
     *_switches("grouped-matmul-add", "--gemm-gradient-accumulation-fusion"),
-    *_switches("coc", "--use-ascend-coc"),
-    *_settings("coc", "int", mode="--coc-mode", parts="--coc-parallel-num"),
-    *_settings("coc", "nothing", fused="--coc-fused-kernel"),
-    *_switches("mc2", "--use-ascend-mc2"),
+    *_switches("coc", "--use-ascend-coc", size=_TENSOR),
+    *_settings("coc", "int", _TENSOR, mode="--coc-mode", parts="--coc-parallel-num"),
+    *_settings("coc", "nothing", _TENSOR, fused="--coc-fused-kernel"),
+    *_switches("mc2", "--use-ascend-mc2", "--use-mc2", size=_TENSOR),
     # context parallelism
     OldFlag("--context-parallel-algo", takes="text", choices=_ALGORITHMS),
     *_settings_by_algorithm("int", _WITH_RINGS, window="--cp-window-size"),
@@ -126,12 +89,15 @@ OLD_FLAGS: Final[tuple[OldFlag, ...]] = (
         {"hybrid_cp_algo": "hybrid-attention", "hybrid_adaptive_cp_algo": "adaptive-cp"},
         ulysses_degree="--ulysses-degree-in-cp",
     ),
-    OldFlag(
-        "--attention-mask-type",
-        "context-parallel",
-        takes="text",
-        switch=False,
-        noop_reason="a causal mask is implied, and any other that the model gives is read",
+    *(
+        OldFlag(
+            flag,
+            "context-parallel",
+            takes="text",
+            switch=False,
+            noop_reason="a causal mask is implied, and any other that the model gives is read",
+        )
+        for flag in ("--attention-mask-type", "--cp-attention-mask-type")
     ),
     OldFlag(
         "--attention-mask-on-cpu",
@@ -152,11 +118,11 @@ OLD_FLAGS: Final[tuple[OldFlag, ...]] = (
     ),
     # pipelines and tensor parallelism
     OldFlag("--noop-layers", "noop-layers", "layers", "text"),
-    *_switches("dynamic-shapes", "--variable-seq-lengths"),
-    *_switches("recompute-in-bubble", "--recompute-in-bubble"),
-    *_switches("recompute-in-advance", "--recompute-in-advance"),
-    *_switches("nano-pipe", "--use-nanopipe"),
-    *_settings("nano-pipe", "nothing", swap="--use-nanopipe-swap"),
+    *_switches("dynamic-shapes", "--variable-seq-lengths", size=_PIPELINE),
+    *_switches("recompute-in-bubble", "--recompute-in-bubble", size=_PIPELINE),
+    *_switches("recompute-in-advance", "--recompute-in-advance", size=_PIPELINE),
+    *_switches("nano-pipe", "--use-nanopipe", size=_PIPELINE),
+    *_settings("nano-pipe", "nothing", _PIPELINE, swap="--use-nanopipe-swap"),
     *_switches("tensor-parallel-2d", "--tp-2d"),
     *_settings("tensor-parallel-2d", "int", x="--tp-x", y="--tp-y"),
     *_settings(
@@ -167,6 +133,7 @@ OLD_FLAGS: Final[tuple[OldFlag, ...]] = (
         overlap_backward="--enable-backward-overlap-ag-with-matmul",
     ),
     *_switches("gloo-free-checkpoint", "--disable-gloo-group"),
+    *_settings("gloo-free-checkpoint", "int", slice="--hccl-slice-size"),
     # memory
     OldFlag("--adaptive-recompute-device-size", "adaptive-recompute", "budget_mb", "int", off=(-1,)),
     *_settings("adaptive-recompute", "int", profiling_steps="--adaptive-recompute-profiling-step"),
@@ -186,17 +153,23 @@ OLD_FLAGS: Final[tuple[OldFlag, ...]] = (
     *_settings("moe-adaptive-recompute", "float", scale="--moe-adaptive-recompute-activation-scale"),
     OldFlag(
         "--moe-permutation-async-comm",
-        choices={"allgather": "moe-allgather-dispatcher", "alltoall": "moe-alltoall-dispatcher"},
+        choices={"allgather": "moe-allgather-dispatcher"}
+        | dict.fromkeys(("alltoall", "alltoall_seq"), "moe-alltoall-dispatcher"),
         chooser="--moe-token-dispatcher-type",
     ),
     OldFlag("--moe-zero-memory", "moe-zero-memory", "level", "text", off=("disable",)),
     *_settings("moe-zero-memory", "int", num_layers="--moe-zero-memory-num-layers"),
     *_switches("moe-allgather-overlap", "--moe-allgather-overlap-comm"),
     *_switches("moe-alltoall-overlap", "--moe-alltoall-overlap-comm"),
-    *_switches("moe-tp-extend-ep", "--moe-tp-extend-ep"),
+    *_switches("moe-tp-extend-ep", "--moe-tp-extend-ep", size=_TENSOR),
     OldFlag("--n-shared-experts", "moe-shared-experts", "count", "int"),
     *_settings("moe-shared-experts", "nothing", gate="--shared-expert-gate"),
     OldFlag("--moe-model-type", takes="text", choices={"deepspeed_moe": "deepspeed-moe"}, off=("megatron_moe",)),
+    *_settings("deepspeed-moe", "float", capacity_factor="--moe-train-capacity-factor"),
+    *_settings("deepspeed-moe", "text", noise="--noisy-gate-policy"),
+    *_settings("deepspeed-moe", "nothing", sinkhorn="--moe-use-sinkhorn"),
+    *_settings("deepspeed-moe", "int", interval="--expert-interval"),
+    OldFlag("--no-use-rts", noop_reason="places are given in order unless deepspeed-moe.random_priority is set"),
     *_switches("deepspeed-moe-rearrange", "--enable-token-rearrange-opt"),
     *_switches("deepspeed-moe-dropless", "--moe-no-drop"),
     *_settings("deepspeed-moe-dropless", "nothing", padding="--moe-dynamic-padding"),
@@ -211,7 +184,8 @@ OLD_FLAGS: Final[tuple[OldFlag, ...]] = (
     *_settings("alibi", "int", fused_type="--alibi-fusion-attn-type"),
     OldFlag("--fix-sub-seq-length", "eod-reset", "fixed_document_length", "int", switch=False, off=(-1,)),
     *_switches("tflops", "--op-cal-tflops"),
-    *_switches("deterministic", "--npu-deterministic"),
+    *_switches("deterministic", "--npu-deterministic", "--use-deter-comp"),
+    *_switches("moe-load-report", "--print-expert-load"),
     *_switches("auto-tuning", "--auto-tuning", "--auto-settings"),
     *_settings("auto-tuning", "text", mode="--auto-settings-type", folder="--auto-settings-work-dir"),
     *_settings("auto-tuning", "int", ranks="--auto-settings-ranks"),
@@ -241,13 +215,17 @@ class OldFlags:
     """Translate the old flags of a command line.
 
     ``layer`` goes below every other source; ``rest`` is the command line without the old flags; ``notes`` name the new
-    spelling of each; ``problems`` are flags of what does not exist yet (MS111), or without their value (MS301).
+    spelling of each; ``problems`` are flags of what does not exist (MS111, MS113), or without their value (MS301);
+    ``left_out`` are flags without which the run computes the same, a problem of strict requests alone; ``fallbacks`` are
+    features that MindSpeed takes by itself, with the reason, unless another one is named.
     """
 
     layer: Layer
     rest: tuple[str, ...]
     notes: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
+    left_out: tuple[Problem, ...] = ()
+    fallbacks: tuple[tuple[str, str], ...] = ()
 
 
 def read_old_flags(argv: Sequence[str], known: Collection[str], catalog: Catalog) -> OldFlags:
@@ -256,8 +234,24 @@ def read_old_flags(argv: Sequence[str], known: Collection[str], catalog: Catalog
     ``known`` are the flags of the parser that reads the rest, Megatron's and the script's: those are never touched.
     """
     values, rest, problems = _split(argv, known)
-    layer, notes, missing = request_of(values, catalog)
-    return OldFlags(layer, tuple(rest), tuple(notes), (*problems, *missing))
+    words = ArgumentWords(rest)
+    sizes = {size: words.number(f"--{size.replace('_', '-')}") or 1 for size in (_TENSOR, _PIPELINE, _CONTEXT)}
+    rest, moved = without_second_policy(rest, values)
+    values, clamped = within_a_chunk(rest, values)
+    layer, notes, missing = request_of(sizes | values, catalog)
+    rest, changed = in_new_meaning(rest, bool(values.get("moe_tp_extend_ep")))
+    notes += [*moved, *clamped, *changed]
+    if values.get("noop_layers"):
+        rest, counted = without_empty_layers(rest, str(values["noop_layers"]))
+        notes += counted
+    others = translate_others(rest, known)
+    all_problems = (*problems, *missing, *others.problems)
+    fallbacks = []
+    is_old = others.words != list(argv)
+    if is_old and sizes[_CONTEXT] > 1 and "context_parallel_algo" not in values and not words.has("--cp-comm-type"):
+        name, feature = next(iter(_ALGORITHMS.items()))
+        fallbacks = [(feature, f"MindSpeed's --context-parallel-algo is {name} where it is not given")]
+    return OldFlags(layer, tuple(others.words), (*notes, *others.notes), all_problems, tuple(others.left_out), tuple(fallbacks))
 
 
 def request_of(values: Mapping[str, Any], catalog: Catalog) -> tuple[Layer, list[str], list[Problem]]:
@@ -271,6 +265,9 @@ def request_of(values: Mapping[str, Any], catalog: Catalog) -> tuple[Layer, list
         if old is None or not feature:
             if old is not None and old.chooser and old.says_something(value) and value not in old.off:
                 notes.append(f"{old.flag} means nothing with this {old.chooser}")
+            continue
+        if old.size and values.get(old.size) == 1:
+            notes.append(f"{old.flag} does nothing with --{old.size.replace('_', '-')} 1")
             continue
         needed = _NEEDED.get((old.flag, str(value)))
         if needed is not None and values.get(BY_FLAG[needed].dest) is None:
@@ -305,7 +302,7 @@ def register_old_flags(parser: argparse.ArgumentParser, feature: str | None = No
             parser.add_argument(old.flag, action="store_true", help=help)
         else:
             choices = list(old.choices) + list(old.off) if old.choices and not old.chooser else None
-            parser.add_argument(old.flag, type=_TYPES[old.takes], default=None, choices=choices, help=help)
+            parser.add_argument(old.flag, type=TYPES[old.takes], default=None, choices=choices, help=help)
 
 
 def _split(argv: Sequence[str], known: Collection[str]) -> tuple[dict[str, Any], list[str], list[Problem]]:
@@ -344,7 +341,7 @@ def _converted(old: OldFlag, text: str | None) -> tuple[Any, Problem | None]:
     if text is None:
         return None, Problem("MS301", f"{old.flag} has no value", old.features, where="command line")
     try:
-        value = _TYPES[old.takes](text)
+        value = TYPES[old.takes](text)
     except ValueError:
         kind = "a whole number" if old.takes == "int" else "a number"
         return None, Problem("MS301", f"{old.flag} is {text!r}, not {kind}", old.features, where="command line")
@@ -352,3 +349,14 @@ def _converted(old: OldFlag, text: str | None) -> tuple[Any, Problem | None]:
         fix = f"use one of {', '.join(map(str, allowed))}"
         return None, Problem("MS301", f"{old.flag} is {text!r}", old.features, where="command line", fix=fix)
     return value, None
+
+
+def flags_of(feature: str) -> list[str]:
+    """Old flags that stand for a feature."""
+    return [old.flag for old in OLD_FLAGS if feature in old.features]
+
+
+def takes_text(flag: str) -> bool:
+    """Return whether an old flag takes one text, such as a path."""
+    old = BY_FLAG.get(flag)
+    return old.takes == "text" if old is not None else counts().get(flag) == 1

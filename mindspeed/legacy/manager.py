@@ -51,6 +51,13 @@ class MindSpeedFeaturesManager:
         activation.replan(args)
 
     @classmethod
+    def remove_patches(cls) -> None:
+        """Undo the patches of features and of `MindSpeedPatchesManager`; applying the features again puts them back."""
+        from mindspeed.legacy.patches import MindSpeedPatchesManager
+
+        MindSpeedPatchesManager.remove_patches()
+
+    @classmethod
     def pre_validate_features_args(cls, args: Namespace) -> None:
         """Let every feature look at the arguments before Megatron does."""
         cls._validate("pre_validate_args", args)
@@ -82,7 +89,8 @@ class MindSpeedFeaturesManager:
 
 def old_features() -> list[MindSpeedFeature]:
     """The features of the list that are written in MindSpeed's form."""
-    return [feature for feature in MindSpeedFeaturesManager.FEATURES_LIST if not isinstance(feature, OwnFeature)]
+    listed = MindSpeedFeaturesManager.FEATURES_LIST
+    return [feature for feature in listed if not isinstance(feature, OwnFeature) or feature.is_extended]
 
 
 def found_rows(common: Namespace | None, force_overridden: frozenset[Registration] = frozenset()) -> list[DiscoveredFeature]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 
 from mindspeed.inspection.sites import find_site
+from mindspeed.inspection.source import find_module
 from mindspeed.legacy.registrations import Registration, target_of
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.runtime import session
@@ -25,12 +27,27 @@ class Applied(int):
         return repr(bool(self))
 
 
+def is_megatron_training_available() -> bool:
+    """Return whether Megatron-LM, and not only megatron-core, is there."""
+    return find_module("megatron.training") is not None
+
+
 class PatchInfo:
     """Everything registered for one target. ``remove_patch`` gives the original back, ``apply_patch`` patches again."""
 
     def __init__(self, dotted: str) -> None:
         self.dotted = dotted
+        self.orig_module_name, _, self.orig_func_name = dotted.rpartition(".")
         self._suspension: ExitStack | None = None
+
+    @property
+    def orig_func(self) -> Any:
+        """The object that the patches stand in for, or None while they are not applied."""
+        site = self._site()
+        if site is None:
+            return None
+        with session.suspended(site):
+            return pkgutil.resolve_name(target_of(self.dotted))
 
     @property
     def registrations(self) -> list[Registration]:

@@ -36,14 +36,25 @@ def test_a_flag_of_a_feature_that_exists_switches_it_on_and_is_taken_out():
     assert found.problems == ()
 
 
+def test_empty_layers_are_no_layers_of_the_model():
+    flags = ("--num-layers", "--pipeline-model-parallel-size", "--num-layers-per-virtual-pipeline-stage")
+    argv = ["--num-layers=8", flags[1], "2", flags[2], "2", "--noop-layers", "0,7", "--lr", "1"]
+    found = read_old_flags(argv, flags, catalog())
+    assert found.layer.settings == {"noop-layers": {"layers": "0,7"}}
+    assert found.rest == (flags[1], "2", "--lr", "1", "--num-layers", "6", "--num-virtual-stages-per-pipeline-rank", "2")
+    assert found.notes[1:] == (
+        "--num-layers 8 counts the empty places 0,7 of --noop-layers: the model has 6 layers",
+        "--num-layers-per-virtual-pipeline-stage 2 counts them too: it is --num-virtual-stages-per-pipeline-rank 2",
+    )
+
+
 def test_a_flag_of_a_feature_that_is_not_there_yet_is_a_problem_that_says_so():
-    found = read("--moe-zero-memory", "level0", "--swap-optimizer")
+    found = read("--moe-zero-memory", "level0")
     assert [(problem.code, problem.message) for problem in found.problems] == [
         (
             "MS111",
             "--moe-zero-memory stands for the feature moe-zero-memory, which this version of mindspeed does not have yet",
         ),
-        ("MS111", "--swap-optimizer stands for the feature swap-optimizer, which this version of mindspeed does not have yet"),
     ]
     assert found.rest == ()
     assert found.problems[0].fix == "remove --moe-zero-memory"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,14 @@ from pathlib import Path
 import pytest
 
 import mindspeed
-from mindspeed.legacy.imports import OLD_MODULES, OldNameError, replacement
+from mindspeed.inspection.sites import find_site
+from mindspeed.inspection.source import find_module
+from mindspeed.legacy.imports import OldNameError
+from mindspeed.legacy.old_modules import OLD_MODULES, replacement
+from tests.legacy import consumers
+
+CHECKOUTS = [path for path in os.environ.get("MINDSPEED_CONSUMERS", "").split(os.pathsep) if path]
+"""Checkouts of MindSpeed-LLM, ms-swift, verl or others."""
 
 WORKING = [
     "import mindspeed.megatron_adaptor",
@@ -26,38 +35,92 @@ WORKING = [
     "from mindspeed.args_utils import get_full_args as get_args",
     "from mindspeed.arguments import process_args",
     "from mindspeed.ops.npu_rotary_position_embedding import npu_rotary_position_embedding",
+    "from mindspeed.patch_utils import MindSpeedPatchesManager, Patch, is_megatron_training_available",
+    "from mindspeed.features_manager import MindSpeedFeature, FusedSwigluFeature, VirtualOptimizerFeature",
+    "from mindspeed.features_manager.fusions.fused_bias_swiglu import FusedSwigluFeature",
+    "from mindspeed.features_manager.pipeline_parallel import NoopLayersFeature",
+    "from mindspeed.deprecate import AutoExecuteFunction, NoExecuteFunction",
+    "from mindspeed.op_builder import RingAttentionUpdateOpBuilder, GMMOpBuilder",
+    "from mindspeed.ops.gmm import npu_gmm, npu_gmm_v2",
+    "from mindspeed.ops.ffn import npu_ffn",
+    "from mindspeed.ops import ffn; ffn.npu_ffn",
+    "from mindspeed.ops import quant_gmm; quant_gmm.npu_quant_gmm, quant_gmm.npu_quant_gmm_v2",
+    "from mindspeed.ops.quant_gmm import npu_quant_gmm",
+    "from mindspeed.ops.npu_all_to_all_all_gather_bmm import npu_alltoall_allgather_bmm",
+    "from mindspeed.ops.npu_bmm_reduce_scatter_all_to_all import npu_bmm_reducescatter_alltoall",
+    "from mindspeed.ops.fusion_attention_v2 import npu_fusion_attention, npu_fusion_attention_grad",
+    "from mindspeed.ops.npu_matmul_add import npu_matmul_add_fp32",
+    "from mindspeed.ops.npu_groupmatmul_add import npu_groupmatmul_add_fp32",
+    "from mindspeed.ops.npu_moe_token_permute import npu_moe_token_permute",
+    "from mindspeed.ops.npu_moe_token_unpermute import npu_moe_token_unpermute",
 ]
-"""Statements of tier 1 and 2 whose names exist."""
+"""Statements of consumers that work."""
 
-LATER = {
-    "from mindspeed.core.context_parallel.get_batch_utils import set_actual_seq_len": ("context-parallel", "eod-reset"),
-    "from mindspeed.core.context_parallel.get_batch_utils import get_actual_seq_len": ("context-parallel", "eod-reset"),
-    "from mindspeed.utils import set_position_ids": ("context-parallel", "eod-reset"),
-    "from mindspeed.core.context_parallel.model_parallel_utils import get_ring_ranks_for_intra_window": (
-        "context-parallel",
-        "ring-attention",
-        "hybrid-attention",
-    ),
-    "from mindspeed.core.context_parallel.model_parallel_utils import initialize_context_parallel_group_for_double_ring": (
-        "context-parallel",
-        "ring-attention",
-        "hybrid-attention",
+REPLACED = {
+    "from mindspeed.core.context_parallel.get_batch_utils import set_actual_seq_len": (
+        "mindspeed.core.context_parallel.get_batch_utils",
+        "context-parallel slices every batch, and eod-reset reads from the batch where documents end: nothing has to be set",
     ),
     "from mindspeed.core.context_parallel.adaptor import MindSpeedCPDotProductAttention": (
-        "context-parallel",
-        "flash-attention",
+        "mindspeed.core.context_parallel.adaptor",
+        "context-parallel and its algorithm patch Megatron's core attention themselves",
     ),
     "import mindspeed.te.pytorch.attention.dot_product_attention.dot_product_attention": (
-        "context-parallel",
-        "flash-attention",
+        "mindspeed.te.pytorch.attention.dot_product_attention.dot_product_attention",
+        "Megatron's core attention is used; context-parallel and flash-attention act on it",
     ),
-    "from mindspeed.te.pytorch.fp8.reuse import clear_weight_quantization_reuse_cache": (),
-    "from mindspeed.te.pytorch.fp8.reuse import set_weight_release_enabled": (),
-    "from mindspeed.core.ssm.chunk_gated_delta_rule.chunk_gated_delta_rule import chunk_gated_delta_rule": (),
-    "from mindspeed.ops.npu_moe_token_permute import npu_moe_token_permute": ("mindspeed.ops.npu_fused_moe_token_permute",),
-    "from mindspeed.core.tensor_parallel.random import CheckpointWithoutOutput": ("activation-recompute", "norm-recompute"),
+    "from mindspeed.core.ssm.chunk_gated_delta_rule import chunk_gated_delta_rule": (
+        "mindspeed.core.ssm.chunk_gated_delta_rule",
+        "nothing here replaces it",
+    ),
+    "from mindspeed.core.fusions.fused_rms_norm import RMSNorm": (
+        "mindspeed.core.fusions.fused_rms_norm",
+        "--features rms-norm, or mindspeed.ops.rms_norm",
+    ),
+    "from mindspeed.core.memory.reuse_param.adaptor import reuse_fp32_param_init_wrapper": (
+        "mindspeed.core.memory.reuse_param.adaptor",
+        "--features reuse-fp32-param takes its place",
+    ),
+    "from mindspeed.arguments import parse_args_wrapper": (
+        "parse_args_wrapper of mindspeed.arguments",
+        "process_args is the name that exists in it; Megatron-LM's parser reads everything else",
+    ),
+    "from mindspeed.features_manager import NothingFeature": (
+        "NothingFeature of mindspeed.features_manager",
+        "'mindspeed features list' shows the features; MindSpeed's list has no class of this name",
+    ),
+    "from mindspeed.op_builder import AlgorithmOpBuilder": (
+        "AlgorithmOpBuilder of mindspeed.op_builder",
+        "--features reuse-fp32-param shares the storage of parameters without a library",
+    ),
+    "from mindspeed.ops import npu_swiglu": ("npu_swiglu of mindspeed.ops", "did you mean mindspeed.ops.swiglu?"),
 }
-"""Statements of tier 1, and the most used of the others, of features that are not all built yet. Once they are, they work."""
+"""Statements that fail, with the words that they fail with."""
+
+TRIED = """
+import contextlib, io, sys
+from mindspeed.legacy.imports import OldNameError
+from tests.legacy import consumers
+
+names = consumers.read(*map(consumers.Path, sys.argv[1:])) if sys.argv[1:] else consumers.recorded()
+sys.argv[1:] = []
+for statement in consumers.statements(names):
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            exec(statement, {})
+    except OldNameError:
+        continue
+    except BaseException as error:
+        print(f"{statement}: {type(error).__name__}: {error}")
+"""
+
+
+def tried(*checkouts):
+    """What the import statements of a process without any plan end in, apart from working and MS112."""
+    env = os.environ | {"PYTHONPATH": str(PACKAGE.parent), "MINDSPEED_PLATFORM": "cpu", "MINDSPEED_REPORT": ""}
+    command = [sys.executable, "-W", "ignore", "-c", TRIED, *checkouts]
+    return subprocess.run(command, capture_output=True, text=True, env=env, check=True).stdout
+
 
 PACKAGE = Path(mindspeed.__file__).parent
 
@@ -69,26 +132,73 @@ def test_a_statement_of_a_consumer_works_as_it_is_written(statement):
 
 
 @pytest.mark.guards(9)
-@pytest.mark.parametrize(("statement", "features"), LATER.items(), ids=LATER)
-def test_a_statement_works_or_names_the_features_that_are_not_there_yet(statement, features):
-    module = statement.split()[1]
-    if (PACKAGE.parent / f"{module.replace('.', '/')}.py").exists():
+@pytest.mark.parametrize("statement", REPLACED)
+def test_a_name_that_is_not_there_says_what_does_its_work(statement):
+    with pytest.raises(OldNameError) as caught:
         exec(statement, {})
-        return
-    with pytest.raises(ImportError) as caught:
-        exec(statement, {})
-    assert isinstance(caught.value, OldNameError)
     (problem,) = caught.value.problems
-    assert (problem.code, problem.message) == ("MS112", f"{module} is an import name of MindSpeed that does not exist here")
-    assert all(feature in problem.fix for feature in features)
-    assert caught.value.name == module
-    assert "mindspeed.core" not in sys.modules
+    name, fix = REPLACED[statement]
+    assert problem.code == "MS112"
+    assert (problem.message, problem.fix) == (f"{name} is an import name of MindSpeed that does not exist here", fix)
+    assert caught.value.name == statement.split()[1]
 
 
-def test_what_takes_the_place_of_a_name_is_said_for_features_that_exist_and_that_do_not():
-    assert replacement("mindspeed.core.fusions.fused_rms_norm") == "--features rms-norm takes its place"
-    assert replacement("mindspeed.fsdp") == "nothing takes its place yet"
-    assert replacement("mindspeed.core.memory").startswith("--features recompute takes its place; adaptive-recompute and ")
+@pytest.mark.guards(9)
+def test_every_recorded_name_of_a_consumer_is_found_or_explained():
+    from mindspeed.legacy import imports
+
+    for module, taken in consumers.recorded().items():
+        file = PACKAGE.parent / module.replace(".", "/")
+        if file.is_dir() or file.with_suffix(".py").exists():
+            continue  # a module of this package: the statements that work are above, the long test tries every name
+        provided = imports.PROVIDED.get(module, {})
+        for name in taken:
+            if name in provided:
+                assert find_site(provided[name]) if ":" in provided[name] else find_module(provided[name]), (module, name)
+            elif name not in imports._names(module) and f"{module}.{name}" not in imports.PROVIDED:
+                with pytest.raises(OldNameError):
+                    exec(f"from {module} import {name}", {})
+
+
+@pytest.mark.long
+def test_no_import_statement_of_a_consumer_ends_in_a_bare_error():
+    assert tried() == ""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not CHECKOUTS, reason="MINDSPEED_CONSUMERS names no checkouts")
+def test_no_import_statement_of_the_checkouts_ends_in_a_bare_error():
+    assert tried(*CHECKOUTS) == ""
+
+
+def test_a_name_that_is_taken_as_an_attribute_is_an_ordinary_error():
+    import mindspeed.core.ssm.gated_delta_net as old
+
+    assert getattr(old, "chunk_gated_delta_rule", None) is None
+    assert callable(old.tensor_a2a_cp2hp)
+    assert dir(old)[-2:] == ["tensor_a2a_cp2hp", "tensor_a2a_hp2cp"]
+
+
+def test_every_replacement_names_features_and_operators_that_exist():
+    from mindspeed.ops import ALIASES, OPERATORS
+    from mindspeed.registry import catalog
+
+    known = catalog().usable.keys()
+    for module, features in OLD_MODULES.items():
+        assert isinstance(features, str) or set(features) <= known, module
+    texts = " ".join(replacement(module) for module in OLD_MODULES)
+    assert set(re.findall(r"--features ([a-z0-9-]+)", texts)) <= known
+    assert set(re.findall(r"mindspeed\.ops\.(\w+)", texts)) <= {*OPERATORS, *ALIASES}
+    own = re.findall(r"(mindspeed\.(?:context_parallel|plugins)[a-z_.]*)\b", texts)
+    assert [name for name in own if not find_module(name)] == []
+
+
+def test_what_does_the_work_of_a_module_is_said_for_one_feature_and_for_several():
+    assert replacement("mindspeed.core.tensor_parallel.mc2_feature") == "--features mc2 takes its place"
+    assert replacement("mindspeed.core.pipeline_parallel.ripipe_schedules") == (
+        "the features recompute-in-bubble and recompute-in-advance take its place"
+    )
+    assert replacement("mindspeed.core.qat") == "nothing here replaces it"
 
 
 def test_an_operator_that_does_not_exist_suggests_near_ones():
@@ -103,16 +213,6 @@ def test_a_name_that_was_never_mindspeeds_is_an_ordinary_error():
     assert type(caught.value) is ModuleNotFoundError
     assert str(caught.value) == "No module named 'mindspeed.plugnis'"
     assert importlib.util.find_spec("mindspeed.plugnis") is None
-
-
-def test_every_feature_in_the_table_is_one_that_has_old_flags_or_exists():
-    from mindspeed.legacy.flags import OLD_FLAGS
-    from mindspeed.registry import catalog
-
-    flagged = {name for old in OLD_FLAGS for name in old.features}
-    named = {name for names in OLD_MODULES.values() if not isinstance(names, str) for name in names}
-    without_flags = {"matmul-add", "shared-attention-mask", "moe-grouped-gemm"}
-    assert named - flagged - catalog().usable.keys() - without_flags == set()
 
 
 def test_importing_mindspeed_does_not_import_the_old_names_and_these_import_neither_torch_nor_megatron():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import re
+import json
 import sys
 from pathlib import Path
 
 from mindspeed.legacy.flags import OLD_FLAGS
-from mindspeed.legacy.imports import OLD_MODULES, replacement
+from mindspeed.legacy.old_modules import OLD_MODULES, replacement
+from mindspeed.legacy.other_flags import described_flags
 from mindspeed.plugins.discovery import Catalog
+
+PUBLISHED = Path(__file__).with_name("published_commands.json")
 
 
 def flag_rows(catalog: Catalog) -> list[str]:
@@ -27,6 +30,15 @@ def flag_rows(catalog: Catalog) -> list[str]:
     return rows
 
 
+def other_rows() -> list[str]:
+    """One row per outcome of the flags that stand for no feature."""
+    outcomes: dict[str, list[str]] = {}
+    for flag, outcome in described_flags():
+        outcomes.setdefault(outcome, []).append(f"`{flag}`")
+    rows = [f"| {', '.join(flags)} | {outcome} |" for outcome, flags in outcomes.items()]
+    return ["| flags of MindSpeed and MindSpeed-LLM | what becomes of them |", "| --- | --- |", *rows]
+
+
 def module_rows() -> list[str]:
     """One row per old import name that does not exist: the name, and what takes its place."""
     rows = ["| old import name | what takes its place |", "| --- | --- |"]
@@ -34,11 +46,46 @@ def module_rows() -> list[str]:
     return rows + [f"| `{name}` | {replacement(name)} |" for name in sorted(OLD_MODULES) if not name.startswith(operators)]
 
 
+def published_rows() -> list[str]:
+    """What a dry run said of every published training command: counts, and the reasons of those that are refused."""
+    record = json.loads(PUBLISHED.read_text(encoding="utf-8"))
+    sources = ", ".join(
+        f"{name} at {source['commit'][:10]} ({source['planned']} of {source['commands']})"
+        for name, source in record["checkouts"].items()
+    )
+    unknown = ", ".join(f"`{flag}`" for flag in record["unknown"])
+    lines = [
+        f"**{record['planned']} of {record['commands']}** published commands that pretrain have a plan for the "
+        f"{record['platform'].upper()} with Megatron-LM {record['megatron']}: {sources}; read on {record['date']} by "
+        "`python -m tools.published_commands`.",
+        "",
+        f"Options that nobody has, mostly misspelt: {unknown}." if unknown else "No option is unknown.",
+        "",
+        "Programs that fine-tune, generate or evaluate are MindSpeed-LLM's own and not counted. "
+        "A command may be refused for several reasons; *alone* counts those for which it is the only one.",
+        "",
+        "| commands | alone | reason |",
+        "| --- | --- | --- |",
+    ]
+    return lines + [f"| {count} | {alone} | {_escaped(reason)} |" for count, alone, reason in record["reasons"]]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
 def filled(page: str, catalog: Catalog) -> str:
     """A page with its marked tables made anew."""
-    for mark, rows in (("flags", flag_rows(catalog)), ("imports", module_rows())):
-        table = "\n".join(rows)
-        page = re.sub(rf"(<!-- {mark} -->\n).*?(<!-- end of {mark} -->)", rf"\g<1>{table}\n\g<2>", page, flags=re.DOTALL)
+    tables = {
+        "flags": flag_rows(catalog),
+        "other flags": other_rows(),
+        "published commands": published_rows(),
+        "imports": module_rows(),
+    }
+    for mark, rows in tables.items():
+        begin, rest = page.split(f"<!-- {mark} -->\n")
+        end = rest[rest.index(f"<!-- end of {mark} -->") :]
+        page = "\n".join([f"{begin}<!-- {mark} -->", *rows, end])
     return page
 
 

@@ -1,0 +1,77 @@
+"""The words of a command line while old flags are translated into Megatron-LM's own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal
+
+from mindspeed.plugins.problems import Problem
+
+Count = Literal[0, 1, "+"]
+"""How many values an option has."""
+
+
+@dataclass(slots=True)
+class ArgumentWords:
+    """Hold words and what was found in them: ``notes``, ``problems``, and in ``left_out`` what only strict requests refuse.
+
+    ``known`` are the options of Megatron's parser.
+    """
+
+    words: list[str]
+    known: Collection[str] = frozenset()
+    notes: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    left_out: list[Problem] = field(default_factory=list)
+
+    def has(self, flag: str) -> bool:
+        return any(word.partition("=")[0] == flag for word in self._options())
+
+    def value(self, flag: str) -> str | None:
+        """The last value of an option; None where it stands without one, or not at all."""
+        found = None
+        words = self._options()
+        for word, after in pairwise([*words, "--"]):
+            name, equals, value = word.partition("=")
+            if name == flag:
+                found = value if equals else None if after.startswith("--") else after
+        return found
+
+    def number(self, flag: str) -> int | None:
+        """The last value of an option, if it is a whole number."""
+        value = self.value(flag)
+        return int(value) if value is not None and value.isdigit() else None
+
+    def take(self, flag: str, count: Count) -> list[str] | None:
+        """Remove an option with its values wherever it stands, and return its last values; None where it is not there."""
+        return self.replace(flag, count, [])
+
+    def replace(self, flag: str, count: Count, by: Sequence[str]) -> list[str] | None:
+        """Put words in the place of an option; ``VALUE`` in them becomes its value."""
+        kept: list[str] = []
+        found: list[str] | None = None
+        words = self._options()
+        behind = self.words[len(words) :]
+        while words:
+            word = words.pop(0)
+            name, equals, value = word.partition("=")
+            if name != flag:
+                kept.append(word)
+                continue
+            found = [value] if equals else []
+            while words and not equals and not words[0].startswith("--") and (count == "+" or len(found) < count):
+                found.append(words.pop(0))
+            kept += [" ".join(found) if new == "VALUE" else new for new in by]
+        self.words = [*kept, *behind]
+        return found
+
+    def put(self, *words: str) -> None:
+        """Add words behind all options."""
+        options = self._options()
+        self.words = [*options, *words, *self.words[len(options) :]]
+
+    def _options(self) -> list[str]:
+        """The words before ``--``."""
+        return self.words[: self.words.index("--")] if "--" in self.words else list(self.words)

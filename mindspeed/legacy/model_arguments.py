@@ -1,0 +1,255 @@
+"""Flags of MindSpeed-LLM for layers, routers, rotary embeddings and tokenizers in Megatron-LM's own arguments."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from mindspeed.legacy.argument_words import ArgumentWords
+from mindspeed.plugins.problems import Problem
+
+LAYER_SPECS: Final = ("qwen3_spec", "deepseek_spec", "bailing_spec", "qwen2_moe_spec")
+"""Layer specs of MindSpeed-LLM that are Megatron's own layers."""
+_LIBRARY: Final = "run it with MindSpeed-LLM, or remove {}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Translate some flags; ``outcome`` is what becomes of them, for the table of the guide."""
+
+    flags: tuple[str, ...]
+    outcome: str
+    apply: Callable[[ArgumentWords], None]
+
+
+def _problem(made: ArgumentWords, text: str, fix: str) -> None:
+    made.problems.append(Problem("MS113", text, where="command line", fix=fix))
+
+
+def _number(values: list[str]) -> float | None:
+    try:
+        return float(values[0]) if values else None
+    except ValueError:
+        return None
+
+
+def _whole(values: list[str]) -> int | None:
+    number = _number(values)
+    return int(number) if number is not None and number == int(number) else None
+
+
+def _tokenizer(made: ArgumentWords) -> None:
+    kind = made.value("--tokenizer-type")
+    if kind == "MagistralTokenizer":
+        made.take("--tokenizer-type", 1)
+        fix = "use --tokenizer-type HuggingFaceTokenizer --tokenizer-model PATH"
+        _problem(made, f"--tokenizer-type {kind} belongs to MindSpeed-LLM", fix)
+    if kind != "PretrainedFromHF":
+        return
+    fast = "--tokenizer-hf-use-fast"
+    words = [fast] if fast in made.known and not made.has("--tokenizer-not-use-fast") and not made.has(fast) else []
+    made.replace("--tokenizer-type", 1, ["--tokenizer-type", "HuggingFaceTokenizer", *words])
+    made.notes.append(f"--tokenizer-type PretrainedFromHF is Megatron's {' '.join(['HuggingFaceTokenizer', *words])}")
+
+
+def _layer_spec(made: ArgumentWords) -> None:
+    module = made.value("--spec") or ""
+    if not module.startswith("mindspeed_llm."):
+        return
+    made.take("--spec", "+")
+    if module.rpartition(".")[2] in LAYER_SPECS:
+        made.notes.append(f"--spec {module} is not needed: Megatron builds these layers from its other arguments")
+    else:
+        text = f"--spec {module} belongs to MindSpeed-LLM: Megatron's GPT does not have these layers"
+        _problem(made, text, _LIBRARY.format("--spec"))
+
+
+def _dense_layers(made: ArgumentWords) -> None:
+    taken = made.take("--first-k-dense-replace", 1)
+    if taken is None:
+        return
+    count = _whole(taken)
+    if count is None:
+        _problem(made, f"--first-k-dense-replace is {' '.join(taken) or 'empty'}, no whole number", "give a whole number")
+        return
+    dense, layers, every = max(0, count), made.number("--num-layers"), made.number("--moe-layer-freq") or 1
+    if layers is None:
+        _problem(made, "--first-k-dense-replace needs --num-layers", "give --num-layers N")
+        return
+    tail = f"[1]*{layers - dense}" if every == 1 else f"[{','.join(str(int(i % every == 0)) for i in range(dense, layers))}]"
+    pattern = f"[0]*{dense}+{tail}" if dense else tail
+    made.take("--moe-layer-freq", 1)
+    if made.has("--num-experts"):
+        made.put("--moe-layer-freq", pattern)
+        made.notes.append(f"--first-k-dense-replace {dense} is Megatron's --moe-layer-freq '{pattern}'")
+
+
+_BALANCING: Final = {"group_limited_greedy": "aux_loss", "noaux_tc": "none", "softmax_topk": "none"}
+
+
+def _router(made: ArgumentWords) -> None:
+    kind = made.value("--moe-router-load-balancing-type")
+    if kind in ("pai_megatron_aux_loss", "sparsemixer_topk"):
+        made.take("--moe-router-load-balancing-type", 1)
+        _problem(
+            made,
+            f"--moe-router-load-balancing-type {kind} belongs to MindSpeed-LLM: Megatron's router has no such loss",
+            "use --moe-router-load-balancing-type aux_loss",
+        )
+    elif kind in _BALANCING:
+        made.replace("--moe-router-load-balancing-type", 1, ["--moe-router-load-balancing-type", _BALANCING[kind]])
+        made.notes.append(f"--moe-router-load-balancing-type {kind} is Megatron's {_BALANCING[kind]}")
+    if made.take("--seq-aux", 0) is not None:
+        kind = made.value("--moe-router-load-balancing-type") or "aux_loss"
+        if kind == "aux_loss":
+            made.take("--moe-router-load-balancing-type", 1)
+            made.put("--moe-router-load-balancing-type", "seq_aux_loss")
+        means = (
+            "is Megatron's --moe-router-load-balancing-type seq_aux_loss"
+            if kind == "aux_loss"
+            else f"changes nothing with {kind}"
+        )
+        made.notes.append(f"--seq-aux {means}")
+    if made.take("--norm-topk-prob", 0) is not None:
+        if made.value("--moe-router-score-function") != "sigmoid" and made.take("--moe-router-pre-softmax", 0) is not None:
+            made.notes.append("--norm-topk-prob is Megatron's router without --moe-router-pre-softmax, which is removed")
+        else:
+            made.notes.append("--norm-topk-prob is not needed: Megatron's router normalizes the weights of the top k")
+
+
+_ROPE_FLAGS: Final = {
+    "--rope-scaling-mscale": "--mscale",
+    "--rope-scaling-mscale-all-dim": "--mscale-all-dim",
+    "--yarn-scaling-factor": "--rotary-scaling-factor",
+}
+_ROPE_VALUES: Final[dict[str, dict[tuple[str, ...], int]]] = {
+    "yarn": {("--rope-scaling-original-max-position-embeddings", "--original-max-position-embeddings"): 4096},
+    "llama3": {
+        ("--rope-scaling-original-max-position-embeddings", "--original-max-position-embeddings"): 8192,
+        ("--low-freq-factor",): 1,
+        ("--high-freq-factor",): 4,
+    },
+}
+"""Values of a scaled rotary embedding that Megatron fixes."""
+_ROPE_OTHERS: Final = tuple(dict.fromkeys(flag for values in _ROPE_VALUES.values() for flags in values for flag in flags))
+
+
+def _rotary(made: ArgumentWords) -> None:
+    taken = made.take("--rope-scaling-type", 1)
+    kind = taken[0] if taken else ""
+    is_mla = made.has("--multi-latent-attention") or made.has("--multi-head-latent-attention")
+    if kind == "yarn" and is_mla:
+        made.put("--rope-type", "yarn")
+        for old, new in {**_ROPE_FLAGS, "--rope-scaling-factor": "--rotary-scaling-factor"}.items():
+            made.replace(old, 1, [new, "VALUE"])
+        made.notes.append("--rope-scaling-type yarn is Megatron's --rope-type yarn, with --rotary-scaling-factor and --mscale")
+    elif kind == "llama3":
+        made.put("--use-rope-scaling")
+        made.notes.append("--rope-scaling-type llama3 is Megatron's --use-rope-scaling")
+    elif kind == "linear":
+        factor = _number(made.take("--rope-scaling-factor", 1) or ["1"])
+        if factor is None or factor != int(factor):
+            _problem(made, "--rope-scaling-factor of --rope-scaling-type linear is no whole number", "give a whole number")
+            return
+        made.put("--rotary-seq-len-interpolation-factor", str(int(factor)))
+        made.notes.append("--rope-scaling-type linear is Megatron's --rotary-seq-len-interpolation-factor")
+    elif kind:
+        only = ": Megatron-LM scales so with --multi-latent-attention alone" if kind == "yarn" else ""
+        _problem(made, f"--rope-scaling-type {kind} has no equivalent{only}", _LIBRARY.format("--rope-scaling-type"))
+    for flags, fixed in _ROPE_VALUES.get(kind, {}).items():
+        for flag in flags:
+            value = made.take(flag, 1)
+            if value is not None and _number(value) != fixed:
+                given = " ".join(value) or "empty"
+                text = f"{flag} is {given}, and Megatron-LM, which has no argument for it, computes with {fixed}"
+                _problem(made, text, f"remove {flag}, or run it with MindSpeed-LLM")
+    rest = [flag for flag in (*_ROPE_FLAGS, *_ROPE_OTHERS) if flag not in made.known and made.take(flag, 1) is not None]
+    if rest and not kind:
+        made.notes.append(f"{', '.join(rest)} means nothing without --rope-scaling-type")
+
+
+def _stages(made: ArgumentWords) -> None:
+    taken, flag = made.take("--num-layer-list", 1), "--num-layer-list"
+    if taken is None:
+        taken, flag = made.take("--pipeline-num-transformer-layers", 1), "--pipeline-num-transformer-layers"
+    if not taken:
+        return
+    layers = _layers_of_stages(taken[0])
+    if layers is None:
+        _problem(made, f"{flag} is {taken[0]!r}, no list of numbers of layers", f"give {flag} 4,4,3")
+        return
+    made.take("--num-layers-per-virtual-pipeline-stage", 1)
+    chunks = ["t" * count for count in layers]
+    layout = "|".join(["E" + chunks[0], *chunks[1:]]) + "m" * (made.number("--mtp-num-layers") or 0) + "L"
+    made.put("--pipeline-model-parallel-layout", layout)
+    made.notes.append(f"{flag} {taken[0]} is Megatron's --pipeline-model-parallel-layout, with a letter for each layer")
+
+
+def _layers_of_stages(text: str) -> list[int] | None:
+    """Layers of each model chunk in the order of the model: ``4,4,3``, or a list of chunks for each rank, with ``[1,1]*2``."""
+    if re.fullmatch(r"\d+(,\d+)*", text):
+        return [int(number) for number in text.split(",")]
+    repeated = re.sub(r"(\[[\d, ]+\])\*(\d+)", lambda match: ",".join([match[1]] * int(match[2])), text)
+    try:
+        ranks = json.loads(repeated)
+        return [rank[chunk] for chunk in range(len(ranks[0])) for rank in ranks]
+    except (ValueError, TypeError, IndexError):
+        return None
+
+
+def _recompute_per_rank(made: ArgumentWords) -> None:
+    flag = "--enable-recompute-layers-per-pp-rank"
+    if made.take(flag, 0) is None:
+        return
+    chunks = made.number("--num-virtual-stages-per-pipeline-rank")
+    layers, stages = made.number("--num-layers"), made.number("--pipeline-model-parallel-size") or 1
+    if (per_chunk := made.number("--num-layers-per-virtual-pipeline-stage")) and layers:
+        chunks = layers // stages // per_chunk
+    count = made.number("--recompute-num-layers")
+    if chunks is None or chunks < 2 or count is None or made.value("--recompute-method") != "block":
+        made.notes.append(f"{flag} is not needed: a rank has one chunk, or recomputes all of its layers")
+        return
+    each = -(-count // chunks)
+    made.replace("--recompute-num-layers", 1, ["--recompute-num-layers", str(each)])
+    made.notes.append(f"{flag}: {count} recomputed layers of a rank are {each} in each of its {chunks} chunks")
+
+
+def _converted_weights(made: ArgumentWords) -> None:
+    flag = "--enable-hf2mg-convert"
+    if made.take(flag, 0) is None:
+        return
+    text = f"{flag} is left out: weights of Hugging Face must be converted before the run"
+    if made.has("--load"):
+        made.put("--exit-on-missing-checkpoint")
+        text += "; --exit-on-missing-checkpoint is added, so that no run begins with random weights"
+    made.left_out.append(Problem("MS113", text, where="command line", fix=f"convert the weights and remove {flag}"))
+
+
+RULES: Final = (
+    Rule((), "", _tokenizer),
+    Rule((), "", _layer_spec),
+    Rule(("--first-k-dense-replace",), "`--moe-layer-freq '[0]*K+[1]*N'`", _dense_layers),
+    Rule(("--seq-aux",), "`--moe-router-load-balancing-type seq_aux_loss`", _router),
+    Rule(("--norm-topk-prob",), "not needed without `--moe-router-pre-softmax`, which is removed", lambda made: None),
+    Rule(
+        ("--rope-scaling-type", *_ROPE_FLAGS, *_ROPE_OTHERS),
+        "`--rope-type yarn` with multi-latent attention, `--use-rope-scaling` for llama3, "
+        "`--rotary-seq-len-interpolation-factor` for linear; values that Megatron-LM fixes are compared",
+        _rotary,
+    ),
+    Rule(
+        ("--num-layer-list", "--pipeline-num-transformer-layers"),
+        "`--pipeline-model-parallel-layout` with a letter for each layer",
+        _stages,
+    ),
+    Rule(
+        ("--enable-recompute-layers-per-pp-rank",),
+        "`--recompute-num-layers` is divided by the chunks of a rank",
+        _recompute_per_rank,
+    ),
+    Rule(("--enable-hf2mg-convert",), "left out: convert weights of Hugging Face before the run", _converted_weights),
+)
+"""In the order in which they are applied."""

@@ -1,0 +1,54 @@
+"""Operators of MindSpeed whose arguments differ from those of `mindspeed.ops`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mindspeed.ops.fusion_attention import fusion_attention_grad
+from mindspeed.ops.npu_gmm import npu_gmm, npu_gmm_v2
+
+
+def npu_fusion_attention_grad(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    grad_outputs: Tensor,
+    head_num: int,
+    input_layout: str,
+    *,
+    scale: float = 1.0,
+    softmax_in: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Call `fusion_attention_grad`, where ``scale`` is called ``scale_value``; ``softmax_in`` is empty in MindSpeed too."""
+    return fusion_attention_grad(query, key, value, grad_outputs, head_num, input_layout, scale_value=scale, **kwargs)
+
+
+def npu_gmm_of_parameter(original_weight: Tensor | None, x: Tensor, weight: Tensor, **kwargs: Any) -> Tensor:
+    """Multiply groups as `npu_gmm`; gradients are accumulated in ``original_weight.main_grad`` with ``gemm_fusion``."""
+    return npu_gmm(x, weight, original_weight=original_weight, **kwargs)
+
+
+def npu_gmm_v2_of_parameter(original_weight: Tensor | None, x: Tensor, weight: Tensor, **kwargs: Any) -> Tensor:
+    """Multiply groups as `npu_gmm_v2`; gradients are accumulated in ``original_weight.main_grad`` with ``gemm_fusion``."""
+    return npu_gmm_v2(x, weight, original_weight=original_weight, **kwargs)
+
+
+def grouped_matmul(inputs: Tensor, m_split: Tensor | list[int], weights: Tensor) -> Tensor:
+    """Multiply ``inputs`` [tokens, in] with one weight per group, [groups, in, out] or [groups, out, in].
+
+    ``m_split`` counts the tokens of each group.
+    """
+    if weights.shape[1] != inputs.shape[-1]:
+        weights = weights.transpose(1, 2)
+    counts = torch.as_tensor(m_split, dtype=torch.int64, device=inputs.device)
+    return npu_gmm_v2(inputs, weights, group_list=counts)
+
+
+def npu_matmul_add_fp16(total_input: Tensor, grad_output: Tensor, grad: Tensor) -> None:
+    """Add ``grad_output.T @ total_input`` to ``grad`` in the type of the inputs."""
+    if total_input.numel() and grad_output.numel():
+        grad.add_(grad_output.t().matmul(total_input))

@@ -1,0 +1,143 @@
+"""Old flags that stand for no feature: Megatron-LM's own in other words, not needed, left out, or without an equivalent."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import yaml
+
+from mindspeed.legacy.argument_words import ArgumentWords, Count
+from mindspeed.legacy.model_arguments import RULES
+from mindspeed.plugins.problems import Problem
+
+Kind = Literal["megatron", "not-needed", "left-out", "refused", "library"]
+TABLE: Final = Path(__file__).with_name("other_flags.yaml")
+_FIXES: Final = {"library": "run it with MindSpeed-LLM, or remove {flags}", "refused": "remove {flags}"}
+
+
+@dataclass(frozen=True, slots=True)
+class FlagGroup:
+    """Hold flags of one kind with one reason; the fields are those of ``other_flags.yaml``."""
+
+    kind: Kind
+    flags: dict[str, Count]
+    reason: str = ""
+    means: str = ""
+    fix: str = ""
+    only: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()
+
+    @property
+    def outcome(self) -> str:
+        """What becomes of the flags, for the table of the guide."""
+        texts = {
+            "megatron": f"`{self.means}`",
+            "not-needed": f"not needed: {self.reason}",
+            "left-out": f"left out: {self.reason}",
+            "refused": f"no equivalent: {self.reason}",
+            "library": f"belongs to MindSpeed-LLM: {self.reason}",
+        }
+        return texts[self.kind] + (f" ({' and '.join(self.only)} is accepted)" if self.only else "")
+
+
+@cache
+def flag_groups() -> tuple[FlagGroup, ...]:
+    """Read the table."""
+    return tuple(_group(row) for row in yaml.safe_load(TABLE.read_text(encoding="utf-8")))
+
+
+def _group(row: dict[str, Any]) -> FlagGroup:
+    values: dict[str, Any] = {
+        name: tuple(map(str, value)) if name in ("only", "idle") else value for name, value in row.items()
+    }
+    return FlagGroup(**values)
+
+
+def described_flags() -> Iterator[tuple[str, str]]:
+    """Every flag that stands for no feature, with what becomes of it."""
+    for rule in RULES:
+        yield from ((flag, rule.outcome) for flag in rule.flags)
+    for group in flag_groups():
+        yield from ((flag, group.outcome) for flag in group.flags)
+
+
+@cache
+def counts() -> dict[str, Count]:
+    """How many values each flag of the table has."""
+    return {flag: count for group in flag_groups() for flag, count in group.flags.items()}
+
+
+def translate_others(words: Sequence[str], known: Collection[str]) -> ArgumentWords:
+    """Translate the flags of the table and of the rules; ``known`` are the options that another parser reads."""
+    made = ArgumentWords(list(words), known)
+    for rule in RULES:
+        rule.apply(made)
+    for group in flag_groups():
+        _apply(group, made)
+    return made
+
+
+def _apply(group: FlagGroup, made: ArgumentWords) -> None:
+    present: list[str] = []
+    for flag, count in group.flags.items():
+        if flag in made.known or not made.has(flag):
+            continue
+        if group.kind == "megatron":
+            _put_means(group, flag, count, made)
+            continue
+        values = made.take(flag, count) or []
+        if group.idle and set(values) <= set(group.idle):
+            continue
+        if group.only and set(values) <= set(group.only):
+            made.notes.append(f"{flag} {' '.join(values)} is not needed: it is what Megatron does")
+        else:
+            present.append(" ".join([flag, *values]) if group.only else flag)
+    if present:
+        _report(group, present, made)
+
+
+def _put_means(group: FlagGroup, flag: str, count: Count, made: ArgumentWords) -> None:
+    own = group.means.split()
+    if own[0] not in made.known:
+        text = f"{flag} is {group.means} in Megatron-LM, which this version of it does not have"
+        made.problems.append(Problem("MS113", text, where="command line", fix=f"remove {flag}, or take a Megatron that has it"))
+        made.take(flag, count)
+        return
+    values = made.replace(flag, count, own) or []
+    if own[-1] == "VALUE" and not values:
+        made.problems.append(Problem("MS301", f"{flag} has no value", where="command line", fix=f"give {flag} a value"))
+    made.notes.append(f"{flag} is Megatron's {group.means.replace('VALUE', ' '.join(values))}")
+
+
+def _report(group: FlagGroup, present: list[str], made: ArgumentWords) -> None:
+    flags = ", ".join(present)
+    are = "are" if len(present) > 1 else "is"
+    if group.kind == "not-needed":
+        made.notes.append(f"{flags} {are} not needed: {group.reason}")
+    elif group.kind == "left-out":
+        text = f"{flags} {are} left out: {group.reason}"
+        made.left_out.append(Problem("MS113", text, where="command line", fix=f"remove {flags}"))
+    else:
+        belongs = "belongs to MindSpeed-LLM" if group.kind == "library" else "has no equivalent"
+        belongs = belongs if len(present) == 1 else belongs.replace("belongs", "belong").replace("has", "have")
+        fix = group.fix or _FIXES[group.kind].format(flags=flags)
+        made.problems.append(Problem("MS113", f"{flags} {belongs}: {group.reason}", where="command line", fix=fix))
+
+
+PROGRAMS: Final = frozenset(
+    {"posttrain_gpt.py", "pretrain_deepseek4.py", "inference.py", "inference_deepseek4.py", "evaluation.py", "rlhf_gpt.py"}
+)
+"""Programs of MindSpeed-LLM that Megatron-LM does not have."""
+
+
+def refused_program(program: str) -> Problem | None:
+    """Return MS113 for a program of MindSpeed-LLM."""
+    name = Path(program).name
+    if name not in PROGRAMS:
+        return None
+    text = f"{name} belongs to MindSpeed-LLM: Megatron-LM has no such program"
+    return Problem("MS113", text, where="command line", fix="run it with MindSpeed-LLM, or take a program of Megatron-LM")

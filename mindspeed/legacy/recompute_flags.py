@@ -1,0 +1,43 @@
+"""Old flags that say when or what to recompute, beside Megatron's own arguments of recomputation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from mindspeed.legacy.argument_words import ArgumentWords
+
+_POLICIES: Final = {"recompute_in_advance": "--recompute-in-advance", "recompute_in_bubble": "--recompute-in-bubble"}
+_COUNTS: Final = ("recompute_norm_num_layers", "recompute_activation_function_num_layers")
+_TAKEN: Final = {
+    "--recompute-granularity": 1,
+    "--recompute-method": 1,
+    "--recompute-num-layers": 1,
+    "--recompute-modules": "+",
+    "--recompute-activations": 0,
+}
+
+
+def without_second_policy(words: Sequence[str], values: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Let a feature that decides when layers are recomputed replace Megatron's arguments, which MindSpeed gives beside it."""
+    made = ArgumentWords(list(words))
+    flag = next((flag for dest, flag in _POLICIES.items() if values.get(dest)), None)
+    if flag is None or (made.number("--pipeline-model-parallel-size") or 1) == 1:
+        return made.words, []
+    taken = [name for name, count in _TAKEN.items() if made.take(name, count) is not None]  # type: ignore[arg-type]
+    return made.words, [f"{flag} takes the place of {', '.join(taken)}: it recomputes every layer"] if taken else []
+
+
+def within_a_chunk(words: Sequence[str], values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Values without a number of layers above that of a model chunk: MindSpeed recomputes all of them then."""
+    made, kept, notes = ArgumentWords(list(words)), dict(values), []
+    layers, stages = made.number("--num-layers"), made.number("--pipeline-model-parallel-size") or 1
+    chunk = made.number("--num-layers-per-virtual-pipeline-stage")
+    if chunk is None and layers is not None:
+        chunk = layers // stages // (made.number("--num-virtual-stages-per-pipeline-rank") or 1)
+    for dest in _COUNTS:
+        count = values.get(dest)
+        if chunk is not None and isinstance(count, int) and count > chunk:
+            kept.pop(dest)
+            notes.append(f"--{dest.replace('_', '-')} {count} is all of the {chunk} layers of a model chunk")
+    return kept, notes

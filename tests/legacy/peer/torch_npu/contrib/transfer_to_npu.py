@@ -1,0 +1,3 @@
+"""What importing it does elsewhere, the cpu platform does here."""
+
+import torch_npu as torch_npu

@@ -1,0 +1,237 @@
+"""Flags that stand for no feature: each is translated, not needed, left out, or refused with its reason."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mindspeed.inspection.cli_arguments import surface
+from mindspeed.inspection.releases import recorded_releases
+from mindspeed.legacy.flags import BY_FLAG, MEGATRON_VALUES, read_old_flags
+from mindspeed.legacy.model_arguments import RULES
+from mindspeed.legacy.other_flags import described_flags, flag_groups, refused_program, translate_others
+from mindspeed.megatron.training_request import OWN_FLAGS
+from mindspeed.registry import catalog
+from tools.registered_flags import registered_flags
+
+KNOWN = frozenset(surface("0.16.1").by_option)
+
+
+def translated(line: str) -> tuple[str, list[str]]:
+    made = translate_others(line.split(), KNOWN)
+    assert (made.problems, made.left_out) == ([], [])
+    return " ".join(made.words), made.notes
+
+
+def test_no_flag_has_two_rows_and_none_is_megatrons_own():
+    names = [flag for flag, _ in described_flags()]
+    assert len(names) == len(set(names))
+    assert not set(names) & BY_FLAG.keys()
+    assert not set(names) & KNOWN
+
+
+def test_every_group_says_why_and_what_megatron_calls_it_exists():
+    for group in flag_groups():
+        assert bool(group.reason) != (group.kind == "megatron")
+        if group.kind == "megatron":
+            assert {word for word in group.means.split() if word.startswith("--")} <= KNOWN
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--tokenizer-name-or-path /x --lr 1", "--tokenizer-model /x --lr 1"),
+        ("--fix-router", "--moe-router-force-load-balancing"),
+        ("--routed-scaling-factor=2.5", "--moe-router-topk-scaling-factor 2.5"),
+        ("--enable-dsa-indexer --index-topk 64", "--experimental-attention-variant dsa --dsa-indexer-topk 64"),
+        ("--optimizer-selection fused_adamw --lr 1", "--lr 1"),
+        ("--compress-dense disable", ""),
+        (
+            "--tokenizer-type PretrainedFromHF --tokenizer-name-or-path /x",
+            "--tokenizer-type HuggingFaceTokenizer --tokenizer-hf-use-fast --tokenizer-model /x",
+        ),
+        (
+            "--tokenizer-type PretrainedFromHF --tokenizer-not-use-fast",
+            "--tokenizer-type HuggingFaceTokenizer",
+        ),
+        (
+            "--num-layers 4 --num-experts 8 --first-k-dense-replace 1 --moe-layer-freq 1",
+            "--num-layers 4 --num-experts 8 --moe-layer-freq [0]*1+[1]*3",
+        ),
+        ("--num-layers 4 --num-experts 8 --first-k-dense-replace -1", "--num-layers 4 --num-experts 8 --moe-layer-freq [1]*4"),
+        (
+            "--num-layers 6 --num-experts 8 --first-k-dense-replace 1 --moe-layer-freq 2",
+            "--num-layers 6 --num-experts 8 --moe-layer-freq [0]*1+[0,1,0,1,0]",
+        ),
+        (
+            "--moe-router-load-balancing-type group_limited_greedy --seq-aux",
+            "--moe-router-load-balancing-type seq_aux_loss",
+        ),
+        ("--moe-router-load-balancing-type none --seq-aux", "--moe-router-load-balancing-type none"),
+        ("--norm-topk-prob --moe-router-pre-softmax", ""),
+        (
+            "--norm-topk-prob --moe-router-pre-softmax --moe-router-score-function sigmoid",
+            "--moe-router-pre-softmax --moe-router-score-function sigmoid",
+        ),
+        (
+            "--multi-latent-attention --rope-scaling-type yarn --rope-scaling-factor 40 --rope-scaling-mscale 1.0 "
+            "--rope-scaling-original-max-position-embeddings 4096 --beta-fast 32",
+            "--multi-latent-attention --rotary-scaling-factor 40 --mscale 1.0 --rope-type yarn",
+        ),
+        (
+            "--rope-scaling-type llama3 --rope-scaling-factor 8.0 --low-freq-factor 1.0 --high-freq-factor 4.0 "
+            "--original-max-position-embeddings 8192",
+            "--rope-scaling-factor 8.0 --use-rope-scaling",
+        ),
+        ("--rope-scaling-type linear --rope-scaling-factor 4.0", "--rotary-seq-len-interpolation-factor 4"),
+        ("--num-layer-list 2,3", "--pipeline-model-parallel-layout Ett|tttL"),
+        (
+            "--pipeline-num-transformer-layers [[0,1],[1,1]*2,[3,0]] --mtp-num-layers 1",
+            "--mtp-num-layers 1 --pipeline-model-parallel-layout E|t|t|ttt|t|t|t|mL",
+        ),
+        (
+            "--num-layers 8 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2 "
+            "--recompute-method block --recompute-num-layers 3 --enable-recompute-layers-per-pp-rank",
+            "--num-layers 8 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2 "
+            "--recompute-method block --recompute-num-layers 2",
+        ),
+        ("--spec mindspeed_llm.tasks.models.spec.qwen3_spec layer_spec --lr 1", "--lr 1"),
+        ("--fix-router -- --fix-router", "--moe-router-force-load-balancing -- --fix-router"),
+    ],
+)
+def test_what_megatron_says_in_other_words_is_translated_with_a_note(line, words):
+    rest, notes = translated(line)
+    assert rest == words
+    assert notes or line.startswith("--compress-dense")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "--post-norm --gelu-tanh",
+            "--post-norm, --gelu-tanh belong to MindSpeed-LLM: it is part of a model that MindSpeed-LLM builds, "
+            "and Megatron's GPT does not have it",
+        ),
+        ("--ema-decay 0.9", "--ema-decay has no equivalent: no optimizer keeps a moving average of the weights"),
+        (
+            "--multi-latent-attention --rope-scaling-type yarn --beta-fast 1",
+            "--beta-fast 1 has no equivalent: Megatron-LM has no such argument, its value is 32",
+        ),
+        (
+            "--rope-scaling-type llama3 --low-freq-factor 2",
+            "--low-freq-factor is 2, and Megatron-LM, which has no argument for it, computes with 1",
+        ),
+        (
+            "--rope-scaling-type yarn",
+            "--rope-scaling-type yarn has no equivalent: Megatron-LM scales so with --multi-latent-attention alone",
+        ),
+        (
+            "--spec mindspeed_llm.tasks.models.spec.gemma2_spec layer_spec",
+            "--spec mindspeed_llm.tasks.models.spec.gemma2_spec belongs to MindSpeed-LLM: Megatron's GPT does not have these "
+            "layers",
+        ),
+        ("--num-layer-list a,b", "--num-layer-list is 'a,b', no list of numbers of layers"),
+        ("--num-layers 4 --first-k-dense-replace x", "--first-k-dense-replace is x, no whole number"),
+        ("--first-k-dense-replace 1", "--first-k-dense-replace needs --num-layers"),
+        (
+            "--rope-scaling-type linear --rope-scaling-factor 1.5",
+            "--rope-scaling-factor of --rope-scaling-type linear is no whole number",
+        ),
+        (
+            "--rope-scaling-type llama3 --low-freq-factor x",
+            "--low-freq-factor is x, and Megatron-LM, which has no argument for it, computes with 1",
+        ),
+    ],
+)
+def test_what_changes_the_model_is_refused(line, message):
+    made = translate_others(line.split(), KNOWN)
+    assert [(problem.code, problem.message) for problem in made.problems] == [("MS113", message)]
+    assert all(problem.fix for problem in made.problems)
+
+
+def test_what_only_saves_time_is_left_out_and_strict_refuses_it():
+    made = translate_others(["--moe-fb-overlap", "--lr", "1", "--schedules-method", "dualpipev"], KNOWN)
+    assert (made.words, made.problems) == (["--lr", "1"], [])
+    assert [problem.message.partition(":")[0] for problem in made.left_out] == [
+        "--moe-fb-overlap is left out",
+        "--schedules-method is left out",
+    ]
+
+
+def test_weights_that_would_be_converted_never_become_random_ones():
+    made = translate_others(["--load", "/x", "--enable-hf2mg-convert"], KNOWN)
+    assert made.words == ["--load", "/x", "--exit-on-missing-checkpoint"]
+    assert len(made.left_out) == 1
+
+
+def test_a_flag_that_megatron_has_is_left_to_it():
+    made = translate_others(["--fix-router"], {"--fix-router"})
+    assert made.words == ["--fix-router"]
+
+
+def test_a_megatron_that_lacks_the_words_is_named():
+    (problem,) = translate_others(["--fix-router"], ()).problems
+    assert problem.message.startswith("--fix-router is --moe-router-force-load-balancing in Megatron-LM, which this version")
+
+
+@pytest.mark.parametrize(
+    ("line", "features", "note"),
+    [
+        (
+            "--use-fused-ring-attention-update",
+            (),
+            "--use-fused-ring-attention-update does nothing with --context-parallel-size 1",
+        ),
+        ("--variable-seq-lengths", (), "--variable-seq-lengths does nothing with --pipeline-model-parallel-size 1"),
+        (
+            "--use-ascend-mc2 --tensor-model-parallel-size 1",
+            (),
+            "--use-ascend-mc2 does nothing with --tensor-model-parallel-size 1",
+        ),
+        (
+            "--pipeline-model-parallel-size 2 --recompute-in-advance --recompute-granularity full",
+            ("recompute-in-advance",),
+            "--recompute-in-advance takes the place of --recompute-granularity: it recomputes every layer",
+        ),
+        (
+            "--num-layers 4 --recompute-norm --recompute-norm-num-layers 9",
+            ("norm-recompute",),
+            "--recompute-norm-num-layers 9 is all of the 4 layers of a model chunk",
+        ),
+    ],
+)
+def test_a_flag_with_nothing_to_do_is_a_note(line, features, note):
+    old = read_old_flags(line.split(), KNOWN, catalog())
+    assert (old.problems, old.layer.features) == ((), features)
+    assert note in old.notes
+
+
+def test_mindspeeds_algorithm_by_default_is_offered_where_none_is_named():
+    size = ["--context-parallel-size", "2", "--use-fused-swiglu"]
+    assert [name for name, _ in read_old_flags(size, KNOWN, catalog()).fallbacks] == ["ring-attention"]
+    for named in (["--context-parallel-algo", "ulysses_cp_algo"], ["--cp-comm-type", "a2a"]):
+        assert read_old_flags([*size, *named], KNOWN, catalog()).fallbacks == ()
+    assert read_old_flags(size[2:], KNOWN, catalog()).fallbacks == ()
+    assert read_old_flags([*size[:2], "--of-the-script"], KNOWN, catalog()).fallbacks == (), "no flag of MindSpeed is there"
+
+
+def test_programs_of_the_library_are_named():
+    assert refused_program("/a/pretrain_gpt.py") is None
+    assert refused_program("posttrain_gpt.py").message == (
+        "posttrain_gpt.py belongs to MindSpeed-LLM: Megatron-LM has no such program"
+    )
+
+
+@pytest.mark.parametrize("variable", ["MINDSPEED_PATH", "MINDSPEED_LLM_PATH"])
+def test_every_flag_that_a_checkout_registers_has_a_row(variable):
+    if variable not in os.environ:
+        pytest.skip(f"{variable} names no checkout")
+    rows = {flag for flag, _ in described_flags()} | BY_FLAG.keys() | OWN_FLAGS.keys() | MEGATRON_VALUES
+    rows |= {option for version in recorded_releases("command_line") for option in surface(version).by_option}
+    rows |= {flag for rule in RULES for flag in rule.flags}
+    registered = registered_flags(Path(os.environ[variable]))
+    assert len(registered) > 200
+    assert {flag: file for flag, file in registered.items() if flag not in rows} == {}
