@@ -9,15 +9,19 @@ from mindspeed.cli.output import exit_code, json_option, print_json, print_table
 
 @click.command()
 @click.option("--matrix", is_flag=True, help="print the support matrix: which versions and machines were tried")
+@click.option("--peak", is_flag=True, help="measure what dense products reach on one device, in TFLOP/s")
 @json_option
 @click.pass_context
-def doctor(ctx: click.Context, matrix: bool) -> None:
+def doctor(ctx: click.Context, matrix: bool, peak: bool) -> None:
     """Show what this machine has and lacks.
 
     Versions, every copy of Megatron, devices, compilers. The exit status is 3 when something needed is missing.
     """
     if matrix:
         _print_matrix()
+        return
+    if peak:
+        _print_peaks()
         return
     from mindspeed.diagnostics.doctor import examine
 
@@ -36,6 +40,19 @@ def doctor(ctx: click.Context, matrix: bool) -> None:
     elif problems:
         click.echo(f"\n{len(problems)} missing: {', '.join(problem.message for problem in problems)}")
     ctx.exit(exit_code(problems))
+
+
+def _print_peaks() -> None:
+    from mindspeed.diagnostics.peak import measure_peaks
+    from mindspeed.registry import probe
+
+    platform = probe().platform
+    peaks = measure_peaks(platform)
+    if wants_json():
+        print_json({"platform": platform, "teraflops": peaks})
+        return
+    for name, peak in peaks.items():
+        click.echo(f"{name}  {peak:.3f} TFLOP/s on one {platform} device")
 
 
 def _print_matrix() -> None:

@@ -9,27 +9,50 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mindspeed.cli.output import json_option, print_result
-from mindspeed.cli.request_options import FeatureName, FullJobCommand, Request, request_options
+from mindspeed.cli.request_options import FeatureName, Request, request_options
+from mindspeed.cli.training_command import PlansCommandsFully, plan_of_command, script_option
 
 if TYPE_CHECKING:
     from mindspeed.planning.plan import ActivationPlan
 
 
-@click.command(cls=FullJobCommand)
+@click.command(cls=PlansCommandsFully)
 @click.argument("names", metavar="[NAME]...", nargs=-1, type=FeatureName())
+@click.option("--device-memory", type=click.FloatRange(0, min_open=True), metavar="MIB", help="memory of a device, in MiB")
+@script_option
 @request_options
 @json_option
-def check(request: Request, names: tuple[str, ...]) -> None:
+@click.pass_context
+def check(
+    ctx: click.Context, request: Request, names: tuple[str, ...], script: str | None, device_memory: float | None
+) -> None:
     """Find every problem of a request.
 
     Features, settings and sizes are checked together, for this machine or for a made-up one. Problems are printed all at
-    once, and the exit status is then 1.
+    once, and the exit status is then 1. With --device-memory a pipeline stage that needs more at its peak is one.
+
+    A command of Megatron-LM is checked without being run, from words or from the script that starts it:
+
+    mindspeed features check -- pretrain_gpt.py --num-layers 2 --use-fused-rmsnorm ...
+
+    mindspeed features check --platform npu --script pretrain_llama.sh
     """
-    plan = _with_padding(request.naming(names).plan_of_run(), request.train)
+    request = request.naming(names)
+    plan = plan_of_command(ctx, request, script) or _with_padding(request.plan_of_run(), request.train)
+    if device_memory is not None:
+        _require_memory(plan, device_memory)
     kinds = {"not-checked": "not checked", "choice": "choice", "warning": "warning"}
     lines = [f"{kinds[row.kind]:<11}  {row.feature}: {row.text}" for row in plan.rows if row.kind in kinds]
     lines.append(f"no problems: {', '.join(plan.names) or 'no features'}; plan {plan.digest}")
     print_result({"problems": [], "plan": plan.to_json()}, lines)
+
+
+def _require_memory(plan: ActivationPlan, device_memory: float) -> None:
+    from mindspeed.diagnostics.job_memory import over_budget
+    from mindspeed.plugins.problems import MindSpeedError
+
+    if problems := over_budget(plan, device_memory):
+        raise MindSpeedError(problems)
 
 
 def _with_padding(plan: ActivationPlan, train: dict[str, Any]) -> ActivationPlan:

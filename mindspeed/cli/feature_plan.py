@@ -8,25 +8,42 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from mindspeed.cli.output import json_option, print_result
-from mindspeed.cli.request_options import FeatureName, JobCommand, Request, request_options
+from mindspeed.cli.request_options import FeatureName, Request, request_options
+from mindspeed.cli.training_command import PlansCommands, plan_of_command, script_option
 
 if TYPE_CHECKING:
     from mindspeed.planning.plan import ActivationPlan, PlannedPatch
     from mindspeed.resolution.planned_feature import PlannedFeature
 
 
-@click.command(cls=JobCommand)
+@click.command(cls=PlansCommands)
 @click.argument("names", metavar="[NAME]...", nargs=-1, type=FeatureName())
+@click.option("--memory", is_flag=True, help="show what each pipeline stage holds at its peak, in MiB")
 @click.option("--base", is_flag=True, help="show every target that the platform patches, not only why")
+@script_option
 @request_options
 @json_option
-def plan(request: Request, names: tuple[str, ...], base: bool) -> None:
+@click.pass_context
+def plan(ctx: click.Context, request: Request, names: tuple[str, ...], memory: bool, base: bool, script: str | None) -> None:
     """Print the activation plan of a request.
 
     What would be active, in which order and why, where each setting comes from, and everything that changes in Megatron.
+
+    For a command of Megatron-LM, from words or from the script that starts it:
+
+    mindspeed features plan -- pretrain_gpt.py --num-layers 2 --use-fused-rmsnorm ...
+
+    mindspeed features plan --platform npu --script pretrain_llama.sh
     """
-    made = request.naming(names).plan_of_run()
-    print_result({"problems": [], "plan": made.to_json()}, as_lines(sections(made, base)))
+    request = request.naming(names)
+    made = plan_of_command(ctx, request, script) or request.plan_of_run()
+    if not memory:
+        print_result({"problems": [], "plan": made.to_json()}, as_lines(sections(made, base)))
+        return
+    from mindspeed.diagnostics.job_memory import peaks, summary
+
+    data = {"problems": [], "plan": made.to_json(), "memory": peaks(made)}
+    print_result(data, as_lines([*sections(made, base), ("memory", summary(made))]))
 
 
 def as_lines(parts: Iterable[tuple[str, list[str]]]) -> Iterator[str]:

@@ -111,6 +111,7 @@ def _asked_plan(job_file: str, environment: Environment) -> ActivationPlan:
 
 def _start(job: Job, processes: Processes) -> int:
     """Train in processes of our own. Returns the exit status."""
+    from mindspeed.registry import process_variables
     from mindspeed.training.job import write_job
     from mindspeed.training.launch import launch
     from mindspeed.training.run_folder import check_free
@@ -123,7 +124,7 @@ def _start(job: Job, processes: Processes) -> int:
     result = Path(job.run) / "result.json"
     before = _modified(result)
     with tempfile.TemporaryDirectory(prefix="mindspeed-pretrain-") as folder:
-        variables = write_job(job, folder)
+        variables = write_job(job, folder) | process_variables(job.plan)
         command = [sys.executable, "-m", "mindspeed.training.worker"]
         status = launch(command, processes.per_node, variables, processes.passthrough)
     if _modified(result) != before:  # also after Ctrl-C, if there was time to save
@@ -150,12 +151,16 @@ def _join(job: Job, rank: dict[str, str]) -> None:
 
 
 def _show_dry_run(job: Job) -> None:
-    """Print what a job would run, from which checkpoint, and into which folder."""
+    """Print what a job would run, its parameters and memory, from which checkpoint, and into which folder."""
+    from mindspeed.diagnostics.job_memory import parameters_of, peaks, summary
+
     changes = [change.to_json() for change in job.changes()]
     request = {"run": job.run, "checkpoint": job.checkpoint, "changes": changes, "notes": list(job.notes)}
     end = f"would train up to step {job.config.train_iters} in {job.run}; nothing was started or written"
-    data = {**request, "train": job.config.model_dump(), "plan": job.plan.to_json()}
-    print_result(data, [*brief_lines(job.plan), *_changes(job), end])
+    forecast = {"memory": peaks(job.plan), "parameters": parameters_of(job.plan)}
+    data = {**request, "train": job.config.model_dump(), "plan": job.plan.to_json(), **forecast}
+    lines = [f"{parameters_of(job.plan):,} parameters", *summary(job.plan)]
+    print_result(data, [*brief_lines(job.plan), *as_lines([("memory", lines)]), *_changes(job), end])
 
 
 def _changes(job: Job) -> Iterator[str]:

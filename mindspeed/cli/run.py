@@ -65,14 +65,15 @@ def run(
     from mindspeed.cli import bootstrap
     from mindspeed.diagnostics import doctor
     from mindspeed.plugins.problems import MindSpeedError
-    from mindspeed.registry import PLAN_VARIABLE, write_plan
+    from mindspeed.registry import PLAN_VARIABLE, process_variables, write_plan
     from mindspeed.runtime import rendezvous
     from mindspeed.training.launch import JobError, joined, launch
 
     if missing := doctor.problems():
         raise MindSpeedError(missing)
     job = joined(os.environ)
-    if job is None and processes.world_size == 1:
+    alone = job is None and processes.world_size == 1
+    if alone:
         job = _alone()
     bootstrap.set_import_path(words)
     world_size = int(job["WORLD_SIZE"]) if job else processes.world_size
@@ -86,12 +87,13 @@ def run(
     with tempfile.TemporaryDirectory(prefix="mindspeed-run-") as folder:
         path = Path(folder) / "plan.json"
         write_plan(plan, path)
-        if job is not None:
+        variables = process_variables(plan)
+        if job is not None and not (alone and variables):  # variables of a process are there from its start
             os.environ.update(job | {PLAN_VARIABLE: str(path)})
             bootstrap.run_program(words)
         command = [sys.executable, "-m", "mindspeed.cli.bootstrap", *words]
         try:
-            status = launch(command, processes.per_node, {PLAN_VARIABLE: str(path)}, processes.passthrough)
+            status = launch(command, processes.per_node, {PLAN_VARIABLE: str(path), **variables}, processes.passthrough)
         except JobError as lost:
             print_problems(lost.problems)
             status = lost.status

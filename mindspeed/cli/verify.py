@@ -61,7 +61,8 @@ def _print(verdict: Verdict) -> None:
     for name, places in proof.sites_reached.items():
         click.echo(f"{name} reached: " + ", ".join(f"{place} ({count}x)" for place, count in places.items()))
     for kind, (before, after) in proof.bytes.items():
-        click.echo(f"bytes of {kind}: {before} without, {after} with")
+        foretold = f"; {' and '.join(map(str, proof.formula[kind]))} by the formula" if kind in proof.formula else ""
+        click.echo(f"bytes of {kind}: {before} without, {after} with{foretold}")
     print_problems(verdict.problems)
     click.echo(f"{verdict.feature}: {verdict.claim} {'holds' if verdict.holds else 'does not hold'}")
 

@@ -56,7 +56,8 @@ def test_dot_draws_requirements_conflicts_order_and_slots(mindspeed, install):
 def test_json_names_features_relations_and_holders_of_slots(mindspeed):
     data = json.loads(mindspeed("features", "graph", *LAPTOP, "--json").stdout)
     assert list(data) == ["features", "relations", "slots"]
-    assert data["slots"]["recompute-policy"] == ["recompute"]
+    policies = ["adaptive-recompute", "recompute", "recompute-in-advance", "recompute-in-bubble"]
+    assert data["slots"]["recompute-policy"] == policies
     assert {
         "source": "distributed-optimizer",
         "kind": "requires",

@@ -34,5 +34,5 @@ def completed(*words: str) -> list[str]:
 
 def test_names_of_features_are_completed_as_arguments_and_in_lists():
     assert completed("features", "plan", "ring") == ["ring-attention", "ring-attention-update"]
-    assert completed("run", "--features", "swiglu,tens") == ["swiglu,tensor-parallel"]
+    assert completed("run", "--features", "swiglu,tens") == ["swiglu,tensor-parallel", "swiglu,tensor-parallel-2d"]
     assert completed("docs", "swi") == ["swiglu"]

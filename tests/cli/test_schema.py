@@ -44,7 +44,6 @@ def test_the_example_is_valid(errors):
 
 
 @pytest.mark.guards(22)
-@pytest.mark.guards(22)
 def test_every_mistake_of_a_wrong_file_is_found(errors):
     job = {
         "features": ["tensor-paralel"],

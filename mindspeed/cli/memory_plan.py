@@ -1,0 +1,87 @@
+"""``mindspeed memory plan``: what each pipeline stage holds at its peak, and whether that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mindspeed.cli.output import PROBLEMS, json_option, print_json, print_table, wants_json
+from mindspeed.cli.request_options import FeatureName, FullJobCommand, Request, request_options
+from mindspeed.diagnostics.job_memory import MIB, options_of, stages_of
+
+if TYPE_CHECKING:
+    from mindspeed.memory.estimate import JobOptions, Stage
+    from mindspeed.planning.plan import ActivationPlan
+
+
+@click.command(cls=FullJobCommand)
+@click.argument("names", metavar="[NAME]...", nargs=-1, type=FeatureName())
+@click.option("--budget", type=click.FloatRange(0, min_open=True), metavar="MIB", help="device memory of a rank, in MiB")
+@click.option("--dropout/--no-dropout", help="the model has dropout  [default: no]")
+@request_options
+@json_option
+@click.pass_context
+def plan(context: click.Context, request: Request, names: tuple[str, ...], budget: float | None, dropout: bool) -> None:
+    """Foretell what each pipeline stage holds at its peak.
+
+    Weights, gradients, optimizer states and every tensor that layers keep for backward, by the formulas of local layers and of
+    the features. With --budget the exit status is 1 when a stage does not fit, and the cheapest features that make it fit are
+    named.
+    """
+    made = request.naming(names).plan_of_run()
+    options = options_of(made, dropout)
+    foretold = stages_of(made, options)
+    fits = budget is None or max(stage.peak for stage in foretold) <= budget * MIB
+    cheapest = [] if fits or budget is None else _cheapest(request, names, made, options, budget)
+    if wants_json():
+        rows = [{"stage": s.stage, "rows": [_row(row) for row in s.rows], "peak": s.peak} for s in foretold]
+        print_json({"stages": rows, "fits": fits, "cheapest": cheapest})
+    else:
+        for stage in foretold:
+            print_stage(stage)
+        if not fits:
+            advice = f"add --features {','.join(cheapest)}" if cheapest else "no features of this choice make it fit"
+            click.echo(f"the largest peak is above {budget:g} MiB; {advice}")
+    context.exit(0 if fits else PROBLEMS)
+
+
+def print_stage(stage: Stage) -> None:
+    """Print a stage as a table."""
+    from mindspeed.memory.estimate import AT_PEAK
+
+    rows = [
+        (row.name, _mib(row.bytes), str(row.live), _mib(row.bytes * row.live) if row.held in AT_PEAK else "-", row.held, row.by)
+        for row in stage.rows
+    ]
+    click.echo(f"stage {stage.stage}: peak {_mib(stage.peak)} MiB")
+    print_table(("tensor", "MiB", "live", "at the peak", "held", "by"), rows)
+
+
+def _cheapest(request: Request, names: Sequence[str], made: ActivationPlan, options: JobOptions, budget: float) -> list[str]:
+    """Return the features that make every stage fit and move the fewest bytes, none where nothing does."""
+    from mindspeed import registry
+    from mindspeed.plugins.problems import MindSpeedError
+
+    known = registry.catalog()
+    movers = [name for name, spec in sorted(known.specs.items()) if spec.saved is not None and name not in made.names]
+    fitting: list[tuple[int, list[str]]] = []
+    for added in (list(some) for count in range(1, len(movers) + 1) for some in combinations(movers, count)):
+        try:
+            found = stages_of(request.naming((*names, *added)).plan_of_run(), options)
+        except MindSpeedError:
+            continue  # they exclude one another, or do not fit the model
+        if max(stage.peak for stage in found) <= budget * MIB:
+            moved = sum(row.bytes * row.live for stage in found for row in stage.rows if row.held != "kept")
+            fitting.append((moved, added))
+    return min(fitting, default=(0, []))[1]
+
+
+def _row(row: Any) -> dict[str, Any]:
+    return {"name": row.name, "bytes": row.bytes, "live": row.live, "held": row.held, "by": row.by}
+
+
+def _mib(size: int) -> str:
+    return f"{size / MIB:,.1f}"

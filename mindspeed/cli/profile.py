@@ -1,0 +1,37 @@
+"""``mindspeed profile``: where the time of traced steps goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from mindspeed.cli.output import json_option, print_json, print_table, wants_json
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--top", default=10, show_default=True, metavar="N", help="names of each kind to show; 0 shows all")
+@json_option
+def profile(folder: Path, top: int) -> None:
+    """Show the time of traced steps by feature, operator, collective and wait.
+
+    FOLDER has the traces, one for each rank. Seconds of a feature are those inside its patches and hooks; seconds of an
+    operator do not include the operators that it calls.
+    """
+    from mindspeed.diagnostics.traces import KINDS, summarize_folder
+    from mindspeed.plugins.found import installed
+
+    summaries = summarize_folder(folder, (row.name for row in installed()))
+    if wants_json():
+        print_json({"ranks": [summary.to_json() for summary in summaries]})
+        return
+    for summary in summaries:
+        steps = ", ".join(map(str, summary.steps)) or "none"
+        click.echo(f"rank {summary.rank}: steps {steps}, {summary.seconds:.4f} s")
+        rows = [
+            (kind, name, f"{seconds:.4f}", f"{100 * seconds / summary.seconds:.1f} %" if summary.seconds else "", str(calls))
+            for kind in KINDS
+            for name, (seconds, calls) in list(summary.times[kind].items())[: top or None]
+        ]
+        print_table(("KIND", "NAME", "SECONDS", "OF STEPS", "CALLS"), rows)

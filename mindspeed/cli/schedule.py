@@ -1,0 +1,180 @@
+"""``mindspeed schedule``: pipeline schedules as lists of operations, judged before anything runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mindspeed.cli.lazy import Group
+from mindspeed.cli.output import json_option, print_result
+from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
+from mindspeed.plugins.problems import MindSpeedError, Problem
+
+if TYPE_CHECKING:
+    from mindspeed.pipeline.drawing import Timeline
+
+
+@click.group(cls=Group)
+def schedule() -> None:
+    """Show pipeline schedules: operations, idle time and memory of every rank."""
+
+
+@schedule.command()
+@click.option(
+    "--schedule", "name", required=True, metavar="NAME", help="schedule, feature that brings one, or a file of --json"
+)
+@click.option("--pp", type=click.IntRange(1), default=4, show_default=True, help="pipeline ranks")
+@click.option("--vpp", type=click.IntRange(1), help="model chunks per rank  [default: 1, or 2 for a V]")
+@click.option("--micro-batches", type=click.IntRange(1), default=16, show_default=True, help="micro-batches per step")
+@click.option("--group", type=click.IntRange(1), help="microbatch_group_size_per_vp_stage  [default: pp]")
+@click.option("--cost", default="1:1:1:1", show_default=True, metavar="F:B:W:R", help="durations for one model chunk")
+@click.option("--hop", type=click.FloatRange(0), default=0.0, show_default=True, help="duration of a message between ranks")
+@click.option("--weights", metavar="W,...", help="a factor for the durations of each stage")
+@click.option(
+    "--recompute",
+    type=click.Choice(("none", "backward", "all", "least")),
+    default="none",
+    help="R: none, inside the backward pass, all ahead of it, or least for the limit",
+)
+@click.option("--limit", type=click.IntRange(1), help="activation sets that a rank may keep")
+@click.option(
+    "--set", "assignments", metavar="FEATURE.FIELD=VALUE", multiple=True, help="a setting of the feature; may be repeated"
+)
+@click.option("--svg", "picture", type=click.Path(dir_okay=False, path_type=Path), help="write the timeline to a file")
+@click.option(
+    "--trace",
+    "traces",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    multiple=True,
+    help="draw what a run recorded below the plan; a file for each rank",
+)
+@json_option
+def show(
+    name: str,
+    pp: int,
+    vpp: int | None,
+    micro_batches: int,
+    group: int | None,
+    cost: str,
+    hop: float,
+    weights: str | None,
+    recompute: str,
+    limit: int | None,
+    assignments: tuple[str, ...],
+    picture: Path | None,
+    traces: tuple[Path, ...],
+) -> None:
+    """Show the operations of a schedule and what they cost.
+
+    F forward, B input gradient, W weight gradient, D both, R recompute; lower case letters are odd model chunks. The floor
+    is the least time that this placement of stages allows, a set the activations of one chunk and one micro-batch.
+
+    mindspeed schedule show --schedule interleaved --pp 4 --vpp 2 --micro-batches 16
+    """
+    from mindspeed.pipeline.drawing import as_svg, as_text, read_traces
+    from mindspeed.pipeline.simulator import judge
+
+    costs = _costs(cost, hop, weights)
+    if recompute == "backward":
+        costs = costs.with_recompute_in_backward()
+    planned = _planned(name, (pp, vpp, micro_batches, group), costs, recompute, limit, assignments)
+    verdict = judge(planned, costs)
+    if verdict.problems:
+        raise MindSpeedError([Problem("MS650", f"{planned.name}: {text}", where=name) for text in verdict.problems])
+    timelines: list[tuple[str, Timeline]] = [(f"{planned.name}: planned", verdict.spans)]
+    if traces:
+        timelines.append(("recorded", read_traces([trace.read_text("utf-8") for trace in traces])))
+    if picture is not None:
+        picture.write_text(as_svg(timelines), "utf-8")
+    shape = planned.shape
+    lines = [
+        f"{planned.name}: pp {shape.pp}, vpp {shape.vpp}, {shape.micro_batches} micro-batches, placement {shape.placement}"
+    ]
+    for title, timeline in timelines:
+        lines += ["", *([title] if traces else []), *as_text(timeline)]
+    lines += [
+        "",
+        f"makespan {verdict.makespan:g}, floor {verdict.floor:g}, bubble {verdict.bubble:.2%}",
+        f"idle within each rank's span: {', '.join(f'{share:.2%}' for share in verdict.span_bubble)}",
+        f"activation sets kept at most: {', '.join(map(str, verdict.peak))}",
+    ]
+    print_result(planned.to_json() | {"cost": costs.to_json()} | verdict.to_json(), lines)
+
+
+def _costs(cost: str, hop: float, weights: str | None) -> Costs:
+    try:
+        numbers = [float(word) for word in cost.split(":")]
+        factors = tuple(float(word) for word in weights.split(",")) if weights else ()
+    except ValueError as error:
+        raise click.BadParameter(f"{error}") from error
+    if not 3 <= len(numbers) <= 4 or min(*numbers, *factors) < 0:
+        raise click.BadParameter(f"{cost} is not three or four durations F:B:W:R, none below 0", param_hint="--cost")
+    forward, gradient, weight, again = (*numbers, numbers[0])[:4]
+    return Costs(forward, gradient, weight, again, hop, factors)
+
+
+def _planned(
+    name: str,
+    sizes: tuple[int, int | None, int, int | None],
+    costs: Costs,
+    recompute: str,
+    limit: int | None,
+    assignments: tuple[str, ...],
+) -> Schedule:
+    """Return the schedule of a name: a file, a schedule of the library, or what a feature plans for these sizes."""
+    from mindspeed.pipeline.synthesis import NAMES, named, recomputed
+
+    pp, vpp, micro_batches, group = sizes
+    try:
+        if name.endswith(".json"):
+            return Schedule.from_json(json.loads(Path(name).read_text("utf-8")))
+        placement: Placement = "loop"
+        feature: Any = None
+        if name in NAMES:
+            placement = NAMES[name]
+        else:
+            feature = _feature(name, assignments)
+            placement = getattr(feature.args, "placement", placement)
+        shape = PipelineShape(pp, vpp or (2 if placement == "v" else 1), micro_batches, placement, group)
+        if len(costs.weights) not in (0, shape.stages):
+            raise ValueError(f"there are {len(costs.weights)} weights for {shape.stages} stages")
+        if feature is not None:
+            planned: Schedule = feature.planned_schedule(shape, costs)
+            return planned
+        return recomputed(
+            named(name, shape, costs), "all" if recompute == "all" else "least" if recompute == "least" else "none", limit
+        )
+    except OSError as error:
+        raise MindSpeedError([Problem("MS650", f"{name}: {error.strerror or error}")]) from error
+    except ValueError as error:
+        raise MindSpeedError([Problem("MS650", f"{name}: {error}")]) from error
+
+
+def _feature(name: str, assignments: tuple[str, ...]) -> Any:
+    """Return an instance of a feature that plans schedules. Raises MS201 with those that do for another name."""
+    from pydantic import ValidationError
+
+    from mindspeed.pipeline.synthesis import NAMES
+    from mindspeed.plugins.world import World
+    from mindspeed.registry import catalog_for
+    from mindspeed.resolution.request import parse_assignments
+
+    known = catalog_for([name])
+    able = [other for other in known.usable if hasattr(known.feature(other), "planned_schedule")]
+    if name not in able:
+        raise MindSpeedError([Problem("MS201", f"there is no schedule {name}", fix=f"use one of {', '.join([*NAMES, *able])}")])
+    settings = parse_assignments(assignments, "--set")
+    if foreign := sorted(settings.keys() - {name}):
+        raise MindSpeedError([Problem("MS301", f"{foreign[0]} is set, and the schedule is {name}'s", (name,), where="--set")])
+    feature = known.feature(name)
+    try:
+        return feature(feature.Args(**settings.get(name, {})), World({}))
+    except ValidationError as error:
+        problems = [
+            Problem("MS301", f"{name}.{'.'.join(map(str, fault['loc']))}: {fault['msg']}", (name,), where="--set")
+            for fault in error.errors()
+        ]
+        raise MindSpeedError(problems) from error

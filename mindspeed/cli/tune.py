@@ -1,0 +1,160 @@
+"""``mindspeed tune``: the fastest layout among those that fit."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from mindspeed.cli.output import json_option, print_json, print_table, wants_json
+from mindspeed.cli.request_options import FeatureName, FullJobCommand, Request, request_options
+
+if TYPE_CHECKING:
+    from mindspeed.tuning.job import SearchJob
+    from mindspeed.tuning.search import Configuration, Found
+    from mindspeed.tuning.time import Machine
+
+_UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+class Size(click.ParamType):  # type: ignore[type-arg]
+    """A number of bytes, as 80GiB or 512MB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", str(value), re.IGNORECASE)
+        if match is None:
+            self.fail(f"{value!r} is not a size such as 80GiB", param, ctx)
+        return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+@click.command(cls=FullJobCommand)
+@click.option("--device-memory", type=Size(), metavar="SIZE", help="memory of one device, such as 80GiB  [default: any]")
+@click.option(
+    "--try", "tried", metavar="NAME,...", multiple=True, type=FeatureName(listed=True), help="features to try as well"
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["white", "mixed", "black"]),
+    default="white",
+    show_default=True,
+    help="white: predict; mixed: also measure the best rows; black: measure every feasible one",
+)
+@click.option(
+    "--calibrate", default=0, metavar="N", help="measure up to N telling configurations here first, and fit the machine"
+)
+@click.option("--steps", default=10, show_default=True, metavar="N", help="measured steps of a run")
+@click.option("--budget", default=float("inf"), metavar="SECONDS", help="time for measuring; what is measured is kept")
+@click.option(
+    "--store", type=click.Path(path_type=Path), metavar="FOLDER", help="where measurements are kept  [default: the cache]"
+)
+@click.option(
+    "--output", type=click.Path(path_type=Path), metavar="FOLDER", help="write tune.json, job.yaml and pareto.png there"
+)
+@click.option("--top", default=20, show_default=True, metavar="N", help="rows; 0 gives every feasible configuration")
+@request_options
+@json_option
+def tune(
+    request: Request,
+    device_memory: int | None,
+    tried: tuple[str, ...],
+    mode: str,
+    calibrate: int,
+    steps: int,
+    budget: float,
+    store: Path | None,
+    output: Path | None,
+    top: int,
+) -> None:
+    """Find the fastest layout and features of a job among those that fit.
+
+    mindspeed tune -f job.yaml --world-size 8 --device-memory 80GiB
+
+    Searched are the parallel sizes, the micro batch, and every feature that says which settings to try. What the job or
+    an option gives is fixed. Every row that is printed was taken by the resolver, and has its job file under --json.
+    """
+    from mindspeed.plugins.cache_folder import cache_folder
+    from mindspeed.resolution.request import split_names
+    from mindspeed.tuning.job import make_search
+    from mindspeed.tuning.output import HEADERS, as_json, table, write
+    from mindspeed.tuning.store import Store, machine_facts
+
+    job = make_search(request.layers, request.train, request.environment(), _ranks(request), split_names(",".join(tried)))
+    where = Store(store or cache_folder() / "tuning", machine_facts(job.environment.platform), job.model)
+    limit = float("inf") if device_memory is None else float(device_memory)
+    machine = _machine(job, where, calibrate, steps, budget, limit)
+    found = job.search(machine, limit, 0 if mode == "black" else top)
+    if mode != "white":
+        found = _measured(job, found, where, steps, budget)
+    if output is not None:
+        for path in write(found, job.job_of, output):
+            click.echo(str(path), err=True)
+    if wants_json():
+        print_json(as_json(found, job.job_of))
+        return
+    print_table(HEADERS, table(found))
+    shares = f"{found.configurations:,} configurations, {found.feasible:,} feasible, {found.fitting:,} fit"
+    click.echo(f"\n{shares}; searched in {found.seconds:.2f} s")
+    if found.not_modelled:
+        click.echo(f"not modelled: {', '.join(found.not_modelled)}")
+
+
+def _ranks(request: Request) -> int:
+    from mindspeed.plugins.problems import Problem, ResolutionError
+
+    given = next((layer.world["world_size"] for layer in reversed(request.layers) if layer.world.get("world_size")), None)
+    if given is None:
+        raise ResolutionError([Problem("MS301", "the number of ranks is not given", fix="--world-size N")])
+    return int(given)
+
+
+def _machine(job: SearchJob, store: Any, calibrate: int, steps: int, budget: float, limit: float) -> Machine:
+    """The machine of the store, measured further where asked for; without measurements, orders of magnitude."""
+    from mindspeed.plugins.problems import RunError
+    from mindspeed.tuning.measure import measure, telling
+    from mindspeed.tuning.time import DEFAULTS, Machine, fit
+
+    cores = (os.cpu_count() or 1) if job.environment.platform == "cpu" else 0
+    machine = Machine(DEFAULTS[job.environment.platform], cores)
+    if calibrate:
+        rows = telling(job.search(machine, limit, 400).rows, calibrate)
+        measure(rows, job.job_of, store, _local_ranks(job), steps, budget, _say)
+    elif (stale := store.staleness()) is not None:
+        raise RunError([stale])
+    measured = list(store.measurements().values())
+    if not measured:
+        return machine
+    crowd = max(1.0, job.model["world_size"] / cores) if cores else 1.0
+    return fit([dict(found.work) for found in measured], [found.seconds for found in measured], machine, crowd)
+
+
+def _local_ranks(job: SearchJob) -> int:
+    from mindspeed.plugins.problems import Problem, RunError
+
+    ranks, cores = int(job.model["world_size"]), os.cpu_count() or 1
+    if job.environment.platform == "cpu" and ranks > cores:
+        text = f"{ranks} ranks cannot be measured on {cores} processor cores: they would wait for one another"
+        raise RunError([Problem("MS345", text, fix=f"--world-size {cores}, or measure on a machine with {ranks} cores")])
+    return ranks
+
+
+def _measured(job: SearchJob, found: Found, store: Any, steps: int, budget: float) -> Found:
+    """The rows with their measured seconds, the fastest measured first."""
+    from mindspeed.tuning.measure import measure
+
+    known = measure(found.rows, job.job_of, store, _local_ranks(job), steps, budget, _say)
+
+    def seconds(row: Configuration) -> Configuration:
+        return replace(row, measured_seconds=known[row.key].seconds) if row.key in known else row
+
+    rows = sorted(map(seconds, found.rows), key=lambda row: (row.measured_seconds is None, row.measured_seconds or 0.0))
+    return replace(found, rows=tuple(rows))
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)

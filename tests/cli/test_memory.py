@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from tests.cli.conftest import LAPTOP
+
+SIZES = {
+    "world-size": 16,
+    "tp": 4,
+    "num-layers": 16,
+    "hidden-size": 4096,
+    "ffn-hidden-size": 11264,
+    "num-attention-heads": 32,
+    "num-query-groups": 32,
+    "num-experts": 0,
+    "vocab-size": 32000,
+    "seq-length": 4096,
+    "micro-batch-size": 1,
+    "global-batch-size": 64,
+    "normalization": "LayerNorm",
+    "activation": "gelu",
+    "dtype": "bf16",
+}
+
+
+@pytest.fixture
+def planned(mindspeed):
+    """The exit status and the JSON of ``mindspeed memory plan`` for a model of 16 layers."""
+
+    def run(*arguments, **sizes):
+        values = [f"--{name}={value}" for name, value in (SIZES | sizes).items()]
+        switches = ("--no-gated-linear-unit", "--no-rotary")
+        done = mindspeed("memory", "plan", *LAPTOP, *values, *switches, "--json", *arguments)
+        return done.exit_code, json.loads(done.stdout)
+
+    return run
+
+
+def test_every_stage_has_rows_whose_sum_is_the_peak(planned):
+    code, found = planned(pp=2)
+    assert code == 0
+    assert [stage["stage"] for stage in found["stages"]] == [0, 1]
+    for stage in found["stages"]:
+        assert stage["peak"] == sum(row["bytes"] * row["live"] for row in stage["rows"] if row["held"] == "kept")
+
+
+def test_a_feature_needs_fewer_bytes(planned):
+    (_, plain), (_, recomputed) = planned(), planned("norm-recompute")
+    row = {"held": "recomputed", "by": "norm-recompute"}
+    moved = [one for one in recomputed["stages"][0]["rows"] if row.items() <= one.items()]
+    saved = plain["stages"][0]["peak"] - recomputed["stages"][0]["peak"]
+    assert saved == sum(one["bytes"] for one in moved) == 16 * 2 * 4096 * (4096 * 2 + 4)
+
+
+def test_a_budget_that_fits_is_accepted_and_another_names_what_makes_it_fit(planned):
+    assert planned("--budget", 100_000)[0] == 0
+    peak = planned()[1]["stages"][0]["peak"] / 2**20
+    code, found = planned("--budget", peak - 1)
+    assert code == 1
+    assert (found["fits"], len(found["cheapest"])) == (False, 1)
+    code, found = planned("--budget", 1)
+    assert (code, found["cheapest"]) == (1, [])
+
+
+def test_sizes_that_are_not_known_are_all_named(mindspeed):
+    done = mindspeed("memory", "plan", *LAPTOP, "--world-size", 1)
+    assert done.exit_code == 1
+    assert "transformer layers is not known" in done.stderr
+    assert "fix: --seq-length" in done.stderr
+
+
+def test_a_thousand_ranks_take_less_than_a_second(planned):
+    planned()
+    start = time.process_time()
+    planned(**{"world-size": 1024, "tp": 8, "pp": 16})
+    assert time.process_time() - start < 1
+
+
+def test_a_plan_and_a_check_know_the_memory_of_each_stage(mindspeed):
+    values = [f"--{name}={value}" for name, value in SIZES.items()] + ["--no-gated-linear-unit", "--no-rotary", "--pp=2"]
+    planned = mindspeed("features", "plan", "norm-recompute", "--memory", *LAPTOP, *values, "--json")
+    peaks = [stage["peak"] / 2**20 for stage in json.loads(planned.stdout)["memory"]]
+    shown = mindspeed("features", "plan", "norm-recompute", "--memory", *LAPTOP, *values)
+    assert f"stage 1: {peaks[1]:,.1f} MiB at the peak: weights " in shown.stdout
+    assert mindspeed("features", "check", *LAPTOP, *values, f"--device-memory={max(peaks) * 2}").exit_code == 0
+    refused = mindspeed("features", "check", "norm-recompute", *LAPTOP, *values, f"--device-memory={peaks[1]:.1f}")
+    assert refused.exit_code == 1
+    assert f"MS347 stage 0 has {peaks[0]:,.1f} MiB at its peak, and a device {round(peaks[1], 1):,.1f}" in refused.stderr
+
+
+def test_latent_attention_is_not_foretold(mindspeed):
+    values = [f"--{name}={value}" for name, value in SIZES.items()] + ["--no-gated-linear-unit", "--no-rotary"]
+    done = mindspeed("memory", "plan", *LAPTOP, *values, "--multi-latent-attention")
+    assert done.exit_code == 1
+    assert "MS307 the widths of multi-latent attention are no sizes of a job" in done.stderr

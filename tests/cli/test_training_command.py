@@ -1,0 +1,101 @@
+"""``features check`` and ``plan`` of a training command: every problem at once, with its line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from mindspeed.cli import main
+from tests.cli.conftest import LAPTOP
+
+SIZES = (
+    "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 1"
+)
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch):
+    for name in ("MINDSPEED_FEATURES", "MINDSPEED_SET", "MINDSPEED_WITHOUT", "MINDSPEED_STRICT", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def run(verb, *words):
+    return CliRunner().invoke(main, ["features", verb, *LAPTOP, *words])
+
+
+def problems_of(*words):
+    result = run("check", "--json", *words)
+    assert result.exit_code == 1, result.output
+    return json.loads(result.stdout)["problems"]
+
+
+def test_words_after_two_dashes_are_planned():
+    words = ["torchrun", "--nproc-per-node", "2", "pretrain_gpt.py", *SIZES.split(), "--tensor-model-parallel-size", "2"]
+    result = run("plan", "--json", "--", *words, "--use-fused-rmsnorm", "--normalization", "RMSNorm")
+    assert result.exit_code == 0, result.output
+    plan = json.loads(result.stdout)["plan"]
+    assert {"rms-norm", "tensor-parallel"} <= {feature["name"] for feature in plan["features"]}
+    assert plan["world"]["world_size"] == 2
+
+
+def test_every_problem_of_a_script_is_told_at_once_with_its_line(tmp_path):
+    script = tmp_path / "pretrain.sh"
+    script.write_text(
+        f'HEADS=6\nARGS="\n  {SIZES}\n  --num-attention-heads $HEADS\n  --post-norm\n"\n'
+        "torchrun --nproc_per_node 8 pretrain_gpt.py $ARGS \\\n  --tensor-model-parallel-size 4 \\\n  --nosuch 3 --seed x \\\n"
+        "  --context-parallel-algo ring\n"
+    )
+    found = {(row["code"], row["where"].split(" ")[0].rpartition(":")[2]): row for row in problems_of("--script", str(script))}
+    assert {key: row["message"].split(":")[0] for key, row in found.items() if key[0] != "MS304"} == {
+        ("MS114", "9"): "--seed is 'x', not a whole number",
+        ("MS113", "5"): "--post-norm belongs to MindSpeed-LLM",
+        ("MS301", "10"): "--context-parallel-algo is 'ring'",
+    }
+    assert ("MS304", "8") in found
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--nosuch", "--nosuch is an option of neither Megatron-LM"),
+        ("--lr", "--lr has no value"),
+        ("--swiglu 3", "--swiglu takes no value, and is followed by 3"),
+        ("--seed 1 2", "--seed takes one value, not 1 2"),
+        ("--normalization Other", "--normalization is 'Other', which Megatron-LM does not know"),
+    ],
+)
+def test_what_megatrons_parser_would_refuse_is_a_problem(words, message):
+    (problem,) = problems_of("--", "pretrain_gpt.py", *SIZES.split(), *words.split())
+    assert problem["code"] == "MS114"
+    assert problem["message"].startswith(message)
+    assert problem["fix"]
+
+
+def test_paths_to_fill_in_and_processes_that_nobody_gave_are_warnings(tmp_path):
+    script = tmp_path / "pretrain.sh"
+    script.write_text(
+        f'CKPT="your path here"\ntorchrun pretrain_gpt.py {SIZES} --save $CKPT --load $NOWHERE \\\n'
+        "  --tensor-model-parallel-size 2 --expert-model-parallel-size 4 --num-experts 4 --disable-bias-linear\n"
+    )
+    result = run("check", "--script", str(script))
+    assert result.exit_code == 0, result.output
+    for text in (
+        "--save is your path here (line 2): fill it in, or quote it",
+        "--load is empty (line 2): fill it in, or quote it",
+        "variables that the script does not set are empty: NOWHERE",
+        "planned for 8, the least that the sizes need (--world-size N)",
+    ):
+        assert text in result.output
+
+
+def test_strict_refuses_what_is_left_out():
+    words = ["--", "pretrain_gpt.py", *SIZES.split(), "--moe-fb-overlap"]
+    assert run("check", *words).exit_code == 0
+    (problem,) = problems_of("--strict", *words)
+    assert (problem["code"], problem["fix"]) == ("MS113", "remove --moe-fb-overlap")
+
+
+def test_two_commands_are_one_too_many(tmp_path):
+    assert run("check", "--script", "x.sh", "--", "pretrain_gpt.py").exit_code == 2
