@@ -17,6 +17,8 @@ from typing import Any, Final
 
 import pytest
 
+from tests import older_python
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 VARIABLE: Final = "MEGATRON_LM_PATH"
 
@@ -125,7 +127,7 @@ class Checkout:
         """Run a command to its end. ``also`` puts the checkout on the path for scripts that lie elsewhere."""
         report = self.folder / "report.json"
         report.unlink(missing_ok=True)
-        search = [str(self.root)] * also + [str(ROOT)]
+        search = [*older_python.FOLDERS, *[str(self.root)] * also, str(ROOT)]
         settings = {
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
             "PYTHONPATH": os.pathsep.join(search),

@@ -143,11 +143,15 @@ def test_sizes_and_switches_of_megatron_are_the_features_of_the_plan(plan):
         "num_query_groups": 4,
         "num_experts": 0,
         "grouped_experts": False,
+        "router_topk": 2,
+        "shared_expert_hidden_size": 0,
+        "tied_embeddings": True,
         "seq_length": 32,
         "micro_batch_size": 1,
         "global_batch_size": 8,
         "normalization": "LayerNorm",
         "gated_linear_unit": False,
+        "linear_bias": True,
         "activation": "gelu",
         "rotary": False,
         "multi_latent_attention": False,
@@ -173,10 +177,8 @@ def test_recompute_flags_are_the_settings_of_recompute(plan):
         "method": ("uniform", "Megatron's --recompute-method"),
         "num_layers": (2, "Megatron's --recompute-num-layers"),
     }
-    left = plan(f"{SHAPE} --recompute-activations --recompute-modules core_attn layernorm")
-    assert notes_of(left) == [
-        "Megatron's --recompute-modules core_attn layernorm is left to Megatron, recompute does not know layernorm"
-    ]
+    modules = plan(f"{SHAPE} --recompute-activations --recompute-modules core_attn layernorm")
+    assert sources(modules, "recompute")["modules"] == (["core_attn", "layernorm"], "Megatron's --recompute-modules")
 
 
 def test_without_a_word_of_the_user_megatrons_default_dispatcher_holds(plan):

@@ -1,0 +1,42 @@
+"""Megatron-LM's pretrain_gpt.py with each feature of pipelines: one stock process's losses, and a checkpoint for any layout."""
+
+from __future__ import annotations
+
+from shlex import split
+
+import pytest
+
+from tests.megatron_lm.checkout import LLAMA
+
+PP = split("--pipeline-model-parallel-size 2")
+VPP = [*PP, *split("--num-virtual-stages-per-pipeline-rank 2")]
+TP = split("--tensor-model-parallel-size 2")
+
+FEATURES = {
+    "nano-pipe": (2, VPP, "nano-pipe.swap=true"),
+    "zero-bubble": (2, VPP, "zero-bubble.costs=measured"),
+    "zero-bubble-v": (2, VPP, "zero-bubble.placement=v"),
+    "zero-bubble-v-tp": (4, [*VPP, *TP], "zero-bubble.placement=v"),
+    "recompute-in-advance": (2, PP, "recompute-in-advance.granularity=selective"),
+    "recompute-in-bubble": (2, VPP, "recompute-in-bubble.limit=2"),
+    "noop-layers": (2, PP, "noop-layers.layers=0,5"),
+    "dynamic-shapes": (2, PP, ""),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", FEATURES)
+@pytest.mark.guards(48, processes=True)
+def test_a_pipeline_trains_as_one_stock_process_and_another_layout_resumes_it(checkout, initial, stock, case):
+    nproc, layout, setting = FEATURES[case]
+    name = case.partition("-v")[0]
+    folder = checkout.folder / "checkpoints"
+    asked = ["--features", name, *(["--set", setting] if setting else [])]
+    saving = split(f"--train-iters 4 --save {folder} --save-interval 2")
+    run = checkout.adapted(nproc, *initial("llama"), *layout, *asked, *saving).ended_well()
+    assert run.losses == pytest.approx(stock("llama").losses, rel=1e-5)
+    assert run.report["problems"] == []
+    (folder / "latest_checkpointed_iteration.txt").write_text("2")
+    rest = checkout.adapted(1, *LLAMA, *split(f"--train-iters 4 --load {folder}")).ended_well()
+    assert list(rest.steps) == [3, 4]
+    assert float(rest.steps[3][0]) == pytest.approx(run.losses[2], rel=1e-5)
