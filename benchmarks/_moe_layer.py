@@ -1,0 +1,137 @@
+"""One MoE layer of Megatron under a plan on every rank, and what a forward and backward pass of it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import mindspeed
+from benchmarks._virtual_time import virtual_time
+from mindspeed.platforms.collectives import traffic
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A layer: ``width`` is that of an expert, ``hot`` adds to the router's logit of expert 0 so that a rank starves."""
+
+    tokens: int = 24
+    hidden: int = 32
+    width: int = 48
+    experts: int = 8
+    topk: int = 2
+    shared: int = 0
+    hot: float = 0.0
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Outcome:
+    """Results and gradients of two micro-batches in flight, and the costs of the first."""
+
+    values: list[Tensor]
+    rows: int
+    kept: int
+    sent: dict[str, int]
+    exposed: float
+
+
+def plan_of(
+    *features: str, settings: dict[str, dict[str, Any]] | None = None, ep: int = 2, level: int = 2, **world: Any
+) -> Any:
+    """A plan for experts on ``ep`` ranks of the CPU."""
+    known = {"ep": ep, "num_experts": 8, "world_size": ep * world.get("tp", 1)} | world
+    return mindspeed.plan(features=list(features), settings=settings or {}, world=known, platform="cpu", level=level)
+
+
+def build(shape: Shape, dtype: torch.dtype) -> Any:
+    """The layer with weights that depend on the place of an expert in the whole layer alone."""
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    from mindspeed.verification.placement import fill_weights
+
+    model_parallel_cuda_manual_seed(1, force_reset_rng=True)
+    config = TransformerConfig(
+        num_layers=1,
+        hidden_size=shape.hidden,
+        ffn_hidden_size=shape.width,
+        num_attention_heads=4,
+        num_moe_experts=shape.experts,
+        moe_router_topk=shape.topk,
+        moe_ffn_hidden_size=shape.width,
+        moe_shared_expert_intermediate_size=shape.shared or None,
+        moe_router_load_balancing_type="none",
+        add_bias_linear=False,
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        perform_initialization=False,
+        params_dtype=dtype,
+        **shape.options,
+    )
+    model = GPTModel(config, get_gpt_layer_local_spec(shape.experts), 64, 64).cuda()
+    fill_weights([model], 7)
+    return model.decoder.layers[0].mlp
+
+
+def run(shape: Shape, dtype: torch.dtype = torch.float32) -> Outcome:
+    """Forward of two micro-batches, then backward of both in the same order."""
+    layer = build(shape, dtype)
+    if shape.hot:
+        original = layer.router.gating
+        push = torch.zeros(shape.experts)
+        push[: shape.topk] = shape.hot
+        layer.router.gating = lambda x: original(x) + push
+    rank = torch.distributed.get_rank()
+    draw = torch.Generator("cpu").manual_seed(100 + rank)
+    inputs = [torch.randn(shape.tokens, 1, shape.hidden, generator=draw).to(dtype).requires_grad_() for _ in range(2)]
+    grads = [torch.randn(shape.tokens, 1, shape.hidden, generator=draw).to(dtype) for _ in range(2)]
+    received: list[int] = []
+    experts = layer.experts
+    if hasattr(experts, "products"):
+        products = experts.products
+        experts.products = lambda x, *rest: received.append(len(x)) or products(x, *rest)  # type: ignore[func-returns-value]
+    kept = Kept(layer)
+    unit = shape.tokens * shape.topk * shape.hidden * shape.width
+    size = torch.finfo(dtype).bits // 8 * shape.tokens * shape.topk * shape.hidden / 2
+    with virtual_time(unit, size) as schedule, traffic() as forth, kept:
+        first = layer(inputs[0])[0]
+    rows = sum(received)
+    second = layer(inputs[1])[0]
+    with virtual_time(unit, size) as backward, traffic() as back:
+        torch.autograd.backward(first, grads[0])
+    torch.autograd.backward(second, grads[1])
+    schedule.events += backward.events
+    values = [first.detach(), second.detach(), *(x.grad for x in inputs), *(p.grad for p in layer.parameters())]
+    sent: dict[str, int] = {}
+    for (kind, _), count in (*forth.items(), *back.items()):
+        sent[kind] = sent.get(kind, 0) + count.bytes
+    return Outcome(values, rows, kept.bytes, sent, schedule.exposed)  # type: ignore[arg-type]
+
+
+class Kept:
+    """Bytes that autograd saves in a block, each storage once, without weights."""
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        self.bytes = 0
+        self._layer = layer
+        self._saved: list[Tensor] = []
+
+    def __enter__(self) -> None:
+        self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
+        self._hooks.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._hooks.__exit__(*error)
+        weights = {p.untyped_storage().data_ptr() for p in self._layer.parameters()}
+        found = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in self._saved}
+        self.bytes = sum(size for start, size in found.items() if start not in weights)
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        self._saved.append(tensor)
+        return tensor
