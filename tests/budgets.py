@@ -32,7 +32,7 @@ SHOWN: Final = 15
 PLANNED: Final = 60
 """Features for which the default run must have room; of a run with those of `WHOLE_RUN` or more the time is foretold."""
 WHOLE_RUN: Final = 20
-TOLERANCE: Final = 1.5
+TOLERANCE: Final = 2.5
 """How much longer than its budget a test may take before it fails: readings of one test differ by as much in whole runs."""
 YARDSTICK: Final = 0.016
 """CPU seconds of `yardstick` on an idle core."""
@@ -117,7 +117,7 @@ class Budgets:
             report.longrepr = f"{item.nodeid} {over_budget(seconds, limit)}"
         pool = item.config.stash.get(POOL, None)
         if pool is not None and pool.leftovers:
-            text = f"{item.nodeid}: {'; '.join(pool.leftovers)}; a job of the pool ends its process groups and threads"
+            text = f"{item.nodeid}: {'; '.join(pool.leftovers)}; a job of the pool ends its process groups, threads and modes"
             pool.leftovers.clear()
             if long:
                 item.warn(pytest.PytestWarning(text))
@@ -150,7 +150,8 @@ class Durations:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self._seconds:
             KEPT.parent.mkdir(exist_ok=True)
-            KEPT.write_text(json.dumps(dict(sorted(self._seconds.items())), indent=1), encoding="utf-8")
+            known = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
+            KEPT.write_text(json.dumps(dict(sorted({**known, **self._seconds}.items())), indent=1), encoding="utf-8")
         if any(seconds > TOLERANCE * FEATURE_LIMIT * slowness() for seconds in self.too_slow().values()):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

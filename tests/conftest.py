@@ -76,6 +76,7 @@ class Prove(Protocol):
         also: Sequence[str] = (),
         nproc: int | None = None,
         steps: int | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> Verdict: ...
 
 
@@ -90,9 +91,10 @@ def prove(pool: WorkerPool) -> Prove:
         also: Sequence[str] = (),
         nproc: int | None = None,
         steps: int | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> Verdict:
         layer = Layer("test", settings=settings or {}, world=world or {})
-        case = build_case(features, [layer], also, nproc)
+        case = build_case(features, [layer], also, nproc, options=options)
         if steps is not None:
             case = replace(case, recipe=replace(case.recipe, steps=steps))
         return verify(case, pool)

@@ -20,8 +20,8 @@ SOURCES = {
     for file in sorted(PACKAGE.rglob("*.py"))
 }
 FEATURES = {file.parent.name.replace("_", "-") for file in (PACKAGE / "features").glob("*/feature.py")}
-OTHER_MEANINGS = {value for name, value in vars(Slot).items() if name[0] != "_"} | set(OPERATORS)
-"""Names of features that are names of a slot or an operator as well, which the framework may use."""
+OTHER_MEANINGS = {value for name, value in vars(Slot).items() if name[0] != "_"} | {*OPERATORS, "profiler", "deepspeed-moe"}
+"""Names of features that name a slot, a category, an operator or a module of torch as well, which the framework may use."""
 CIRCLES_OF_OLD_NAMES = ("mindspeed.legacy", "mindspeed.args_utils")
 """Modules that answer to MindSpeed's old names, whose managers, features and arguments refer to one another."""
 

@@ -39,3 +39,11 @@ def test_results_of_a_version_take_the_place_of_what_it_had() -> None:
 
 def test_a_feature_without_a_verdict_says_so() -> None:
     assert reason([]) == "fails: no verdict"
+
+
+def test_the_version_that_a_feature_needs_is_told_before_its_other_problems() -> None:
+    problems = [
+        "MS205 piped needs one of a, b\n  fix: add one",
+        "MS208 piped needs megatron-core <0.17, this is 0.19.1\n  fix: another",
+    ]
+    assert reason(problems) == "needs megatron-core <0.17"
