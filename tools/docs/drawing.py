@@ -110,7 +110,7 @@ class Arrow:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Ranks from top to bottom, time from left to right."""
+    """Ranks from top to bottom, or what has one of ``names``, time from left to right."""
 
     title: str
     columns: Sequence[str]
@@ -120,6 +120,7 @@ class Timeline:
     width: int = 104
     gap: int = 56
     height: int = 40
+    names: Sequence[str] = ()
 
     @property
     def size(self) -> tuple[int, int]:
@@ -131,8 +132,8 @@ class Timeline:
         left, top = x + _LABEL, y + _HEAD + 18
         for column, label in enumerate(self.columns):
             yield _text(left + column * (self.width + self.gap) + self.width // 2, top - 6, label, "ink mid")
-        for rank in range(self.ranks):
-            yield _text(left - 8, top + rank * (self.height + 14) + self.height // 2 + 5, f"rank {rank}", "ink end")
+        for rank, name in enumerate(self.names or [f"rank {rank}" for rank in range(self.ranks)]):
+            yield _text(left - 8, top + rank * (self.height + 14) + self.height // 2 + 5, name, "ink end")
         for arrow in self.arrows:
             (begin_x, begin_y), (end_x, end_y) = self._corner(left, top, arrow.begin), self._corner(left, top, arrow.end)
             begin_y, end_y = begin_y + self.height // 2, end_y + self.height // 2

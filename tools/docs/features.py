@@ -200,9 +200,10 @@ def _constraints(feature: type[Feature[Any]]) -> list[str]:
 def _sentence(name: str, constraint: Any) -> str:
     because = f", because {constraint.reason}" if getattr(constraint, "reason", "") else ""
     if isinstance(constraint, Check):
-        fix = f" Fix: {_placeholders(name, constraint.fix)}." if constraint.fix else ""
-        verb = "Warns unless" if constraint.warns else "Checked:"
-        return f"{verb} {code(condition(constraint.test))}; otherwise “{_placeholders(name, constraint.message)}”.{fix}"
+        message, fix = (_placeholders(name, text, constraint.of) for text in (constraint.message, constraint.fix))
+        fix = f" Fix: {fix}." if fix else ""
+        verb = "Warns unless" if constraint.warns else f"Checked with {constraint.of}:" if constraint.of else "Checked:"
+        return f"{verb} {code(condition(constraint.test))}; otherwise “{message}”.{fix}"
     if isinstance(constraint, RequiresAny):
         return f"Requires one of {', '.join(constraint.names)}{because}."
     if isinstance(constraint, RequiresSlot):
@@ -220,10 +221,12 @@ def _sentence(name: str, constraint: Any) -> str:
     return f"{verbs[type(constraint)]} {constraint.name}{because}."
 
 
-def _placeholders(name: str, message: str) -> str:
-    """``{args.size}`` and ``{world.tp}`` as *feature.size* and *tp*."""
+def _placeholders(name: str, message: str, other: str = "") -> str:
+    """``{args.size}``, ``{other.size}`` and ``{world.tp}`` as *feature.size*, *other feature.size* and *tp*."""
+    message = re.sub(r"\{other\.(\w+)[^}]*\}", rf"*{other}.\1*", message)
     message = re.sub(r"\{world\.(\w+)[^}]*\}", r"*\1*", message)
-    return re.sub(r"\{args\.(\w+)[^}]*\}", rf"*{name}.\1*", message)
+    message = re.sub(r"\{args\.(\w+)[^}]*\}", rf"*{name}.\1*", message)
+    return re.sub(r"\{(\w+)[^}]*\}", r"*\1*", message)
 
 
 def _changes(feature: type[Feature[Any]]) -> list[str]:

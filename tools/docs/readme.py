@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -11,12 +12,13 @@ from mindspeed import ops
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
 from mindspeed.plugins.feature import Category
 from tools.docs.markdown import table
+from tools.docs.migration_guide import PUBLISHED
 from tools.docs.operators import forward_only
 
 
 def filled(page: str, catalog: Catalog) -> str:
     """A page with every part between ``<!-- NAME -->`` and ``<!-- end of NAME -->`` made anew."""
-    parts = {"features": feature_table(catalog), "operators": operator_count()}
+    parts = {"features": feature_table(catalog), "operators": operator_count(), "published commands": published_count()}
     for name, lines in parts.items():
         text = "\n".join(lines)
         page = re.sub(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", rf"\g<1>{text}\n\g<2>", page, flags=re.DOTALL)
@@ -43,6 +45,17 @@ def operator_count() -> list[str]:
     without = forward_only()
     listed = ", ".join(f"`{name}`" for name in without)
     return [f"{len(ops.OPERATORS)} operators; {len(without)} of them are forward only: {listed}."]
+
+
+def published_count() -> list[str]:
+    """How many of the training commands that MindSpeed and MindSpeed-LLM publish have a plan."""
+    record = json.loads(PUBLISHED.read_text(encoding="utf-8"))
+    sources = " and ".join(f"{name} ({source['commit'][:10]})" for name, source in record["checkouts"].items())
+    return [
+        f"Of {record['commands']} pretraining commands that {sources} publish, {record['planned']} have a plan with "
+        f"their flags unchanged (Megatron-LM {record['megatron']}, {record['date']}); "
+        "[the others, and why](docs/moving-from-mindspeed.md#published-commands)."
+    ]
 
 
 if __name__ == "__main__":

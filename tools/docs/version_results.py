@@ -39,10 +39,10 @@ def taken_over(results: Results, answers: Mapping[str, Any]) -> Results:
 
 
 def reason(problems: Sequence[str]) -> str:
-    """The first problem in a cell's few words."""
-    first = problems[0].splitlines()[0] if problems else "no verdict"
-    needed = re.fullmatch(r"MS208 \S+ (needs megatron-core \S+), this is \S+", first)
-    return needed[1] if needed else f"fails: {first}"
+    """The Megatron that a feature needs, else the first problem, in a cell's few words."""
+    lines = [problem.splitlines()[0] for problem in problems] or ["no verdict"]
+    needed = [found[1] for line in lines if (found := re.fullmatch(r"MS208 \S+ (needs megatron-core \S+), this is \S+", line))]
+    return needed[0] if needed else f"fails: {lines[0]}"
 
 
 def result_table(names: Sequence[str]) -> list[str]:
