@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: train test ops test-long test-changed test-versions releases test-triton test-npu-contract lint bench docs clean
+.PHONY: train test ops test-long test-changed test-versions releases test-triton test-npu-contract test-deepspeed lint bench docs clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -58,6 +58,17 @@ test-triton: export TRITON_DEFAULT_FP_FUSION := 1
 test-triton: $(VENV)/installed build/triton/installed  ## the kernels of CUDA: interpreted on the CPU, then compiled for a GPU
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q --confcutdir=tests/ops tests/ops/triton
 	$(BIN)/python -m pytest -q --confcutdir=tests/ops tests/ops/triton
+
+DEEPSPEED := 0.19.8
+
+build/deepspeed/installed: | $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D)/site einops hjson msgpack py-cpuinfo ninja
+	DS_ACCELERATOR=cpu $(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --no-build-isolation --no-binary deepspeed -d $(@D) deepspeed==$(DEEPSPEED)
+	tar xzf $(@D)/deepspeed-$(DEEPSPEED).tar.gz -C $(@D)
+	touch $@
+
+test-deepspeed: $(VENV)/installed build/deepspeed/installed  ## the gate of deepspeed-moe against DeepSpeed's own
+	DS_ACCELERATOR=cpu PYTHONPATH=build/deepspeed/deepspeed-$(DEEPSPEED):build/deepspeed/site $(BIN)/python -m tests.deepspeed_gate
 
 build/torch_npu/installed: | $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D) torch_npu==2.13.0
