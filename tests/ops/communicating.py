@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import torch
 import torch.distributed as dist
 
@@ -62,6 +64,7 @@ def registrations(cases):
     """Every case through `torch.library.opcheck`; groups are named."""
     groups = {"NAME": dist.group.WORLD.group_name}
     for name, arguments in cases:
+        importlib.import_module(f"mindspeed.ops.{'lcal_coc' if name.startswith('lcal_coc') else name}")
         torch.library.opcheck(getattr(torch.ops.mindspeed, name).default, tuple(with_groups(arguments, groups)))
     return len(cases)
 
