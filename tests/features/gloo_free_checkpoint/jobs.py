@@ -54,8 +54,9 @@ def save(recipe: Recipe, file: str) -> dict[str, Any]:
 
     Returns the states of this rank, the bytes it sent to save them, Megatron's gloo groups, and the numbers in its shards.
     """
+    from mindspeed.memory.optimizer_windows import whole_tensors
     from mindspeed.platforms import runtime
-    from tests.memory.adam_steps import adam_run, states
+    from tests.memory.adam_steps import adam_run
 
     with adam_run(recipe) as run:
         for step in range(recipe.steps):
@@ -63,21 +64,22 @@ def save(recipe: Recipe, file: str) -> dict[str, Any]:
         with runtime.traffic() as sent:
             run.optimizer.save_parameter_state(file)
         return {
-            "states": states(run.optimizer),
+            "states": dict(whole_tensors(run.optimizer)),
             "sent": sent.total("send").bytes,
             "groups": gloo_groups(),
             "shards": shards(run.optimizer),
         }
 
 
-def load(recipe: Recipe, file: str) -> list[dict[str, Any]]:
+def load(recipe: Recipe, file: str) -> dict[str, torch.Tensor]:
     """Read the state of an optimizer that has taken another step; return the states of this rank."""
-    from tests.memory.adam_steps import adam_run, states
+    from mindspeed.memory.optimizer_windows import whole_tensors
+    from tests.memory.adam_steps import adam_run
 
     with adam_run(recipe) as run:
         run.train_step(7)
         run.optimizer.load_parameter_state(file)
-        return states(run.optimizer)
+        return dict(whole_tensors(run.optimizer))
 
 
 def shards(optimizer: Any) -> list[int]:
