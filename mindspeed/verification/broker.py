@@ -176,6 +176,8 @@ class Broker:
     def _death(self, run: _Running, rank: int) -> Problem:
         worker = run.workers[rank]
         _, status = os.waitpid(worker.pid, 0)
+        with suppress(ProcessLookupError):  # the processes that its job has started
+            os.killpg(worker.pid, signal.SIGKILL)
         worker.pid = 0
         code = os.waitstatus_to_exitcode(status)
         end = f"signal {-code}" if code < 0 else f"exit status {code}"
@@ -192,6 +194,8 @@ class Broker:
         pid = os.fork()
         if pid == 0:
             self._become_worker(theirs, log, forked)
+        with suppress(OSError):  # the worker has done it already
+            os.setpgid(pid, pid)
         theirs.close()
         return _Worker(pid, ours, log)
 
@@ -199,6 +203,7 @@ class Broker:
         """Never returns: serve jobs in this forked process, or in a fresh interpreter."""
         status = 1
         try:
+            os.setpgid(0, 0)  # with the processes that a job starts, to end them all
             output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(output, 1)
             os.dup2(output, 2)
@@ -222,7 +227,7 @@ class Broker:
         for worker in workers:
             worker.connection.close()
             if worker.pid:
-                os.kill(worker.pid, signal.SIGKILL)
+                os.killpg(worker.pid, signal.SIGKILL)
                 os.waitpid(worker.pid, 0)
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from mindspeed import plan
@@ -102,6 +107,34 @@ def test_ranks_of_a_failed_job_are_not_used_again(pool: WorkerPool) -> None:
     with pytest.raises(RunError, match="MS607 verification rank 1 failed: RuntimeError: a planted error"):
         pool.call(rank_1_counts_another_group, 2)
     assert len(pool.call(loops_of_gloo, 2)) == 2
+
+
+def lives(pid: int) -> bool:
+    """Whether a process runs; one that has ended may wait for its parent."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def start_a_process(file: str, die: bool) -> None:
+    """Start a process that outlives the job, which fails or takes its worker with it."""
+    process = subprocess.Popen(["sleep", "60"])
+    Path(file).write_text(str(process.pid), encoding="utf-8")
+    if die:
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise RuntimeError("a planted error")
+
+
+@pytest.mark.parametrize("die", [False, True])
+def test_processes_that_a_failed_job_started_end_with_its_worker(pool: WorkerPool, tmp_path: Path, die: bool) -> None:
+    file = tmp_path / "pid"
+    with pytest.raises(RunError):
+        pool.call(start_a_process, 1, str(file), die)
+    end = time.monotonic() + 5
+    while lives(int(file.read_text())):
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def drawn_on_the_host() -> tuple[bool, int]:
