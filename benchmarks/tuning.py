@@ -20,7 +20,7 @@ from mindspeed.features.profiler.window import Window
 from mindspeed.features.tflops.meter import StepMeter
 from mindspeed.plugins.discovery import discover
 from mindspeed.tuning.rules import FixedRequest
-from mindspeed.tuning.search import Question, search
+from mindspeed.tuning.search import Question, Resolved, search
 from mindspeed.tuning.space import Layouts, candidates, choices
 from mindspeed.tuning.store import Measurement, Store
 from mindspeed.tuning.time import DEFAULTS, KINDS, Machine, fit, step_seconds
@@ -59,7 +59,7 @@ def search_rows() -> list[Row]:
     taken = []
 
     def once() -> None:
-        found = search(question, catalog, lambda op, platform: True, lambda choice, world: True)
+        found = search(question, catalog, lambda op, platform: True, lambda choice, world: Resolved())
         taken.append((found.configurations, found.feasible))
 
     (seconds,) = medians(once, repeat=5)

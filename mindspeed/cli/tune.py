@@ -92,7 +92,7 @@ def tune(
     if mode != "white":
         found = _measured(job, found, where, steps, budget)
     if output is not None:
-        for path in write(found, job.job_of, output):
+        for path in write(found, job.job_of, output, where):
             click.echo(str(path), err=True)
     if wants_json():
         print_json(as_json(found, job.job_of))
@@ -115,18 +115,26 @@ def _ranks(request: Request) -> int:
 
 def _machine(job: SearchJob, store: Any, calibrate: int, steps: int, budget: float, limit: float) -> Machine:
     """The machine of the store, measured further where asked for; without measurements, orders of magnitude."""
-    from mindspeed.plugins.problems import RunError
-    from mindspeed.tuning.measure import measure, telling
+    from mindspeed.plugins.problems import Problem, RunError
+    from mindspeed.tuning.measure import measure
     from mindspeed.tuning.time import DEFAULTS, Machine, fit
 
     cores = (os.cpu_count() or 1) if job.environment.platform == "cpu" else 0
     machine = Machine(DEFAULTS[job.environment.platform], cores)
     if calibrate:
-        rows = telling(job.search(machine, limit, 400).rows, calibrate)
-        measure(rows, job.job_of, store, _local_ranks(job), steps, budget, _say)
+        ranks = _local_ranks(job)
+        rows = job.telling(machine, limit, calibrate)
+        if len(rows) < calibrate:
+            text = (
+                f"{calibrate} runs cannot calibrate {ranks} ranks: only {len(rows)} configurations differ in their work and fit"
+            )
+            raise RunError([Problem("MS345", text, fix=f"--calibrate {len(rows)}, or a larger --world-size")])
+        known = measure(rows, job.job_of, store, ranks, steps, budget, _say)
+        measured = [known[row.key] for row in rows if row.key in known]  # others would change what a resumed search finds
     elif (stale := store.staleness()) is not None:
         raise RunError([stale])
-    measured = list(store.measurements().values())
+    else:
+        measured = list(store.measurements().values())
     if not measured:
         return machine
     crowd = max(1.0, job.model["world_size"] / cores) if cores else 1.0

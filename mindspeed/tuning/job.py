@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from mindspeed import registry
+from mindspeed.diagnostics.job_memory import peaks
 from mindspeed.ops.availability import running
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.plugins.problems import Problem, ResolutionError
+from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
 from mindspeed.plugins.world import PARALLEL_SIZES
 from mindspeed.resolution.environment import Environment
 from mindspeed.resolution.request import Layer
 from mindspeed.resolution.request_merge import remaining_features
 from mindspeed.training.shape import trainer_request
+from mindspeed.tuning.measure import telling
 from mindspeed.tuning.rules import FixedRequest
-from mindspeed.tuning.search import Configuration, Found, Question, search
+from mindspeed.tuning.search import Configuration, Found, Question, Resolved, search
 from mindspeed.tuning.space import SIZES, Choice, Layouts, candidates, choices
 from mindspeed.tuning.time import DEFAULTS, Machine
+
+CANDIDATES: Final = 400
+"""Fastest configurations from which a calibration chooses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +59,31 @@ class SearchJob:
     def search(self, machine: Machine, device_bytes: float, top: int) -> Found:
         """Search, and raise ResolutionError (MS345) where no configuration is feasible or none fits."""
         has_variant: Callable[[str, str], bool] = running(self.environment.platform)
-        found = search(self.question(machine, device_bytes), self.catalog, has_variant, self.accepts, top)
-        if not found.feasible:
+        found = search(self.question(machine, device_bytes), self.catalog, has_variant, self.resolved, top)
+        if not found.rows:
             raise ResolutionError(self._nothing_feasible(has_variant))
-        if not found.fitting:
-            raise ResolutionError([_nothing_fits(found, device_bytes)])
+        if not any(row.fits for row in found.rows):
+            raise ResolutionError([self._nothing_fits(found, device_bytes)])
         return found
 
-    def accepts(self, choice: Choice, world: Mapping[str, Any]) -> bool:
-        """Return whether the resolver takes a configuration, patches and all."""
+    def telling(self, machine: Machine, device_bytes: float, count: int) -> list[Configuration]:
+        """Return up to ``count`` configurations to measure, which the resolver takes and which fit."""
+        has_variant: Callable[[str, str], bool] = running(self.environment.platform)
+        found = search(self.question(machine, device_bytes), self.catalog, has_variant, _takes, CANDIDATES)
+        chosen = telling([row for row in found.rows if row.fits] or found.rows, count)
+        taken = [(row, self.resolved(row.choice, {**self.model, **row.sizes})) for row in chosen]
+        return [row for row, made in taken if made is not None and (made.bytes is None or made.bytes <= device_bytes)]
+
+    def resolved(self, choice: Choice, world: Mapping[str, Any]) -> Resolved | None:
+        """Resolve a configuration, patches and all, and count the bytes of its fullest rank as ``memory plan`` does."""
         try:
-            registry.resolve([*self.layers, self._layer(choice, world)], self._environment(world))
+            made = registry.resolve([*self.layers, self._layer(choice, world)], self._environment(world))
         except ResolutionError:
-            return False
-        return True
+            return None
+        try:
+            return Resolved(max(stage["peak"] for stage in peaks(made)))
+        except MindSpeedError:  # a size that the planner of memory needs is not known
+            return Resolved()
 
     def job_of(self, row: Configuration) -> dict[str, Any]:
         """Return the job file of a configuration as a mapping, without defaults of the trainer."""
@@ -114,18 +130,36 @@ class SearchJob:
             Problem("MS345", text, fix="use another --world-size or --global-batch-size; features check explains one layout")
         ]
 
+    def _nothing_fits(self, found: Found, device_bytes: float) -> Problem:
+        """Name the smallest configuration, the bytes that it has too many, and the feature that saves most of them."""
+        smallest = min([*found.rows, *([found.smallest] if found.smallest else [])], key=lambda row: row.predicted_bytes)
+        world = {**self.model, **smallest.sizes}
+        exact = self.resolved(smallest.choice, world)
+        least = exact.bytes if exact is not None and exact.bytes is not None else smallest.predicted_bytes
+        text = (
+            f"none of {found.feasible} configurations fits: the smallest needs {least:,} bytes, "
+            f"{least - device_bytes:,.0f} too many, and is {smallest.key}"
+        )
+        saved = {name: least - size for name, size in self._with_one_more(smallest.choice, world) if size < least}
+        if not saved:
+            return Problem("MS345", text, fix="use more ranks or a smaller model")
+        best = max(sorted(saved), key=lambda name: saved[name])
+        return Problem(
+            "MS345", text, fix=f"--try {best}, which saves {saved[best]:,} bytes of it, more ranks or a smaller model"
+        )
 
-def _takes(choice: Choice, world: Mapping[str, Any]) -> bool:
-    return True
+    def _with_one_more(self, choice: Choice, world: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+        """Yield the bytes of a configuration with each feature more that may save some and is not tried."""
+        for name in sorted(self.catalog.usable):
+            spec = self.catalog.specs[name]
+            if (spec.saved or spec.resting) and name not in (*choice.features, *self.request.features, *self.tried):
+                more = self.resolved(replace(choice, features=(*choice.features, name)), world)
+                if more is not None and more.bytes is not None:
+                    yield name, more.bytes
 
 
-def _nothing_fits(found: Found, device_bytes: float) -> Problem:
-    excess = found.smallest - device_bytes
-    text = (
-        f"none of {found.feasible} configurations fits: the smallest needs {found.smallest:,} bytes, {excess:,.0f} too many, "
-        f"and is {found.smallest_key}"
-    )
-    return Problem("MS345", text, fix="use more ranks or a smaller model, or --try features that save memory")
+def _takes(choice: Choice, world: Mapping[str, Any]) -> Resolved:
+    return Resolved()
 
 
 def make_search(

@@ -10,7 +10,11 @@ from typing import Any
 
 import yaml
 
+from mindspeed import registry
+from mindspeed.plugins.constraints import Capability
+from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.tuning.search import Configuration, Found
+from mindspeed.tuning.store import Store
 
 GIB = 2**30
 JobOf = Callable[[Configuration], Mapping[str, Any]]
@@ -55,18 +59,42 @@ def table(found: Found) -> list[tuple[str, ...]]:
 HEADERS = ("LAYOUT", "FEATURES", "PREDICTED S", "MEASURED S", "GIB", "FITS")
 
 
-def write(found: Found, job_of: JobOf, folder: Path) -> list[Path]:
-    """Write ``tune.json``, ``job.yaml`` of the best row, and ``pareto.png`` where matplotlib is installed."""
+def write(found: Found, job_of: JobOf, folder: Path, store: Store) -> list[Path]:
+    """Write ``tune.json``, ``job.yaml`` of the best row with its ``prediction.json``, and ``pareto.png`` given matplotlib.
+
+    Raises RunError with MS516 where the folder cannot be written.
+    """
+    try:
+        return _write(found, job_of, folder, store)
+    except OSError as error:
+        text = f"the folder {folder} cannot be written: {error.strerror}"
+        raise RunError([Problem("MS516", text, fix="name another --output")]) from error
+
+
+def _write(found: Found, job_of: JobOf, folder: Path, store: Store) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / "tune.json"]
     paths[0].write_text(json.dumps(as_json(found, job_of), indent=2) + "\n", encoding="utf-8")
     if found.rows:
-        paths.append(folder / "job.yaml")
-        paths[-1].write_text(yaml.safe_dump(dict(job_of(found.rows[0])), sort_keys=False), encoding="utf-8")
+        best = found.rows[0]
+        prediction = {"key": best.key, "work": dict(best.work), "file": str(store.file_of(best.key)), "machine": store.facts}
+        paths += [folder / "prediction.json", folder / "job.yaml"]
+        paths[-2].write_text(json.dumps(prediction, indent=2) + "\n", encoding="utf-8")
+        job = with_report(job_of(best), best.predicted_seconds, paths[-2].resolve())
+        paths[-1].write_text(yaml.safe_dump(job, sort_keys=False), encoding="utf-8")
         if find_spec("matplotlib") is not None:
             paths.append(folder / "pareto.png")
             draw(found, paths[-1])
     return paths
+
+
+def with_report(job: Mapping[str, Any], predicted_seconds: float, prediction: Path) -> dict[str, Any]:
+    """Add the features that report how a run compares with its prediction."""
+    settings = {"predicted_seconds": predicted_seconds, "prediction": str(prediction)}
+    known = registry.catalog(frozenset())
+    names = [name for name, spec in known.specs.items() if Capability.PREDICTION_REPORT in spec.provides]
+    features = list(dict.fromkeys((*job.get("features", ()), *names)))
+    return {**job, "features": features, "settings": {**job.get("settings", {}), **dict.fromkeys(names, settings)}}
 
 
 def draw(found: Found, path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from pydantic import ValidationError
@@ -16,8 +16,20 @@ from mindspeed.tuning import time as timing
 from mindspeed.tuning.rules import FixedRequest, HasVariant, Rules
 from mindspeed.tuning.space import SIZES, Choice, Layouts, with_required
 
-Accepts = Callable[[Choice, Mapping[str, Any]], bool]
-"""``(choice, world) -> bool``: whether the resolver takes a configuration."""
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A configuration that the resolver took; ``bytes`` of its fullest rank by the planner of memory, None if not known."""
+
+    bytes: int | None = None
+
+
+Accepts = Callable[[Choice, Mapping[str, Any]], Resolved | None]
+"""``(choice, world) -> Resolved``, None where the resolver refuses the configuration."""
+SLACK: Final = 3.0
+"""Formulas of the search may be too high by this factor: what is above the limit by less is counted exactly."""
+TRIES: Final = 200
+"""Configurations that are resolved beside twenty for each row, while those that fit are looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +57,17 @@ def key_of(sizes: Mapping[str, int], choice: Choice) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Result of a search; ``rows`` are the best ones by predicted time, those that fit first."""
+    """Result of a search; ``rows`` are the best ones by predicted time, those that fit first.
+
+    ``smallest`` has the fewest bytes by the formulas of the search, which also count ``fitting`` unless there is every row.
+    """
 
     configurations: int
     feasible: int
     fitting: int
     seconds: float
     rows: tuple[Configuration, ...]
-    smallest: int
-    smallest_key: str
+    smallest: Configuration | None
     not_modelled: tuple[str, ...]
 
 
@@ -83,34 +97,47 @@ def search(question: Question, catalog: Any, has_variant: HasVariant, accepts: A
             parts.append((np.full(good.size, number), good, seconds[good], held[good]))
     if not parts:
         spent = time.perf_counter() - start
-        return Found(len(layouts) * len(question.choices), 0, 0, spent, (), 0, "", scores.not_modelled)
+        return Found(len(layouts) * len(question.choices), 0, 0, spent, (), None, scores.not_modelled)
     numbers, rows, seconds, held = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    fits = held <= question.device_bytes
     several = np.array([len(choice.features) for choice in question.choices])[numbers]
-    order = np.lexsort((several, seconds, ~fits))  # of equal ones the plainest
+    order = np.lexsort((several, seconds, held > SLACK * question.device_bytes))  # of equal ones the plainest
     spent = time.perf_counter() - start
-    kept: list[Configuration] = []
+    fitting: list[Configuration] = []
+    others: list[Configuration] = []
     seen: set[tuple[int, float, float]] = set()
-    for place in order:
-        if top and len(kept) == top:
+    for place in _tried(order, held, top):
+        if top and len(fitting) >= top:
             break
         choice, row = question.choices[numbers[place]], int(rows[place])
         same = (row, float(seconds[place]), float(held[place]))
         if top and same in seen:  # a feature more that changes nothing, such as a second algorithm for a group of one
             continue
         seen.add(same)
-        if accepts(choice, layouts.world(row)):
-            kept.append(_row(scores, choice, row, float(seconds[place]), int(held[place]), bool(fits[place])))
+        if (resolved := accepts(choice, layouts.world(row))) is not None:
+            size = int(held[place]) if resolved.bytes is None else resolved.bytes
+            fits = size <= question.device_bytes
+            (fitting if fits else others).append(_row(scores, choice, row, float(seconds[place]), size, fits))
+    fitting.sort(key=lambda row: row.predicted_seconds)
+    kept = [*fitting, *others][: top or None]
+    least = int(held.argmin())
     return Found(
         configurations=len(layouts) * len(question.choices),
         feasible=len(order),
-        fitting=int(fits.sum()),
+        fitting=int((held <= question.device_bytes).sum()) if top else len(fitting),
         seconds=spent,
         rows=tuple(kept),
-        smallest=int(held.min()),
-        smallest_key=key_of(_sizes(layouts, int(rows[held.argmin()])), question.choices[numbers[held.argmin()]]),
+        smallest=_row(
+            scores, question.choices[numbers[least]], int(rows[least]), float(seconds[least]), int(held[least]), False
+        ),
         not_modelled=scores.not_modelled,
     )
+
+
+def _tried(order: Any, held: memory.Numbers, top: int) -> Iterator[int]:
+    """Yield the fastest configurations, then those with the fewest bytes, as many of each as are resolved for ``top`` rows."""
+    count = 20 * top + TRIES if top else len(order)
+    yield from map(int, order[:count])
+    yield from map(int, sorted(order[count:], key=held.__getitem__)[:count])
 
 
 def _row(scores: Scores, choice: Choice, row: int, seconds: float, held: int, fits: bool) -> Configuration:

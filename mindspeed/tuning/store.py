@@ -74,9 +74,13 @@ class Store:
             except (OSError, ValueError, TypeError):
                 continue
 
+    def file_of(self, key: str) -> Path:
+        """Return the file of a configuration's measurement, whether it exists or not."""
+        return self.folder / f"{digest({'key': key})}.json"
+
     def put(self, measurement: Measurement) -> None:
         """Write a measurement. Raises RunError with MS516 where it cannot be written."""
-        path = self.folder / f"{digest({'key': measurement.key})}.json"
+        path = self.file_of(measurement.key)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             (path.parents[1] / "machine").write_text(json.dumps(self.facts, indent=2) + "\n", encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +11,30 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from mindspeed import registry
 from mindspeed.cli import main
+from mindspeed.diagnostics.job_memory import peaks
+from mindspeed.plugins.world import FIELDS
+from mindspeed.resolution.environment import made_up
+from mindspeed.resolution.request import Layer
 from mindspeed.tuning import memory
 from mindspeed.tuning import time as timing
+from mindspeed.tuning.job import make_search
 from mindspeed.tuning.measure import telling
 from mindspeed.tuning.rules import FixedRequest
-from mindspeed.tuning.search import Found, Question, search
+from mindspeed.tuning.search import Found, Question, Resolved, search
 from mindspeed.tuning.space import SIZES, Choice, Layouts
 from mindspeed.tuning.store import Measurement, Store
 from tests.features.resolving import CATALOG
-from tests.tuning.test_rules import everywhere, space
+from tests.tuning.test_rules import OF_PLATFORM, everywhere, space
 
+SMALL = ("--dtype", "bf16", "--pp", "1", "--micro-batch-size", "1")
 MACHINE = timing.Machine(timing.DEFAULTS["cpu"])
 
 
 def found(layouts: Layouts, tried: list[Choice], top: int = 5, **question: Any) -> Found:
     asked = Question(layouts, tried, FixedRequest(), question.pop("machine", MACHINE), **question)
-    return search(asked, CATALOG, everywhere, lambda choice, world: True, top)
+    return search(asked, CATALOG, everywhere, lambda choice, world: Resolved(), top)
 
 
 def test_rows_come_by_predicted_time_and_those_that_fit_first() -> None:
@@ -97,8 +105,10 @@ def test_json_has_rows_with_job_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--device-memory", "1MiB"), "configurations fits: the smallest needs"),
         (("--tp", "3"), "no configuration has tp 3"),
+        (("--num-layers", "3", "--pp", "2"), "no configuration has pp 2"),
+        (("--world-size", "7"), "no layout of 7 ranks divides 4 layers, the heads and the batch of this model"),
+        (("--calibrate", "90", "--tp", "2", "--micro-batch-size", "1"), "90 runs cannot calibrate 2 ranks: only"),
         (("--try", "ring-atention"), "there is no feature 'ring-atention'"),
     ],
 )
@@ -107,6 +117,44 @@ def test_what_cannot_be_is_a_problem_with_a_fix(words: tuple[str, ...], message:
     assert status == 1
     assert message in data["problems"][0]["message"]
     assert data["problems"][0]["fix"]
+
+
+def test_nothing_fits_says_what_is_missing_and_what_saves_most(tmp_path: Path) -> None:
+    status, data = run("--device-memory", "1MiB", *SMALL, "--store", str(tmp_path))
+    (problem,) = data["problems"]
+    found = re.fullmatch(
+        r"none of (\d+) configurations fits: the smallest needs ([\d,]+) bytes, ([\d,]+) too many, and is (.*)",
+        problem["message"],
+    )
+    assert status == 1
+    assert found is not None
+    needed, excess = (int(found[number].replace(",", "")) for number in (2, 3))
+    assert needed - excess == 2**20
+    assert re.match(r"--try [a-z0-9-]+, which saves [\d,]+ bytes of it, ", problem["fix"])
+    _, data = run("--device-memory", str(needed), *SMALL, "--store", str(tmp_path), "--top", "1")
+    assert data["rows"][0]["fits"]
+    assert data["rows"][0]["predicted_bytes"] <= needed
+
+
+def test_bytes_of_a_row_are_those_of_the_memory_planner(tmp_path: Path) -> None:
+    _, data = run("--top", "1", "--store", str(tmp_path))
+    (row,) = data["rows"]
+    model = make_search([Layer("test")], {}, made_up("cpu", "0.16.1"), 2).model
+    world = {name: value for name, value in model.items() if name in FIELDS and name not in OF_PLATFORM} | row["job"]["world"]
+    foretold = peaks(registry.plan(row["job"]["features"], world=world, platform="cpu"))
+    assert row["predicted_bytes"] == max(stage["peak"] for stage in foretold)
+
+
+def test_a_stale_store_is_refused_until_it_is_measured_again(tmp_path: Path) -> None:
+    Store(tmp_path, {"torch": "1"}, {}).put(Measurement("a", 1.5, {"step": 1.0}, 3))
+    status, data = run("--store", str(tmp_path))
+    (problem,) = data["problems"]
+    assert (status, problem["code"], problem["fix"]) == (
+        1,
+        "MS346",
+        "measure again with --calibrate N, or name another --store",
+    )
+    assert "torch is " in problem["message"]
 
 
 def test_more_ranks_than_cores_are_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,23 +5,43 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
-from mindspeed.plugins import Category, Check, Feature, FeatureArgs, FeatureSpec, Field, Numerics, VerifyWith, hookimpl
+from mindspeed.plugins import (
+    Capability,
+    Category,
+    Check,
+    Feature,
+    FeatureArgs,
+    FeatureSpec,
+    Field,
+    Numerics,
+    VerifyWith,
+    World,
+    hookimpl,
+)
 
 WARM_UP = 3
 """Steps of this process that are not measured."""
+SAVED_EVERY = 10
+"""Measured steps from one writing of their median to the next."""
 
 
 class AutoTuningArgs(FeatureArgs):
     predicted_seconds: float | None = Field(None, gt=0, description="seconds of a step that mindspeed tune predicted")
+    prediction: str | None = Field(None, description="prediction.json of mindspeed tune, whose store gets the measured steps")
     mode: Literal["white", "mixed", "black"] | None = Field(None, description="old setting; a mode of mindspeed tune")
     folder: str | None = Field(None, description="old setting; --output of mindspeed tune")
     ranks: int | None = Field(None, ge=1, description="old setting; --world-size of mindspeed tune")
 
 
-def _has_prediction(args: AutoTuningArgs, world: object) -> bool:
+def _has_prediction(args: AutoTuningArgs, world: World) -> bool:
     return args.predicted_seconds is not None
+
+
+def _has_file(args: AutoTuningArgs, world: World) -> bool:
+    return args.prediction is None or Path(args.prediction).is_file()
 
 
 class AutoTuning(Feature[AutoTuningArgs]):
@@ -38,12 +58,23 @@ class AutoTuning(Feature[AutoTuningArgs]):
                 "a training run does not search for its layout",
                 fix="mindspeed tune --world-size N --output FOLDER, then train with -f FOLDER/job.yaml",
             ),
+            Check(
+                _has_file,
+                "there is no file {args.prediction}, so measured steps are not added to the store of mindspeed tune",
+                fix="remove auto-tuning.prediction, or search again with mindspeed tune --output FOLDER",
+                warns=True,
+            ),
         ),
+        provides={Capability.PREDICTION_REPORT},
         numerics=Numerics.exact(),
         verify_with=VerifyWith(settings={"auto-tuning": {"predicted_seconds": 1.0}}),
     )
-    seconds: float | None = None
     steps = 0
+    seconds: list[float]
+
+    @hookimpl
+    def activated(self) -> None:
+        self.steps, self.seconds = 0, []
 
     @hookimpl
     @contextmanager
@@ -51,10 +82,15 @@ class AutoTuning(Feature[AutoTuningArgs]):
         start = time.perf_counter()
         yield
         self.steps += 1
-        self.seconds = time.perf_counter() - start if self.steps > WARM_UP else None
+        if self.steps > WARM_UP:
+            self.seconds.append(time.perf_counter() - start)
 
     @hookimpl
     def step_metrics(self, state: Any) -> Mapping[str, float] | None:
-        if self.seconds is None or self.args.predicted_seconds is None:
+        if not self.seconds or self.args.predicted_seconds is None:
             return None
-        return {"measured": self.seconds, "error": self.args.predicted_seconds / self.seconds - 1}
+        if self.args.prediction is not None and len(self.seconds) % SAVED_EVERY == 0:
+            from mindspeed.features.auto_tuning.measured import add_to_store
+
+            add_to_store(Path(self.args.prediction), self.seconds)
+        return {"measured": self.seconds[-1], "error": self.args.predicted_seconds / self.seconds[-1] - 1}
