@@ -11,6 +11,7 @@ draws are given, an expert keeps the tokens of the highest score instead of the 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
@@ -80,6 +81,12 @@ class Routing:
         """Rows of all experts: E x G x C."""
         return self.experts * self.expert.shape[0] * self.capacity
 
+    def kept(self) -> Tensor:
+        """The map [G x T, E] of the choices that got a place."""
+        groups, tokens, _ = self.expert.shape
+        places = self.slot.new_zeros((groups, tokens, self.experts), dtype=torch.bool)
+        return places.scatter(-1, self.expert, self.slot < self.capacity).flatten(0, 1)
+
     def row(self) -> Tensor:
         """The row of each choice where rows stand by expert, group and place; `rows` where the choice is dropped."""
         groups = self.expert.shape[0]
@@ -100,11 +107,13 @@ def choose(
     gumbel_GTE: Tensor | None = None,
     draws_GT: Tensor | None = None,
     sinkhorn: bool = False,
+    select: Callable[[Tensor, int], Tensor] | None = None,
 ) -> Choices:
     """Let each token choose ``topk`` experts of the largest probability, the lower number first where two are equal.
 
     ``gumbel_GTE`` is added to the logits that decide. ``sinkhorn`` lets logits decide that are balanced over experts. Neither
-    changes a probability. ``draws_GT`` in [0, 1) give the places of an expert by lot, for one choice per token.
+    changes a probability. ``draws_GT`` in [0, 1) give the places of an expert by lot, for one choice per token. ``select`` may
+    stand for `highest`.
     """
     p_GTE = logits_GTE.softmax(-1)
     score_GTE = p_GTE.detach()
@@ -112,15 +121,20 @@ def choose(
         score_GTE = logits_GTE.detach() + gumbel_GTE
     if sinkhorn:
         score_GTE = balanced(score_GTE if gumbel_GTE is not None else logits_GTE.detach())
-    chosen = []
-    for _ in range(topk):
-        expert_GT = score_GTE.argmax(-1)
-        chosen.append(expert_GT)
-        score_GTE = score_GTE.scatter(-1, expert_GT.unsqueeze(-1), -torch.inf)
-    expert_GTK = torch.stack(chosen, -1)
+    expert_GTK = (select or highest)(score_GTE, topk)
     probability_GTK = p_GTE.gather(-1, expert_GTK)
     draws_GTK = draws_GT.unsqueeze(-1) if draws_GT is not None else probability_GTK.detach() if topk > 2 else None
     return Choices(logits_GTE, p_GTE, expert_GTK, probability_GTK, draws_GTK)
+
+
+def highest(scores: Tensor, topk: int) -> Tensor:
+    """Give the ``topk`` numbers of the highest scores along the last dimension, the lower number first where two are equal."""
+    chosen = []
+    for _ in range(topk):
+        number = scores.argmax(-1)
+        chosen.append(number)
+        scores = scores.scatter(-1, number.unsqueeze(-1), -torch.inf)
+    return torch.stack(chosen, -1)
 
 
 def admit(choices: Choices, capacity: int) -> Routing:

@@ -6,6 +6,7 @@ differ by more than any rounding. Probabilities are computed from the run's own 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -42,20 +43,33 @@ def merge(choices: Iterable[Choice], length: int) -> Choices:
 class RoutingRecord:
     """Watch the routers of a model: they repeat the choices ``replayed``, and make the others, which are kept in ``made``.
 
-    ``where`` gives step, micro-batch and the rows of the sequence that a rank has, of which a router may see fewer.
+    Watched are Megatron's routers, and modules that choose by themselves: these have ``choose_experts``, which gives the
+    experts [S, B, K] of scores [S, B, E]. ``where`` gives step, micro-batch and the rows of the sequence that this rank has. A
+    call with fewer tokens than these has those behind the calls before it.
     """
 
     replayed: Choices
     where: Callable[[int], tuple[int, int, Sequence[int]]]
     made: list[Choice] = field(default_factory=list)
     _seen: dict[tuple[str, bytes], tuple[Place, tuple[int, ...]]] = field(default_factory=dict)
+    _taken: Counter[Place] = field(default_factory=Counter)
 
     def watch(self, chunks: Iterable[torch.nn.Module]) -> None:
         """Stand between every router and its choice."""
         for path, module in [pair for chunk in chunks for pair in chunk.named_modules()]:
+            block = "prediction" if "mtp" in path else "decoder"
             if path.endswith(".router") and hasattr(module, "routing"):
-                block = "prediction" if "mtp" in path else "decoder"
                 module.routing = partial(self._route, f"{block} {module.layer_number}", module.routing)
+            elif hasattr(module, "choose_experts"):
+                module.choose_experts = partial(self._choose, f"{block} {module.layer_number}", module.choose_experts)
+
+    def _choose(self, router: str, original: Callable[[Tensor], Tensor], scores_SBE: Tensor) -> Tensor:
+        place, rows = self._located(router, scores_SBE)
+        chosen_SBK = original(scores_SBE)
+        if place in self.replayed:
+            return torch.from_numpy(self.replayed[place][0][list(rows)]).to(chosen_SBK)
+        self.made.append(Choice(place, rows, (chosen_SBK.cpu().numpy().astype(np.int16),)))
+        return chosen_SBK
 
     def _route(self, router: str, original: Callable[..., Any], logits_SBE: Tensor, *rest: Any, **more: Any) -> Any:
         place, rows = self._located(router, logits_SBE)
@@ -73,7 +87,13 @@ class RoutingRecord:
             step, number, rows = self.where(logits_SBE.shape[0])
             if any(place[0] != step for place, _ in self._seen.values()):
                 self._seen.clear()
-            self._seen[bits] = (step, number, router), tuple(rows)
+                self._taken.clear()
+            place, tokens = (step, number, router), logits_SBE.shape[0]
+            if tokens < len(rows):
+                first = self._taken[place]
+                self._taken[place] += tokens
+                rows = rows[first : first + tokens]
+            self._seen[bits] = place, tuple(rows)
         return self._seen[bits]
 
 

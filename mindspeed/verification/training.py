@@ -247,8 +247,9 @@ class _Run:
             self.record.pieces.append(piece((beyond, samples), zeros.numpy()))
 
     def _routed(self, length: int) -> tuple[int, int, list[int]]:
-        """Step, micro-batch and rows of what a router sees."""
-        return self.step, self.batch.number, _local_rows(self.batch, length)
+        """Step, micro-batch and the rows that this rank has, where a router sees ``length`` of them or all."""
+        ranks = parallel_state.get_tensor_model_parallel_world_size() if self.config.sequence_parallel else 1
+        return self.step, self.batch.number, _local_rows(self.batch, max(length, len(self.batch.rows) // ranks))
 
     def record_gradients(self) -> None:
         for chunk in self.chunks:

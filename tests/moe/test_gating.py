@@ -108,6 +108,7 @@ def test_second_choices_queue_behind_first_ones_that_were_dropped() -> None:
     first = torch.tensor([[3.0, 2.0, 0.0], [3.0, 0.0, 2.0], [2.0, 3.0, 0.0]])[None]
     routing = admit(choose(first, 2), 2)
     assert kept_of(routing, 0) == [{0: 0, 1: 1}, {0: 1, 2: 0}, {1: 0}]
+    assert routing.kept().tolist() == [[True, True, False], [True, False, True], [False, True, False]]
     assert float(routing.weight[0, 2].sum()) == pytest.approx(1.0)
 
 

@@ -69,3 +69,38 @@ def test_a_call_that_is_not_recorded_is_routed_by_its_own_scores() -> None:
     router, made = watched(merge([], ROWS), range(ROWS), [(1, 0)])
     assert torch.equal(router.routing(logits)[1], Router().routing(logits)[1])
     assert [choice.place for choice in made] == [(1, 0, "decoder 1")]
+
+
+class Gate(nn.Module):
+    layer_number = 2
+
+    def choose_experts(self, scores_SBE: Tensor) -> Tensor:
+        return scores_SBE.topk(2, dim=-1).indices
+
+
+def watched_gate(replayed: Any, places: list[tuple[int, int]]) -> tuple[Gate, list[Choice]]:
+    gate, made = Gate(), list[Choice]()
+    RoutingRecord(replayed, lambda length: (*places.pop(0), range(ROWS)), made).watch([nn.Sequential(gate)])
+    return gate, made
+
+
+def test_modules_that_choose_by_themselves_repeat_too_whole_or_part_by_part() -> None:
+    scores = [torch.randn(ROWS, 1, 8) for _ in range(2)]
+    gate, made = watched_gate({}, [(0, 0), (0, 1)])
+    expected = [gate.choose_experts(each) for each in scores]
+    assert [choice.place for choice in made] == [(0, 0, "decoder 2"), (0, 1, "decoder 2")]
+    again, more = watched_gate(merge(made, ROWS), [(0, 0), (0, 0), (0, 1), (0, 1)])
+    noisy = [each + 5 * torch.randn_like(each) for each in scores]
+    for batch, chosen in zip(noisy, expected, strict=True):
+        parts = [again.choose_experts(part) for part in batch.chunk(2)]
+        assert torch.equal(torch.cat(parts), chosen)
+    assert torch.equal(again.choose_experts(noisy[0][:2]), expected[0][:2])  # as recomputation asks once more
+    assert torch.equal(again.choose_experts(noisy[1][2:]), expected[1][2:])
+    assert more == []
+
+
+def test_choices_made_part_by_part_are_joined() -> None:
+    scores = torch.randn(ROWS, 1, 8)
+    gate, made = watched_gate({}, [(0, 0), (0, 0)])
+    parts = [gate.choose_experts(part) for part in scores.chunk(2)]
+    assert torch.equal(torch.from_numpy(merge(made, ROWS)[0, 0, "decoder 2"][0]).long(), torch.cat(parts))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mindspeed.moe.capacity import CapacityOptions, ExpertRanks, RowOrder, combine_by_masks, dispatch_by_masks
 from mindspeed.moe.chunks import Steps, finished
-from mindspeed.moe.gating import Choices, Routing, admit, choose
+from mindspeed.moe.gating import Choices, Routing, admit, choose, highest
 from mindspeed.moe.units import UnitCall, Units
 from mindspeed.plugins import MindSpeedError, Problem
 
@@ -31,6 +31,8 @@ class CapacityMoELayer(MoELayer):  # type: ignore[misc]
     def __init__(self, *args: Any, options: CapacityOptions, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.options = options
+        self.routing_listeners: list[Callable[[Tensor], None]] = []
+        """Are called with the map [T, E] of the choices that are kept, as hooks of Megatron's router are with its map."""
         self.ranks = ExpertRanks(self.ep_group, self.token_dispatcher.tp_group, self.token_dispatcher.tp_ep_group)
 
     def forward(
@@ -81,9 +83,12 @@ class CapacityMoELayer(MoELayer):  # type: ignore[misc]
         need = self.ranks.post_maximum(choices.need()) if self.options.dropless else None
         if self.training and torch.is_grad_enabled():
             choices = replace(choices, probability=self.with_losses(choices, chunks))
-        if need is not None:
-            return admit(choices, self.options.padded(need(), tokens))
-        return admit(choices, self.options.capacity(tokens, choices.experts, choices.topk, self.training))
+        options = self.options
+        places = options.capacity(tokens, choices.experts, choices.topk, self.training)
+        routing = admit(choices, places if need is None else options.padded(need(), tokens))
+        for listen in self.routing_listeners:
+            listen(routing.kept())
+        return routing
 
     def choose(self, x_SBH: Tensor, chunks: int) -> Choices:
         """Let the router's logits decide in fp32, with noise in training."""
@@ -95,7 +100,16 @@ class CapacityMoELayer(MoELayer):  # type: ignore[misc]
         logits_GTE = self.router.gating(x_SBH).float().reshape(groups, -1, self.config.num_moe_experts)
         gumbel_GTE = -(-drawn(logits_GTE).log()).log() if noise == "rsample" else None
         draws_GT = drawn(logits_GTE[..., 0]) if options.random_priority and self.training else None
-        return choose(logits_GTE, self.config.moe_router_topk, gumbel_GTE, draws_GT, options.sinkhorn)
+
+        def select(score_GTE: Tensor, topk: int) -> Tensor:
+            chosen_SBK = self.choose_experts(score_GTE.view(*x_SBH.shape[:2], -1))
+            return chosen_SBK.view(groups, -1, topk)
+
+        return choose(logits_GTE, self.config.moe_router_topk, gumbel_GTE, draws_GT, options.sinkhorn, select)
+
+    def choose_experts(self, scores_SBE: Tensor) -> Tensor:
+        """Give the experts [S, B, K] of each token. Verification has it repeat the choices of another run."""
+        return highest(scores_SBE, self.config.moe_router_topk)
 
     def groups(self, tokens: int, chunks: int) -> int:
         """The groups of a chunk of this rank's tokens. Raises MindSpeedError where they are not equally many of each."""

@@ -20,9 +20,7 @@ def settings(groups: int = 4, parts: int = 2, **more: dict[str, Any]) -> dict[st
 @pytest.mark.parametrize("parts", [2, 4])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_chunks_are_the_layer(prove: Prove, dtype: str, parts: int) -> None:
-    given = settings(parts=parts)
-    given["deepspeed-moe"]["capacity_factor"] = 1.0 if dtype == "fp32" else 8.0
-    assert prove(*SPLIT, settings=given, world={"ep": 2, "dtype": dtype}, nproc=2).problems == []
+    assert prove(*SPLIT, settings=settings(parts=parts), world={"ep": 2, "dtype": dtype}, nproc=2).problems == []
 
 
 def test_slices_of_the_rows_of_tensor_ranks(prove: Prove) -> None:
@@ -63,6 +61,12 @@ def test_recomputed_layers(prove: Prove) -> None:
 def test_stages_of_a_pipeline(prove: Prove, vpp: int) -> None:
     features = ("pipeline-parallel", *(["virtual-pipeline"] if vpp > 1 else []))
     assert prove(*SPLIT, *features, settings=settings(), world={"ep": 2, "pp": 2, "vpp": vpp}, nproc=4).problems == []
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_layers_of_megatrons_router_in_bf16(prove: Prove, parts: int) -> None:
+    given = {"ampipe": {"parts": parts}}
+    assert prove("ampipe", "moe-alltoall-overlap", settings=given, world={"ep": 2, "dtype": "bf16"}, nproc=2).problems == []
 
 
 @pytest.mark.parametrize("more", [(), ("moe-shared-experts",)], ids=["", "shared experts"])

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from tests.conftest import Prove
 
 pytestmark = pytest.mark.long
 
-NOTHING_DROPPED: dict[str, dict[str, Any]] = {"deepspeed-moe": {"capacity_factor": 8.0}}
-
-CHOICES = pytest.mark.xfail(reason="choices of this gate are not repeated; bf16 is in tests/moe/test_capacity.py")
-
 
 @pytest.mark.parametrize("also", [(), ("deepspeed-moe",)], ids=["formula", "masks"])
-@pytest.mark.parametrize("dtype", ["fp32", pytest.param("bf16", marks=CHOICES)])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_rows_by_index_are_rows_by_masks(prove: Prove, dtype: str, also: tuple[str, ...]) -> None:
     features = ("deepspeed-moe-rearrange", "expert-parallel")
-    given: dict[str, dict[str, Any]] = {} if dtype == "fp32" else NOTHING_DROPPED
-    assert prove(*features, also=also, settings=given, world={"ep": 2, "dtype": dtype}, nproc=2).problems == []
+    assert prove(*features, also=also, world={"ep": 2, "dtype": dtype}, nproc=2).problems == []
 
 
 def test_rows_by_index_of_tensor_ranks(prove: Prove) -> None:
