@@ -7,6 +7,7 @@ callers collect them and raise one error that carries them all.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -46,7 +47,10 @@ class Problem:
 class MindSpeedError(Exception):
     """Base of every error that mindspeed raises; ``problems`` holds all of them."""
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
+    def __init__(self, problems: Iterable[Problem] | str) -> None:
+        if isinstance(problems, str):  # of Megatron's build_module, which raises errors again by their type and a longer text
+            before = sys.exc_info()[1]
+            problems = before.problems if isinstance(before, MindSpeedError) else ()
         self.problems: tuple[Problem, ...] = tuple(problems)
         super().__init__("\n".join(map(str, self.problems)))
 

@@ -80,6 +80,11 @@ class Ampipe(Feature[AmpipeArgs]):
                 "attention is multi-latent, and its keys are not those of the whole sequence",
                 fix="remove ampipe",
             ),
+            Conflicts(
+                "moe-alltoall-overlap",
+                reason="its transfers of tensor ranks are part of the dispatch, and ampipe.overlap has none to hide",
+                when=lambda args, world: args.overlap,
+            ),
             Conflicts(Slot.CONTEXT_PARALLEL, reason="a rank has all keys of its chunks"),
             Conflicts(Slot.PIPELINE_SCHEDULE, reason="the schedule cuts layers where chunks are under way"),
             Conflicts(Slot.LINEAR, reason=_LINEAR),

@@ -45,13 +45,16 @@ class Load:
 def watch(chunks: Sequence[nn.Module]) -> Load:
     """Count what every router in these model chunks gives while they train."""
     load = Load()
-    modules = [module for chunk in chunks for module in chunk.modules()]
-    routers = [child for module in modules for name, child in module.named_children() if name == "router"]
-    for number, router in enumerate(routers):
-        router.register_forward_hook(partial(_count, load, number))
+    layers = [module for chunk in chunks for module in chunk.modules() if "router" in dict(module.named_children())]
+    for number, layer in enumerate(layers):
+        router, count = layer.router, partial(_count, load, number, layer.router)
+        if hasattr(layer, "routing_listeners"):  # a layer with a gate of its own
+            layer.routing_listeners.append(count)
+        else:
+            router.register_forward_hook(lambda router, inputs, output, count=count: count(output[1]))
     return load
 
 
-def _count(load: Load, number: int, router: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
+def _count(load: Load, number: int, router: Any, routing_map: Tensor) -> None:
     if router.training and torch.is_grad_enabled():
-        load.add(number, output[1], router.config.moe_router_topk)
+        load.add(number, routing_map, router.config.moe_router_topk)

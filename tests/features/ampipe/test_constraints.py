@@ -118,6 +118,17 @@ def test_features_that_do_not_fit_are_refused(other: str, reason: str):
     assert any(problem.startswith(f"MS202 {pair} exclude each other, because {reason} |") for problem in found)
 
 
+def test_overlap_of_tensor_ranks_is_refused_where_the_dispatch_has_them():
+    world = WORLD | {"tp": 2, "seq_length": 64}
+    settings: dict[str, dict[str, Any]] = {"ampipe": {"overlap": True}}
+    assert refusals("ampipe", "moe-alltoall-overlap", **world) == []
+    (problem,) = refusals("ampipe", "moe-alltoall-overlap", settings=settings, **world)
+    assert problem.startswith(
+        "MS202 ampipe and moe-alltoall-overlap exclude each other, because its transfers of tensor ranks are part of the "
+        "dispatch, and ampipe.overlap has none to hide |"
+    )
+
+
 def test_what_nobody_said_is_not_checked():
     resolution = ask("ampipe", "deepspeed-moe", model={}, settings={"deepspeed-moe": {"groups": 4}}, ep=2)
     assert [row.text for row in resolution.rows if row.kind == "not-checked" and row.feature == "ampipe"]

@@ -40,6 +40,23 @@ def test_rows_are_counted_until_they_are_read():
     assert load.read() == {}
 
 
+class OwnGate(Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.routing_listeners: list[Any] = []
+
+
+def test_layers_with_a_gate_of_their_own_tell_what_they_keep():
+    layer = OwnGate()
+    load = watch([torch.nn.Sequential(Layer(), layer)])
+    for listen in layer.routing_listeners:
+        listen(routed((0, 1), (0,), (2, 3), ()))
+    assert load.read() == pytest.approx({"max_over_mean": 1.6, "mean_max_over_mean": 1.6, "idle": 0, "dropped": 3 / 8})
+    layer.eval()
+    layer.routing_listeners[0](routed((0, 1)))
+    assert load.read() == {}
+
+
 def test_evaluation_is_not_counted():
     layer = Layer().eval()
     load = watch([layer])
