@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from mindspeed.cli.output import json_option, print_json
-from mindspeed.plugins.world import FIELDS, PLATFORMS
+from mindspeed.plugins.world import FIELDS, MAY_BE_ZERO, PLATFORMS
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mindspeed.plugins.discovery import Catalog
     from mindspeed.plugins.feature import Feature
 
-_TYPES: Final = {int: "integer", str: "string", bool: "boolean"}
+_TYPES: Final = {int: "integer", float: "number", str: "string", bool: "boolean"}
 Schema = dict[str, Any]
 
 
@@ -107,5 +107,5 @@ def _mapping(description: str, properties: dict[str, Schema]) -> Schema:
 
 def _size(name: str) -> Schema:
     kind, meaning = FIELDS[name]
-    least = {"minimum": 0 if name == "num_experts" else 1} if kind is int else {}
+    least = {"minimum": 0 if name in MAY_BE_ZERO or kind is float else 1} if kind in (int, float) else {}
     return {"type": _TYPES[kind], "description": meaning, **least}

@@ -209,7 +209,7 @@ def _world_option(name: str) -> Decorator:
         return click.option(flag, cls=SizeOption, type=choice, help="device to plan for  [default: what is here]")
     if kind is bool:
         return click.option(f"{flag}/--no-{flag[2:]}", name, cls=SizeOption, default=None, help=meaning)
-    metavar = {"megatron": "VERSION"}.get(name, "N" if kind is int else "WORD")
+    metavar = {"megatron": "VERSION"}.get(name, "N" if kind is int else "X" if kind is float else "WORD")
     return click.option(flag, name, cls=SizeOption, type=kind, metavar=metavar, help=meaning)
 
 

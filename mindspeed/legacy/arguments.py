@@ -187,6 +187,8 @@ def world_of(args: Mapping[str, Any]) -> dict[str, Any]:
         world["dtype"] = "bf16" if args.get("bf16") is True else "fp16"
     if args.get("swiglu") is True:
         world["activation"] = "silu"
+    if type(args.get("moe_expert_capacity_factor")) is float:
+        world["expert_capacity_factor"] = args["moe_expert_capacity_factor"]
     if not args.get("group_query_attention"):
         world.pop("num_query_groups", None)  # Megatron's default of 1 means nothing then
     return world

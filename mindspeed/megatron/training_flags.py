@@ -79,6 +79,11 @@ def _rotary(values: Values) -> bool:
     return bool(values.get("use_rotary_position_embeddings")) or values.get("position_embedding_type") in _ROTARY
 
 
+def _graphs(values: Values) -> bool:
+    recorded = values.get("cuda_graph_impl") not in (None, "none")
+    return bool(recorded or values.get("enable_cuda_graph") or values.get("external_cuda_graph"))
+
+
 def _dtype(values: Values) -> str:
     return "bf16" if values.get("bf16") else "fp16" if values.get("fp16") else "fp32"
 
@@ -100,6 +105,24 @@ DERIVED: Final = (
     ),
     Derived("mtp_num_layers", ("mtp_num_layers",), lambda values: values.get("mtp_num_layers") or 0),
     Derived("grouped_experts", ("moe_grouped_gemm",), lambda values: bool(values.get("moe_grouped_gemm"))),
+    Derived(
+        "expert_capacity_factor",
+        ("moe_expert_capacity_factor",),
+        lambda values: float(values.get("moe_expert_capacity_factor") or 0),
+    ),
+    Derived(
+        "padded_experts",
+        ("moe_pad_expert_input_to_capacity",),
+        lambda values: bool(values.get("moe_pad_expert_input_to_capacity")),
+    ),
+    Derived("latent_expert_size", ("moe_latent_size",), lambda values: values.get("moe_latent_size") or 0),
+    Derived(
+        "overlapped_micro_batches",
+        ("overlap_moe_expert_parallel_comm",),
+        lambda values: bool(values.get("overlap_moe_expert_parallel_comm")),
+    ),
+    Derived("low_precision", ("fp8", "fp4"), lambda values: bool(values.get("fp8") or values.get("fp4"))),
+    Derived("cuda_graphs", ("cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph"), _graphs),
     Derived(
         "gated_linear_unit",
         ("swiglu", "quick_geglu"),

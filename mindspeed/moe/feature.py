@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
 from mindspeed.plugins import Check, Feature, FeatureArgs, Mixin, Numerics, Patch, World, hookimpl
@@ -19,10 +20,46 @@ def needs_experts(name: str) -> Check:
     )
 
 
+_UNSERVED: Final = {
+    "low_precision": (
+        "linear layers multiply in fp8 or fp4",
+        "--no-low-precision (Megatron-LM: no --fp8-format, --fp4-format)",
+    ),
+    "cuda_graphs": ("layers are captured as CUDA graphs", "--no-cuda-graphs (Megatron-LM: --cuda-graph-impl none)"),
+    "latent_expert_size": ("experts work on latent vectors", "--latent-expert-size 0 (Megatron-LM: no --moe-latent-size)"),
+    "overlapped_micro_batches": (
+        "Megatron hides the transfers behind another micro-batch (overlap_moe_expert_parallel_comm)",
+        "--no-overlapped-micro-batches (Megatron-LM: no --overlap-moe-expert-parallel-comm)",
+    ),
+}
+"""Fields of a world that neither dispatcher serves where they are set, in words, with what to change."""
+
+
+def unserved(name: str, *fields: str) -> tuple[Check, ...]:
+    """Refuse for the feature ``name`` a world in which one of ``fields`` is set, all of them if none is given.
+
+    What nobody knows yet passes: the configuration of the model is judged once more when it is built.
+    """
+
+    def served(field: str) -> Callable[[Any, World], bool]:
+        return lambda args, world: not is_set(world, field)
+
+    chosen = {field: _UNSERVED[field] for field in fields or _UNSERVED}
+    return tuple(
+        Check(served(field), f"{sentence}, which {name} does not serve", fix=f"{fix}, or remove {name}")
+        for field, (sentence, fix) in chosen.items()
+    )
+
+
+def is_set(world: World, field: str) -> bool:
+    """Return whether a field of a world is known and neither false nor 0."""
+    return bool(world.knows(field) and getattr(world, field))
+
+
 def are_grouped(args: FeatureArgs, world: World) -> bool:
     """Return whether a world has experts that are one module, whose products can be grouped."""
-    has_biases = world.knows("linear_bias") and world.linear_bias
-    return bool(world.num_experts > 0 and world.grouped_experts and not has_biases)
+    others = any(is_set(world, field) for field in ("linear_bias", "low_precision", "latent_expert_size"))
+    return bool(world.num_experts > 0 and world.grouped_experts and not others)
 
 
 class DispatcherFeature(Feature[ArgsT]):

@@ -30,6 +30,10 @@ FIELDS: Final[dict[str, tuple[type, str]]] = {
     "router_topk": (int, "experts of each token in a MoE layer"),
     "shared_expert_hidden_size": (int, "hidden size of the shared expert of a MoE layer; 0 is none"),
     "grouped_experts": (bool, "the experts of a MoE layer are one module with grouped products"),
+    "expert_capacity_factor": (float, "rows that an expert takes at most, over its balanced share; 0 is no limit"),
+    "padded_experts": (bool, "every expert gets as many rows as its capacity"),
+    "latent_expert_size": (int, "width of the latent vectors that experts work on; 0 is none"),
+    "overlapped_micro_batches": (bool, "Megatron hides the transfers of experts behind another micro-batch"),
     "vocab_size": (int, "size of the padded vocabulary"),
     "tied_embeddings": (bool, "the embedding and the output layer share one weight"),
     "seq_length": (int, "tokens per sample"),
@@ -44,12 +48,16 @@ FIELDS: Final[dict[str, tuple[type, str]]] = {
     "multi_latent_attention": (bool, "keys and values are made from a short latent vector (MLA)"),
     "mtp_num_layers": (int, "layers of multi-token prediction; 0 is none"),
     "dtype": (str, "fp32, bf16 or fp16"),
+    "low_precision": (bool, "linear layers multiply in fp8 or fp4"),
+    "cuda_graphs": (bool, "layers are captured as CUDA graphs"),
     "platform": (str, "npu, cuda or cpu"),
     "megatron": (str, "version of megatron-core"),
 }
 """Every field of a world: its type and meaning. The command line makes its options from this table."""
 
 
+MAY_BE_ZERO: Final = ("num_experts", "mtp_num_layers", "shared_expert_hidden_size", "latent_expert_size")
+"""Whole numbers of which 0 is one; the others are at least 1."""
 WORDS: Final[dict[str, tuple[str, ...]]] = {
     "normalization": ("LayerNorm", "RMSNorm"),
     "activation": ("gelu", "silu", "relu", "squared_relu", "quick_gelu"),

@@ -12,7 +12,7 @@ from typing import Any, Final
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import Problem
-from mindspeed.plugins.world import FIELDS, WORDS, World, size_name
+from mindspeed.plugins.world import FIELDS, MAY_BE_ZERO, WORDS, World, size_name
 from mindspeed.resolution.environment import Environment
 from mindspeed.resolution.planned_feature import PlanNote, Value
 from mindspeed.resolution.request import Layer
@@ -150,11 +150,13 @@ def _typed_world(layer: Layer, problems: list[Problem]) -> dict[str, Any]:
             problems.append(Problem("MS301", f"{name!r} is not a value of the world", where=layer.source, fix=fix))
             continue
         kind, meaning = FIELDS[name]
-        smallest = 0 if name in ("num_experts", "mtp_num_layers", "shared_expert_hidden_size") else 1
+        smallest = 0 if name in MAY_BE_ZERO or kind is float else 1
+        if kind is float and type(value) is int:
+            value = float(value)
         if type(value) is not kind:
             text = f"{name} ({meaning}) is {value!r}, not {_KINDS[kind]}"
             problems.append(Problem("MS301", text, where=layer.source))
-        elif isinstance(value, int) and kind is not bool and value < smallest:
+        elif isinstance(value, int | float) and kind is not bool and not value >= smallest:  # also not a number
             text = f"{name} ({meaning}) is {value}, which is below {smallest}"
             problems.append(Problem("MS301", text, where=layer.source))
         elif name in WORDS and value not in WORDS[name]:
@@ -166,4 +168,4 @@ def _typed_world(layer: Layer, problems: list[Problem]) -> dict[str, Any]:
     return world
 
 
-_KINDS: Mapping[type, str] = {int: "a whole number", str: "a word", bool: "true or false"}
+_KINDS: Mapping[type, str] = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}

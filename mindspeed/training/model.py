@@ -39,6 +39,8 @@ def transformer_config(world: World, config: TrainConfig) -> TransformerConfig:
             "moe_ffn_hidden_size": world.moe_ffn_hidden_size,
             "moe_router_topk": world.router_topk,
             "moe_shared_expert_intermediate_size": world.shared_expert_hidden_size or None,
+            "moe_expert_capacity_factor": world.expert_capacity_factor or None,
+            "moe_pad_expert_input_to_capacity": world.padded_experts,
             "moe_router_load_balancing_type": "aux_loss",
             "moe_aux_loss_coeff": config.aux_loss_coeff,
         }

@@ -11,7 +11,7 @@ from mindspeed.plugins.world import FIELDS, WORDS
 from mindspeed.resolution.request import Layer
 from mindspeed.training.config import JOB_FILE, TrainConfig, train_config
 
-SIZES: Final = {
+SIZES: Final[dict[str, Any]] = {
     "num_layers": 4,
     "hidden_size": 128,
     "num_attention_heads": 4,
@@ -19,6 +19,8 @@ SIZES: Final = {
     "router_topk": 2,
     "shared_expert_hidden_size": 0,
     "grouped_experts": False,
+    "expert_capacity_factor": 0.0,
+    "padded_experts": False,
     "seq_length": 256,
     "micro_batch_size": 2,
     "global_batch_size": 8,
@@ -41,6 +43,15 @@ STYLES: Final[dict[str, dict[str, Any]]] = {
     },
 }
 ACTIVATIONS: Final = ("gelu", "silu", "relu")
+NOT_BUILT: Final = (
+    "multi_latent_attention",
+    "mtp_num_layers",
+    "latent_expert_size",
+    "overlapped_micro_batches",
+    "low_precision",
+    "cuda_graphs",
+)
+"""Fields of a world whose models the trainer does not build."""
 VOCABULARY_MULTIPLE: Final = 64
 """The vocabulary is padded to a multiple of this, whatever the layout, so that every layout has the same model."""
 _FFN_MULTIPLE: Final = 32
@@ -111,7 +122,7 @@ def check_world(world: Mapping[str, Any], vocab_size: int) -> list[Problem]:
     if activation in WORDS["activation"] and activation not in ACTIVATIONS:
         text = f"activation is {activation!r}, and the trainer knows {', '.join(ACTIVATIONS)}"
         problems.append(Problem("MS301", text, fix=f"--activation {ACTIVATIONS[0]}"))
-    for name in ("multi_latent_attention", "mtp_num_layers"):
+    for name in NOT_BUILT:
         if world.get(name):
             text = f"{name} is {world[name]}, and the trainer does not build such a model"
             fix = "train it by a script of your own, or Megatron-LM's, under mindspeed run"

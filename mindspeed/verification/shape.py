@@ -41,6 +41,8 @@ class ModelShape:
     tied_embeddings: bool = True
     router_topk: int = 2
     shared_expert_hidden_size: int = 0
+    expert_capacity_factor: float = 0.0
+    padded_experts: bool = False
     mtp_num_layers: int = 0
     dropout: float = 0.0
     options: Options = ()

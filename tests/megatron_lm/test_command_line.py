@@ -145,6 +145,12 @@ def test_sizes_and_switches_of_megatron_are_the_features_of_the_plan(plan):
         "grouped_experts": False,
         "router_topk": 2,
         "shared_expert_hidden_size": 0,
+        "expert_capacity_factor": 0.0,
+        "padded_experts": False,
+        "latent_expert_size": 0,
+        "overlapped_micro_batches": False,
+        "low_precision": False,
+        "cuda_graphs": False,
         "tied_embeddings": True,
         "seq_length": 32,
         "micro_batch_size": 1,
@@ -186,6 +192,23 @@ def test_without_a_word_of_the_user_megatrons_default_dispatcher_holds(plan):
     assert sources(plan(experts, 2), "expert-parallel")["dispatcher"] == ("allgather", "Megatron's defaults")
     told = sources(plan(f"{experts} --set expert-parallel.dispatcher=alltoall", 2), "expert-parallel")
     assert told["dispatcher"] == ("alltoall", "command line")
+
+
+@pytest.mark.parametrize(
+    ("flags", "field", "value"),
+    [
+        ("--moe-expert-capacity-factor 1.5 --moe-router-topk 4", "expert_capacity_factor", 1.5),
+        ("--moe-expert-capacity-factor 1 --moe-pad-expert-input-to-capacity", "padded_experts", True),
+        ("--moe-latent-size 16", "latent_expert_size", 16),
+        ("--overlap-moe-expert-parallel-comm", "overlapped_micro_batches", True),
+        ("--fp8-format hybrid", "low_precision", True),
+        ("--cuda-graph-impl local", "cuda_graphs", True),
+        ("--enable-cuda-graph", "cuda_graphs", True),
+    ],
+)
+def test_flags_of_experts_are_known_to_the_plan(flags, field, value):
+    layers = read(f"{SHAPE} --num-experts 4 {flags}").layers
+    assert [layer.world[field] for layer in layers if field in layer.world] == [value]
 
 
 def test_sequence_parallelism_on_one_tensor_rank_is_left_to_megatron_which_drops_it(plan):

@@ -63,3 +63,49 @@ def test_a_configuration_that_it_cannot_serve_is_refused(kind, option, reason):
     with pytest.raises(MindSpeedError) as error:
         feature.config_ready(config(**{"moe_token_dispatcher_type": kind} | option))
     assert str(error.value) == f"MS304 {name}: {reason.format(kind=kind)} in a model that is being built\n  fix: remove {name}"
+
+
+UNSERVED = {
+    "low_precision": (
+        True,
+        "linear layers multiply in fp8 or fp4",
+        "--no-low-precision (Megatron-LM: no --fp8-format, --fp4-format)",
+    ),
+    "cuda_graphs": (True, "layers are captured as CUDA graphs", "--no-cuda-graphs (Megatron-LM: --cuda-graph-impl none)"),
+    "latent_expert_size": (
+        8,
+        "experts work on latent vectors",
+        "--latent-expert-size 0 (Megatron-LM: no --moe-latent-size)",
+    ),
+    "overlapped_micro_batches": (
+        True,
+        "Megatron hides the transfers behind another micro-batch (overlap_moe_expert_parallel_comm)",
+        "--no-overlapped-micro-batches (Megatron-LM: no --overlap-moe-expert-parallel-comm)",
+    ),
+}
+
+
+@pytest.mark.parametrize("field", UNSERVED)
+def test_a_world_that_it_cannot_serve_is_refused_in_the_plan(kind, field):
+    name, (value, sentence, fix) = f"moe-{kind}-dispatcher", UNSERVED[field]
+    assert refusals(name, **WORLD) == refusals(name, **WORLD, **{field: type(value)(0)}) == []
+    assert refusals(name, **WORLD, **{field: value}) == [
+        f"MS304 {name}: {sentence}, which {name} does not serve | {fix}, or remove {name}"
+    ]
+
+
+@pytest.mark.parametrize("name", ["moe-alltoall-overlap", "moe-allgather-overlap", "moe-zero-memory"])
+def test_what_stands_on_a_dispatcher_is_refused_with_it(name):
+    assert refusals(name, **WORLD) == []
+    (problem,) = refusals(name, **WORLD, cuda_graphs=True)
+    assert "layers are captured as CUDA graphs, which moe-" in problem
+
+
+def test_gathered_tokens_are_not_padded():
+    name, factor = "moe-allgather-dispatcher", {"expert_capacity_factor": 1.0}
+    assert refusals(name, **WORLD, **factor) == refusals(name, **WORLD, **factor, padded_experts=False) == []
+    assert refusals(name, **WORLD, **factor, padded_experts=True) == [
+        f"MS304 {name}: experts are padded to their capacity, and gathered tokens have no such rows "
+        f"| --no-padded-experts (Megatron-LM: no --moe-pad-expert-input-to-capacity), or remove {name}"
+    ]
+    assert refusals("moe-alltoall-dispatcher", **WORLD, **factor, padded_experts=True) == []

@@ -234,6 +234,15 @@ def test_values_of_the_world_are_typed():
     ]
 
 
+def test_a_number_of_the_world_may_be_whole_and_is_not_negative():
+    resolution = ask(catalog(make("a")), "a", world={"expert_capacity_factor": 2})
+    assert (messages(resolution), resolution.world.expert_capacity_factor) == ([], 2.0)
+    meaning = "rows that an expert takes at most, over its balanced share; 0 is no limit"
+    for value, wrong in ((-0.5, "-0.5, which is below 0"), (float("nan"), "nan, which is below 0"), ("1", "'1', not a number")):
+        result = ask(catalog(make("a")), "a", world={"expert_capacity_factor": value})
+        assert messages(result) == [f"expert_capacity_factor ({meaning}) is {wrong}"]
+
+
 def test_taking_out_a_feature_that_is_required_is_a_problem():
     known = catalog(make("ring", Requires("base")), make("base"))
     assert messages(ask(known, "ring", without=("base",))) == ["ring requires base, and command line removes base"]

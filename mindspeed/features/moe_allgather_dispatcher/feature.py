@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from mindspeed.moe.feature import REORDERED, DispatcherFeature, needs_experts
-from mindspeed.plugins import Category, FeatureArgs, FeatureSpec, Requires
+from mindspeed.moe.feature import REORDERED, DispatcherFeature, is_set, needs_experts, unserved
+from mindspeed.plugins import Category, Check, FeatureArgs, FeatureSpec, Requires
 
 NAME: Final = "moe-allgather-dispatcher"
 
@@ -28,6 +28,12 @@ class MoeAllgatherDispatcher(DispatcherFeature[FeatureArgs]):
                 settings={"dispatcher": "allgather"},
             ),
             needs_experts(NAME),
+            *unserved(NAME),
+            Check(
+                lambda args, world: not is_set(world, "padded_experts"),
+                "experts are padded to their capacity, and gathered tokens have no such rows",
+                fix=f"--no-padded-experts (Megatron-LM: no --moe-pad-expert-input-to-capacity), or remove {NAME}",
+            ),
         ),
         numerics=REORDERED,
     )

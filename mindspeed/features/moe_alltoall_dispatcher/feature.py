@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from mindspeed.moe.feature import REORDERED, DispatcherFeature, needs_experts
+from mindspeed.moe.feature import REORDERED, DispatcherFeature, is_set, needs_experts, unserved
 from mindspeed.plugins import Category, Check, FeatureArgs, FeatureSpec, Field, Requires, hookimpl
 
 NAME: Final = "moe-alltoall-dispatcher"
@@ -34,6 +34,7 @@ class MoeAlltoallDispatcher(DispatcherFeature[MoeAlltoallDispatcherArgs]):
                 settings={"dispatcher": "alltoall"},
             ),
             needs_experts(NAME),
+            *unserved(NAME),
             Check(
                 lambda args, world: world.ep > 1,
                 "once_per_rank saves copies of tokens between ranks, and experts are on one rank",
@@ -52,6 +53,12 @@ class MoeAlltoallDispatcher(DispatcherFeature[MoeAlltoallDispatcherArgs]):
                 fix="--set expert-parallel.expert_tensor_size=1, or drop moe-alltoall-dispatcher.once_per_rank",
                 when=lambda args, world: args.once_per_rank,
                 of="expert-parallel",
+            ),
+            Check(
+                lambda args, world: not is_set(world, "padded_experts"),
+                "once_per_rank sends pairs of a token and a rank, and experts are padded to their capacity",
+                fix="--no-padded-experts, or drop moe-alltoall-dispatcher.once_per_rank",
+                when=lambda args, world: args.once_per_rank,
             ),
         ),
         numerics=REORDERED,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspeed.moe.feature import are_grouped
+from mindspeed.moe.feature import are_grouped, unserved
 from mindspeed.plugins import Category, Check, CheckpointState, Feature, FeatureArgs, FeatureSpec, Numerics, hookimpl
 
 
@@ -29,6 +29,7 @@ class MoeGroupedGemm(Feature[FeatureArgs]):
                 "linear layers have biases, and grouped experts have none",
                 fix="--no-linear-bias (Megatron-LM: --disable-bias-linear), or remove moe-grouped-gemm",
             ),
+            *unserved("moe-grouped-gemm", "low_precision", "latent_expert_size"),
         ),
         numerics=Numerics.reordered(reason="a grouped product may sum in another order than a product per expert"),
         state=CheckpointState(

@@ -32,6 +32,12 @@ def test_experts_that_are_split_are_refused():
 
 
 def test_experts_that_are_padded_are_refused():
+    world = {**WORLD, "ep": 2, "router_topk": 2, "expert_capacity_factor": 1.0}
+    assert refusals(NAME, **world, padded_experts=False, settings=ONCE) == []
+    assert refusals(NAME, **world, padded_experts=True, settings=ONCE) == [
+        f"MS304 {NAME}: once_per_rank sends pairs of a token and a rank, and experts are padded to their capacity "
+        f"| --no-padded-experts, or drop {NAME}.once_per_rank"
+    ]
     cls = CATALOG.feature(NAME)
     feature = cls(cls.Args(once_per_rank=True), World({}))
     feature.config_ready(config())

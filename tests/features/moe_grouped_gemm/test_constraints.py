@@ -43,6 +43,15 @@ def test_level_one_switches_it_on_where_experts_are_grouped_and_the_operator_has
     assert "moe-grouped-gemm" not in active(**grouped, has_variant=lambda op, platform: op != "npu_gmm")
 
 
+@pytest.mark.parametrize(("field", "value"), [("low_precision", True), ("latent_expert_size", 8)])
+def test_experts_of_another_arithmetic_are_refused_and_level_one_leaves_them_alone(field: str, value: Any) -> None:
+    world = {"world_size": 1, "num_experts": 4, field: value}
+    (problem,) = refusals("moe-grouped-gemm", **world)
+    assert "which moe-grouped-gemm does not serve | --" in problem
+    assert refusals("moe-grouped-gemm", **world | {field: type(value)(0)}) == []
+    assert "moe-grouped-gemm" not in active(**world, grouped_experts=True, has_variant=lambda op, platform: True)
+
+
 def config(**values: Any) -> SimpleNamespace:
     defaults = {"add_bias_linear": False, "moe_latent_size": None, "moe_apply_probs_on_input": False, "moe_router_topk": 2}
     return SimpleNamespace(**defaults | values)
