@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindspeed.moe.overlap import ExpertCall, InFlight, send
-from mindspeed.moe.routing import expert_indices, local_choices, positions_of, probabilities_of, sum_rows
+from mindspeed.moe.routing import expert_indices, local_choices, positions_of, probabilities_of, sum_rows, take_rows
 from mindspeed.moe.transfer import Pending, all_gather, post_all_gather, reduce_scatter
 
 
@@ -60,7 +60,7 @@ class AllGatherCall:
 
     def permute(self, tokens: Tensor) -> Tensor:
         """The rows [R, H] of the tokens [N, H] of all ranks."""
-        return tokens.index_select(0, self.token_R)
+        return take_rows(tokens, self.token_R)
 
     def permute_probabilities(self, probs_NK: Tensor) -> Tensor:
         """The probability [R] of each row."""

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindspeed.moe.routing import chunk_order, padded_positions, positions_of, probabilities_of, reorder, sum_rows
+from mindspeed.moe.routing import chunk_order, padded_positions, positions_of, probabilities_of, reorder, sum_rows, take_rows
 from mindspeed.moe.transfer import Pending, Transfer, all_to_all, post_all_gather
 
 TensorRanks = Callable[[Tensor, list[int]], Tensor]
@@ -125,7 +125,7 @@ class AllToAllCall:
 
     def permute(self, x_TH: Tensor) -> Tensor:
         """The rows [R, H] of tokens."""
-        return x_TH.index_select(0, self.token_R)
+        return take_rows(x_TH, self.token_R)
 
     def permute_probabilities(self, probs_TE: Tensor) -> Tensor:
         """The probability [R] of each row."""

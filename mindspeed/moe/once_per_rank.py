@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mindspeed.moe.alltoall import AllToAllCall, Placement, Splits
-from mindspeed.moe.routing import positions_of, probabilities_of, sum_rows
+from mindspeed.moe.routing import positions_of, probabilities_of, sum_rows, take_rows
 from mindspeed.moe.transfer import post_all_gather
 
 
@@ -79,7 +79,7 @@ class OncePerRankCall(AllToAllCall):
 
     def arrange(self, received: Tensor, part: int) -> Tensor:
         """Copy what a part received for each of its experts: [R, H]. `arrange_probabilities` comes first."""
-        return received.index_select(0, self._places[part])
+        return take_rows(received, self._places[part])
 
     def disarrange(self, answers: Tensor, part: int, dtype: torch.dtype) -> Tensor:
         """Sum the answers to each pair that was received: [P, H]."""

@@ -31,6 +31,11 @@ def probabilities_of(probs_TE: Tensor, positions: Tensor) -> Tensor:
     return probs_TE.t().reshape(-1).index_select(0, positions)
 
 
+def take_rows(x_TH: Tensor, token_R: Tensor) -> Tensor:
+    """The rows [R, H] of tokens, each copied as often as it stands in ``token_R``."""
+    return x_TH.index_select(0, token_R)
+
+
 def sum_rows(rows_RH: Tensor, token_R: Tensor, tokens: int) -> Tensor:
     """Sum the rows of each token: [T, H], in the order of the rows."""
     empty = torch.zeros((tokens, rows_RH.shape[1]), dtype=rows_RH.dtype, device=rows_RH.device)

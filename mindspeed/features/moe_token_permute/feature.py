@@ -12,15 +12,13 @@ from mindspeed.plugins import (
     Numerics,
     Patch,
     Replace,
-    When,
     Wrap,
     hookimpl,
 )
 
 _UTILS = "megatron.core.transformer.moe.moe_utils"
 _LAYERS = "mindspeed.features.moe_token_permute.layers"
-_MEGATRONS = When(slot_empty="token-permutation")
-"""The dispatchers of Megatron; those of other features permute tokens themselves."""
+_LIBRARY = "mindspeed.moe.routing"
 
 
 class MoeTokenPermute(Feature[FeatureArgs]):
@@ -47,14 +45,25 @@ class MoeTokenPermute(Feature[FeatureArgs]):
     @hookimpl
     def patches(self) -> list[Patch]:
         return [
-            Wrap(f"{_UTILS}:permute", f"{_LAYERS}:with_operator", reason="tokens to rows of experts", when=_MEGATRONS),
-            Replace(f"{_UTILS}:unpermute", f"{_LAYERS}:unpermute", reason="rows of experts to tokens", when=_MEGATRONS),
+            Wrap(f"{_UTILS}:permute", f"{_LAYERS}:with_operator", reason="tokens to rows of experts", optional=True),
+            Replace(f"{_UTILS}:unpermute", f"{_LAYERS}:unpermute", reason="rows of experts to tokens", optional=True),
+            Replace(
+                f"{_LIBRARY}:take_rows",
+                f"{_LAYERS}:take_rows",
+                reason="tokens to rows, in the dispatchers of other features",
+                optional=True,
+            ),
+            Replace(
+                f"{_LIBRARY}:sum_rows",
+                f"{_LAYERS}:sum_rows",
+                reason="rows to tokens, in the dispatchers of other features",
+                optional=True,
+            ),
             Wrap(
                 f"{_UTILS}:sort_chunks_by_idxs",
                 f"{_LAYERS}:without_transformer_engine",
                 reason="with permute fusion it calls Transformer Engine; here it only copies",
                 optional=True,
-                when=_MEGATRONS,
             ),
             Wrap(
                 "megatron.core.transformer.transformer_config:TransformerConfig.__post_init__",

@@ -75,6 +75,17 @@ def unpermute(
     )
 
 
+def take_rows(x_TH: Tensor, token_R: Tensor) -> Tensor:
+    """The rows [R, H] of tokens in the place of `mindspeed.moe.routing.take_rows`; their gradients are summed in fp32."""
+    return npu_fused_moe_token_permute(x_TH, token_R, padded_mode=True)[0]
+
+
+def sum_rows(rows_RH: Tensor, token_R: Tensor, tokens: int) -> Tensor:
+    """Sum the rows of each token, [T, H], in fp32, in the place of `mindspeed.moe.routing.sum_rows`."""
+    shape = (tokens, rows_RH.shape[1])
+    return npu_fused_moe_token_unpermute(rows_RH, token_R, padded_mode=True, restore_shape=shape)
+
+
 def _experts_of_tokens(routing_map: Tensor) -> Tensor | None:
     """The experts of each token [T, K], ascending; None where tokens go to different numbers of experts."""
     tokens = routing_map.shape[0]

@@ -10,6 +10,7 @@ import torch
 from megatron.core.transformer.moe import moe_utils
 
 from mindspeed.features.moe_token_permute import layers
+from mindspeed.moe import routing as library
 
 TOKENS, EXPERTS, WIDTH, CAPACITY = 12, 4, 6, 5
 
@@ -112,3 +113,20 @@ def test_a_configuration_that_asks_for_the_fusion_is_accepted_and_keeps_its_word
     config = SimpleNamespace(moe_permute_fusion=True)
     layers.with_permute_fusion(lambda config: seen.append(config.moe_permute_fusion))(config)
     assert (seen, config.moe_permute_fusion) == ([False], True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [[2, 0, 0, 3, 1, 3, 3], []], ids=["uneven", "no rows"])
+def test_rows_of_other_dispatchers_are_theirs_with_sums_that_are_rounded_once(tokens, dtype):
+    token_R = torch.tensor(tokens, dtype=torch.int64)
+    results = []
+    for functions, kind in ((layers, dtype), (library, torch.float64)):
+        x = torch.linspace(-2, 3, 12).view(4, 3).to(dtype).to(kind).requires_grad_()
+        rows = functions.take_rows(x, token_R)
+        back = functions.sum_rows(rows * 3, token_R, 4)
+        back.square().sum().backward()
+        results.append([rows.detach(), back.detach(), x.grad])
+    for ours, exact in zip(*results, strict=True):
+        assert ours.dtype == dtype
+        torch.testing.assert_close(ours, exact.to(dtype), rtol=1e-6 if dtype == torch.float32 else 1e-2, atol=0)
+    assert torch.equal(results[0][0], results[1][0].to(dtype))
