@@ -37,6 +37,20 @@ def sharded_experts(module: Any, prefix: str, offsets: tuple[Any, ...], metadata
     return state
 
 
+def refuse_other_experts(module: torch.nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+    """Raise MindSpeedError with MS642 for a state of single experts, or with weights of other shapes, before it is loaded."""
+    shapes = {name: (tuple(weight.shape), state.get(f"{prefix}{name}")) for name, weight in module.named_parameters()}
+    other = {name: (own, tuple(given.shape)) for name, (own, given) in shapes.items() if given is not None}
+    found = [f"{name} is {own} and that of the state {given}" for name, (own, given) in other.items() if own != given]
+    fix = "load it into a model with as many experts of this size, on as many ranks, or by a distributed checkpoint"
+    if any(key.startswith(f"{prefix}local_experts.") for key in state):
+        found = ["they are grouped and those of the state are single"]
+        fix = "load it by a distributed checkpoint, which knows both by the same keys, or remove moe-grouped-gemm"
+    if found:
+        text = f"a state has other experts than {prefix.removesuffix('.') or 'the layer'}: {', '.join(found)}"
+        raise MindSpeedError([Problem("MS642", text, fix=fix)])
+
+
 @torch.no_grad()
 def _build(
     module: Any,

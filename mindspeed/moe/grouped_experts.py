@@ -17,7 +17,7 @@ from megatron.core.transformer.moe import experts as megatron_experts
 from torch import Tensor
 from torch.nn.functional import silu
 
-from mindspeed.moe.expert_checkpoint import IGNORED_KEY, sharded_experts
+from mindspeed.moe.expert_checkpoint import IGNORED_KEY, refuse_other_experts, sharded_experts
 from mindspeed.moe.overlap import ExpertCall, Redispatch
 from mindspeed.moe.products import Operands, Weight, deferred, grouped_product, weight_gradient
 from mindspeed.plugins import with_parts
@@ -39,6 +39,7 @@ class GroupedExperts(MegatronModule):  # type: ignore[misc]
         widths = num_local_experts * config.moe_ffn_hidden_size
         self.weight1 = self._parameter((config.hidden_size, widths * (1 + config.gated_linear_unit)), 1, config.init_method)
         self.weight2 = self._parameter((widths, config.hidden_size), 0, config.output_layer_init_method)
+        self.register_load_state_dict_pre_hook(refuse_other_experts)
         self.register_load_state_dict_post_hook(_ignore_extra_states)
 
     def _parameter(self, shape: tuple[int, int], split: int, init: Callable[[Tensor], Any]) -> torch.nn.Parameter:

@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch.nn.functional import silu
 
+from mindspeed.moe.dispatchers import AllGatherDispatch, AllToAllDispatch
+from mindspeed.moe.expert_checkpoint import refuse_other_experts
 from mindspeed.moe.grouped_experts import GroupedExperts, activation
 from mindspeed.plugins import MindSpeedError
 from tests.moe.test_products import experts_weight, one_by_one
@@ -77,4 +79,52 @@ def test_flattened_shards_of_an_optimizer_are_refused() -> None:
         "MS641 the optimizer's state of optimizer.state.exp_avg.experts.linear_fc1.weight is to be saved as a range of a "
         "flattened tensor, which Megatron no longer reads\n  fix: save with distrib_optim_sharding_type dp_reshardable or "
         "fully_reshardable instead of fully_sharded_model_space"
+    )
+
+
+def test_a_state_of_other_experts_is_refused() -> None:
+    experts = Experts()
+    experts.register_load_state_dict_pre_hook(refuse_other_experts)
+    layer = torch.nn.ModuleDict({"experts": experts})
+    state = layer.state_dict()
+    layer.load_state_dict(state)
+    wrong = {
+        "experts.weight2": torch.zeros(12, 4),
+        "experts.local_experts.0.linear_fc1.weight": torch.zeros(6, 4),
+    }
+    texts = []
+    for name, weight in wrong.items():
+        with pytest.raises(MindSpeedError) as error:
+            layer.load_state_dict({**state, name: weight})
+        texts.append(str(error.value))
+    assert texts == [
+        "MS642 a state has other experts than experts: weight2 is (18, 4) and that of the state (12, 4)\n"
+        "  fix: load it into a model with as many experts of this size, on as many ranks, or by a distributed checkpoint",
+        "MS642 a state has other experts than experts: they are grouped and those of the state are single\n"
+        "  fix: load it by a distributed checkpoint, which knows both by the same keys, or remove moe-grouped-gemm",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("routing_map", "probs", "given"),
+    [
+        (torch.ones(6, 3, dtype=torch.bool), torch.ones(6, 4), "torch.bool and shape (6, 3) and probabilities of shape (6, 4)"),
+        (torch.ones(5, 4, dtype=torch.bool), torch.ones(5, 4), "torch.bool and shape (5, 4) and probabilities of shape (5, 4)"),
+        (
+            torch.ones(6, 4, dtype=torch.int64),
+            torch.ones(6, 4),
+            "torch.int64 and shape (6, 4) and probabilities of shape (6, 4)",
+        ),
+    ],
+    ids=["experts", "tokens", "type"],
+)
+@pytest.mark.parametrize("dispatch", [AllToAllDispatch, AllGatherDispatch])
+def test_routing_of_another_shape_is_refused(dispatch: Any, routing_map: Any, probs: Any, given: str) -> None:
+    dispatcher = dispatch()
+    dispatcher.config = SimpleNamespace(num_moe_experts=4)
+    with pytest.raises(MindSpeedError) as error:
+        dispatcher.dispatch_preprocess(torch.zeros(3, 2, 8), routing_map, probs)
+    assert str(error.value) == (
+        f"MS640 a router gave a map of {given}; a layer of 6 tokens and 4 experts needs booleans of shape (6, 4)\n"
+        "  fix: return one boolean and one probability per token and expert"
     )
