@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -30,13 +31,14 @@ class Shape:
 
 @dataclass
 class Outcome:
-    """Results and gradients of two micro-batches in flight, and the costs of the first."""
+    """Results and gradients of two micro-batches in flight, and the costs of the first; ``time`` is virtual."""
 
     values: list[Tensor]
     rows: int
     kept: int
     sent: dict[str, int]
     exposed: float
+    time: float
 
 
 def plan_of(
@@ -111,7 +113,22 @@ def run(shape: Shape, dtype: torch.dtype = torch.float32) -> Outcome:
     sent: dict[str, int] = {}
     for (kind, _), count in (*forth.items(), *back.items()):
         sent[kind] = sent.get(kind, 0) + count.bytes
-    return Outcome(values, rows, kept.bytes, sent, schedule.exposed)  # type: ignore[arg-type]
+    time = schedule.now + backward.now
+    return Outcome(values, rows, kept.bytes, sent, schedule.exposed, time)  # type: ignore[arg-type]
+
+
+def run_counting_pairs(shape: Shape) -> tuple[Outcome, int, int]:
+    """The outcome, and the pairs of a token and a rank that this rank sent and received with the first micro-batch."""
+    from mindspeed.moe.once_per_rank import OncePerRankCall
+
+    calls: list[OncePerRankCall] = []
+    original = OncePerRankCall.__init__
+    with patch.object(OncePerRankCall, "__init__", lambda call, *args: calls.append(call) or original(call, *args)):
+        outcome = run(shape)
+    by_rank = calls[0]._chosen.view(shape.tokens, torch.distributed.get_world_size(), -1).any(-1)
+    received = torch.empty_like(pairs := by_rank.sum(0))
+    torch.distributed.all_to_all_single(received, pairs)
+    return outcome, int(pairs.sum()), int(received.sum())
 
 
 class Kept:
@@ -122,9 +139,10 @@ class Kept:
         self._layer = layer
         self._saved: list[Tensor] = []
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Kept:
         self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
         self._hooks.__enter__()
+        return self
 
     def __exit__(self, *error: object) -> None:
         self._hooks.__exit__(*error)

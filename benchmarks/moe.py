@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -35,6 +38,10 @@ def run(shape: Shape) -> Outcome:
     return layer.run(shape)
 
 
+def run_counting_pairs(shape: Shape) -> tuple[Outcome, int, int]:
+    return layer.run_counting_pairs(shape)
+
+
 def reads(shape: Shape) -> int:
     """Reads of the device on the host in a forward and backward pass."""
     from mindspeed.platforms.host_reads import host_reads
@@ -51,6 +58,42 @@ def seconds(shape: Shape, passes: int = 15) -> float:
     moe = layer.build(shape, torch.float32)
     x = torch.randn(shape.tokens, 1, shape.hidden).requires_grad_()
     return best(lambda: moe(x)[0].sum().backward(), passes)
+
+
+def delayed_seconds(shape: Shape, delay: float, passes: int = 10) -> float:
+    """The same with transfers that arrive ``delay`` seconds after their post at the earliest."""
+    names = ("all_to_all_single", "all_gather_into_tensor", "reduce_scatter_tensor")
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(patch.object(dist, name, _late(getattr(dist, name), delay)))
+        return seconds(shape, passes)
+
+
+def _late(original: Callable[..., Any], delay: float) -> Callable[..., Any]:
+    def collective(*args: Any, async_op: bool = False, **more: Any) -> Any:
+        work = _Late(original(*args, async_op=True, **more), time.perf_counter() + delay)
+        return work if async_op else work.wait() and None
+
+    return collective
+
+
+class _Late:
+    """The handle of a transfer that ends at a time of the clock or later."""
+
+    def __init__(self, work: Any, end: float) -> None:
+        self._work, self._end = work, end
+
+    def wait(self, *args: Any) -> Any:
+        done = self._work.wait(*args)
+        if (left := self._end - time.perf_counter()) > 0:
+            time.sleep(left)
+        return done
+
+
+def product_seconds(shape: Shape) -> float:
+    """The time of the second product of balanced experts of one rank."""
+    x, weight = torch.randn(shape.tokens * shape.topk, shape.width), torch.randn(shape.width, shape.hidden)
+    return best(lambda: x @ weight, 20)
 
 
 def best(work: Callable[[], Any], passes: int) -> float:
@@ -124,6 +167,29 @@ def sent_bytes(pool: WorkerPool) -> list[Row]:
     ]
 
 
+def once_per_rank(pool: WorkerPool) -> list[Row]:
+    """All-to-all bytes where a token goes once to a rank, beside those of the distinct pairs of a token and a rank."""
+    shape, settings = Shape(topk=4), {"moe-alltoall-dispatcher": {"once_per_rank": True}}
+    plan = plan_of("moe-alltoall-overlap", settings=settings)
+    outcome, sent, received = pool.call(run_counting_pairs, 2, shape, plan=plan)[0]
+    every = pool.call(run, 2, shape, plan=plan_of("moe-alltoall-overlap"))[0].sent["all_to_all"]
+    call = costs.Call(shape.tokens, shape.topk, shape.hidden, 4, 4, shape.experts, ranks=2)
+    formula, ours = costs.once_per_rank(call, sent, received), outcome.sent["all_to_all"]
+    return [
+        Row("once_per_rank, top 4: all-to-all bytes / those of distinct pairs", 1, ours / formula, "x", COMMAND),
+        Row("once_per_rank, top 4: all-to-all bytes / those of every expert", 1, ours / every, "x", COMMAND),
+    ]
+
+
+def whole_experts(pool: WorkerPool) -> list[Row]:
+    """Bytes of a rank where tensor-parallel ranks have whole experts, beside those where they split them: TP 2 x EP 2."""
+    tensor = ("moe-alltoall-overlap", "sequence-parallel")
+    split = pool.call(run, 4, Shape(), plan=plan_of(*tensor, tp=2))
+    whole = pool.call(run, 4, Shape(), plan=plan_of(*tensor, "moe-tp-extend-ep", tp=2, ep=4, world_size=4))
+    share = max(sum(rank.sent.values()) for rank in whole) / max(sum(rank.sent.values()) for rank in split)
+    return [Row("moe-tp-extend-ep, 2 tensor x 2 expert ranks: bytes / those of split experts", 0.55, share, "x", COMMAND)]
+
+
 def host_reads(pool: WorkerPool) -> list[Row]:
     """Reads of the device on the host per layer and micro-batch, forward and backward."""
     cases: list[tuple[str, tuple[str, ...], int]] = [
@@ -170,6 +236,25 @@ def layer_time(pool: WorkerPool) -> list[Row]:
     return rows
 
 
+def overlapped_time(pool: WorkerPool) -> list[Row]:
+    """Forward and backward of a layer with shared experts, beside Megatron's: on this machine, and with late transfers."""
+    shape = Shape(WIDE.tokens, WIDE.hidden, WIDE.width, shared=2 * WIDE.width)
+    delay = product_seconds(shape)
+    ours, megatrons = plan_of("moe-alltoall-overlap"), plan_of("moe-grouped-gemm")
+
+    def share(work: Callable[..., Any], *args: Any) -> float:
+        turns = [[max(pool.call(work, 2, shape, *args, plan=plan)) for plan in (ours, megatrons)] for _ in range(2)]
+        return float(min(turn[0] for turn in turns) / min(turn[1] for turn in turns))
+
+    virtual = [max(rank.time for rank in pool.call(run, 2, Shape(shared=96), plan=plan)) for plan in (ours, megatrons)]
+    name = "moe-alltoall-overlap, shared experts: layer time / Megatron's dispatcher"
+    return [
+        Row(f"{name}, transfers as they are", 1.05, share(seconds), "x", COMMAND),
+        Row(f"{name}, transfers one product late", 0.80, share(delayed_seconds, delay), "x", COMMAND),
+        Row(f"{name}, transfers as long as a product, virtual time", 0.80, virtual[0] / virtual[1], "x", COMMAND),
+    ]
+
+
 def grouped_products(pool: WorkerPool) -> list[Row]:
     """Experts of one rank as a grouped product, beside a product per expert: forward and backward in bf16."""
     return [
@@ -213,9 +298,12 @@ TABLE: Final[tuple[Table, ...]] = (
     exposed_transfers,
     transfers_of_chunks,
     sent_bytes,
+    once_per_rank,
+    whole_experts,
     host_reads,
     kept_bytes,
     layer_time,
+    overlapped_time,
     grouped_products,
 )
 

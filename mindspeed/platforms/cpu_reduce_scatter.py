@@ -124,7 +124,8 @@ def _begin(output: Tensor, parts: Any, op: Any, group: Any) -> FutureWork:
     def reduce(future: Any) -> list[Tensor]:
         future.value()  # raises where the exchange failed
         combine, (first, *rest) = _COMBINE[op], [arrived[(rank - n) % ranks] for n in range(1, ranks + 1)]
-        with torch.no_grad(), _disable_current_modes():
+        made_for_inference = output.is_inference() or arrived.is_inference()  # which this thread does not know
+        with torch.inference_mode(made_for_inference), torch.no_grad(), _disable_current_modes():
             for row in rest:
                 combine(first, row, out=first)
             if op == ReduceOp.AVG:

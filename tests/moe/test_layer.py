@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -76,6 +75,16 @@ def reads(shape: Shape) -> tuple[list[str], list[str]]:
     return [str(read) for read in forward], [str(read) for read in backward]
 
 
+def evaluate(shape: Shape, mode: str) -> tuple[Tensor, int]:
+    """The answers of a layer that is evaluated, and the bytes that autograd keeps of it."""
+    moe = layer.build(shape, torch.float32).eval()
+    draw = torch.Generator("cpu").manual_seed(dist.get_rank())
+    x = torch.randn(shape.tokens, 1, shape.hidden, generator=draw)
+    with getattr(torch, mode)(), layer.Kept(moe) as kept:
+        y = moe(x)[0]
+    return y.clone(), kept.bytes
+
+
 def outcomes(pool: WorkerPool, shape: Shape, *features: str, settings: Any = None, ranks: int = 2) -> list[Outcome]:
     """The outcome of every rank."""
     return pool.call(run, ranks, shape, plan=plan_of(*features, settings=settings, ep=ranks))
@@ -142,6 +151,28 @@ def test_megatrons_layer_reads_the_device_more_often(pool: WorkerPool, dispatche
     plan = plan_of(settings={"expert-parallel": {"dispatcher": dispatcher}}, level=0)
     for forward, _ in pool.call(reads, 2, Shape(), plan=plan):
         assert len(forward) >= least, forward
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("features", "settings", "dispatcher"),
+    [
+        (("moe-alltoall-overlap",), PARTS, "alltoall"),
+        (("moe-allgather-overlap",), None, "allgather"),
+        (("moe-zero-memory",), LEVEL1, "alltoall"),
+        (("moe-alltoall-overlap", "moe-adaptive-recompute"), {"moe-adaptive-recompute": {"scale": 0}}, "alltoall"),
+        (("moe-alltoall-overlap",), {"moe-alltoall-dispatcher": {"once_per_rank": True}}, "alltoall"),
+    ],
+    ids=["parts", "all-gather", "level 1", "adaptive", "once per rank"],
+)
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
+def test_a_layer_is_evaluated_as_megatrons(pool: WorkerPool, features: Any, settings: Any, dispatcher: str, mode: str) -> None:
+    shape = Shape(shared=96)
+    stock = plan_of(settings={"expert-parallel": {"dispatcher": dispatcher}}, level=0)
+    ours = pool.call(evaluate, 2, shape, mode, plan=plan_of(*features, settings=settings))
+    for (value, kept), (expected, _) in zip(ours, pool.call(evaluate, 2, shape, mode, plan=stock), strict=True):
+        assert close([value], [expected])
+        assert kept == 0
 
 
 @pytest.mark.long
@@ -214,17 +245,7 @@ ONCE = {"moe-alltoall-dispatcher": {"once_per_rank": True}}
 
 
 def run_counting_pairs(shape: Shape) -> tuple[Outcome, int, int]:
-    """The outcome, and the pairs of a token and a rank that this rank sent and received with the first micro-batch."""
-    from mindspeed.moe.once_per_rank import OncePerRankCall
-
-    calls: list[OncePerRankCall] = []
-    original = OncePerRankCall.__init__
-    with patch.object(OncePerRankCall, "__init__", lambda call, *args: calls.append(call) or original(call, *args)):
-        outcome = layer.run(shape)
-    by_rank = calls[0]._chosen.view(shape.tokens, dist.get_world_size(), -1).any(-1)
-    received = torch.empty_like(pairs := by_rank.sum(0))
-    dist.all_to_all_single(received, pairs)
-    return outcome, int(pairs.sum()), int(received.sum())
+    return layer.run_counting_pairs(shape)
 
 
 @pytest.mark.long
