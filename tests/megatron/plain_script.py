@@ -54,6 +54,7 @@ def parse(argv=None):
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--global-batch", type=int, default=8)
     parser.add_argument("--sequence", type=int, default=32)
+    parser.add_argument("--gradients", help="folder for the gradients of the first step, one file per rank")
     parser.add_argument("--save")
     parser.add_argument("--load")
     return parser.parse_args(argv)
@@ -255,6 +256,10 @@ def train_step(args, model, optimizer, step):
         micro_batch_size=1,
         forward_only=False,
     )
+    if args.gradients and step == 0:
+        shares = [share for chunk in model for share in gradients(unwrap_model(chunk))]
+        os.makedirs(args.gradients, exist_ok=True)
+        torch.save(shares, os.path.join(args.gradients, f"{torch.distributed.get_rank()}.pt"))
     updated, norm, _ = optimizer.step()
     assert updated, "the optimizer skipped a step"
     loss = torch.zeros(2, device="cuda")
@@ -263,6 +268,25 @@ def train_step(args, model, optimizer, step):
         loss = rows.sum(0) if args.share_sequence else torch.stack([rows.sum(), torch.tensor(float(count))])
         torch.distributed.all_reduce(loss, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
     return (loss[0] / loss[1]).item(), float(norm)
+
+
+def gradients(chunk):
+    """Name, shape and place in the whole model of every share of a gradient that this rank has, and the share."""
+    buffers = {parameter.data_ptr(): parameter.main_grad for parameter in chunk.parameters()}
+    for value in chunk.sharded_state_dict().values():
+        data = value.data if isinstance(value, ShardedTensor | ShardedTensorFactory) else None
+        if data is not None and data.data_ptr() in buffers:
+            value.data = buffers[data.data_ptr()].view_as(data)
+            yield from _shares(value.build() if isinstance(value, ShardedTensorFactory) else value)
+
+
+def _shares(value):
+    if isinstance(value, ShardedTensor):
+        extent = [1] * value.prepend_axis_num + list(value.data.shape)
+        yield value.key, value.global_shape, value.global_offset, value.data.reshape(extent).clone()
+        return
+    for part in value.values() if isinstance(value, dict) else value:
+        yield from _shares(part)
 
 
 def checkpoint_state(model, optimizer, is_loading=False):

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from mindspeed import plan
 from mindspeed.verification.pool import WorkerPool
@@ -64,6 +66,33 @@ def test_experts_on_two_ranks_give_the_losses_and_norms_of_one_process(name: str
     model = ("--llama", "--experts", "4")
     options = ("--ep", "2", "--num-experts", "4", "--router-topk", "2", "--features", *MOE[name])
     assert losses_and_norms(2, options, model) == pytest.approx(losses_and_norms(1, (), model), rel=1e-5)
+
+
+def gradients_of(folder: Path) -> dict[str, Tensor]:
+    """The whole gradients of the first step, joined from the shares of all ranks."""
+    whole: dict[str, Tensor] = {}
+    for file in sorted(folder.iterdir()):
+        for name, shape, offset, share in torch.load(file):
+            gradient = whole.setdefault(name, torch.full(shape, torch.nan))
+            gradient[tuple(slice(start, start + size) for start, size in zip(offset, share.shape, strict=True))] = share
+    return whole
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", MOE)
+def test_experts_on_two_ranks_give_every_gradient_of_one_process(name: str, tmp_path: Path) -> None:
+    model = ("--llama", "--experts", "4", "--steps", "1", "--gradients")
+    options = ("--ep", "2", "--num-experts", "4", "--router-topk", "2", "--features", *MOE[name])
+    ours = losses_and_norms(2, options, (*model, str(tmp_path / "two")))
+    assert ours == pytest.approx(losses_and_norms(1, ("--optimization-level", "0"), (*model, str(tmp_path / "one"))), rel=1e-5)
+    one, two = (gradients_of(tmp_path / folder) for folder in ("one", "two"))
+    assert one.keys() == two.keys()
+    assert len(one) == 10  # of all layers a name is one gradient
+    assert any("experts.linear_fc1" in name for name in one)
+    for key, gradient in one.items():
+        norm = float(torch.linalg.norm(gradient))
+        assert norm > 0
+        assert float(torch.linalg.norm(two[key] - gradient)) <= 1e-5 * norm, key
 
 
 @dataclass(frozen=True)
