@@ -45,7 +45,7 @@ def refuse_other_experts(module: torch.nn.Module, state: dict[str, Any], prefix:
     fix = "load it into a model with as many experts of this size, on as many ranks, or by a distributed checkpoint"
     if any(key.startswith(f"{prefix}local_experts.") for key in state):
         found = ["they are grouped and those of the state are single"]
-        fix = "load it by a distributed checkpoint, which knows both by the same keys, or remove moe-grouped-gemm"
+        fix = "load it by a distributed checkpoint, which knows both by the same keys, or into a layer of single experts"
     if found:
         text = f"a state has other experts than {prefix.removesuffix('.') or 'the layer'}: {', '.join(found)}"
         raise MindSpeedError([Problem("MS642", text, fix=fix)])

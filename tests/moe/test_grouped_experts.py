@@ -101,7 +101,7 @@ def test_a_state_of_other_experts_is_refused() -> None:
         "MS642 a state has other experts than experts: weight2 is (18, 4) and that of the state (12, 4)\n"
         "  fix: load it into a model with as many experts of this size, on as many ranks, or by a distributed checkpoint",
         "MS642 a state has other experts than experts: they are grouped and those of the state are single\n"
-        "  fix: load it by a distributed checkpoint, which knows both by the same keys, or remove moe-grouped-gemm",
+        "  fix: load it by a distributed checkpoint, which knows both by the same keys, or into a layer of single experts",
     ]
 
 

@@ -45,7 +45,8 @@ class Load:
 def watch(chunks: Sequence[nn.Module]) -> Load:
     """Count what every router in these model chunks gives while they train."""
     load = Load()
-    layers = [module for chunk in chunks for module in chunk.modules() if "router" in dict(module.named_children())]
+    modules: list[Any] = [module for chunk in chunks for module in chunk.modules()]
+    layers = [module for module in modules if "router" in dict(module.named_children())]
     for number, layer in enumerate(layers):
         router, count = layer.router, partial(_count, load, number, layer.router)
         if hasattr(layer, "routing_listeners"):  # a layer with a gate of its own

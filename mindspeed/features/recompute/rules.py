@@ -128,6 +128,12 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     Conflicts("swap-attention", reason="recompute.modules has core_attn, which then saves nothing", when=_has("core_attn")),
     Conflicts("moe-zero-memory", reason="full recompute takes the experts as well", when=full),
     Conflicts("moe-zero-memory", reason="recompute.modules has moe, which the experts are a part of", when=_has("moe")),
+    Conflicts("moe-zero-memory", reason="recompute.modules has moe_act, which it never keeps", when=_has("moe_act")),
+    Conflicts(
+        "moe-allgather-overlap",
+        reason="shared experts that hide transfers cannot be recomputed",
+        when=_has("shared_experts"),
+    ),
     Conflicts(
         "moe-alltoall-overlap",
         reason="shared experts that hide transfers cannot be recomputed",

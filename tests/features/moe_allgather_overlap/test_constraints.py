@@ -24,6 +24,14 @@ def test_two_overlaps_are_refused():
     assert any(problem.startswith("MS203") and "moe-dispatcher" in problem for problem in problems)
 
 
+def test_recompute_of_the_shared_experts_that_hide_transfers_is_refused():
+    world = {"world_size": 2, "ep": 2, "num_experts": 4}
+    assert refusals(NAME, "recompute", **world, settings={"recompute": {"modules": ["core_attn"]}}) == []
+    (problem,) = refusals(NAME, "recompute", **world, settings={"recompute": {"modules": ["shared_experts"]}})
+    assert problem.startswith("MS202 ")
+    assert "shared experts that hide transfers cannot be recomputed" in problem
+
+
 def test_experts_that_are_not_grouped_are_refused_and_a_stage_of_dense_layers_is_not():
     cls = CATALOG.feature(NAME)
     feature = cls(cls.Args(), World({}))

@@ -34,12 +34,13 @@ def test_two_ways_to_recompute_experts_are_refused():
     [
         ({"granularity": "full", "method": "uniform", "num_layers": 1}, "full recompute takes the experts as well"),
         ({"modules": ["moe"]}, "recompute.modules has moe, which the experts are a part of"),
+        ({"modules": ["moe_act"]}, "recompute.modules has moe_act, which it never keeps"),
         ({"modules": ["shared_experts"]}, "shared experts that hide transfers cannot be recomputed"),
     ],
 )
 def test_recompute_of_the_same_modules_is_refused(recompute, reason):
     assert refusals(NAME, "recompute", **WORLD) == []
-    (problem,) = refusals(NAME, "recompute", **WORLD, settings={"recompute": recompute})
+    (problem,) = refusals(NAME, "recompute", **WORLD | {"grouped_experts": True}, settings={"recompute": recompute})
     assert problem.startswith("MS202 ")
     assert reason in problem
 
