@@ -1,19 +1,21 @@
 """How long does a search of a million layouts take, and what do tools cost outside their steps?
 
-``python -m benchmarks.tuning``; with ``--measure STORE`` it also compares predictions with the steps that
-``mindspeed tune --calibrate N --store STORE`` has measured: each one is predicted from all others.
+``python -m benchmarks.tuning``; with ``--measure 300`` it also compares predictions with what workers measure for 300 seconds:
+steps of 42 configurations of three models in interleaved rounds, peaks of memory, and counted operations. A round in which a
+control drifts by more than 5 % is rejected. With ``MEGATRON_LM_PATH`` its own memory report stands beside the peaks.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
+from contextlib import nullcontext
+from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import torch
 
+from benchmarks._tuning_runs import accuracy_rows, flops_rows, memory_rows
 from benchmarks.table import Row, main, medians
 from mindspeed.features.profiler.feature import ProfilerArgs
 from mindspeed.features.profiler.window import Window
@@ -22,8 +24,7 @@ from mindspeed.plugins.discovery import discover
 from mindspeed.tuning.rules import FixedRequest
 from mindspeed.tuning.search import Question, Resolved, search
 from mindspeed.tuning.space import Layouts, candidates, choices
-from mindspeed.tuning.store import Measurement, Store
-from mindspeed.tuning.time import DEFAULTS, KINDS, Machine, fit, step_seconds
+from mindspeed.tuning.time import DEFAULTS, Machine
 
 COMMAND = "python -m benchmarks.tuning"
 MODEL: dict[str, Any] = {
@@ -62,10 +63,13 @@ def search_rows() -> list[Row]:
         found = search(question, catalog, lambda op, platform: True, lambda choice, world: Resolved())
         taken.append((found.configurations, found.feasible))
 
+    processor = time.process_time()
     (seconds,) = medians(once, repeat=5)
+    processor = (time.process_time() - processor) / 5
     configurations, feasible = taken[0]
     million = seconds / configurations * 1e6
-    note = f"{configurations:,} configurations of 1,024 ranks, {feasible:,} feasible, in {seconds:.2f} s"
+    found = f"{configurations:,} configurations of 1,024 ranks, {feasible:,} feasible"
+    note = f"{found}, in {seconds:.2f} s, {processor:.2f} s of a processor"
     return [Row("search of 1,000,000 configurations", 0.5, million, "s", COMMAND, note)]
 
 
@@ -88,48 +92,39 @@ def idle_rows() -> list[Row]:
     seconds = medians(tflops, profiler)
     names = ("tflops", "profiler")
     return [
-        Row(f"{name} around a step outside its own", 20, spent / rounds * 1e6, "µs", COMMAND)
+        Row(f"C16: {name} around a step outside its own", 20, spent / rounds * 1e6, "µs", COMMAND)
         for name, spent in zip(names, seconds, strict=True)
     ]
 
 
-def prediction_rows(folder: Path) -> list[Row]:
-    """Compare each measured step of a store with its prediction from all others."""
-    for inner in sorted(path for path in folder.glob("*/*") if path.is_dir()):
-        store = Store(folder, {}, {})
-        store.folder = inner
-        found = list(store.measurements().values())
-        if len(found) > 3:
-            return _compared(found)
-    return []
+def traced_rows() -> list[Row]:
+    """What the profiler costs in a step that it traces."""
+    values = torch.ones(64, 64)
 
+    def step() -> None:
+        for _ in range(500):
+            values @ values
 
-def _compared(found: list[Measurement]) -> list[Row]:
-    prior = Machine(DEFAULTS["cpu"])
-    predicted = []
-    for number, one in enumerate(found):
-        others = found[:number] + found[number + 1 :]
-        machine = fit([dict(other.work) for other in others], [other.seconds for other in others], prior)
-        predicted.append(float(step_seconds({kind: one.work[kind] for kind in KINDS}, machine)))
-    measured = np.array([one.seconds for one in found])
-    errors = np.abs(np.array(predicted) / measured - 1)
-    ranks = np.argsort(np.argsort(predicted)), np.argsort(np.argsort(measured))
-    rho = float(np.corrcoef(*ranks)[0, 1])
-    regret = float(measured[int(np.argmin(predicted))] / measured.min() - 1)
-    note = f"{len(found)} configurations, each predicted from all others"
-    return [
-        Row("Spearman correlation of predicted and measured steps", 0.97, rho, "", COMMAND, note, least=True),
-        Row("regret of the fastest predicted one", 2, 100 * regret, "%", COMMAND, note),
-        Row("median error of a step", 5, 100 * float(np.median(errors)), "%", COMMAND, note),
-        Row("worst error of a step", 15, 100 * float(errors.max()), "%", COMMAND, note),
-    ]
+    with TemporaryDirectory() as folder:
+        window = Window(ProfilerArgs(start=0, end=10**6, folder=folder), "cpu")
+
+        def traced() -> None:
+            with window.step(1) or nullcontext():
+                step()
+
+        traced()
+        plain, seconds = medians(step, traced)
+        window.close()
+    return [Row("C16: a traced step over a plain one of 500 products", 3, seconds / plain, "", COMMAND)]
 
 
 def rows() -> list[Row]:
     start = time.perf_counter()
-    measured = [*search_rows(), *idle_rows()]
+    measured = [*search_rows(), *idle_rows(), *traced_rows()]
     if "--measure" in sys.argv:
-        measured += prediction_rows(Path(sys.argv[sys.argv.index("--measure") + 1]))
+        place = sys.argv.index("--measure")
+        _, budget = sys.argv.pop(place), float(sys.argv.pop(place))
+        measured += [*flops_rows(), *memory_rows(), *accuracy_rows(budget)]
     print(f"{time.perf_counter() - start:.0f} s")
     return measured
 

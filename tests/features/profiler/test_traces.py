@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mindspeed import registry
 from mindspeed.diagnostics.traces import summarize, summarize_folder
+from mindspeed.features.profiler.feature import ProfilerArgs
+from mindspeed.features.profiler.window import Window
 from mindspeed.plugins.problems import RunError
 from mindspeed.verification.pool import WorkerPool
 from mindspeed.verification.shape import LLAMA, Recipe
@@ -45,6 +49,17 @@ def test_a_run_that_ends_in_the_window_leaves_its_trace(pool: WorkerPool, tmp_pa
 def test_only_the_asked_ranks_are_traced(pool: WorkerPool, tmp_path: Path, ranks: list[int], expected: list[int]) -> None:
     found = summarize_folder(trained(pool, tmp_path, processes=2, ranks=ranks), [])
     assert [summary.rank for summary in found] == expected
+
+
+def test_a_step_that_fails_in_the_window_leaves_its_trace(tmp_path: Path) -> None:
+    window = Window(ProfilerArgs(start=6, end=9, folder=str(tmp_path)), "cpu")
+    assert window.step(6) is None
+    for step in (7, 8):
+        with suppress(ZeroDivisionError), window.step(step) or nullcontext():
+            _ = torch.ones(2) @ torch.ones(2) if step == 7 else 1 / 0
+    (summary,) = summarize_folder(tmp_path, [])
+    assert summary.steps == (7, 8)
+    assert window.step(9) is None, "the trace is written and no other begins"
 
 
 def event(name: str, start: float, duration: float, category: str = "cpu_op") -> dict[str, Any]:

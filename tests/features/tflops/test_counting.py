@@ -62,6 +62,21 @@ def test_with_attention_of_visible_pairs_the_hardware_runs_the_model(pool: Worke
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("kind", ["mla", "mtp"])
+def test_latent_attention_and_predicted_tokens_are_counted(pool: WorkerPool, kind: str) -> None:
+    """Level 0 runs squares of scores in each attention layer, and everything else once."""
+    latent = kind == "mla"
+    shape = replace(LLAMA, name=kind, multi_latent_attention=latent, mtp_num_layers=0 if latent else 1)
+    if latent:
+        shape = replace(shape, num_query_groups=shape.num_attention_heads)
+    found = count(pool, shape, level=0)
+    widths = 8 + 4 + 10 if latent else 2 * 8  # of query and value of a head
+    hidden_pairs = shape.seq_length * (shape.seq_length - 1) // 2
+    layers = shape.num_layers + shape.mtp_num_layers
+    assert found["flops.hardware"] - found["flops.model"] == 3 * SAMPLES * layers * 2 * 4 * widths * hidden_pairs
+
+
+@pytest.mark.long
 def test_full_recompute_adds_the_forward_pass_of_the_layers(pool: WorkerPool) -> None:
     found = count(pool, LLAMA, "recompute", "flash-attention", settings=FULL)
     layers = SAMPLES * LLAMA.num_layers * layer_forward(shape_of(LLAMA))

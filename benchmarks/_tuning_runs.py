@@ -1,0 +1,276 @@
+"""Measured against predicted: steps of many configurations on two ranks, peaks of memory on one, two and four, and FLOPs."""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks.table import Row
+from mindspeed import registry
+from mindspeed.diagnostics.job_memory import peaks
+from mindspeed.ops.availability import running
+from mindspeed.planning.plan import ActivationPlan
+from mindspeed.plugins import MindSpeedError
+from mindspeed.plugins.discovery import discover
+from mindspeed.tuning.measure import telling
+from mindspeed.tuning.rules import FixedRequest
+from mindspeed.tuning.search import Configuration, Question, Resolved, search
+from mindspeed.tuning.space import Layouts, candidates, choices
+from mindspeed.tuning.time import DEFAULTS, Machine, fit, step_seconds
+from mindspeed.verification.pool import WorkerPool
+from mindspeed.verification.shape import LLAMA, MOE, Recipe
+
+COMMAND: Final = "python -m benchmarks.tuning --measure SECONDS"
+LARGE: Final = {"hidden_size": 128, "ffn_hidden_size": 352, "num_attention_heads": 8, "seq_length": 128, "vocab_size": 512}
+MODELS: Final = {
+    "dense": replace(LLAMA, **LARGE, num_query_groups=8),
+    "GQA": replace(LLAMA, **LARGE, num_query_groups=2),
+    "MoE": replace(MOE, **LARGE | {"ffn_hidden_size": 128}, num_query_groups=2),
+}
+PER_MODEL, CALIBRATED = 14, 12
+WARM_UP, STEPS, DRIFT, CONTROL_EVERY = 2, 5, 5.0, 7
+
+
+@dataclass(frozen=True)
+class Run:
+    """One configuration of one model, with what a worker needs to train it."""
+
+    model: str
+    row: Configuration
+    plan: ActivationPlan
+    recipe: Recipe
+
+
+def _started(recipe: Recipe) -> Any:
+    """Return a run of this rank before its first step."""
+    import torch
+    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+    from mindspeed.verification.record import RankResult
+    from mindspeed.verification.training import _Run
+
+    torch.manual_seed(recipe.seed)
+    model_parallel_cuda_manual_seed(recipe.seed, force_reset_rng=True)
+    return _Run(recipe, RankResult())
+
+
+def timed(recipe: Recipe) -> float:
+    """Train on this rank and return the median seconds of a step behind the first ones."""
+    run, seconds = _started(recipe), []
+    for step in range(1, WARM_UP + STEPS + 1):  # step 0 records gradients
+        start = time.perf_counter()
+        run.train_step(step)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[WARM_UP:])
+
+
+def runs() -> list[Run]:
+    """The configurations of all models on two ranks that differ most in their work."""
+    found = []
+    for name, shape in MODELS.items():
+        recipe = Recipe(shape, steps=1, global_batch_size=8)
+        model = {**recipe.world(), "world_size": 2, "platform": "cpu", "megatron": registry.probe("cpu").megatron}
+        model |= {"kv_channels": shape.hidden_size // shape.num_attention_heads}
+        model |= {"moe_ffn_hidden_size": shape.ffn_hidden_size} if shape.num_experts else {}
+        catalog = discover(only=())
+        question = Question(
+            Layouts(model, candidates(model, {})),
+            choices(catalog, model, (), ()),
+            FixedRequest(),
+            Machine(DEFAULTS["cpu"], os.cpu_count() or 1),
+        )
+        rows = search(question, catalog, running("cpu"), lambda choice, world: Resolved(), 400).rows
+        taken = [made for row in telling(rows, PER_MODEL + 6) if (made := _run(name, recipe, row)) is not None]
+        found += taken[:PER_MODEL]
+    return found
+
+
+def _run(name: str, recipe: Recipe, row: Configuration) -> Run | None:
+    recipe = replace(recipe, micro_batch_size=row.sizes["micro_batch_size"])
+    world = {**recipe.world(), "world_size": 2, **row.sizes}
+    try:
+        plan = registry.plan(list(row.choice.features), {k: dict(v) for k, v in row.choice.settings.items()}, world=world)
+    except MindSpeedError:
+        return None
+    return Run(name, row, plan, recipe)
+
+
+def measured_rounds(budget: float, chosen: Sequence[Run]) -> tuple[list[list[float]], list[float]]:
+    """Measure all configurations in rounds of random order until ``budget`` seconds are spent.
+
+    Returns the seconds of each configuration in every whole round, and the drift of a control within each round in percent.
+    """
+    rounds, drifts, shuffled = [], [], random.Random(0)
+    start = time.monotonic()
+    with WorkerPool(search_path=[str(Path(__file__).parents[1])]) as pool:
+
+        def seconds(run: Run) -> float:
+            return max(pool.call(timed, 2, run.recipe, plan=run.plan))
+
+        seconds(chosen[0])  # workers start
+        while True:
+            begun = time.monotonic()
+            found, control = [0.0] * len(chosen), [seconds(chosen[0])]
+            for place, number in enumerate(shuffled.sample(range(len(chosen)), len(chosen)), 1):
+                found[number] = seconds(chosen[number])
+                if place % CONTROL_EVERY == 0:
+                    control.append(seconds(chosen[0]))
+                if time.monotonic() - start > budget:
+                    return rounds, drifts
+            rounds.append(found)
+            drifts.append(100 * (max(control) - min(control)) / statistics.median(control))
+            print(
+                f"round {len(rounds)}: {time.monotonic() - begun:.0f} s, control drifted by {drifts[-1]:.1f} %", file=sys.stderr
+            )
+            if 2 * time.monotonic() - begun - start > budget:
+                return rounds, drifts
+
+
+def accuracy_rows(budget: float) -> list[Row]:
+    """Predict every step of the configurations from twelve of them; without a quiet round there is no number."""
+    chosen = runs()
+    rounds, drifts = measured_rounds(budget, chosen)
+    quiet = [found for found, drift in zip(rounds, drifts, strict=True) if drift <= DRIFT]
+    told = f"{len(rounds)} rounds, control drifted by {', '.join(f'{drift:.1f}' for drift in drifts) or '-'} %"
+    rejected = f"rejected above {DRIFT:g} %: " if not quiet else ""
+    table = _accuracy(chosen, np.median(quiet or rounds or [[np.nan] * len(chosen)], axis=0))
+    names = (
+        ("C13: Spearman correlation of predicted and measured steps", 0.97, "", True),
+        ("C13: regret of the fastest predicted one, worst model", 2.0, "%", False),
+        ("C13: median error of a step", 5.0, "%", False),
+        ("C13: worst error of a step", 15.0, "%", False),
+    )
+    rows = []
+    for (what, target, unit, least), value in zip(names, table, strict=True):
+        seen = f"{rejected}{len(chosen)} configurations of {len(MODELS)} models, {CALIBRATED} measured to fit; {told}"
+        note = f"{seen}; seen {value:.3f} {unit}".rstrip()
+        rows.append(Row(what, target, value if quiet else float("nan"), unit, COMMAND, note, least=least))
+    return rows
+
+
+def _accuracy(chosen: Sequence[Run], measured: Any) -> tuple[float, float, float, float]:
+    calibration = {id(row) for row in telling([run.row for run in chosen], CALIBRATED)}
+    fitted = [number for number, run in enumerate(chosen) if id(run.row) in calibration]
+    cores = os.cpu_count() or 1
+    prior, crowd = Machine(DEFAULTS["cpu"], cores), max(1.0, 2 / cores)
+    machine = fit([dict(chosen[n].row.work) for n in fitted], [float(measured[n]) for n in fitted], prior, crowd)
+    predicted = np.array([float(step_seconds(run.row.work, machine, crowd)) for run in chosen])
+    errors = 100 * np.abs(predicted / measured - 1)
+    order = np.argsort(np.argsort(predicted)), np.argsort(np.argsort(measured))
+    regrets = []
+    for name in MODELS:
+        own = [number for number, run in enumerate(chosen) if run.model == name]
+        best = min(own, key=lambda number: predicted[number])
+        regrets.append(100 * (measured[best] / min(measured[own]) - 1))
+    return float(np.corrcoef(*order)[0, 1]), float(max(regrets)), float(np.median(errors)), float(errors.max())
+
+
+LAYOUTS: Final[tuple[tuple[str, str, tuple[str, ...], dict[str, int]], ...]] = (
+    ("one rank", "GQA", (), {"world_size": 1}),
+    ("one rank of MoE", "MoE", (), {"world_size": 1}),
+    ("tp 2", "GQA", (), {"world_size": 2, "tp": 2}),
+    ("pp 2", "GQA", (), {"world_size": 2, "pp": 2}),
+    ("two replicas", "dense", ("distributed-optimizer",), {"world_size": 2}),
+    ("ep 2", "MoE", (), {"world_size": 2, "ep": 2}),
+    ("tp 2 and pp 2", "GQA", (), {"world_size": 4, "tp": 2, "pp": 2}),
+    ("tp 2 with sequence parallelism, two replicas", "GQA", ("sequence-parallel",), {"world_size": 4, "tp": 2}),
+)
+
+
+def memory_rows() -> list[Row]:
+    """Compare the planner's peak with the live bytes of a step, beside what Megatron's own report says of the job."""
+    rows, report = [], _megatrons_report()
+    with WorkerPool(search_path=[str(Path(__file__).parents[1])]) as pool:
+        for name, model, features, world in LAYOUTS:
+            recipe = Recipe(MODELS[model], dtype="bf16", steps=1, global_batch_size=8)
+            plan = registry.plan(list(features), platform="cpu", world={**recipe.world(), **world})
+            foretold = max(stage["peak"] for stage in peaks(plan))
+            measured = max(peak for _, peak in pool.measure(plan, recipe, world["world_size"]))
+            theirs = f"; Megatron's own report {100 * (report(recipe, plan) / measured - 1):+.0f} %" if report else ""
+            note = f"{foretold:,} bytes foretold, {measured:,} live at the peak{theirs}"
+            rows.append(Row(f"error of the peak, {name}", 5, 100 * abs(foretold / measured - 1), "%", COMMAND, note))
+    return rows
+
+
+def counted(recipe: Recipe) -> int:
+    """Return by how much the operations of a step differ between the feature's counter and torch's own, on this rank."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from mindspeed.features.tflops.meter import OperationCounter
+
+    run = _started(recipe)
+    with FlopCounterMode(display=False) as theirs, OperationCounter() as ours:
+        run.train_step(1)
+    return int(ours.executed - theirs.get_total_flops())
+
+
+def flops_rows() -> list[Row]:
+    """Compare the counter of tflops with torch's on plain Megatron, whose operators torch knows."""
+    latent = replace(MODELS["dense"], name="mla", multi_latent_attention=True)
+    rows = []
+    with WorkerPool(search_path=[str(Path(__file__).parents[1])]) as pool:
+        for name, shape in {**MODELS, "MLA": latent}.items():
+            recipe = Recipe(shape, steps=1, global_batch_size=2)
+            plan = registry.plan(platform="cpu", level=0, world={**recipe.world(), "world_size": 1})
+            (difference,) = pool.call(counted, 1, recipe, plan=plan)
+            rows.append(Row(f"C15: FLOPs of a step apart from torch's counter, {name}", 0, abs(difference), "", COMMAND))
+    return rows
+
+
+def _megatrons_report() -> Any:
+    """Return ``(recipe, plan) -> bytes`` of Megatron-LM's report, None without a checkout in MEGATRON_LM_PATH."""
+    root = os.environ.get("MEGATRON_LM_PATH")
+    if not root:
+        return None
+    source = (Path(root) / "megatron/training/theoretical_memory_usage.py").read_text(encoding="utf-8")
+    module = ModuleType("theoretical_memory_usage")
+    exec(source.replace("from .utils import print_rank_0", "print_rank_0 = print"), vars(module))
+
+    def report(recipe: Recipe, plan: ActivationPlan) -> float:
+        args = _arguments(recipe, plan.names, plan.world)
+        activations = module.compute_activation_memory_without_sp(args, plan.world.num_micro_batches)
+        return float(module.compute_weight_and_optimizer_memory(args) + activations)
+
+    return report
+
+
+def _arguments(recipe: Recipe, features: Sequence[str], world: Any) -> SimpleNamespace:
+    """Megatron-LM's arguments of a job, as far as its report reads them."""
+    shape, experts = recipe.shape, recipe.shape.num_experts or None
+    sizes: Mapping[str, Any] = {
+        "data_parallel_size": world.dp,
+        "tensor_model_parallel_size": world.tp,
+        "pipeline_model_parallel_size": world.pp,
+        "virtual_pipeline_model_parallel_size": world.vpp if world.vpp > 1 else None,
+        "expert_model_parallel_size": world.ep,
+        "expert_tensor_parallel_size": 1,
+        "context_parallel_size": world.cp,
+    }
+    return SimpleNamespace(
+        **{name: getattr(shape, name) for name in ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads")},
+        **{name: getattr(shape, name) for name in ("num_query_groups", "seq_length", "normalization")},
+        kv_channels=shape.hidden_size // shape.num_attention_heads,
+        group_query_attention=shape.num_query_groups != shape.num_attention_heads,
+        multi_latent_attention=False,
+        num_experts=experts,
+        moe_layer_freq=1,
+        moe_ffn_hidden_size=shape.ffn_hidden_size,
+        moe_shared_expert_intermediate_size=None,
+        mtp_num_layers=None,
+        swiglu=shape.gated_linear_unit,
+        padded_vocab_size=shape.vocab_size,
+        untie_embeddings_and_output_weights=not shape.tied_embeddings,
+        use_distributed_optimizer="distributed-optimizer" in features,
+        micro_batch_size=recipe.micro_batch_size,
+        **sizes,
+    )
