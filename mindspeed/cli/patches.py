@@ -93,17 +93,37 @@ def record(megatron: str | None, into: Path | None) -> None:
     help="where the report and the record go",
 )
 @click.option("--claims/--no-claims", default=True, help="verify the claim of every feature on the checkout")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0.1),
+    default=8.0,
+    show_default=True,
+    help="time for the claims; no other begins after it",
+)
+@click.option(
+    "--limit", type=click.FloatRange(min=1), default=90.0, show_default=True, metavar="SECONDS", help="time for each claim"
+)
 @click.option("--feature", "names", multiple=True, metavar="NAME", help="verify this feature alone; may be given several times")
 @json_option
 @click.pass_context
-def follow(ctx: click.Context, checkout: Path, since: str | None, into: Path, claims: bool, names: tuple[str, ...]) -> None:
+def follow(
+    ctx: click.Context,
+    checkout: Path,
+    since: str | None,
+    into: Path,
+    claims: bool,
+    minutes: float,
+    limit: float,
+    names: tuple[str, ...],
+) -> None:
     """Report what a new Megatron changes for features, for maintainers.
 
     Compares every patch target with the last release, with the diff of each definition, names new arguments of Megatron that
-    look like a feature, records the checkout, and verifies the claim of every feature on it. Writes FOLDER/VERSION.md. The
-    exit status is 1 when a target is changed or gone, or a claim does not hold.
+    look like a feature, records the checkout, and verifies the claim of every feature on it, first of those whose targets
+    differ. Writes FOLDER/VERSION.md. The exit status is 1 when a target is changed or gone, or a claim was not seen to hold.
     """
     from mindspeed.diagnostics import following
+    from mindspeed.diagnostics.claims_on_checkout import Limits
     from mindspeed.megatron.release_recording import record_release
     from mindspeed.plugins.discovery import discover
     from mindspeed.registry import megatron_targets
@@ -111,17 +131,20 @@ def follow(ctx: click.Context, checkout: Path, since: str | None, into: Path, cl
     catalog = discover(only=())
     verified = names or (sorted(catalog.specs) if claims else ())
     targets = megatron_targets(catalog)
-    report = following.follow(checkout, since, targets, catalog.specs, record_release, into, verified)
+    limits = Limits(limit, minutes * 60)
+    report = following.follow(checkout, since, targets, catalog.specs, record_release, into, verified, limits)
     page = into / f"{report.version}.md"
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(following.markdown(report), encoding="utf-8")
     counts = Counter(row.verdict for row in report.comparisons)
-    failed = [row["feature"] for row in report.claims if not row["holds"]]
+    held = sum(bool(row["holds"]) for row in report.claims)
+    others = len(report.claims) - held - len(report.failed)
     lines = [
         f"megatron-core {report.version} against {report.since}: "
         + ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items())),
         *(f"{feature}: Megatron has {argument}" for feature, argument in report.overlaps),
-        *([f"{len(report.claims)} claims, {len(failed)} do not hold: {', '.join(failed)}"] if failed else []),
+        *([f"claims: {held} hold, {others} features are not for {report.version}"] if report.claims else []),
+        *([f"claims that were not seen to hold: {', '.join(report.failed)}"] if report.failed else []),
         str(page),
     ]
     print_result({**report.to_json(), "report": str(page)}, lines)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from mindspeed.diagnostics.claims_on_checkout import NOT_VERIFIED, OUT_OF_RANGE, Limits, in_order, verify_on
 from mindspeed.diagnostics.release_comparison import CHANGED, Comparison, compare_releases
 from mindspeed.planning.drift import source_tree
 from mindspeed.planning.targets import Target
@@ -39,8 +36,13 @@ class Report:
 
     @property
     def holds(self) -> bool:
-        """Return whether no target is changed or gone, and no claim fails."""
-        return not any(row.verdict in FAILED for row in self.comparisons) and not any(not row["holds"] for row in self.claims)
+        """Return whether no target is changed or gone, and every claim of a feature for this release holds."""
+        return not any(row.verdict in FAILED for row in self.comparisons) and not self.failed
+
+    @property
+    def failed(self) -> list[str]:
+        """Name the features that have a claim here which was not seen to hold."""
+        return [row["feature"] for row in self.claims if not row["holds"] and not row["problems"][0].startswith(OUT_OF_RANGE)]
 
     def to_json(self) -> dict[str, Any]:
         fields = ("feature", "target", "verdict", "why", "near", "diff")
@@ -62,8 +64,12 @@ def follow(
     record: Recorder,
     into: Path,
     claims: Iterable[str] = (),
+    limits: Limits | None = None,
 ) -> Report:
-    """Compare ``checkout`` with ``since``, record it below ``into``, and verify ``claims``, names of features, on it."""
+    """Compare ``checkout`` with ``since``, record it below ``into``, and verify ``claims``, names of features, on it.
+
+    Features whose targets differ are verified first, within ``limits``.
+    """
     declared = {name: [flag.dest for flag in spec.megatron_flags] for name, spec in specs.items()}
     version, before, comparisons, overlaps = compare_releases(targets, declared, checkout, since)
     notes = []
@@ -74,21 +80,12 @@ def follow(
         notes += [str(problem) for problem in error.problems]
     if not any(row.diff for row in comparisons) and any(row.verdict == "body changed" for row in comparisons):
         notes.append(f"there are no diffs without the source of {before}: --since CHECKOUT")
-    rows, failure = verify_on(checkout, claims)
-    return Report(version, before, checkout, comparisons, overlaps, rows, (*notes, *([failure] if failure else [])))
-
-
-def verify_on(checkout: Path, names: Iterable[str]) -> tuple[list[dict[str, Any]], str]:
-    """Verify the claims of features in a process that imports ``checkout``; the rows, and why there are no more of them."""
-    wanted = list(names)
-    if not wanted:
-        return [], ""
-    path = os.pathsep.join([str(checkout.resolve()), *(entry for entry in sys.path if entry)])
-    command = [sys.executable, "-W", "ignore", "-m", "mindspeed.verification.claims", *wanted]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": path})
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    last = done.stderr.strip().rpartition("\n")[2]
-    return rows[1:], f"the claims were not all verified: {last}" if done.returncode else ""
+    verdicts: dict[str, list[str]] = {}
+    for row in comparisons:
+        verdicts.setdefault(row.feature, []).append(row.verdict)
+    verified = {name: specs[name] for name in in_order(claims, verdicts)}
+    rows = verify_on(checkout, version, verified, limits or Limits()) if verified else []
+    return Report(version, before, checkout, comparisons, overlaps, rows, notes)
 
 
 def markdown(report: Report) -> str:
@@ -141,4 +138,7 @@ def _counted(verdicts: Iterable[str]) -> str:
 def _claim(row: Mapping[str, Any] | None) -> str:
     if row is None:
         return "not verified"
-    return "holds" if row["holds"] else "refused" if row["holds"] is None else "does not hold"
+    if row["holds"] is None:
+        first = row["problems"][0].splitlines()[0]
+        return first if first.startswith((OUT_OF_RANGE, NOT_VERIFIED)) else "refused"
+    return f"holds ({row['seconds']:.0f} s)" if row["holds"] else "does not hold"

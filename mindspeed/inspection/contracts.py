@@ -75,8 +75,8 @@ def contract_for(target: str, version: str) -> tuple[str, Contract] | None:
     return (known[0], contract) if known is not None and contract is not None else None
 
 
-def compare(recorded: Contract, found: Contract) -> Verdict:
-    """Compare the contract that was found with the recorded one."""
+def compare(recorded: Contract, found: Contract, by_name: bool = False) -> Verdict:
+    """Compare the contract that was found with the recorded one; ``by_name``: new optional parameters may stand anywhere."""
     if found.kind == ABSENT:
         return "same" if recorded.kind == ABSENT else "gone"
     if recorded.kind == ABSENT:
@@ -85,7 +85,8 @@ def compare(recorded: Contract, found: Contract) -> Verdict:
         return "changed"
     if recorded.signature == found.signature:
         return "same" if recorded.body == found.body else "body changed"
-    return "appended" if _accepts_all_of(found.signature, recorded.signature) else "changed"
+    accepts = _accepts_all_by_name if by_name else _accepts_all_of
+    return "appended" if accepts(found.signature, recorded.signature) else "changed"
 
 
 def difference(recorded: Contract, found: Contract) -> str:
@@ -127,6 +128,22 @@ def _accepts_all_of(new: str, old: str) -> bool:
         return False
     added = dict(appended) | {name: after.named[name] for name in after.named.keys() - before.named.keys()}
     return all(after.named.get(name) == default for name, default in before.named.items()) and "" not in added.values()
+
+
+def _accepts_all_by_name(new: str, old: str) -> bool:
+    """Return whether ``new`` has the parameters of ``old`` in their order, with their defaults, and else optional ones."""
+    before, after = _parameters(old), _parameters(new)
+    if before is None or after is None or before.collecting != after.collecting:
+        return False
+    names, known = dict(before.positional), before.defaults()
+    kept = tuple(pair for pair in after.positional if pair[0] in names)
+    added = {name: default for name, default in after.defaults().items() if name not in known}
+    named = {name: default for name, default in after.named.items() if name in known}
+    return (
+        kept == before.positional
+        and named == before.named
+        and all(default or name.startswith("*") for name, default in added.items())
+    )
 
 
 @dataclass(frozen=True, slots=True)

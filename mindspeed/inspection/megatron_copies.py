@@ -6,15 +6,20 @@ import system would look for them; asking for ``megatron.core`` itself would imp
 
 from __future__ import annotations
 
+import platform
 import re
 import sys
+import typing
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from packaging.specifiers import SpecifierSet
+
 from mindspeed.plugins.problems import Problem
 
+_PYTHON: Final = re.compile(r"""^requires-python *= *["']([^"']+)""", re.MULTILINE)
 _CONSTANT: Final = re.compile(r"""^(MAJOR|MINOR|PATCH|PRE_RELEASE) *= *['"]?(\w+)""", re.MULTILINE)
 
 
@@ -67,6 +72,22 @@ def mixed_roots() -> Problem | None:
         f"megatron.core comes from {core / 'core'} and megatron.training from {training / 'training'}",
         fix=f"put {training.parent} first on PYTHONPATH, or uninstall the other copy",
     )
+
+
+def python_problem(checkout: Path) -> Problem | None:
+    """MS502 when the training loop of a checkout cannot be imported by this Python, which is older than it asks for.
+
+    What it takes from a newer Python is ``typing.override``: an older one that was given that name can import it.
+    """
+    try:
+        needed = _PYTHON.search((checkout / "pyproject.toml").read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return None
+    python = platform.python_version()
+    if needed is None or hasattr(typing, "override") or SpecifierSet(needed[1]).contains(python, prereleases=True):
+        return None
+    text = f"Megatron-LM {version_of(checkout / 'megatron')} needs Python {needed[1]}, and this is {python}"
+    return Problem("MS502", text, where=str(checkout), fix="start the job with a newer Python, or use Megatron-LM 0.16.1")
 
 
 def version_of(root: Path) -> str | None:

@@ -43,7 +43,7 @@ class HookPoint:
 
     ``arguments`` is the place whose overrides are put in (`mindspeed.inspection.config_arguments.PLACES`), ``hooks`` are
     those that are called. ``run`` says which phase of the run begins or ends, for every plan with a feature; ``loop`` what
-    every plan for Megatron-LM's training loop needs, ``cpu`` what every plan for the CPU needs.
+    every plan for Megatron-LM's training loop needs, ``cpu`` what every plan for the CPU needs. ``by_name`` is as of a Wrap.
     """
 
     target: str
@@ -55,11 +55,19 @@ class HookPoint:
     loop: str = ""
     cpu: str = ""
     when: When | None = None
+    by_name: bool = False
 
     def wrap(self, reasons: Collection[str]) -> Wrap:
         """Return the one wrap of this function, with what a plan needs it for."""
         module = "hook_wrappers" if self.target.startswith(_CORE) else "training_hook_wrappers"
-        return Wrap(self.target, f"mindspeed.megatron.{module}:{self.wrapper}", "; ".join(reasons), self.when, self.phase)
+        return Wrap(
+            self.target,
+            f"mindspeed.megatron.{module}:{self.wrapper}",
+            "; ".join(reasons),
+            self.when,
+            self.phase,
+            by_name=self.by_name,
+        )
 
 
 CORE_HOOK_POINTS: Final = (
@@ -106,7 +114,7 @@ CORE_HOOK_POINTS: Final = (
         cpu="each gloo group keeps three threads and four descriptors until it is destroyed, which Megatron leaves out",
     ),
     HookPoint(f"{_STATE}:get_nccl_options", "get_nccl_options", "setup", ("group_options",)),
-    HookPoint(f"{_CORE}.models.gpt.gpt_model:GPTModel.__init__", "model_init", "build", arguments="GPTModel"),
+    HookPoint(f"{_CORE}.models.gpt.gpt_model:GPTModel.__init__", "model_init", "build", arguments="GPTModel", by_name=True),
     HookPoint(f"{_CORE}.transformer.transformer_block:_get_block_submodules", "get_block_submodules", "build", ("layer_spec",)),
     HookPoint(
         f"{_CORE}.transformer.multi_token_prediction:_get_mtp_block_submodules",

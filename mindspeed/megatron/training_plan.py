@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from mindspeed.inspection.megatron_copies import mixed_roots, package_root
+from mindspeed.inspection.megatron_copies import mixed_roots, package_root, python_problem
 from mindspeed.megatron import training_flags as flags
 from mindspeed.megatron.given_arguments import Given
 from mindspeed.megatron.training_request import ScriptRequest, read_command_line
@@ -54,15 +54,16 @@ def plan_training(
     """Read a Megatron-LM command line and resolve it for an environment whose ``world_size`` is that of the job.
 
     ``below`` and ``also`` are layers that ``mindspeed run`` has read: a job file and environment variables, and options
-    that rank with the command line. Raises MindSpeedError with every problem of the request, MS502 for two Megatrons on the
-    path, and MS605 for arguments of Megatron that contradict the plan.
+    that rank with the command line. Raises MindSpeedError with every problem of the request, MS408 for two Megatrons on the
+    path, MS502 for a Megatron-LM that needs a newer Python, and MS605 for arguments of Megatron that contradict the plan.
     """
-    if mixed := mixed_roots():
-        raise MindSpeedError([mixed])
+    training = package_root("training")
+    if problem := mixed_roots() or (python_problem(training.parent) if training is not None else None):
+        raise MindSpeedError([problem])
     version, world_size = environment.megatron, environment.world_size or 1
     request = read_command_line(arguments, environ, version, catalog_for, also, world_size, below)
     layers = (*request.defaults, *below, *request.layers, *also, request.command_line)
-    environment = replace(environment, training=package_root("training") is not None)
+    environment = replace(environment, training=training is not None)
     try:
         plan = resolve(layers, environment)
     except ResolutionError as error:

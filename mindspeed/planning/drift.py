@@ -126,5 +126,5 @@ def _row(target: Target, tree: Tree) -> DriftRow:
     if found.kind == ABSENT:
         near = found.near if tree.root is None else tuple(successors(target.target, recorded or found))
         return DriftRow(target.feature, target.target, "gone", near)
-    verdict = compare(recorded or found, found)
+    verdict = compare(recorded or found, found, target.by_name)
     return DriftRow(target.feature, target.target, verdict, why=difference(recorded or found, found))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from mindspeed.inspection.contract_reading import successors
-from mindspeed.inspection.contracts import ABSENT, Contract, compare, contract_for, difference, part_of
+from mindspeed.inspection.contracts import ABSENT, Contract, Verdict, compare, contract_for, difference, part_of
 from mindspeed.inspection.megatron_copies import megatron_version
 from mindspeed.inspection.sites import Site, near_targets
 from mindspeed.inspection.target_info import TargetInfo, find_places, is_installed
@@ -85,9 +85,13 @@ def _untested(active: Sequence[PlannedPatch], places: Places, version: str) -> I
     if not version_in(version, UNTESTED_MEGATRON):
         return
     text = f"megatron-core {version} is newer than the releases that features are tested on, {SUPPORTED_MEGATRON}"
-    known = {planned.patch.target: contract_for(planned.patch.target, version) for planned in active}
-    pairs = [(release, places[target].contract) for target, release in known.items() if release is not None]
-    counts = Counter(compare(release[1], found) for release, found in pairs if found is not None)
+    verdicts_of: dict[str, set[Verdict]] = defaultdict(set)
+    for planned in active:
+        target = planned.patch.target
+        release, found = contract_for(target, version), places[target].contract
+        if release is not None and found is not None:
+            verdicts_of[target].add(compare(release[1], found, _by_name(planned)))
+    counts = Counter("changed" if "changed" in found else min(found) for found in verdicts_of.values())
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
     if verdicts and is_installed(version):
         text += f"; targets of this plan: {verdicts}"
@@ -102,7 +106,7 @@ def _notes(planned: PlannedPatch, places: Places, version: str) -> Iterator[Plan
     if known is None:
         yield PlanNote("note", planned.owner, f"{target} has no recorded contract with which to compare it")
     elif is_installed(version) and contract is not None:
-        verdict = compare(known[1], contract)
+        verdict = compare(known[1], contract, _by_name(planned))
         if verdict in ("appended", "body changed"):
             more = "more parameters" if verdict == "appended" else "other code"
             yield PlanNote("note", planned.owner, f"{target} has {more} here than in megatron-core {known[0]}")
@@ -165,7 +169,7 @@ def _changed(planned: PlannedPatch, site: Site, contract: Contract, version: str
     """MS407 when what is installed has another kind or other parameters than the release it calls itself."""
     owner, target = planned.owner, planned.patch.target
     known = contract_for(target, version)
-    if known is None or compare(known[1], contract) != "changed":
+    if known is None or compare(known[1], contract, _by_name(planned)) != "changed":
         return
     release, recorded = known
     untested = version_in(version, UNTESTED_MEGATRON)
@@ -177,6 +181,10 @@ def _changed(planned: PlannedPatch, site: Site, contract: Contract, version: str
     )
     fix = f"install megatron-core {release}{'' if untested else ' as it was released'}, or remove {owner}"
     yield Problem("MS407", text, (owner,), chain, _where(site), fix)
+
+
+def _by_name(planned: PlannedPatch) -> bool:
+    return isinstance(planned.patch, Wrap) and planned.patch.by_name
 
 
 def _described(contract: Contract) -> str:

@@ -16,7 +16,7 @@ from mindspeed.inspection.contracts import part_of
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
 from mindspeed.plugins.feature import Feature, FeatureArgs
 from mindspeed.plugins.manager import FeatureManager
-from mindspeed.plugins.patches import Patch
+from mindspeed.plugins.patches import Patch, Wrap
 from mindspeed.plugins.world import PARALLEL_SIZES, PLATFORMS, World
 
 _SIZES: Final = {"num_layers": 8, "hidden_size": 64, "ffn_hidden_size": 256, "vocab_size": 256, "seq_length": 64}
@@ -47,12 +47,16 @@ _LAUNCH_PATH: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Describe a place that an owner may patch. ``guards`` are the Megatron versions it is patched on; none means all."""
+    """Describe a place that an owner may patch. ``guards`` are the Megatron versions it is patched on; none means all.
+
+    ``by_name``: every patch of it is a wrap that does not mind where a new optional parameter stands.
+    """
 
     feature: str
     distribution: str
     target: str
     guards: tuple[str, ...] = ()
+    by_name: bool = False
 
 
 def megatron_targets(
@@ -72,13 +76,18 @@ def megatron_targets(
     for name, found in catalog.usable.items():
         patches += [(name, found.distribution, patch) for patch in _patches_of(catalog.feature(name))]
     ranges = {name: catalog.specs[name].megatron for name in catalog.usable}
+    positional: set[tuple[str, str, str]] = set()
     for owner, distribution, patch in patches:
+        if not (isinstance(patch, Wrap) and patch.by_name):
+            positional.add((owner, distribution, patch.target))
         for target in (patch.target, *patch.clears):
             if part_of(target) is not None:
                 given = [patch.when.megatron if patch.when is not None else None, ranges.get(owner)]
                 guards.setdefault((owner, distribution, target), set()).add(",".join(filter(None, given)) or None)
+    positional |= {names for names in guards if names[0] == "megatron-lm"}
     return [
-        Target(*names, tuple(sorted(map(str, given))) if None not in given else ()) for names, given in sorted(guards.items())
+        Target(*names, tuple(sorted(map(str, given))) if None not in given else (), names not in positional)
+        for names, given in sorted(guards.items())
     ]
 
 

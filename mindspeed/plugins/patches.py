@@ -97,10 +97,16 @@ class Replace(_Patch):
 class Wrap(_Patch):
     """Bind ``wrapper(original)`` at the site; ``value`` names the function ``wrapper(original) -> callable``.
 
-    The call costs one plain closure. Wraps of one site nest in plan order, later ones outside.
+    The call costs one plain closure. Wraps of one site nest in plan order, later ones outside. ``by_name``: the wrapper hands
+    its arguments on as they came and finds its own by name, so a new optional parameter of the target may stand anywhere.
     """
 
     kind: ClassVar[str] = "wrap"
+
+    by_name: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {**_Patch.to_json(self), **({"by_name": True} if self.by_name else {})}
 
 
 @dataclass(frozen=True, slots=True)

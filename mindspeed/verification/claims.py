@@ -1,8 +1,8 @@
-"""Verify the claims of features, one after another in one pool: ``python -m mindspeed.verification.claims [NAME ...]``.
+"""Verify the claims of features in one pool: ``python -m mindspeed.verification.claims`` reads names, a line each.
 
 Every feature is verified in its smallest surroundings, with the Megatron that this process would import. Prints one JSON
 object a line: first ``{"megatron", "root", "python", "torch"}``, then ``{"feature", "holds", "problems", "seconds"}`` for
-each feature, ``holds`` being null where the feature is refused.
+each name as it is read, ``holds`` being null where the feature is refused.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Iterable, Iterator
 from typing import Any
 
-from mindspeed import registry
 from mindspeed.inspection.megatron_copies import megatron_version, package_root
 from mindspeed.plugins.problems import MindSpeedError
 from mindspeed.resolution.environment import installed_version
@@ -24,30 +22,28 @@ from mindspeed.verification.harness import verify
 from mindspeed.verification.pool import WorkerPool
 
 
-def verify_claims(names: Iterable[str], pool: WorkerPool) -> Iterator[dict[str, Any]]:
-    """Yield the row of every feature as soon as it is known."""
-    for name in names:
-        start = time.monotonic()
-        try:
-            case = build_case([name], [Layer("claims", platform="cpu")])
-        except MindSpeedError as error:
-            yield {"feature": name, "holds": None, "problems": [str(problem) for problem in error.problems], "seconds": 0.0}
-            continue
-        try:
-            verdict = verify(case, pool)
-            holds, problems = verdict.holds, [str(problem) for problem in verdict.problems]
-        except MindSpeedError as error:
-            holds, problems = False, [str(problem) for problem in error.problems]
-        yield {"feature": name, "holds": holds, "problems": problems, "seconds": round(time.monotonic() - start, 1)}
+def verify_claim(name: str, pool: WorkerPool) -> dict[str, Any]:
+    """Verify one feature and return its row."""
+    start = time.monotonic()
+    try:
+        case = build_case([name], [Layer("claims", platform="cpu")])
+    except MindSpeedError as error:
+        return {"feature": name, "holds": None, "problems": [str(problem) for problem in error.problems], "seconds": 0.0}
+    try:
+        verdict = verify(case, pool)
+        holds, problems = verdict.holds, [str(problem) for problem in verdict.problems]
+    except MindSpeedError as error:
+        holds, problems = False, [str(problem) for problem in error.problems]
+    return {"feature": name, "holds": holds, "problems": problems, "seconds": round(time.monotonic() - start, 1)}
 
 
-def main(names: list[str]) -> None:
+def main() -> None:
     surroundings = {"megatron": megatron_version(), "root": str(package_root("core")), "python": platform.python_version()}
     print(json.dumps({**surroundings, "torch": installed_version("torch")}), flush=True)
     with WorkerPool() as pool:
-        for row in verify_claims(names or sorted(registry.catalog(frozenset()).specs), pool):
-            print(json.dumps(row), flush=True)
+        for line in sys.stdin:
+            print(json.dumps(verify_claim(line.strip(), pool)), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

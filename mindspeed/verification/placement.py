@@ -108,4 +108,6 @@ def _place(sharded: Any, axes: int, number: int) -> tuple[str, tuple[int, ...], 
     for offset in [*offsets[:-1], *(last + number for last in offsets[-1:])]:
         before, experts, after = name.rpartition(".experts.")
         name = f"{before}{experts}{offset}.{after}" if experts else f"{name}[{offset}]"
-    return name, shape, tuple(sharded.global_slice()[axes:])
+    lengths = [1] * sharded.prepend_axis_num + list(sharded.local_shape)
+    place = [slice(start, start + length) for start, length in zip(sharded.global_offset, lengths, strict=True)]
+    return name, shape, tuple(place[axes:])

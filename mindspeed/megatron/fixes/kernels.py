@@ -15,6 +15,8 @@ from mindspeed.plugins.wrapping import Function, wrapper
 
 UNGUARDED: Final = frozenset(
     {
+        "megatron.core.ssm.ops.common.causal_conv1d_varlen",
+        "megatron.core.ssm.ops.mamba2.batch_invariant_decode",
         "megatron.core.transformer.custom_layers.batch_invariant_kernels",
         "megatron.core.transformer.moe.paged_stash",
         "megatron.core.transformer.moe.ops.paged_stash",
