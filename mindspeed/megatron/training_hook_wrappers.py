@@ -206,15 +206,30 @@ def load_base_checkpoint(original: Function, load_dir: Any, args: Any = None, *r
 
     What features have in it is kept for them. Raises RunError with MS613 for every change of features after which its
     state cannot be taken over; a run that takes only the weights (``--finetune``, ``--no-load-optim``) may change them all.
+    Raises RunError with MS602 for a format that this Megatron cannot read.
     """
-    result = original(load_dir, args, *rest, **kwargs)
     active = session.current()
+    if active is not None and (folder := _checkpoint_to_load(load_dir, args)) is not None:
+        problem = checkpoint_state.unreadable_format(folder, active.plan.environment.get("megatron"))
+        if problem is not None:
+            raise RunError([problem])
+    result = original(load_dir, args, *rest, **kwargs)
     content, folder = (*result, None, None)[:2] if isinstance(result, tuple) else (None, None)
     if active is not None and folder and not (getattr(args, "finetune", False) or getattr(args, "no_load_optim", False)):
         _compare_record(active, Path(folder))
     if isinstance(content, dict) and EXTRA in content:
         _extra.update(content[EXTRA])
     return result
+
+
+def _checkpoint_to_load(load_dir: Any, args: Any) -> Path | None:
+    """The folder of the checkpoint that Megatron-LM reads next; None where its tracker file does not say."""
+    try:
+        tracker = (Path(load_dir) / "latest_checkpointed_iteration.txt").read_text().strip()
+        step = str(getattr(args, "ckpt_step", None) or tracker)
+        return Path(load_dir) / (f"iter_{int(step):07d}" if step.isdigit() else step)
+    except (OSError, TypeError):
+        return None
 
 
 @wrapper

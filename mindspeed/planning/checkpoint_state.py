@@ -16,10 +16,14 @@ from mindspeed.planning.lock import facts_of
 from mindspeed.planning.plan import ActivationPlan
 from mindspeed.plugins.feature import CheckpointState, Feature, Verdict
 from mindspeed.plugins.problems import Problem, RunError
+from mindspeed.resolution.environment import version_in
 from mindspeed.resolution.planned_feature import PlannedFeature
 
 FILE: Final = "features.json"
 FORMAT: Final = 1
+_COMMON_FILE: Final = "common.pt"
+_OWN_COMMON_FILE: Final = "<0.19"
+"""The releases of megatron-core that need the file."""
 _SOFTWARE: Final = ("mindspeed", "megatron", "torch")
 
 Classes = Mapping[str, type[Feature[Any]]]
@@ -94,6 +98,29 @@ def read_record(folder: Path) -> CheckpointManifest | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         text = f"the features of the checkpoint cannot be read: {type(error).__name__}: {error}"
         raise RunError([Problem("MS602", text, where=str(path))]) from error
+
+
+def unreadable_format(folder: Path, megatron: str | None) -> Problem | None:
+    """MS602 for a distributed checkpoint of megatron-core 0.19 or newer that an older release shall read.
+
+    Until 0.18 what is not a tensor lies in a file of its own, ``common.pt``; from 0.19 on it lies among the tensors, and older
+    releases do not look for it there. The other way round 0.19 reads both.
+    """
+    described = folder / "metadata.json"
+    if megatron is None or not version_in(megatron, _OWN_COMMON_FILE) or (folder / _COMMON_FILE).exists():
+        return None
+    try:
+        written = json.loads(described.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if "sharded_backend" not in written or written.get("common_backend"):
+        return None
+    text = (
+        f"the checkpoint has the {written['sharded_backend']} format of megatron-core 0.19 and newer, without {_COMMON_FILE}, "
+        f"and megatron-core {megatron} cannot read it"
+    )
+    fix = "resume it with megatron-core 0.19 or newer, which reads the checkpoints of both"
+    return Problem("MS602", text, where=str(folder), fix=fix)
 
 
 def changes(record: CheckpointManifest, plan: ActivationPlan, classes: Classes, content: Content) -> list[Change]:

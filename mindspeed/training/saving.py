@@ -18,7 +18,7 @@ from megatron.core.utils import unwrap_model
 from torch.distributed.checkpoint.api import CheckpointException
 
 from mindspeed import registry
-from mindspeed.planning.checkpoint_state import CheckpointManifest, read_record, record_of
+from mindspeed.planning.checkpoint_state import CheckpointManifest, read_record, record_of, unreadable_format
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.runtime import session
 from mindspeed.training.checkpoints import (
@@ -85,6 +85,8 @@ def load(job: Job, state: TrainState, data: str) -> list[str]:
     same_layout = manifest.layout == _layout()
     notes = []
     _require_undamaged(checkpoint)
+    if (problem := unreadable_format(checkpoint, job.plan.environment.get("megatron"))) is not None:
+        raise RunError([problem])
     try:
         wanted = _state_dict(state, is_loading=True, with_random=same_layout, without_data=_new_features(job, record))
         loaded = dist_checkpointing.load(wanted, str(checkpoint))

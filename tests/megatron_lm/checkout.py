@@ -89,10 +89,10 @@ def path() -> Path:
 
 
 class Checkout:
-    """Starts scripts of one checkout; files go to ``folder``."""
+    """Starts scripts of one checkout, by default that of the variable; files go to ``folder``."""
 
-    def __init__(self, folder: Path) -> None:
-        self.root = path()
+    def __init__(self, folder: Path, root: Path | None = None) -> None:
+        self.root = root or path()
         self.folder = folder
         self.flags = [*TINY, "--vocab-size", "127" if minor_version(self.root) >= 16 else "4159"]
         build_helpers(self.root)

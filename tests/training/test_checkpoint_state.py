@@ -326,3 +326,36 @@ def test_every_built_in_feature_that_cuts_the_checkpoint_says_so():
     sizes = {name for name, spec in registry.catalog().specs.items() if set(spec.sizes) & {"tp", "pp", "vpp", "cp", "ep"}}
     assert cutting == {*sizes, "distributed-optimizer", "moe-grouped-gemm", "noop-layers", "tensor-parallel-2d", "zero-bubble"}
     assert [name for name, kind in kinds.items() if kind == "own"] == ["deepspeed-moe"]
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """Make a folder as Megatron writes it: ``checkpoint("torch")`` has a file for the common state."""
+
+    def make(common):
+        backends = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
+        backends |= {"common_backend": common} if common else {}
+        (tmp_path / "metadata.json").write_text(json.dumps(backends))
+        if common:
+            (tmp_path / "common.pt").write_bytes(b"")
+        return tmp_path
+
+    return make
+
+
+@pytest.mark.parametrize("version", ["0.14.0", "0.16.1", "0.18.2"])
+def test_a_format_that_an_older_megatron_cannot_read_is_named(checkpoint, version):
+    folder = checkpoint("")
+    assert str(states.unreadable_format(folder, version)) == (
+        "MS602 the checkpoint has the torch_dist format of megatron-core 0.19 and newer, without common.pt, "
+        f"and megatron-core {version} cannot read it\n"
+        f"  where: {folder}\n"
+        "  fix: resume it with megatron-core 0.19 or newer, which reads the checkpoints of both"
+    )
+    assert states.unreadable_format(folder, "0.19.1") is None
+
+
+def test_a_checkpoint_with_its_common_file_is_read_by_every_megatron(checkpoint, tmp_path):
+    assert states.unreadable_format(tmp_path / "absent", "0.16.1") is None
+    folder = checkpoint("torch")
+    assert [states.unreadable_format(folder, version) for version in ("0.16.1", "0.19.1", "0.20.0", None)] == [None] * 4
