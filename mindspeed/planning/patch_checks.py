@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from mindspeed.inspection.contract_reading import successors
 from mindspeed.inspection.contracts import ABSENT, Contract, Verdict, compare, contract_for, difference, part_of
-from mindspeed.inspection.megatron_copies import megatron_version
+from mindspeed.inspection.megatron_copies import megatron_version, package_root
 from mindspeed.inspection.sites import Site, near_targets
 from mindspeed.inspection.target_info import TargetInfo, find_places, is_installed
 from mindspeed.planning.plan import PlannedPatch
@@ -75,7 +75,9 @@ def notes_on(patches: Sequence[PlannedPatch], version: str | None, places: Place
     active = [planned for planned in patches if not planned.skipped]
     places = places or target_infos_of(active, version)
     if version is None:
-        return []
+        root = package_root("core")
+        text = f"{root} does not say its version, so its functions are compared with those of no release"
+        return [PlanNote("warning", "megatron-core", text)] if root is not None and active else []
     notes = [note for planned in active for note in _notes(planned, places, version)]
     return [*_untested(active, places, version), *dict.fromkeys(notes)]
 

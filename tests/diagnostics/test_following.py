@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
+import pytest
+
+from mindspeed.diagnostics import claims_on_checkout
+from mindspeed.diagnostics.claims_on_checkout import Limits, Verifier, in_order, verify_on
 from mindspeed.diagnostics.following import Report, follow, markdown
 from mindspeed.diagnostics.release_comparison import compare_releases, overlaps
 from mindspeed.planning.targets import Target
@@ -131,5 +136,68 @@ def test_a_claim_that_fails_is_a_row_with_its_problems(tmp_path: Path) -> None:
     rows = [{"feature": "demo", "holds": False, "problems": ["MS607 demo: loss differs"], "seconds": 1.0}]
     report = Report("0.20.0", "0.19.1", old, [], [], rows)
     assert not report.holds
+    assert report.failed == ["demo"]
     assert "| demo | does not hold | no target |\n" in markdown(report)
     assert "### demo\n\n```\nMS607 demo: loss differs\n```\n" in markdown(report)
+
+
+VERIFIER = """\
+import json, os, sys, time
+print(json.dumps({"megatron": "0.20.0"}), flush=True)
+for line in sys.stdin:
+    name = line.strip()
+    print("a word of another library", flush=True)
+    if name == "hangs":
+        time.sleep(60)
+    if name == "dies":
+        sys.exit("Segmentation fault")
+    print(json.dumps({"feature": name, "holds": True, "problems": [], "seconds": 1.0, "pid": os.getpid()}), flush=True)
+"""
+
+
+@pytest.fixture
+def verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a script of the test stand for the process that verifies claims."""
+    (tmp_path / "stand_in.py").write_text(VERIFIER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(claims_on_checkout, "Verifier", partial(Verifier, module="stand_in"))
+
+
+def specs_of(*names: str, megatron: str = "") -> dict[str, FeatureSpec]:
+    return {name: FeatureSpec(name=name, summary=name, category=Category.COMPUTE, megatron=megatron) for name in names}
+
+
+def test_a_claim_that_hangs_or_ends_its_process_is_a_row_and_the_next_one_is_verified(tmp_path: Path, verifier: None) -> None:
+    rows = verify_on(tmp_path, "0.20.0", specs_of("first", "hangs", "second", "dies", "third"), Limits(1.0, 30.0, 1))
+    assert [(row["feature"], row["holds"], row["problems"]) for row in rows] == [
+        ("first", True, []),
+        ("hangs", False, ["no verdict within 1 s"]),
+        ("second", True, []),
+        ("dies", False, ["the process of the claims has ended with 1: Segmentation fault"]),
+        ("third", True, []),
+    ]
+    assert len({row["pid"] for row in rows if row["holds"]}) == 3
+
+
+def test_features_whose_turn_does_not_come_or_that_are_for_other_releases_are_rows(tmp_path: Path, verifier: None) -> None:
+    specs = {**specs_of("late"), **specs_of("old", megatron="<0.17")}
+    rows = verify_on(tmp_path, "0.20.0", specs, Limits(1.0, 0.0, 2))
+    assert [(row["holds"], row["problems"]) for row in rows] == [
+        (None, ["not verified: 0 s were over"]),
+        (None, ["needs megatron-core <0.17"]),
+    ]
+    report = Report("0.20.0", "0.19.1", tmp_path, [], [], rows)
+    assert report.failed == ["late"]
+    assert "| late | not verified: 0 s were over | no target |\n" in markdown(report)
+    assert "| old | needs megatron-core <0.17 | no target |\n" in markdown(report)
+
+
+def test_two_processes_share_the_features(tmp_path: Path, verifier: None) -> None:
+    rows = verify_on(tmp_path, "0.20.0", specs_of(*(f"f{n}" for n in range(40))), Limits(5.0, 30.0, 2))
+    assert all(row["holds"] for row in rows)
+    assert len({row["pid"] for row in rows}) == 2
+
+
+def test_features_whose_targets_differ_most_are_verified_first() -> None:
+    verdicts = {"a": ["same"], "b": ["body changed", "same"], "c": ["gone"], "d": ["appended"], "e": ["changed"]}
+    assert in_order("abcdef", verdicts) == ["e", "c", "b", "d", "a", "f"]

@@ -58,6 +58,25 @@ def test_parameters_cannot_be_appended_where_the_rest_is_taken_already() -> None
     assert compare(function("(*, a=1)"), function("(*, b=2, a=1)")) == "appended"
 
 
+@pytest.mark.parametrize(
+    ("signature", "verdict"),
+    [
+        ("(a, c=2, b=1)", "appended"),
+        ("(c=2, a=0, b=1)", "changed"),
+        ("(a, c, b=1)", "changed"),
+        ("(b=1, a)", "changed"),
+        ("(a, c=2)", "changed"),
+        ("(a, c=2, b=2)", "changed"),
+        ("(a, b=1, **more)", "changed"),
+        ("(a, b=1, *, c=2)", "appended"),
+    ],
+)
+def test_an_optional_parameter_may_stand_anywhere_for_a_wrapper_that_finds_its_own_by_name(
+    signature: str, verdict: str
+) -> None:
+    assert compare(function("(a, b=1)"), function(signature), by_name=True) == verdict
+
+
 def test_a_target_that_was_absent_is_new() -> None:
     assert compare(Contract(ABSENT), function("()")) == "new"
     assert compare(Contract(ABSENT), Contract(ABSENT)) == "same"

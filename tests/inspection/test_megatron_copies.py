@@ -1,10 +1,19 @@
 from __future__ import annotations
 
+import platform
 import sys
+import typing
 
 import pytest
 
-from mindspeed.inspection.megatron_copies import MegatronCopy, megatron_copies, megatron_version, mixed_roots, package_root
+from mindspeed.inspection.megatron_copies import (
+    MegatronCopy,
+    megatron_copies,
+    megatron_version,
+    mixed_roots,
+    package_root,
+    python_problem,
+)
 
 
 def copy_of_megatron(folder, *packages, version=(0, 16, 1), pre_release="", init=False):
@@ -76,3 +85,20 @@ def test_core_and_training_of_different_copies_are_a_problem(tmp_path, path):
         f"MS408 megatron.core comes from {core / 'core'} and megatron.training from {training / 'training'}\n"
         f"  fix: put {tmp_path / 'b'} first on PYTHONPATH, or uninstall the other copy"
     )
+
+
+@pytest.mark.parametrize(("needed", "too_old"), [(">=3.12", True), (">=3.10", False), (None, False)])
+def test_a_python_that_is_too_old_for_a_megatron_is_one_sentence(tmp_path, monkeypatch, needed, too_old):
+    copy_of_megatron(tmp_path, "core", "training", version=(0, 19, 1))
+    if needed is not None:
+        (tmp_path / "pyproject.toml").write_text(f'[project]\nrequires-python = "{needed}"\n')
+    monkeypatch.setattr(platform, "python_version", lambda: "3.11.7")
+    monkeypatch.delattr(typing, "override", raising=False)
+    text = (
+        "MS502 Megatron-LM 0.19.1 needs Python >=3.12, and this is 3.11.7\n"
+        f"  where: {tmp_path}\n"
+        "  fix: start the job with a newer Python, or use Megatron-LM 0.16.1"
+    )
+    assert str(python_problem(tmp_path)) == (text if too_old else "None")
+    monkeypatch.setattr(typing, "override", lambda function: function, raising=False)
+    assert python_problem(tmp_path) is None

@@ -13,7 +13,7 @@ from mindspeed.inspection import source, source_cache, target_info
 from mindspeed.planning.patch_checks import check_patches, notes_on, with_sites
 from mindspeed.planning.plan import PlannedPatch
 from mindspeed.plugins.cache_folder import CACHE_VARIABLE
-from mindspeed.plugins.patches import Wrap
+from mindspeed.plugins.patches import Wrap, patch_from_json
 from mindspeed.plugins.problems import PatchError, ResolutionError
 from mindspeed.resolution.environment import made_up
 from tests.inspection.megatron_copies import copy_megatron, edit
@@ -214,3 +214,33 @@ def test_a_changed_target_of_a_release_after_the_tested_ones_is_a_problem_and_th
         "parameters: +extra, -nccl_comm_cfgs\n"
     )
     assert text.endswith("\n  fix: install megatron-core 0.19.1, or remove alpha")
+
+
+def test_a_new_optional_parameter_anywhere_is_no_problem_for_a_wrapper_that_finds_its_own_by_name(core: Path) -> None:
+    edit(core / "package_info.py", "MINOR = 16", "MINOR = 20")
+    head = "def is_pipeline_last_stage("
+    edit(core / "parallel_state.py", f"{head}ignore_virtual=True, ", f"{head}ignore_virtual=True, extra=None, ")
+    target = f"{STATE}:is_pipeline_last_stage"
+    by_name = PlannedPatch("alpha", Wrap(target, "glue:marked", "a test", by_name=True), target)
+    assert [text.partition(" ")[0] for text in problems("0.20.1", target)] == ["MS407"]
+    assert check_patches([by_name], "0.20.1") == []
+    assert [note.text.partition("; ")[2] for note in notes_on([by_name], "0.20.1") if note.kind == "warning"] == [
+        "targets of this plan: 1 appended"
+    ]
+    edit(core / "parallel_state.py", "ignore_virtual=True, extra=None", "extra, ignore_virtual=True")
+    assert [problem.code for problem in check_patches([by_name], "0.20.1")] == ["MS407"]
+
+
+def test_a_wrapper_that_finds_its_own_by_name_is_so_in_a_plan_that_was_stored() -> None:
+    patch = Wrap("megatron.core.parallel_state:get_nccl_options", "glue:marked", "a test", by_name=True)
+    assert patch_from_json(patch.to_json()) == patch
+    assert "by_name" not in replace(patch, by_name=False).to_json()
+
+
+def test_a_megatron_that_does_not_say_its_version_is_a_warning_with_its_path(core: Path) -> None:
+    (core / "package_info.py").write_text("")
+    (warning,) = notes_on([wrap(f"{STATE}:get_nccl_options")], None)
+    assert (warning.kind, warning.text) == (
+        "warning",
+        f"{core.parent} does not say its version, so its functions are compared with those of no release",
+    )
