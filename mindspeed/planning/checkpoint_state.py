@@ -21,7 +21,6 @@ from mindspeed.resolution.planned_feature import PlannedFeature
 
 FILE: Final = "features.json"
 FORMAT: Final = 1
-_COMMON_FILE: Final = "common.pt"
 _OWN_COMMON_FILE: Final = "<0.19"
 """The releases of megatron-core that need the file."""
 _SOFTWARE: Final = ("mindspeed", "megatron", "torch")
@@ -100,24 +99,26 @@ def read_record(folder: Path) -> CheckpointManifest | None:
         raise RunError([Problem("MS602", text, where=str(path))]) from error
 
 
-def unreadable_format(folder: Path, megatron: str | None) -> Problem | None:
-    """MS602 for a distributed checkpoint of megatron-core 0.19 or newer that an older release shall read.
+def keeps_common_file(folder: Path) -> bool:
+    """Return whether a distributed checkpoint has a file of its own, ``common.pt``, for what is not a tensor.
 
-    Until 0.18 what is not a tensor lies in a file of its own, ``common.pt``; from 0.19 on it lies among the tensors, and older
-    releases do not look for it there. The other way round 0.19 reads both.
+    All releases until 0.18 write it; from 0.19 on its content lies among the tensors. Also for what cannot be read.
     """
-    described = folder / "metadata.json"
-    if megatron is None or not version_in(megatron, _OWN_COMMON_FILE) or (folder / _COMMON_FILE).exists():
-        return None
     try:
-        written = json.loads(described.read_text(encoding="utf-8"))
+        written = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None
-    if "sharded_backend" not in written or written.get("common_backend"):
+        return True
+    return "sharded_backend" not in written or bool(written.get("common_backend"))
+
+
+def unreadable_format(folder: Path, megatron: str | None) -> Problem | None:
+    """MS602 for a distributed checkpoint of megatron-core 0.19 or newer that an older release, which wants the file, shall
+    read. The other way round 0.19 reads both."""
+    if megatron is None or not version_in(megatron, _OWN_COMMON_FILE) or keeps_common_file(folder):
         return None
     text = (
-        f"the checkpoint has the {written['sharded_backend']} format of megatron-core 0.19 and newer, without {_COMMON_FILE}, "
-        f"and megatron-core {megatron} cannot read it"
+        "the checkpoint has the torch_dist format of megatron-core 0.19 and newer, without common.pt, and "
+        f"megatron-core {megatron} cannot read it"
     )
     fix = "resume it with megatron-core 0.19 or newer, which reads the checkpoints of both"
     return Problem("MS602", text, where=str(folder), fix=fix)

@@ -16,13 +16,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from mindspeed.planning.checkpoint_state import keeps_common_file
 from mindspeed.plugins.problems import Problem, RunError
 
 FOLDER: Final = "checkpoints"
 MANIFEST: Final = "mindspeed.json"
 FORMAT: Final = 1
-ESSENTIAL: Final = ("metadata.json", "common.pt", ".metadata")
+ESSENTIAL: Final = ("metadata.json", ".metadata")
 """Files without which Megatron loads no checkpoint."""
+COMMON: Final = "common.pt"
+"""A further one, where the checkpoint is of a Megatron that writes it."""
 _NAME: Final = re.compile(r"step-(\d{8})")
 _UNREADABLE: Final = (
     *(OSError, ValueError, EOFError, LookupError, TypeError, AttributeError, ImportError),
@@ -113,7 +116,8 @@ def read_manifest(checkpoint: Path) -> Manifest:
         text = f"{checkpoint} is not a checkpoint of mindspeed pretrain: {why}"
         raise RunError([Problem("MS602", text, where=str(checkpoint))]) from error
     sizes = file_sizes(checkpoint)
-    missing = [f"{name} is missing" for name in dict.fromkeys([*ESSENTIAL, *manifest.files]) if name not in sizes]
+    needed = [*ESSENTIAL, *([COMMON] if keeps_common_file(checkpoint) else []), *manifest.files]
+    missing = [f"{name} is missing" for name in dict.fromkeys(needed) if name not in sizes]
     cut = [
         f"{name} has {sizes[name]} bytes of {size}" for name, size in manifest.files.items() if sizes.get(name, size) != size
     ]
@@ -150,8 +154,8 @@ def damages(folder: Path, part: int = 0, parts: int = 1) -> Iterator[str]:
                 json.loads((folder / name).read_bytes())
         except (OSError, ValueError) as error:
             yield f"{name} {_reason(error)}"
-    if damage := _archive_damage(folder / "common.pt"):
-        yield f"common.pt {damage}"
+    if keeps_common_file(folder) and (damage := _archive_damage(folder / COMMON)):
+        yield f"{COMMON} {damage}"
     try:
         index: Any = FileSystemReader(folder).read_metadata()
         tensors = sorted((at.relative_path, at.offset, at.length, item.fqn) for item, at in index.storage_data.items())

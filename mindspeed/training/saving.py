@@ -84,9 +84,9 @@ def load(job: Job, state: TrainState, data: str) -> list[str]:
     manifest, record = read_manifest(checkpoint), read_record(checkpoint)
     same_layout = manifest.layout == _layout()
     notes = []
-    _require_undamaged(checkpoint)
     if (problem := unreadable_format(checkpoint, job.plan.environment.get("megatron"))) is not None:
         raise RunError([problem])
+    _require_undamaged(checkpoint)
     try:
         wanted = _state_dict(state, is_loading=True, with_random=same_layout, without_data=_new_features(job, record))
         loaded = dist_checkpointing.load(wanted, str(checkpoint))

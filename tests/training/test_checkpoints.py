@@ -66,6 +66,16 @@ def test_a_checkpoint_with_missing_files_is_named(run):
     )
 
 
+def test_a_checkpoint_of_a_megatron_that_writes_no_common_file_is_complete_without_it(run):
+    path = checkpoint_path(run, 10)
+    (path / "common.pt").unlink()
+    (path / "metadata.json").write_text('{"sharded_backend": "torch_dist", "sharded_backend_version": 1}')
+    assert read_manifest(path).step == 10
+    (path / "metadata.json").write_text('{"sharded_backend": "torch_dist", "common_backend": "torch"}')
+    with pytest.raises(RunError):
+        read_manifest(path)
+
+
 def test_a_file_that_was_cut_is_named_with_its_sizes(run):
     path = checkpoint_path(run, 5)
     replace(SAVED, files={"common.pt": 7}).write(path)
