@@ -100,3 +100,8 @@ def prove(pool: WorkerPool) -> Prove:
         return verify(case, pool)
 
     return prove
+
+
+def differences(verdict: Verdict) -> set[float | None]:
+    """The differences of losses, gradients, weights and states; counted bytes have a bound of their own."""
+    return {check.largest_difference for check in verdict.checks if not check.what.startswith("bytes of ")}

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from pydantic import Field
 
 from mindspeed.plugins.constraints import Check
 from mindspeed.plugins.feature import Feature, FeatureArgs
 from mindspeed.plugins.hookspecs import hookimpl
+
+NORMS: Final = tuple(
+    f"{norm}: {what}" for norm in ("input norm", "pre-mlp norm") for what in ("statistics", "copies", "output")
+)
+"""Tensors that layers keep of their norms."""
+ACTIVATIONS: Final = ("mlp: activation inner", "mlp: activation output")
+"""Those of activation functions."""
+ATTENTION: Final = {
+    "core_attention": ("attention: queries, keys, values", "attention: softmax", "attention: softmax dropout"),
+    "linear_qkv": ("input norm: output",),
+    "linear_proj": ("attention: output",),
+}
+"""Those of self-attention, by its parts."""
 
 
 class LayersArgs(FeatureArgs):

@@ -34,6 +34,8 @@ def stale_holders(bound: Sequence[PatchedSite]) -> list[Problem]:
         if kind in _NO_HOLDERS or id(holder) in allowed or kind.__module__ == PatchedSite.__module__:
             continue
         if kind is FunctionType and holder.__closure__:
+            if id(holder.__closure__) in allowed:  # a patched function as it was before its calls were counted
+                continue
             held, text = _closed_over(holder), f"the closure of {holder.__module__}.{holder.__qualname__}"
         elif kind is functools.partial:
             held, text = [holder.func, *holder.args, *holder.keywords.values()], "a partial"
@@ -59,7 +61,7 @@ def _stale(text: str, one: PatchedSite) -> Problem:
 
 
 def _reachable(patched: Iterable[Any]) -> set[int]:
-    """Ids of what wrappers are made of: their closures, partials and bound methods, at any depth."""
+    """Ids of what wrappers are made of: their closures with their cells, partials and bound methods, at any depth."""
     seen: set[int] = set()
     todo = list(patched)
     while todo:
@@ -68,6 +70,7 @@ def _reachable(patched: Iterable[Any]) -> set[int]:
             continue
         seen.add(id(part))
         if isinstance(part, FunctionType):
+            seen.add(id(part.__closure__))
             todo += _closed_over(part)
         elif isinstance(part, functools.partial | MethodType | staticmethod | classmethod):
             todo += gc.get_referents(part)

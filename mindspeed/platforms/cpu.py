@@ -322,6 +322,7 @@ class CpuPlatform(Feature[CpuPlatformArgs]):
             reason = "the output of an asynchronous collective is poison until it is waited for"
             patches += _wraps(f"{_C10D}:", "poison:poisoned", reason, names)
             patches += _wraps(f"{_C10D}:", "poison:poisoned_group", reason, ["_coalescing_manager"])
+            patches.append(Set(f"{_HERE}.transfers:POISON", True, "so is the target of a copy between device and host"))
         return patches
 
 

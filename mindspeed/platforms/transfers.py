@@ -8,11 +8,16 @@ from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from mindspeed.platforms import collective_log, runtime
+from mindspeed.platforms.poison import fill
 
 DELAY: float = 0.0
 """Seconds that a copy takes at least on the CPU. Set by the plan."""
+
+POISON: bool = False
+"""Whether targets are NaN until their copy is waited for. Set by the plan."""
 
 Pairs = Sequence[tuple[Tensor, Tensor]]
 _streams: Final[dict[str, Any]] = {}
@@ -30,6 +35,10 @@ def transfer(pairs: Pairs, kind: str) -> Transfer:
 
     A source holds what has been computed on the current stream so far. Host tensors are page-locked.
     """
+    if POISON:
+        with _disable_current_modes():
+            for _, target in pairs:
+                fill(target)
     copies: Transfer = _LateCopies(pairs) if runtime.platform() == "cpu" else _StreamCopies(pairs, kind)
     if collective_log.PATH is None:
         return copies

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from mindspeed import registry
 from mindspeed.diagnostics.job_memory import options_of, stages_of
@@ -15,6 +15,10 @@ from mindspeed.verification.case import VerificationCase, required_by
 from mindspeed.verification.comparison import Check, Tolerances, compare, zero_or_not_finite
 from mindspeed.verification.pool import WorkerPool
 from mindspeed.verification.record import RankResult
+
+_BYTES_OF: Final = "bytes of "
+_BYTES: Final = 0.01
+_ROUGHLY: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +66,14 @@ def verify(case: VerificationCase, pool: WorkerPool, progress: Callable[[str], N
     progress(f"{', '.join(case.features)}: {steps} on {_processes(case.plan)}")
     feature = pool.run(case.plan, case.recipe, int(case.plan.world.world_size), baseline)
     progress("comparing losses, gradients and weights")
+    details = _details(case, baseline, feature)
     checks = [
         *missing_effects(case, baseline, feature),
         *zero_or_not_finite(feature),
         *compare(baseline, feature, Tolerances.of(case.numerics, case.recipe.dtype)),
+        *byte_checks(details.formula, details.bytes),
     ]
-    return Verdict(", ".join(case.features), case.numerics.claim, tuple(checks), _details(case, baseline, feature))
+    return Verdict(", ".join(case.features), case.numerics.claim, tuple(checks), details)
 
 
 def missing_effects(case: VerificationCase, baseline: Sequence[RankResult], feature: Sequence[RankResult]) -> Iterator[Check]:
@@ -97,6 +103,20 @@ def missing_effects(case: VerificationCase, baseline: Sequence[RankResult], feat
             yield _failed(name, "the configuration that reached the model equals the baseline's")
         elif not known.feature(name).spec.sizes:
             yield _failed(name, "no patch site was reached, and no hook changed anything")
+
+
+def byte_checks(formula: Mapping[str, tuple[int, int]], counted: Mapping[str, tuple[int, int]]) -> Iterator[Check]:
+    """Compare each change of bytes that features declare with the change that was counted.
+
+    Where the formula gives the counted bytes of the baseline, it must give the change too; elsewhere, as with experts whose
+    tokens are dealt out unevenly, a part of the change must be there.
+    """
+    for kind, (before, after) in formula.items():
+        if change := before - after:
+            without, with_it = counted.get(kind, (0, 0))
+            fits = abs(without - before) <= _BYTES * max(without, 1)
+            difference = abs(without - with_it - change) / abs(change)
+            yield Check(f"{_BYTES_OF}{kind}", difference, _BYTES if fits else _ROUGHLY)
 
 
 def _sizes_of_one(name: str, record: RankResult) -> list[str]:
@@ -140,9 +160,7 @@ def _details(case: VerificationCase, baseline: Sequence[RankResult], feature: Se
     moved |= {kind: (before, after) for kind, (before, after) in kept.items() if before or after}
     world = {"world_size": case.plan.world.world_size, **feature[0].sizes}
     reached_by = {name: dict(places) for name, places in sorted(reached.items())}
-    return VerificationDetails(
-        world, reached_by, moved, {kind: sizes for kind, sizes in _foretold(case).items() if kind in moved}
-    )
+    return VerificationDetails(world, reached_by, moved, _foretold(case))
 
 
 def _sides(records: Sequence[RankResult], what: str, side: str) -> int:
@@ -152,18 +170,20 @@ def _sides(records: Sequence[RankResult], what: str, side: str) -> int:
 def _foretold(case: VerificationCase) -> dict[str, tuple[int, int]]:
     """The bytes of both runs by the declarations of the features under test, as far as these change and it is foretold."""
     specs = [registry.catalog().feature(name).spec for name in case.features]
+    found: dict[str, tuple[int, int]] = {}
+    if all(spec.saved is None and spec.resting is None for spec in specs):
+        return found
     try:
         runs = [stages_of(plan, options_of(plan, case.recipe.shape.dropout > 0)) for plan in (case.baseline, case.plan)]
     except MindSpeedError:  # a model whose memory is not foretold is trained all the same
-        return {}
-    found: dict[str, tuple[int, int]] = {}
+        return found
     if any(spec.saved is not None for spec in specs):
         found["saved activations"] = _pair(max(stage.activations for stage in run) for run in runs)
         found["saved activations on the host"] = _pair(max(stage.swapped for stage in run) for run in runs)
     if any(spec.resting is not None for spec in specs):
         found["optimizer at rest"] = _pair(max(stage.optimizer.device for stage in run) for run in runs)
         found["optimizer at rest on the host"] = _pair(max(stage.optimizer.host for stage in run) for run in runs)
-    return found
+    return {kind: sizes for kind, sizes in found.items() if any(sizes)}
 
 
 def _pair(values: Iterable[int]) -> tuple[int, int]:
@@ -178,6 +198,9 @@ def _most(records: Sequence[RankResult], kind: str) -> int:
 def _problem(feature: str, check: Check) -> Problem:
     if check.largest_difference is None:
         text = check.what if "effect of" in check.what or " is " in check.what else f"{check.what} could not be compared"
+    elif check.what.startswith(_BYTES_OF):
+        wrong = f"{check.largest_difference:.1%} from the one of the formula, and {check.tolerance:.0%} is allowed"
+        text = f"the change of the {check.what} differs by {wrong}"
     else:
         text = f"{check.what} differs by {check.largest_difference:.3g}, and {check.tolerance:.3g} is allowed"
     return Problem("MS607", text, tuple(feature.split(", ")))

@@ -2,6 +2,8 @@
 
 import functools
 
+from mindspeed.plugins.wrapping import wrapper
+
 
 def size_of_42():
     return 42
@@ -29,6 +31,11 @@ def starred(original):
         return ("starred", original(*args, **kwargs))
 
     return call
+
+
+@wrapper
+def passed(original, *args, **kwargs):
+    return original(*args, **kwargs)
 
 
 def broken(original):

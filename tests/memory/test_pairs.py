@@ -10,7 +10,7 @@ import pytest
 from mindspeed.plugins.problems import ResolutionError
 from mindspeed.resolution.request import Layer
 from mindspeed.verification.case import build_case
-from tests.conftest import Prove
+from tests.conftest import Prove, differences
 from tests.memory.test_layer_parts import SIX
 
 BUDGET = {"adaptive-recompute": {"budget_mb": 10.0, "profiling_steps": 2}}
@@ -37,4 +37,4 @@ def test_an_accepted_pair_is_equal_to_the_bit(prove: Prove, pair: tuple[str, str
     settings = {name: BUDGET[name] for name in pair if name in BUDGET}
     verdict = prove(*pair, settings=settings, world={"dtype": "bf16"}, nproc=1)
     assert verdict.problems == []
-    assert {check.largest_difference for check in verdict.checks} == {0.0}
+    assert differences(verdict) == {0.0}

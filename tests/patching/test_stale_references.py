@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mindspeed.runtime.call_count import CallCount
 from tests.patching.patch_cases import ATTENTION, STATE, applied, mixin, replace, wrap
 from tests.patching.patch_fixtures import fake_megatron  # noqa: F401
 
@@ -60,6 +61,16 @@ def test_closures_partials_methods_and_instances_that_hold_an_original_are_named
         f"MS404 the closure of {here}.closing_over {function}\n  fix: activate the plan before it is made",
     ]
     del instance, holder, partial, method
+
+
+def test_a_wrapper_whose_calls_are_counted_is_no_stale_holder(state: Any) -> None:
+    patches = applied(wrap(f"{STATE}:scale", "glue:passed"))
+    counting = CallCount(state.scale)
+    try:
+        assert patches.audit() == []
+    finally:
+        counting.stop()
+        patches.undo()
 
 
 def test_a_pending_or_undone_plan_has_no_stale_holders(fake_megatron: object) -> None:  # noqa: F811

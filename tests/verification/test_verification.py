@@ -36,6 +36,8 @@ RECEIVE = "megatron.core.pipeline_parallel.p2p_communication:P2PCommunicator.rec
 ROTARY = "mindspeed.ops.npu_rotary_position_embedding"
 UNPERMUTE = "mindspeed.ops.npu_fused_moe_token_unpermute"
 QKV = "decoder.layers.0.self_attention.linear_qkv.weight"
+BYTES = ["bytes of saved activations"]
+"""What a feature without effect does not save."""
 EMBEDDING = "embedding.word_embeddings.weight"
 
 CONTEXT = "mindspeed.context_parallel"
@@ -127,9 +129,9 @@ def asked(feature: str, settings: Mapping[str, Mapping[str, Any]] = DROPOUT) -> 
     return build_case([feature], [Layer("test", settings=given)])
 
 
-def planted(case: VerificationCase, target: str, fault: str) -> VerificationCase:
+def planted(case: VerificationCase, target: str, fault: str, among: str = faults.__name__) -> VerificationCase:
     """The case with one more patch in the plan, as a careless feature would bring it."""
-    patch = Wrap(target, f"tests.verification.faults:{fault}", "a planted fault")
+    patch = Wrap(target, f"{among}:{fault}", "a planted fault")
     fault_alone = with_sites([PlannedPatch("fault", patch, target)])
     return replace(case, plan=replace(case.plan, patches=(*case.plan.patches, *fault_alone)))
 
@@ -180,7 +182,8 @@ def test_a_configuration_equal_to_the_baselines_fails(pool: WorkerPool, feature:
     )
     patches = tuple(planned for planned in case.plan.patches if planned.owner != feature)
     verdict = verify(replace(case, plan=replace(case.plan, overrides=overrides, patches=patches)), pool)
-    assert failing(verdict) == [f"effect of {feature}: the configuration that reached the model equals the baseline's"]
+    effect = f"effect of {feature}: the configuration that reached the model equals the baseline's"
+    assert failing(verdict) == [effect, *(BYTES if feature == "recompute" else [])]
 
 
 def idle(case: VerificationCase, feature: str) -> VerificationCase:
@@ -211,7 +214,7 @@ def test_an_operator_feature_that_forgets_its_work_fails(pool: WorkerPool, featu
 @pytest.mark.guards(16, processes=True)
 def test_an_operator_feature_whose_glue_is_broken_fails(pool: WorkerPool, feature: str, target: str, fault: str) -> None:
     verdict = verify(planted(asked(feature), target, fault), pool)
-    assert failing(verdict) == [f"effect of {feature}: the operator {OPERATORS[feature][0]} was not called"]
+    assert failing(verdict) == [f"effect of {feature}: the operator {OPERATORS[feature][0]} was not called", *BYTES]
 
 
 @pytest.mark.guards(16, processes=True)
@@ -223,7 +226,7 @@ def test_a_feature_whose_hook_changes_nothing_fails_also_without_an_operator(
     verdict = verify(
         planted(asked("rms-norm"), "mindspeed.features.rms_norm.layers:with_operator_norms", "nothing_changed"), pool
     )
-    assert failing(verdict) == ["effect of rms-norm: no patch site was reached, and no hook changed anything"]
+    assert failing(verdict) == ["effect of rms-norm: no patch site was reached, and no hook changed anything", *BYTES]
 
 
 def test_a_group_of_one_rank_fails_alone(pool: WorkerPool) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspeed.memory.feature import PartRecompute, has_layers
+from mindspeed.memory.feature import ACTIVATIONS, PartRecompute, has_layers
 from mindspeed.plugins import Category, FeatureSpec, Mixin, Numerics, Patch, Wrap, hookimpl, leave
 
 _LAYERS = "mindspeed.features.activation_recompute.layers"
-
-_LEAVING = ("mlp: activation inner", "mlp: activation output")
 
 
 class ActivationRecompute(PartRecompute):
@@ -21,7 +19,7 @@ class ActivationRecompute(PartRecompute):
         category=Category.MEMORY,
         constraints=(has_layers("activation-recompute"),),
         numerics=Numerics.exact(),
-        saved=lambda args, world, tensors: leave(tensors, _LEAVING, "recomputed", "activation-recompute", args.num_layers),
+        saved=lambda args, world, tensors: leave(tensors, ACTIVATIONS, "recomputed", "activation-recompute", args.num_layers),
     )
 
     @hookimpl

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from mindspeed.features.adaptive_recompute.feature import SWAPPED
 from mindspeed.memory.activations import recompute_activations
 from mindspeed.memory.attention import SwappedLayer, swap_attention
 from mindspeed.memory.knapsack import Option, choose
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 NAME: Final = "adaptive-recompute"
 MIB: Final = 2**20
-SWAPPED: Final = ("core_attention", "linear_proj")
-"""The input of linear_qkv is the output of a norm, which is recomputed."""
 SAME_LAYERS: Final = ("tp", "dp_cp")
 """Groups of the ranks that have the same layers and must choose alike."""
 

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspeed.memory.feature import PartRecompute, has_layers
+from mindspeed.memory.feature import NORMS, PartRecompute, has_layers
 from mindspeed.plugins import Category, FeatureSpec, Mixin, Numerics, Patch, hookimpl, leave
 
 _LAYERS = "mindspeed.features.norm_recompute.layers"
-
-_LEAVING = (
-    "input norm: statistics",
-    "input norm: copies",
-    "input norm: output",
-    "pre-mlp norm: statistics",
-    "pre-mlp norm: copies",
-    "pre-mlp norm: output",
-)
 
 
 class NormRecompute(PartRecompute):
@@ -28,7 +19,7 @@ class NormRecompute(PartRecompute):
         category=Category.MEMORY,
         constraints=(has_layers("norm-recompute"),),
         numerics=Numerics.exact(),
-        saved=lambda args, world, tensors: leave(tensors, _LEAVING, "recomputed", "norm-recompute", args.num_layers),
+        saved=lambda args, world, tensors: leave(tensors, NORMS, "recomputed", "norm-recompute", args.num_layers),
     )
 
     @hookimpl

@@ -16,10 +16,19 @@ from mindspeed.plugins import (
     hookimpl,
     resized,
 )
+from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors
+
+_TABLES = "attention: rotary tables"
 
 
 def _is_rotary(args: FeatureArgs, world: World) -> bool:
     return bool(world.rotary)
+
+
+def _saved(args: FeatureArgs, world: World, tensors: SavedTensors) -> SavedTensors:
+    """One cosine and one sine of each angle, in place of those that each layer makes twice."""
+    tables = next((t.bytes // 2 for t in tensors if t.name == _TABLES), 0)
+    return (*resized(tensors, {_TABLES: 0}), *([SavedTensor(_TABLES, tables, 1, once=True)] if tables else []))
 
 
 class RotaryEmbedding(Feature[FeatureArgs]):
@@ -40,7 +49,7 @@ class RotaryEmbedding(Feature[FeatureArgs]):
             ),
         ),
         numerics=Numerics.reordered(reason="both products and their sum are rounded once instead of three times"),
-        saved=lambda args, world, tensors: resized(tensors, {"attention: rotary tables": 0}),
+        saved=_saved,
     )
 
     @hookimpl

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from mindspeed.memory.feature import ATTENTION
 from mindspeed.plugins import (
     Category,
     Check,
@@ -23,13 +24,7 @@ from mindspeed.plugins import (
 if TYPE_CHECKING:
     from mindspeed.memory.swap import LayerSwap
 
-MODULES = ("core_attention", "linear_qkv", "linear_proj")
-
-_TENSORS = {
-    "core_attention": ("attention: queries, keys, values", "attention: softmax", "attention: softmax dropout"),
-    "linear_qkv": ("input norm: output",),
-    "linear_proj": ("attention: output",),
-}
+MODULES = tuple(ATTENTION)
 
 
 class SwapAttentionArgs(FeatureArgs):
@@ -42,7 +37,7 @@ class SwapAttentionArgs(FeatureArgs):
 
 def _saved(args: Any, world: Any, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
     """All but the layer before the loss are on the host; one comes back ahead of backward."""
-    names = [tensor for module in args.modules for tensor in _TENSORS.get(module, ())]
+    names = [tensor for module in args.modules for tensor in ATTENTION.get(module, ())]
     return in_backward(leave(tensors, names, "swapped", "swap-attention", spare=1), "swap-attention")
 
 

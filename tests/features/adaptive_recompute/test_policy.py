@@ -12,7 +12,7 @@ from mindspeed.plugins.problems import RunError
 from mindspeed.resolution.request import Layer
 from mindspeed.verification.pool import WorkerPool
 from mindspeed.verification.shape import GPT, Recipe
-from tests.conftest import Prove
+from tests.conftest import Prove, differences
 
 NAME = "adaptive-recompute"
 RECIPE = Recipe(GPT, steps=4)
@@ -66,4 +66,4 @@ def test_a_layout_is_bit_equal(prove: Prove, also: list[str], swap: bool) -> Non
     settings: dict[str, dict[str, Any]] = {NAME: {"budget_mb": 1.0, "profiling_steps": 2, "swap": swap}}
     verdict = prove(NAME, also=also, settings=settings)
     assert verdict.problems == []
-    assert {check.largest_difference for check in verdict.checks} == {0.0}
+    assert differences(verdict) == {0.0}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import Prove
+from tests.conftest import Prove, differences
 
 pytestmark = pytest.mark.long
 
@@ -20,7 +20,7 @@ BOTH = pytest.mark.parametrize("settings", [FULL, SELECTIVE], ids=["full", "sele
 def test_recomputed_activations_are_bit_equal(prove: Prove, settings: dict[str, object]) -> None:
     verdict = prove("recompute", settings={"recompute": settings})
     assert verdict.problems == []
-    assert {check.largest_difference for check in verdict.checks} == {0.0}
+    assert differences(verdict) == {0.0}
     without, recomputed = verdict.proof.bytes["saved activations"]
     assert recomputed < without
 

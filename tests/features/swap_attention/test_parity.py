@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Prove
+from tests.conftest import Prove, differences
 
 pytestmark = pytest.mark.long
 
@@ -20,7 +20,7 @@ def proven(prove: Prove, *names: str, **request: Any) -> tuple[int, int]:
     """The activation bytes kept without and with the feature, whose results are equal to the bit."""
     verdict = prove(NAME, *names, **request)
     assert verdict.problems == []
-    assert {check.largest_difference for check in verdict.checks} == {0.0}
+    assert differences(verdict) == {0.0}
     return verdict.proof.bytes["saved activations"]
 
 
