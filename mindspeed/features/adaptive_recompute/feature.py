@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from mindspeed.features.adaptive_recompute.least import least_mb
-from mindspeed.memory.feature import ACTIVATIONS, ATTENTION, NORMS
+from mindspeed.features.adaptive_recompute.least import NAME, least_mb, least_saved
 from mindspeed.plugins import (
     Category,
     Check,
@@ -23,17 +22,12 @@ from mindspeed.plugins import (
     VerifyWith,
     Wrap,
     hookimpl,
-    in_backward,
-    leave,
 )
 
 if TYPE_CHECKING:
     from mindspeed.features.adaptive_recompute.policy import Policy
 
-_NAME = "adaptive-recompute"
-_DECIDED = f"{_NAME} decides it"
-SWAPPED = ("core_attention", "linear_proj")
-"""Parts of attention that may be on the host. The input of linear_qkv is the output of a norm, which is recomputed."""
+_DECIDED = f"{NAME} decides it"
 
 
 class AdaptiveRecomputeArgs(FeatureArgs):
@@ -42,19 +36,11 @@ class AdaptiveRecomputeArgs(FeatureArgs):
     swap: bool = Field(False, description="attention may be moved to the host")
 
 
-def _least(args: Any, world: Any, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Everything leaves, as in the profiling steps; the run fills what a budget has above that."""
-    if args.swap:
-        names = [tensor for module in SWAPPED for tensor in ATTENTION[module]]
-        tensors = in_backward(leave(tensors, names, "swapped", _NAME, spare=1), _NAME)
-    return leave(tensors, (*NORMS, *ACTIVATIONS), "recomputed", _NAME)
-
-
 class AdaptiveRecompute(Feature[AdaptiveRecomputeArgs]):
     """Measure bytes and time of norms, activations and attention, and keep those that save most time within the budget."""
 
     spec = FeatureSpec(
-        name=_NAME,
+        name=NAME,
         summary="Norms, activations and attention kept, recomputed or swapped layer by layer, within a memory budget",
         category=Category.MEMORY,
         slots={Slot.RECOMPUTE_POLICY},
@@ -77,7 +63,7 @@ class AdaptiveRecompute(Feature[AdaptiveRecomputeArgs]):
             Conflicts("recompute", reason=_DECIDED),
         ),
         numerics=Numerics.exact(),
-        saved=_least,
+        saved=least_saved,
         verify_with=VerifyWith(settings={"adaptive-recompute": {"budget_mb": 1, "profiling_steps": 2}}),
     )
 

@@ -6,9 +6,22 @@ import math
 from typing import Any, Final
 
 from mindspeed.memory.estimate import JobOptions, Stage, stages
+from mindspeed.memory.feature import ACTIVATIONS, ATTENTION, NORMS
+from mindspeed.plugins.saved_tensors import SavedTensors, in_backward, leave
 
 _STAYS: Final = ("layer input", "attention: residual", "mlp: activation input")
 MIB: Final = 2**20
+NAME: Final = "adaptive-recompute"
+SWAPPED: Final = ("core_attention", "linear_proj")
+"""Parts of attention that may be on the host. The input of linear_qkv is the output of a norm, which is recomputed."""
+
+
+def least_saved(args: Any, world: Any, tensors: SavedTensors) -> SavedTensors:
+    """Return what is kept where every part leaves, as in the profiling steps; the run fills what a budget has above that."""
+    if args.swap:
+        names = [tensor for module in SWAPPED for tensor in ATTENTION[module]]
+        tensors = in_backward(leave(tensors, names, "swapped", NAME, spare=1), NAME)
+    return leave(tensors, (*NORMS, *ACTIVATIONS), "recomputed", NAME)
 
 
 def least_mb(args: Any, world: Any) -> float:

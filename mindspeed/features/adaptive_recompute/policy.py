@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from mindspeed.features.adaptive_recompute.feature import SWAPPED
+from mindspeed.features.adaptive_recompute.least import MIB, NAME, SWAPPED
 from mindspeed.memory.activations import recompute_activations
 from mindspeed.memory.attention import SwappedLayer, swap_attention
 from mindspeed.memory.knapsack import Option, choose
@@ -24,8 +24,6 @@ from mindspeed.plugins import MindSpeedError, Problem
 if TYPE_CHECKING:
     from mindspeed.features.adaptive_recompute.feature import AdaptiveRecomputeArgs
 
-NAME: Final = "adaptive-recompute"
-MIB: Final = 2**20
 SAME_LAYERS: Final = ("tp", "dp_cp")
 """Groups of the ranks that have the same layers and must choose alike."""
 
