@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from mindspeed.plugins.world import UnknownValue
+from mindspeed.plugins.world import LATENT_WIDTHS
 
 BYTES: Final = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Bytes of one number."""
@@ -97,15 +97,14 @@ def shape_of_world(world: Any) -> ModelShape:
     Raises UnknownValue for what nobody gave and nothing implies.
     """
     world.need("num_layers", "hidden_size", "num_attention_heads", "vocab_size", "seq_length", "num_experts")
-    if world.knows("multi_latent_attention"):
-        _no_latent_widths(world)
+    latent = _latent_of_world(world)
     experts, heads = int(world.num_experts), int(world.num_attention_heads)
     ffn = int(world.ffn_hidden_size)
 
     def known(name: str, otherwise: Any) -> Any:
         return getattr(world, name) if world.knows(name) else otherwise
 
-    learned = not known("rotary", True)
+    learned = not known("rotary", True) and latent is None
     return ModelShape(
         num_layers=world.num_layers,
         hidden_size=world.hidden_size,
@@ -123,16 +122,20 @@ def shape_of_world(world: Any) -> ModelShape:
         router_topk=known("router_topk", 2) if experts else 0,
         shared_expert_hidden_size=known("shared_expert_hidden_size", 0) if experts else 0,
         mtp_num_layers=known("mtp_num_layers", 0),
+        latent=latent,
         linear_bias=known("linear_bias", learned and not experts),
         norm_bias=known("normalization", "RMSNorm") == "LayerNorm",
         learned_positions=world.seq_length if learned else 0,
     )
 
 
-def _no_latent_widths(world: Any) -> None:
-    """Raise UnknownValue for multi-latent attention, whose widths no world has."""
-    if world.multi_latent_attention:
-        raise UnknownValue("kv_channels")
+def _latent_of_world(world: Any) -> LatentAttention | None:
+    """The widths of multi-latent attention, None where keys and values are made from hidden states."""
+    if not (world.knows("multi_latent_attention") and world.multi_latent_attention):
+        return None
+    world.need(*LATENT_WIDTHS)
+    q_rank = world.q_lora_rank if world.knows("q_lora_rank") else 0
+    return LatentAttention(q_rank, *(getattr(world, name) for name in LATENT_WIDTHS))
 
 
 def shape_of_config(
@@ -329,9 +332,9 @@ def _attention_parameters(shape: ModelShape) -> Parameters:
     query = heads * (latent.head + latent.rope)
     split = latent.kv_rank * heads * (latent.head + latent.value) + heads * latent.value * hidden
     split += latent.q_rank * query if latent.q_rank else hidden * query
-    down = hidden * (latent.q_rank + latent.kv_rank + latent.rope)
+    split += hidden * (latent.q_rank + latent.kv_rank + latent.rope)
     norms = _norm(shape, latent.kv_rank) + _norm(shape, latent.q_rank) if shape.qk_norm else 0
-    return Parameters(split, down + norms + (hidden if shape.linear_bias else 0))
+    return Parameters(split, norms + (hidden if shape.linear_bias else 0))
 
 
 def _mlp_weights(shape: ModelShape, ffn: int) -> int:

@@ -41,9 +41,12 @@ def test_experts_are_apart_from_what_tensor_parallel_ranks_share() -> None:
     assert found.replicated == 2 * (2 * 8 + 4 * 8) + 8
 
 
-def test_a_world_of_multi_latent_attention_has_no_shape() -> None:
-    with pytest.raises(UnknownValue):
-        _shape(multi_latent_attention=True)
+def test_a_world_of_multi_latent_attention_has_a_shape_when_its_widths_are_given() -> None:
+    widths = {"kv_lora_rank": 3, "qk_head_dim": 4, "qk_pos_emb_head_dim": 2, "v_head_dim": 5}
+    assert _shape(multi_latent_attention=True, **widths).latent == LatentAttention(0, 3, 4, 2, 5)
+    with pytest.raises(UnknownValue) as error:
+        _shape(multi_latent_attention=True, kv_lora_rank=3)
+    assert error.value.fields == ("qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
 
 
 def _shape(**values: Any) -> ModelShape:

@@ -33,9 +33,6 @@ def options_of(made: ActivationPlan, dropout: bool) -> JobOptions:
 def stages_of(made: ActivationPlan, options: JobOptions) -> list[Stage]:
     """Return the stages of a plan. Raises MindSpeedError MS307 where a size that is needed is not known."""
     world = made.world
-    if world.knows("multi_latent_attention") and world.multi_latent_attention:
-        text = "the widths of multi-latent attention are no sizes of a job, and the memory of its layers is not foretold"
-        raise MindSpeedError([Problem("MS307", text, fix="leave out --multi-latent-attention for an estimate")])
     try:
         world.need(*NEEDED)
         full, dropped = _passes(made)

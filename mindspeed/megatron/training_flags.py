@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
+
+from mindspeed.plugins.world import LATENT_WIDTHS
 
 Values = Mapping[str, Any]
 """Values of arguments by dest; what is not known is missing or None."""
@@ -88,6 +91,11 @@ def _dtype(values: Values) -> str:
     return "bf16" if values.get("bf16") else "fp16" if values.get("fp16") else "fp32"
 
 
+def _of_latent_attention(name: str, values: Values) -> int | None:
+    """A width that Megatron-LM's parser has for every model."""
+    return (values.get(name) or 0) if values.get("multi_latent_attention") else None
+
+
 DERIVED: Final = (
     Derived("vpp", ("num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage"), _chunks),
     Derived("num_query_groups", ("num_query_groups", "group_query_attention"), _query_groups),
@@ -129,6 +137,7 @@ DERIVED: Final = (
         lambda values: bool(values.get("swiglu") or values.get("quick_geglu")),
     ),
     Derived("activation", ("swiglu", "squared_relu", "quick_geglu"), _activation),
+    *(Derived(name, (name,), partial(_of_latent_attention, name)) for name in ("q_lora_rank", *LATENT_WIDTHS)),
     Derived("rotary", ("position_embedding_type", "use_rotary_position_embeddings"), _rotary),
     Derived("dtype", ("bf16", "fp16"), _dtype),
 )

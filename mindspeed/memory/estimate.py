@@ -139,8 +139,10 @@ def layer_tensors(world: World, options: JobOptions, layers: int, ends: bool = F
     made["attention: dropout mask"] = made["mlp: dropout mask"] = hidden * mask if options.dropout else 0
     made |= _mlp(world, shape, tokens)
     tensors = tuple(SavedTensor(name, bytes, layers, ends=ends) for name, bytes in made.items() if bytes)
-    buffer = SavedTensor("attention: score buffer", scores * size, 1, once=True)
-    return (*tensors, buffer)
+    once = {"attention: score buffer": scores * size}
+    if shape.latent is not None:
+        once["rotary frequencies"] = layers * world.seq_length * shape.latent.rope * 4  # each layer makes its own
+    return (*tensors, *(SavedTensor(name, bytes, 1, once=True) for name, bytes in once.items()))
 
 
 def _norm(name: str, world: World, options: JobOptions, hidden: int) -> dict[str, int]:
@@ -154,23 +156,43 @@ def _norm(name: str, world: World, options: JobOptions, hidden: int) -> dict[str
 
 def _attention(world: World, options: JobOptions, shape: ModelShape, tokens: int, scores: int) -> dict[str, int]:
     size = BYTES[world.dtype]
-    mask = size if options.on_cpu else 1
+    if (latent := shape.latent) is not None:
+        heads = shape.num_attention_heads // world.tp
+        attended = heads * (2 * (latent.head + latent.rope) + latent.value)
+        keys_and_values = tokens * (latent.kv_rank + latent.rope)
+        if options.sequence_parallel and world.tp > 1:  # a copy of the own rows, while those of queries are a view of all
+            keys_and_values = tokens // world.tp * latent.kv_rank
+        made = {
+            "attention: latent vectors": (tokens * latent.q_rank + keys_and_values) * size,
+            "attention: queries, keys, values": tokens * attended * size,
+            "attention: rotary tables": 4 * world.seq_length // world.cp * latent.rope * size,
+        }
+        return made | _scores(world, options, scores) | {"attention: output": tokens * heads * latent.value * size}
     queries = shape.num_attention_heads * shape.kv_channels // world.tp
     keys = shape.num_query_groups * shape.kv_channels // world.tp
     grouped = keys < queries
     attended = queries + 2 * (queries if grouped else keys)
     if world.rotary and not grouped:
         attended += queries + keys  # rotated copies; the values keep the product of the linear layer
-    softmax = size
-    if options.on_cpu and size == 2:
-        softmax = 4 if options.dropout else 4 + size  # torch's softmax is computed in fp32, then converted
     tables = 4 * world.seq_length // world.cp * shape.kv_channels * size if world.rotary else 0
     return {
         "attention: queries, keys, values": tokens * attended * size,
         "attention: rotary tables": tables,
+        **_scores(world, options, scores),
+        "attention: output": tokens * queries * size,
+    }
+
+
+def _scores(world: World, options: JobOptions, scores: int) -> dict[str, int]:
+    size = BYTES[world.dtype]
+    mask = softmax = size
+    if not options.on_cpu:
+        mask = 1
+    elif size == 2:
+        softmax = 4 if options.dropout else 4 + size  # torch's softmax is computed in fp32, then converted
+    return {
         "attention: softmax": scores * softmax,
         "attention: softmax dropout": scores * (mask + size) if options.dropout else 0,
-        "attention: output": tokens * queries * size,
     }
 
 
@@ -284,9 +306,11 @@ def _ends(world: World, options: JobOptions, first: bool, last: bool) -> SavedTe
     if last:
         made |= {"final norm: input": hidden * size, **_norm("final norm", world, options, hidden)}
         made["loss: logits"] = tokens * world.vocab_size // world.tp * 4
-        made["loss: targets"] = tokens * 13  # index, mask and loss of each token
+        # index, mask and loss of each token; with the vocabulary in parts its index in the own one and whether it is there
+        made["loss: targets"] = tokens * (13 if world.tp == 1 else 22)
     tensors = [SavedTensor(name, bytes, 1) for name, bytes in made.items() if bytes]
-    if world.rotary:
-        width = shape_of_world(world).kv_channels
+    shape = shape_of_world(world)
+    if world.rotary and shape.latent is None:
+        width = shape.kv_channels
         tensors.append(SavedTensor("rotary frequencies", world.seq_length * width * 4, 1, once=True))
     return tuple(tensors)

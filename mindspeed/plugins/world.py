@@ -46,6 +46,11 @@ FIELDS: Final[dict[str, tuple[type, str]]] = {
     "activation": (str, "activation function of the MLP: gelu, silu ..."),
     "rotary": (bool, "positions are rotary, not learned"),
     "multi_latent_attention": (bool, "keys and values are made from a short latent vector (MLA)"),
+    "q_lora_rank": (int, "width of the latent vector of queries (MLA); 0 is none"),
+    "kv_lora_rank": (int, "width of the latent vector of keys and values (MLA)"),
+    "qk_head_dim": (int, "width of a head of queries and keys without positions (MLA)"),
+    "qk_pos_emb_head_dim": (int, "width of a head of queries and keys with rotary positions (MLA)"),
+    "v_head_dim": (int, "width of a head of values (MLA)"),
     "mtp_num_layers": (int, "layers of multi-token prediction; 0 is none"),
     "dtype": (str, "fp32, bf16 or fp16"),
     "low_precision": (bool, "linear layers multiply in fp8 or fp4"),
@@ -56,8 +61,12 @@ FIELDS: Final[dict[str, tuple[type, str]]] = {
 """Every field of a world: its type and meaning. The command line makes its options from this table."""
 
 
-MAY_BE_ZERO: Final = ("num_experts", "mtp_num_layers", "shared_expert_hidden_size", "latent_expert_size")
+MAY_BE_ZERO: Final = ("num_experts", "mtp_num_layers", "shared_expert_hidden_size", "latent_expert_size", "q_lora_rank")
 """Whole numbers of which 0 is one; the others are at least 1."""
+
+LATENT_WIDTHS: Final = ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
+"""Fields that a model with multi-latent attention has beside ``q_lora_rank``."""
+
 WORDS: Final[dict[str, tuple[str, ...]]] = {
     "normalization": ("LayerNorm", "RMSNorm"),
     "activation": ("gelu", "silu", "relu", "squared_relu", "quick_gelu"),

@@ -19,7 +19,7 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
 from mindspeed.verification.placement import fill_weights
-from mindspeed.verification.shape import ModelShape, Recipe
+from mindspeed.verification.shape import LATENT, ModelShape, Recipe
 
 FLATNESS: Final = 1e6
 """Epsilon of Adam. It dwarfs every gradient, so that a step is the gradient times the learning rate to 1e-6: steepest
@@ -28,19 +28,6 @@ is a constant factor wrong."""
 LEARNING_RATE: Final = 0.25
 BUCKET_SIZE: Final = 8192
 """Elements in a bucket of gradients. In Megatron's own size the tiny model is one bucket, and nothing overlaps."""
-
-
-LATENT: Final = {
-    "q_lora_rank": 16,
-    "kv_lora_rank": 12,
-    "qk_head_dim": 8,
-    "qk_pos_emb_head_dim": 4,
-    "v_head_dim": 10,
-    "original_max_position_embeddings": 16,
-    "rotary_scaling_factor": 4,
-    "mscale_all_dim": 0.5,
-}
-"""Multi-latent attention in which every width is another one, and positions are stretched (YaRN) with a softmax scale."""
 
 
 def transformer_config(shape: ModelShape, dtype: torch.dtype) -> TransformerConfig:

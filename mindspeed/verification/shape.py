@@ -6,10 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-from mindspeed.plugins.world import FIELDS
+from mindspeed.plugins.world import FIELDS, LATENT_WIDTHS
 
 Options = tuple[tuple[str, Any], ...]
 """Names and values, sorted by name."""
+
+
+LATENT: Final = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 12,
+    "qk_head_dim": 8,
+    "qk_pos_emb_head_dim": 4,
+    "v_head_dim": 10,
+    "original_max_position_embeddings": 16,
+    "rotary_scaling_factor": 4,
+    "mscale_all_dim": 0.5,
+}
+"""Multi-latent attention in which every width is another one, and positions are stretched (YaRN) with a softmax scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +62,14 @@ class ModelShape:
 
     def world(self) -> dict[str, Any]:
         """The fields of this shape that a plan's world knows."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name in FIELDS}
+        known = {field.name: getattr(self, field.name) for field in fields(self) if field.name in FIELDS}
+        latent = LATENT | dict(self.options) if self.multi_latent_attention else {}
+        return known | {name: latent[name] or 0 for name in ("q_lora_rank", *LATENT_WIDTHS) if latent}
 
     def changed(self, world: Mapping[str, Any]) -> ModelShape:
         """This shape with the values of ``world`` that describe a model."""
-        return replace(self, **{name: value for name, value in world.items() if name in self.world() and value is not None})
+        own = {field.name for field in fields(self)} & FIELDS.keys()
+        return replace(self, **{name: value for name, value in world.items() if name in own and value is not None})
 
     def with_options(self, options: Mapping[str, Any]) -> ModelShape:
         """This shape with further fields of Megatron's configuration; lists become tuples."""

@@ -91,8 +91,12 @@ def test_a_plan_and_a_check_know_the_memory_of_each_stage(mindspeed):
     assert f"MS347 stage 0 has {peaks[0]:,.1f} MiB at its peak, and a device {round(peaks[1], 1):,.1f}" in refused.stderr
 
 
-def test_latent_attention_is_not_foretold(mindspeed):
+def test_latent_attention_needs_its_widths(mindspeed):
     values = [f"--{name}={value}" for name, value in SIZES.items()] + ["--no-gated-linear-unit", "--no-rotary"]
-    done = mindspeed("memory", "plan", *LAPTOP, *values, "--multi-latent-attention")
+    latent = [*LAPTOP, *values, "--multi-latent-attention", "--qk-head-dim=8", "--qk-pos-emb-head-dim=4"]
+    done = mindspeed("memory", "plan", *latent)
     assert done.exit_code == 1
-    assert "MS307 the widths of multi-latent attention are no sizes of a job" in done.stderr
+    assert "MS307 width of the latent vector of keys and values (MLA) is not known\n  fix: --kv-lora-rank\n" in done.stderr
+    assert "MS307 width of a head of values (MLA) is not known\n  fix: --v-head-dim\n" in done.stderr
+    done = mindspeed("memory", "plan", *latent, "--kv-lora-rank=12", "--v-head-dim=10")
+    assert "attention: latent vectors" in done.stdout

@@ -37,6 +37,7 @@ JOBS: list[tuple[tuple[str, ...], int, dict[str, Any], dict[str, dict[str, Any]]
     (("recompute",), 1, LARGER | LLAMA, full("block", 2)),
     (("rms-norm", "swiglu", "flash-attention"), 1, LARGER | LLAMA | BF16, {}),
     (("reuse-fp32-param", "swap-optimizer"), 1, LARGER | BF16, {}),
+    (("norm-recompute",), 1, LARGER | {"multi_latent_attention": True}, {}),
     (("tensor-parallel",), 2, LARGER, {}),
     (("sequence-parallel", "norm-recompute"), 2, LARGER, {}),
     (("pipeline-parallel",), 2, LARGER, {}),
