@@ -143,11 +143,16 @@ def _seconds(schedule: Callable[..., Any], chunks: list[Any], micro_batches: int
     return spent.item()
 
 
+def sleeping_step(micro_batches: int) -> None:
+    """Run a step of the active plan's schedule, Megatron's own or a list, on two stages that sleep."""
+    _seconds(schedules.get_forward_backward_func(), sleeping_chunks(2), micro_batches, 4)
+
+
 def measured(feature: str, vpp: int, micro_batches: int, rounds: int, hidden: int, trace: str) -> dict[str, Any]:
     """Times of steps in turn: Megatron's schedule twice, the feature's, and Megatron's list on the engine.
 
     ``hidden`` is the width of a GPT; 0 for stages that sleep. A last step is recorded in the folder ``trace``, and simulated
-    with its own mean durations; without ``rounds`` it is the only one.
+    with its own mean durations.
     """
     length = 4 if hidden == 0 else 128
     chunks = sleeping_chunks(vpp) if hidden == 0 else gpt_chunks(vpp, length, hidden)
@@ -158,7 +163,7 @@ def measured(feature: str, vpp: int, micro_batches: int, rounds: int, hidden: in
     listed = Engine(feature, lambda shape, costs: megatron(shape), engine.links)
     candidates: dict[str, Any] = {"Megatron": own, "ours": engine, "Megatron again": own, "Megatron's list": listed}
     times: dict[str, list[float]] = {name: [] for name in candidates}
-    for turn in range(rounds + 1 if rounds else 0):
+    for turn in range(rounds + 1):
         for name, schedule in candidates.items():
             seconds = _seconds(schedule, chunks, micro_batches, length)
             if turn:

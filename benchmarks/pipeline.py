@@ -37,6 +37,13 @@ def on_rank(*arguments: Any) -> Any:
     return measured(*arguments)
 
 
+def record_on_rank(micro_batches: int) -> None:
+    """Run a step of stages that sleep on this rank."""
+    from benchmarks._pipeline_steps import sleeping_step
+
+    sleeping_step(micro_batches)
+
+
 FEATURES: Final[dict[str, dict[str, Any]]] = {
     "nano-pipe": {"output_layer": True},
     "zero-bubble": {"placement": "v"},
@@ -45,11 +52,11 @@ FEATURES: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-def plan(ranks: int, vpp: int, micro_batches: int, feature: str = "nano-pipe") -> Any:
+def plan(ranks: int, vpp: int, micro_batches: int, feature: str = "nano-pipe", **settings: Any) -> Any:
     features = [feature, *(["virtual-pipeline"] if vpp > 1 else [])]
     sizes = {"world_size": ranks, "pp": ranks, "vpp": vpp, "num_layers": 8}
     world = {**sizes, "micro_batch_size": 1, "global_batch_size": micro_batches, **MODEL}
-    return mindspeed.plan(features=features, platform="cpu", settings={feature: FEATURES[feature]}, world=world)
+    return mindspeed.plan(features=features, platform="cpu", settings={feature: FEATURES[feature] | settings}, world=world)
 
 
 def shares(times: dict[str, list[float]], rounds: int) -> dict[str, float]:
@@ -112,7 +119,7 @@ def record(folder: Path) -> None:
     """Keep the records of a step of every feature on stages that sleep: 4 ranks, vpp 2, 16 micro-batches."""
     with WorkerPool(search_path=SEARCH_PATH) as pool:
         for feature in FEATURES:
-            pool.call(on_rank, 4, feature, 2, 16, 0, 0, str(folder / feature), plan=plan(4, 2, 16, feature))
+            pool.call(record_on_rank, 4, 16, plan=plan(4, 2, 16, feature, trace=str((folder / feature).resolve())))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from mindspeed.arithmetic import parameters, shape_of_world
 from mindspeed.memory.estimate import NEEDED, JobOptions, Live, Stage, stages
 from mindspeed.pipeline.feature import ScheduleFeature
 from mindspeed.pipeline.operations import Op, PipelineShape
+from mindspeed.pipeline.recompute_feature import RecomputeFeature
+from mindspeed.pipeline.synthesis import megatron
 from mindspeed.planning.plan import ActivationPlan
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.plugins.saved_tensors import SavedTensors
@@ -85,14 +87,18 @@ def summary(made: ActivationPlan) -> list[str]:
 def _passes(made: ActivationPlan) -> tuple[Live | None, Live | None]:
     """The passes in flight of each stage and chunk, and those that are dropped meanwhile, by the schedule of a feature."""
     known, world = registry.catalog(), made.world
-    for planned in made.features:
-        feature = known.feature(planned.name)
-        if issubclass(feature, ScheduleFeature) and world.pp > 1:
-            instance = feature(feature.Args(**planned.args), world)
-            shape = PipelineShape(world.pp, world.vpp, world.num_micro_batches, instance.placement())
-            peaks = [_at_peak(ops, world.vpp) for ops in instance.planned_schedule(shape, instance.costs()).ops]
-            return [full for full, _ in peaks], [dropped for _, dropped in peaks]
-    return None, None
+    classes = [(known.feature(planned.name), planned.args) for planned in made.features]
+    features = [feature(feature.Args(**args), world) for feature, args in classes]
+    lists = [feature for feature in features if isinstance(feature, ScheduleFeature)]
+    recomputes = [feature for feature in features if isinstance(feature, RecomputeFeature)]
+    if world.pp == 1 or not (lists or recomputes):
+        return None, None
+    shape = PipelineShape(world.pp, world.vpp, world.num_micro_batches, lists[0].placement() if lists else "loop")
+    schedule = lists[0].planned_schedule(shape, lists[0].costs()) if lists else megatron(shape)
+    for feature in recomputes:
+        schedule = feature.listed(schedule)
+    peaks = [_at_peak(ops, world.vpp) for ops in schedule.ops]
+    return [full for full, _ in peaks], [dropped for _, dropped in peaks]
 
 
 def _at_peak(ops: Sequence[Op], vpp: int) -> tuple[list[int], list[int]]:

@@ -146,7 +146,9 @@ def _forward_backward(schedule: Function, **arguments: Any) -> Any:
     if not _implemented("around_schedule"):
         return schedule(**arguments)
     model = arguments["model"]
-    with session.around("around_schedule", chunks=model if isinstance(model, list) else [model], forward_only=forward_only):
+    chunks = model if isinstance(model, list) else [model]
+    count = arguments["num_microbatches"]
+    with session.around("around_schedule", chunks=chunks, forward_only=forward_only, micro_batches=count):
         return schedule(**arguments)
 
 

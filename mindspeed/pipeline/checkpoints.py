@@ -50,9 +50,14 @@ class Checkpoints:
 
     def restore(self, unit: Unit) -> None:
         """Run R: repeat the forward passes of a unit."""
-        for checkpoint in self._waiting.pop(unit, ()):
+        waiting = self._waiting.pop(unit, [])
+        for checkpoint in waiting:
             checkpoint.restore()
-        self.recomputed += 1
+        self.recomputed += bool(waiting)
+
+    def forget(self, unit: Unit) -> None:
+        """Leave a unit to its backward pass, which has restored what R did not."""
+        self._waiting.pop(unit, None)
 
     def __len__(self) -> int:
         return len(self._waiting)

@@ -23,6 +23,13 @@ WAITING_WEIGHTS: Final = Wrap(
 
 V_PLACEMENT: Final = (
     Wrap(
+        "megatron.core.models.gpt.gpt_model:GPTModel.__init__",
+        "mindspeed.pipeline.v_placement:with_untied_weights",
+        reason="a model whose embedding is the output layer too is refused before its ranks wait for one another",
+        phase="build",
+        optional=True,
+    ),
+    Wrap(
         "megatron.core.transformer.transformer_layer:get_transformer_layer_offset",
         "mindspeed.pipeline.v_placement:with_v_offset",
         reason="the second chunk of rank r holds the stage that is r before the last one",

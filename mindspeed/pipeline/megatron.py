@@ -17,10 +17,12 @@ from mindspeed.pipeline.executor import execute
 from mindspeed.pipeline.megatron_stages import MegatronStages, refuse
 from mindspeed.pipeline.messages import Routes, routes
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
+from mindspeed.pipeline.recompute_feature import RecomputeFeature
 from mindspeed.pipeline.recording import Timed, agreed_costs, device_time, write_trace
 from mindspeed.pipeline.running_step import running
 from mindspeed.pipeline.simulator import judge, out_of_order
 from mindspeed.pipeline.transport import Channels, Links, moved, with_headers
+from mindspeed.plugins.active import active_features
 from mindspeed.plugins.problems import Problem, RunError
 
 _FOREIGN: Final = ("adjust_tensor_shapes_fn", "p2p_communicator", "pg_collection", "grad_finalize_pgs")
@@ -65,6 +67,8 @@ class Engine:
         if key not in self._lists:
             try:
                 schedule = self.plan(shape, self.costs)
+                for feature in active_features(RecomputeFeature):
+                    schedule = feature.listed(schedule)
                 problems = [*judge(schedule).problems, *out_of_order(schedule)]
             except ValueError as error:
                 problems = [str(error)]

@@ -11,6 +11,14 @@ Unit = tuple[int, int]
 """Chunk and micro-batch."""
 
 
+class LimitTooSmallError(ValueError):
+    """No list keeps a limit of activation sets; ``least`` is the smallest that one does."""
+
+    def __init__(self, limit: int, least: int) -> None:
+        super().__init__(f"at least {least} activation sets are alive at once, and the limit is {limit}")
+        self.least = least
+
+
 def recompute_all(base: Schedule) -> Schedule:
     """Put R before each backward, so that it runs while the gradient is on its way."""
     ops = tuple(tuple(_with_recompute(rank, {op[1:] for op in rank})) for rank in base.ops)
@@ -18,10 +26,9 @@ def recompute_all(base: Schedule) -> Schedule:
 
 
 def recompute_least(base: Schedule, limit: int) -> Schedule:
-    """Recompute as few sets as keep each rank at ``limit`` activation sets. Raises ValueError below `least_limit`."""
-    least = least_limit(base)
-    if limit < least:
-        raise ValueError(f"at least {least} activation sets are alive at once, and the limit is {limit}")
+    """Recompute as few sets as keep each rank at ``limit`` activation sets. Raises LimitTooSmallError below `least_limit`."""
+    if limit < (least := least_limit(base)):
+        raise LimitTooSmallError(limit, least)
     ops = tuple(tuple(_with_recompute(rank, dropped_sets(rank, limit))) for rank in base.ops)
     return replace(base, name=f"{base.name}, at most {limit} sets", ops=ops)
 

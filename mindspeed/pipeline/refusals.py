@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from packaging.specifiers import SpecifierSet
@@ -30,6 +30,15 @@ def refusals(config: Any) -> Iterator[str]:
         yield f"num_microbatches_with_partial_activation_checkpoints={count}: the list of operations decides what is recomputed"
 
 
+_NO_FORWARD: Final = ("defer_embedding_wgrad_compute", "delay_wgrad_compute", "use_ring_exchange_p2p")
+"""Arguments that leave forward passes as they are: weight gradients come later, or messages leave nothing to wait for."""
+
+
+def recompute_refusals(config: Any) -> Iterator[str]:
+    """Yield the argument and the reason for each argument of Megatron that early recomputation cannot run with."""
+    return (text for text in refusals(config) if not text.startswith(_NO_FORWARD))
+
+
 _MODULES: Final = {
     "megatron.core.extensions.transformer_engine": "linear layers of Transformer Engine compute both gradients at once",
     "transformer_engine": "linear layers of Transformer Engine compute both gradients at once",
@@ -40,14 +49,22 @@ _MODULES: Final = {
 }
 
 
-def model_refusals(chunks: Iterable[Any]) -> set[str]:
+_SHARDED: Final = {package: reason for package, reason in _MODULES.items() if package.startswith("megatron.core.distributed")}
+
+
+def sharded_refusals(chunks: Iterable[Any]) -> set[str]:
+    """Return the class and the reason for sharded parameters, which are not there when a forward pass is repeated early."""
+    return model_refusals(chunks, _SHARDED)
+
+
+def model_refusals(chunks: Iterable[Any], modules: Mapping[str, str] = _MODULES) -> set[str]:
     """Return the class and the reason for modules of a model that a list of operations cannot run with."""
     kinds = {type(module) for chunk in chunks for module in chunk.modules() if next(module.parameters(False), None) is not None}
     kinds |= {type(chunk) for chunk in chunks}
     return {
         f"the model has {kind.__qualname__}: {reason}"
         for kind in kinds
-        for package, reason in _MODULES.items()
+        for package, reason in modules.items()
         if f"{kind.__module__}.".startswith(f"{package}.") and ("Linear" in kind.__name__ or "Parallel" in kind.__name__)
     }
 
@@ -60,6 +77,10 @@ _UNEVEN: Final = {
     "account_for_loss_in_pipeline_split": "the output layer counts as a layer",
     "mtp_num_layers": "multi-token prediction needs the embedding and the output layer on two ranks",
 }
+
+
+TIED: Final = "placement v has the embedding and the output layer in two chunks of one rank, where Megatron does not tie them"
+UNTIE: Final = "untie them (--untie-embeddings-and-output-weights), or take placement loop"
 
 
 def v_refusals(config: Any) -> Iterator[str]:

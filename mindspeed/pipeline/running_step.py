@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from mindspeed.pipeline.checkpoints import Checkpoints
+    from mindspeed.pipeline.own_schedule import OwnSchedule
     from mindspeed.pipeline.weight_gradients import WeightGradients
 
 
 class RunningStep(NamedTuple):
-    """The queue of weight gradients and the checkpoints of a step; None where its list has no such operation."""
+    """The queue of weight gradients and the checkpoints of a step; None where its list has no such operation.
+
+    ``own`` are the units of Megatron's own schedule, where that one runs.
+    """
 
     queue: WeightGradients | None = None
     checkpoints: Checkpoints | None = None
+    own: OwnSchedule | None = None
 
 
 _IDLE: Final = RunningStep()
@@ -34,8 +39,8 @@ def running_step() -> RunningStep:
 def running(step: RunningStep) -> Iterator[None]:
     """Let the wraps find a step for the length of a with-block."""
     global _running
-    _running = step
+    before, _running = _running, step
     try:
         yield
     finally:
-        _running = _IDLE
+        _running = before

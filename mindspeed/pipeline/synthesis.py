@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, Literal
 
 from mindspeed.pipeline.operations import Costs, Op, PipelineShape, Placement, Schedule
-from mindspeed.pipeline.recomputation import least_limit, recompute_all, recompute_least
+from mindspeed.pipeline.recomputation import LimitTooSmallError, recompute_all, recompute_least
 from mindspeed.pipeline.simulator import Verdict, judge
 
 LAGS: Final = tuple(step / 4 for step in (4, 0, 1, 2, 3, 5, 6, 7, 8))
@@ -133,7 +133,7 @@ def fastest(
     """Return the schedule with the least makespan of those with weight gradients behind, and its verdict.
 
     ``limit`` bounds the activation sets of every rank. The search ends at the floor.
-    Raises ValueError where no candidate keeps the limit.
+    Raises LimitTooSmallError where no candidate keeps the limit.
     """
     candidates: Iterator[Schedule]
     if shape.placement == "v":
@@ -146,8 +146,8 @@ def fastest(
     for candidate in candidates:
         try:
             schedule = recomputed(candidate, recompute, limit)
-        except ValueError:
-            least.append(least_limit(candidate))
+        except LimitTooSmallError as error:
+            least.append(error.least)
             continue
         verdict = judge(schedule, costs)
         if limit is not None and max(verdict.peak) > limit:
@@ -158,5 +158,5 @@ def fastest(
         if verdict.makespan <= verdict.floor * (1 + 1e-9):
             break
     if best is None:
-        raise ValueError(f"no schedule of {shape} keeps {limit} activation sets; the least possible is {min(least)}")
+        raise LimitTooSmallError(limit or 0, min(least))
     return best

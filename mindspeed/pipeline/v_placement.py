@@ -14,6 +14,8 @@ from typing import Any
 from megatron.core import parallel_state
 
 from mindspeed.pipeline.operations import PipelineShape
+from mindspeed.pipeline.refusals import TIED, UNTIE
+from mindspeed.plugins.problems import MindSpeedError, Problem
 
 Function = Callable[..., Any]
 
@@ -79,3 +81,20 @@ def with_whole_batch(original: Function) -> Function:
             arguments.pipeline_model_parallel_size = stages
 
     return get_batch
+
+
+def with_untied_weights(original: Function) -> Function:
+    """Wrap ``GPTModel.__init__``: raise MS304 on every rank for tied embeddings, of which a plan need not know.
+
+    Megatron reduces the tied weight over the first and the last rank, and in a V the last one holds neither of its uses.
+    """
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def initialize(*given: Any, **named: Any) -> None:
+        tied = signature.bind(*given, **named).arguments.get("share_embeddings_and_output_weights")
+        if tied and parallel_state.get_pipeline_model_parallel_world_size() > 1:
+            raise MindSpeedError([Problem("MS304", TIED, fix=UNTIE)])
+        original(*given, **named)
+
+    return initialize

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from mindspeed.plugins.problems import Problem
+
+FeatureT = TypeVar("FeatureT")
 
 MakeRange = Callable[[str], AbstractContextManager[Any]]
 """Make a range of a trace from its name, such as ``torch.profiler.record_function``."""
@@ -38,6 +40,11 @@ def set_active(features: ActiveFeatures | None) -> None:
 def active_feature(name: str) -> Any:
     """The instance of a feature in the active plan, for code that a patch points at; None where the plan does not have it."""
     return None if _active is None else _active.instances.get(name)
+
+
+def active_features(kind: type[FeatureT]) -> list[FeatureT]:
+    """Return the instances of a class in the active plan, in its order."""
+    return [] if _active is None else [feature for feature in _active.instances.values() if isinstance(feature, kind)]
 
 
 def feature_ranges(make: MakeRange) -> AbstractContextManager[None]:

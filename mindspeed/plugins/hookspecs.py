@@ -168,7 +168,9 @@ class PipelineHooks:
         """Return the forward-backward function to use instead of Megatron's; only the holder of slot pipeline-schedule."""
 
     @hook(HookFacts("megatron-core", "step", "each", "nothing around this pass"))
-    def around_schedule(self, chunks: Sequence[Any], forward_only: bool) -> AbstractContextManager[None] | None:
+    def around_schedule(
+        self, chunks: Sequence[Any], forward_only: bool, micro_batches: int
+    ) -> AbstractContextManager[None] | None:
         """Return a context manager around one pass of the schedule: forward of all micro-batches, and backward unless
         ``forward_only``."""
 

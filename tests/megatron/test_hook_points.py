@@ -322,16 +322,16 @@ def test_features_stand_around_a_pass_of_the_schedule(activate, monkeypatch):
     monkeypatch.setattr(session, "enter", order.append)
 
     @contextmanager
-    def around(self, chunks, forward_only):
-        order.append((chunks, forward_only))
+    def around(self, chunks, forward_only, micro_batches):
+        order.append((chunks, forward_only, micro_batches))
         yield
         order.append("after")
 
     activate(first={"around_schedule": around})
     forward_backward = hook_wrappers.get_forward_backward_func(lambda: lambda **arguments: order.append("pass"))()
-    forward_backward(model="chunk")
-    forward_backward(model=["chunk"], forward_only=True)
-    assert order == ["step", (["chunk"], False), "pass", "after", "evaluate", (["chunk"], True), "pass", "after"]
+    forward_backward(model="chunk", num_microbatches=4)
+    forward_backward(model=["chunk"], forward_only=True, num_microbatches=2)
+    assert order == ["step", (["chunk"], False, 4), "pass", "after", "evaluate", (["chunk"], True, 2), "pass", "after"]
 
 
 def test_features_stand_around_both_passes_of_a_unit(activate):

@@ -23,12 +23,12 @@ from torch import Tensor
 
 from mindspeed.pipeline import megatron
 from mindspeed.pipeline.megatron_stages import MegatronStages
-from mindspeed.pipeline.operations import Op, PipelineShape, Schedule
+from mindspeed.pipeline.operations import Costs, Op, PipelineShape, Schedule
 from mindspeed.pipeline.running_step import running_step
 from mindspeed.pipeline.simulator import judge
 from mindspeed.pipeline.synthesis import megatron as megatron_order
 from mindspeed.plugins import active_feature
-from mindspeed.plugins.problems import RunError
+from mindspeed.plugins.problems import MindSpeedError, RunError
 
 MICRO_BATCHES, LENGTH, HIDDEN, VOCABULARY = 4, 12, 16, 32
 Unit = tuple[int, int]
@@ -172,13 +172,45 @@ def train(schedule: Callable[..., Any], chunks: list[Any]) -> tuple[list[float],
     return losses, grads
 
 
+def own_function(chunks: list[Any]) -> Callable[..., Any]:
+    """Megatron's own schedule, called behind the hooks of features."""
+    if len(chunks) == 1:
+        return schedules.forward_backward_pipelining_without_interleaving
+    return schedules.forward_backward_pipelining_with_interleaving
+
+
+def recomputed_ahead(feature: str, engine_of: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """What differs between Megatron's recompute and the one ahead of gradients, and how many units R restored.
+
+    The schedule is Megatron's own, or the list of the feature ``engine_of``.
+    """
+    recompute = active_feature(feature)
+    engine = active_feature(engine_of).engine if engine_of else None
+    chunks = build(False, **arguments)
+    expected_losses, expected = train(own_function(chunks), chunks)
+    losses, actual = train(schedules.get_forward_backward_func(), chunks)
+    shape = PipelineShape(parallel_state.get_pipeline_model_parallel_world_size(), len(chunks), MICRO_BATCHES)
+    planned = recompute.planned_schedule(shape, Costs())
+    if engine is not None:
+        (planned,) = (made for (_, forward_only), (made, _) in engine._lists.items() if not forward_only)
+    rank = parallel_state.get_pipeline_model_parallel_rank()
+    listed = [shape.stage_of(rank, op.chunk) for op in planned.ops[rank] if op.kind == "R"]
+    return {
+        "losses": (expected_losses, losses),
+        "zero": [name for name, gradient in actual.items() if not gradient.any()],
+        "different": [name for name in expected if not torch.equal(expected[name], actual[name])],
+        "recomputed": engine.recomputed if engine is not None else recompute.recomputed,
+        "listed": sum(engine is not None or stage + 1 < shape.stages for stage in listed),
+        "kinds": "".join(op.kind for op in planned.ops[rank]),
+        "recorded": "".join(line.op.kind for line in recompute.recorded),
+    }
+
+
 def compared(feature: str, tied: bool, arguments: dict[str, Any]) -> dict[str, Any]:
     """What differs between Megatron's own schedule and the feature's, and what the engine counts."""
     engine = active_feature(feature).engine
     chunks = build(tied, **arguments)
-    own = schedules.forward_backward_pipelining_with_interleaving
-    if len(chunks) == 1:
-        own = schedules.forward_backward_pipelining_without_interleaving
+    own = own_function(chunks)
     expected_losses, expected = train(own, chunks)
     losses, actual = train(engine, chunks)
     alive = Alive()
@@ -196,6 +228,14 @@ def compared(feature: str, tied: bool, arguments: dict[str, Any]) -> dict[str, A
         "peak": alive.peak,
         "planned": judge(schedule).peak[rank],
     }
+
+
+def tied() -> str:
+    """The message and the fix with which a model with tied embeddings is refused, while its stages are built."""
+    with pytest.raises(MindSpeedError) as refusal:
+        build(True)
+    (problem,) = refusal.value.problems
+    return f"{problem.message} | {problem.fix}"
 
 
 def out_of_order(feature: str) -> dict[str, Any]:

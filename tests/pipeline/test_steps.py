@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,12 @@ def compared_on_rank(*arguments: Any) -> Any:
     return steps_job.compared(*arguments)
 
 
+def recomputed_on_rank(*arguments: Any) -> Any:
+    from tests.pipeline import steps_job
+
+    return steps_job.recomputed_ahead(*arguments)
+
+
 def out_of_order_on_rank(feature: str) -> Any:
     from tests.pipeline import steps_job
 
@@ -35,10 +42,16 @@ def refused_on_rank(feature: str) -> Any:
     return steps_job.refused(feature)
 
 
-def plan(feature: str, vpp: int, settings: dict[str, Any]) -> Any:
+def tied_on_rank() -> Any:
+    from tests.pipeline import steps_job
+
+    return steps_job.tied()
+
+
+def plan(feature: str, vpp: int, settings: dict[str, Any], *also: str) -> Any:
     world = {"world_size": STAGES, "pp": STAGES, "vpp": vpp, "num_layers": 8, "micro_batch_size": 2}
     batch = {"global_batch_size": 2 * MICRO_BATCHES, "tied_embeddings": False, "mtp_num_layers": 0}
-    names = (feature, "virtual-pipeline") if vpp > 1 else (feature,)
+    names = (feature, *also, *(["virtual-pipeline"] if vpp > 1 else []))
     layer = Layer("test", features=names, settings={feature: settings}, world=world | batch, platform="cpu")
     return registry.resolve([layer])
 
@@ -62,8 +75,6 @@ def compared(pool: WorkerPool, feature: str, vpp: int, settings: dict[str, Any],
     ("feature", "settings"),
     [
         ("nano-pipe", {"lag": 2, "swap": True}),
-        ("recompute-in-advance", {}),
-        ("recompute-in-bubble", {"limit": 2}),
         ("zero-bubble", {"recompute": "least", "limit": 3, "output_layer": True}),
     ],
 )
@@ -81,6 +92,55 @@ def test_losses_and_gradients_around_an_evaluation_are_megatrons(
     assert sum(rank["bytes"] for rank in ranks) == 2 * MICRO_BATCHES * hops * MESSAGE
 
 
+WAITS: dict[str, dict[str, Any]] = {
+    "batched": {},
+    "one-by-one": {"batch_p2p_comm": False},
+    "overlapped": {"batch_p2p_comm": False, "overlap_p2p_comm": True},
+}
+
+
+@pytest.mark.parametrize(
+    ("vpp", "waits"), [(1, "batched"), (1, "one-by-one"), (2, "batched"), (2, "one-by-one"), (2, "overlapped")]
+)
+@pytest.mark.parametrize(
+    ("feature", "settings"),
+    [
+        ("recompute-in-advance", {}),
+        ("recompute-in-advance", {"granularity": "selective"}),
+        ("recompute-in-bubble", {"limit": 1}),
+    ],
+    ids=["full", "selective", "bubble"],
+)
+def test_gradients_recomputed_ahead_under_megatrons_own_schedule_are_its_own(
+    pool: WorkerPool, tmp_path: Path, feature: str, settings: dict[str, Any], vpp: int, waits: str
+) -> None:
+    asked = plan(feature, vpp, settings | {"trace": str(tmp_path)})
+    assert not any("pipeline-schedule" in row.slots for row in asked.features)
+    ranks = pool.call(recomputed_on_rank, STAGES, feature, "", WAITS[waits], plan=asked)
+    for rank in ranks:
+        assert rank["different"] == [] == rank["zero"]
+        assert rank["losses"][0] == rank["losses"][1]
+        assert rank["recomputed"] == rank["listed"]
+        assert sorted(rank["recorded"]) == sorted(kind for kind in rank["kinds"] if kind != "R") + ["R"] * rank["listed"]
+    assert ranks[0]["recomputed"] > 0
+
+
+@pytest.mark.parametrize("vpp", [1, 2])
+@pytest.mark.parametrize(("feature", "settings"), [("recompute-in-advance", {}), ("recompute-in-bubble", {"limit": 2})])
+@pytest.mark.parametrize("engine", ["nano-pipe", "zero-bubble"])
+def test_a_list_of_operations_takes_recomputation_over(
+    pool: WorkerPool, engine: str, feature: str, settings: dict[str, Any], vpp: int
+) -> None:
+    ranks = pool.call(recomputed_on_rank, STAGES, feature, engine, {}, plan=plan(feature, vpp, settings, engine))
+    for rank in ranks:
+        assert rank["different"] == [] == rank["zero"]
+        assert rank["losses"][0] == rank["losses"][1]
+        assert rank["recomputed"] == rank["listed"]
+        assert "W" in rank["kinds"]
+    dropped = feature == "recompute-in-advance" or vpp > 1  # of one chunk a rank keeps no more than two sets
+    assert (sum(rank["recomputed"] for rank in ranks) > 0) == dropped
+
+
 @pytest.mark.parametrize("vpp", [1, 2])
 def test_as_many_activation_sets_are_alive_as_the_simulator_says(pool: WorkerPool, vpp: int) -> None:
     ranks = compared(pool, "nano-pipe", vpp, {"output_layer": True}, False, {})
@@ -93,6 +153,19 @@ def test_one_weight_gradient_out_of_order_is_refused_and_changes_the_bits(pool: 
         assert rank["problem"].startswith("nano-pipe: rank 1: W of chunk 0 has micro-batch 1 after 2")
     assert ranks[0]["different"] == []
     assert ranks[1]["different"] != []
+
+
+def test_a_v_that_does_not_know_of_tied_embeddings_is_refused_on_every_rank_before_it_waits(pool: WorkerPool) -> None:
+    world = {"world_size": STAGES, "pp": STAGES, "vpp": 2, "num_layers": 8, "micro_batch_size": 2, "mtp_num_layers": 0}
+    layer = Layer("test", features=("zero-bubble",), settings={"zero-bubble": {"placement": "v"}}, world=world, platform="cpu")
+    assert (
+        pool.call(tied_on_rank, STAGES, plan=registry.resolve([layer]))
+        == [
+            "placement v has the embedding and the output layer in two chunks of one rank, where Megatron does not tie them | "
+            "untie them (--untie-embeddings-and-output-weights), or take placement loop"
+        ]
+        * STAGES
+    )
 
 
 def test_communication_of_the_caller_and_tensors_of_another_shape_are_refused(pool: WorkerPool) -> None:

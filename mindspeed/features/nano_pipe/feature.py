@@ -6,10 +6,12 @@ from typing import Any
 
 from mindspeed.pipeline.feature import WAITING_WEIGHTS, ScheduleArgs, ScheduleFeature, needs_stages
 from mindspeed.pipeline.operations import Costs, PipelineShape, Schedule
+from mindspeed.pipeline.recomputation import least_limit
 from mindspeed.pipeline.synthesis import delayed, lag_by_rank, megatron
 from mindspeed.plugins import (
     Before,
     Category,
+    Check,
     FeatureSpec,
     Field,
     Numerics,
@@ -17,6 +19,7 @@ from mindspeed.plugins import (
     Requires,
     Slot,
     VerifyWith,
+    World,
     hookimpl,
 )
 
@@ -31,6 +34,15 @@ class NanoPipeArgs(ScheduleArgs):
     swap: bool = Field(False, description="what waits is on the host, but for two model chunks of a micro-batch")
 
 
+def _planned(args: NanoPipeArgs, shape: PipelineShape) -> Schedule:
+    return delayed(megatron(shape), lag_by_rank(args.lag, shape.pp))
+
+
+def _least_listed(args: NanoPipeArgs, world: World) -> int:
+    """Return the least limit of a feature that recomputes a part of the sets of this list."""
+    return least_limit(_planned(args, PipelineShape(world.pp, world.vpp, max(1, world.num_micro_batches))))
+
+
 class NanoPipe(ScheduleFeature[NanoPipeArgs]):
     """Send the gradient of a stage's input first, and compute the gradients of its weights while the rank would idle."""
 
@@ -42,6 +54,13 @@ class NanoPipe(ScheduleFeature[NanoPipeArgs]):
         constraints=(
             Requires("pipeline-parallel", reason="weight gradients wait for the idle time of its stages"),
             needs_stages("nano-pipe"),
+            Check(
+                lambda args, world, other: other.limit is None or other.limit >= _least_listed(args, world),
+                "{least} activation sets wait for weight gradients at once, and recompute-in-bubble.limit is {other.limit}",
+                fix="--set recompute-in-bubble.limit={least}, or a smaller nano-pipe.lag",
+                of="recompute-in-bubble",
+                values=lambda args, world: {"least": _least_listed(args, world)},
+            ),
             Before("matmul-add"),
         ),
         numerics=Numerics.exact(),
@@ -49,7 +68,7 @@ class NanoPipe(ScheduleFeature[NanoPipeArgs]):
     )
 
     def planned_schedule(self, shape: PipelineShape, costs: Costs) -> Schedule:
-        return delayed(megatron(shape), lag_by_rank(self.args.lag, shape.pp))
+        return _planned(self.args, shape)
 
     def engine_options(self) -> dict[str, Any]:
         from mindspeed.memory.on_host import HostBuffers

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from mindspeed.pipeline.feature import LISTED_RECOMPUTE, ScheduleArgs, ScheduleFeature, full_recompute, needs_stages
-from mindspeed.pipeline.operations import Costs, PipelineShape, Schedule
+from mindspeed.pipeline.feature import ScheduleArgs, full_recompute, needs_stages
+from mindspeed.pipeline.operations import Schedule
 from mindspeed.pipeline.recomputation import recompute_all
-from mindspeed.pipeline.synthesis import megatron
+from mindspeed.pipeline.recompute_feature import RecomputeFeature
 from mindspeed.plugins import (
     ArgOverride,
     Category,
@@ -15,7 +15,6 @@ from mindspeed.plugins import (
     FeatureSpec,
     Field,
     Numerics,
-    Patch,
     Requires,
     Slot,
     VerifyWith,
@@ -31,14 +30,14 @@ class RecomputeInAdvanceArgs(ScheduleArgs):
     )
 
 
-class RecomputeInAdvance(ScheduleFeature[RecomputeInAdvanceArgs]):
+class RecomputeInAdvance(RecomputeFeature[RecomputeInAdvanceArgs]):
     """Repeat the forward pass of a stage before its gradient arrives, so that the pipeline does not wait for it."""
 
     spec = FeatureSpec(
         name="recompute-in-advance",
         summary="Activations recomputed while the gradient is on its way from the next pipeline stage",
         category=Category.MEMORY,
-        slots={Slot.PIPELINE_SCHEDULE, Slot.RECOMPUTE_POLICY},
+        slots={Slot.RECOMPUTE_POLICY},
         constraints=(
             Requires("pipeline-parallel", reason="it recomputes while a stage waits for another one"),
             needs_stages("recompute-in-advance"),
@@ -61,8 +60,8 @@ class RecomputeInAdvance(ScheduleFeature[RecomputeInAdvanceArgs]):
         verify_with=VerifyWith(features=("pipeline-parallel",), world={"pp": 2}),
     )
 
-    def planned_schedule(self, shape: PipelineShape, costs: Costs) -> Schedule:
-        return recompute_all(megatron(shape))
+    def listed(self, base: Schedule) -> Schedule:
+        return recompute_all(base)
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
@@ -73,7 +72,3 @@ class RecomputeInAdvance(ScheduleFeature[RecomputeInAdvanceArgs]):
             ArgOverride("recompute_granularity", "selective", reason),
             ArgOverride("recompute_modules", self.args.modules, reason),
         ]
-
-    @hookimpl
-    def patches(self) -> list[Patch]:
-        return [LISTED_RECOMPUTE]

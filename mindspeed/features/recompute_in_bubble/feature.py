@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from mindspeed.pipeline.feature import LISTED_RECOMPUTE, ScheduleArgs, ScheduleFeature, full_recompute, needs_stages
-from mindspeed.pipeline.operations import Costs, PipelineShape, Schedule
-from mindspeed.pipeline.recomputation import recompute_least
-from mindspeed.pipeline.synthesis import megatron
+from mindspeed.pipeline.feature import ScheduleArgs, full_recompute, needs_stages
+from mindspeed.pipeline.operations import Schedule
+from mindspeed.pipeline.recomputation import least_limit, recompute_least
+from mindspeed.pipeline.recompute_feature import RecomputeFeature
 from mindspeed.plugins import (
     ArgOverride,
     Category,
     FeatureSpec,
     Field,
     Numerics,
-    Patch,
     Requires,
     Slot,
     VerifyWith,
@@ -26,14 +25,14 @@ class RecomputeInBubbleArgs(ScheduleArgs):
     )
 
 
-class RecomputeInBubble(ScheduleFeature[RecomputeInBubbleArgs]):
+class RecomputeInBubble(RecomputeFeature[RecomputeInBubbleArgs]):
     """Keep activations up to a limit, drop those that are needed last, and repeat their forward pass while a stage waits."""
 
     spec = FeatureSpec(
         name="recompute-in-bubble",
         summary="Activations kept up to a limit; the others are recomputed while a pipeline stage waits",
         category=Category.MEMORY,
-        slots={Slot.PIPELINE_SCHEDULE, Slot.RECOMPUTE_POLICY},
+        slots={Slot.RECOMPUTE_POLICY},
         constraints=(
             Requires("pipeline-parallel", reason="it recomputes while a stage waits for another one"),
             needs_stages("recompute-in-bubble"),
@@ -44,13 +43,9 @@ class RecomputeInBubble(ScheduleFeature[RecomputeInBubbleArgs]):
         ),
     )
 
-    def planned_schedule(self, shape: PipelineShape, costs: Costs) -> Schedule:
-        return recompute_least(megatron(shape), self.args.limit or shape.stages)
+    def listed(self, base: Schedule) -> Schedule:
+        return recompute_least(base, self.args.limit or max(base.shape.stages, least_limit(base)))
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
         return full_recompute("recompute-in-bubble is active")
-
-    @hookimpl
-    def patches(self) -> list[Patch]:
-        return [LISTED_RECOMPUTE]

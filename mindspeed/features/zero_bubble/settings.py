@@ -6,9 +6,10 @@ from typing import Final, Literal
 
 from mindspeed.pipeline.feature import ScheduleArgs, needs_stages
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
-from mindspeed.pipeline.refusals import can_place_v
+from mindspeed.pipeline.recomputation import LimitTooSmallError, least_limit
+from mindspeed.pipeline.refusals import TIED, UNTIE, can_place_v
 from mindspeed.pipeline.synthesis import fastest
-from mindspeed.plugins import Before, Check, Constraint, Field, Requires, World
+from mindspeed.plugins import Before, Check, Conflicts, Constraint, Field, Requires, Slot, World
 
 
 class ZeroBubbleArgs(ScheduleArgs):
@@ -43,15 +44,26 @@ def planned(args: ZeroBubbleArgs, shape: PipelineShape, costs: Costs) -> Schedul
     return fastest(shape, costs, args.recompute, limit)[0]
 
 
-def _can_keep_limit(args: ZeroBubbleArgs, world: World) -> bool:
+def _shape(args: ZeroBubbleArgs, world: World) -> PipelineShape:
+    return PipelineShape(world.pp, world.vpp, max(1, world.num_micro_batches), args.placement)
+
+
+def _least(args: ZeroBubbleArgs, world: World) -> int:
+    """Return the least limit that a list keeps: the limit itself where one does, or the placement is refused for vpp."""
     if args.placement == "v" and world.vpp != 2:
-        return True  # refused for that
-    shape = PipelineShape(world.pp, world.vpp, max(1, world.num_micro_batches), args.placement)
+        return args.limit or 0
     try:
-        planned(args, shape, given_costs(args))
-    except ValueError:
-        return False
-    return True
+        planned(args, _shape(args, world), given_costs(args))
+    except LimitTooSmallError as error:
+        return error.least
+    return args.limit or 0
+
+
+def _least_listed(args: ZeroBubbleArgs, world: World) -> int:
+    """Return the least limit of a feature that recomputes a part of the sets of this list."""
+    if args.placement == "v" and world.vpp != 2:
+        return 0
+    return least_limit(planned(args, _shape(args, world), given_costs(args)))
 
 
 def _is_v(args: ZeroBubbleArgs, world: World) -> bool:
@@ -62,6 +74,11 @@ _LOOP: Final = "--set zero-bubble.placement=loop"
 CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     Requires("pipeline-parallel", reason="it fills the idle time of its stages"),
     needs_stages("zero-bubble"),
+    Conflicts(
+        Slot.RECOMPUTE_POLICY,
+        reason="zero-bubble.recompute recomputes itself",
+        when=lambda args, world: args.recompute != "none",
+    ),
     Check(
         lambda args, world: min(args.costs) > 0,
         "a duration of {args.costs} is not above 0",
@@ -69,10 +86,19 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
         when=lambda args, world: args.costs != "measured",
     ),
     Check(
-        _can_keep_limit,
-        "no list of operations keeps {args.limit} activation sets",
-        fix="a larger zero-bubble.limit: pp x vpp always suffices with --set zero-bubble.recompute=least",
+        lambda args, world: args.limit >= _least(args, world),
+        "no list of operations keeps {args.limit} activation sets, and the least possible is {least}",
+        fix="--set zero-bubble.limit={least}, or a smaller one with --set zero-bubble.recompute=least",
         when=lambda args, world: args.limit is not None,
+        values=lambda args, world: {"least": _least(args, world)},
+    ),
+    Check(
+        lambda args, world, other: other.limit is None or other.limit >= _least_listed(args, world),
+        "{least} activation sets wait for weight gradients at once, and recompute-in-bubble.limit is {other.limit}",
+        fix="--set recompute-in-bubble.limit={least}",
+        of="recompute-in-bubble",
+        when=lambda args, world: args.recompute == "none" and args.limit is None,
+        values=lambda args, world: {"least": _least_listed(args, world)},
     ),
     Check(
         lambda args, world: world.vpp == 2,
@@ -82,8 +108,8 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     ),
     Check(
         lambda args, world: not world.tied_embeddings,
-        "placement v has the embedding and the output layer in two chunks of one rank, where Megatron does not tie them",
-        fix=f"untie them (--untie-embeddings-and-output-weights), or {_LOOP}",
+        TIED,
+        fix=UNTIE,
         when=_is_v,
     ),
     Check(

@@ -29,8 +29,8 @@ def test_one_stage_is_refused_and_two_are_not() -> None:
 def test_a_limit_that_no_list_keeps_is_refused_with_the_least_and_the_least_is_not() -> None:
     (text,) = refusals("zero-bubble", pp=4, settings=of(limit=3))
     assert text == (
-        "MS304 zero-bubble: no list of operations keeps 3 activation sets | "
-        "a larger zero-bubble.limit: pp x vpp always suffices with --set zero-bubble.recompute=least"
+        "MS304 zero-bubble: no list of operations keeps 3 activation sets, and the least possible is 4 | "
+        "--set zero-bubble.limit=4, or a smaller one with --set zero-bubble.recompute=least"
     )
     assert active("zero-bubble", pp=4, settings=of(limit=4))[-1] == "zero-bubble"
     assert active("zero-bubble", pp=4, settings=of(limit=3, recompute="least"))[-1] == "zero-bubble"

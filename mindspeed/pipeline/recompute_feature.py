@@ -1,0 +1,106 @@
+"""Base of features that recompute activations while a pipeline stage waits. Light."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from mindspeed.pipeline.feature import LISTED_RECOMPUTE, ScheduleArgs
+from mindspeed.pipeline.operations import Costs, PipelineShape, Schedule
+from mindspeed.pipeline.refusals import recompute_refusals, sharded_refusals
+from mindspeed.pipeline.synthesis import megatron
+from mindspeed.plugins.feature import Feature
+from mindspeed.plugins.hookspecs import hookimpl
+from mindspeed.plugins.patches import Patch, Wrap
+
+if TYPE_CHECKING:
+    from mindspeed.pipeline.recording import Timed
+
+_HANDLES: Final = tuple(
+    Wrap(
+        f"megatron.core.pipeline_parallel.p2p_communication:{name}",
+        "mindspeed.pipeline.own_schedule:with_restoring_handles",
+        reason="the forward pass of a unit is repeated when Megatron's schedule begins to wait for its gradient",
+        optional=True,
+    )
+    for name in ("_p2p_ops", "_batched_p2p_ops")
+)
+
+ArgsT = TypeVar("ArgsT", bound=ScheduleArgs)
+
+
+class RecomputeFeature(Feature[ArgsT]):
+    """Run R before a gradient is waited for: under Megatron's own schedules, or as `listed` in another feature's list."""
+
+    recomputed = 0
+    """Units for which R ran ahead in the latest step of Megatron's own schedule."""
+    recorded: Sequence[Timed] = ()
+    """The times of that step, where they are recorded."""
+    _schedules: dict[PipelineShape, Schedule] | None = None
+
+    def listed(self, base: Schedule) -> Schedule:
+        """Return a schedule with the R that it needs. Raises ValueError where it cannot keep the settings."""
+        raise NotImplementedError
+
+    def planned_schedule(self, shape: PipelineShape, costs: Costs) -> Schedule:
+        """Return Megatron's own order with R."""
+        return self.listed(megatron(shape))
+
+    @hookimpl
+    def patches(self) -> list[Patch]:
+        return [LISTED_RECOMPUTE, *_HANDLES]
+
+    @hookimpl
+    def config_ready(self, config: Any) -> None:
+        if wrong := list(recompute_refusals(config)):
+            self.decline("; ".join(wrong))
+
+    @hookimpl
+    def model_built(self, chunks: Sequence[Any]) -> None:
+        if wrong := sorted(sharded_refusals(chunks)):
+            self.decline("; ".join(wrong))
+
+    @hookimpl
+    def around_schedule(
+        self, chunks: Sequence[Any], forward_only: bool, micro_batches: int
+    ) -> AbstractContextManager[None] | None:
+        return None if forward_only else self._own_schedule(chunks, micro_batches)
+
+    @contextmanager
+    def _own_schedule(self, chunks: Sequence[Any], micro_batches: int) -> Iterator[None]:
+        """Let Megatron's schedule find its units for the length of a step; a list of operations puts its own in their place."""
+        from megatron.core import parallel_state
+        from megatron.core.utils import get_model_config
+
+        from mindspeed.pipeline.own_schedule import OwnSchedule
+        from mindspeed.pipeline.recording import device_time, write_trace
+        from mindspeed.pipeline.running_step import RunningStep, running
+
+        group = getattr(get_model_config(chunks[0]), "microbatch_group_size_per_vp_stage", None) if len(chunks) > 1 else None
+        stages = parallel_state.get_pipeline_model_parallel_world_size()
+        shape = PipelineShape(stages, len(chunks), micro_batches, group=group)
+        self._schedules = self._schedules or {}
+        if shape not in self._schedules:
+            self._schedules[shape] = self.planned_schedule(shape, Costs())
+        rank = parallel_state.get_pipeline_model_parallel_rank()
+        own = OwnSchedule(self._schedules[shape], rank, device_time if self.args.trace is not None else None)
+        with running(RunningStep(checkpoints=own.checkpoints, own=own)):
+            yield
+        self.recomputed, self.recorded = own.checkpoints.recomputed, own.timed
+        if self.args.trace is not None and own.timed:
+            write_trace(self.args.trace, own.timed)
+
+    @hookimpl
+    def around_forward_step(self, unit: Any) -> AbstractContextManager[None] | None:
+        from mindspeed.pipeline.running_step import running_step
+
+        own = running_step().own
+        return None if own is None else own.forward()
+
+    @hookimpl
+    def around_backward_step(self, unit: Any) -> AbstractContextManager[None] | None:
+        from mindspeed.pipeline.running_step import running_step
+
+        own = running_step().own
+        return None if own is None else own.backward()
