@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from mindspeed.pipeline.feature import LISTED_RECOMPUTE, ScheduleArgs
+from mindspeed.pipeline.declarations import LISTED_RECOMPUTE, ScheduleArgs
 from mindspeed.pipeline.operations import Costs, PipelineShape, Schedule
 from mindspeed.pipeline.refusals import recompute_refusals, sharded_refusals
 from mindspeed.pipeline.synthesis import megatron

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspeed.pipeline.feature import WAITING_WEIGHTS, ScheduleArgs, ScheduleFeature, needs_stages
+from mindspeed.pipeline.declarations import WAITING_WEIGHTS, ScheduleArgs, needs_stages
+from mindspeed.pipeline.feature import ScheduleFeature
 from mindspeed.pipeline.operations import Costs, PipelineShape, Schedule
 from mindspeed.pipeline.recomputation import least_limit
 from mindspeed.pipeline.synthesis import delayed, lag_by_rank, megatron

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from mindspeed.pipeline.feature import ScheduleArgs, full_recompute, needs_stages
+from mindspeed.pipeline.declarations import ScheduleArgs, full_recompute, needs_stages
 from mindspeed.pipeline.operations import Schedule
 from mindspeed.pipeline.recomputation import recompute_all
 from mindspeed.pipeline.recompute_feature import RecomputeFeature

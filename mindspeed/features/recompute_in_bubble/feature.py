@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mindspeed.pipeline.feature import ScheduleArgs, full_recompute, needs_stages
+from mindspeed.pipeline.declarations import ScheduleArgs, full_recompute, needs_stages
 from mindspeed.pipeline.operations import Schedule
 from mindspeed.pipeline.recomputation import least_limit, recompute_least
 from mindspeed.pipeline.recompute_feature import RecomputeFeature

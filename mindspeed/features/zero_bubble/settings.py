@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from mindspeed.pipeline.feature import ScheduleArgs, needs_stages
+from mindspeed.pipeline.declarations import ScheduleArgs, needs_stages
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
 from mindspeed.pipeline.recomputation import LimitTooSmallError, least_limit
 from mindspeed.pipeline.refusals import TIED, UNTIE, can_place_v
