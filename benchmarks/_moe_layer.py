@@ -81,8 +81,8 @@ def build(shape: Shape, dtype: torch.dtype) -> Any:
     return model.decoder.layers[0].mlp
 
 
-def run(shape: Shape, dtype: torch.dtype = torch.float32) -> Outcome:
-    """Forward of two micro-batches, then backward of both in the same order."""
+def run(shape: Shape, dtype: torch.dtype = torch.float32, delay: float = 0.0) -> Outcome:
+    """Forward of two micro-batches, then backward of both in the same order; ``delay`` is that of `virtual_time`."""
     layer = build(shape, dtype)
     if shape.hot:
         original = layer.router.gating
@@ -101,11 +101,11 @@ def run(shape: Shape, dtype: torch.dtype = torch.float32) -> Outcome:
     kept = Kept(layer)
     unit = shape.tokens * shape.topk * shape.hidden * shape.width
     size = torch.finfo(dtype).bits // 8 * shape.tokens * shape.topk * shape.hidden / 2
-    with virtual_time(unit, size) as schedule, traffic() as forth, kept:
+    with virtual_time(unit, size, delay) as schedule, traffic() as forth, kept:
         first = layer(inputs[0])[0]
     rows = sum(received)
     second = layer(inputs[1])[0]
-    with virtual_time(unit, size) as backward, traffic() as back:
+    with virtual_time(unit, size, delay) as backward, traffic() as back:
         torch.autograd.backward(first, grads[0])
     torch.autograd.backward(second, grads[1])
     schedule.events += backward.events

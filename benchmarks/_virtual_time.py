@@ -29,10 +29,14 @@ class Event(NamedTuple):
 
 @dataclass
 class Schedule:
-    """The timeline of a rank: ``flops`` multiplications, or ``bytes`` on the link, take one unit of time."""
+    """The timeline of a rank: ``flops`` multiplications, or ``bytes`` on the link, take one unit of time.
+
+    With a ``delay`` every transfer takes that long, whatever its size and whatever else is on the link.
+    """
 
     flops: float
     bytes: float
+    delay: float = 0.0
     now: float = 0.0
     free: float = 0.0
     events: list[Event] = field(default_factory=list)
@@ -42,6 +46,9 @@ class Schedule:
         self.now = self.events[-1].end
 
     def transfer(self, name: str, sent: int) -> float:
+        if self.delay:
+            self.events.append(Event(name, self.now, self.now + self.delay))
+            return self.events[-1].end
         start = max(self.now, self.free)
         self.free = start + sent / self.bytes
         self.events.append(Event(name, start, self.free))
@@ -89,9 +96,9 @@ class _Products(TorchDispatchMode):
 
 
 @contextmanager
-def virtual_time(flops: float, bytes: float) -> Iterator[Schedule]:
+def virtual_time(flops: float, bytes: float, delay: float = 0.0) -> Iterator[Schedule]:
     """Record the schedule of what runs in the block."""
-    schedule = Schedule(flops, bytes)
+    schedule = Schedule(flops, bytes, delay)
 
     def timed(original: Callable[..., Any], source: int) -> Callable[..., Any]:
         def collective(*args: Any, async_op: bool = False, **kwargs: Any) -> Any:

@@ -38,6 +38,11 @@ def run(shape: Shape) -> Outcome:
     return layer.run(shape)
 
 
+def run_late(shape: Shape) -> Outcome:
+    """The outcome where every transfer takes the time of one product."""
+    return layer.run(shape, delay=1.0)
+
+
 def run_counting_pairs(shape: Shape) -> tuple[Outcome, int, int]:
     return layer.run_counting_pairs(shape)
 
@@ -246,12 +251,12 @@ def overlapped_time(pool: WorkerPool) -> list[Row]:
         turns = [[max(pool.call(work, 2, shape, *args, plan=plan)) for plan in (ours, megatrons)] for _ in range(2)]
         return float(min(turn[0] for turn in turns) / min(turn[1] for turn in turns))
 
-    virtual = [max(rank.time for rank in pool.call(run, 2, Shape(shared=96), plan=plan)) for plan in (ours, megatrons)]
+    virtual = [max(rank.time for rank in pool.call(run_late, 2, Shape(shared=96), plan=plan)) for plan in (ours, megatrons)]
     name = "moe-alltoall-overlap, shared experts: layer time / Megatron's dispatcher"
     return [
         Row(f"{name}, transfers as they are", 1.05, share(seconds), "x", COMMAND),
         Row(f"{name}, transfers one product late", 0.80, share(delayed_seconds, delay), "x", COMMAND),
-        Row(f"{name}, transfers as long as a product, virtual time", 0.80, virtual[0] / virtual[1], "x", COMMAND),
+        Row(f"{name}, transfers one product late, virtual time", 0.80, virtual[0] / virtual[1], "x", COMMAND),
     ]
 
 

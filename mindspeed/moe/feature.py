@@ -80,3 +80,23 @@ class DispatcherFeature(Feature[ArgsT]):
     def patches(self) -> list[Patch]:
         place = f"megatron.core.transformer.moe.token_dispatcher:{self.target}"
         return [Mixin(place, self.mixin, reason="its six methods take indices and counts that stay on the device")]
+
+
+class OverlapFeature(Feature[ArgsT]):
+    """Base of a feature that computes shared experts, and defers weight gradients of grouped ones, under transfers."""
+
+    @hookimpl
+    def config_ready(self, config: Any) -> None:
+        if not (config.num_moe_experts and config.moe_shared_expert_intermediate_size):
+            return
+        if config.recompute_granularity == "selective" and "shared_experts" in (config.recompute_modules or ()):
+            self.decline("recompute_modules has shared_experts, which hide transfers, in a model that is being built")
+        config.moe_shared_expert_overlap = True  # Megatron's own check lets only the all-to-all dispatcher have it
+
+    @hookimpl
+    def layer_spec(self, spec: Any, config: Any) -> Any:
+        from mindspeed.moe.limits import has_other_experts
+
+        if config.num_moe_experts and has_other_experts(spec):
+            self.decline("the layer spec has experts that are not grouped ones of this library, such as Transformer Engine's")
+        return spec

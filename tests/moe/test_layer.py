@@ -85,6 +85,19 @@ def evaluate(shape: Shape, mode: str) -> tuple[Tensor, int]:
     return y.clone(), kept.bytes
 
 
+def fires(shape: Shape) -> tuple[int, int]:
+    """How often a rank recomputed its experts, of how many calls, in two micro-batches."""
+    from mindspeed.plugins import active_feature
+
+    layer.run(shape)
+    feature = active_feature("moe-adaptive-recompute")
+    return feature.fires, feature.calls
+
+
+def shared_experts_hide_transfers(shape: Shape) -> bool:
+    return bool(layer.build(shape, torch.float32).shared_expert_overlap)
+
+
 def outcomes(pool: WorkerPool, shape: Shape, *features: str, settings: Any = None, ranks: int = 2) -> list[Outcome]:
     """The outcome of every rank."""
     return pool.call(run, ranks, shape, plan=plan_of(*features, settings=settings, ep=ranks))
@@ -208,6 +221,23 @@ def test_recomputed_experts_have_equal_bits(pool: WorkerPool, scale: float) -> N
     shape = Shape(hot=100.0)
     features = ("moe-alltoall-overlap", "moe-adaptive-recompute")
     assert equal(outcomes(pool, shape, features[0]), outcomes(pool, shape, *features, settings=settings))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("hot", "scale", "expected"), [(0.0, 0, [2, 2]), (100.0, 1.2, [2, 0]), (100.0, 1e9, [0, 0])], ids=["every", "hot", "none"]
+)
+def test_a_rank_with_too_many_rows_recomputes_alone(pool: WorkerPool, hot: float, scale: float, expected: list[int]) -> None:
+    plan = plan_of("moe-alltoall-overlap", "moe-adaptive-recompute", settings={"moe-adaptive-recompute": {"scale": scale}})
+    assert pool.call(fires, 2, Shape(hot=hot), plan=plan) == [(count, 2) for count in expected]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("feature", OVERLAPS)
+@pytest.mark.parametrize("given", [{"count": 2}, {"size": 96}], ids=str)
+def test_shared_experts_of_the_feature_hide_transfers(pool: WorkerPool, feature: str, given: Any) -> None:
+    plan = plan_of(feature, "moe-shared-experts", settings={"moe-shared-experts": given})
+    assert pool.call(shared_experts_hide_transfers, 2, Shape(), plan=plan) == [True, True]
 
 
 @pytest.mark.long

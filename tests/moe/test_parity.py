@@ -99,7 +99,39 @@ PAIRS = [
     Row("once per rank, four ranks", ALLTOALL, {**WIDE, "ep": 4}, settings=ONCE, nproc=4),
     Row("dispatcher by bytes", ("expert-parallel",), WIDE, settings={"expert-parallel": {"dispatcher": "auto"}}),
 ]
-ROWS = [*MODELS, *LAYOUTS, *NEIGHBOURS, *PAIRS]
+NINE: dict[str, Mapping[str, Mapping[str, Any]]] = {
+    "moe-grouped-gemm": {},
+    "moe-allgather-dispatcher": {},
+    "moe-alltoall-dispatcher": {},
+    "moe-allgather-overlap": {},
+    "moe-alltoall-overlap": {},
+    "moe-tp-extend-ep": {},
+    "moe-shared-experts": {"moe-shared-experts": {"count": 1}},
+    "moe-zero-memory": LEVEL1,
+    "moe-adaptive-recompute": {"moe-adaptive-recompute": {"scale": 1.0}},
+}
+
+
+def each(name: str) -> list[Row]:
+    """A feature alone, and in every surrounding."""
+    tensor = {"tp": 2, "ep": 2}
+    whole = name == "moe-tp-extend-ep"
+    ranks = tensor if whole else {}
+    surroundings: dict[str, dict[str, Any]] = {
+        "alone": {"world": ranks},
+        "bf16": {"world": {**ranks, "dtype": "bf16"}},
+        "tensor ranks": {"world": {"tp": 2, "ep": 4} if whole else tensor, "nproc": 4},
+        "stages": {"world": {**ranks, **PIPELINE}, "nproc": 4},
+        "sharded optimizer": {"world": ranks, "features": ("distributed-optimizer", "async-ddp")},
+    }
+    rows = []
+    for where, case in surroundings.items():
+        features = (name, *case.pop("features", ()))
+        rows.append(Row(f"{name}: {where}", features, settings=NINE[name], **case))
+    return rows
+
+
+ROWS = [*MODELS, *LAYOUTS, *NEIGHBOURS, *PAIRS, *(row for name in NINE for row in each(name))]
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.id, marks=[pytest.mark.long] if row.long else []) for row in ROWS])

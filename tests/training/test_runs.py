@@ -241,6 +241,20 @@ def test_every_layout_and_style_trains_and_goes_on(tmp_path, text, layout):
     assert before[6] < before[1] - 0.3
 
 
+def test_experts_train_with_a_capacity_and_their_load_is_in_the_log(tmp_path, text):
+    features = ("--features", "moe-alltoall-overlap,moe-load-report")
+    experts = ("--num-experts", 4, "--ep", 2, "--nproc", 2, "--expert-capacity-factor", 1)
+    Run(*TINY, *experts, *features, "--data", text, "--run", tmp_path, "--train-iters", 4).done()
+    rows = [row for row in log(tmp_path) if "loss" in row]
+    assert rows[-1]["loss"] < rows[0]["loss"]
+    for row in rows:
+        load = row["moe-load-report"]
+        assert load.keys() == {"max_over_mean", "mean_max_over_mean", "idle", "dropped"}
+        assert 1 <= load["mean_max_over_mean"] <= load["max_over_mean"] <= 2
+        assert 0 < load["dropped"] < 1
+    assert json.loads((tmp_path / "report.json").read_text())["problems"] == []
+
+
 @pytest.mark.parametrize("manager", ["torchrun", "slurm"])
 def test_a_process_of_a_job_joins_it(tmp_path, text, manager):
     mindspeed = str(Path(sys.executable).with_name("mindspeed"))

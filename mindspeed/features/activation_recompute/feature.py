@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mindspeed.memory.feature import ACTIVATIONS, PartRecompute, has_layers
-from mindspeed.plugins import Category, FeatureSpec, Mixin, Numerics, Patch, Wrap, hookimpl, leave
+from mindspeed.plugins import After, Category, FeatureSpec, Mixin, Numerics, Patch, Slot, Wrap, hookimpl, leave
 
 _LAYERS = "mindspeed.features.activation_recompute.layers"
 
@@ -17,7 +17,7 @@ class ActivationRecompute(PartRecompute):
         name="activation-recompute",
         summary="Outputs of activation functions recomputed in the backward pass instead of kept",
         category=Category.MEMORY,
-        constraints=(has_layers("activation-recompute"),),
+        constraints=(has_layers("activation-recompute"), After(Slot.MOE_DISPATCHER)),
         numerics=Numerics.exact(),
         saved=lambda args, world, tensors: leave(tensors, ACTIVATIONS, "recomputed", "activation-recompute", args.num_layers),
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed.features.adaptive_recompute.least import NAME, least_mb, least_saved
 from mindspeed.plugins import (
+    After,
     Category,
     Check,
     Conflicts,
@@ -45,6 +46,7 @@ class AdaptiveRecompute(Feature[AdaptiveRecomputeArgs]):
         category=Category.MEMORY,
         slots={Slot.RECOMPUTE_POLICY},
         constraints=(
+            After(Slot.MOE_DISPATCHER),  # it decides how shared experts run
             Check(
                 lambda args, world: args.budget_mb is not None,
                 "no budget is given",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from mindspeed.moe.feature import OverlapFeature
 from mindspeed.plugins import (
+    After,
     Category,
     Check,
-    Feature,
     FeatureArgs,
     FeatureSpec,
     Mixin,
@@ -19,7 +18,7 @@ from mindspeed.plugins import (
 )
 
 
-class MoeAllgatherOverlap(Feature[FeatureArgs]):
+class MoeAllgatherOverlap(OverlapFeature[FeatureArgs]):
     """The transfers of the all-gather dispatcher run under shared experts, and under weight gradients in backward."""
 
     spec = FeatureSpec(
@@ -28,6 +27,7 @@ class MoeAllgatherOverlap(Feature[FeatureArgs]):
         category=Category.MOE,
         slots={Slot.MOE_DISPATCHER},
         constraints=(
+            After("moe-shared-experts"),  # it knows their size
             Requires("moe-allgather-dispatcher", reason="it overlaps the transfers of that dispatcher"),
             Requires("moe-grouped-gemm", reason="the experts wait for their rows, and defer the gradients of their weights"),
             Check(
@@ -38,19 +38,6 @@ class MoeAllgatherOverlap(Feature[FeatureArgs]):
         ),
         numerics=Numerics.reordered(reason="gradients of a layer's input are added in another order"),
     )
-
-    @hookimpl
-    def config_ready(self, config: Any) -> None:
-        if config.num_moe_experts and config.moe_shared_expert_intermediate_size:
-            config.moe_shared_expert_overlap = True  # Megatron's own check lets only the all-to-all dispatcher have it
-
-    @hookimpl
-    def layer_spec(self, spec: Any, config: Any) -> Any:
-        from mindspeed.moe.limits import has_other_experts
-
-        if config.num_moe_experts and has_other_experts(spec):
-            self.decline("the layer spec has experts that are not grouped by moe-grouped-gemm, such as Transformer Engine's")
-        return spec
 
     @hookimpl
     def patches(self) -> list[Patch]:

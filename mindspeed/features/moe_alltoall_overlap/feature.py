@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from mindspeed.moe.feature import OverlapFeature
 from mindspeed.plugins import (
-    ArgOverride,
+    After,
     Category,
     Check,
-    Feature,
     FeatureArgs,
     FeatureSpec,
     Field,
@@ -27,7 +25,7 @@ class MoeAlltoallOverlapArgs(FeatureArgs):
     parts: int = Field(1, ge=1, description="parts of a rank's experts whose dispatch, products and return overlap")
 
 
-class MoeAlltoallOverlap(Feature[MoeAlltoallOverlapArgs]):
+class MoeAlltoallOverlap(OverlapFeature[MoeAlltoallOverlapArgs]):
     """Every all-to-all of a MoE layer is posted early and waited for late, in forward and in backward."""
 
     spec = FeatureSpec(
@@ -36,6 +34,7 @@ class MoeAlltoallOverlap(Feature[MoeAlltoallOverlapArgs]):
         category=Category.MOE,
         slots={Slot.MOE_DISPATCHER},
         constraints=(
+            After("moe-shared-experts"),  # it knows their size
             Requires("moe-alltoall-dispatcher", reason="it overlaps the transfers of that dispatcher"),
             Requires("moe-grouped-gemm", reason="the experts wait for their rows, and defer the gradients of their weights"),
             Check(
@@ -54,19 +53,6 @@ class MoeAlltoallOverlap(Feature[MoeAlltoallOverlapArgs]):
             reason="gradients of a layer's input are added in another order, with parts the answers too"
         ),
     )
-
-    @hookimpl
-    def megatron_args(self) -> list[ArgOverride]:
-        reason = "shared experts are computed under the transfers"
-        return [ArgOverride("moe_shared_expert_overlap", True, reason, only=f"{_LAYERS}:has_shared_experts")]
-
-    @hookimpl
-    def layer_spec(self, spec: Any, config: Any) -> Any:
-        from mindspeed.moe.limits import has_other_experts
-
-        if config.num_moe_experts and has_other_experts(spec):
-            self.decline("the layer spec has experts that are not grouped by moe-grouped-gemm, such as Transformer Engine's")
-        return spec
 
     @hookimpl
     def patches(self) -> list[Patch]:
