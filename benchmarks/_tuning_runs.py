@@ -227,6 +227,22 @@ def flops_rows() -> list[Row]:
     return rows
 
 
+def deterministic_rows() -> list[Row]:
+    """Compare steps with and without deterministic algorithms, in turn."""
+    recipe = Recipe(MODELS["GQA"], steps=1, global_batch_size=2)
+    world = {**recipe.world(), "world_size": 1}
+    plans = [registry.plan(list(names), platform="cpu", world=world) for names in ((), ("deterministic",))]
+    seconds: list[list[float]] = [[], []]
+    with WorkerPool(search_path=[str(Path(__file__).parents[1])]) as pool:
+        for _ in range(7):
+            for plan, found in zip(plans, seconds, strict=True):
+                found += pool.call(timed, 1, recipe, plan=plan)
+    plain, fixed = map(statistics.median, seconds)
+    drift = 100 * (max(seconds[0]) - min(seconds[0])) / plain
+    note = f"medians of 7 runs in turn; those without it lie {drift:.0f} % apart"
+    return [Row("a deterministic step over another", 1.1, fixed / plain, "", COMMAND, note)]
+
+
 def _megatrons_report() -> Any:
     """Return ``(recipe, plan) -> bytes`` of Megatron-LM's report, None without a checkout in MEGATRON_LM_PATH."""
     root = os.environ.get("MEGATRON_LM_PATH")

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks._tuning_runs import accuracy_rows, flops_rows, memory_rows
+from benchmarks._tuning_runs import accuracy_rows, deterministic_rows, flops_rows, memory_rows
 from benchmarks.table import Row, main, medians
 from mindspeed.features.profiler.feature import ProfilerArgs
 from mindspeed.features.profiler.window import Window
@@ -124,7 +124,7 @@ def rows() -> list[Row]:
     if "--measure" in sys.argv:
         place = sys.argv.index("--measure")
         _, budget = sys.argv.pop(place), float(sys.argv.pop(place))
-        measured += [*flops_rows(), *memory_rows(), *accuracy_rows(budget)]
+        measured += [*flops_rows(), *memory_rows(), *deterministic_rows(), *accuracy_rows(budget)]
     print(f"{time.perf_counter() - start:.0f} s")
     return measured
 

@@ -47,12 +47,12 @@ def test_a_rerun_and_a_resumed_run_have_the_same_bits(tmp_path: Path, text: str,
 def test_steps_of_a_resumed_run_are_counted_from_its_beginning(tmp_path: Path, text: str) -> None:
     first, rest, folder = tmp_path / "first", tmp_path / "rest", tmp_path / "traces"
     window = ("--set", "profiler.start=3", "--set", "profiler.end=5", "--set", f"profiler.folder={folder}")
-    tools = ("--features", "profiler,tflops", "--set", "tflops.interval=4", *window)
+    tools = ("--features", "profiler,tflops,swiglu", "--set", "tflops.interval=4", *window)
     Run(*TINY, f"--data={text}", "--train-iters=2", f"--run={first}").done()
     Run(f"--resume={first}", f"--run={rest}", "--train-iters=6", *tools).done()
-    (summary,) = summarize_folder(folder, ["tflops"])
+    (summary,) = summarize_folder(folder, ["swiglu"])
     assert (summary.rank, summary.steps) == (0, (4, 5))
-    assert summary.times["feature"].keys() == {"tflops"}
+    assert summary.times["feature"].keys() == {"swiglu"}
     assert list(rows_of(rest)) == [3, 4, 5, 6]
     assert all(row["flops"]["hardware"] > 0 for row in rows_of(rest).values())
     refused = Run(f"--resume={rest}", "--train-iters=9", *tools).done(status=1)

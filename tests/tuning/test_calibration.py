@@ -78,6 +78,13 @@ def test_an_interrupted_calibration_gives_the_same_table(tmp_path: Path, monkeyp
     assert tuned(tmp_path / "parts")[1] == ""
 
 
+def test_runs_of_the_best_rows_do_not_change_the_next_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "run_job", pretended)
+    first, said = tuned(tmp_path, "--mode", "mixed")
+    assert said.count("run ") > 5
+    assert tuned(tmp_path, "--mode", "mixed") == (first, "")
+
+
 @pytest.mark.long
 def test_a_killed_calibration_gives_the_same_table(tmp_path: Path) -> None:
     def start(store: str, pause: float) -> subprocess.Popen[str]:

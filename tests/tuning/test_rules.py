@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 
 from mindspeed import registry
+from mindspeed.ops.availability import running
 from mindspeed.resolution.environment import made_up
 from mindspeed.resolution.request import Layer
 from mindspeed.resolution.resolver import resolve
+from mindspeed.tuning.job import make_search
 from mindspeed.tuning.rules import FixedRequest, Rules
+from mindspeed.tuning.search import key_of, search
 from mindspeed.tuning.space import SIZES, Choice, Layouts, candidates, choices
+from mindspeed.tuning.time import DEFAULTS, Machine
 from tests.features.resolving import CATALOG, MODEL
 
 OF_PLATFORM = {"platform": "cpu", "megatron": "0.16.1"}
@@ -71,3 +77,21 @@ def test_a_removed_feature_makes_what_needs_it_infeasible() -> None:
     found = rules.feasible(Choice())
     assert not found[layouts.tp > 1].any()
     assert found[layouts.tp == 1].any()
+
+
+@pytest.mark.long
+def test_every_feasible_configuration_of_a_small_world_is_a_row() -> None:
+    """All that the resolver takes, tried one by one, is what ``--top 0`` gives for some of the choices."""
+    layer = Layer("test", world={"num_layers": 2, "global_batch_size": 4, "seq_length": 32})
+    job = make_search([layer], {}, registry.probe("cpu"), 2)
+    question = job.question(Machine(DEFAULTS["cpu"]), float("inf"))
+    some = question.choices[::11]
+    rows = search(replace(question, choices=some), job.catalog, running("cpu"), job.resolved, 0).rows
+    taken = set()
+    for values in product((1, 2), (1, 2), (1, 2), (1, 2), (1, 2), (1, 2, 4)):
+        sizes = dict(zip(SIZES, values, strict=True))
+        replicas = 2 // (sizes["tp"] * sizes["pp"] * sizes["cp"])
+        if replicas and 4 % (sizes["micro_batch_size"] * replicas) == 0:
+            taken |= {key_of(sizes, choice) for choice in some if job.resolved(choice, {**job.model, **sizes}) is not None}
+    assert {row.key for row in rows} == taken
+    assert len(taken) > 100
