@@ -24,7 +24,8 @@ Row = dict[str, Any]
 
 OUT_OF_RANGE: Final = "needs megatron-core"
 NOT_VERIFIED: Final = "not verified"
-"""How the problem of a feature begins that does not support the release, or whose turn did not come."""
+NO_VERDICT: Final = "no verdict"
+"""How the problem of a feature begins that does not support the release, whose turn did not come, or that took too long."""
 END: Final = 10.0
 """Seconds that a process gets to end when it has no more to do."""
 _ERROR_LINES: Final = 3
@@ -72,7 +73,7 @@ class Verifier:
                 return row
         self._process.kill()
         self._process.wait()
-        return _row(name, f"no verdict within {limit:.0f} s", seconds=limit)
+        return _row(name, f"{NO_VERDICT} within {limit:.0f} s", holds=None, seconds=limit)
 
     @property
     def has_ended(self) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from mindspeed.diagnostics.claims_on_checkout import NOT_VERIFIED, OUT_OF_RANGE, Limits, in_order, verify_on
+from mindspeed.diagnostics.claims_on_checkout import NO_VERDICT, NOT_VERIFIED, OUT_OF_RANGE, Limits, in_order, verify_on
 from mindspeed.diagnostics.release_comparison import CHANGED, Comparison, compare_releases
 from mindspeed.planning.drift import source_tree
 from mindspeed.planning.targets import Target
@@ -140,5 +140,5 @@ def _claim(row: Mapping[str, Any] | None) -> str:
         return "not verified"
     if row["holds"] is None:
         first = row["problems"][0].splitlines()[0]
-        return first if first.startswith((OUT_OF_RANGE, NOT_VERIFIED)) else "refused"
+        return first if first.startswith((OUT_OF_RANGE, NOT_VERIFIED, NO_VERDICT)) else "refused"
     return f"holds ({row['seconds']:.0f} s)" if row["holds"] else "does not hold"

@@ -186,7 +186,7 @@ def _first_case(request: CaseRequest) -> VerificationCase:
                 return _case(request, plan, recipe)
             second_best = second_best or (plan, recipe)
     if second_best is None:
-        raise min(refused, key=lambda error: len(error.problems))
+        raise min(refused, key=lambda error: (any(found.code == "MS302" for found in error.problems), len(error.problems)))
     return _case(request, *second_best)
 
 

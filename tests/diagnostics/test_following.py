@@ -171,12 +171,15 @@ def test_a_claim_that_hangs_or_ends_its_process_is_a_row_and_the_next_one_is_ver
     rows = verify_on(tmp_path, "0.20.0", specs_of("first", "hangs", "second", "dies", "third"), Limits(1.0, 30.0, 1))
     assert [(row["feature"], row["holds"], row["problems"]) for row in rows] == [
         ("first", True, []),
-        ("hangs", False, ["no verdict within 1 s"]),
+        ("hangs", None, ["no verdict within 1 s"]),
         ("second", True, []),
         ("dies", False, ["the process of the claims has ended with 1: Segmentation fault"]),
         ("third", True, []),
     ]
     assert len({row["pid"] for row in rows if row["holds"]}) == 3
+    report = Report("0.20.0", "0.19.1", tmp_path, [], [], rows)
+    assert report.failed == ["hangs", "dies"]
+    assert "| hangs | no verdict within 1 s | no target |\n" in markdown(report)
 
 
 def test_features_whose_turn_does_not_come_or_that_are_for_other_releases_are_rows(tmp_path: Path, verifier: None) -> None:

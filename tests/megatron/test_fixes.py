@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import mindspeed
+from mindspeed.megatron.fixes import kernels
 from mindspeed.plugins.problems import PlatformError
 from tests.megatron.on_ranks import cycles, host_weights, reduced_by_instances
 
@@ -99,16 +101,42 @@ def test_a_fresh_distributed_optimizer_is_at_step_zero(monkeypatch):
 
 def test_the_kernels_that_megatron_lm_imports_at_start_load_without_triton():
     """Megatron-LM 0.16 imports this module in training/initialize.py; it imports triton unasked."""
-    from megatron.core.transformer.custom_layers import batch_invariant_kernels as kernels
+    from megatron.core.transformer.custom_layers import batch_invariant_kernels as batch_kernels
 
-    assert kernels.is_batch_invariant_mode_enabled() is False
+    assert batch_kernels.is_batch_invariant_mode_enabled() is False
     with pytest.raises(PlatformError) as refused:
-        kernels.matmul_persistent(torch.ones(2, 2), torch.ones(2, 2))
+        batch_kernels.matmul_persistent(torch.ones(2, 2), torch.ones(2, 2))
     assert str(refused.value) == (
         "MS501 megatron.core.transformer.custom_layers.batch_invariant_kernels.matmul_kernel_persistent is a Triton kernel, "
         "and Triton is not installed here\n"
         "  fix: pip install triton, or do without the Megatron option that calls it (batch_invariant_mode, paged stash)"
     )
+
+
+def test_a_tuned_kernel_of_a_newer_megatron_loads_without_triton(tmp_path, monkeypatch):
+    """Megatron's main branch imports such modules at the start of training."""
+    source = """
+import triton
+import triton.language as tl
+from packaging import version
+
+NEW = version.parse(triton.__version__) >= version.parse("3.0.0")
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 8}, num_warps=4)], key=["size"])
+@triton.heuristics({"EVEN": lambda args: True})
+@triton.jit
+def add_kernel(pointer, size, BLOCK: tl.constexpr):
+    pass
+"""
+    (tmp_path / "tuned_kernels.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(kernels, "UNGUARDED", kernels.UNGUARDED | {"tuned_kernels"})
+    monkeypatch.delitem(sys.modules, "tuned_kernels", raising=False)
+    from tuned_kernels import NEW, add_kernel
+
+    assert not NEW
+    with pytest.raises(PlatformError, match="tuned_kernels.add_kernel is a Triton kernel"):
+        add_kernel[(1,)]
 
 
 def test_nobody_else_is_told_that_triton_is_there():

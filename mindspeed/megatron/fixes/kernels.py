@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib import util
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
 from mindspeed.plugins.problems import PlatformError, Problem
@@ -16,7 +16,10 @@ from mindspeed.plugins.wrapping import Function, wrapper
 UNGUARDED: Final = frozenset(
     {
         "megatron.core.ssm.ops.common.causal_conv1d_varlen",
-        "megatron.core.ssm.ops.mamba2.batch_invariant_decode",
+        *(
+            f"megatron.core.ssm.ops.mamba2.{name}"
+            for name in ("batch_invariant_decode", "ssd_bmm", "ssd_chunk_scan", "ssd_chunk_state", "ssd_state_passing")
+        ),
         "megatron.core.transformer.custom_layers.batch_invariant_kernels",
         "megatron.core.transformer.moe.paged_stash",
         "megatron.core.transformer.moe.ops.paged_stash",
@@ -57,8 +60,21 @@ def _stand_in() -> ModuleType:
     language.constexpr = object  # type: ignore[attr-defined]
     triton = ModuleType(_TRITON)
     triton.jit = jit  # type: ignore[attr-defined]
+    triton.autotune = triton.heuristics = _as_it_is  # type: ignore[attr-defined]
+    triton.Config = _config  # type: ignore[attr-defined]
+    triton.__version__ = "0.0.0"  # type: ignore[attr-defined]
     triton.language = language  # type: ignore[attr-defined]
     return triton
+
+
+def _as_it_is(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+    """``triton.autotune`` and ``triton.heuristics``: the kernel that they decorate."""
+    return lambda kernel: kernel
+
+
+def _config(kwargs: Any, **options: Any) -> SimpleNamespace:
+    """``triton.Config``: the sizes and options of a variant of a kernel."""
+    return SimpleNamespace(kwargs=kwargs, **options)
 
 
 class AbsentKernel:
