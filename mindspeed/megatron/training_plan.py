@@ -134,6 +134,7 @@ def contradiction(planned: PlannedOverride, source: str, value: Any, wanted: Any
 
 
 _UNSUPPORTED: Final = {
+    "delay_wgrad_compute": ("--delay-wgrad-compute", "only Transformer Engine's compute the gradients of weights later"),
     "fp8": ("--fp8-format", "they ignore it and compute without fp8"),
     "fp4": ("--fp4-format", "they ignore it and compute without fp4"),
     "layernorm_zero_centered_gamma": (

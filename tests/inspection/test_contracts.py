@@ -19,7 +19,7 @@ from mindspeed.inspection.contracts import (
 )
 from mindspeed.plugins.discovery import discover
 from mindspeed.registry import megatron_targets
-from tools.docs.drift import drift_page
+from tools.docs.drift import drift_page, guarded
 
 ROOT = Path(__file__).parents[2]
 
@@ -234,3 +234,13 @@ def test_the_page_of_drift_is_up_to_date_and_has_a_row_for_every_target() -> Non
     for target in megatron_targets(catalog):
         assert f"| {target.feature} | `{target.target}` |" in text
     assert "| feature | target | 0.12.1 | 0.14.0 | 0.15.3 | 0.16.1 |" in text
+
+
+def test_patches_for_some_releases_only_are_listed_and_stay_few() -> None:
+    catalog = discover(only=())
+    targets = megatron_targets(catalog)
+    rows = guarded(catalog, targets)
+    assert ("eod-reset", "megatron.training.utils:get_batch_on_this_tp_rank", "<0.18") in rows
+    assert not [row for row in rows if row[0] == "ampipe"], "the range of a feature is no guard of a patch"
+    assert len(rows) <= 37, "another guard is the last resort: can mindspeed/megatron serve both releases?"
+    assert f"{len(rows)} of {len(targets)} patches are for some releases only" in drift_page(catalog)

@@ -135,7 +135,7 @@ def add_kernel(pointer, size, BLOCK: tl.constexpr):
     from tuned_kernels import NEW, add_kernel
 
     assert not NEW
-    with pytest.raises(PlatformError, match="tuned_kernels.add_kernel is a Triton kernel"):
+    with pytest.raises(PlatformError, match=r"tuned_kernels\.add_kernel is a Triton kernel"):
         add_kernel[(1,)]
 
 

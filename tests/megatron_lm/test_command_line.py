@@ -422,6 +422,12 @@ def test_an_abbreviated_option_is_named_with_its_full_spelling():
             "compute without fp8\n  where: Megatron's --fp8-format\n  fix: remove --fp8-format",
         ),
         (
+            "--delay-wgrad-compute",
+            "MS605 Megatron's --delay-wgrad-compute gives True, and the layers are local (transformer_impl): only Transformer "
+            "Engine's compute the gradients of weights later\n  where: Megatron's --delay-wgrad-compute\n"
+            "  fix: remove --delay-wgrad-compute",
+        ),
+        (
             "--apply-layernorm-1p",
             "MS605 Megatron's --apply-layernorm-1p gives True, and the layers are local (transformer_impl): their norm is "
             "torch's LayerNorm, which has no zero-centered weight\n  where: Megatron's --apply-layernorm-1p\n"

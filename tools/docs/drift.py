@@ -8,6 +8,7 @@ from typing import Final
 from mindspeed.inspection.contracts import BASELINE
 from mindspeed.inspection.releases import recorded_releases
 from mindspeed.planning.drift import FAILED, DriftRow, measure_drift, recorded_tree
+from mindspeed.planning.targets import Target
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.registry import megatron_targets
 from tools.docs.markdown import code, page, table
@@ -42,8 +43,28 @@ def drift_page(catalog: Catalog) -> str:
         "mindspeed/inspection/releases/",
         [words, "", *_MEANING],
         table(("feature", "target", *releases), rows),
+        _guards(catalog, targets),
         *details,
     )
+
+
+def guarded(catalog: Catalog, targets: Sequence[Target]) -> list[tuple[str, str, str]]:
+    """``(feature, target, releases)`` of every target whose patch has a guard of its own (``When(megatron=...)``)."""
+    ranges = {name: catalog.specs[name].megatron for name in catalog.usable}
+    return [
+        (target.feature, target.target, " or ".join(own))
+        for target in targets
+        if (own := [guard for guard in target.guards if guard != ranges.get(target.feature)])
+    ]
+
+
+def _guards(catalog: Catalog, targets: Sequence[Target]) -> list[str]:
+    rows = [(feature, code(target), code(releases)) for feature, target, releases in guarded(catalog, targets)]
+    words = (
+        f"{len(rows)} of {len(targets)} patches are for some releases only (`When(megatron=...)`), since Megatron has the "
+        "place under another name, or not at all, in the others:"
+    )
+    return ["## Patches for some releases only", "", words, "", *table(("feature", "target", "releases"), rows)]
 
 
 def _details(version: str, rows: Sequence[DriftRow]) -> list[str]:

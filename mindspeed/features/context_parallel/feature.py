@@ -14,6 +14,7 @@ from mindspeed.plugins import (
     FeatureArgs,
     FeatureSpec,
     Field,
+    MegatronFlag,
     MindSpeedError,
     Numerics,
     Patch,
@@ -31,6 +32,9 @@ class ContextParallelArgs(FeatureArgs):
     algorithm: str | None = Field(
         None, description="the feature that does attention, such as ring-attention, or auto for the one that sends the least"
     )
+    hybrid: bool = Field(
+        False, description="Megatron's hybrid_context_parallel, a group of ranks for every sample, which is not beside a size"
+    )
 
 
 class ContextParallel(Feature[ContextParallelArgs]):
@@ -45,6 +49,7 @@ class ContextParallel(Feature[ContextParallelArgs]):
         summary="Every sequence spread over ranks, with the algorithm of your choice for attention",
         category=Category.CONTEXT_PARALLEL,
         sizes={"cp": "size"},
+        megatron_flags=(MegatronFlag("hybrid_context_parallel", "hybrid"),),
         constraints=(
             RequiresSlot(
                 Slot.CONTEXT_PARALLEL,
@@ -56,6 +61,12 @@ class ContextParallel(Feature[ContextParallelArgs]):
                 lambda args, world: world.seq_length % args.size == 0,
                 "sequence length {world.seq_length} is not a multiple of {args.size} context-parallel ranks",
                 fix="use a --seq-length that is a multiple of {args.size}",
+            ),
+            Check(
+                lambda args, world: not (args.hybrid and args.size > 1),
+                "hybrid_context_parallel spreads every sample over ranks of its own, and context-parallel.size={args.size} "
+                "spreads all samples over one group",
+                fix="drop --hybrid-context-parallel, or --set context-parallel.size=1",
             ),
         ),
         numerics=Numerics.reordered(reason="gradients are sums of shares of the sequence"),

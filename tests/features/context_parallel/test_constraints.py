@@ -264,6 +264,20 @@ def context_parallel(size: int) -> ContextParallel:
     return ContextParallel(ContextParallelArgs(size=size), World({}))
 
 
+@pytest.mark.parametrize("algorithm", [RING, ULYSSES])
+def test_megatrons_hybrid_context_parallelism_on_the_command_line_is_refused_before_the_job_starts(algorithm):
+    settings = {"context-parallel": {"hybrid": True}}
+    assert [text.partition(" | ")[0] for text in refusals(algorithm, settings=settings, cp=2)] == [
+        "MS304 context-parallel: hybrid_context_parallel spreads every sample over ranks of its own, "
+        "and context-parallel.size=2 spreads all samples over one group"
+    ]
+
+
+def test_megatrons_flag_is_the_setting():
+    (flag,) = ContextParallel.spec.megatron_flags
+    assert (flag.dest, flag.setting, flag.switch) == ("hybrid_context_parallel", "hybrid", "")
+
+
 def test_megatrons_hybrid_context_parallelism_is_not_doubled():
     with pytest.raises(MindSpeedError) as raised:
         context_parallel(2).config_ready(SimpleNamespace(hybrid_context_parallel=True))
