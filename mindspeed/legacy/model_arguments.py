@@ -92,7 +92,9 @@ _BALANCING: Final = {"group_limited_greedy": "aux_loss", "noaux_tc": "none", "so
 
 def _router(made: ArgumentWords) -> None:
     kind = made.value("--moe-router-load-balancing-type")
-    if kind in ("pai_megatron_aux_loss", "sparsemixer_topk"):
+    if kind == "pai_megatron_aux_loss":
+        _one_softmax(made)
+    elif kind == "sparsemixer_topk":
         made.take("--moe-router-load-balancing-type", 1)
         _problem(
             made,
@@ -120,13 +122,33 @@ def _router(made: ArgumentWords) -> None:
             made.notes.append("--norm-topk-prob is not needed: Megatron's router normalizes the weights of the top k")
 
 
+_LIMITS: Final = ("--moe-router-num-groups", "--n-group", "--moe-router-group-topk", "--topk-group")
+_SCALES: Final = ("--moe-router-topk-scaling-factor", "--routed-scaling-factor")
+
+
+def _one_softmax(made: ArgumentWords) -> None:
+    """Translate MindSpeed-LLM's router of one softmax before the top k, which has no groups of experts and no factor."""
+    made.replace("--moe-router-load-balancing-type", 1, ["--moe-router-load-balancing-type", "aux_loss"])
+    if not made.has("--moe-router-pre-softmax"):
+        made.put("--moe-router-pre-softmax")
+    idle = [flag for flag in (*_LIMITS, *_SCALES) if made.take(flag, 1) is not None]
+    idle += [flag for flag in ("--seq-aux", "--norm-topk-prob") if made.take(flag, 0) is not None]
+    text = "--moe-router-load-balancing-type pai_megatron_aux_loss is Megatron's aux_loss with --moe-router-pre-softmax"
+    made.notes.append(text + (f"; it does not read {', '.join(idle)}" if idle else ""))
+
+
 _ROPE_FLAGS: Final = {
     "--rope-scaling-mscale": "--mscale",
     "--rope-scaling-mscale-all-dim": "--mscale-all-dim",
     "--yarn-scaling-factor": "--rotary-scaling-factor",
 }
+_ROPE_FIELDS: Final = {
+    "--rope-scaling-original-max-position-embeddings": "--original-max-position-embeddings",
+    "--rope-scaling-beta-fast": "--beta-fast",
+    "--rope-scaling-beta-slow": "--beta-slow",
+}
+"""Flags for fields of Megatron's configuration; their options are those of `mindspeed.megatron.field_options`."""
 _ROPE_VALUES: Final[dict[str, dict[tuple[str, ...], int]]] = {
-    "yarn": {("--rope-scaling-original-max-position-embeddings", "--original-max-position-embeddings"): 4096},
     "llama3": {
         ("--rope-scaling-original-max-position-embeddings", "--original-max-position-embeddings"): 8192,
         ("--low-freq-factor",): 1,
@@ -134,7 +156,9 @@ _ROPE_VALUES: Final[dict[str, dict[tuple[str, ...], int]]] = {
     },
 }
 """Values of a scaled rotary embedding that Megatron fixes."""
-_ROPE_OTHERS: Final = tuple(dict.fromkeys(flag for values in _ROPE_VALUES.values() for flags in values for flag in flags))
+_ROPE_OTHERS: Final = tuple(
+    dict.fromkeys([*_ROPE_FIELDS, *(flag for values in _ROPE_VALUES.values() for flags in values for flag in flags)])
+)
 
 
 def _rotary(made: ArgumentWords) -> None:
@@ -143,9 +167,12 @@ def _rotary(made: ArgumentWords) -> None:
     is_mla = made.has("--multi-latent-attention") or made.has("--multi-head-latent-attention")
     if kind == "yarn" and is_mla:
         made.put("--rope-type", "yarn")
-        for old, new in {**_ROPE_FLAGS, "--rope-scaling-factor": "--rotary-scaling-factor"}.items():
+        for old, new in {**_ROPE_FLAGS, **_ROPE_FIELDS, "--rope-scaling-factor": "--rotary-scaling-factor"}.items():
             made.replace(old, 1, [new, "VALUE"])
-        made.notes.append("--rope-scaling-type yarn is Megatron's --rope-type yarn, with --rotary-scaling-factor and --mscale")
+        made.notes.append(
+            "--rope-scaling-type yarn is Megatron's --rope-type yarn, with --rotary-scaling-factor, --mscale, "
+            "--original-max-position-embeddings, --beta-fast and --beta-slow"
+        )
     elif kind == "llama3":
         made.put("--use-rope-scaling")
         made.notes.append("--rope-scaling-type llama3 is Megatron's --use-rope-scaling")
@@ -235,9 +262,10 @@ RULES: Final = (
     Rule(("--seq-aux",), "`--moe-router-load-balancing-type seq_aux_loss`", _router),
     Rule(("--norm-topk-prob",), "not needed without `--moe-router-pre-softmax`, which is removed", lambda made: None),
     Rule(
-        ("--rope-scaling-type", *_ROPE_FLAGS, *_ROPE_OTHERS),
+        ("--rope-scaling-type", *_ROPE_FLAGS, *_ROPE_OTHERS, "--beta-fast", "--beta-slow"),
         "`--rope-type yarn` with multi-latent attention, `--use-rope-scaling` for llama3, "
-        "`--rotary-seq-len-interpolation-factor` for linear; values that Megatron-LM fixes are compared",
+        "`--rotary-seq-len-interpolation-factor` for linear; `--original-max-position-embeddings`, `--beta-fast` and "
+        "`--beta-slow` are options here; values that Megatron-LM fixes are compared",
         _rotary,
     ),
     Rule(

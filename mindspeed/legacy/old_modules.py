@@ -10,6 +10,7 @@ OLD_MODULES: Final[dict[str, tuple[str, ...] | str]] = {
     "mindspeed.args_utils": "get_mindspeed_args, get_full_args and process_args are the names that exist in it",
     "mindspeed.arguments": "process_args is the name that exists in it; Megatron-LM's parser reads everything else",
     "mindspeed.auto_settings": ("auto-tuning",),
+    "mindspeed.auto_tuning": ("auto-tuning",),
     "mindspeed.checkpointing": "Megatron writes the checkpoints; features add to them by the hooks save_extra and load_extra",
     "mindspeed.core": "'mindspeed features list' shows the features, which do the work of its modules",
     "mindspeed.core.auto_parallel": ("auto-tuning",),
@@ -49,6 +50,7 @@ OLD_MODULES: Final[dict[str, tuple[str, ...] | str]] = {
     "mindspeed.core.fusions.ring_attn_update": "--features ring-attention-update, or mindspeed.ops.npu_ring_attention_update",
     "mindspeed.core.fusions.rms_norm": "--features rms-norm, or mindspeed.ops.rms_norm",
     "mindspeed.core.megatron_basic": "the platform of every plan makes Megatron run on the device",
+    "mindspeed.core.megatron_basic.count_zero_fix": "Megatron's own optimizers count the zeros of gradients",
     "mindspeed.core.memory": "the features adaptive-recompute, swap-attention and swap-optimizer move memory to the host",
     "mindspeed.core.memory.adaptive_recomputing": ("adaptive-recompute",),
     "mindspeed.core.memory.reuse_param": ("reuse-fp32-param",),
@@ -141,6 +143,7 @@ OLD_MODULES: Final[dict[str, tuple[str, ...] | str]] = {
     "mindspeed.utils": (
         "context-parallel slices every batch, and eod-reset reads from the batch where documents end: nothing has to be set"
     ),
+    "mindspeed.utils._gather_hccl": ("gloo-free-checkpoint",),
     "mindspeed.yaml_arguments": "Megatron-LM's own --yaml-cfg",
 }
 """Old modules by prefix, of which the longest counts: the features that do its work, or a sentence."""

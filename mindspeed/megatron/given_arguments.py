@@ -9,6 +9,7 @@ from typing import Any
 
 from mindspeed.inspection.cli_arguments import Surface, surface
 from mindspeed.inspection.releases import recorded_releases
+from mindspeed.megatron.field_options import with_field_options
 from mindspeed.plugins.megatron_flags import MegatronFlag
 from mindspeed.resolution.planned_feature import PlanNote
 from mindspeed.resolution.request import Layer
@@ -105,9 +106,9 @@ def unknown_options(arguments: Sequence[str], known: Surface) -> list[str]:
 
 
 def surface_or_nearest(version: str | None) -> Surface:
-    """The arguments of this Megatron, or of the recorded one that is nearest to it."""
+    """The arguments of this Megatron, or of the recorded one that is nearest to it, and ours for fields without an option."""
     known = surface(version) if version is not None else None
-    return known or surface(recorded_releases("command_line")[0]) or Surface("", ())
+    return with_field_options(known or surface(recorded_releases("command_line")[0]) or Surface("", ()))
 
 
 class _Give(argparse.Action):
