@@ -51,6 +51,16 @@ torch.npu = npu = SimpleNamespace(  # type: ignore[attr-defined]
 
 torch.cuda.device_count = lambda: 8  # type: ignore[assignment]
 
+_set_start_method = torch.multiprocessing.set_start_method
+
+
+def _forked(method: str, force: bool = False) -> None:
+    """Start processes with what this one has imported: eight of them import torch for a minute."""
+    _set_start_method("fork", force=force)
+
+
+torch.multiprocessing.set_start_method = _forked
+
 
 class _Named:
     """A backend of a process group under the name that operators find the group by."""
