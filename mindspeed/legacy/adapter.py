@@ -6,6 +6,7 @@ import argparse
 import traceback
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any, Final, Literal, cast
 
 from pydantic import ConfigDict, Field, PrivateAttr, create_model
@@ -116,12 +117,21 @@ def registrations_of(adapter: OldFeature) -> list[Registration]:
             raise
         except ImportError as error:
             text = f"{adapter.spec.name} imports what is not installed here when it registers its patches: {error}"
-            problem = Problem("MS406", text, (adapter.spec.name,), fix="plan it where torch and megatron are installed")
-            raise MindSpeedError([problem]) from error
+            raise MindSpeedError([Problem("MS406", text, (adapter.spec.name,), fix=_fix_of_import(error))]) from error
         except Exception as error:  # foreign code may fail in any way
             text = f"{adapter.spec.name} failed when it registered its patches: {refusal_of(error)}"
             raise MindSpeedError([Problem("MS901", text, (adapter.spec.name,))]) from error
     return registered
+
+
+def _fix_of_import(error: ImportError) -> str:
+    """Name what is missing: a package, or a name that another version of an installed one has."""
+    package = (error.name or "").partition(".")[0]
+    if not isinstance(error, ModuleNotFoundError) or (package and find_spec(package) is not None):
+        return f"use the version of {package or 'the package'} that it was written for"
+    return (
+        f"install {package}" if package not in ("", "torch", "megatron") else "plan it where torch and megatron are installed"
+    )
 
 
 def arguments_for(

@@ -1,14 +1,12 @@
-"""Options for fields of Megatron's configuration that Megatron-LM's parser lacks. Light, except for what a parser calls.
+"""Options for fields of Megatron's configuration that Megatron-LM's parser lacks. Light.
 
-Megatron-LM makes its configuration from the attributes of its arguments that have the names of fields, so that an option with
-such a name is all that a field needs.
+They are taken from the command line before that parser reads it, and reach the configuration as a feature's arguments do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from mindspeed.inspection.cli_arguments import Argument, Surface
 
@@ -19,8 +17,6 @@ FIELD_OPTIONS: Final = (
 )
 """Fields of the YaRN rotary embedding of multi-latent attention."""
 
-_KINDS: Final = {"int": int, "float": float}
-
 
 def with_field_options(known: Surface) -> Surface:
     """The arguments of a Megatron-LM and the options of this module that it does not have itself."""
@@ -28,17 +24,6 @@ def with_field_options(known: Surface) -> Surface:
     return replace(known, arguments=(*known.arguments, *missing))
 
 
-def add_field_options(provider: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
-    """Wrap a script's ``extra_args_provider``: after it, the parser has the options; one that is not given sets nothing."""
-
-    def provide(parser: Any) -> Any:
-        import argparse
-
-        parser = provider(parser) if provider is not None else parser
-        for argument in FIELD_OPTIONS:
-            if parser._option_string_actions.keys().isdisjoint(argument.options):
-                kind = _KINDS[argument.type or "int"]
-                parser.add_argument(*argument.options, dest=argument.dest, type=kind, default=argparse.SUPPRESS)
-        return parser
-
-    return provide
+def field_options_in(known: Surface) -> tuple[Argument, ...]:
+    """The options among these that are not Megatron-LM's own."""
+    return tuple(argument for argument in FIELD_OPTIONS if known.by_option.get(argument.options[0]) is argument)

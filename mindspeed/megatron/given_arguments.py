@@ -63,7 +63,7 @@ def without_arguments(
     ]
     rest = list(arguments)
     for dest in owners:
-        rest = _without_option(rest, dest, known)
+        rest = without_option(rest, dest, known)
     return {dest: value for dest, value in given.items() if dest not in owners}, rest, notes
 
 
@@ -72,7 +72,8 @@ def _belongs(flag: MegatronFlag, given: Mapping[str, Given]) -> bool:
     return flag.dest in given and not flag.is_choice and (flag.switch == "on" or bool(flag.setting))
 
 
-def _without_option(arguments: Sequence[str], dest: str, known: Surface) -> list[str]:
+def without_option(arguments: Sequence[str], dest: str, known: Surface) -> list[str]:
+    """The command line without the options of one argument and their values."""
     rest, skipped = [], 0
     for word in arguments:
         option, equals, _ = word.partition("=")

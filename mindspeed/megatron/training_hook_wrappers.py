@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from mindspeed.inspection.cli_arguments import surface
 from mindspeed.megatron import training_flags as flags
-from mindspeed.megatron.field_options import add_field_options
 from mindspeed.megatron.training_plan import contradiction, unsupported_arguments
 from mindspeed.planning import checkpoint_state
 from mindspeed.planning.fingerprint import Content
@@ -98,9 +97,8 @@ def _default(active: session.Session, dest: str) -> Any:
 
 @wrapper
 def parse_args_for_platform(original: Function, *args: Any, **kwargs: Any) -> Any:
-    """Wrap ``parse_args(extra_args_provider, ...)``, see `add_field_options` and `put_platform_values`."""
-    provider, rest = (args[0], args[1:]) if args else (kwargs.pop("extra_args_provider", None), ())
-    parsed = original(add_field_options(provider), *rest, **kwargs)
+    """Wrap ``parse_args``, see `put_platform_values`."""
+    parsed = original(*args, **kwargs)
     put_platform_values(parsed)
     return parsed
 

@@ -10,12 +10,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from mindspeed.inspection.cli_arguments import Surface
 from mindspeed.inspection.megatron_copies import mixed_roots, package_root, python_problem
 from mindspeed.megatron import training_flags as flags
-from mindspeed.megatron.given_arguments import Given
+from mindspeed.megatron.field_options import field_options_in
+from mindspeed.megatron.given_arguments import Given, surface_or_nearest, without_option
 from mindspeed.megatron.training_request import ScriptRequest, read_command_line
 from mindspeed.planning.plan import ActivationPlan, PlannedOverride
 from mindspeed.plugins.discovery import Catalog
+from mindspeed.plugins.patches import ArgOverride
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
 from mindspeed.plugins.world import PARALLEL_SIZES
 from mindspeed.resolution.environment import Environment
@@ -69,7 +72,7 @@ def plan_training(
     except ResolutionError as error:
         raise ResolutionError(replace(problem, fix=in_megatrons_words(problem.fix)) for problem in error.problems) from None
     plan = replace(plan, rows=(*plan.rows, *request.notes))
-    plan = _with_served(plan, request.given)
+    request, plan = _with_fields(request, _with_served(plan, request.given), surface_or_nearest(version))
     if problems := [*contradicted(request.given, plan.overrides), *_ignored_by_layers(request.given, plan.overrides)]:
         raise ResolutionError(problems)
     return request, plan
@@ -90,6 +93,18 @@ def report_beside(request: ScriptRequest, environ: MutableMapping[str, str]) -> 
     if REPORT_VARIABLE not in environ:
         folder.mkdir(parents=True, exist_ok=True)
         environ[REPORT_VARIABLE] = str(folder / REPORT_NAME)
+
+
+def _with_fields(request: ScriptRequest, plan: ActivationPlan, known: Surface) -> tuple[ScriptRequest, ActivationPlan]:
+    """Let options that Megatron-LM's parser lacks set the fields of Megatron's configuration, and take them from the rest."""
+    rest, overrides = list(request.rest), list(plan.overrides)
+    for argument in field_options_in(known):
+        if argument.dest in request.given:
+            reason = f"{argument.options[0]} is on the command line, and Megatron-LM's parser has no such option"
+            override = ArgOverride(argument.dest, request.given[argument.dest].value, reason)
+            overrides.append(PlannedOverride(("command line",), override))
+            rest = without_option(rest, argument.dest, known)
+    return replace(request, rest=tuple(rest)), replace(plan, overrides=tuple(overrides))
 
 
 def _with_served(plan: ActivationPlan, given: Mapping[str, Given]) -> ActivationPlan:

@@ -301,3 +301,18 @@ def test_a_feature_that_needs_a_package_that_is_missing_says_so():
     assert problem.message == (
         "compat:needy imports what is not installed here when it registers its patches: No module named 'no_such_accelerator'"
     )
+    assert problem.fix == "install no_such_accelerator"
+
+
+def test_a_feature_that_is_written_for_another_version_of_a_package_says_so():
+    class Elsewhere(MindSpeedFeature):
+        def __init__(self):
+            super().__init__("elsewhere", optimization_level=0)
+
+        def register_patches(self, patch_manager, args):
+            from tests.legacy.targets import no_longer_there
+
+            patch_manager.register_patch("tests.legacy.targets.double", no_longer_there)
+
+    (problem,) = problems_of(apply, Elsewhere())
+    assert (problem.code, problem.fix) == ("MS406", "use the version of tests that it was written for")

@@ -1,0 +1,45 @@
+"""Options for fields of Megatron's configuration that Megatron-LM's parser lacks."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+from megatron.core.transformer.transformer_config import MLATransformerConfig
+
+from mindspeed import registry
+from mindspeed.inspection.cli_arguments import Argument, Surface, surface
+from mindspeed.inspection.releases import recorded_releases
+from mindspeed.megatron.field_options import FIELD_OPTIONS, field_options_in, with_field_options
+from mindspeed.resolution.environment import made_up
+
+
+@pytest.mark.parametrize("argument", FIELD_OPTIONS, ids=lambda argument: argument.dest)
+def test_every_option_has_the_name_of_a_field(argument):
+    assert argument.dest in {field.name for field in fields(MLATransformerConfig)}
+    assert argument.options == (f"--{argument.dest.replace('_', '-')}",)
+
+
+def test_a_field_is_a_row_of_the_plan_and_leaves_the_command_line():
+    line = ["--num-layers", "2", "--multi-latent-attention", "--beta-fast", "1", "--lr=1"]
+    request, plan = registry.plan_training(line, {}, replace(made_up("cpu", "0.16.1"), world_size=1))
+    (row,) = [row for row in plan.overrides if row.owners == ("command line",)]
+    assert (row.override.argument, row.override.value) == ("beta_fast", 1.0)
+    assert request.rest == ("--num-layers", "2", "--multi-latent-attention", "--lr=1")
+    _, without = registry.plan_training(line[:3], {}, replace(made_up("cpu", "0.16.1"), world_size=1))
+    assert plan.digest != without.digest
+
+
+def test_an_option_that_megatron_has_stays_megatrons():
+    theirs = Argument(("--beta-fast",), "beta_fast", type="int")
+    known = with_field_options(Surface("1", (theirs,)))
+    assert known.by_option["--beta-fast"] is theirs
+    assert [argument.dest for argument in field_options_in(known)] == ["original_max_position_embeddings", "beta_slow"]
+
+
+def test_no_recorded_megatron_has_the_options_by_another_meaning():
+    for version in recorded_releases("command_line"):
+        own = surface(version).by_option
+        for argument in FIELD_OPTIONS:
+            option = own.get(argument.options[0], argument)
+            assert (option.dest, option.type) == (argument.dest, argument.type)
