@@ -15,8 +15,9 @@ from mindspeed.inspection.megatron_copies import mixed_roots, package_root, pyth
 from mindspeed.megatron import training_flags as flags
 from mindspeed.megatron.field_options import field_options_in
 from mindspeed.megatron.given_arguments import Given, surface_or_nearest, without_option
+from mindspeed.megatron.hook_points import MegatronHookPoints, hook_points_for
 from mindspeed.megatron.training_request import ScriptRequest, read_command_line
-from mindspeed.planning.plan import ActivationPlan, PlannedOverride
+from mindspeed.planning.plan import ActivationPlan, PlannedOverride, PlannedPatch
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.patches import ArgOverride
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
@@ -97,14 +98,24 @@ def report_beside(request: ScriptRequest, environ: MutableMapping[str, str]) -> 
 
 def _with_fields(request: ScriptRequest, plan: ActivationPlan, known: Surface) -> tuple[ScriptRequest, ActivationPlan]:
     """Let options that Megatron-LM's parser lacks set the fields of Megatron's configuration, and take them from the rest."""
+    options = [argument for argument in field_options_in(known) if argument.dest in request.given]
+    if not options:
+        return request, plan
     rest, overrides = list(request.rest), list(plan.overrides)
-    for argument in field_options_in(known):
-        if argument.dest in request.given:
-            reason = f"{argument.options[0]} is on the command line, and Megatron-LM's parser has no such option"
-            override = ArgOverride(argument.dest, request.given[argument.dest].value, reason)
-            overrides.append(PlannedOverride(("command line",), override))
-            rest = without_option(rest, argument.dest, known)
-    return replace(request, rest=tuple(rest)), replace(plan, overrides=tuple(overrides))
+    for argument in options:
+        reason = f"{argument.options[0]} is on the command line, and Megatron-LM's parser has no such option"
+        override = ArgOverride(argument.dest, request.given[argument.dest].value, reason)
+        overrides.append(PlannedOverride(("command line",), override))
+        rest = without_option(rest, argument.dest, known)
+    patched = {planned.patch.target for planned in plan.patches}
+    needed = hook_points_for((), {argument.dest for argument in options}, megatron=plan.environment.get("megatron"))
+    patches = [
+        PlannedPatch(MegatronHookPoints.spec.name, patch, patch.target)
+        for patch in needed
+        if patch.target.startswith("megatron.core.") and patch.target not in patched
+    ]
+    changed = replace(plan, overrides=tuple(overrides), patches=(*plan.patches, *patches))
+    return replace(request, rest=tuple(rest)), changed
 
 
 def _with_served(plan: ActivationPlan, given: Mapping[str, Given]) -> ActivationPlan:

@@ -10,6 +10,7 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig
 from mindspeed import registry
 from mindspeed.inspection.cli_arguments import Argument, Surface, surface
 from mindspeed.inspection.releases import recorded_releases
+from mindspeed.megatron.argument_overrides import unused_overrides
 from mindspeed.megatron.field_options import FIELD_OPTIONS, field_options_in, with_field_options
 from mindspeed.resolution.environment import made_up
 
@@ -28,6 +29,20 @@ def test_a_field_is_a_row_of_the_plan_and_leaves_the_command_line():
     assert request.rest == ("--num-layers", "2", "--multi-latent-attention", "--lr=1")
     _, without = registry.plan_training(line[:3], {}, replace(made_up("cpu", "0.16.1"), world_size=1))
     assert plan.digest != without.digest
+
+
+def test_the_configuration_takes_the_field_of_the_command_line(monkeypatch):
+    monkeypatch.setenv("MINDSPEED_REPORT", "")
+    line = ["--num-layers", "2", "--multi-latent-attention", "--beta-fast", "1"]
+    _, plan = registry.plan_training(line, {}, replace(registry.probe(), world_size=1))
+    registry.activate(plan)
+    try:
+        config = MLATransformerConfig(num_layers=2, hidden_size=16, num_attention_heads=2)
+        assert (config.beta_fast, config.beta_slow) == (1.0, 1)
+        assert "beta_fast" not in [row.override.argument for row in unused_overrides()]
+    finally:
+        registry.deactivate()
+    assert MLATransformerConfig(num_layers=2, hidden_size=16, num_attention_heads=2).beta_fast == 32
 
 
 def test_an_option_that_megatron_has_stays_megatrons():
