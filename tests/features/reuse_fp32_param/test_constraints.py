@@ -28,16 +28,19 @@ def test_other_weights_are_refused(dtype: str) -> None:
     ]
 
 
-def test_no_parts_are_refused() -> None:
-    (problem,) = refusals(NAME, settings={NAME: {"parts": 0}}, dtype="bf16")
-    assert "reuse-fp32-param.parts" in problem
-    assert "greater than or equal to 1" in problem
+def test_one_part_is_accepted_and_none_is_refused() -> None:
+    assert refusals(NAME, settings={NAME: {"parts": 1}}, dtype="bf16") == []
+    assert refusals(NAME, settings={NAME: {"parts": 0}}, dtype="bf16") == [
+        f"MS301 {NAME}.parts is 0: input should be greater than or equal to 1 "
+        f"| --set {NAME}.parts=16  # windows of an optimizer step; only the main weights of one exist at a time"
+    ]
 
 
 def test_a_configuration_with_qk_clipping_is_refused() -> None:
     feature().config_ready(SimpleNamespace(qk_clip=False))
-    with pytest.raises(MindSpeedError, match="QK clipping writes main weights between steps"):
+    with pytest.raises(MindSpeedError) as error:
         feature().config_ready(SimpleNamespace(qk_clip=True))
+    assert str(error.value) == f"MS304 {NAME}: QK clipping writes main weights between steps\n  fix: remove {NAME}"
 
 
 def test_an_optimizer_without_bf16_weights_is_refused() -> None:

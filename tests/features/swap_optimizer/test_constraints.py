@@ -25,16 +25,19 @@ def test_residuals_are_made_inside_of_its_windows() -> None:
     assert active(NAME, REUSE, dtype="bf16")[-2:] == [REUSE, NAME]
 
 
-def test_no_parts_are_refused() -> None:
-    (problem,) = refusals(NAME, settings={NAME: {"parts": 0}})
-    assert "swap-optimizer.parts" in problem
-    assert "greater than or equal to 1" in problem
+def test_one_part_is_accepted_and_none_is_refused() -> None:
+    assert refusals(NAME, settings={NAME: {"parts": 1}}, dtype="bf16") == []
+    assert refusals(NAME, settings={NAME: {"parts": 0}}, dtype="bf16") == [
+        f"MS301 {NAME}.parts is 0: input should be greater than or equal to 1 "
+        f"| --set {NAME}.parts=16  # windows of an optimizer step; three of them are on the device at most"
+    ]
 
 
 def test_a_configuration_with_qk_clipping_is_refused() -> None:
     feature().config_ready(SimpleNamespace(qk_clip=False))
-    with pytest.raises(MindSpeedError, match="QK clipping writes main weights between steps"):
+    with pytest.raises(MindSpeedError) as error:
         feature().config_ready(SimpleNamespace(qk_clip=True))
+    assert str(error.value) == f"MS304 {NAME}: QK clipping writes main weights between steps\n  fix: remove {NAME}"
 
 
 def test_an_optimizer_that_looks_at_whole_matrices_is_refused() -> None:
