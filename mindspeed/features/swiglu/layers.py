@@ -32,18 +32,21 @@ def fits(config: Any) -> bool:
     return not misfits(config)
 
 
+def _any_set(*options: Any) -> bool:
+    """Return whether an option asks for what the operator does not compute; a clamp of zero does."""
+    return any(option is not None and option is not False for option in options)
+
+
 def with_operator(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Around ``bias_swiglu_impl``: SwiGLU of ``input + bias`` over the last dimension.
 
-    Megatron's own stores its input in fp8 or on the host.
+    Megatron's own stores its input in fp8 or on the host, and since 0.20 clamps: any of these ``options`` calls it.
     """
 
     @functools.wraps(original)
-    def bias_swiglu(
-        input: Tensor, bias: Tensor | None, fp8_input_store: bool = False, cpu_offload_input: bool = False
-    ) -> Tensor:
-        if fp8_input_store or cpu_offload_input:
-            return original(input, bias, fp8_input_store, cpu_offload_input)
+    def bias_swiglu(input: Tensor, bias: Tensor | None, *options: Any, **named: Any) -> Tensor:
+        if _any_set(*options, *named.values()):
+            return original(input, bias, *options, **named)
         return swiglu(input if bias is None else input + bias)
 
     return bias_swiglu
@@ -56,9 +59,9 @@ def with_weighted_operator(original: Callable[..., Tensor]) -> Callable[..., Ten
     """
 
     @functools.wraps(original)
-    def weighted_bias_swiglu(input: Tensor, bias: Tensor | None, weights: Tensor, fp8_input_store: bool = False) -> Tensor:
-        if fp8_input_store:
-            return original(input, bias, weights, fp8_input_store)
+    def weighted_bias_swiglu(input: Tensor, bias: Tensor | None, weights: Tensor, *options: Any, **named: Any) -> Tensor:
+        if _any_set(*options, *named.values()):
+            return original(input, bias, weights, *options, **named)
         return (swiglu(input if bias is None else input + bias) * weights).to(input.dtype)
 
     return weighted_bias_swiglu

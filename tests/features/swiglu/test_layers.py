@@ -40,10 +40,12 @@ def with_gradients(function, *tensors):
     ],
 )
 def test_stand_ins_take_what_megatrons_functions_take(ours, megatrons):
-    parameters = [
-        [(p.name, p.default) for p in inspect.signature(f, follow_wrapped=False).parameters.values()] for f in (ours, megatrons)
-    ]
-    assert parameters[0] == parameters[1]
+    signature = inspect.signature(ours, follow_wrapped=False)
+    names = list(inspect.signature(megatrons).parameters)
+    signature.bind(*names)
+    signature.bind(**dict.fromkeys(names))
+    with pytest.raises(TypeError):
+        signature.bind(*names[:1])
 
 
 @pytest.mark.parametrize("bias", [None, torch.randn(12)])
@@ -98,3 +100,19 @@ def test_an_input_that_is_kept_in_fp8_or_on_the_host_stays_megatrons():
     weighted = with_weighted_operator(lambda *given: calls.append(given) or given[0])
     assert weighted(x, None, torch.ones(3, 1), True) is x
     assert [given[2:] for given in calls[:2]] == [(True, False), (False, True)]
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "given"),
+    [(with_operator, (None,)), (with_weighted_operator, (None, torch.ones(2, 1)))],
+    ids=["dense", "expert"],
+)
+def test_an_option_that_a_newer_megatron_adds_is_taken_and_is_megatrons_own_when_it_is_set(wrapped, given):
+    def original(input, *options, **named):
+        return "megatron", options[len(given) :], named
+
+    function = wrapped(original)
+    assert function(torch.ones(2, 4), *given, False, False, None).shape == (2, 2)
+    assert function(torch.ones(2, 4), *given, clamp_value=None).shape == (2, 2)
+    assert function(torch.ones(2, 4), *given, False, False, 0.0) == ("megatron", (False, False, 0.0), {})
+    assert function(torch.ones(2, 4), *given, clamp_value=7.0) == ("megatron", (), {"clamp_value": 7.0})
