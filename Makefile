@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: train test ops test-long test-changed test-versions releases test-triton test-npu-contract test-deepspeed lint bench docs clean
+.PHONY: train test ops test-long test-changed test-versions test-pythons releases test-triton test-npu-contract test-deepspeed lint bench docs clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -41,6 +41,20 @@ build/megatron/%/installed: | $(VENV)/installed
 test-versions: $(VENV)/installed $(MEGATRONS:%=build/megatron/%/installed)  ## the features on the other Megatron versions, and on the checkouts in MINDSPEED_MEGATRONS
 	MINDSPEED_MEGATRONS=build/megatron:$(MINDSPEED_MEGATRONS) $(BIN)/python -m pytest -q -m long tests/megatron/versions
 	$(BIN)/python -m tools.docs.version_results build/versions
+
+PYTHONS := 3.10 3.12 3.13
+MINDSPEED_PYTHONS ?= build/pythons
+
+build/pythons/%/installed: pyproject.toml constraints.txt
+	if command -v python$* >/dev/null; then \
+	  test -x $(@D)/bin/python || python$* -m venv $(@D); \
+	  $(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0 && \
+	  $(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' && touch $@; \
+	else echo "no python$* on PATH: it is not tested"; fi
+
+test-pythons: $(VENV)/installed $(if $(filter build/pythons,$(MINDSPEED_PYTHONS)),$(PYTHONS:%=build/pythons/%/installed))  ## the other Pythons, with the Megatron versions that take them; MINDSPEED_PYTHONS names ready environments
+	MINDSPEED_PYTHONS=$(MINDSPEED_PYTHONS) $(BIN)/python -m pytest -q -m long tests/pythons
+	$(BIN)/python -m tools.docs.python_results build/python-results
 
 RECORDED := 0.16.1 0.12.1 0.14.0 0.15.3
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -35,9 +37,55 @@ class Combination:
     state: str
 
 
+@dataclass(frozen=True, slots=True)
+class PythonResult:
+    """What `make test-pythons` found under a Python: checks and claims by name, each ``passed`` or the reason why not."""
+
+    python: str
+    torch: str
+    checks: dict[str, str]
+    claims: dict[str, str]
+
+    @property
+    def short(self) -> str:
+        """The version without its last number, as in ``3.12``."""
+        return self.python.rpartition(".")[0]
+
+    @property
+    def support(self) -> Support:
+        """The row of this Python."""
+        every = {**self.checks, **{f"claims beside {version}": answer for version, answer in self.claims.items()}}
+        if failed := [name for name, answer in every.items() if answer.startswith("fails")]:
+            return Support("Python", self.short, "fails", f"`make test-pythons`: {', '.join(failed)}")
+        passed = ", ".join(version for version, answer in self.claims.items() if answer == "passed")
+        return Support("Python", self.short, "tested, long", f"{', '.join(self.checks)}; claims beside megatron-core {passed}")
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as `make test-pythons` writes it."""
+        return asdict(self)
+
+
+PYTHON_RESULTS: Final = Path(__file__).with_name("python_results.json")
+
+
+def python_results() -> tuple[PythonResult, ...]:
+    """Return what was found under each Python, lowest version first."""
+    found = json.loads(PYTHON_RESULTS.read_text(encoding="utf-8"))
+    return tuple(PythonResult(**row) for row in found.values())
+
+
+def _cells() -> Iterator[Support]:
+    """The rows of the matrix, where those of Pythons follow the first one, which is written by hand."""
+    yield Support("mindspeed", __version__, "tested")
+    for row in _MATRIX["cells"]:
+        yield Support(*row)
+        if row[0] == "Python":
+            yield from (result.support for result in python_results())
+
+
 _MATRIX: Final = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 MEANING: Final[dict[str, str]] = _MATRIX["states"]
-CELLS: Final = (Support("mindspeed", __version__, "tested"), *(Support(*row) for row in _MATRIX["cells"]))
+CELLS: Final = tuple(_cells())
 COMBINATIONS: Final = tuple(Combination(*row) for row in _MATRIX["combinations"])
 
 

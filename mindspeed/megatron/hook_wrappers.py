@@ -214,9 +214,14 @@ def group_sizes() -> dict[str, int]:
 
 def get_group(name: str) -> Any:
     """Return a group of this rank by its name in Megatron's ProcessGroupCollection: tp, pp, cp, dp, dp_cp, ep, embd ..."""
-    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core import parallel_state, process_groups_config
 
-    return getattr(ProcessGroupCollection.use_mpu_process_groups([name]), name)
+    collection = getattr(process_groups_config, "ProcessGroupCollection", None)
+    if collection is None:  # Megatron 0.14 has two classes, and only that without the data-parallel groups reads the state
+        if name in ("dp", "dp_cp"):
+            return parallel_state.get_data_parallel_group(with_context_parallel=name == "dp_cp")
+        collection = process_groups_config.ModelCommProcessGroups
+    return getattr(collection.use_mpu_process_groups([name]), name)
 
 
 def _implemented(hook: str) -> bool:

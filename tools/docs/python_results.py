@@ -1,0 +1,39 @@
+"""Take over what `make test-pythons` found: ``python -m tools.docs.python_results build/python-results``.
+
+It is kept in mindspeed/diagnostics/python_results.json: for each Python its exact version, its torch, the checks and, for
+each Megatron, ``passed`` or the reason why the claims were not verified.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from packaging.version import Version
+
+from mindspeed.diagnostics.support_matrix import PYTHON_RESULTS, PythonResult, python_results
+from tools.docs.markdown import table
+
+NOT_AT_HAND: Final = "not at hand when it was run"
+
+
+def python_table(results: Sequence[PythonResult]) -> list[str]:
+    """Return a row for each check and each Megatron, a column for each Python."""
+    checks = sorted({name for result in results for name in result.checks})
+    megatrons = sorted({version for result in results for version in result.claims}, key=Version)
+    rows = [[name, *(result.checks.get(name, NOT_AT_HAND) for result in results)] for name in checks]
+    rows += [
+        [f"claims beside megatron-core {version}", *(result.claims.get(version, NOT_AT_HAND) for result in results)]
+        for version in megatrons
+    ]
+    return table(("what", *(f"Python {result.python}, torch {result.torch}" for result in results)), rows)
+
+
+if __name__ == "__main__":
+    found = {result.short: result.to_json() for result in python_results()}
+    for file in sorted(Path(sys.argv[1]).glob("*.json")):
+        found[file.stem] = json.loads(file.read_text(encoding="utf-8"))
+    PYTHON_RESULTS.write_text(json.dumps(dict(sorted(found.items(), key=lambda row: Version(row[0]))), indent=1) + "\n")
