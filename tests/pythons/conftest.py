@@ -91,7 +91,7 @@ def answers(python: Interpreter) -> Iterator[dict[str, Any]]:
     (RESULTS / f"{python.version}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
-@pytest.fixture(scope="session", params=[None, *unpacked()], ids=lambda one: one.version if one else "installed")
+@pytest.fixture(params=[None, *unpacked()], ids=lambda one: one.version if one else "installed")
 def beside(request: pytest.FixtureRequest) -> Megatron | None:
     """Give the Megatron that is installed, then each that is unpacked."""
     return request.param
