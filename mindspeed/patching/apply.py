@@ -19,10 +19,11 @@ from mindspeed.patching.aliases import Rebinder
 from mindspeed.patching.imported_values import follow_imports
 from mindspeed.patching.imports import PatchFinder
 from mindspeed.patching.journal import Journal
-from mindspeed.patching.site_patch import PatchedSite, SitePatches, by_site, import_values, loaded_object, locate
+from mindspeed.patching.site_patch import PatchedSite, SitePatches, by_site, import_values, loaded_object, locate, value_key
 from mindspeed.patching.stale_references import stale_holders
 from mindspeed.planning.patch_checks import check_patches, missing_target, with_sites
 from mindspeed.planning.plan import PlannedPatch
+from mindspeed.plugins.patches import Set
 from mindspeed.plugins.problems import PatchError, Problem
 from mindspeed.plugins.tracing import trace
 
@@ -175,6 +176,10 @@ class AppliedPatches:
         for name in found.names():
             other = self._by_name.get(name)
             if other is not None and other.group.site != group.site:
+                if _sets(layer, values, other.current):  # a build where two names are one object: the rebinding reaches both
+                    found.current = other.current
+                    self._bound.append(found)
+                    return
                 text = f"{group.site} and {other.group.site} are two names of one object"
                 owners = (other.group.owner, group.owner)
                 raise PatchError([Problem("MS402", text, owners, fix="patch the name in the module that defines it")])
@@ -247,6 +252,11 @@ class AppliedPatches:
 def _packages(bound: Sequence[PatchedSite]) -> set[str]:
     """Top-level packages of some sites."""
     return {one.group.module.partition(".")[0] for one in bound}
+
+
+def _sets(layer: Sequence[PlannedPatch], values: Mapping[str, Any], value: Any) -> bool:
+    """Return whether a layer does nothing but set this very object."""
+    return all(isinstance(planned.patch, Set) and values[value_key(planned)] is value for planned in layer)
 
 
 def _all(action: Callable[[SitePatches], None], groups: Sequence[SitePatches]) -> None:

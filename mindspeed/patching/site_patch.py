@@ -112,7 +112,7 @@ class PatchedSite:
         """Compose the patches of a layer over the original and bind the result. Returns what was made for each patch."""
         parts = []
         for planned in layer:
-            self.current, self.fresh = _compose(planned, values[_key(planned)], self)
+            self.current, self.fresh = _compose(planned, values[value_key(planned)], self)
             parts.append((planned, self.current))
             if isinstance(self.current, type):
                 self.layers = (*self.layers, self.current)
@@ -154,13 +154,14 @@ class PatchedSite:
         return [Substitution(new, old) for old, new in _pairs(self.original, self.current)] if self.fresh else []
 
 
-def _key(planned: PlannedPatch) -> str:
+def value_key(planned: PlannedPatch) -> str:
+    """Name what a patch puts in place, among everything that a plan imports."""
     return f"{planned.owner} {planned.patch.kind} {planned.patch.value!r}"
 
 
 def import_values(group: SitePatches) -> dict[str, Any]:
     """Import everything that the patches of a site name."""
-    return {_key(planned): import_value(planned) for planned in group.patches}
+    return {value_key(planned): import_value(planned) for planned in group.patches}
 
 
 def _pairs(old: Any, new: Any) -> list[tuple[Any, Any]]:

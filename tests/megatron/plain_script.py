@@ -38,6 +38,7 @@ def parse(argv=None):
     parser.add_argument("--sequence-parallel", action="store_true")
     parser.add_argument("--ep", type=int, default=1)
     parser.add_argument("--experts", type=int)
+    parser.add_argument("--grouped-experts", action="store_true", help="one module for all experts of a rank")
     parser.add_argument("--dispatcher", choices=["allgather", "alltoall"], default="allgather")
     parser.add_argument("--distributed-optimizer", action="store_true")
     parser.add_argument("--overlap-grad-reduce", action="store_true")
@@ -67,6 +68,7 @@ def make_config(args):
         "moe_router_topk": 2,
         "moe_token_dispatcher_type": args.dispatcher,
         "moe_router_load_balancing_type": "none",
+        "moe_grouped_gemm": args.grouped_experts,
         "expert_model_parallel_size": args.ep,
     }
     full = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
@@ -121,6 +123,7 @@ def make_model(args, config):
         vp_stage = stage if stages else None
         spec = get_gpt_layer_local_spec(
             num_experts=args.experts,
+            moe_grouped_gemm=args.grouped_experts,
             multi_latent_attention=args.latent,
             normalization="RMSNorm" if args.llama else "LayerNorm",
         )

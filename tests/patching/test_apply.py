@@ -440,6 +440,21 @@ def test_two_names_of_one_object_outside_megatron_are_found_when_applied(state: 
     )
 
 
+def test_two_names_of_one_object_may_be_set_to_the_same(state: Any) -> None:
+    import fakelib
+
+    original = fakelib.helper
+    names = ("fakelib:helper", "fakelib:alias_of_helper")
+    patches = applied(*(planned("alpha", Set(name, Ref("glue:triple"), "a test")) for name in names))
+    assert fakelib.helper is fakelib.alias_of_helper is sys.modules["glue"].triple
+    assert [patches.holds(name) for name in names] == [True, True]
+    assert [site.pending for site in patches.sites] == [False, False]
+    patches.undo()
+    assert fakelib.helper is fakelib.alias_of_helper is original
+    with pytest.raises(PatchError, match="are two names of one object"):
+        applied(planned("alpha", Set(names[0], Ref("glue:triple"), "a test")), planned("alpha", Set(names[1], 3, "a test")))
+
+
 def test_a_subclass_that_cannot_follow_stops_everything(attention: Any) -> None:
     class Solid(attention.Base):  # type: ignore[name-defined, misc]
         __slots__ = ("x",)

@@ -95,5 +95,3 @@ def answers(python: Interpreter) -> Iterator[dict[str, Any]]:
 def beside(request: pytest.FixtureRequest) -> Megatron | None:
     """Give the Megatron that is installed, then each that is unpacked."""
     return request.param
-
-

@@ -53,6 +53,8 @@ def test_claims_hold_beside_a_megatron(python: Interpreter, answers: dict[str, A
     printed = python.run("-m", "tests.megatron.versions.verify_cases", *CLAIMS, megatron=beside)
     found = json.loads(printed.splitlines()[-1])
     assert found["python"] == python.versions["python"]
-    assert {name: (case["holds"], case["problems"]) for name, case in found["cases"].items()} == dict.fromkeys(CLAIMS, (True, []))
+    assert {name: (case["holds"], case["problems"]) for name, case in found["cases"].items()} == dict.fromkeys(
+        CLAIMS, (True, [])
+    )
     answers["claims"].pop("installed" if beside is None else beside.version)
     answers["claims"][found["megatron"]] = "passed"
