@@ -134,8 +134,13 @@ class Rebinder:
                 kept = {ancestor for layer in (new, *layers) for ancestor in layer.__mro__}
                 subclasses: list[type] = type.__subclasses__(old)
                 for subclass in subclasses:
-                    if subclass not in kept and subclass not in MADE:
+                    if subclass not in kept and subclass not in MADE and not self._leaves(subclass):
                         self._change_base(subclass, old, new)
+
+    def _leaves(self, subclass: type) -> bool:
+        """Return whether a class is exchanged for one that has nothing of it, so that its own bases no longer matter."""
+        exchange = self._exchanges.get(id(subclass))
+        return exchange is not None and not (isinstance(exchange.new, type) and issubclass(exchange.new, subclass))
 
     def _change_base(self, subclass: type, old: type, new: type) -> None:
         bases = tuple(new if base is old else base for base in subclass.__bases__)

@@ -7,6 +7,7 @@ layout nor the number of processes, so every layout must print the same losses a
 """
 
 import argparse
+import inspect
 import json
 import os
 import zlib
@@ -233,7 +234,8 @@ def forward_share_step(batches, model):
         "position_ids": torch.arange(length, device=torch.cuda.current_device()).unsqueeze(0),
         "attention_mask": torch.tril(torch.ones((1, 1, length, length), device=torch.cuda.current_device())) < 0.5,
     }
-    share = get_batch_on_this_cp_rank(batch)
+    hybrid = {"is_hybrid_cp": False} if "is_hybrid_cp" in inspect.signature(get_batch_on_this_cp_rank).parameters else {}
+    share = get_batch_on_this_cp_rank(batch, **hybrid)  # Megatron 0.18 and later want to be told
     counts = share.pop("loss_mask")
     output = model(share["tokens"], share["position_ids"], share["attention_mask"], labels=share["labels"], loss_mask=counts)
 

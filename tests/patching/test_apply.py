@@ -472,6 +472,26 @@ def test_a_subclass_that_cannot_follow_stops_everything(attention: Any) -> None:
     assert "cannot follow its patched base class: " in text
 
 
+def test_a_subclass_that_is_set_to_another_class_keeps_its_bases(state: Any) -> None:
+    import fakelib
+
+    class Stream(int):
+        """Has a layout of its own, as torch.cuda.Stream has in a build for CUDA."""
+
+    class ExternalStream(Stream):
+        pass
+
+    fakelib.Stream, fakelib.ExternalStream = Stream, ExternalStream
+    try:
+        names = ("fakelib:Stream", "fakelib:ExternalStream")
+        patches = applied(*(planned("alpha", Set(name, Ref("glue:Loud"), "a test")) for name in names))
+        assert fakelib.Stream is fakelib.ExternalStream is sys.modules["glue"].Loud
+        patches.undo()
+        assert (fakelib.Stream, fakelib.ExternalStream, ExternalStream.__bases__) == (Stream, ExternalStream, (Stream,))
+    finally:
+        del fakelib.Stream, fakelib.ExternalStream
+
+
 def test_a_wrapped_class_attribute_that_is_defined_elsewhere_is_patched_alone(layer: Any, state: Any) -> None:
     patches = applied(planned("alpha", Wrap("megatron.core.transformer.layer:Layer.measure", "glue:marked", "a test")))
     assert layer.Layer.measure() == ("marked", 1)

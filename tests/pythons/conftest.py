@@ -84,11 +84,13 @@ def python(request: pytest.FixtureRequest) -> Interpreter:
 
 @pytest.fixture(scope="session")
 def answers(python: Interpreter) -> Iterator[dict[str, Any]]:
-    """Collect what was found under a Python; its file is written at the end."""
-    found: dict[str, Any] = {**python.versions, "checks": {}, "claims": {}}
-    yield found
+    """Collect what was found under a Python; its file is written at the end, and what is not run again stays in it."""
     RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / f"{python.version}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    file = RESULTS / f"{python.version}.json"
+    before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    found: dict[str, Any] = {"checks": {}, "claims": {}, **before, **python.versions}
+    yield found
+    file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 @pytest.fixture(params=[None, *unpacked()], ids=lambda one: one.version if one else "installed")

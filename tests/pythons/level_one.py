@@ -1,8 +1,8 @@
 """The plain script under every level-1 feature, and what undo leaves: ``python -m tests.pythons.level_one features FILE``.
 
-With ``alone`` for ``features``: under the platform only. Each rank writes ``{"python", "megatron", "features", "reached", "losses", "norms", "undone", "left"}``: names of active level-1
-features and of those with a point that was reached, entries that differ after an activation was undone, and functions,
-classes and code objects that differ after a training was.
+With ``alone`` for ``features``: under the platform only. Each rank writes ``{"python", "megatron", "features",
+"reached", "losses", "norms", "undone", "left"}``: names of active level-1 features and of those with a point that was
+reached, entries that differ after an activation was undone, and code that differs after a training was.
 """
 
 from __future__ import annotations
