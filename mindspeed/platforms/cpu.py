@@ -63,6 +63,12 @@ _REPLACED: Final[tuple[tuple[str, str, str, str], ...]] = (
         "get_arch_list is_tf32_supported synchronize ipc_collect",
     ),
     (
+        "torch.accelerator",
+        "cpu_device",
+        "a torch built for CUDA names the accelerator that is not there",
+        "current_accelerator",
+    ),
+    (
         "torch.cuda",
         "cpu_device",
         "there is no CUDA library to ask",

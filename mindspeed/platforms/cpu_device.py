@@ -75,6 +75,10 @@ def device_count() -> int:
     return max(int(size), _current + 1)
 
 
+def current_accelerator(check_available: bool = False) -> None:
+    """Return None: code that asks for any accelerator finds what it finds in a torch without CUDA."""
+
+
 def get_device_name(device: Any = None) -> str:
     return f"CPU {platform.machine()}"
 

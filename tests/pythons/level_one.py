@@ -1,8 +1,9 @@
-"""The plain script under every level-1 feature, and what undo leaves: ``python -m tests.pythons.level_one features FILE``.
+"""The plain script under every level-1 feature, and what undo leaves: ``python -m tests.pythons.level_one KIND FILE``.
 
-With ``alone`` for ``features``: under the platform only. Each rank writes ``{"python", "megatron", "features",
-"reached", "losses", "norms", "undone", "left"}``: names of active level-1 features and of those with a point that was
-reached, entries that differ after an activation was undone, and code that differs after a training was.
+``KIND`` is ``stock`` (the platform alone), ``one`` (the features of one process) or ``two`` (all, with the sequence over two
+processes). Each rank writes ``{"python", "megatron", "features", "reached", "losses", "norms", "undone", "left"}``: the active
+level-1 features and those with a point that was reached, entries that differ after an activation was undone, and code that
+differs after a training was.
 """
 
 from __future__ import annotations
@@ -40,8 +41,12 @@ CODE: Final = (types.FunctionType, types.CodeType, types.MethodType, staticmetho
 
 
 def plan_of(kind: str) -> ActivationPlan:
-    if kind == "alone":
+    """Return the plan of a kind; a ring has blocks to merge only on several processes."""
+    if kind == "stock":
         return mindspeed.plan(level=0, platform="cpu", world={**WORLD, "world_size": 1})
+    if kind == "one":
+        names = [name for name in LEVEL_ONE if name != "ring-attention-update"]
+        return mindspeed.plan(names, platform="cpu", world={**WORLD, "world_size": 1})
     return mindspeed.plan([*LEVEL_ONE, "ring-attention"], platform="cpu", world={**WORLD, "world_size": 2, "cp": 2})
 
 
@@ -62,7 +67,7 @@ def trained(kind: str) -> tuple[list[float], list[float]]:
     from tests.megatron import plain_script
 
     torch.distributed.init_process_group("nccl")
-    flags = MODEL if kind == "alone" else (*MODEL, "--grouped-experts")
+    flags = MODEL if kind == "stock" else (*MODEL, "--grouped-experts")
     losses, norms, _ = plain_script.run(plain_script.parse(flags))
     torch.distributed.destroy_process_group()
     return losses, norms
