@@ -36,7 +36,8 @@ class Interpreter:
     def run(self, *command: str, megatron: Megatron | None = None) -> str:
         """Return the output of this Python, beside its own Megatron or another; fail with its errors."""
         path = os.pathsep.join([str(ROOT), *([str(megatron.folder)] if megatron else [])])
-        environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("MINDSPEED_")}
+        environment = {**inherited, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
         program = [str(self.program), *command]
         done = subprocess.run(program, capture_output=True, text=True, check=False, env=environment, cwd=ROOT)
         assert done.returncode == 0, f"Python {self.version}: {done.stdout[-6000:]}{done.stderr[-6000:]}"

@@ -50,7 +50,12 @@ def result_table(names: Sequence[str]) -> list[str]:
     results = kept_results()
     versions = sorted(results, key=Version)
     rows = [[name, *(results[version]["features"].get(name, NOT_RUN) for version in versions)] for name in names]
-    return table(("feature", *versions), rows)
+    return table(("feature", *(f"{version}, Python {_short(results[version])}" for version in versions)), rows)
+
+
+def _short(result: Mapping[str, Any]) -> str:
+    """Return the Python of a version's results without its last number."""
+    return str(result["python"]).rpartition(".")[0]
 
 
 if __name__ == "__main__":
