@@ -58,7 +58,8 @@ class PythonResult:
         if failed := [name for name, answer in every.items() if answer.startswith("fails")]:
             return Support("Python", self.short, "fails", f"`make test-pythons`: {', '.join(failed)}")
         passed = ", ".join(version for version, answer in self.claims.items() if answer == "passed")
-        return Support("Python", self.short, "tested, long", f"{', '.join(self.checks)}; claims beside megatron-core {passed}")
+        checks = ", ".join(name for name, answer in self.checks.items() if answer == "passed")
+        return Support("Python", self.short, "tested, long", f"{checks}; claims beside megatron-core {passed}")
 
     def to_json(self) -> dict[str, Any]:
         """The result as `make test-pythons` writes it."""

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import pytest
 
+from mindspeed.inspection.megatron_copies import version_of
 from tests.megatron.versions.conftest import Megatron
 from tests.pythons.conftest import Interpreter, refusal
 
@@ -47,7 +48,7 @@ def test_a_part_passes_its_own_tests(python: Interpreter, answers: dict[str, Any
 
 def test_claims_hold_beside_a_megatron(python: Interpreter, answers: dict[str, Any], beside: Megatron | None) -> None:
     if beside is not None and (reason := refusal(beside, python.versions["python"])):
-        answers["claims"][beside.version] = reason
+        answers["claims"][version_of(beside.folder / "megatron") or beside.version] = reason
         pytest.skip(f"megatron-core {beside.version} {reason}")
     answers["claims"]["installed" if beside is None else beside.version] = "fails"
     printed = python.run("-m", "tests.megatron.versions.verify_cases", *CLAIMS, megatron=beside)
