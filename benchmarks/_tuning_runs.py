@@ -143,7 +143,7 @@ def accuracy_rows(budget: float) -> list[Row]:
     quiet = [found for found, drift in zip(rounds, drifts, strict=True) if drift <= DRIFT]
     told = f"{len(rounds)} rounds, control drifted by {', '.join(f'{drift:.1f}' for drift in drifts) or '-'} %"
     rejected = f"rejected above {DRIFT:g} %: " if not quiet else ""
-    table = _accuracy(chosen, np.median(quiet or rounds or [[np.nan] * len(chosen)], axis=0))
+    table = _accuracy(chosen, np.median(quiet or rounds, axis=0)) if rounds else (float("nan"),) * 4
     names = (
         ("C13: Spearman correlation of predicted and measured steps", 0.97, "", True),
         ("C13: regret of the fastest predicted one, worst model", 2.0, "%", False),
