@@ -41,6 +41,11 @@ def alltoall(call: Call, received: int | None = None) -> int:
     return 2 * max(call.rows, arriving) * (2 * call.hidden * call.value + call.probability)
 
 
+def equal_tables(rows: int, hidden: int, value: int, ranks: int) -> int:
+    """Bytes that leave a rank with tables of ``rows`` rows for all experts: forth and back, forward and backward."""
+    return 4 * rows * hidden * value * (ranks - 1) // ranks
+
+
 def shared_by_tensor_ranks(call: Call, tensor_ranks: int) -> int:
     """Bytes by which ``tensor_ranks`` that share every expert gather balanced rows and sum answers, forward and backward.
 

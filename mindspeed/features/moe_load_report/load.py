@@ -48,9 +48,11 @@ def watch(chunks: Sequence[nn.Module]) -> Load:
     modules: list[Any] = [module for chunk in chunks for module in chunk.modules()]
     layers = [module for module in modules if "router" in dict(module.named_children())]
     for number, layer in enumerate(layers):
-        router, count = layer.router, partial(_count, load, number, layer.router)
-        if hasattr(layer, "routing_listeners"):  # a layer with a gate of its own
-            layer.routing_listeners.append(count)
+        router: Any = layer.router
+        listeners: Any = getattr(layer, "routing_listeners", None)
+        count = partial(_count, load, number, router)
+        if listeners is not None:  # a layer with a gate of its own
+            listeners.append(count)
         else:
             router.register_forward_hook(lambda router, inputs, output, count=count: count(output[1]))
     return load
