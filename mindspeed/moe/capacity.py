@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindspeed.moe.gating import Routing, capacity_of
+from mindspeed.moe.costs import capacity_of
+from mindspeed.moe.gating import Routing
 from mindspeed.moe.transfer import Transfer, all_gather, all_to_all, post, reduce_scatter, wait
 from mindspeed.ops.npu_fused_moe_token_permute import npu_fused_moe_token_permute
 from mindspeed.ops.npu_fused_moe_token_unpermute import npu_fused_moe_token_unpermute
@@ -165,11 +166,6 @@ def combine_by_masks(rows: Tensor, routing: Routing) -> Tensor:
     rows_EGCH = rows.view(routing.experts, groups, routing.capacity, width)
     weights_GTEC = _mask(routing, routing.weight, rows.dtype)
     return torch.einsum("gtec,egch->gth", weights_GTEC, rows_EGCH).reshape(-1, width)
-
-
-def mask_bytes(tokens: int, experts: int, capacity: int, itemsize: int) -> int:
-    """Bytes that the two masks of a layer keep for backward."""
-    return 2 * tokens * experts * capacity * itemsize
 
 
 def _mask(routing: Routing, values_GTK: Tensor, dtype: torch.dtype) -> Tensor:

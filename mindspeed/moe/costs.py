@@ -6,6 +6,8 @@ reduce-scatter the whole sum.
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from typing import NamedTuple
 
 
@@ -39,6 +41,17 @@ def alltoall(call: Call, received: int | None = None) -> int:
     """
     arriving = call.rows if received is None else received
     return 2 * max(call.rows, arriving) * (2 * call.hidden * call.value + call.probability)
+
+
+def capacity_of(tokens: int, experts: int, topk: int, factor: float, minimum: int) -> int:
+    """Places of an expert: ``tokens / experts x factor x topk``, rounded up, at least ``minimum`` and at most ``tokens``."""
+    exact = Fraction(tokens * topk, experts) * Fraction(str(factor))
+    return min(max(math.ceil(exact), minimum), tokens)
+
+
+def mask_bytes(tokens: int, experts: int, capacity: int, value: int) -> int:
+    """Bytes that the masks of dispatch and combination keep for backward, of values of ``value`` bytes."""
+    return 2 * tokens * experts * capacity * value
 
 
 def equal_tables(rows: int, hidden: int, value: int, ranks: int) -> int:

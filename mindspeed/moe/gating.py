@@ -10,10 +10,8 @@ draws are given, an expert keeps the tokens of the highest score instead of the 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Final
 
 import torch
@@ -93,12 +91,6 @@ class Routing:
         group_G11 = torch.arange(groups, device=self.expert.device).view(-1, 1, 1)
         row = (self.expert * groups + group_G11) * self.capacity + self.slot
         return torch.where(self.slot < self.capacity, row, self.rows)
-
-
-def capacity_of(tokens: int, experts: int, topk: int, factor: float, minimum: int) -> int:
-    """Places of an expert: ``tokens / experts x factor x topk``, rounded up, at least ``minimum`` and at most ``tokens``."""
-    exact = Fraction(tokens * topk, experts) * Fraction(str(factor))
-    return min(max(math.ceil(exact), minimum), tokens)
 
 
 def choose(

@@ -15,7 +15,7 @@ import zlib
 import torch
 import torch.nn.functional as F
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
-from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory, is_main_replica
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.enums import ModelType
 from megatron.core.models.gpt import GPTModel
@@ -57,6 +57,7 @@ def parse(argv=None):
     parser.add_argument("--global-batch", type=int, default=8)
     parser.add_argument("--sequence", type=int, default=32)
     parser.add_argument("--gradients", help="folder for the gradients of the first step, one file per rank")
+    parser.add_argument("--balance", type=float, default=0.0, help="coefficient of the auxiliary loss of experts")
     parser.add_argument("--save")
     parser.add_argument("--load")
     return parser.parse_args(argv)
@@ -68,8 +69,9 @@ def make_config(args):
         "num_moe_experts": args.experts,
         "moe_router_topk": 2,
         "moe_token_dispatcher_type": args.dispatcher,
-        "moe_router_load_balancing_type": "none",
         "moe_grouped_gemm": args.grouped_experts,
+        "moe_router_load_balancing_type": "aux_loss" if args.balance else "none",
+        "moe_aux_loss_coeff": args.balance,
         "expert_model_parallel_size": args.ep,
     }
     full = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}

@@ -95,6 +95,31 @@ def test_experts_on_two_ranks_give_every_gradient_of_one_process(name: str, tmp_
         assert float(torch.linalg.norm(two[key] - gradient)) <= 1e-5 * norm, key
 
 
+FORMULA = ("--set", "deepspeed-moe.reference=true", "--features", "deepspeed-moe,moe-grouped-gemm")
+CAPACITY = {
+    "masks": "deepspeed-moe,moe-grouped-gemm",
+    "rows by index, in units": "deepspeed-moe,deepspeed-moe-rearrange,pipe-experts",
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("features", CAPACITY)
+def test_capacity_gated_experts_on_two_ranks_give_every_gradient_of_the_formula(features: str, tmp_path: Path) -> None:
+    model = ("--llama", "--experts", "4", "--balance", "0.01", "--steps", "1", "--gradients")
+    known = ("--num-experts", "4", "--router-topk", "2", "--set", "deepspeed-moe.capacity_factor=0.75")
+    two_ranks = (*known, "--ep", "2", "--features", CAPACITY[features])
+    ours = losses_and_norms(2, two_ranks, (*model, str(tmp_path / "two")))
+    assert ours == pytest.approx(losses_and_norms(1, (*known, *FORMULA), (*model, str(tmp_path / "one"))), rel=1e-5)
+    one, two = (gradients_of(tmp_path / folder) for folder in ("one", "two"))
+    assert one.keys() == two.keys()
+    assert any("experts" in name for name in one)
+    assert any("router" in name for name in one)
+    for key, gradient in one.items():
+        norm = float(torch.linalg.norm(gradient))
+        assert norm > 0
+        assert float(torch.linalg.norm(two[key] - gradient)) <= 1e-5 * norm, key
+
+
 @dataclass(frozen=True)
 class Case:
     """One layout: ``differs`` is where it is not that of one process."""

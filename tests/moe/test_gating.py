@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mindspeed.moe.gating import Choices, Routing, admit, balanced, capacity_of, choose
+from mindspeed.moe.costs import capacity_of
+from mindspeed.moe.gating import Choices, Routing, admit, balanced, choose
 
 EPSILON = torch.finfo(torch.float32).eps
 

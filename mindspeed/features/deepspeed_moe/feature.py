@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspeed.features.deepspeed_moe.settings import DeepspeedMoeArgs, group_tokens, shares
+from mindspeed.features.deepspeed_moe.settings import DeepspeedMoeArgs, describe_masks, group_tokens, shares
 from mindspeed.plugins import (
     ArgOverride,
     Category,
@@ -92,6 +92,7 @@ class DeepspeedMoe(Feature[DeepspeedMoeArgs]):
             settings={"groups": "refused"},
         ),
         reference={"reference": True},
+        notes=lambda args, world: describe_masks(args, world) if world.num_experts and not args.reference else [],
         verify_with=VerifyWith(world={"ep": 2}),
     )
 

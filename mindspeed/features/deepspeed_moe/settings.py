@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from mindspeed.moe.costs import capacity_of, mask_bytes
 from mindspeed.plugins import FeatureArgs, Field, World
 
 
@@ -35,3 +36,15 @@ def shares(world: World) -> int:
 def group_tokens(args: DeepspeedMoeArgs, world: World) -> int:
     """The tokens of one group."""
     return int(world.seq_length * world.micro_batch_size // (args.groups or shares(world)))
+
+
+def describe_masks(args: DeepspeedMoeArgs, world: World) -> list[str]:
+    """Say what the masks of dispatch and combination keep, and what does without them."""
+    tokens = group_tokens(args, world)
+    capacity = capacity_of(tokens, world.num_experts, world.router_topk, args.capacity_factor, args.min_capacity)
+    everything = world.seq_length * world.micro_batch_size // shares(world)
+    kept = mask_bytes(everything, world.num_experts, capacity, 4 if world.dtype == "fp32" else 2)
+    return [
+        f"masks of {everything:,} tokens x {world.num_experts} experts x {capacity} places keep {kept:,} bytes per layer and "
+        "micro-batch; deepspeed-moe-rearrange has none"
+    ]

@@ -91,6 +91,16 @@ def test_features_that_send_tokens_otherwise_are_refused(name: str):
     assert any("the layer has transfers of its own, of equal size on every rank" in str(problem) for problem in found)
 
 
+def test_the_plan_has_the_bytes_of_masks_and_names_what_does_without():
+    world = MOE | {"seq_length": 1024, "router_topk": 2, "dtype": "bf16", "tp": 2}
+    rows = ask("deepspeed-moe", settings={"deepspeed-moe": {"groups": 4, "capacity_factor": 1.25}}, **world).rows
+    kept = 2 * 512 * 8 * 80 * 2  # two masks, tokens of a rank, experts, 256 / 8 x 1.25 x 2 places, bytes of a value
+    assert [row.text for row in rows if row.feature == "deepspeed-moe" and "masks" in row.text] == [
+        f"masks of 512 tokens x 8 experts x 80 places keep {kept:,} bytes per layer and micro-batch; "
+        "deepspeed-moe-rearrange has none"
+    ]
+
+
 def test_an_unknown_world_is_not_checked():
     assert any("num_experts" in row for row in not_checked("deepspeed-moe"))
 
