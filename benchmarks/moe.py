@@ -19,8 +19,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks import _capacity_table as places
 from benchmarks import _chunked_layer as chunked
 from benchmarks import _moe_layer as layer
+from benchmarks import _units_layer as units
 from benchmarks._moe_layer import Outcome, Shape, plan_of
 from benchmarks.table import Row, main
 from mindspeed.moe import costs
@@ -141,6 +143,39 @@ def transfers_of_chunks(pool: WorkerPool) -> list[Row]:
         kept = (ours.kept - chunked.MASK) / (whole.kept - chunked.MASK)
         rows.append(Row(f"{what}: activations kept / one piece's", 1.05, kept, "x", COMMAND))
     return rows
+
+
+def places_by_index(pool: WorkerPool) -> list[Row]:
+    """Tokens to the places of capacity-gated experts and back, beside products with masks and Megatron's padding."""
+    masks, megatrons = places.shares()
+    less, of_masks = places.saved_less()
+    what = "deepspeed-moe-rearrange, 2,048 tokens, 16 experts of 512: dispatch and combine"
+    return [
+        Row(f"{what}, time / masks'", 0.1, masks, "x", COMMAND),
+        Row(f"{what}, time / Megatron's with padding", 1.1, megatrons, "x", COMMAND),
+        Row(f"{what}, bytes kept less / bytes of the masks", 0.97, less / of_masks, "x", COMMAND, least=True),
+    ]
+
+
+def in_units(how: units.Run) -> units.Measured:
+    return units.measure(how)
+
+
+def seconds_in_units(shape: Shape, parts: tuple[int, ...]) -> list[float]:
+    return units.seconds(shape, parts)
+
+
+def transfers_of_units(pool: WorkerPool) -> list[Row]:
+    """Transfer time that a rank waits with experts in units, what is kept, and the time of a pass where nothing is delayed."""
+    rows = []
+    for experts, parts in ((2, 2), (2, 3), (4, 2)):
+        count = experts // 2 * parts
+        whole, piped = (pool.call(in_units, 2, units.Run(experts, n), plan=units.plan())[0] for n in (0, parts))
+        what = f"pipe-experts, {count} units"
+        rows.append(Row(f"{what}: transfer time not hidden / unpiped", 1.3 / count, piped.exposed / whole.exposed, "", COMMAND))
+        rows.append(Row(f"{what}: activations kept / unpiped", 1.02, piped.kept / whole.kept, "x", COMMAND))
+    unpiped, piped_time = map(max, zip(*pool.call(seconds_in_units, 2, WIDE, (0, 2), plan=units.plan()), strict=True))
+    return [*rows, Row("pipe-experts, two parts, loopback: pass / unpiped", 1.1, piped_time / unpiped, "x", COMMAND)]
 
 
 def sent_bytes(pool: WorkerPool) -> list[Row]:
@@ -302,6 +337,8 @@ def grouped_share(experts: int, hidden: int, width: int, rows: int = 2048) -> fl
 TABLE: Final[tuple[Table, ...]] = (
     exposed_transfers,
     transfers_of_chunks,
+    places_by_index,
+    transfers_of_units,
     sent_bytes,
     once_per_rank,
     whole_experts,
