@@ -33,6 +33,7 @@ LEVEL1: Final = {"moe-zero-memory": {"level": "level1"}}
 PARTS: Final = {"moe-alltoall-overlap": {"parts": 4}}
 RECOMPUTED: Final = {"recompute_granularity": "selective", "recompute_modules": ["moe"]}
 WIDE: Final = Shape(tokens=512, hidden=256, width=512)
+FEW_EXPERTS: Final = Shape(tokens=1024, hidden=512, width=512, experts=4)
 Table = Callable[[WorkerPool], list[Row]]
 
 
@@ -174,7 +175,7 @@ def transfers_of_units(pool: WorkerPool) -> list[Row]:
         what = f"pipe-experts, {count} units"
         rows.append(Row(f"{what}: transfer time not hidden / unpiped", 1.3 / count, piped.exposed / whole.exposed, "", COMMAND))
         rows.append(Row(f"{what}: activations kept / unpiped", 1.02, piped.kept / whole.kept, "x", COMMAND))
-    unpiped, piped_time = map(max, zip(*pool.call(seconds_in_units, 2, WIDE, (0, 2), plan=units.plan()), strict=True))
+    unpiped, piped_time = map(max, zip(*pool.call(seconds_in_units, 2, FEW_EXPERTS, (0, 2), plan=units.plan()), strict=True))
     return [*rows, Row("pipe-experts, two parts, loopback: pass / unpiped", 1.1, piped_time / unpiped, "x", COMMAND)]
 
 
