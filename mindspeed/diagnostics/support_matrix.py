@@ -59,7 +59,9 @@ class PythonResult:
             return Support("Python", self.short, "fails", f"`make test-pythons`: {', '.join(failed)}")
         passed = ", ".join(version for version, answer in self.claims.items() if answer == "passed")
         checks = ", ".join(name for name, answer in self.checks.items() if answer == "passed")
-        return Support("Python", self.short, "tested, long", f"{checks}; claims beside megatron-core {passed}")
+        claims = f"; claims beside megatron-core {passed}" if passed else ""
+        missing = ", ".join(name for name, answer in every.items() if answer == "not run")
+        return Support("Python", self.short, "tested, long", checks + claims + (f"; not run: {missing}" if missing else ""))
 
     def to_json(self) -> dict[str, Any]:
         """The result as `make test-pythons` writes it."""
