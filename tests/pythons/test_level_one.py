@@ -19,6 +19,8 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 PYTHON, MEGATRON = "3.12", "0.19.0"
 LEVEL_ONE = {name for name, spec in catalog(frozenset()).specs.items() if spec.level == 1}
+MEGATRONS_OWN = {"megatron.core.utils: ['_te_version']"}
+"""What Megatron itself remembers from the first question for the version of Transformer Engine."""
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +74,7 @@ def test_level_one_trains_as_stock_and_is_undone(
     for answer in ranks(python, megatron, kind, size, tmp_path):
         assert answer["python"].startswith(f"{PYTHON}.")
         assert set(answer["features"]) == expected
-        # around a ring the blocks are attended by the ring itself, and flash-attention serves other layers
-        assert set(answer["reached"]) >= expected - ({"flash-attention"} if kind == "two" else set())
-        assert answer["undone"] == []
+        assert set(answer["reached"]) == expected
+        assert set(answer["undone"]) <= MEGATRONS_OWN
         assert answer["left"] == []
         assert answer["losses"] + answer["norms"] == pytest.approx(stock["losses"] + stock["norms"], rel=1e-5)
-        assert answer["losses"][0] > answer["losses"][-1]
