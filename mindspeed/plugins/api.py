@@ -35,7 +35,7 @@ from mindspeed.plugins.megatron_flags import MegatronFlag
 from mindspeed.plugins.patches import ArgOverride, Mixin, Patch, Ref, Replace, Set, When, Wrap
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.plugins.process_variables import ProcessVariable
-from mindspeed.plugins.saved_tensors import in_backward, leave, resized
+from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors, in_backward, leave, resized
 from mindspeed.plugins.specs import is_unpatched, with_modules, with_parts
 from mindspeed.plugins.world import UnknownValue, World
 
@@ -68,6 +68,8 @@ __all__ = [
     "RequiresAny",
     "RequiresCapability",
     "RequiresSlot",
+    "SavedTensor",
+    "SavedTensors",
     "Set",
     "Slot",
     "Stability",

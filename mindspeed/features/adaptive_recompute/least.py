@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from mindspeed.memory.estimate import JobOptions, Stage, stages
 from mindspeed.memory.feature import ACTIVATIONS, ATTENTION, NORMS
-from mindspeed.plugins.saved_tensors import SavedTensors, in_backward, leave
+from mindspeed.plugins import SavedTensors, in_backward, leave
 
 _STAYS: Final = ("layer input", "attention: residual", "mlp: activation input")
 MIB: Final = 2**20

@@ -12,11 +12,12 @@ from mindspeed.plugins import (
     Numerics,
     Patch,
     Replace,
+    SavedTensor,
+    SavedTensors,
     World,
     hookimpl,
     resized,
 )
-from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors
 
 _TABLES = "attention: rotary tables"
 
