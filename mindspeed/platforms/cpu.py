@@ -196,6 +196,7 @@ _WRAPPED: Final[tuple[tuple[str, str, str, str], ...]] = (
         "isend",
     ),
     (f"{_C10D}:", "cpu_backend:gather_uneven", "nccl gathers parts of different shapes, gloo does not", "all_gather"),
+    (f"{_C10D}:", "cpu_backend:exchange_uneven", "nccl exchanges parts of different shapes, gloo does not", "all_to_all"),
     (
         f"{_C10D}:",
         "cpu_reduce_scatter:scatter_parts",

@@ -6,9 +6,10 @@ from inspect import signature
 from typing import Any
 
 import torch
-from torch.distributed.distributed_c10d import BroadcastOptions, GroupMember, ReduceOp
+from torch.distributed.distributed_c10d import BroadcastOptions, GroupMember, ProcessGroup, ReduceOp, get_backend
+from torch.utils._python_dispatch import _disable_current_modes
 
-from mindspeed.platforms.cpu_reduce_scatter import collect, finish
+from mindspeed.platforms.cpu_reduce_scatter import FutureWork, collect, finish
 from mindspeed.platforms.cpu_tensors import is_device
 from mindspeed.plugins.wrapping import Function, wrapper
 
@@ -65,6 +66,32 @@ def gather_uneven(all_gather: Function, tensor_list: Any, tensor: Any, group: An
         options.rootRank, options.rootTensor = root, 0
         futures.append(group.broadcast([part], options).get_future())
     return finish(collect(futures), async_op)
+
+
+@wrapper
+def exchange_uneven(
+    all_to_all: Function, output_tensor_list: Any, input_tensor_list: Any, group: Any = None, async_op: bool = False
+) -> Any:
+    """``all_to_all`` of shapes that differ, which nccl takes and gloo does not: one exchange of all elements.
+
+    A rank cannot see the shapes of the others, so equal ones go the same way.
+    """
+    group = group or GroupMember.WORLD
+    if not isinstance(group, ProcessGroup) or get_backend(group) != "gloo":
+        return all_to_all(output_tensor_list, input_tensor_list, group, async_op)
+    sent = torch.cat([part.detach().reshape(-1) for part in input_tensor_list])
+    sizes = [part.numel() for part in output_tensor_list]
+    arrived = sent.new_empty(sum(sizes))
+    work = group.alltoall_base(arrived, sent, sizes, [part.numel() for part in input_tensor_list])
+
+    def unpack(future: Any) -> Any:
+        future.value()  # raises where the exchange failed
+        with torch.inference_mode(arrived.is_inference()), torch.no_grad(), _disable_current_modes():
+            for output, part in zip(output_tensor_list, torch.split(arrived, sizes), strict=True):
+                output.data.copy_(part.view(output.shape))
+        return output_tensor_list
+
+    return finish(FutureWork(work.get_future().then(unpack)), async_op)
 
 
 @wrapper

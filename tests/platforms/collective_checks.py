@@ -120,6 +120,20 @@ def uneven_parts_are_gathered_and_scattered():
     return results
 
 
+def uneven_parts_are_exchanged():
+    """From rank s to rank d go s + 1 rows of d + 1 numbers 10 s + d; that of a rank to itself may be empty."""
+    rank, results = dist.get_rank(), []
+    for later in (False, True):
+        for own in (rank + 1, 0):
+            sent = [torch.full((own if d == rank else rank + 1, d + 1), 10.0 * rank + d) for d in range(2)]
+            taken = [torch.zeros(own if s == rank else s + 1, rank + 1) for s in range(2)]
+            work = dist.all_to_all(taken, sent, async_op=later)
+            if later:
+                work.wait()
+            results.append([part.tolist() for part in taken])
+    return results
+
+
 def a_gather_asks_for_sizes_and_not_for_shapes():
     flat, mine = torch.zeros(16), torch.full((2, 4), dist.get_rank() + 1.0)
     dist.all_gather_into_tensor(flat, mine)
@@ -206,6 +220,7 @@ CHECKS = (
     a_future_brings_the_output,
     a_missing_wait_poisons_the_loss,
     uneven_parts_are_gathered_and_scattered,
+    uneven_parts_are_exchanged,
     a_gather_asks_for_sizes_and_not_for_shapes,
     parts_are_scaled_before_they_are_summed,
     a_message_outlives_the_storage_of_its_tensor,

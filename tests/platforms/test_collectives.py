@@ -89,6 +89,14 @@ def test_uneven_parts_are_gathered_and_scattered(results):
     )
 
 
+def test_uneven_parts_are_exchanged(results):
+    first, second = [[10], [10]], [[1, 1]]
+    assert results["uneven_parts_are_exchanged"] == on_both(
+        [[[[0]], first], [[], first]] * 2,
+        [[second, [[11, 11]] * 2], [second, []]] * 2,
+    )
+
+
 def test_a_gather_asks_for_sizes_and_not_for_shapes(results):
     flat = [[1] * 8 + [2] * 8, [2] * 4 + [4] * 4]
     assert results["a_gather_asks_for_sizes_and_not_for_shapes"] == on_both(flat)
