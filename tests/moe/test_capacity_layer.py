@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks._moe_layer import plan_of
+from benchmarks._moe_layer import Shape, plan_of
 from mindspeed.moe import costs
 from mindspeed.verification.pool import WorkerPool
 from tests.moe import grouped_layer
@@ -23,6 +23,12 @@ SKEWS = {
 
 def measure(*how: Any) -> Seen:
     return grouped_layer.measure(*how)
+
+
+def reads(shape: Shape) -> int:
+    from benchmarks import moe
+
+    return moe.reads(shape)
 
 
 def plan(ep: int, *more: str, tp: int = 1) -> Any:
@@ -67,3 +73,12 @@ def test_one_rank_that_sends_all_to_one_expert_sets_the_capacity_of_all(pool: Wo
         assert int(rank.kept.sum()) == 2 * TOKENS * GROUPS // (ep * tp)
         assert rank.maxima == (1, 8)
         assert rank.all_to_all == costs.equal_tables(rows, 32, 4, ep)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layer", ["deepspeed-moe", "deepspeed-moe-rearrange", "pipe-experts"])
+def test_the_host_reads_the_device_once_where_the_capacity_follows_the_load_and_never_else(
+    pool: WorkerPool, layer: str
+) -> None:
+    assert pool.call(reads, 2, Shape(), plan=plan(2, layer)) == [0, 0]
+    assert pool.call(reads, 2, Shape(), plan=plan(2, layer, "deepspeed-moe-dropless")) == [1, 1]
