@@ -169,7 +169,7 @@ def _megatron_groups(job: Job) -> Iterator[None]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     runtime.take_device(job.rank)
-    with _process_group(job, "nccl"):
+    with _process_group(job, "nccl"), _loss_scales_kept():
         try:
             parallel_state.initialize_model_parallel()
             yield
@@ -177,6 +177,21 @@ def _megatron_groups(job: Job) -> Iterator[None]:
         finally:
             _take_apart()
             parallel_state.destroy_model_parallel()
+
+
+@contextmanager
+def _loss_scales_kept() -> Iterator[None]:
+    """Megatron keeps the last scale of added losses in classes: a layer alone leaves a number, a schedule a vector of one."""
+    from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
+    from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
+
+    scalers = (MoEAuxLossAutoScaler, MTPLossAutoScaler)
+    before = [None if (scale := scaler.main_loss_backward_scale) is None else scale.clone() for scaler in scalers]
+    try:
+        yield
+    finally:
+        for scaler, scale in zip(scalers, before, strict=True):
+            scaler.main_loss_backward_scale = scale
 
 
 def _take_apart() -> None:

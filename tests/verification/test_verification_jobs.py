@@ -70,6 +70,20 @@ def test_auxiliary_losses_of_experts_keep_no_process_group_alive(pool: WorkerPoo
     assert pool.leftovers == []
 
 
+def scale_a_loss_alone() -> None:
+    """Send a gradient through an added loss without a schedule, which would have set its scale."""
+    import torch
+    from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
+
+    MoEAuxLossAutoScaler.apply(torch.ones(2, requires_grad=True), torch.ones((), requires_grad=True)).sum().backward()
+
+
+def test_a_job_with_an_added_loss_leaves_no_scale_for_the_next_one(pool: WorkerPool) -> None:
+    case = build_case(["expert-parallel"])
+    pool.call(scale_a_loss_alone, 1, plan=plan(platform="cpu", level=0))
+    assert pool.run(case.baseline, replace(case.recipe, steps=1), 1)
+
+
 def rank_1_counts_another_group() -> None:
     """As after a group that one rank could not make: the names of the next groups differ between the ranks."""
     import torch.distributed as dist
