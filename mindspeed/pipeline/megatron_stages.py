@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, Protocol
@@ -69,6 +70,12 @@ def _features_that_set(argument: str) -> Iterator[str]:
             yield name
 
 
+@functools.lru_cache(maxsize=4)
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    """Return the names of a function's parameters."""
+    return frozenset(inspect.signature(function).parameters)
+
+
 class MegatronStages:
     """One call of the forward-backward function: the stages of a rank, and what Megatron keeps during a step."""
 
@@ -116,7 +123,7 @@ class MegatronStages:
             "vp_stage": op.chunk if shape.vpp > 1 else None,
             "is_last_stage": last,
         }
-        known = inspect.signature(schedules.forward_step).parameters
+        known = _parameters(schedules.forward_step)
         with self._collected(op), self.checkpoints.entered(op[1:]):
             made: tuple[Tensor, Any] = schedules.forward_step(
                 self.function,
@@ -142,9 +149,10 @@ class MegatronStages:
     def backward(self, op: Op, given: Tensor | None, output: Tensor, gradient: Tensor | None) -> Tensor | None:
         config = self.config
         optional = {"model_type": get_model_type(self.chunks[0]), "config": config}
-        if "pipeline_model_parallel_size" in inspect.signature(schedules.backward_step).parameters:
+        known = _parameters(schedules.backward_step)
+        if "pipeline_model_parallel_size" in known:
             optional["pipeline_model_parallel_size"] = self.schedule.shape.pp
-        if "model_type" not in inspect.signature(schedules.backward_step).parameters:
+        if "model_type" not in known:
             del optional["model_type"]
         if gradient is not None:
             schedules.deallocate_output_tensor(output, config.deallocate_pipeline_outputs)

@@ -94,6 +94,7 @@ class Channels:
         self._routes, self._rank, self._links, self._buffer, self._empty = routes, rank, links, buffer, empty
         self._headed = buffer() is None
         self._source, self._target = routes.sources(rank), routes.targets(rank)
+        self._place = {message: place for order in routes.order.values() for place, message in enumerate(order)}
         self._posted: dict[Message, _Posted] = {}
         self._headers: dict[Message, _Posted] = {}
         self._next: dict[int, int] = {}
@@ -111,8 +112,7 @@ class Channels:
         tensor, work = self._posted.pop(message)
         work.wait()
         channel = (source, self._rank)
-        place = self._routes.order[channel].index(message)
-        self._release(source, self._routes.consumed[channel][place])
+        self._release(source, self._routes.consumed[channel][self._place[message]])
         self._post(source)
         return tensor
 

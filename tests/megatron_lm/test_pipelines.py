@@ -21,6 +21,12 @@ FEATURES = {
     "recompute-in-bubble": (2, VPP, "recompute-in-bubble.limit=2"),
     "noop-layers": (2, PP, "noop-layers.layers=0,5"),
     "dynamic-shapes": (2, PP, ""),
+    "nano-pipe-tp": (4, [*VPP, *TP], "nano-pipe.output_layer=true"),
+    "zero-bubble-tp": (4, [*PP, *TP], "zero-bubble.recompute=all"),
+    "recompute-in-advance-tp": (4, [*VPP, *TP], ""),
+    "recompute-in-bubble-tp": (4, [*PP, *TP], "recompute-in-bubble.limit=1"),
+    "noop-layers-tp": (4, [*PP, *TP], "noop-layers.layers=0,5"),
+    "dynamic-shapes-tp": (4, [*PP, *TP], ""),
 }
 
 
@@ -29,7 +35,7 @@ FEATURES = {
 @pytest.mark.guards(48, processes=True)
 def test_a_pipeline_trains_as_one_stock_process_and_another_layout_resumes_it(checkout, initial, stock, case):
     nproc, layout, setting = FEATURES[case]
-    name = case.partition("-v")[0]
+    name = case.removesuffix("-tp").removesuffix("-v")
     folder = checkout.folder / "checkpoints"
     asked = ["--features", name, *(["--set", setting] if setting else [])]
     saving = split(f"--train-iters 4 --save {folder} --save-interval 2")
