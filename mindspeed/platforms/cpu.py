@@ -221,6 +221,12 @@ _WRAPPED: Final[tuple[tuple[str, str, str, str], ...]] = (
         "gloo's reduce-scatter sends twice the bytes that it must",
         "_coalescing_manager",
     ),
+    (
+        "torch.utils.cpp_extension:",
+        "cpu_device:refuse_cuda_sources",
+        "Megatron compiles CUDA sources when it is imported, and goes on without them",
+        "load_inline",
+    ),
     ("multiprocessing.spawn:", "children:bring_plan", "a spawned process gets the platform too", "get_preparation_data"),
 )
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 
 from mindspeed.platforms import poison
+from mindspeed.plugins.wrapping import Function, wrapper
 
 _CAPABILITY = (8, 0)
 """Compute capability, by which scripts choose bf16 (8 and above) or fp8 kernels (9 and above)."""
@@ -151,6 +152,14 @@ def can_device_access_peer(device: Any, peer_device: Any) -> bool:
 
 def get_arch_list() -> list[str]:
     return []
+
+
+@wrapper
+def refuse_cuda_sources(load: Function, *args: Any, **kwargs: Any) -> Any:
+    """``load_inline``: raise RuntimeError for sources of CUDA, as a torch without CUDA does; one with it asks for a device."""
+    if kwargs.get("with_cuda"):
+        raise RuntimeError("there is no device to compile CUDA sources for")
+    return load(*args, **kwargs)
 
 
 def synchronize(device: Any = None) -> None:

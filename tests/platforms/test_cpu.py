@@ -285,3 +285,10 @@ def test_forking_the_random_state_restores_both_generators():
         torch.rand(2, device="cuda")
     assert torch.equal(before[0], torch.get_rng_state())
     assert torch.equal(before[1], torch.cuda.get_rng_state())
+
+
+def test_cuda_sources_are_refused_as_without_a_device():
+    from torch.utils.cpp_extension import load_inline
+
+    with pytest.raises(RuntimeError, match="no device to compile CUDA sources for"):
+        load_inline("nothing", cpp_sources=[""], functions=[], with_cuda=True)
