@@ -25,7 +25,7 @@ Row = dict[str, Any]
 OUT_OF_RANGE: Final = "needs megatron-core"
 NOT_VERIFIED: Final = "not verified"
 NO_VERDICT: Final = "no verdict"
-"""How the problem of a feature begins that does not support the release, whose turn did not come, or that took too long."""
+"""Begins the problem of a feature that does not support the release, whose turn did not come, or that took too long."""
 END: Final = 10.0
 """Seconds that a process gets to end when it has no more to do."""
 _ERROR_LINES: Final = 3

@@ -150,7 +150,7 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _refusal(option: str, values: list[str], known: Surface) -> Problem | None:
-    """What Megatron's parser would say of an option and the words behind it."""
+    """Return what Megatron's parser would say of an option and the words behind it."""
     if not option:
         text = f"no option is before {' '.join(values)}"
         return Problem("MS114", text, where="command line", fix="give each value behind its option") if values else None

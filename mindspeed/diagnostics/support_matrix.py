@@ -39,7 +39,7 @@ class Combination:
 
 @dataclass(frozen=True, slots=True)
 class PythonResult:
-    """What `make test-pythons` found under a Python: checks and claims by name, each ``passed`` or the reason why not."""
+    """Hold what `make test-pythons` found under a Python: checks and claims by name, each ``passed`` or the reason why not."""
 
     python: str
     torch: str

@@ -257,7 +257,7 @@ class _Shell:
             return f"$(({part.text}))".replace(" ", "")
 
     def _holds(self, command: list[Token]) -> bool:
-        """Whether a test holds; one that is not understood does not."""
+        """Return whether a test holds; one that is not understood does not."""
         words = [word.text for word in self._expanded([_protected(token) for token in command if token.kind == "word"])]
         if words[:1] == ["true"]:
             return True

@@ -1,4 +1,4 @@
-"""What recompute can be set to, and which settings fit which model. Light."""
+"""Name the settings of recompute, and check which of them fit a model. Light."""
 
 from __future__ import annotations
 

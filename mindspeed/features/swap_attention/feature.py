@@ -1,4 +1,4 @@
-"""What attention keeps for backward, moved to the host meanwhile."""
+"""Move what attention keeps for backward to the host meanwhile."""
 
 from __future__ import annotations
 

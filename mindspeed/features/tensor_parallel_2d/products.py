@@ -59,7 +59,7 @@ class Overlap:
 
 
 class Side(Protocol):
-    """One of the two forms of an activation, and the way from there to a product and back."""
+    """Hold one of the two forms of an activation, and the way from there to a product and back."""
 
     def rows(self, x: Tensor) -> int:
         """The rows of this rank in an activation."""
