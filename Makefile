@@ -46,11 +46,11 @@ PYTHONS := 3.10 3.12 3.13
 MINDSPEED_PYTHONS ?= build/pythons
 
 build/pythons/%/installed: pyproject.toml constraints.txt
-	if command -v python$* >/dev/null; then \
+	if python$* --version >/dev/null 2>&1; then \
 	  test -x $(@D)/bin/python || python$* -m venv $(@D); \
 	  $(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0 && \
 	  $(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' && touch $@; \
-	else echo "no python$* on PATH: it is not tested"; fi
+	else echo "no python$* that starts on PATH: it is not tested"; fi
 
 test-pythons: $(VENV)/installed $(if $(filter build/pythons,$(MINDSPEED_PYTHONS)),$(PYTHONS:%=build/pythons/%/installed))  ## the other Pythons, with the Megatron versions that take them; MINDSPEED_PYTHONS names ready environments
 	MINDSPEED_PYTHONS=$(MINDSPEED_PYTHONS) $(BIN)/python -m pytest -q -m long tests/pythons
