@@ -17,7 +17,7 @@ from typing import Any
 
 from mindspeed._version import __version__
 from mindspeed.inspection.gc_pause import collector_paused
-from mindspeed.plugins.constraints import After, Before, Requires, Supersedes
+from mindspeed.plugins.constraints import After, Before, Conflicts, Requires, Supersedes
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec
 from mindspeed.plugins.near_names import suggestion
@@ -69,6 +69,7 @@ def _resolve(state: ResolutionState, environment: Environment) -> Resolution:
     _propagate(state, _roots(state))
     while named := list(select_holders(state)):
         _propagate(state, iter(named))
+    _leave_out_excluded(state)
     state.freeze()
     _report_idle_settings(state)
     constraint_checks.check_choices(state)
@@ -191,6 +192,22 @@ def _left_out(state: ResolutionState, name: str, spec: FeatureSpec) -> str:
         return "" if spec.applies(args, state.world) else "it does not apply to this model"
     except UnknownValue as unknown:
         return f"whether it applies depends on {flag(unknown.field)}, which is not known"
+
+
+def _leave_out_excluded(state: ResolutionState) -> None:
+    """Take out every feature that level 1 alone switched on where an active feature excludes it."""
+    switched_on = {name for name, why in state.active.items() if why.reason == BY_LEVEL_ONE}
+    for name in list(state.active):
+        for needed in state.catalog.requires[name]:
+            if needed.name in switched_on and state.holds(name, needed):
+                switched_on.remove(needed.name)
+    for name in [name for name in state.active if name not in switched_on]:
+        for constraint in state.specs[name].constraints:
+            if isinstance(constraint, Conflicts) and constraint.name in switched_on and state.holds(name, constraint):
+                switched_on.remove(constraint.name)
+                del state.active[constraint.name]
+                text = f"{name} excludes it{because(constraint.reason)}"
+                state.rows.append(PlanNote("left-out", constraint.name, text))
 
 
 def _propagate(state: ResolutionState, roots: Iterator[tuple[str, Active]]) -> None:

@@ -274,6 +274,20 @@ def test_level_one_switches_on_what_applies_and_says_what_it_leaves_out():
     assert order(ask(known, level=0)) == []
 
 
+def test_level_one_leaves_out_what_an_active_feature_excludes_unless_it_is_wanted():
+    known = catalog(
+        make("auto", level=1),
+        make("own", Conflicts("auto", reason="it has that itself")),
+        make("user", Requires("auto")),
+    )
+    result = ask(known, "own")
+    assert (order(result), messages(result)) == (["own"], [])
+    assert [row.text for row in result.rows if row.feature == "auto"] == ["own excludes it, because it has that itself"]
+    wanted = "auto and own exclude each other, because it has that itself"
+    assert messages(ask(known, "own", "auto")) == [wanted]
+    assert messages(ask(known, "own", "user")) == [wanted]
+
+
 @pytest.mark.guards(5)
 def test_platform_and_megatron_range_are_checked():
     known = catalog(make("a", platforms={"npu"}), make("b", megatron=">=0.17"))

@@ -78,6 +78,7 @@ class DeepspeedMoe(Feature[DeepspeedMoeArgs]):
                 when=lambda args, world: world.tp > 1,
             ),
             *(Conflicts(name, reason=_OWN_TRANSFERS) for name in (Slot.MOE_DISPATCHER, *_DISPATCHERS)),
+            Conflicts("moe-token-permute", reason="dispatchers call its operators, and the layer has none"),
         ),
         numerics=Numerics.reordered(
             reason="against its formula, every expert on every token with the gate's weights (deepspeed-moe.reference); "

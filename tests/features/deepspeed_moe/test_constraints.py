@@ -91,6 +91,20 @@ def test_features_that_send_tokens_otherwise_are_refused(name: str):
     assert any("the layer has transfers of its own, of equal size on every rank" in str(problem) for problem in found)
 
 
+def test_operators_of_dispatchers_are_left_out_and_refused_where_they_are_requested():
+    everywhere = {"has_variant": lambda op, platform: True}
+    resolution = ask("deepspeed-moe", **MOE, **everywhere)
+    assert (resolution.problems, "moe-token-permute" in [feature.name for feature in resolution.features]) == ([], False)
+    assert [row.text for row in resolution.rows if row.feature == "moe-token-permute"] == [
+        "deepspeed-moe excludes it, because dispatchers call its operators, and the layer has none"
+    ]
+    assert "moe-token-permute" in active("moe-alltoall-dispatcher", ep=2, **MOE, **everywhere)
+    assert refusals("deepspeed-moe", "moe-token-permute", **MOE) == [
+        "MS202 deepspeed-moe and moe-token-permute exclude each other, because dispatchers call its operators, and the layer "
+        "has none | remove deepspeed-moe or remove moe-token-permute"
+    ]
+
+
 def test_the_plan_has_the_bytes_of_masks_and_names_what_does_without():
     world = MOE | {"seq_length": 1024, "router_topk": 2, "dtype": "bf16", "tp": 2}
     rows = ask("deepspeed-moe", settings={"deepspeed-moe": {"groups": 4, "capacity_factor": 1.25}}, **world).rows
