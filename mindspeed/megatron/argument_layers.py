@@ -8,7 +8,7 @@ from typing import Any
 
 from mindspeed.inspection.cli_arguments import Surface
 from mindspeed.megatron.given_arguments import Given
-from mindspeed.megatron.training_flags import dests_of, world_of
+from mindspeed.megatron.training_flags import OF_PLATFORMS, dests_of, world_of
 from mindspeed.plugins.constraints import RequiresSlot
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.megatron_flags import MegatronFlag
@@ -69,7 +69,8 @@ def layers_of(
         )
         return made
     complete = "use_checkpoint_args" not in given
-    defaults = {name: known.by_dest[name][0].default for name in known.by_dest} if complete else {}
+    certain = known.by_dest.keys() - OF_PLATFORMS if complete else ()
+    defaults = {name: known.by_dest[name][0].default for name in certain}
     values = {**defaults, **{dest: argument.value for dest, argument in given.items()}}
     world = world_of(values)
     _put_sizes(made, world, given, complete)

@@ -87,6 +87,13 @@ def _graphs(values: Values) -> bool:
     return bool(recorded or values.get("enable_cuda_graph") or values.get("external_cuda_graph"))
 
 
+def _transformer_engine_experts(values: Values) -> bool | None:
+    if (layers := values.get("transformer_impl")) is None:
+        return None
+    grouped = values.get("num_experts") and values.get("moe_grouped_gemm") and not values.get("moe_use_legacy_grouped_gemm")
+    return bool(grouped and layers == "transformer_engine")
+
+
 def _dtype(values: Values) -> str:
     return "bf16" if values.get("bf16") else "fp16" if values.get("fp16") else "fp32"
 
@@ -113,6 +120,7 @@ DERIVED: Final = (
     ),
     Derived("mtp_num_layers", ("mtp_num_layers",), lambda values: values.get("mtp_num_layers") or 0),
     Derived("grouped_experts", ("moe_grouped_gemm",), lambda values: bool(values.get("moe_grouped_gemm"))),
+    Derived("transformer_engine_experts", ("transformer_impl", "moe_grouped_gemm"), _transformer_engine_experts),
     Derived(
         "expert_capacity_factor",
         ("moe_expert_capacity_factor",),
@@ -142,6 +150,9 @@ DERIVED: Final = (
     Derived("dtype", ("bf16", "fp16"), _dtype),
 )
 """Values of the world that follow from several arguments."""
+
+OF_PLATFORMS: Final = frozenset({"transformer_impl"})
+"""Arguments whose default is another one on some platforms: they decide a value of the world only where they are given."""
 
 
 def world_of(values: Values) -> dict[str, tuple[Any, tuple[str, ...]]]:

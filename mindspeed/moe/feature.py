@@ -27,16 +27,22 @@ _UNSERVED: Final = {
     ),
     "cuda_graphs": ("layers are captured as CUDA graphs", "--no-cuda-graphs (Megatron-LM: --cuda-graph-impl none)"),
     "latent_expert_size": ("experts work on latent vectors", "--latent-expert-size 0 (Megatron-LM: no --moe-latent-size)"),
+    "transformer_engine_experts": (
+        "experts are Transformer Engine's grouped ones",
+        "--no-transformer-engine-experts (Megatron-LM: --transformer-impl local)",
+    ),
     "overlapped_micro_batches": (
         "Megatron hides the transfers behind another micro-batch (overlap_moe_expert_parallel_comm)",
         "--no-overlapped-micro-batches (Megatron-LM: no --overlap-moe-expert-parallel-comm)",
     ),
 }
-"""Fields of a world that neither dispatcher serves where they are set, in words, with what to change."""
+"""Fields of a world that some features for experts do not serve where they are set, in words, with what to change."""
+
+_BY_DISPATCHERS: Final = ("low_precision", "cuda_graphs", "latent_expert_size", "overlapped_micro_batches")
 
 
 def unserved(name: str, *fields: str) -> tuple[Check, ...]:
-    """Refuse for the feature ``name`` a world in which one of ``fields`` is set, all of them if none is given.
+    """Refuse for the feature ``name`` a world in which one of ``fields`` is set; those of dispatchers if none is given.
 
     What nobody knows yet passes: the configuration of the model is judged once more when it is built.
     """
@@ -44,7 +50,7 @@ def unserved(name: str, *fields: str) -> tuple[Check, ...]:
     def served(field: str) -> Callable[[Any, World], bool]:
         return lambda args, world: not is_set(world, field)
 
-    chosen = {field: _UNSERVED[field] for field in fields or _UNSERVED}
+    chosen = {field: _UNSERVED[field] for field in fields or _BY_DISPATCHERS}
     return tuple(
         Check(served(field), f"{sentence}, which {name} does not serve", fix=f"{fix}, or remove {name}")
         for field, (sentence, fix) in chosen.items()
@@ -58,8 +64,8 @@ def is_set(world: World, field: str) -> bool:
 
 def are_grouped(args: FeatureArgs, world: World) -> bool:
     """Return whether a world has experts that are one module, whose products can be grouped."""
-    others = any(is_set(world, field) for field in ("linear_bias", "low_precision", "latent_expert_size"))
-    return bool(world.num_experts > 0 and world.grouped_experts and not others)
+    others = ("linear_bias", "low_precision", "latent_expert_size", "transformer_engine_experts")
+    return bool(world.num_experts > 0 and world.grouped_experts and not any(is_set(world, field) for field in others))
 
 
 class DispatcherFeature(Feature[ArgsT]):
@@ -95,8 +101,14 @@ class OverlapFeature(Feature[ArgsT]):
 
     @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
-        from mindspeed.moe.limits import has_other_experts
-
-        if config.num_moe_experts and has_other_experts(spec):
-            self.decline("the layer spec has experts that are not grouped ones of this library, such as Transformer Engine's")
+        if config.num_moe_experts:
+            decline_other_experts(self, spec)
         return spec
+
+
+def decline_other_experts(feature: Feature[ArgsT], spec: Any) -> None:
+    """Refuse a spec with experts that are not grouped ones of this library."""
+    from mindspeed.moe.limits import has_other_experts
+
+    if has_other_experts(spec):
+        feature.decline("the layer spec has experts that are not grouped ones of this library, such as Transformer Engine's")

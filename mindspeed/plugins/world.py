@@ -30,6 +30,7 @@ FIELDS: Final[dict[str, tuple[type, str]]] = {
     "router_topk": (int, "experts of each token in a MoE layer"),
     "shared_expert_hidden_size": (int, "hidden size of the shared expert of a MoE layer; 0 is none"),
     "grouped_experts": (bool, "the experts of a MoE layer are one module with grouped products"),
+    "transformer_engine_experts": (bool, "the experts of a MoE layer are Transformer Engine's grouped ones"),
     "expert_capacity_factor": (float, "rows that an expert takes at most, over its balanced share; 0 is no limit"),
     "padded_experts": (bool, "every expert gets as many rows as its capacity"),
     "latent_expert_size": (int, "width of the latent vectors that experts work on; 0 is none"),

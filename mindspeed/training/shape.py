@@ -46,6 +46,7 @@ ACTIVATIONS: Final = ("gelu", "silu", "relu")
 NOT_BUILT: Final = (
     "multi_latent_attention",
     "mtp_num_layers",
+    "transformer_engine_experts",
     "latent_expert_size",
     "overlapped_micro_batches",
     "low_precision",

@@ -27,21 +27,29 @@ def test_it_gives_expert_parallelism_its_dispatcher(kind):
 def test_another_dispatcher_of_the_user_is_refused(kind):
     name, other = f"moe-{kind}-dispatcher", KINDS[kind]
     assert refusals(name, **WORLD, settings={"expert-parallel": {"dispatcher": kind}}) == []
-    (problem,) = refusals(name, **WORLD, settings={"expert-parallel": {"dispatcher": other}})
-    assert problem.startswith(f"MS212 {name} requires expert-parallel.dispatcher={kind}, because it is the ")
-    assert problem.endswith(f"and it is {other} (command line) | --set expert-parallel.dispatcher={kind}, or remove {name}")
+    spelled = {"allgather": "all-gather", "alltoall": "all-to-all"}[kind]
+    assert refusals(name, **WORLD, settings={"expert-parallel": {"dispatcher": other}}) == [
+        f"MS212 {name} requires expert-parallel.dispatcher={kind}, because it is the {spelled} dispatcher that is exchanged, "
+        f"and it is {other} (command line) | --set expert-parallel.dispatcher={kind}, or remove {name}"
+    ]
 
 
 def test_both_dispatchers_are_refused():
-    problems = refusals("moe-alltoall-dispatcher", "moe-allgather-dispatcher", **WORLD)
-    assert [problem.split()[0] for problem in problems] == ["MS212", "MS203"]
+    gathers, sends = (f"moe-{kind}-dispatcher" for kind in KINDS)
+    assert refusals(sends, gathers, **WORLD) == [
+        f"MS212 {gathers} requires expert-parallel.dispatcher=allgather, because it is the all-gather dispatcher that is "
+        f"exchanged, and it is alltoall (required by {sends}) | remove {gathers} or {sends}",
+        f"MS203 {gathers} and {sends} all hold the slot token-permutation | remove {gathers} or remove {sends}",
+    ]
 
 
 def test_a_dense_model_is_refused(kind):
     name = f"moe-{kind}-dispatcher"
-    assert f"MS304 {name}: there are no experts to send tokens to, the model is dense | --num-experts N, or remove {name}" in (
-        refusals(name, world_size=1)
-    )
+    assert refusals(name, world_size=1) == [
+        f"MS304 {name}: there are no experts to send tokens to, the model is dense | --num-experts N, or remove {name}",
+        "MS304 expert-parallel: there are no experts to spread, the model is dense "
+        "| --num-experts with a multiple of 1, or remove expert-parallel",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -96,9 +104,13 @@ def test_a_world_that_it_cannot_serve_is_refused_in_the_plan(kind, field):
 
 @pytest.mark.parametrize("name", ["moe-alltoall-overlap", "moe-allgather-overlap", "moe-zero-memory"])
 def test_what_stands_on_a_dispatcher_is_refused_with_it(name):
+    kind = "allgather" if "allgather" in name else "alltoall"
+    sentence, fix = UNSERVED["cuda_graphs"][1:]
+    dispatcher = f"moe-{kind}-dispatcher"
     assert refusals(name, **WORLD) == []
-    (problem,) = refusals(name, **WORLD, cuda_graphs=True)
-    assert "layers are captured as CUDA graphs, which moe-" in problem
+    assert refusals(name, **WORLD, cuda_graphs=True) == [
+        f"MS304 {dispatcher}: {sentence}, which {dispatcher} does not serve | {fix}, or remove {dispatcher}"
+    ]
 
 
 def test_gathered_tokens_are_not_padded():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mindspeed.moe.feature import decline_other_experts, unserved
 from mindspeed.plugins import (
     Category,
     Feature,
@@ -32,7 +33,10 @@ class MoeAdaptiveRecompute(Feature[MoeAdaptiveRecomputeArgs]):
         name="moe-adaptive-recompute",
         summary="Experts of a rank recomputed in backward where they have too many tokens",
         category=Category.MOE,
-        constraints=(Requires("moe-grouped-gemm", reason="the experts of a rank are recomputed as one"),),
+        constraints=(
+            Requires("moe-grouped-gemm", reason="the experts of a rank are recomputed as one"),
+            *unserved("moe-adaptive-recompute", "transformer_engine_experts"),
+        ),
         numerics=Numerics.reordered(reason="grouped products; what is recomputed has equal bits"),
     )
 
@@ -45,7 +49,10 @@ class MoeAdaptiveRecompute(Feature[MoeAdaptiveRecomputeArgs]):
         from mindspeed.features.moe_adaptive_recompute.layers import RecomputingExperts
         from mindspeed.moe.grouped_experts import with_expert_mixin
 
-        return with_expert_mixin(spec, RecomputingExperts) if config.num_moe_experts else spec
+        if not config.num_moe_experts:
+            return spec
+        decline_other_experts(self, spec)
+        return with_expert_mixin(spec, RecomputingExperts)
 
     @hookimpl
     def patches(self) -> list[Patch]:

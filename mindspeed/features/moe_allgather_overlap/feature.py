@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mindspeed.moe.feature import OverlapFeature
+from mindspeed.moe.feature import OverlapFeature, unserved
 from mindspeed.plugins import (
     After,
     Category,
@@ -35,6 +35,7 @@ class MoeAllgatherOverlap(OverlapFeature[FeatureArgs]):
                 "experts are on one rank, and there is no gather to hide",
                 fix="--ep 2 or more, or remove moe-allgather-overlap",
             ),
+            *unserved("moe-allgather-overlap", "transformer_engine_experts"),
         ),
         numerics=Numerics.reordered(reason="gradients of a layer's input are added in another order"),
     )

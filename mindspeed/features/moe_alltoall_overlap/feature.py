@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mindspeed.moe.feature import OverlapFeature
+from mindspeed.moe.feature import OverlapFeature, unserved
 from mindspeed.plugins import (
     After,
     Category,
@@ -42,6 +42,7 @@ class MoeAlltoallOverlap(OverlapFeature[MoeAlltoallOverlapArgs]):
                 "experts are on one rank, and there is no all-to-all to hide",
                 fix="--ep 2 or more, or remove moe-alltoall-overlap",
             ),
+            *unserved("moe-alltoall-overlap", "transformer_engine_experts"),
             Check(
                 lambda args, world: world.num_experts // world.ep % args.parts == 0,
                 "the experts of a rank, {world.num_experts} / {world.ep}, cannot be cut into {args.parts} equal parts",

@@ -55,6 +55,12 @@ class MoeSharedExperts(Feature[MoeSharedExpertsArgs]):
                 "neither a number of shared experts nor their size is given",
                 fix="--set moe-shared-experts.count=1",
             ),
+            Check(
+                lambda args, world: args.size == args.count * world.moe_ffn_hidden_size,
+                "{args.count} experts of {world.moe_ffn_hidden_size} are not {args.size} wide",
+                fix="drop moe-shared-experts.count, or moe-shared-experts.size",
+                when=lambda args, world: args.count is not None and args.size is not None,
+            ),
         ),
         megatron_flags=(
             MegatronFlag("moe_shared_expert_intermediate_size", "size"),

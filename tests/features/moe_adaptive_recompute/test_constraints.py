@@ -11,5 +11,7 @@ def test_it_brings_grouped_experts():
 
 def test_a_scale_below_zero_is_refused():
     assert refusals(NAME, world_size=1, num_experts=4, settings={NAME: {"scale": 0}}) == []
-    (problem,) = refusals(NAME, world_size=1, num_experts=4, settings={NAME: {"scale": -1}})
-    assert problem.startswith(f"MS301 {NAME}.scale is -1: input should be greater than or equal to 0")
+    assert refusals(NAME, world_size=1, num_experts=4, settings={NAME: {"scale": -1}}) == [
+        f"MS301 {NAME}.scale is -1: input should be greater than or equal to 0 | --set {NAME}.scale=2.0  "
+        "# times the balanced number of rows, above which a rank recomputes its experts"
+    ]

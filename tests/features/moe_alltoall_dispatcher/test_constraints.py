@@ -41,5 +41,9 @@ def test_experts_that_are_padded_are_refused():
     cls = CATALOG.feature(NAME)
     feature = cls(cls.Args(once_per_rank=True), World({}))
     feature.config_ready(config())
-    with pytest.raises(MindSpeedError, match="once_per_rank is set, and so is moe_pad_expert_input_to_capacity in a model"):
+    with pytest.raises(MindSpeedError) as error:
         feature.config_ready(config(moe_pad_expert_input_to_capacity=True))
+    assert str(error.value) == (
+        f"MS304 {NAME}: once_per_rank is set, and so is moe_pad_expert_input_to_capacity in a model that is being built\n"
+        f"  fix: remove {NAME}"
+    )

@@ -46,8 +46,16 @@ def test_level_one_switches_it_on_where_experts_are_grouped_and_the_operator_has
 @pytest.mark.parametrize(("field", "value"), [("low_precision", True), ("latent_expert_size", 8)])
 def test_experts_of_another_arithmetic_are_refused_and_level_one_leaves_them_alone(field: str, value: Any) -> None:
     world = {"world_size": 1, "num_experts": 4, field: value}
-    (problem,) = refusals("moe-grouped-gemm", **world)
-    assert "which moe-grouped-gemm does not serve | --" in problem
+    sentence, fix = {
+        "low_precision": (
+            "linear layers multiply in fp8 or fp4",
+            "--no-low-precision (Megatron-LM: no --fp8-format, --fp4-format)",
+        ),
+        "latent_expert_size": ("experts work on latent vectors", "--latent-expert-size 0 (Megatron-LM: no --moe-latent-size)"),
+    }[field]
+    assert refusals("moe-grouped-gemm", **world) == [
+        f"MS304 moe-grouped-gemm: {sentence}, which moe-grouped-gemm does not serve | {fix}, or remove moe-grouped-gemm"
+    ]
     assert refusals("moe-grouped-gemm", **world | {field: type(value)(0)}) == []
     assert "moe-grouped-gemm" not in active(**world, grouped_experts=True, has_variant=lambda op, platform: True)
 

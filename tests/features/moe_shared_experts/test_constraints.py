@@ -18,6 +18,14 @@ def test_a_number_or_a_size_is_needed():
     assert refused() == [f"MS304 {NAME}: neither a number of shared experts nor their size is given | --set {NAME}.count=1"]
 
 
+def test_a_number_and_a_size_agree():
+    world = {"num_experts": 4, "moe_ffn_hidden_size": 32}
+    assert refused(world, count=2, size=64) == refused(world, count=2) == refused(world, size=96) == []
+    assert refused(world, count=2, size=96) == [
+        f"MS304 {NAME}: 2 experts of 32 are not 96 wide | drop {NAME}.count, or {NAME}.size"
+    ]
+
+
 def test_a_dense_model_is_refused():
     assert refused({"num_experts": 0}, count=1) == [
         f"MS304 {NAME}: there are no routed experts to stand beside, the model is dense | --num-experts N, or remove {NAME}"

@@ -22,27 +22,38 @@ def test_a_number_of_layers_is_for_level1():
     assert refused(level="level1", num_layers=9) == [
         f"MS304 {NAME}: num_layers=9 is more than a stage has, 8 layers / 1 stages | use a smaller {NAME}.num_layers"
     ]
+    staged, settings = WORLD | {"pp": 2, "world_size": 4}, {"level": "level1", "num_layers": 5}
+    assert refusals(NAME, **staged, settings={NAME: settings | {"num_layers": 4}}) == []
+    assert refusals(NAME, **staged, settings={NAME: settings}) == [
+        f"MS304 {NAME}: num_layers=5 is more than a stage has, 8 layers / 2 stages | use a smaller {NAME}.num_layers"
+    ]
 
 
 def test_two_ways_to_recompute_experts_are_refused():
-    (problem,) = refusals(NAME, "moe-adaptive-recompute", **WORLD)
-    assert problem.startswith("MS202 ")
+    assert refusals(NAME, "moe-adaptive-recompute", **WORLD) == [
+        f"MS202 moe-adaptive-recompute and {NAME} exclude each other, because each recomputes the experts in its own way "
+        f"| remove moe-adaptive-recompute or remove {NAME}"
+    ]
 
 
 @pytest.mark.parametrize(
-    ("recompute", "reason"),
+    ("recompute", "owner", "reason"),
     [
-        ({"granularity": "full", "method": "uniform", "num_layers": 1}, "full recompute takes the experts as well"),
-        ({"modules": ["moe"]}, "recompute.modules has moe, which the experts are a part of"),
-        ({"modules": ["moe_act"]}, "recompute.modules has moe_act, which it never keeps"),
-        ({"modules": ["shared_experts"]}, "shared experts that hide transfers cannot be recomputed"),
+        ({"granularity": "full", "method": "uniform", "num_layers": 1}, NAME, "full recompute takes the experts as well"),
+        ({"modules": ["moe"]}, NAME, "recompute.modules has moe, which the experts are a part of"),
+        ({"modules": ["moe_act"]}, NAME, "recompute.modules has moe_act, which it never keeps"),
+        (
+            {"modules": ["shared_experts"]},
+            "moe-alltoall-overlap",
+            "shared experts that hide transfers cannot be recomputed",
+        ),
     ],
 )
-def test_recompute_of_the_same_modules_is_refused(recompute, reason):
+def test_recompute_of_the_same_modules_is_refused(recompute, owner, reason):
     assert refusals(NAME, "recompute", **WORLD) == []
-    (problem,) = refusals(NAME, "recompute", **WORLD | {"grouped_experts": True}, settings={"recompute": recompute})
-    assert problem.startswith("MS202 ")
-    assert reason in problem
+    assert refusals(NAME, "recompute", **WORLD | {"grouped_experts": True}, settings={"recompute": recompute}) == [
+        f"MS202 {owner} and recompute exclude each other, because {reason} | remove {NAME} or remove recompute"
+    ]
 
 
 def test_layers_of_a_stage_count_across_its_chunks():
