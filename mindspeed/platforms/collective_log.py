@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import count
 from typing import IO, Any
@@ -20,7 +20,7 @@ from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
-from mindspeed.platforms.collectives import Call, read_call
+from mindspeed.platforms.collectives import Call, coalesced, read_call
 from mindspeed.plugins.wrapping import Function, wrapper
 
 PATH: str | None = None
@@ -102,18 +102,9 @@ def logged(collective: Function, *args: Any, **kwargs: Any) -> Any:
 
 
 @wrapper
-@contextmanager
-def logged_group(manager: Function, *args: Any, **kwargs: Any) -> Iterator[Any]:
+def logged_group(manager: Function, *args: Any, **kwargs: Any) -> AbstractContextManager[Any]:
     """``_coalescing_manager``: its calls are launched together, at its end."""
-    calls: list[Call] = []
-    with manager(*args, **kwargs) as group:
-        _coalesced.append(calls)
-        try:
-            yield group
-        finally:
-            _coalesced.pop()
-    if calls:
-        group.works = [LoggedWork(work, calls) for work in group.works]
+    return coalesced(manager(*args, **kwargs), _coalesced, lambda works, calls: [LoggedWork(work, calls) for work in works])
 
 
 @wrapper

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 
@@ -24,6 +24,7 @@ _NAMES: Final = {
     "isend": "send",
     "irecv": "recv",
 }
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,26 @@ def read_call(collective: Function, args: tuple[Any, ...], kwargs: dict[str, Any
 def _tensors(arguments: dict[str, Any], names: tuple[str, ...]) -> tuple[torch.Tensor, ...]:
     values = [arguments[name] for name in names if arguments.get(name) is not None]
     return tuple(tensor for value in values for tensor in ([value] if isinstance(value, torch.Tensor) else value))
+
+
+@contextmanager
+def coalesced(
+    manager: AbstractContextManager[Any], collected: list[list[Item]], hand: Callable[[list[Any], list[Item]], list[Any]]
+) -> Iterator[Any]:
+    """Run ``_coalescing_manager``, whose collectives are launched together at its end.
+
+    Wrappers of collectives append to the last list of ``collected`` meanwhile; ``hand`` makes the handles from those of the
+    backend and from what was appended, if anything was.
+    """
+    items: list[Item] = []
+    with manager as group:
+        collected.append(items)
+        try:
+            yield group
+        finally:
+            collected.pop()
+    if items:
+        group.works = hand(group.works, items)
 
 
 @dataclass(slots=True)

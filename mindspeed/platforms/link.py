@@ -7,13 +7,13 @@ computes meanwhile hides it, as beside a real link, so lost overlap is seen and 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch.distributed import distributed_c10d
 
-from mindspeed.platforms.collectives import Call, read_call
+from mindspeed.platforms.collectives import Call, coalesced, read_call
 from mindspeed.plugins.wrapping import Function, wrapper
 
 LATENCY: float = 0.0
@@ -62,19 +62,14 @@ def delayed(collective: Function, *args: Any, **kwargs: Any) -> Any:
 
 
 @wrapper
-@contextmanager
-def delayed_group(manager: Function, *args: Any, **kwargs: Any) -> Iterator[Any]:
+def delayed_group(manager: Function, *args: Any, **kwargs: Any) -> AbstractContextManager[Any]:
     """``_coalescing_manager``: its transfers are launched together, at its end."""
-    calls: list[Call] = []
-    with manager(*args, **kwargs) as group:
-        _coalesced.append(calls)
-        try:
-            yield group
-        finally:
-            _coalesced.pop()
-    if calls:
-        done_at = _reserve(calls, time.perf_counter())
-        group.works = [DelayedWork(work, done_at) for work in group.works]
+    return coalesced(manager(*args, **kwargs), _coalesced, _delayed_works)
+
+
+def _delayed_works(works: list[Any], calls: list[Call]) -> list[Any]:
+    done_at = _reserve(calls, time.perf_counter())
+    return [DelayedWork(work, done_at) for work in works]
 
 
 def sent_bytes(call: Call) -> int:

@@ -6,15 +6,15 @@ too early computes with poison on every run, however fast the transport was.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import _disable_current_modes
 
-from mindspeed.platforms.collectives import Call, read_call
+from mindspeed.platforms.collectives import Call, coalesced, read_call
 from mindspeed.plugins.wrapping import Function, wrapper
 
 _pending: dict[int, PoisonedWork] = {}
@@ -87,21 +87,16 @@ def poisoned(collective: Function, *args: Any, **kwargs: Any) -> Any:
 
 
 @wrapper
-@contextmanager
-def poisoned_group(manager: Function, *args: Any, **kwargs: Any) -> Iterator[Any]:
+def poisoned_group(manager: Function, *args: Any, **kwargs: Any) -> AbstractContextManager[Any]:
     """``_coalescing_manager``: the handle of the whole group brings the outputs of every call in it."""
-    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
-    with manager(*args, **kwargs) as group:
-        _coalesced.append(pairs)
-        try:
-            yield group
-        finally:
-            _coalesced.pop()
-    handle = PoisonedWork(list(group.works), pairs)
-    if group.works:
-        group.works = [handle]
-    else:
+    return coalesced(manager(*args, **kwargs), _coalesced, _one_handle)
+
+
+def _one_handle(works: list[Any], pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[Any]:
+    handle = PoisonedWork(list(works), pairs)
+    if not works:
         handle.wait()
+    return [handle] if works else []
 
 
 def fill(tensor: torch.Tensor) -> None:
