@@ -12,6 +12,7 @@ from mindspeed.plugins.constraints import Requires
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.feature import FeatureSpec, Numerics
 from mindspeed.plugins.problems import ResolutionError
+from mindspeed.plugins.world import PARALLEL_SIZES
 from mindspeed.resolution.environment import Environment
 from mindspeed.resolution.request import Layer
 from mindspeed.verification.shape import SHAPES, Recipe
@@ -119,7 +120,7 @@ class CaseRequest:
         """The plan without what is under test, for the same model."""
         references = {spec.name: dict(spec.reference) for spec in self.tested if spec.reference is not None}
         both = required_by(self.also, self.known) | references.keys()
-        owned = [size for size in self.sizes_of(both) if size != "dp"]
+        owned = PARALLEL_SIZES if self.keeps_layout else [size for size in self.sizes_of(both) if size != "dp"]
         sizes = {size: getattr(plan.world, size) for size in owned}
         alone = not self.keeps_layout and not self.sizes_of(both)
         settings = {name: values for layer in self.layers for name, values in layer.settings.items() if name in both}
