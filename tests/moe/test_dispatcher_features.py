@@ -46,9 +46,9 @@ def test_both_dispatchers_are_refused():
 def test_a_dense_model_is_refused(kind):
     name = f"moe-{kind}-dispatcher"
     assert refusals(name, world_size=1) == [
-        f"MS304 {name}: there are no experts to send tokens to, the model is dense | --num-experts N, or remove {name}",
         "MS304 expert-parallel: there are no experts to spread, the model is dense "
         "| --num-experts with a multiple of 1, or remove expert-parallel",
+        f"MS304 {name}: there are no experts to send tokens to, the model is dense | --num-experts N, or remove {name}",
     ]
 
 

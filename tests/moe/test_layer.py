@@ -189,11 +189,24 @@ def test_a_layer_is_evaluated_as_megatrons(pool: WorkerPool, features: Any, sett
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("feature", OVERLAPS)
-def test_every_wait_is_needed(pool: WorkerPool, feature: str) -> None:
-    plan = plan_of(feature, settings={"cpu-platform": {"poison": True}})
+@pytest.mark.parametrize(
+    ("features", "settings", "waits"),
+    [
+        (("moe-grouped-gemm", "moe-alltoall-dispatcher"), {}, 7),
+        (("moe-grouped-gemm", "moe-allgather-dispatcher"), {}, 7),
+        (("moe-alltoall-overlap",), {}, 7),
+        (("moe-allgather-overlap",), {}, 7),
+        (("moe-alltoall-overlap",), {"moe-alltoall-overlap": {"parts": 2}}, 13),
+        (("moe-alltoall-overlap",), {"moe-alltoall-dispatcher": {"once_per_rank": True}}, 7),
+        (("moe-zero-memory",), {}, 8),
+        (("moe-zero-memory",), LEVEL1, 8),
+    ],
+    ids=["all-to-all", "all-gather", "overlapped", "gathers overlapped", "parts", "once per rank", "level 0", "level 1"],
+)
+def test_every_wait_is_needed(pool: WorkerPool, features: Any, settings: Any, waits: int) -> None:
+    plan = plan_of(*features, settings={**settings, "cpu-platform": {"poison": True}})
     for matter in pool.call(waits_that_matter, 2, Shape(shared=96), plan=plan):
-        assert len(matter) == 7
+        assert len(matter) == waits
         assert all(matter), matter
 
 
