@@ -66,7 +66,10 @@ class Stage:
 
     @property
     def peak(self) -> int:
-        return sum(row.bytes * row.live for row in self.rows if row.held in AT_PEAK)
+        """What rests, and the larger of what passes keep and of what the exchange of gradients behind them needs."""
+        resting = sum(row.bytes for row in self.rows if row.held == "kept" and row.name in RESTING)
+        passes = sum(row.bytes * row.live for row in self.rows if row.held in AT_PEAK) - resting
+        return resting + max(passes, sum(row.bytes for row in self.rows if row.held == BEHIND))
 
     @property
     def activations(self) -> int:
@@ -87,6 +90,8 @@ class Stage:
 
 
 AT_PEAK: Final = ("kept", "in backward")
+BEHIND: Final = "behind backward"
+"""Where a row is held that exists when nothing is kept for backward any more."""
 LAYER_INPUT: Final = "layer input"
 _INPUTS: Final = {"input norm": LAYER_INPUT, "pre-mlp norm": "attention: residual", "final norm": "final norm: input"}
 OPTIMIZER: Final = ("main weights", "residuals", "states")
@@ -249,18 +254,22 @@ def parameters(world: World, stage: int) -> tuple[int, int]:
 
 def _resting(world: World, options: JobOptions, changes: Changes, number: int) -> list[Row]:
     size = BYTES[world.dtype]
-    dense, experts = parameters(world, number)
-    count = dense + experts
-    updated = count
+    counts = parameters(world, number)
+    count = updated = sum(counts)
+    arriving: list[Row] = []
     if options.distributed_optimizer:
-        replicas = world.dp * world.cp
-        updated = dense // replicas + experts // max(1, replicas // world.ep)
+        replicas = (world.dp * world.cp, max(1, world.dp * world.cp // world.ep))
+        updated = sum(own // ranks for own, ranks in zip(counts, replicas, strict=True))
+        if options.on_cpu:  # where a rank adds up its part itself, beside the parts of all ranks that arrive
+            largest = max(own for own, ranks in zip((*counts, 0), (*replicas, 2), strict=True) if ranks > 1)
+            arriving = [Row("gradients that arrive", largest * 4, BEHIND)] if largest else []
     kept: SavedTensors = (SavedTensor("states", updated * 8, 1),)
     if size == 2:
         kept = (SavedTensor("main weights", updated * 4, 1), *kept)
     for change in changes:
         kept = change(kept)
-    return [Row("weights", count * size), Row("gradients", count * 4), *(Row(t.name, t.bytes, t.held, t.by) for t in kept)]
+    rows = [Row("weights", count * size), Row("gradients", count * 4)]
+    return [*rows, *(Row(t.name, t.bytes, t.held, t.by) for t in kept), *arriving]
 
 
 def _activations(world: World, options: JobOptions, changes: Changes, stage: int, live: Sequence[tuple[int, int]]) -> list[Row]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import json
 from typing import Any
 
 STEPS = 3
@@ -24,7 +26,7 @@ def used_bytes() -> int:
 
 
 def train(evaluates: bool = False) -> dict[str, Any]:
-    """Losses and weights of a few steps, the bytes that a forward pass leaves, and those that the optimizer leaves at rest."""
+    """Return losses and a digest of the weights, and the bytes that a forward pass leaves and that rest between steps."""
     import gc
 
     import torch
@@ -42,21 +44,21 @@ def train(evaluates: bool = False) -> dict[str, Any]:
     model_parallel_cuda_manual_seed(1)
     config = TransformerConfig(
         num_layers=4,
-        hidden_size=64,
+        hidden_size=128,
         num_attention_heads=4,
         bf16=True,
         params_dtype=torch.bfloat16,
         pipeline_dtype=torch.bfloat16,
         masked_softmax_fusion=False,
     )
-    gpt = Float16Module(config, GPTModel(config, get_gpt_layer_local_spec(), 64, 128, position_embedding_type="rope").cuda())
+    gpt = Float16Module(config, GPTModel(config, get_gpt_layer_local_spec(), 64, 256, position_embedding_type="rope").cuda())
     chunk = DistributedDataParallel(config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), gpt)
     optimizer = get_megatron_optimizer(
         OptimizerConfig(optimizer="adam", lr=1e-2, bf16=True, params_dtype=torch.bfloat16), [chunk]
     )
-    tokens = torch.arange(256, device="cuda").view(2, 128) % 13
-    places = torch.arange(128, device="cuda").expand(2, 128)
-    mask = torch.ones(1, 1, 128, 128, dtype=torch.bool, device="cuda").triu_(1)
+    tokens = torch.arange(512, device="cuda").view(2, 256) % 13
+    places = torch.arange(256, device="cuda").expand(2, 256)
+    mask = torch.ones(1, 1, 256, 256, dtype=torch.bool, device="cuda").triu_(1)
     losses, kept, rest = [], [], []
 
     def loss_of() -> torch.Tensor:
@@ -78,5 +80,16 @@ def train(evaluates: bool = False) -> dict[str, Any]:
             with torch.no_grad():
                 loss_of()
             chunk.train()
-    weights = [parameter.detach().float().cpu().numpy() for parameter in chunk.parameters()]
-    return {"losses": losses, "weights": weights, "kept": kept[-1], "rest": rest[-1]}
+    weights = hashlib.sha256()
+    for parameter in chunk.parameters():
+        weights.update(parameter.detach().float().cpu().numpy().tobytes())
+    return {"losses": losses, "weights": weights.hexdigest(), "kept": kept[-1], "rest": rest[-1]}
+
+
+if __name__ == "__main__":
+    import torch
+    from megatron.core import parallel_state
+
+    torch.distributed.init_process_group("nccl")
+    parallel_state.initialize_model_parallel()
+    print(json.dumps([train(), train(evaluates=True)]))

@@ -106,6 +106,23 @@ def test_main_weights_and_states_are_shared_by_the_distributed_optimizer():
     assert rows["states"] == 2 * count
 
 
+def test_gradients_of_all_ranks_arrive_on_the_cpu_behind_the_passes():
+    def stage(**values):
+        options = JobOptions(on_cpu=values.pop("on_cpu", True), distributed_optimizer=True)
+        return stages(world(LLAMA, dtype="bf16", **values), options)[0]
+
+    alone, on_device = stage(), stage(world_size=2, on_cpu=False)
+    assert not {row.name for row in (*alone.rows, *on_device.rows)} & {"gradients that arrive"}
+    shared = stage(world_size=2, seq_length=8)
+    arriving = [row for row in shared.rows if row.name == "gradients that arrive"]
+    assert [(row.bytes, row.held) for row in arriving] == [(4 * sum(parameters(world(LLAMA), 0)), "behind backward")]
+    resting = sum(row.bytes for row in shared.rows if row.name in ("weights", "gradients", "main weights", "states"))
+    passes = sum(row.bytes * row.live for row in shared.rows if row.held == "kept") - resting
+    assert shared.peak == resting + arriving[0].bytes > resting + passes
+    longer = stage(world_size=2)
+    assert longer.peak - resting == sum(row.bytes * row.live for row in longer.rows if row.held == "kept") - resting
+
+
 def test_features_of_the_optimizer_replace_and_move_what_it_keeps():
     job, known = world(LLAMA, dtype="bf16"), discover(only=())
     count = sum(parameters(job, 0))

@@ -46,6 +46,7 @@ JOBS: list[tuple[tuple[str, ...], int, dict[str, Any], dict[str, dict[str, Any]]
     (("recompute-in-advance",), 2, LARGER, {}),
     (("expert-parallel",), 2, {}, {}),
     (("distributed-optimizer",), 2, LARGER | BF16, {}),
+    (("distributed-optimizer",), 2, LARGER | LLAMA | BF16 | {"seq_length": 16}, {}),  # its gradients outweigh its activations
 ]
 
 
