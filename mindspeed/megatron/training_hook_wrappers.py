@@ -209,13 +209,16 @@ def load_base_checkpoint(original: Function, load_dir: Any, args: Any = None, *r
     Raises RunError with MS602 for a format that this Megatron cannot read.
     """
     active = session.current()
+    weights_alone = getattr(args, "finetune", False) or getattr(args, "no_load_optim", False)
     if active is not None and (folder := _checkpoint_to_load(load_dir, args)) is not None:
-        problem = checkpoint_state.unreadable_format(folder, active.plan.environment.get("megatron"))
+        sharded = bool(getattr(args, "use_distributed_optimizer", False)) and not weights_alone
+        megatron = active.plan.environment.get("megatron")
+        problem = checkpoint_state.unreadable_format(folder, megatron, shards_optimizer=sharded)
         if problem is not None:
             raise RunError([problem])
     result = original(load_dir, args, *rest, **kwargs)
     content, folder = (*result, None, None)[:2] if isinstance(result, tuple) else (None, None)
-    if active is not None and folder and not (getattr(args, "finetune", False) or getattr(args, "no_load_optim", False)):
+    if active is not None and folder and not weights_alone:
         _compare_record(active, Path(folder))
     if isinstance(content, dict) and EXTRA in content:
         _extra.update(content[EXTRA])

@@ -23,6 +23,9 @@ FILE: Final = "features.json"
 FORMAT: Final = 1
 _OWN_COMMON_FILE: Final = "<0.19"
 """The releases of megatron-core that need the file."""
+_FLAT_SHARDS: Final = "<0.15"
+"""The releases of megatron-core that store shards of the distributed optimizer flat, each beside the shape of the whole."""
+_SHAPE_OF_WHOLE: Final = b"nd_reformulated_orig_global_shape"
 _SOFTWARE: Final = ("mindspeed", "megatron", "torch")
 
 Classes = Mapping[str, type[Feature[Any]]]
@@ -111,17 +114,35 @@ def keeps_common_file(folder: Path) -> bool:
     return "sharded_backend" not in written or bool(written.get("common_backend"))
 
 
-def unreadable_format(folder: Path, megatron: str | None) -> Problem | None:
-    """MS602 for a distributed checkpoint of megatron-core 0.19 or newer that an older release, which wants the file, shall
-    read. The other way round 0.19 reads both."""
-    if megatron is None or not version_in(megatron, _OWN_COMMON_FILE) or keeps_common_file(folder):
+def unreadable_format(folder: Path, megatron: str | None, *, shards_optimizer: bool = False) -> Problem | None:
+    """MS602 for a distributed checkpoint whose format an older megatron-core, which shall read it, does not know.
+
+    0.19 reads what was saved before it, and not the other way round; 0.14 finds an optimizer's shards only where it wrote them.
+    """
+    if megatron is None:
         return None
-    text = (
-        "the checkpoint has the torch_dist format of megatron-core 0.19 and newer, without common.pt, and "
-        f"megatron-core {megatron} cannot read it"
-    )
-    fix = "resume it with megatron-core 0.19 or newer, which reads the checkpoints of both"
+    if version_in(megatron, _OWN_COMMON_FILE) and not keeps_common_file(folder):
+        return _unread(
+            folder, megatron, "the torch_dist format of megatron-core 0.19 and newer, without common.pt", "0.19", "both forms"
+        )
+    if shards_optimizer and version_in(megatron, _FLAT_SHARDS) and not _has_flat_shards(folder):
+        form = "the distributed optimizer's state in the shapes of the parameters, as megatron-core 0.15 and newer save it"
+        return _unread(folder, megatron, form, "0.15", "this form")
+    return None
+
+
+def _unread(folder: Path, megatron: str, form: str, reader: str, kinds: str) -> Problem:
+    text = f"the checkpoint has {form}, and megatron-core {megatron} cannot read it"
+    fix = f"resume it with megatron-core {reader} or newer, which reads {kinds}"
     return Problem("MS602", text, where=str(folder), fix=fix)
+
+
+def _has_flat_shards(folder: Path) -> bool:
+    """Return whether the index of a checkpoint names shapes of flat shards; also for one that cannot be read."""
+    try:
+        return _SHAPE_OF_WHOLE in (folder / ".metadata").read_bytes()
+    except OSError:
+        return True
 
 
 def changes(record: CheckpointManifest, plan: ActivationPlan, classes: Classes, content: Content) -> list[Change]:

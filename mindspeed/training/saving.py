@@ -84,7 +84,8 @@ def load(job: Job, state: TrainState, data: str) -> list[str]:
     manifest, record = read_manifest(checkpoint), read_record(checkpoint)
     same_layout = manifest.layout == _layout()
     notes = []
-    if (problem := unreadable_format(checkpoint, job.plan.environment.get("megatron"))) is not None:
+    megatron, sharded = job.plan.environment.get("megatron"), job.optimizer == "distributed"
+    if (problem := unreadable_format(checkpoint, megatron, shards_optimizer=sharded)) is not None:
         raise RunError([problem])
     _require_undamaged(checkpoint)
     try:

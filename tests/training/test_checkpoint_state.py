@@ -350,9 +350,24 @@ def test_a_format_that_an_older_megatron_cannot_read_is_named(checkpoint, versio
         "MS602 the checkpoint has the torch_dist format of megatron-core 0.19 and newer, without common.pt, "
         f"and megatron-core {version} cannot read it\n"
         f"  where: {folder}\n"
-        "  fix: resume it with megatron-core 0.19 or newer, which reads the checkpoints of both"
+        "  fix: resume it with megatron-core 0.19 or newer, which reads both forms"
     )
     assert states.unreadable_format(folder, "0.19.1") is None
+
+
+def test_shards_of_an_optimizer_that_megatron_014_cannot_read_are_named(checkpoint):
+    folder = checkpoint("torch")
+    (folder / ".metadata").write_bytes(b"pickled: state_dict_metadata")
+    assert str(states.unreadable_format(folder, "0.14.0", shards_optimizer=True)) == (
+        "MS602 the checkpoint has the distributed optimizer's state in the shapes of the parameters, as megatron-core 0.15 and "
+        "newer save it, and megatron-core 0.14.0 cannot read it\n"
+        f"  where: {folder}\n"
+        "  fix: resume it with megatron-core 0.15 or newer, which reads this form"
+    )
+    assert states.unreadable_format(folder, "0.14.0") is None
+    assert states.unreadable_format(folder, "0.15.0", shards_optimizer=True) is None
+    (folder / ".metadata").write_bytes(b"pickled: nd_reformulated_orig_global_shape")
+    assert states.unreadable_format(folder, "0.14.0", shards_optimizer=True) is None
 
 
 def test_a_checkpoint_with_its_common_file_is_read_by_every_megatron(checkpoint, tmp_path):

@@ -35,6 +35,12 @@ class Megatron:
         path = os.pathsep.join([*older_python.FOLDERS, str(ROOT), str(self.folder)])
         return {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
 
+    def require_data_helpers(self) -> None:
+        """Skip a test that reads data where a checkout has no compiled helpers for it, which a wheel has."""
+        source = self.folder / "megatron" / "core" / "datasets"
+        if not list(source.glob("helpers_cpp*")):
+            pytest.skip(f"{source} has no compiled data helpers: make -C {source}")
+
     def run(self, *command: str) -> str:
         """The output of a Python process beside this Megatron; fails with its errors."""
         arguments = [sys.executable, *command]

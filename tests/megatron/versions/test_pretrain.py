@@ -26,6 +26,7 @@ def pretrain(megatron: Megatron, *arguments: str) -> dict[str, Any]:
 
 
 def test_a_model_trains_and_goes_on_from_its_checkpoint(megatron: Megatron, tmp_path: Path) -> None:
+    megatron.require_data_helpers()
     job, run = tmp_path / "job.yaml", tmp_path / "run"
     job.write_text(JOB)
     first = pretrain(megatron, "-f", str(job), "--nproc", "4", "--run", str(run))
