@@ -113,6 +113,10 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
     if resolution.problems:
         raise ResolutionError(resolution.problems)
     made = build_plan.build_plan(resolution, known, environment, framework)
+    if any(known.specs[name].budget for name in made.names if name in known.specs):
+        from mindspeed.pipeline.plan_memory import keeping_budgets
+
+        made = keeping_budgets(made, known)
     if tracing():  # the digest of a large plan takes a while
         trace("resolved", f"{', '.join(made.names) or 'no features'}; plan {made.digest}")
     return made

@@ -166,7 +166,8 @@ class FeatureSpec:
     ``state`` what it adds to checkpoints. ``reference`` is for a feature that trains another model than Megatron does alone:
     the settings with which it takes Megatron's own means, as it does in the baseline that it is compared with.
     ``verify_with`` are the surroundings in which verification finds it at work. ``saved`` changes what layers keep for
-    backward, and ``resting`` what the optimizer keeps between steps, for the memory planner.
+    backward, and ``resting`` what the optimizer keeps between steps, for the memory planner. ``budget`` is the setting that
+    gives a rank its device memory, in MiB: a plan whose ranks need more, by the planner, is refused.
     """
 
     name: str
@@ -197,6 +198,7 @@ class FeatureSpec:
     verify_with: VerifyWith = field(default_factory=VerifyWith)
     saved: ChangeSaved | None = None
     resting: ChangeSaved | None = None
+    budget: str = ""
     since: str = "0.1"
 
     def __post_init__(self) -> None:

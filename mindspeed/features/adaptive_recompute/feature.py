@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from mindspeed.features.adaptive_recompute.least import NAME, least_mb, least_saved
+from mindspeed.features.adaptive_recompute.least import NAME, least_saved
 from mindspeed.plugins import (
     After,
     Category,
@@ -52,13 +52,6 @@ class AdaptiveRecompute(Feature[AdaptiveRecomputeArgs]):
                 "no budget is given",
                 fix="--set adaptive-recompute.budget_mb=MIB, the memory of a device without what other programs use",
             ),
-            Check(
-                lambda args, world: args.budget_mb >= least_mb(args, world),
-                "budget_mb={args.budget_mb:g} is below {least:g}, the memory of weights, gradients and inputs of layers alone",
-                fix="--set adaptive-recompute.budget_mb={least:g} or more, or more tensor or pipeline parallelism",
-                when=lambda args, world: args.budget_mb is not None,
-                values=lambda args, world: {"least": least_mb(args, world)},
-            ),
             Conflicts("norm-recompute", reason=_DECIDED),
             Conflicts("activation-recompute", reason=_DECIDED),
             Conflicts("swap-attention", reason=_DECIDED),
@@ -66,6 +59,7 @@ class AdaptiveRecompute(Feature[AdaptiveRecomputeArgs]):
         ),
         numerics=Numerics.exact(),
         saved=least_saved,
+        budget="budget_mb",
         verify_with=VerifyWith(settings={"adaptive-recompute": {"budget_mb": 1, "profiling_steps": 2}}),
     )
 

@@ -4,8 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from mindspeed import registry
 from mindspeed.plugins import MindSpeedError, World
-from tests.features.resolving import CATALOG, refusals
+from mindspeed.plugins.problems import ResolutionError
+from mindspeed.resolution.environment import made_up
+from mindspeed.resolution.request import Layer
+from tests.features.resolving import CATALOG, MODEL, refusals
 
 NAME = "adaptive-recompute"
 BUDGET = {NAME: {"budget_mb": 1000}}
@@ -27,13 +31,48 @@ def test_a_budget_is_needed():
     ]
 
 
-def test_a_budget_that_no_choice_can_keep_is_refused_with_the_least():
-    (problem,) = refusals(NAME, settings={NAME: {"budget_mb": 0.1}}, dtype="bf16")
-    assert problem == (
-        f"MS304 {NAME}: budget_mb=0.1 is below 2.62, the memory of weights, gradients and inputs of layers alone "
-        f"| --set {NAME}.budget_mb=2.62 or more, or more tensor or pipeline parallelism"
+def planned(budget, strict=False, swap=False, also=(), **world):
+    layer = Layer(
+        "test",
+        (NAME, *also),
+        {NAME: {"budget_mb": budget, "swap": swap}},
+        world=MODEL | {"world_size": 1, "dtype": "bf16", **world},
+        strict=strict,
     )
-    assert refusals(NAME, settings={NAME: {"budget_mb": 2.62}}, dtype="bf16") == []
+    return registry.resolve([layer], made_up("cpu", "0.16.1"), CATALOG)
+
+
+def refused(budget, **request):
+    with pytest.raises(ResolutionError) as error:
+        planned(budget, **request)
+    return [f"{problem.code} {problem.message} | {problem.fix}" for problem in error.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("request_", "stage", "least"),
+    [
+        ({}, 0, 10.58),
+        ({"swap": True}, 0, 10.6),
+        ({"also": ["swap-optimizer"]}, 0, 4.19),
+        ({"world_size": 2, "pp": 2}, 0, 5.64),
+        ({"num_experts": 4, "router_topk": 2, "moe_ffn_hidden_size": 64}, 0, 9.68),
+    ],
+    ids=["alone", "swap", "optimizer on the host", "stages", "experts: what is certain"],
+)
+def test_a_budget_below_the_least_that_the_planner_foretells_is_refused_with_it(request_, stage, least):
+    fix = f"--set {NAME}.budget_mb={least:g} or more, or more tensor or pipeline parallelism"
+    text = f"the memory of stage {stage} with everything away that {NAME} can move"
+    below = round(least - 0.01, 2)
+    assert refused(below, **request_) == [f"MS304 {NAME}: budget_mb={below:g} is below {least:g}, {text} | {fix}"]
+    assert planned(least, **request_).rows == planned(1000, **request_).rows
+
+
+def test_a_budget_whose_least_depends_on_a_size_that_nobody_gave_is_not_checked():
+    unknown = {"ffn_hidden_size": None, "vocab_size": None}
+    text = "the least that budget_mb=1 may be is not known; give --ffn-hidden-size, --vocab-size"
+    assert [row.text for row in planned(1, **unknown).rows if row.kind == "not-checked" and row.feature == NAME] == [text]
+    expected = f"MS307 {NAME}: the least that budget_mb=1 may be is not known | give --ffn-hidden-size, --vocab-size"
+    assert expected in refused(1, strict=True, **unknown)
 
 
 @pytest.mark.parametrize("feature", ["activation-recompute", "norm-recompute", "recompute", "swap-attention"])

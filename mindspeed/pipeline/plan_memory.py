@@ -1,0 +1,139 @@
+"""The memory of a plan on each pipeline stage, from its sizes and the declarations of its features. Light, no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from mindspeed.memory.estimate import LAYER_INPUT, NEEDED, RESTING, JobOptions, Live, Stage, stages
+from mindspeed.pipeline.feature import ScheduleFeature
+from mindspeed.pipeline.operations import Op, PipelineShape
+from mindspeed.pipeline.recompute_feature import RecomputeFeature
+from mindspeed.pipeline.synthesis import megatron
+from mindspeed.planning.plan import ActivationPlan
+from mindspeed.plugins.constraints import Slot
+from mindspeed.plugins.discovery import Catalog
+from mindspeed.plugins.problems import Problem, ResolutionError
+from mindspeed.plugins.saved_tensors import SavedTensors
+from mindspeed.plugins.world import UnknownValue, World
+from mindspeed.resolution.planned_feature import PlanNote
+from mindspeed.resolution.setting_validation import flag
+
+MIB: Final = 2**20
+
+
+def options_of(made: ActivationPlan, dropout: bool) -> JobOptions:
+    """Return the options of a plan's job."""
+    values = {planned.override.argument: planned.override.value for planned in made.overrides}
+    return JobOptions(
+        on_cpu=made.environment.get("platform") == "cpu",
+        sequence_parallel=bool(values.get("sequence_parallel")),
+        distributed_optimizer=bool(values.get("use_distributed_optimizer")),
+        dropout=dropout,
+    )
+
+
+def foretold(made: ActivationPlan, options: JobOptions, known: Catalog) -> list[Stage]:
+    """Return the stages of a plan, whose features are in a catalog. Raises `UnknownValue` with every size that is needed."""
+    made.world.need(*NEEDED)
+    full, dropped = passes_of(made, known)
+    return stages(made.world, options, _changes(made, known, "saved"), _changes(made, known, "resting"), full, dropped)
+
+
+def keeping_budgets(made: ActivationPlan, known: Catalog) -> ActivationPlan:
+    """Return a plan whose features can keep a rank within the memory that their settings give it.
+
+    Raises ResolutionError with MS304, which names the least. A size that nobody gave is a row, under strict MS307.
+    """
+    rows, problems = [], []
+    for planned in made.features:
+        setting = known.specs[planned.name].budget if planned.name in known.specs else ""
+        budget = planned.args.get(setting) if setting else None
+        if budget is None:
+            continue
+        name, what = planned.name, f"{setting}={budget:g}"
+        try:
+            stage, least = least_peak(made, known)
+        except UnknownValue as unknown:
+            flags = ", ".join(map(flag, unknown.fields))
+            if made.strict:
+                text = f"{name}: the least that {what} may be is not known"
+                problems.append(Problem("MS307", text, (name,), fix=f"give {flags}"))
+            rows.append(PlanNote("not-checked", name, f"the least that {what} may be is not known; give {flags}"))
+            continue
+        if budget * MIB < least:
+            mib = math.ceil(least / MIB * 100) / 100
+            text = f"{name}: {what} is below {mib:g}, the memory of stage {stage} with everything away that {name} can move"
+            fix = f"--set {name}.{setting}={mib:g} or more, or more tensor or pipeline parallelism"
+            problems.append(Problem("MS304", text, (name,), fix=fix))
+    if problems:
+        raise ResolutionError(problems)
+    return replace(made, rows=(*made.rows, *rows)) if rows else made
+
+
+def least_peak(made: ActivationPlan, known: Catalog) -> tuple[int, int]:
+    """Return the stage of a plan with the largest peak, and its bytes.
+
+    Where the formulas do not know what layers keep (the sequence split over ranks, experts, other linear layers), only what
+    rests and the inputs of layers count.
+    """
+    slots = {slot for planned in made.features if planned.name in known.specs for slot in known.specs[planned.name].slots}
+    is_known = made.world.cp == 1 and not made.world.num_experts and Slot.LINEAR not in slots
+    found = foretold(made, options_of(made, dropout=False), known)
+    peaks = [stage.peak if is_known else _certain(stage) for stage in found]
+    return max(enumerate(peaks), key=lambda pair: pair[1])
+
+
+def _certain(stage: Stage) -> int:
+    kept = (row for row in stage.rows if row.held == "kept" and row.name in (*RESTING, LAYER_INPUT))
+    return sum(row.bytes * row.live for row in kept)
+
+
+def passes_of(made: ActivationPlan, known: Catalog) -> tuple[Live | None, Live | None]:
+    """The passes in flight of each stage and chunk, and those that are dropped meanwhile, by the schedule of a feature."""
+    world = made.world
+    classes = [(known.feature(planned.name), planned.args) for planned in made.features]
+    features = [feature(feature.Args(**args), world) for feature, args in classes]
+    lists = [feature for feature in features if isinstance(feature, ScheduleFeature)]
+    recomputes = [feature for feature in features if isinstance(feature, RecomputeFeature)]
+    if world.pp == 1 or not (lists or recomputes):
+        return None, None
+    shape = PipelineShape(world.pp, world.vpp, world.num_micro_batches, lists[0].placement() if lists else "loop")
+    schedule = lists[0].planned_schedule(shape, lists[0].costs()) if lists else megatron(shape)
+    for feature in recomputes:
+        schedule = feature.listed(schedule)
+    peaks = [_at_peak(ops, world.vpp) for ops in schedule.ops]
+    return [full for full, _ in peaks], [dropped for _, dropped in peaks]
+
+
+def _at_peak(ops: Sequence[Op], vpp: int) -> tuple[list[int], list[int]]:
+    """Of the operations of a rank: the passes of each chunk whose activations exist at the peak, and those that are dropped."""
+    repeated = {op[1:] for op in ops if op.kind == "R"}
+    full, dropped = [0] * vpp, [0] * vpp
+    peak = (list(full), list(dropped))
+    for op in ops:
+        if op.kind == "F" and op[1:] in repeated:
+            dropped[op.chunk] += 1
+        elif op.kind in "FR":
+            full[op.chunk] += 1
+            dropped[op.chunk] -= op.kind == "R"
+        elif op.kind in "WD":
+            full[op.chunk] -= 1
+        if (sum(full), sum(dropped)) > (sum(peak[0]), sum(peak[1])):
+            peak = (list(full), list(dropped))
+    return peak
+
+
+def _changes(made: ActivationPlan, known: Catalog, what: str) -> Iterator[Callable[[SavedTensors], SavedTensors]]:
+    """The changes that the features of a plan declare in a field of their specs."""
+    for planned in made.features:
+        feature = known.feature(planned.name)
+        if (change := getattr(feature.spec, what)) is not None:
+            yield _applied(change, feature.Args(**planned.args), made.world)
+
+
+def _applied(change: Any, args: Any, world: World) -> Callable[[SavedTensors], SavedTensors]:
+    return partial(change, args, world)
