@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mindspeed.moe.feature import is_set, unserved
 from mindspeed.plugins import (
     ArgOverride,
     Category,
@@ -80,6 +81,12 @@ class Ampipe(Feature[AmpipeArgs]):
                 "attention is multi-latent, and its keys are not those of the whole sequence",
                 fix="remove ampipe",
             ),
+            Check(
+                lambda args, world: not is_set(world, "expert_capacity_factor"),
+                "expert_capacity_factor is {world.expert_capacity_factor}, and its places are of all tokens together",
+                fix="--expert-capacity-factor 0, or remove ampipe",
+            ),
+            *unserved("ampipe"),
             Conflicts(
                 "moe-alltoall-overlap",
                 reason="its transfers of tensor ranks are part of the dispatch, and ampipe.overlap has none to hide",

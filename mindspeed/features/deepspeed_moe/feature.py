@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mindspeed.features.deepspeed_moe.settings import DeepspeedMoeArgs, describe_masks, group_tokens, shares
+from mindspeed.moe.feature import is_set, unserved
 from mindspeed.plugins import (
     ArgOverride,
     Category,
@@ -41,6 +42,18 @@ class DeepspeedMoe(Feature[DeepspeedMoeArgs]):
                 "there are no experts to choose from, the model is dense",
                 fix="--num-experts N, or remove deepspeed-moe",
             ),
+            Check(
+                lambda args, world: not world.knows("router_topk") or world.router_topk <= world.num_experts,
+                "a token has {world.router_topk} experts, and there are {world.num_experts}",
+                fix="use a --router-topk of at most {world.num_experts}",
+                when=lambda args, world: world.num_experts > 0,
+            ),
+            Check(
+                lambda args, world: not is_set(world, "expert_capacity_factor"),
+                "expert_capacity_factor is {world.expert_capacity_factor}, Megatron's own capacity",
+                fix="--expert-capacity-factor 0, and --set deepspeed-moe.capacity_factor",
+            ),
+            *unserved("deepspeed-moe"),
             Check(
                 lambda args, world: args.groups % shares(world) == 0,
                 "{args.groups} groups of tokens cannot be spread over the {world.tp} x {world.cp} ranks of tp and cp",

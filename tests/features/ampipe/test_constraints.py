@@ -73,6 +73,20 @@ def test_layers_that_fit_are_accepted():
             4,
             "attention is multi-latent, and its keys are not those of the whole sequence | remove ampipe",
         ),
+        (
+            {"expert_capacity_factor": 1.5},
+            {},
+            4,
+            "expert_capacity_factor is 1.5, and its places are of all tokens together "
+            "| --expert-capacity-factor 0, or remove ampipe",
+        ),
+        (
+            {"cuda_graphs": True},
+            {},
+            4,
+            "layers are captured as CUDA graphs, which ampipe does not serve "
+            "| --no-cuda-graphs (Megatron-LM: --cuda-graph-impl none), or remove ampipe",
+        ),
     ],
 )
 def test_worlds_that_do_not_fit_are_refused(world: dict[str, Any], settings: dict[str, Any], groups: int | None, text: str):

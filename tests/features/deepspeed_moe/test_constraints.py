@@ -62,6 +62,59 @@ def test_settings_that_do_not_fit_the_world_are_refused(world: dict[str, Any], s
     assert f"MS304 deepspeed-moe: {text}" in found
 
 
+@pytest.mark.parametrize(
+    ("world", "fits", "text"),
+    [
+        (
+            {"router_topk": 9},
+            {"router_topk": 8},
+            "a token has 9 experts, and there are 8 | use a --router-topk of at most 8",
+        ),
+        (
+            {"expert_capacity_factor": 1.5},
+            {"expert_capacity_factor": 0.0},
+            "expert_capacity_factor is 1.5, Megatron's own capacity "
+            "| --expert-capacity-factor 0, and --set deepspeed-moe.capacity_factor",
+        ),
+        (
+            {"low_precision": True},
+            {"low_precision": False},
+            "linear layers multiply in fp8 or fp4, which deepspeed-moe does not serve "
+            "| --no-low-precision (Megatron-LM: no --fp8-format, --fp4-format), or remove deepspeed-moe",
+        ),
+        (
+            {"cuda_graphs": True},
+            {"cuda_graphs": False},
+            "layers are captured as CUDA graphs, which deepspeed-moe does not serve "
+            "| --no-cuda-graphs (Megatron-LM: --cuda-graph-impl none), or remove deepspeed-moe",
+        ),
+        (
+            {"latent_expert_size": 16},
+            {"latent_expert_size": 0},
+            "experts work on latent vectors, which deepspeed-moe does not serve "
+            "| --latent-expert-size 0 (Megatron-LM: no --moe-latent-size), or remove deepspeed-moe",
+        ),
+        (
+            {"overlapped_micro_batches": True},
+            {"overlapped_micro_batches": False},
+            "Megatron hides the transfers behind another micro-batch (overlap_moe_expert_parallel_comm), which deepspeed-moe "
+            "does not serve | --no-overlapped-micro-batches (Megatron-LM: no --overlap-moe-expert-parallel-comm), or remove "
+            "deepspeed-moe",
+        ),
+    ],
+)
+def test_models_that_the_layer_does_not_serve_are_refused(world: dict[str, Any], fits: dict[str, Any], text: str):
+    assert refused(world) == [f"MS304 deepspeed-moe: {text}"]
+    assert refused(fits) == []
+
+
+def test_experts_that_ranks_cannot_share_evenly_are_refused():
+    assert refused({"ep": 4}) == []
+    assert refused({"ep": 3, "world_size": 3, "global_batch_size": 15}) == [
+        "MS304 expert-parallel: 8 experts cannot be spread evenly over 3 ranks | use a --ep that divides 8"
+    ]
+
+
 def test_groups_that_fit_are_accepted():
     assert refused({"tp": 2}, groups=4) == []
     assert refused({"ep": 2}, groups=4, interval=2, min_capacity=16) == []

@@ -108,3 +108,17 @@ def test_places_are_those_of_the_layer_in_training(options: dict[str, Any], most
     config = SimpleNamespace(num_moe_experts=8, moe_router_topk=2)
     assert places(spec, config, World({"seq_length": 64, "micro_batch_size": 1})) == most
     assert places(spec, config, World({})) is None
+
+
+def test_more_parts_than_places_are_refused_when_the_layers_are_built() -> None:
+    from megatron.core.transformer.spec_utils import ModuleSpec
+
+    config = SimpleNamespace(num_moe_experts=8, moe_router_topk=2)
+    spec = ModuleSpec(module=object, params={"options": CapacityOptions()})
+    assert feature(parts=16).layer_spec(spec, config).params["options"].parts == 16
+    with pytest.raises(MindSpeedError) as error:
+        feature(parts=17).layer_spec(spec, config)
+    assert str(error.value) == (
+        "MS304 pipe-experts: parts=17 is more than the 16 places of an expert\n"
+        "  fix: use at most 16 for pipe-experts.parts, or a larger deepspeed-moe.capacity_factor"
+    )
