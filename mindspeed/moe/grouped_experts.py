@@ -58,9 +58,9 @@ class GroupedExperts(MegatronModule):  # type: ignore[misc]
         return parameter
 
     def forward(
-        self, permuted_local_hidden_states: Tensor, tokens_per_expert: Tensor, permuted_probs: Tensor
+        self, permuted_local_hidden_states: Tensor, tokens_per_expert: Tensor, permuted_probs: Tensor | None
     ) -> tuple[Tensor, None]:
-        """Give the experts' answers [R, H] to ``permuted_local_hidden_states`` [R, H], weighed by ``permuted_probs`` [R].
+        """Give the experts' answers [R, H] to ``permuted_local_hidden_states`` [R, H], times ``permuted_probs`` [R] if given.
 
         ``tokens_per_expert`` [E] are counts, on any device, or a call of `mindspeed.moe.overlap` that brings the rows itself.
         """
@@ -81,7 +81,7 @@ class GroupedExperts(MegatronModule):  # type: ignore[misc]
     def products(
         self,
         x_RH: Tensor,
-        probs: Callable[[], Tensor],
+        probs: Callable[[], Tensor | None],
         ends: Tensor,
         weights: tuple[Weight, Weight],
         first: int = 0,
@@ -89,15 +89,18 @@ class GroupedExperts(MegatronModule):  # type: ignore[misc]
     ) -> Tensor:
         """Give the answers [R, H] of the experts from ``first`` on, whose last rows plus one are ``ends`` [E].
 
-        ``probs`` gives the probability [R] of each row as late as possible. ``again`` sends the rows here once more.
+        ``probs`` gives the probability [R] of each row as late as possible, None where all of them are 1.
+        ``again`` sends the rows here once more.
         """
         x_RH, probs = weigh_input(self.config, x_RH, probs)
         h = grouped_product(x_RH, weights[0], ends, first)
+        probs_R = probs()
+        inputs = (h,) if probs_R is None else (h, probs_R.unsqueeze(-1))
         activate = partial(activation, self.config)
         if not self.activation_recompute:
-            return grouped_product(activate(h, probs().unsqueeze(-1)), weights[1], ends, first)
+            return grouped_product(activate(*inputs), weights[1], ends, first)
         checkpoint = tensor_parallel.CheckpointWithoutOutput()
-        y_RH = grouped_product(checkpoint.checkpoint(activate, h, probs().unsqueeze(-1)), weights[1], ends, first)
+        y_RH = grouped_product(checkpoint.checkpoint(activate, *inputs), weights[1], ends, first)
         checkpoint.discard_output_and_register_recompute(y_RH)
         return y_RH
 
@@ -123,28 +126,34 @@ class GroupedExperts(MegatronModule):  # type: ignore[misc]
         """Do nothing: backward has computed every weight gradient."""
 
 
-def weigh_input(config: Any, x_RH: Tensor, probs: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], Tensor]]:
+Probabilities = Callable[[], Tensor | None]
+
+
+def weigh_input(config: Any, x_RH: Tensor, probs: Probabilities) -> tuple[Tensor, Probabilities]:
     """Multiply rows by their probability where a configuration weighs inputs, and have activations weighed by 1 then."""
-    if not config.moe_apply_probs_on_input:
+    if not config.moe_apply_probs_on_input or (probs_R := probs()) is None:
         return x_RH, probs
-    probs_R = probs()
-    return (x_RH * probs_R.unsqueeze(-1)).to(x_RH.dtype), lambda: torch.ones_like(probs_R)
+    return (x_RH * probs_R.unsqueeze(-1)).to(x_RH.dtype), lambda: None
 
 
-def activation(config: Any, h: Tensor, probs_R1: Tensor) -> Tensor:
-    """The activation [R, F] of ``h``, [R, 2F] where it is gated, times one weight per row: as Megatron's single experts
-    compute it, not as its grouped ones, which compile it for every layer and every number of rows."""
+def activation(config: Any, h: Tensor, probs_R1: Tensor | None = None) -> Tensor:
+    """The activation [R, F] of ``h``, [R, 2F] where it is gated, times one weight per row if given: as Megatron's single
+    experts compute it, not as its grouped ones, which compile it for every layer and every number of rows."""
     active: Tensor
-    if not config.gated_linear_unit:
-        active = config.activation_func(h) * probs_R1
-    elif config.bias_activation_fusion and config.activation_func is silu:
-        from megatron.core.fusions.fused_bias_swiglu import weighted_bias_swiglu_impl
+    if config.gated_linear_unit and config.bias_activation_fusion and config.activation_func is silu:
+        from megatron.core.fusions import fused_bias_swiglu
 
-        active = weighted_bias_swiglu_impl(h, None, probs_R1)
-    else:
+        if probs_R1 is None:
+            active = fused_bias_swiglu.bias_swiglu_impl(h, None)
+        else:
+            active = fused_bias_swiglu.weighted_bias_swiglu_impl(h, None, probs_R1)
+        return active.to(h.dtype)
+    if config.gated_linear_unit:
         gate, up = h.chunk(2, dim=-1)
-        active = config.activation_func(gate) * up * probs_R1
-    return active.to(h.dtype)
+        active = config.activation_func(gate) * up
+    else:
+        active = config.activation_func(h)
+    return active if probs_R1 is None else (active * probs_R1).to(h.dtype)
 
 
 def misfits(config: Any) -> list[str]:

@@ -48,17 +48,24 @@ def weight_gradient(parameter: Tensor, operands: Operands) -> Tensor:
 
 
 def joined(operands: Sequence[Operands]) -> list[Operands]:
-    """Join operands of one expert that came in slices, so that its gradient is one product, rounded once."""
+    """Join operands of single experts that came in slices: the gradient is one product for all of them, rounded once."""
     by_first: dict[int, list[Operands]] = {}
     for part in operands:
         by_first.setdefault(part.first, []).append(part)
-    return [parts[0] if len(parts) == 1 else _concatenated(parts) for parts in by_first.values()]
+    if len(by_first) == len(operands):
+        return list(operands)
+    first, *rest = sorted(by_first)
+    if rest != [*range(first + 1, first + 1 + len(rest))]:
+        return [_concatenated([parts]) for parts in by_first.values()]
+    return [_concatenated([by_first[number] for number in (first, *rest)])]
 
 
-def _concatenated(parts: Sequence[Operands]) -> Operands:
+def _concatenated(experts: Sequence[Sequence[Operands]]) -> Operands:
+    """Put the slices of consecutive experts one behind another."""
+    parts = [part for slices in experts for part in slices]
     x = torch.cat([part.x if isinstance(part.x, Tensor) else part.x() for part in parts])
-    ends = torch.stack([part.ends for part in parts]).sum(0)
-    return Operands(x, torch.cat([part.dy for part in parts]), ends, parts[0].first)
+    counts = torch.cat([torch.stack([part.ends for part in slices]).sum(0) for slices in experts])
+    return Operands(x, torch.cat([part.dy for part in parts]), counts.cumsum(0), parts[0].first)
 
 
 def deferred(parameter: Tensor, experts: int, rows: int, gradient: WeightGradient = weight_gradient) -> Weight:

@@ -202,30 +202,23 @@ class UnitCall(ExpertCall):
 
 
 class _Products:
-    """The products of single experts, with one row of ends and of ones for each number of rows."""
+    """The products of single experts, with one tensor of ends for each number of rows."""
 
     def __init__(self, experts: Any) -> None:
         self._experts = experts
         self._weights: Any = None
-        self._by_rows: dict[int, tuple[Tensor, Tensor]] = {}
+        self._ends: dict[int, Tensor] = {}
 
     def enter_weights(self) -> None:
         """Let the weights enter the graph: backward computes their gradients here, one product per expert."""
         self._weights = self._experts.weights()
 
     def of(self, rows: Tensor, expert: int, between: Callable[[], None]) -> Tensor:
-        """The answers of one expert, with something done ``between`` its products."""
+        """The answers of one expert, with something done ``between`` its products, where others take the weights of rows."""
         count = rows.shape[0]
-        if count not in self._by_rows:
-            end = torch.full((1,), count, dtype=torch.int64, device=rows.device)
-            self._by_rows[count] = end, torch.ones(count, dtype=torch.float32, device=rows.device)
-        end, ones = self._by_rows[count]
-
-        def weights_of_rows() -> Tensor:
-            between()
-            return ones
-
-        answers: Tensor = self._experts.products(rows, weights_of_rows, end, self._weights, expert)
+        if count not in self._ends:
+            self._ends[count] = torch.full((1,), count, dtype=torch.int64, device=rows.device)
+        answers: Tensor = self._experts.products(rows, between, self._ends[count], self._weights, expert)
         return answers
 
 

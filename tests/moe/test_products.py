@@ -44,6 +44,31 @@ def test_parts_of_the_experts_add_up_to_one_gradient() -> None:
     torch.testing.assert_close(ours, torch.autograd.grad(one_by_one(x, weight).square().sum(), (x, weight)))
 
 
+def test_slices_of_experts_are_one_product_of_the_gradient() -> None:
+    x, weight, ends = torch.randn(8, 4, requires_grad=True), experts_weight(), []
+
+    def gradient(parameter: torch.Tensor, operands: Operands) -> torch.Tensor:
+        ends.append((operands.first, operands.ends.tolist()))
+        return products.weight_gradient(parameter, operands)
+
+    def answers(slices: list[tuple[int, int, int]]) -> torch.Tensor:
+        entered = deferred(weight, 3, 4, gradient)
+        parts = [grouped_product(x[a:b], entered, torch.tensor([b - a]), first=expert) for expert, a, b in slices]
+        return torch.cat(parts)
+
+    def gradients(y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(y.square().sum(), (x, weight))
+
+    matrices = weight.view(3, 4, 6)
+    everything = answers([(0, 0, 2), (0, 2, 3), (1, 3, 4), (2, 4, 6), (2, 6, 8)])
+    expected = torch.cat([x[:3] @ matrices[0], x[3:4] @ matrices[1], x[4:] @ matrices[2]])
+    torch.testing.assert_close(gradients(everything), gradients(expected))
+    assert ends == [(0, [3, 4, 8])]
+    with_an_idle_one = answers([(0, 0, 2), (0, 2, 4), (2, 4, 8)])
+    expected = torch.cat([x[:4] @ matrices[0], x[4:] @ matrices[2]])
+    torch.testing.assert_close(gradients(with_an_idle_one), gradients(expected))
+
+
 def test_the_gradient_of_a_weight_is_computed_where_it_entered_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, steps = torch.randn(8, 4, requires_grad=True), experts_weight(), []
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from mindspeed.moe.capacity import CapacityOptions, ExpertRanks, RowOrder, combine_by_masks, dispatch_by_masks
 from mindspeed.moe.chunks import Steps, finished
 from mindspeed.moe.gating import Choices, Routing, admit, choose, highest
+from mindspeed.moe.grouped_experts import GroupedExperts
 from mindspeed.moe.units import UnitCall, Units
 from mindspeed.plugins import MindSpeedError, Problem
 
@@ -41,7 +42,8 @@ class CapacityMoELayer(MoELayer):  # type: ignore[misc]
         """Give the experts' answers [S, B, H]. Padding masks and parts of a layer (CUDA graphs) are refused."""
         if padding_mask is not None or intermediate_tensors is not None:
             what = "a padding mask" if padding_mask is not None else "the parts of a layer that CUDA graphs capture"
-            raise MindSpeedError([Problem("MS304", f"deepspeed-moe: a MoE layer got {what}", ("deepspeed-moe",))])
+            text = f"deepspeed-moe: a MoE layer got {what}, which the gate does not have"
+            raise MindSpeedError([Problem("MS304", text, ("deepspeed-moe",), fix="remove deepspeed-moe")])
         if self.moe_layer_recompute:
             return tensor_parallel.checkpoint(self.run, False, hidden_states), None
         return self.run(hidden_states), None
@@ -192,7 +194,8 @@ class CapacityMoELayer(MoELayer):  # type: ignore[misc]
         """Run the local experts on equal shares of rows. Weights come later, so that biases are weighed too."""
         share = rows.shape[0] // self.num_local_experts
         counts = torch.full((self.num_local_experts,), share, dtype=torch.int64, device="cpu")
-        ones = torch.ones(rows.shape[0], dtype=torch.float32, device=rows.device)
+        grouped = isinstance(self.experts, GroupedExperts)
+        ones = None if grouped else torch.ones(rows.shape[0], dtype=torch.float32, device=rows.device)
         answers: Tensor
         answers, bias = self.experts(rows, counts, ones)
         return answers if bias is None else answers + bias
