@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,7 +67,7 @@ def plan(
     return mindspeed.plan(features=names, settings=settings, world=world, platform="cpu", without=list(without))
 
 
-def build(full: bool) -> Any:
+def build(full: bool, tokens: int = TOKENS, hidden: int = HIDDEN, width: int = 48) -> Any:
     """The layer, with weights that depend on the place of an expert in the whole layer alone."""
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
@@ -79,13 +80,13 @@ def build(full: bool) -> Any:
     model_parallel_cuda_manual_seed(1, force_reset_rng=True)
     config = TransformerConfig(
         num_layers=1,
-        hidden_size=HIDDEN,
-        ffn_hidden_size=48,
+        hidden_size=hidden,
+        ffn_hidden_size=width,
         num_attention_heads=4,
         num_query_groups=2,
         num_moe_experts=EXPERTS,
         moe_router_topk=2,
-        moe_ffn_hidden_size=48,
+        moe_ffn_hidden_size=width,
         moe_router_load_balancing_type="aux_loss",
         moe_aux_loss_coeff=1e-2,
         add_bias_linear=False,
@@ -99,7 +100,7 @@ def build(full: bool) -> Any:
     spec = get_gpt_layer_local_spec(EXPERTS)
     if full:
         spec = with_parts(spec, lambda name, part: unmasked(part, AttnMaskType.no_mask))
-    model = GPTModel(config, spec, 64, TOKENS).cuda()
+    model = GPTModel(config, spec, 64, tokens).cuda()
     fill_weights([model], 7)
     return model.decoder.layers[0]
 
@@ -130,6 +131,22 @@ def measure(how: Run) -> Measured:
         y.backward(dy)
     values = [y.detach(), x.grad, *(p.grad for p in layer.parameters())]
     return Measured(values, kept.bytes, schedule.total("wait"), set(counts.values()), waits[0])
+
+
+def seconds(tokens: int, hidden: int, passes: int = 12) -> tuple[float, float]:
+    """The shortest forward and backward pass of a layer in one piece and in its chunks, in turn, nothing being delayed."""
+    from mindspeed.features.ampipe.layers import ChunkedLayer
+
+    layer = build(False, tokens, hidden, hidden)
+    x = torch.randn(tokens, 1, hidden).requires_grad_()
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(passes):
+        for run, took in zip((super(ChunkedLayer, layer).forward, layer), times, strict=True):
+            torch.distributed.barrier()
+            start = time.perf_counter()
+            run(x, attention_mask=None)[0].sum().backward()
+            took.append(time.perf_counter() - start)
+    return min(times[0][1:]), min(times[1][1:])
 
 
 @contextmanager

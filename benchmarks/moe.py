@@ -134,6 +134,10 @@ def chunks(how: chunked.Run) -> chunked.Measured:
     return chunked.measure(how)
 
 
+def seconds_of_chunks(tokens: int, hidden: int) -> tuple[float, float]:
+    return chunked.seconds(tokens, hidden)
+
+
 def transfers_of_chunks(pool: WorkerPool) -> list[Row]:
     """Transfer time that a rank waits with a layer in chunks, and what is kept, beside the same layer in one piece."""
     whole, *piped = (pool.call(chunks, 2, chunked.Run(), plan=chunked.plan(parts, "flash-attention"))[0] for parts in (0, 2, 4))
@@ -143,7 +147,9 @@ def transfers_of_chunks(pool: WorkerPool) -> list[Row]:
         rows.append(Row(f"{what}: transfer time not hidden / one piece's", most, ours.exposed / whole.exposed, "", COMMAND))
         kept = (ours.kept - chunked.MASK) / (whole.kept - chunked.MASK)
         rows.append(Row(f"{what}: activations kept / one piece's", 1.05, kept, "x", COMMAND))
-    return rows
+    times = pool.call(seconds_of_chunks, 2, 512, 256, plan=chunked.plan(2, "flash-attention"))
+    one_piece, piped_time = map(max, zip(*times, strict=True))
+    return [*rows, Row("ampipe, two chunks, loopback: pass / one piece's", 1.1, piped_time / one_piece, "x", COMMAND)]
 
 
 def places_by_index(pool: WorkerPool) -> list[Row]:

@@ -184,7 +184,10 @@ def _kept(old: SavedFeature, new: PlannedFeature, state: CheckpointState) -> Ite
         before, after = _text(old.settings.get(key)), _text(new.args.get(key))
         if before != after:
             what, fix = f"{new.name}.{key} was {before} and is {after}", f"--set {new.name}.{key}={before}"
-            yield Change(new.name, what, state.verdict("changed", key), _reason(state), before, after, fix)
+            verdict = state.verdict("changed", key)
+            if verdict == "refused" and None in (old.settings.get(key), new.args.get(key)):
+                verdict = state.verdict("changed")  # what is not given follows from the layout: load_extra knows the two values
+            yield Change(new.name, what, verdict, _reason(state), before, after, fix)
     before, after = f"{old.distribution} {old.version}", f"{new.distribution} {new.version}"
     if before != after:
         what, fix = f"{new.name} was that of {before} and is that of {after}", f"pip install {before.replace(' ', '==')}"

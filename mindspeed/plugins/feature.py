@@ -102,7 +102,8 @@ class CheckpointState:
     Megatron's distributed checkpoint is cut, which any other cut can load) or own (``save_extra`` adds data that only
     this feature can load). The kind gives a verdict for a feature that was ``added`` or ``removed``, has a ``changed``
     setting, or was ``upgraded`` to another version: safe, convertible or refused. Each can be given instead, and
-    ``settings`` has those of single settings. ``reason`` is one clause for the reader of the message.
+    ``settings`` has those of single settings; refused there is for two values, and where one of them is not given (None) the
+    verdict of ``changed`` holds. ``reason`` is one clause for the reader of the message.
     """
 
     kind: Literal["none", "resharded", "own"] = "none"

@@ -45,6 +45,7 @@ CATALOG = Catalog(
     [
         made_up("plain"),
         made_up("cut", kind="resharded", settings={"words": "safe"}),
+        made_up("counted", kind="own", reason="it counts", changed="safe", settings={"groups": "refused"}),
         made_up("averages", kind="own", reason="it keeps averages of the weights", added="safe"),
         made_up("strict", added="refused", removed="refused", reason="its weights have other names"),
         DiscoveredFeature("secret", "acme", "1.0", "acme:Secret", Secret),
@@ -106,6 +107,16 @@ def test_an_equal_plan_has_nothing_to_tell():
             plan("cut", cut={"words": "a"}),
             plan("cut", cut={"words": "b"}),
             "safe         cut.words was a and is b: Megatron's distributed checkpoints can be cut anew",
+        ),
+        (
+            plan("counted", counted={"groups": 4}),
+            plan("counted", counted={"groups": 2}),
+            "refused      counted.groups was 4 and is 2: it counts",
+        ),
+        (
+            plan("counted", counted={"groups": None}),
+            plan("counted", counted={"groups": 2}),
+            "safe         counted.groups was null and is 2: it counts",
         ),
         (
             plan("averages", version="1.0"),
