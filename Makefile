@@ -81,8 +81,11 @@ build/deepspeed/installed: | $(VENV)/installed
 	tar xzf $(@D)/deepspeed-$(DEEPSPEED).tar.gz -C $(@D)
 	touch $@
 
-test-deepspeed: $(VENV)/installed build/deepspeed/installed  ## the gate of deepspeed-moe against DeepSpeed's own
-	DS_ACCELERATOR=cpu PYTHONPATH=build/deepspeed/deepspeed-$(DEEPSPEED):build/deepspeed/site $(BIN)/python -m tests.deepspeed_gate
+test-deepspeed: export DS_ACCELERATOR := cpu
+test-deepspeed: export PYTHONPATH := $(CURDIR)/build/deepspeed/deepspeed-$(DEEPSPEED):$(CURDIR)/build/deepspeed/site
+test-deepspeed: $(VENV)/installed build/deepspeed/installed  ## the gate and the layer of deepspeed-moe against DeepSpeed's own
+	$(BIN)/python -m tests.deepspeed_gate
+	$(BIN)/python -m tests.deepspeed_layer
 
 build/torch_npu/installed: | $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D) torch_npu==2.13.0
