@@ -1,4 +1,4 @@
-"""The layer against DeepSpeed's own: ``python -m tests.deepspeed_layer``, with its sources on the path (``make test-deepspeed``).
+"""The layer against DeepSpeed's own: ``python -m tests.deepspeed_layer``, its sources on the path (``make test-deepspeed``).
 
 One process, EP 1. Both layers have the same weights, choose two experts per token without sampling, and drop by the same
 capacity. Compared are answers and gradients, and the CPU time of a forward and backward pass of both in turn.
