@@ -12,7 +12,7 @@ from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from torch import Tensor
 
 from mindspeed.memory.checkpoint import Checkpoint
-from mindspeed.moe.grouped_experts import activation, weigh_input, with_expert_mixin
+from mindspeed.moe.grouped_experts import activation, with_expert_mixin
 from mindspeed.moe.overlap import Redispatch
 from mindspeed.moe.products import Weight
 from mindspeed.moe.recomputed import answers
@@ -53,7 +53,6 @@ class ForgettingExperts(Leveled):
         if again is None or self.config.moe_apply_probs_on_input:
             result: Tensor = super().products(x_RH, probs, ends, weights, first, again)  # type: ignore[misc]
             return result
-        x_RH, probs = weigh_input(self.config, x_RH, probs)
         return answers(x_RH, probs, ends, weights, first, again, partial(activation, self.config), self.keeps_first)
 
     def before_backward(self, received: Tensor, again: Redispatch) -> Tensor:
