@@ -52,8 +52,8 @@ build/pythons/%/installed: pyproject.toml constraints.txt
 	  $(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' && touch $@; \
 	else echo "no python$* that starts on PATH: it is not tested"; fi
 
-test-pythons: $(VENV)/installed $(if $(filter build/pythons,$(MINDSPEED_PYTHONS)),$(PYTHONS:%=build/pythons/%/installed))  ## the other Pythons, with the Megatron versions that take them; MINDSPEED_PYTHONS names ready environments
-	MINDSPEED_PYTHONS=$(MINDSPEED_PYTHONS) $(BIN)/python -m pytest -q -m long tests/pythons
+test-pythons: $(VENV)/installed $(MEGATRONS:%=build/megatron/%/installed) $(if $(filter build/pythons,$(MINDSPEED_PYTHONS)),$(PYTHONS:%=build/pythons/%/installed))  ## the other Pythons, with the Megatron versions that take them; MINDSPEED_PYTHONS names ready environments
+	MINDSPEED_PYTHONS=$(MINDSPEED_PYTHONS) MINDSPEED_MEGATRONS=build/megatron:$(MINDSPEED_MEGATRONS) $(BIN)/python -m pytest -q -m long tests/pythons
 	$(BIN)/python -m tools.docs.python_results build/python-results
 
 RECORDED := 0.16.1 0.12.1 0.14.0 0.15.3
