@@ -7,14 +7,23 @@ The bytes of a layer are half of what a micro-batch keeps more in four layers th
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from benchmarks._memory_jobs import JOBS, foretold_and_measured
+from benchmarks._swapped_layers import DELAY
 from benchmarks.table import Row, main
+from mindspeed import registry
+from mindspeed.diagnostics.job_memory import options_of, stages_of
+from mindspeed.memory.knapsack import EXACT, Option, choose
+from mindspeed.platforms import collective_log, transfers
 from mindspeed.resolution.request import Layer
 from mindspeed.verification.case import build_case
 from mindspeed.verification.pool import WorkerPool
@@ -50,15 +59,79 @@ RECOMPUTED: Final = ("norm-recompute", "activation-recompute")
 
 
 def rows() -> list[Row]:
-    """The rows of a layer's bytes, and of the features that take main weights and states away."""
-    with WorkerPool() as pool:
+    """The rows of bytes, of hidden transfers, of choices and of foretold peaks, then of the optimizer and its steps."""
+    with WorkerPool(search_path=[str(Path(__file__).parents[1])]) as pool:
         made = [
             Row("bf16 layer, fused operators: bytes for each s x b x h", 33, _layer_bytes(pool, FUSED), "B", COMMAND),
             Row(f"the same with {' and '.join(RECOMPUTED)}", 23.5, _layer_bytes(pool, (*FUSED, *RECOMPUTED)), "B", COMMAND),
+            *(_formula_row(pool, name) for name in (*RECOMPUTED, "swap-attention", "adaptive-recompute")),
+            _hidden_row(),
+            *(_choice_row(groups, limit) for groups, limit in ((EXACT, 1.0), (4 * EXACT, 1.01))),
+            *_planner_rows(pool),
         ]
         for names in (("reuse-fp32-param",), ("swap-optimizer",), ("reuse-fp32-param", "swap-optimizer")):
             made += _rows_of(pool, names)
     return made
+
+
+def _formula_row(pool: WorkerPool, name: str) -> Row:
+    """How far the bytes that a micro-batch keeps less are from the formula of a feature."""
+    case = build_case([name], [Layer("benchmark")], (), 1)
+    plans = (case.baseline, case.plan)
+    dropout = case.recipe.shape.dropout > 0
+    foretold = [stages_of(plan, options_of(plan, dropout))[0].activations for plan in plans]
+    counted = [pool.measure(plan, case.recipe, 1)[0][0] for plan in plans]
+    saved, formula = counted[0] - counted[1], foretold[0] - foretold[1]
+    note = f"{saved:,} bytes less for a micro-batch of the tiny model, {formula:,} by the formula"
+    return Row(f"{name}: error of its bytes", 1, 100 * abs(saved / formula - 1), "%", COMMAND, note)
+
+
+def _hidden_row() -> Row:
+    """The share of the time of transfers that layers hide, where each takes 20 ms more."""
+    from benchmarks._swapped_layers import hidden_share, overlapped
+
+    before = collective_log.PATH, transfers.DELAY
+    with TemporaryDirectory() as folder:
+        collective_log.PATH, transfers.DELAY = f"{folder}/log.{{rank}}", DELAY
+        try:
+            overlapped()
+        finally:
+            collective_log.PATH, transfers.DELAY = before
+        share = hidden_share(Path(folder) / "log.0")
+    return Row("swap: hidden share of transfers of 20 ms", 0.9, share, "", COMMAND, least=True)
+
+
+def _choice_row(count: int, limit: float) -> Row:
+    """The time of choices of what to keep over that of the optimum, by a table over every number of bytes."""
+    worst = 1.0
+    for seed in range(20):
+        numbers = random.Random(seed)
+        sizes = [(numbers.randrange(1, 100), numbers.random()) for _ in range(count)]
+        budget = sum(size for size, _ in sizes) // 3
+        chosen = choose([[Option("keep", size, 0.0), Option("recompute", 0, time)] for size, time in sizes], budget)
+        assert chosen is not None
+        spent = sum(time for (_, time), index in zip(sizes, chosen, strict=True) if index)
+        table = [0.0] * (budget + 1)
+        for size, time_ in sizes:
+            for room in reversed(range(size, budget + 1)):
+                table[room] = max(table[room], table[room - size] + time_)
+        worst = max(worst, spent / (sum(time_ for _, time_ in sizes) - max(table)))
+    return Row(f"adaptive-recompute: time of the choice of {count} parts / optimum", limit + 1e-12, worst, "x", COMMAND)
+
+
+def _planner_rows(pool: WorkerPool) -> Iterator[Row]:
+    """The error of the planner over its jobs, and its CPU time for many ranks."""
+    found = [
+        (100 * abs(foretold / measured - 1), job) for job in JOBS for foretold, measured in [foretold_and_measured(pool, job)]
+    ]
+    worst, (names, *_) = max(found, key=lambda pair: pair[0])
+    yield Row(f"planner: largest error of the peak of {len(JOBS)} jobs", 5, worst, "%", COMMAND, f"with {' + '.join(names)}")
+    world = {**RECIPE.world(), "num_layers": 32, "global_batch_size": 1024, "world_size": 1024, "tp": 4, "pp": 16}
+    layer = Layer("benchmark", ("norm-recompute",), world=world, platform="cpu")
+    start = time.process_time()
+    plan = registry.resolve([layer])
+    stages_of(plan, options_of(plan, dropout=False))
+    yield Row("planner: CPU time of 1,024 ranks", 1, time.process_time() - start, "s", COMMAND)
 
 
 def _layer_bytes(pool: WorkerPool, names: tuple[str, ...]) -> float:
