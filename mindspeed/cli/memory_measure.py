@@ -1,6 +1,8 @@
-"""``mindspeed memory measure``: the planner's activation bytes beside those of a run."""
+"""``mindspeed memory measure``: the planner's bytes beside those of a run, or of a dry run of a job of any size."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import click
 
@@ -8,31 +10,56 @@ from mindspeed.cli.output import json_option, print_json, print_table, wants_jso
 from mindspeed.cli.request_options import FeatureName, JobCommand, Request, request_options
 from mindspeed.diagnostics.job_memory import options_of, repeats, stages_of
 
+if TYPE_CHECKING:
+    from mindspeed.memory.estimate import Stage
+    from mindspeed.verification.case import VerificationCase
+
 
 @click.command(cls=JobCommand)
-@click.argument("names", metavar="[NAME]...", nargs=-1, required=True, type=FeatureName())
+@click.argument("names", metavar="[NAME]...", nargs=-1, type=FeatureName())
 @click.option("--nproc", type=click.IntRange(1), metavar="N", help="processes  [default: the fewest that the features need]")
+@click.option("--dry", is_flag=True, help="one process, no weights: each pipeline stage of any --world-size")
 @request_options
 @json_option
-def measure(request: Request, names: tuple[str, ...], nproc: int | None) -> None:
+def measure(request: Request, names: tuple[str, ...], nproc: int | None, dry: bool) -> None:
     """Train a tiny model with features, and compare its memory with what was foretold.
 
     The bytes that one micro-batch keeps for backward, and those at the peak of a training step, on the rank that has most.
+    With --dry the model of the request is built and trained by Megatron without contents of tensors, one rank of each stage.
     """
-    from mindspeed.verification.case import build_case
+    from mindspeed.verification.case import build_case, with_few_micro_batches
     from mindspeed.verification.pool import WorkerPool
 
-    case = build_case(names, request.layers, [], nproc, request.environment())
+    layers = request.layers
+    case = build_case(names, layers, [], nproc, request.environment())
+    if dry:
+        case = build_case(names, [*layers, with_few_micro_batches(case.plan.world)], [], nproc, request.environment())
     foretold = stages_of(case.plan, options_of(case.plan, dropout=case.recipe.shape.dropout > 0))
     with WorkerPool() as pool:
-        results = pool.measure(case.plan, case.recipe, int(case.plan.world.world_size))
-    kept, peaks = zip(*results, strict=True)
-    rows = {"peak of a step": (max(stage.peak for stage in foretold), max(peaks))}
-    if not repeats(case.plan):
-        rows = {"activations of a micro-batch": (max(stage.activations for stage in foretold), max(kept)), **rows}
+        if dry:
+            found = pool.dry_run(case.plan, case.recipe)
+            rows = {
+                f"stage {stage.stage}: {name}": pair
+                for stage, measured in zip(foretold, found, strict=True)
+                for name, pair in _compared(case, [stage], [measured]).items()
+            }
+        else:
+            rows = _compared(case, foretold, pool.measure(case.plan, case.recipe, int(case.plan.world.world_size)))
     if wants_json():
-        data = {name.replace(" ", "_"): {"predicted": p, "measured": m, "error": p / m - 1} for name, (p, m) in rows.items()}
+        data = {
+            name.replace(":", "").replace(" ", "_"): {"predicted": p, "measured": m, "error": p / m - 1}
+            for name, (p, m) in rows.items()
+        }
         print_json({"features": list(case.plan.names), **data})
     else:
         table = [(name, f"{p:,}", f"{m:,}", f"{p / m - 1:+.1%}") for name, (p, m) in rows.items()]
-        print_table(("bytes", "predicted", "measured", "error"), table)
+        print_table(("bytes", "predicted", "dry run" if dry else "measured", "error"), table)
+
+
+def _compared(case: VerificationCase, foretold: list[Stage], results: list[tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    """The largest bytes of stages that were foretold, and of ranks that were measured."""
+    kept, peaks = zip(*results, strict=True)
+    rows = {"peak of a step": (max(stage.peak for stage in foretold), max(peaks))}
+    if repeats(case.plan):
+        return rows
+    return {"activations of a micro-batch": (max(stage.activations for stage in foretold), max(kept)), **rows}

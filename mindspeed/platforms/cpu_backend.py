@@ -6,7 +6,14 @@ from inspect import signature
 from typing import Any
 
 import torch
-from torch.distributed.distributed_c10d import BroadcastOptions, GroupMember, ProcessGroup, ReduceOp, get_backend
+from torch.distributed.distributed_c10d import (
+    BroadcastOptions,
+    GroupMember,
+    ProcessGroup,
+    ReduceOp,
+    get_backend,
+    is_initialized,
+)
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mindspeed.platforms.cpu_reduce_scatter import FutureWork, collect, finish
@@ -23,6 +30,8 @@ def use_gloo(create: Function, *args: Any, **kwargs: Any) -> Any:
     """``init_process_group`` and ``new_group``: options made for nccl and device ids are dropped with it."""
     arguments = signature(create).bind(*args, **kwargs).arguments
     backend = arguments.get("backend")
+    if is_initialized() and get_backend() == "fake":
+        backend = arguments["backend"] = "fake"  # of one process that stands for a rank of any world
     if backend is not None and "nccl" in str(backend).lower():
         arguments.pop("pg_options", None)
     if backend is not None or create.__name__ == "init_process_group":

@@ -12,7 +12,7 @@ from mindspeed.plugins.constraints import Requires
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.feature import FeatureSpec, Numerics
 from mindspeed.plugins.problems import ResolutionError
-from mindspeed.plugins.world import PARALLEL_SIZES
+from mindspeed.plugins.world import PARALLEL_SIZES, World
 from mindspeed.resolution.environment import Environment
 from mindspeed.resolution.request import Layer
 from mindspeed.verification.shape import SHAPES, Recipe
@@ -170,6 +170,12 @@ def build_case(
         return _first_case(request.surrounded)
     except ResolutionError:
         return _first_case(request)
+
+
+def with_few_micro_batches(world: World) -> Layer:
+    """A layer that shortens a step: after twice as many micro-batches as stages no schedule has more in flight."""
+    count = min(world.num_micro_batches, 2 * world.pp)
+    return Layer("few micro-batches", world={"global_batch_size": world.micro_batch_size * world.dp * count})
 
 
 def _first_case(request: CaseRequest) -> VerificationCase:

@@ -13,7 +13,8 @@ class Job:
     """Call the function ``name`` of a source file as one rank of a gloo job that meets at ``store``, a file.
 
     ``plan``, when there is one, is active then, in its JSON form. Arguments and result travel as pickles of their own:
-    pickled by the connection, tensors would be shared memory.
+    pickled by the connection, tensors would be shared memory. With ``alone`` the other ranks of the group are not there, and
+    collectives leave their outputs as they are.
     """
 
     file: str
@@ -23,6 +24,7 @@ class Job:
     world_size: int
     store: str
     plan: dict[str, Any] | None
+    alone: bool = False
 
     @property
     def forkable(self) -> bool:

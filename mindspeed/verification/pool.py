@@ -24,6 +24,7 @@ from mindspeed.verification.shape import Recipe
 
 _INHERITED: Final = ("MINDSPEED_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_", "TORCHELASTIC_")
 _TRAINING: Final = str(Path(__file__).with_name("training.py"))
+_DRY_RUN: Final = str(Path(__file__).with_name("dry_run.py"))
 END: Final = 10.0
 """Seconds that a broker gets to stop its workers."""
 
@@ -103,6 +104,19 @@ class WorkerPool:
         """The bytes that each rank keeps of a micro-batch, and has at the peak of a step. Raises RunError as `run` does."""
         return self._work(_TRAINING, "measure", world_size, (recipe,), plan)
 
+    def dry_run(self, plan: ActivationPlan, recipe: Recipe) -> list[tuple[int, int]]:
+        """What `measure` returns, for the first rank of each pipeline stage of a job of any size: one process, no contents.
+
+        Raises RunError as `run` does, and where a feature reads what a tensor contains.
+        """
+        ranks, stages = int(plan.world.world_size), plan.world.pp
+        data, arguments = plan.to_json(), pickle.dumps((recipe,))
+        found = []
+        for rank in range(0, ranks, ranks // stages):
+            job = Job(_DRY_RUN, "measure", arguments, rank, ranks, "", data, alone=True)
+            found += self._send([job], f"a dry run of rank {rank}")
+        return found
+
     def call(
         self, function: Callable[..., Any], world_size: int, *arguments: Any, plan: ActivationPlan | None = None
     ) -> list[Any]:
@@ -130,6 +144,10 @@ class WorkerPool:
         store = str(Path(self._folder.name) / f"store-{self._runs}")
         data, sent = plan.to_json() if plan is not None else None, pickle.dumps(arguments)
         jobs = [Job(file, name, sent, rank, world_size, store, data) for rank in range(world_size)]
+        return self._send(jobs, f"{name} with {', '.join(plan.names) or 'no features'}" if plan is not None else name)
+
+    def _send(self, jobs: list[Job], title: str) -> list[Any]:
+        """Have jobs done by one worker each and wait for all results."""
         try:
             self._connection.send(jobs)
             answers: list[Answer] | Problem = self._connection.recv()
@@ -139,9 +157,8 @@ class WorkerPool:
             raise RunError([answers])
         self.cpu_seconds += sum(answer.cpu_seconds for answer in answers)
         self.threads = max(answer.threads for answer in answers)
-        job = f"{name} with {', '.join(plan.names) or 'no features'}" if plan is not None else name
         leftovers = [(rank, answer.leftover) for rank, answer in enumerate(answers) if answer.leftover]
-        self.leftovers += [f"{job} left {leftover} in rank {rank}" for rank, leftover in leftovers]
+        self.leftovers += [f"{title} left {leftover} in rank {rank}" for rank, leftover in leftovers]
         return [pickle.loads(answer.outcome) for answer in answers if isinstance(answer.outcome, bytes)]
 
     def close(self) -> None:

@@ -66,7 +66,7 @@ def train(recipe: Recipe, choices: Sequence[Choice] = ()) -> RankResult:
     torch.manual_seed(recipe.seed)
     tensor_parallel.model_parallel_cuda_manual_seed(recipe.seed, force_reset_rng=True)
     record = RankResult()
-    _Run(recipe, record, choices).train()
+    _Run(recipe, record).train(choices)
     record.reached = active.proof.effects() if active is not None else {}
     return record
 
@@ -78,10 +78,11 @@ def measure(recipe: Recipe) -> tuple[int, int]:
     run = _Run(recipe, RankResult())
     memory = StepMemory(run.chunks)
     memory.optimizer = run.optimizer
-    run.train_step(0)
+    run.forward_backward(0)
+    run.optimizer.step()
     with memory.watched():
         run.forward_backward(1)
-    return run.record.activations.device, memory.ended_step() or 0
+    return run.kept.total.device, memory.ended_step() or 0
 
 
 def micro_batches(recipe: Recipe, step: int, rank: int, size: int) -> Iterator[Batch]:
@@ -141,7 +142,7 @@ class KeptBytes:
 
 
 class _Run:
-    def __init__(self, recipe: Recipe, record: RankResult, choices: Sequence[Choice] = ()) -> None:
+    def __init__(self, recipe: Recipe, record: RankResult) -> None:
         self.recipe = recipe
         self.record = record
         self.chunks = build_chunks(recipe)
@@ -154,10 +155,6 @@ class _Run:
         record.sizes = group_sizes() | {"vpp": len(self.chunks)}
         record.settings = _settings(self.config, self.ddp_config, self.optimizer.config)
         self._connect()
-        self._watch_inputs()
-        if recipe.repeats_routing:
-            replayed = merge(choices, recipe.shape.seq_length)
-            RoutingRecord(replayed, self._routed, record.choices).watch(unwrap_model(self.chunks))
 
     def _connect(self) -> None:
         """Values that Megatron's training loop writes into the configuration before the first step."""
@@ -169,7 +166,11 @@ class _Run:
         if self.ddp_config.overlap_param_gather and self.ddp_config.align_param_gather:
             self.config.param_sync_func = _one_or_all([chunk.start_param_sync for chunk in self.chunks])
 
-    def train(self) -> None:
+    def train(self, choices: Sequence[Choice]) -> None:
+        self._watch_inputs()
+        if self.recipe.repeats_routing:
+            replayed = merge(choices, self.recipe.shape.seq_length)
+            RoutingRecord(replayed, self._routed, self.record.choices).watch(unwrap_model(self.chunks))
         state = TrainState(self.chunks, self.optimizer, None)
         for step in range(self.recipe.steps):
             with session.around("around_train_step", state=state):

@@ -146,8 +146,10 @@ def _function(file: str, name: str) -> Callable[..., Any]:
 def _process_group(job: Job, backend: str) -> Iterator[None]:
     import torch.distributed as dist
     from torch.distributed import FileStore  # type: ignore[attr-defined]
+    from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    store = FileStore(job.store, job.world_size)
+    store: Any = FakeStore() if job.alone else FileStore(job.store, job.world_size)
+    backend = "fake" if job.alone else backend
     dist.init_process_group(backend, store=store, rank=job.rank, world_size=job.world_size, timeout=PATIENCE)
     try:
         dist.barrier()  # a rank that fails at once would break the connections of one that is still making them

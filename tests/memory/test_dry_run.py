@@ -1,0 +1,81 @@
+"""A dry run has the bytes of a run, in one process and without contents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mindspeed.diagnostics.job_memory import options_of, stages_of
+from mindspeed.plugins.problems import RunError
+from mindspeed.resolution.request import Layer
+from mindspeed.verification.case import build_case, with_few_micro_batches
+from mindspeed.verification.pool import WorkerPool
+
+SHORT: dict[str, Any] = {"global_batch_size": 4}
+LARGER: dict[str, Any] = SHORT | {"hidden_size": 64, "ffn_hidden_size": 176, "seq_length": 64, "vocab_size": 128}
+LLAMA: dict[str, Any] = {
+    "normalization": "RMSNorm",
+    "gated_linear_unit": True,
+    "activation": "silu",
+    "num_query_groups": 2,
+    "rotary": True,
+    "tied_embeddings": False,
+}
+BF16: dict[str, Any] = {"dtype": "bf16"}
+EXPERTS: dict[str, Any] = SHORT | {"num_experts": 4}
+JOBS: list[tuple[tuple[str, ...], int, dict[str, Any]]] = [
+    ((), 1, SHORT),
+    ((), 1, SHORT | LLAMA | BF16),
+    ((), 1, EXPERTS | BF16),
+    (("norm-recompute", "activation-recompute"), 1, LARGER | LLAMA | BF16),
+    (("rms-norm", "swiglu", "flash-attention", "rotary-embedding"), 1, LARGER | LLAMA | BF16),
+    (("sequence-parallel",), 2, LARGER | LLAMA | BF16),
+    (("pipeline-parallel",), 2, LARGER | LLAMA),
+    (("virtual-pipeline",), 2, LARGER),
+    (("expert-parallel",), 2, EXPERTS),
+    (("ring-attention",), 2, LARGER | LLAMA | BF16),
+]
+ROUTING = 0.02
+"""Routers of a run do not give every expert equally many tokens, a dry run does."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("names", "nproc", "world"), JOBS, ids=lambda value: "+".join(value) if isinstance(value, tuple) else ""
+)
+def test_a_dry_run_has_the_bytes_of_a_run(pool: WorkerPool, names: tuple[str, ...], nproc: int, world: dict[str, Any]) -> None:
+    case = build_case(names, [Layer("test", world=world)], (), nproc)
+    dry = pool.dry_run(case.plan, case.recipe)
+    run = pool.measure(case.plan, case.recipe, nproc)[:: nproc // case.plan.world.pp]
+    for (kept, peak), (kept_by_run, peak_of_run) in zip(dry, run, strict=True):
+        assert kept == pytest.approx(kept_by_run, rel=ROUTING if "num_experts" in world else 0)
+        assert peak == pytest.approx(peak_of_run, rel=ROUTING)
+
+
+def test_a_layer_of_thirty_two_ranks_needs_one_process(pool: WorkerPool) -> None:
+    world = {"tp": 4, "pp": 2, "num_attention_heads": 8, "num_query_groups": 4, "num_layers": 2, "global_batch_size": 32}
+    case = build_case(("sequence-parallel",), [Layer("test", world=LLAMA | world)], (), 32)
+    case = build_case(
+        ("sequence-parallel",), [Layer("test", world=LLAMA | world), with_few_micro_batches(case.plan.world)], (), 32
+    )
+    assert case.plan.world.num_micro_batches == 4
+    first, last = pool.dry_run(case.plan, case.recipe)
+    plain = [stage.activations for stage in stages_of(case.plan, options_of(case.plan, dropout=False))]
+    assert [first[0], last[0]] == pytest.approx(plain, rel=0.15)
+    assert first[1] > last[1] > 0
+
+
+def test_a_feature_that_reads_values_is_refused_with_the_operator(pool: WorkerPool) -> None:
+    with pytest.raises(RunError) as error:
+        pool.call(nonzero_of_fakes, 1, plan=build_case((), [], (), 1).plan)
+    assert "aten.nonzero.default" in str(error.value)
+
+
+def nonzero_of_fakes() -> None:
+    import torch
+
+    from mindspeed.verification.dry_run import fake_tensors
+
+    with fake_tensors():
+        torch.nonzero(torch.rand(3, device="cuda"))
