@@ -24,7 +24,7 @@ from mindspeed.tuning.measure import telling
 from mindspeed.tuning.rules import FixedRequest
 from mindspeed.tuning.search import Found, Question, Resolved, search
 from mindspeed.tuning.space import SIZES, Choice, Layouts
-from mindspeed.tuning.store import Measurement, Store
+from mindspeed.tuning.store import Measurement, Store, machine_facts
 from tests.features.resolving import CATALOG
 from tests.tuning.test_rules import OF_PLATFORM, everywhere, space
 
@@ -103,20 +103,35 @@ def test_json_has_rows_with_job_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "text"),
     [
-        (("--tp", "3"), "no configuration has tp 3"),
-        (("--num-layers", "3", "--pp", "2"), "no configuration has pp 2"),
-        (("--world-size", "7"), "no layout of 7 ranks divides 4 layers, the heads and the batch of this model"),
-        (("--calibrate", "90", "--tp", "2", "--micro-batch-size", "1"), "90 runs cannot calibrate 2 ranks: only"),
-        (("--try", "ring-atention"), "there is no feature 'ring-atention'"),
+        (("--tp", "3"), r"no configuration has tp 3; \d+ have another one, fix: remove --tp"),
+        (("--num-layers", "3", "--pp", "2"), r"no configuration has pp 2; \d+ have another one, fix: remove --pp"),
+        (
+            ("--world-size", "7"),
+            "no layout of 7 ranks divides 4 layers, the heads and the batch of this model"
+            ", fix: use another --world-size or --global-batch-size; features check explains one layout",
+        ),
+        (
+            ("--calibrate", "90", "--tp", "2", "--micro-batch-size", "1"),
+            r"90 runs cannot calibrate 2 ranks: only (\d+) configurations differ in their work and fit"
+            r", fix: --calibrate \d+, or a larger --world-size",
+        ),
+        (("--try", "ring-atention"), "there is no feature 'ring-atention', fix: --try ring-attention"),
     ],
 )
-def test_what_cannot_be_is_a_problem_with_a_fix(words: tuple[str, ...], message: str, tmp_path: Path) -> None:
+def test_what_cannot_be_is_a_problem_with_a_fix(words: tuple[str, ...], text: str, tmp_path: Path) -> None:
     status, data = run(*words, "--store", str(tmp_path))
+    (problem,) = data["problems"]
     assert status == 1
-    assert message in data["problems"][0]["message"]
-    assert data["problems"][0]["fix"]
+    assert re.fullmatch(text, f"{problem['message']}, fix: {problem['fix']}")
+
+
+@pytest.mark.parametrize("words", [("--tp", "2"), ("--world-size", "4", "--num-layers", "8"), ("--try", "ring-attention")])
+def test_what_can_be_has_rows(words: tuple[str, ...], tmp_path: Path) -> None:
+    status, data = run(*words, "--top", "1", "--store", str(tmp_path))
+    assert status == 0
+    assert len(data["rows"]) == 1
 
 
 def test_nothing_fits_says_what_is_missing_and_what_saves_most(tmp_path: Path) -> None:
@@ -149,12 +164,16 @@ def test_a_stale_store_is_refused_until_it_is_measured_again(tmp_path: Path) -> 
     Store(tmp_path, {"torch": "1"}, {}).put(Measurement("a", 1.5, {"step": 1.0}, 3))
     status, data = run("--store", str(tmp_path))
     (problem,) = data["problems"]
+    now = machine_facts("cpu")
+    different = "; ".join(f"{name} is {value}, was {'1' if name == 'torch' else None}" for name, value in now.items())
     assert (status, problem["code"], problem["fix"]) == (
         1,
         "MS346",
         "measure again with --calibrate N, or name another --store",
     )
-    assert "torch is " in problem["message"]
+    assert problem["message"] == f"the store {tmp_path} was measured elsewhere: {different}"
+    Store(tmp_path, now, {}).put(Measurement("a", 1.5, {"step": 1.0}, 3))
+    assert Store(tmp_path, now, {}).staleness() is None
 
 
 def test_more_ranks_than_cores_are_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
