@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import statistics
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
@@ -39,6 +41,7 @@ MODELS: Final = {
 }
 PER_MODEL, CALIBRATED = 14, 12
 WARM_UP, STEPS, DRIFT, CONTROL_EVERY = 2, 5, 5.0, 7
+KEPT: Final = Path(__file__).parents[1] / "build" / "tuning-rounds.json"
 
 
 @dataclass(frozen=True)
@@ -106,11 +109,11 @@ def _run(name: str, recipe: Recipe, row: Configuration) -> Run | None:
 
 
 def measured_rounds(budget: float, chosen: Sequence[Run]) -> tuple[list[list[float]], list[float]]:
-    """Measure all configurations in rounds of random order until ``budget`` seconds are spent.
+    """Measure all configurations in rounds of random order until ``budget`` seconds are spent, and keep each as it comes.
 
     Returns the seconds of each configuration in every whole round, and the drift of a control within each round in percent.
     """
-    rounds, drifts, shuffled = [], [], random.Random(0)
+    kept = _kept_rounds(chosen)
     start = time.monotonic()
     with WorkerPool(search_path=[str(Path(__file__).parents[1])]) as pool:
 
@@ -118,22 +121,42 @@ def measured_rounds(budget: float, chosen: Sequence[Run]) -> tuple[list[list[flo
             return max(pool.call(timed, 2, run.recipe, plan=run.plan))
 
         seconds(chosen[0])  # workers start
-        while True:
-            begun = time.monotonic()
-            found, control = [0.0] * len(chosen), [seconds(chosen[0])]
-            for place, number in enumerate(shuffled.sample(range(len(chosen)), len(chosen)), 1):
-                found[number] = seconds(chosen[number])
-                if place % CONTROL_EVERY == 0:
-                    control.append(seconds(chosen[0]))
-                if time.monotonic() - start > budget:
-                    return rounds, drifts
-            rounds.append(found)
-            drifts.append(100 * (max(control) - min(control)) / statistics.median(control))
-            print(
-                f"round {len(rounds)}: {time.monotonic() - begun:.0f} s, control drifted by {drifts[-1]:.1f} %", file=sys.stderr
-            )
-            if 2 * time.monotonic() - begun - start > budget:
-                return rounds, drifts
+        while time.monotonic() - start < budget:
+            if not kept or len(kept[-1]["seconds"]) == len(chosen):
+                kept.append({"seconds": {}, "control": [seconds(chosen[0])]})
+            found, control = kept[-1]["seconds"], kept[-1]["control"]
+            order = random.Random(len(kept)).sample(range(len(chosen)), len(chosen))
+            number = next(number for number in order if str(number) not in found)
+            found[str(number)] = seconds(chosen[number])
+            if len(found) % CONTROL_EVERY == 0:
+                control.append(seconds(chosen[0]))
+            _keep_rounds(chosen, kept)
+            if len(found) == len(chosen):
+                spent = time.monotonic() - start
+                print(f"round {len(kept)}: {spent:.0f} s, control drifted by {_drift(control):.1f} %", file=sys.stderr)
+    whole = [one for one in kept if len(one["seconds"]) == len(chosen)]
+    return [[one["seconds"][str(n)] for n in range(len(chosen))] for one in whole], [_drift(one["control"]) for one in whole]
+
+
+def _drift(control: Sequence[float]) -> float:
+    return 100 * (max(control) - min(control)) / statistics.median(control)
+
+
+def _kept_rounds(chosen: Sequence[Run]) -> list[dict[str, Any]]:
+    """The rounds that were measured of these configurations on this machine, the last of them maybe in part."""
+    kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
+    return list(kept["rounds"]) if kept.get("of") == _measured_here(chosen) else []
+
+
+def _keep_rounds(chosen: Sequence[Run], rounds: list[dict[str, Any]]) -> None:
+    KEPT.parent.mkdir(exist_ok=True)
+    partial = KEPT.with_suffix(".part")
+    partial.write_text(json.dumps({"of": _measured_here(chosen), "rounds": rounds}), encoding="utf-8")
+    partial.replace(KEPT)
+
+
+def _measured_here(chosen: Sequence[Run]) -> list[str]:
+    return [version("torch"), str(os.cpu_count()), *(f"{run.plan.digest} {run.recipe}" for run in chosen)]
 
 
 def accuracy_rows(budget: float) -> list[Row]:

@@ -2,7 +2,9 @@
 
 ``python -m benchmarks.tuning``; with ``--measure 300`` it also compares predictions with what workers measure for 300 seconds:
 steps of 42 configurations of three models in interleaved rounds, peaks of memory, and counted operations. A round in which a
-control drifts by more than 5 % is rejected. With ``MEGATRON_LM_PATH`` its own memory report stands beside the peaks.
+control drifts by more than 5 % is rejected. What is measured is kept in ``build/tuning-rounds.json``: the command goes on where
+an earlier one ended or was killed; other plans, another torch or processor begin anew. With ``MEGATRON_LM_PATH`` its own memory
+report stands beside the peaks.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 
 import torch
 
+from benchmarks._published import published_rows
 from benchmarks._tuning_runs import accuracy_rows, deterministic_rows, flops_rows, memory_rows
 from benchmarks.table import Row, main, medians
 from mindspeed.features.profiler.feature import ProfilerArgs
@@ -120,12 +123,16 @@ def traced_rows() -> list[Row]:
 
 def rows() -> list[Row]:
     start = time.perf_counter()
-    measured = [*search_rows(), *idle_rows(), *traced_rows()]
+    measured = [*search_rows(), *idle_rows(), *traced_rows(), *published_rows()]
     if "--measure" in sys.argv:
         place = sys.argv.index("--measure")
         _, budget = sys.argv.pop(place), float(sys.argv.pop(place))
-        measured += [*flops_rows(), *memory_rows(), *deterministic_rows(), *accuracy_rows(budget)]
-    print(f"{time.perf_counter() - start:.0f} s")
+        for part in (flops_rows, memory_rows, deterministic_rows):
+            measured += part()
+            print(f"{part.__name__}: {time.perf_counter() - start:.0f} s", file=sys.stderr)
+        measured += accuracy_rows(budget)
+    missed = [row.what for row in measured if not row.met]
+    print(f"{time.perf_counter() - start:.0f} s; {len(missed)} of {len(measured)} targets missed")
     return measured
 
 
