@@ -43,7 +43,7 @@ def fake_tensors() -> Iterator[None]:
         _replaced(dist, "all_gather_object", _gather_own),
         _replaced(torch, "tensor", _stacked_scalars(torch.tensor)),
         FakeTensorMode(allow_non_fake_inputs=True),
-        ComputedIntegers(),
+        ComputedIntegers(),  # type: ignore[no-untyped-call]
     ):
         yield
 
@@ -65,7 +65,7 @@ class ComputedIntegers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _ATEN._local_scalar_dense.default:
             return 0
         if func is _ATEN.masked_select.default and not isinstance(args[1], FakeTensor):
-            return args[0].new_empty(_count(args[1], torch.broadcast_shapes(args[0].shape, args[1].shape)))
+            return args[0].new_empty(_count(args[1], args[0].shape))
         made = func(*args, **kwargs)
         if tensors or not isinstance(made, Tensor) or made.is_floating_point() or made.numel() > LARGEST:
             return made
@@ -83,13 +83,13 @@ def _collective(func: Any, args: Sequence[Any], computed: bool) -> Any:
             for outputs, own in zip(*args[:2], strict=True):
                 for output in outputs:
                     output.copy_(own)
-    work = FakeWork().boxed()  # type: ignore[attr-defined]
+    work = FakeWork().boxed()
     return work if len(func._schema.returns) == 1 else (args[0], work)
 
 
 def _count(mask: Tensor, shape: torch.Size) -> int:
     with unset_fake_temporarily():
-        return int(mask.broadcast_to(shape).sum())
+        return int(mask.broadcast_to(shape).sum())  # Megatron's masks have the shape of what they select from, or fewer axes
 
 
 def _routed_evenly(forward: Callable[..., Any]) -> Callable[..., Any]:
