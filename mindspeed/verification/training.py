@@ -60,13 +60,11 @@ def train(recipe: Recipe, choices: Sequence[Choice] = ()) -> RankResult:
 
     Routers repeat the ``choices`` of another run where the recipe says so.
     """
-    active = session.current()
-    if active is not None:
-        active.proof.say = None
     torch.manual_seed(recipe.seed)
     tensor_parallel.model_parallel_cuda_manual_seed(recipe.seed, force_reset_rng=True)
     record = RankResult()
     _Run(recipe, record).train(choices)
+    active = session.current()
     record.reached = active.proof.effects() if active is not None else {}
     return record
 
@@ -143,6 +141,8 @@ class KeptBytes:
 
 class _Run:
     def __init__(self, recipe: Recipe, record: RankResult) -> None:
+        if (active := session.current()) is not None:
+            active.proof.say = None
         self.recipe = recipe
         self.record = record
         self.chunks = build_chunks(recipe)
