@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -59,7 +59,8 @@ def plan_training(
 
     ``below`` and ``also`` are layers that ``mindspeed run`` has read: a job file and environment variables, and options
     that rank with the command line. Raises MindSpeedError with every problem of the request, MS408 for two Megatrons on the
-    path, MS502 for a Megatron-LM that needs a newer Python, and MS605 for arguments of Megatron that contradict the plan.
+    path, MS502 for a Megatron-LM that needs a newer Python, MS605 for arguments of Megatron that contradict the plan, and MS304
+    for those that an active feature cannot run with.
     """
     training = package_root("training")
     if problem := mixed_roots() or (python_problem(training.parent) if training is not None else None):
@@ -74,7 +75,8 @@ def plan_training(
         raise ResolutionError(replace(problem, fix=in_megatrons_words(problem.fix)) for problem in error.problems) from None
     plan = replace(plan, rows=(*plan.rows, *request.notes))
     request, plan = _with_fields(request, _with_served(plan, request.given), surface_or_nearest(version))
-    if problems := [*contradicted(request.given, plan.overrides), *_ignored_by_layers(request.given, plan.overrides)]:
+    problems = [*contradicted(request.given, plan.overrides), *_ignored_by_layers(request.given, plan.overrides)]
+    if problems := [*problems, *refused(request.given, plan, catalog_for(plan.names))]:
         raise ResolutionError(problems)
     return request, plan
 
@@ -141,6 +143,20 @@ def contradicted(given: Mapping[str, Given], overrides: Sequence[PlannedOverride
         if argument is not None and argument.value != wanted:
             problems.append(contradiction(planned, argument.source, argument.value, wanted))
     return problems
+
+
+def refused(given: Mapping[str, Given], plan: ActivationPlan, catalog: Catalog) -> Iterator[Problem]:
+    """Yield MS304 for every argument on the command line that an active feature cannot run with."""
+    for planned in plan.features:
+        feature = catalog.feature(planned.name)
+        for refusal in feature.spec.megatron_refusals:
+            argument = given.get(refusal.dest)
+            if argument is None or not refusal.refuses(argument.value):
+                continue
+            if refusal.when is None or refusal.when(feature.Args(**planned.args), plan.world):
+                text = f"{planned.name}: {argument.source} is given: {refusal.reason}"
+                fix = f"remove {argument.option} or {planned.name}"
+                yield Problem("MS304", text, (planned.name,), where=argument.source, fix=fix)
 
 
 def _ignored_by_layers(given: Mapping[str, Given], overrides: Sequence[PlannedOverride]) -> list[Problem]:

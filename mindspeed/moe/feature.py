@@ -59,7 +59,7 @@ def unserved(name: str, *fields: str) -> tuple[Check, ...]:
 
 def is_set(world: World, field: str) -> bool:
     """Return whether a field of a world is known and neither false nor 0."""
-    return bool(world.knows(field) and getattr(world, field))
+    return world.is_set(field)
 
 
 def are_grouped(args: FeatureArgs, world: World) -> bool:

@@ -6,7 +6,8 @@ from typing import Final
 
 from pydantic import Field
 
-from mindspeed.plugins.constraints import Check
+from mindspeed.pipeline.refusals import IN_WORLD
+from mindspeed.plugins.constraints import Check, Predicate
 from mindspeed.plugins.feature import FeatureArgs
 from mindspeed.plugins.patches import ArgOverride, When, Wrap
 
@@ -73,6 +74,18 @@ def needs_stages(name: str) -> Check:
         "one pipeline stage waits for no other, and there is {world.pp}",
         fix=f"--pp 2 or more, or remove {name}",
     )
+
+
+def keeps_an_order(name: str) -> tuple[Check, ...]:
+    """Return the checks that nothing else decides the order of forward and backward passes.
+
+    What nobody knows yet passes: the configuration is judged once more when it is ready.
+    """
+
+    def unset(field: str) -> Predicate:
+        return lambda args, world: not world.is_set(field)
+
+    return tuple(Check(unset(field), reason, fix=f"{fix}, or remove {name}") for field, (reason, fix) in IN_WORLD.items())
 
 
 def full_recompute(reason: str, num_layers: int = 1) -> list[ArgOverride]:

@@ -7,6 +7,9 @@ from typing import Any, Final
 
 from packaging.specifiers import SpecifierSet
 
+from mindspeed.plugins.constraints import Predicate
+from mindspeed.plugins.megatron_flags import MegatronRefusal
+
 _FLAGS: Final = {
     "overlap_moe_expert_parallel_comm": "expert communication overlaps in combined forward and backward steps",
     "defer_embedding_wgrad_compute": "Megatron defers the weight gradient of the output layer with a queue of its own",
@@ -39,13 +42,13 @@ def recompute_refusals(config: Any) -> Iterator[str]:
     return (text for text in refusals(config) if not text.startswith(_NO_FORWARD))
 
 
+_FUSED: Final = "linear layers of Transformer Engine compute both gradients at once"
+_GATHERED: Final = "fully sharded parameters are gathered in the order of Megatron's schedule"
 _MODULES: Final = {
-    "megatron.core.extensions.transformer_engine": "linear layers of Transformer Engine compute both gradients at once",
-    "transformer_engine": "linear layers of Transformer Engine compute both gradients at once",
-    "megatron.core.distributed.fsdp": "fully sharded parameters are gathered in the order of Megatron's schedule",
-    "megatron.core.distributed.torch_fully_sharded_data_parallel": (
-        "fully sharded parameters are gathered in the order of Megatron's schedule"
-    ),
+    "megatron.core.extensions.transformer_engine": _FUSED,
+    "transformer_engine": _FUSED,
+    "megatron.core.distributed.fsdp": _GATHERED,
+    "megatron.core.distributed.torch_fully_sharded_data_parallel": _GATHERED,
 }
 
 
@@ -93,3 +96,44 @@ def v_refusals(config: Any) -> Iterator[str]:
 def can_place_v(megatron: str) -> bool:
     """Return whether a version of Megatron asks for stages where the wraps of a V answer: by chunk, and no loss by stage."""
     return megatron in SpecifierSet(">=0.14,<0.19", prereleases=True)
+
+
+IN_WORLD: Final = {
+    "cuda_graphs": (
+        f"layers are captured as CUDA graphs: {_FLAGS['enable_cuda_graph']}",
+        "--no-cuda-graphs (Megatron-LM: --cuda-graph-impl none)",
+    ),
+    "overlapped_micro_batches": (
+        f"Megatron hides the transfers of experts: {_FLAGS['overlap_moe_expert_parallel_comm']}",
+        "--no-overlapped-micro-batches (Megatron-LM: no --overlap-moe-expert-parallel-comm)",
+    ),
+}
+"""Fields of a world with which no list of operations runs where they are set: reason and fix."""
+
+RECOMPUTE_ARGUMENTS: Final = (
+    MegatronRefusal("fine_grained_activation_offloading", _FLAGS["fine_grained_activation_offloading"]),
+    MegatronRefusal("cpu_offloading_num_layers", _FLAGS["cpu_offloading"]),
+    *(MegatronRefusal(name, _GATHERED) for name in ("use_megatron_fsdp", "use_torch_fsdp2")),
+)
+"""Arguments of Megatron-LM that early recomputation cannot run with, beside those of `IN_WORLD`."""
+
+ARGUMENTS: Final = (
+    *RECOMPUTE_ARGUMENTS,
+    *(MegatronRefusal(name, _FLAGS[name]) for name in _NO_FORWARD),
+    MegatronRefusal("transformer_impl", _FUSED, values=("transformer_engine",)),
+)
+"""Arguments of Megatron-LM that a list of operations cannot run with, beside those of `IN_WORLD`."""
+
+_AS_ARGUMENT: Final = {
+    "num_layers_in_first_pipeline_stage": "decoder_first_pipeline_num_layers",
+    "num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers",
+}
+
+
+def v_arguments(when: Predicate) -> tuple[MegatronRefusal, ...]:
+    """Return the arguments of Megatron-LM that stages placed as a V cannot have, beside those that a world knows."""
+    return tuple(
+        MegatronRefusal(_AS_ARGUMENT.get(name, name), f"placement v has equal stages, and {reason}", when=when)
+        for name, reason in _UNEVEN.items()
+        if name != "mtp_num_layers"
+    )

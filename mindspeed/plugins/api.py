@@ -31,7 +31,7 @@ from mindspeed.plugins.feature import (
     VerifyWith,
 )
 from mindspeed.plugins.hookspecs import hookimpl
-from mindspeed.plugins.megatron_flags import MegatronFlag
+from mindspeed.plugins.megatron_flags import MegatronFlag, MegatronRefusal
 from mindspeed.plugins.patches import ArgOverride, Mixin, Patch, Ref, Replace, Set, When, Wrap
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.plugins.process_variables import ProcessVariable
@@ -56,6 +56,7 @@ __all__ = [
     "FeatureSpec",
     "Field",
     "MegatronFlag",
+    "MegatronRefusal",
     "MindSpeedError",
     "Mixin",
     "Numerics",

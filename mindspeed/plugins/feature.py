@@ -15,7 +15,7 @@ from mindspeed.plugins.active import report_problem
 from mindspeed.plugins.constraints import Constraint, CostOf, Predicate
 from mindspeed.plugins.declared_types import DeclarationError, require_types
 from mindspeed.plugins.estimates import EstimateOf, Variants
-from mindspeed.plugins.megatron_flags import MegatronFlag
+from mindspeed.plugins.megatron_flags import MegatronFlag, MegatronRefusal
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.plugins.process_variables import ProcessVariable
 from mindspeed.plugins.saved_tensors import ChangeSaved
@@ -156,7 +156,8 @@ class FeatureSpec:
     ``platforms`` and ``megatron`` where it runs (empty means everywhere, any supported version);
     ``sizes`` maps a parallel size of the world to the argument that is its other spelling
     (``{"tp": "size"}``; None for a size that is only derived), and a size above one adds the feature;
-    ``megatron_flags`` the arguments of Megatron-LM that switch it on or out or are a setting of it;
+    ``megatron_flags`` the arguments of Megatron-LM that switch it on or out or are a setting of it, ``megatron_refusals``
+    those that it cannot run with;
     ``ops`` the operators it switches to; ``applies`` whether level 1 has anything to do here;
     ``layer_split`` the layers of each model chunk, for a feature that deals them out unevenly (`World.layer_split`);
     ``cost`` what it costs, for a slot whose holder mindspeed may choose;
@@ -185,6 +186,7 @@ class FeatureSpec:
     stability: Stability = Stability.PROTOTYPE
     sizes: Mapping[str, str | None] = field(default_factory=dict)
     megatron_flags: tuple[MegatronFlag, ...] = ()
+    megatron_refusals: tuple[MegatronRefusal, ...] = ()
     ops: tuple[str, ...] = ()
     applies: Callable[[Any, World], bool] = _always
     layer_split: Callable[[Any, World], tuple[int, ...]] | None = None

@@ -147,6 +147,10 @@ class World:
             return False
         return True
 
+    def is_set(self, name: str) -> bool:
+        """Return whether ``name`` is known and neither false nor 0."""
+        return bool(self.knows(name) and getattr(self, name))
+
     def known(self) -> dict[str, Any]:
         """The given values, in the order of `FIELDS`."""
         return {name: self._known[name] for name in FIELDS if name in self._known}

@@ -1,11 +1,16 @@
-"""One checkout and one initial checkpoint per model for the whole matrix."""
+"""One checkout and one initial checkpoint per model for the whole matrix, and plans of command lines."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from shlex import split
 
 import pytest
 
+from mindspeed.registry import plan_training
+from mindspeed.resolution.environment import made_up
+from tests.megatron_lm import stub
 from tests.megatron_lm.checkout import LATENT, LLAMA, MOE, Checkout, Run
 
 MODELS = {
@@ -51,3 +56,18 @@ def stock(initial, tmp_path_factory) -> Callable[..., Run]:
         return runs[asked]
 
     return run
+
+
+@pytest.fixture
+def plan(tmp_path, monkeypatch):
+    """Plan a command line of Megatron-LM for the CPU, without any variant of an operator, as level 1 would add its feature:
+    ``plan("--features swiglu ...", world_size=2)``."""
+    monkeypatch.setattr("mindspeed.ops.variants.has_variant", lambda op, platform: False)
+    monkeypatch.syspath_prepend(str(stub.build(tmp_path)))
+    monkeypatch.delenv("MINDSPEED_DISABLE", raising=False)
+
+    def make(line, world_size=1, environ=None):
+        environment = replace(made_up("cpu", "0.16.1"), world_size=world_size)
+        return plan_training(split(line), environ or {}, environment)[1]
+
+    return make

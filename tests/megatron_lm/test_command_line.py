@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from shlex import split
 
 import pytest
@@ -16,10 +15,7 @@ from mindspeed.megatron.given_arguments import given_arguments
 from mindspeed.megatron.training_plan import is_training_script
 from mindspeed.megatron.training_request import OWN_FLAGS, read_command_line
 from mindspeed.plugins.problems import ResolutionError
-from mindspeed.registry import plan_training
-from mindspeed.resolution.environment import made_up
 from mindspeed.resolution.request import Layer
-from tests.megatron_lm import stub
 from tests.megatron_lm.checkout import ROOT
 
 SHAPE = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 1 --global-batch-size 8"
@@ -27,21 +23,6 @@ SHAPE = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32
 
 def read(line, environ=None, also=(), world_size=1):
     return read_command_line(split(line), environ or {}, "0.16.1", registry.catalog_for, also, world_size)
-
-
-@pytest.fixture
-def plan(tmp_path, monkeypatch):
-    """Plan a command line of Megatron-LM for the CPU, without any variant of an operator, as level 1 would add its feature:
-    ``plan("--features swiglu ...", world_size=2)``."""
-    monkeypatch.setattr("mindspeed.ops.variants.has_variant", lambda op, platform: False)
-    monkeypatch.syspath_prepend(str(stub.build(tmp_path)))
-    monkeypatch.delenv("MINDSPEED_DISABLE", raising=False)
-
-    def make(line, world_size=1, environ=None):
-        environment = replace(made_up("cpu", "0.16.1"), world_size=world_size)
-        return plan_training(split(line), environ or {}, environment)[1]
-
-    return make
 
 
 def problems_of(call, *arguments, **options):

@@ -21,11 +21,14 @@ from megatron.core.pipeline_parallel import schedules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from mindspeed.memory.meter import Meter
 from mindspeed.pipeline import megatron
+from mindspeed.pipeline.executor import execute
 from mindspeed.pipeline.megatron_stages import MegatronStages
 from mindspeed.pipeline.operations import Costs, Op, PipelineShape, Schedule
 from mindspeed.pipeline.running_step import running_step
 from mindspeed.pipeline.simulator import judge
+from mindspeed.pipeline.synthesis import delayed
 from mindspeed.pipeline.synthesis import megatron as megatron_order
 from mindspeed.plugins import active_feature
 from mindspeed.plugins.problems import MindSpeedError, RunError
@@ -228,6 +231,38 @@ def compared(feature: str, tied: bool, arguments: dict[str, Any]) -> dict[str, A
         "peak": alive.peak,
         "planned": judge(schedule).peak[rank],
     }
+
+
+def swapped(feature: str) -> list[dict[str, Any]]:
+    """The most units of the queue that are on the device, the bytes there and those that left it.
+
+    In three steps with the weight gradients of rank 1 behind: one chunk-step, three, and three with the queue on the host.
+    """
+    engine = active_feature(feature).engine
+    buffers, chunks, found = engine.host, build(False), []
+    for lag, host in ((1, None), (3, None), (3, buffers)):
+        engine.host = host
+        engine.plan = lambda shape, costs, lag=lag: delayed(megatron_order(shape), (0, lag))
+        engine._lists.clear()
+        run(engine, chunks, 1)
+        most, unit, moved = 0, 0, 0
+
+        def counted(schedule: Schedule, rank: int, step: Any, *others: Any) -> None:
+            """Count after each operation what is left of the storages of each unit that waits."""
+
+            def count(*times: Any) -> None:
+                nonlocal most, unit
+                sizes = [sum(part.nbytes() for part in step.queue.storages_of(waiting)) for waiting in step.queue._queue]
+                most, unit = max(most, sum(size > 0 for size in sizes)), max(unit, *sizes, 0)
+
+            nonlocal moved
+            execute(schedule, rank, step, *others, count)
+            moved = step.queue.host.bytes if step.queue.host is not None else 0
+
+        with mock.patch.object(megatron, "execute", counted), Meter() as meter:
+            run(engine, chunks, 1)
+        found.append({"most": most, "unit": unit, "peak": meter.peak.device, "bytes": moved})
+    return found
 
 
 def tied() -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +50,18 @@ def tied_on_rank() -> Any:
     return steps_job.tied()
 
 
-def plan(feature: str, vpp: int, settings: dict[str, Any], *also: str) -> Any:
+def swapped_on_rank(feature: str) -> Any:
+    from tests.pipeline import steps_job
+
+    return steps_job.swapped(feature)
+
+
+def plan(feature: str, vpp: int, settings: dict[str, Any], *also: str, cpu: dict[str, Any] | None = None) -> Any:
     world = {"world_size": STAGES, "pp": STAGES, "vpp": vpp, "num_layers": 8, "micro_batch_size": 2}
     batch = {"global_batch_size": 2 * MICRO_BATCHES, "tied_embeddings": False, "mtp_num_layers": 0}
     names = (feature, *also, *(["virtual-pipeline"] if vpp > 1 else []))
-    layer = Layer("test", features=names, settings={feature: settings}, world=world | batch, platform="cpu")
+    values = {feature: settings, "cpu-platform": cpu or {}}
+    layer = Layer("test", features=names, settings=values, world=world | batch, platform="cpu")
     return registry.resolve([layer])
 
 
@@ -139,6 +148,68 @@ def test_a_list_of_operations_takes_recomputation_over(
         assert "W" in rank["kinds"]
     dropped = feature == "recompute-in-advance" or vpp > 1  # of one chunk a rank keeps no more than two sets
     assert (sum(rank["recomputed"] for rank in ranks) > 0) == dropped
+
+
+def events_of(folder: Path) -> Iterator[dict[str, Any]]:
+    """What the ranks have logged of their asynchronous collectives."""
+    for rank in range(STAGES):
+        yield from map(json.loads, (folder / f"log.{rank}").read_text().splitlines())
+
+
+def assert_waits(folder: Path) -> None:
+    """Every message that was used had been waited for."""
+    events = list(events_of(folder))
+    received = {event["t"] for event in events if event["event"] == "launch" and event["kind"] == "irecv"}
+    uses = [event for event in events if event["event"] == "use"]
+    assert len(received) >= 2 * MICRO_BATCHES
+    assert len(uses) >= MICRO_BATCHES
+    assert [event for event in uses if not event["waited"]] == []
+
+
+@pytest.mark.parametrize(
+    ("feature", "settings", "vpp"),
+    [
+        ("nano-pipe", {"lag": 3, "swap": True, "output_layer": True}, 1),
+        ("zero-bubble", {"recompute": "all", "output_layer": True}, 2),
+        ("zero-bubble", {"recompute": "least", "limit": 3}, 2),
+    ],
+    ids=["nano-pipe-swap", "zero-bubble-all", "zero-bubble-least"],
+)
+def test_no_message_of_a_list_is_used_before_its_wait(
+    pool: WorkerPool, tmp_path: Path, feature: str, settings: dict[str, Any], vpp: int
+) -> None:
+    cpu = {"poison": True, "collective_log": str(tmp_path / "log.{rank}")}
+    for rank in pool.call(compared_on_rank, STAGES, feature, False, {}, plan=plan(feature, vpp, settings, cpu=cpu)):
+        assert rank["different"] == [] == rank["zero"]
+        assert rank["losses"][0] == rank["losses"][1]
+        assert rank["recomputed"] == rank["listed"]
+    assert_waits(tmp_path)
+
+
+@pytest.mark.parametrize("engine", ["", "nano-pipe"], ids=["megatron", "nano-pipe"])
+@pytest.mark.parametrize(("feature", "settings"), [("recompute-in-advance", {}), ("recompute-in-bubble", {"limit": 2})])
+def test_no_gradient_is_used_before_its_wait_where_forward_passes_are_repeated_ahead(
+    pool: WorkerPool, tmp_path: Path, feature: str, settings: dict[str, Any], engine: str
+) -> None:
+    cpu = {"poison": True, "collective_log": str(tmp_path / "log.{rank}")}
+    asked = plan(feature, 2, settings, *([engine] if engine else []), cpu=cpu)
+    waits = {} if engine else WAITS["overlapped"]
+    for rank in pool.call(recomputed_on_rank, STAGES, feature, engine, waits, plan=asked):
+        assert rank["different"] == [] == rank["zero"]
+        assert rank["losses"][0] == rank["losses"][1]
+        assert rank["recomputed"] == rank["listed"]
+    assert_waits(tmp_path)
+
+
+def test_a_step_keeps_the_queue_on_the_host_but_for_two_chunk_steps(pool: WorkerPool) -> None:
+    """By the meter: four units wait, and with the swap no more bytes are there at once than with two that wait."""
+    first, second = pool.call(swapped_on_rank, STAGES, "nano-pipe", plan=plan("nano-pipe", 1, {"swap": True}))
+    assert [case["most"] for case in first] == [1, 1, 1]
+    two, four, moved = second
+    assert [case["most"] for case in second] == [2, 4, 2]
+    assert [case["bytes"] > 0 for case in second] == [False, False, True]
+    assert two["peak"] * 1.02 > moved["peak"]
+    assert four["peak"] - two["peak"] > 1.9 * two["unit"]
 
 
 @pytest.mark.parametrize("vpp", [1, 2])

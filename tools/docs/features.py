@@ -194,6 +194,10 @@ def _constraints(feature: type[Feature[Any]]) -> list[str]:
     for constraint in feature.spec.constraints:
         when = f" This holds when {code(condition(constraint.when))}." if constraint.when else ""
         lines.append(f"- {_sentence(feature.spec.name, constraint)}{when}")
+    for refusal in feature.spec.megatron_refusals:
+        when = f" when {code(condition(refusal.when))}" if refusal.when else ""
+        argument = " ".join((refusal.dest, " or ".join(map(str, refusal.values)))).rstrip()
+        lines.append(f"- Refuses Megatron-LM's argument {code(argument)}{when}: {refusal.reason}.")
     return ["## Constraints", "", *(lines or ["None."])]
 
 

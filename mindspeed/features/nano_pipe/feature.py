@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspeed.pipeline.declarations import WAITING_WEIGHTS, ScheduleArgs, needs_stages
+from mindspeed.pipeline.declarations import WAITING_WEIGHTS, ScheduleArgs, keeps_an_order, needs_stages
 from mindspeed.pipeline.feature import ScheduleFeature
 from mindspeed.pipeline.operations import Costs, PipelineShape, Schedule
 from mindspeed.pipeline.recomputation import least_limit
+from mindspeed.pipeline.refusals import ARGUMENTS
 from mindspeed.pipeline.synthesis import delayed, lag_by_rank, megatron
 from mindspeed.plugins import (
     Before,
@@ -55,6 +56,7 @@ class NanoPipe(ScheduleFeature[NanoPipeArgs]):
         constraints=(
             Requires("pipeline-parallel", reason="weight gradients wait for the idle time of its stages"),
             needs_stages("nano-pipe"),
+            *keeps_an_order("nano-pipe"),
             Check(
                 lambda args, world, other: other.limit is None or other.limit >= _least_listed(args, world),
                 "{least} activation sets wait for weight gradients at once, and recompute-in-bubble.limit is {other.limit}",
@@ -64,6 +66,7 @@ class NanoPipe(ScheduleFeature[NanoPipeArgs]):
             ),
             Before("matmul-add"),
         ),
+        megatron_refusals=ARGUMENTS,
         numerics=Numerics.exact(),
         verify_with=VerifyWith(features=("pipeline-parallel",), world={"pp": 2}),
     )

@@ -66,6 +66,12 @@ def chunk_load(counts: Sequence[int], weights: Weights, chunk: int) -> float:
     return counts[chunk] * weights.layer + (weights.tail if chunk == len(counts) - 1 else 0.0)
 
 
+def chunk_shares(counts: Sequence[int], weights: Weights) -> tuple[float, ...]:
+    """Return the FLOPs of each chunk divided by their mean, as ``mindspeed schedule show --weights`` takes them."""
+    loads = [chunk_load(counts, weights, chunk) for chunk in range(len(counts))]
+    return tuple(load * len(loads) / sum(loads) for load in loads)
+
+
 def imbalance(counts: Sequence[int], weights: Weights, stages: int) -> float:
     """Return the load of the heaviest stage divided by the mean of all stages."""
     loads = [stage_load(counts, weights, stages, stage) for stage in range(stages)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mindspeed.features.noop_layers.balance import (
+    chunk_shares,
     imbalance,
     layout_text,
     mtp_layers,
@@ -122,6 +123,8 @@ class NoopLayers(Feature[NoopLayersArgs]):
         text = f"layers per chunk {', '.join(map(str, counts))}"
         try:
             weights = weights_of(self.world, self.args.experts_per_token)
+            shares = ",".join(f"{share:.3f}" for share in chunk_shares(counts, weights))
+            text += f"; weights of the chunks {shares}"
             text += f"; the heaviest stage has {imbalance(counts, weights, self.world.pp):.3f} of the mean FLOPs"
         except UnknownValue as unknown:
             text += f"; FLOPs of the stages are not known without {unknown.field}"

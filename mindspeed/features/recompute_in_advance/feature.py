@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from mindspeed.pipeline.declarations import ScheduleArgs, full_recompute, needs_stages
+from mindspeed.pipeline.declarations import ScheduleArgs, full_recompute, keeps_an_order, needs_stages
 from mindspeed.pipeline.operations import Schedule
 from mindspeed.pipeline.recomputation import recompute_all
 from mindspeed.pipeline.recompute_feature import RecomputeFeature
+from mindspeed.pipeline.refusals import RECOMPUTE_ARGUMENTS
 from mindspeed.plugins import (
     ArgOverride,
     Category,
@@ -41,6 +42,7 @@ class RecomputeInAdvance(RecomputeFeature[RecomputeInAdvanceArgs]):
         constraints=(
             Requires("pipeline-parallel", reason="it recomputes while a stage waits for another one"),
             needs_stages("recompute-in-advance"),
+            *keeps_an_order("recompute-in-advance"),
             Check(
                 lambda args, world: all(layers % args.num_layers == 0 for layers in world.layers_per_chunk),
                 "groups of {args.num_layers} layers do not fill every model chunk: they have {world.layers_per_chunk} layers",
@@ -56,6 +58,7 @@ class RecomputeInAdvance(RecomputeFeature[RecomputeInAdvanceArgs]):
                 ),
             ),
         ),
+        megatron_refusals=RECOMPUTE_ARGUMENTS,
         numerics=Numerics.exact(),
         verify_with=VerifyWith(features=("pipeline-parallel",), world={"pp": 2}),
     )

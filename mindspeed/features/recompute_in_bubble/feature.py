@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from mindspeed.pipeline.declarations import ScheduleArgs, full_recompute, needs_stages
+from mindspeed.pipeline.declarations import ScheduleArgs, full_recompute, keeps_an_order, needs_stages
 from mindspeed.pipeline.operations import Schedule
 from mindspeed.pipeline.recomputation import least_limit, recompute_least
 from mindspeed.pipeline.recompute_feature import RecomputeFeature
+from mindspeed.pipeline.refusals import RECOMPUTE_ARGUMENTS
 from mindspeed.plugins import (
     ArgOverride,
     Category,
@@ -36,7 +37,9 @@ class RecomputeInBubble(RecomputeFeature[RecomputeInBubbleArgs]):
         constraints=(
             Requires("pipeline-parallel", reason="it recomputes while a stage waits for another one"),
             needs_stages("recompute-in-bubble"),
+            *keeps_an_order("recompute-in-bubble"),
         ),
+        megatron_refusals=RECOMPUTE_ARGUMENTS,
         numerics=Numerics.exact(),
         verify_with=VerifyWith(
             features=("pipeline-parallel",), settings={"recompute-in-bubble": {"limit": 1}}, world={"pp": 2}

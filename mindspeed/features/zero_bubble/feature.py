@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspeed.features.zero_bubble.settings import CONSTRAINTS, ZeroBubbleArgs, given_costs, planned
+from mindspeed.features.zero_bubble.settings import CONSTRAINTS, REFUSALS, ZeroBubbleArgs, given_costs, planned
 from mindspeed.pipeline.declarations import LISTED_RECOMPUTE, V_PLACEMENT, WAITING_WEIGHTS, full_recompute
 from mindspeed.pipeline.feature import ScheduleFeature
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
@@ -30,6 +30,7 @@ class ZeroBubble(ScheduleFeature[ZeroBubbleArgs]):
         category=Category.PARALLEL,
         slots={Slot.PIPELINE_SCHEDULE, Slot.LINEAR},
         constraints=CONSTRAINTS,
+        megatron_refusals=REFUSALS,
         numerics=Numerics.reordered(reason="only placement v, whose ranks draw other random numbers; loop has Megatron's bits"),
         state=CheckpointState("resharded", "layers are saved under their number in the whole model"),
         verify_with=VerifyWith(world={"pp": 2}),

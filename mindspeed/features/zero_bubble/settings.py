@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from mindspeed.pipeline.declarations import ScheduleArgs, needs_stages
+from mindspeed.pipeline.declarations import ScheduleArgs, keeps_an_order, needs_stages
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
 from mindspeed.pipeline.recomputation import LimitTooSmallError, least_limit
-from mindspeed.pipeline.refusals import TIED, UNTIE, can_place_v
+from mindspeed.pipeline.refusals import ARGUMENTS, TIED, UNTIE, can_place_v, v_arguments
 from mindspeed.pipeline.synthesis import fastest
 from mindspeed.plugins import Before, Check, Conflicts, Constraint, Field, Requires, Slot, World
 
@@ -70,10 +70,12 @@ def _is_v(args: ZeroBubbleArgs, world: World) -> bool:
     return args.placement == "v"
 
 
+REFUSALS: Final = (*ARGUMENTS, *v_arguments(_is_v))
 _LOOP: Final = "--set zero-bubble.placement=loop"
 CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     Requires("pipeline-parallel", reason="it fills the idle time of its stages"),
     needs_stages("zero-bubble"),
+    *keeps_an_order("zero-bubble"),
     Conflicts(
         Slot.RECOMPUTE_POLICY,
         reason="zero-bubble.recompute recomputes itself",
