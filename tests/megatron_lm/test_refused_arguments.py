@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from shlex import split
+
 import pytest
 
+from mindspeed import registry
+from mindspeed.inspection.cli_arguments import surface
+from mindspeed.megatron.given_arguments import given_arguments
+from mindspeed.megatron.training_plan import refused
 from mindspeed.plugins.problems import ResolutionError
+from mindspeed.resolution.environment import made_up
+from mindspeed.resolution.request import Layer
 
 SHAPE = "--num-layers 8 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 1 --global-batch-size 8"
 PIPELINE = f"{SHAPE} --untie-embeddings-and-output-weights --pipeline-model-parallel-size 2"
-V = f"{PIPELINE} --num-virtual-stages-per-pipeline-rank 2 --features zero-bubble"
+V = {"world_size": 2, "pp": 2, "vpp": 2, "num_layers": 8, "tied_embeddings": False, "mtp_num_layers": 0}
 
 OFFLOADED = "offloaded activations come back in the order of Megatron's schedule"
 SHARDED = "fully sharded parameters are gathered in the order of Megatron's schedule"
@@ -64,9 +72,9 @@ def line(*arguments):
 @pytest.mark.parametrize("name", [*LISTS, *AHEAD])
 def test_arguments_that_keep_an_order_of_their_own_are_refused_all_at_once(plan, name):
     asked = FOR_LISTS | FOR_ALL
-    refused = asked if name in LISTS else FOR_ALL
+    expected = asked if name in LISTS else FOR_ALL
     found = refusals(plan, line(*asked, "--features", name))
-    assert sorted(found) == sorted(refusal(name, argument, reason) for argument, reason in refused.items())
+    assert sorted(found) == sorted(refusal(name, argument, reason) for argument, reason in expected.items())
 
 
 @pytest.mark.parametrize("name", [*LISTS, *AHEAD])
@@ -76,12 +84,19 @@ def test_arguments_that_a_world_knows_are_refused(plan, name):
     ]
 
 
-def test_a_v_refuses_arguments_with_uneven_stages_and_a_loop_does_not(plan):
-    assert refusals(plan, f"{V} --set zero-bubble.placement=v {' '.join(IN_V)}") == [
+def test_a_v_refuses_arguments_with_uneven_stages_and_a_loop_does_not():
+    given = given_arguments(split(" ".join(IN_V)), surface("0.16.1"))
+    found = {}
+    for placement in ("loop", "v"):
+        layer = Layer("test", features=("zero-bubble",), settings={"zero-bubble": {"placement": placement}}, world=V)
+        made = registry.resolve([layer], environment=made_up("cpu", "0.16.1"))
+        found[placement] = [
+            f"{one.code} {one.message} | {one.fix}" for one in refused(given, made, registry.catalog_for(made.names))
+        ]
+    assert found["loop"] == []
+    assert found["v"] == [
         refusal("zero-bubble", argument, f"placement v has equal stages, and {reason}") for argument, reason in IN_V.items()
     ]
-    assert refusals(plan, f"{V} {' '.join(IN_V)}") == []
-    assert refusals(plan, f"{V} --set zero-bubble.placement=v") == []
 
 
 def test_without_the_features_and_with_values_that_mean_nothing_no_argument_is_refused(plan):

@@ -236,11 +236,11 @@ def compared(feature: str, tied: bool, arguments: dict[str, Any]) -> dict[str, A
 def swapped(feature: str) -> list[dict[str, Any]]:
     """The most units of the queue that are on the device, the bytes there and those that left it.
 
-    In three steps with the weight gradients of rank 1 behind: one chunk-step, three, and three with the queue on the host.
+    In three steps with the weight gradients of rank 1 behind: two chunk-steps, three, and three with the queue on the host.
     """
     engine = active_feature(feature).engine
     buffers, chunks, found = engine.host, build(False), []
-    for lag, host in ((1, None), (3, None), (3, buffers)):
+    for lag, host in ((2, None), (3, None), (3, buffers)):
         engine.host = host
         engine.plan = lambda shape, costs, lag=lag: delayed(megatron_order(shape), (0, lag))
         engine._lists.clear()

@@ -202,14 +202,13 @@ def test_no_gradient_is_used_before_its_wait_where_forward_passes_are_repeated_a
 
 
 def test_a_step_keeps_the_queue_on_the_host_but_for_two_chunk_steps(pool: WorkerPool) -> None:
-    """By the meter: four units wait, and with the swap no more bytes are there at once than with two that wait."""
+    """By the meter: four units wait behind the last backward pass, and two are on the device, as during a forward pass of three."""
     first, second = pool.call(swapped_on_rank, STAGES, "nano-pipe", plan=plan("nano-pipe", 1, {"swap": True}))
-    assert [case["most"] for case in first] == [1, 1, 1]
-    two, four, moved = second
-    assert [case["most"] for case in second] == [2, 4, 2]
+    three, four, moved = second
+    assert [[case["most"] for case in rank] for rank in (first, second)] == [[1, 1, 1], [3, 4, 2]]
     assert [case["bytes"] > 0 for case in second] == [False, False, True]
-    assert two["peak"] * 1.02 > moved["peak"]
-    assert four["peak"] - two["peak"] > 1.9 * two["unit"]
+    assert moved["peak"] <= three["peak"] * 1.02, second
+    assert four["peak"] - three["peak"] > 0.9 * three["unit"], second
 
 
 @pytest.mark.parametrize("vpp", [1, 2])
