@@ -202,7 +202,7 @@ def test_no_gradient_is_used_before_its_wait_where_forward_passes_are_repeated_a
 
 
 def test_a_step_keeps_the_queue_on_the_host_but_for_two_chunk_steps(pool: WorkerPool) -> None:
-    """By the meter: four units wait behind the last backward pass, and two are on the device, as during a forward pass of three."""
+    """By the meter: four units wait behind the last backward pass, and no more bytes are there than with three that wait."""
     first, second = pool.call(swapped_on_rank, STAGES, "nano-pipe", plan=plan("nano-pipe", 1, {"swap": True}))
     three, four, moved = second
     assert [[case["most"] for case in rank] for rank in (first, second)] == [[1, 1, 1], [3, 4, 2]]
