@@ -71,16 +71,17 @@ def measure(run: Run) -> Measured:
     return Measured([y.detach(), x.grad, *gradients], clock.total("wait"), kept.bytes)  # type: ignore[list-item]
 
 
-def seconds(shape: Shape, parts: tuple[int, ...], passes: int = 15) -> list[float]:
-    """The shortest forward and backward pass of a layer, unpiped and in units in turn."""
+def seconds(shape: Shape, parts: tuple[int, ...], clock: str, passes: int = 15) -> list[float]:
+    """The least of a forward and backward pass of a layer, unpiped and in units in turn, by a clock of `time`."""
     layer = build(shape, torch.float32)
     x = torch.randn(shape.tokens, 1, shape.hidden).requires_grad_()
     took: dict[int, list[float]] = {number: [] for number in parts}
+    read = getattr(time, clock)
     for _ in range(passes):
         for number, times in took.items():
             layer.options = replace(layer.options, parts=number)
             dist.barrier()
-            start = time.perf_counter()
+            start = read()
             layer(x)[0].sum().backward()
-            times.append(time.perf_counter() - start)
+            times.append(read() - start)
     return [min(times[1:]) for times in took.values()]

@@ -134,8 +134,20 @@ def chunks(how: chunked.Run) -> chunked.Measured:
     return chunked.measure(how)
 
 
-def seconds_of_chunks(tokens: int, hidden: int) -> tuple[float, float]:
-    return chunked.seconds(tokens, hidden)
+def seconds_of_chunks(tokens: int, hidden: int, clock: str) -> tuple[float, float]:
+    return chunked.seconds(tokens, hidden, clock)
+
+
+CLOCKS: Final = {"pass": "perf_counter", "CPU time of a pass": "process_time"}
+
+
+def on_loopback(what: str, measured: Callable[[str], list[Any]]) -> list[Row]:
+    """The time of a layer where nothing is delayed, beside that of the same one unpiped: ``measured`` has both for a clock."""
+    rows = []
+    for name, clock in CLOCKS.items():
+        unpiped, piped = map(max, zip(*measured(clock), strict=True))
+        rows.append(Row(f"{what}, loopback: {name} / unpiped", 1.1, piped / unpiped, "x", COMMAND))
+    return rows
 
 
 def transfers_of_chunks(pool: WorkerPool) -> list[Row]:
@@ -147,9 +159,11 @@ def transfers_of_chunks(pool: WorkerPool) -> list[Row]:
         rows.append(Row(f"{what}: transfer time not hidden / one piece's", most, ours.exposed / whole.exposed, "", COMMAND))
         kept = (ours.kept - chunked.MASK) / (whole.kept - chunked.MASK)
         rows.append(Row(f"{what}: activations kept / one piece's", 1.05, kept, "x", COMMAND))
-    times = pool.call(seconds_of_chunks, 2, 512, 256, plan=chunked.plan(2, "flash-attention"))
-    one_piece, piped_time = map(max, zip(*times, strict=True))
-    return [*rows, Row("ampipe, two chunks, loopback: pass / one piece's", 1.1, piped_time / one_piece, "x", COMMAND)]
+    plan = chunked.plan(2, "flash-attention", "deepspeed-moe-rearrange", "moe-grouped-gemm")
+    return [
+        *rows,
+        *on_loopback("ampipe, two chunks", lambda clock: pool.call(seconds_of_chunks, 2, 512, 512, clock, plan=plan)),
+    ]
 
 
 def places_by_index(pool: WorkerPool) -> list[Row]:
@@ -168,8 +182,8 @@ def in_units(how: units.Run) -> units.Measured:
     return units.measure(how)
 
 
-def seconds_in_units(shape: Shape, parts: tuple[int, ...]) -> list[float]:
-    return units.seconds(shape, parts)
+def seconds_in_units(shape: Shape, parts: tuple[int, ...], clock: str) -> list[float]:
+    return units.seconds(shape, parts, clock)
 
 
 def transfers_of_units(pool: WorkerPool) -> list[Row]:
@@ -181,8 +195,11 @@ def transfers_of_units(pool: WorkerPool) -> list[Row]:
         what = f"pipe-experts, {count} units"
         rows.append(Row(f"{what}: transfer time not hidden / unpiped", 1.3 / count, piped.exposed / whole.exposed, "", COMMAND))
         rows.append(Row(f"{what}: activations kept / unpiped", 1.02, piped.kept / whole.kept, "x", COMMAND))
-    unpiped, piped_time = map(max, zip(*pool.call(seconds_in_units, 2, FEW_EXPERTS, (0, 2), plan=units.plan()), strict=True))
-    return [*rows, Row("pipe-experts, two parts, loopback: pass / unpiped", 1.1, piped_time / unpiped, "x", COMMAND)]
+
+    def both(clock: str) -> list[Any]:
+        return pool.call(seconds_in_units, 2, FEW_EXPERTS, (0, 2), clock, plan=units.plan())
+
+    return [*rows, *on_loopback("pipe-experts, two parts", both)]
 
 
 def sent_bytes(pool: WorkerPool) -> list[Row]:

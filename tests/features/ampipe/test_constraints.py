@@ -110,6 +110,10 @@ def test_selective_recomputation_is_refused_and_full_one_is_not():
     ]
 
 
+MODULES = "it changes modules that run once per micro-batch, and chunks run them several times"
+EXPERTS = "it recomputes or counts what experts get per micro-batch, and chunks come one by one"
+
+
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
@@ -118,18 +122,19 @@ def test_selective_recomputation_is_refused_and_full_one_is_not():
         ("mc2", "it cuts the projection behind attention itself"),
         ("eod-reset", "chunks are of causal or full attention"),
         ("shared-attention-mask", "chunks are of causal or full attention"),
-        ("norm-recompute", "it changes modules that run once per micro-batch, and chunks run them several times"),
-        (
-            "moe-load-report",
-            "it recomputes or counts what experts get per micro-batch, and chunks come one by one",
-        ),
-        ("swap-attention", "it changes modules that run once per micro-batch, and chunks run them several times"),
+        ("norm-recompute", MODULES),
+        ("activation-recompute", MODULES),
+        ("swap-attention", MODULES),
+        ("adaptive-recompute", MODULES),
+        ("moe-zero-memory", EXPERTS),
+        ("moe-adaptive-recompute", EXPERTS),
+        ("moe-load-report", EXPERTS),
     ],
 )
 def test_features_that_do_not_fit_are_refused(other: str, reason: str):
-    found = refused(other)
-    pair = " and ".join(sorted(("ampipe", other)))
-    assert any(problem.startswith(f"MS202 {pair} exclude each other, because {reason} |") for problem in found)
+    first, second = sorted(("ampipe", other))
+    text = f"MS202 {first} and {second} exclude each other, because {reason} | remove {first} or remove {second}"
+    assert text in refused(other)
 
 
 def test_overlap_of_tensor_ranks_is_refused_where_the_dispatch_has_them():
@@ -137,9 +142,9 @@ def test_overlap_of_tensor_ranks_is_refused_where_the_dispatch_has_them():
     settings: dict[str, dict[str, Any]] = {"ampipe": {"overlap": True}}
     assert refusals("ampipe", "moe-alltoall-overlap", **world) == []
     (problem,) = refusals("ampipe", "moe-alltoall-overlap", settings=settings, **world)
-    assert problem.startswith(
+    assert problem == (
         "MS202 ampipe and moe-alltoall-overlap exclude each other, because its transfers of tensor ranks are part of the "
-        "dispatch, and ampipe.overlap has none to hide |"
+        "dispatch, and ampipe.overlap has none to hide | remove ampipe or remove moe-alltoall-overlap"
     )
 
 
@@ -162,33 +167,52 @@ def config(**changes: Any) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "text"),
     [
-        ({"expert_model_parallel_size": 1}, "expert_model_parallel_size is 1, and there is no transfer to hide"),
-        ({"context_parallel_size": 2}, "context_parallel_size is above 1, and a rank has not all keys"),
+        (
+            {"expert_model_parallel_size": 1},
+            "expert_model_parallel_size is 1, and there is no transfer to hide | set expert_model_parallel_size=2 or more",
+        ),
+        (
+            {"context_parallel_size": 2},
+            "context_parallel_size is above 1, and a rank has not all keys | set context_parallel_size=1",
+        ),
         (
             {"recompute_granularity": "selective"},
-            "recompute_granularity is selective, and the modules of a layer run once per chunk",
+            "recompute_granularity is selective, and the modules of a layer run once per chunk "
+            "| set recompute_granularity=full",
         ),
-        ({"window_size": (4, 0)}, "window_size is set, and chunks are of causal or full attention"),
+        ({"window_size": (4, 0)}, "window_size is set, and chunks are of causal or full attention | drop window_size"),
         (
             {"moe_router_load_balancing_type": "sinkhorn"},
-            "moe_router_load_balancing_type is sinkhorn, and routes all tokens together",
+            "moe_router_load_balancing_type is sinkhorn, and routes all tokens together "
+            "| set moe_router_load_balancing_type=aux_loss",
         ),
         (
             {"moe_expert_capacity_factor": 1.0},
-            "moe_expert_capacity_factor is set, and its places are of all tokens together",
+            "moe_expert_capacity_factor is set, and its places are of all tokens together | drop moe_expert_capacity_factor",
         ),
-        ({"multi_latent_attention": True}, "multi_latent_attention is set"),
-        ({"cuda_graph_impl": "local"}, "CUDA graphs are set"),
-        ({"attention_output_gate": True}, "attention_output_gate is set"),
-        ({"overlap_moe_expert_parallel_comm": True}, "overlap_moe_expert_parallel_comm is set"),
+        ({"multi_latent_attention": True}, "multi_latent_attention is set | drop multi_latent_attention"),
+        ({"cuda_graph_impl": "local"}, "CUDA graphs are set | drop the CUDA graphs of the configuration"),
+        *(
+            ({name: value}, f"{name} is set | drop {name}")
+            for name, value in {
+                "attention_output_gate": True,
+                "fine_grained_activation_offloading": True,
+                "cpu_offloading": True,
+                "overlap_moe_expert_parallel_comm": True,
+                "moe_router_force_load_balancing": True,
+                "moe_latent_size": 16,
+                "fp8": "e4m3",
+                "fp4": "e2m1",
+            }.items()
+        ),
     ],
 )
-def test_configurations_that_do_not_fit_are_refused(changes: dict[str, Any], message: str):
+def test_configurations_that_do_not_fit_are_refused(changes: dict[str, Any], text: str):
     feature = Ampipe(AmpipeArgs(), World({}))
     feature.config_ready(config())
     feature.config_ready(config(num_moe_experts=None, **changes))
     with pytest.raises(MindSpeedError) as raised:
         feature.config_ready(config(**changes))
-    assert [problem.message for problem in raised.value.problems] == [f"ampipe: {message}"]
+    assert [f"{found.code} {found.message} | {found.fix}" for found in raised.value.problems] == [f"MS304 ampipe: {text}"]

@@ -138,10 +138,25 @@ def test_tensor_parallelism_brings_sequence_parallelism():
     assert "sequence-parallel" in active("deepspeed-moe", tp=2, **MOE)
 
 
-@pytest.mark.parametrize("name", ["moe-alltoall-dispatcher", "moe-alltoall-overlap", "moe-allgather-overlap"])
-def test_features_that_send_tokens_otherwise_are_refused(name: str):
-    found = ask("deepspeed-moe", name, ep=2, **MOE).problems
-    assert any("the layer has transfers of its own, of equal size on every rank" in str(problem) for problem in found)
+@pytest.mark.parametrize(
+    ("name", "excluded"),
+    [
+        ("moe-alltoall-dispatcher", ["moe-alltoall-dispatcher"]),
+        ("moe-allgather-dispatcher", ["moe-allgather-dispatcher"]),
+        ("moe-alltoall-overlap", ["moe-alltoall-overlap", "moe-alltoall-dispatcher"]),
+        ("moe-allgather-overlap", ["moe-allgather-overlap", "moe-allgather-dispatcher"]),
+        ("moe-zero-memory", ["moe-alltoall-overlap", "moe-alltoall-dispatcher", "moe-zero-memory"]),
+        ("moe-tp-extend-ep", ["moe-tp-extend-ep"]),
+    ],
+)
+def test_features_that_send_tokens_otherwise_are_refused(name: str, excluded: list[str]):
+    world = MOE | {"ep": 2, "tp": 2 if name == "moe-tp-extend-ep" else 1}
+    assert refusals("deepspeed-moe", **world) == refusals(name, **world) == []
+    assert refusals("deepspeed-moe", name, **world) == [
+        f"MS202 deepspeed-moe and {other} exclude each other, because the layer has transfers of its own, of equal size on "
+        f"every rank | remove deepspeed-moe or remove {name}"
+        for other in excluded
+    ]
 
 
 def test_operators_of_dispatchers_are_left_out_and_refused_where_they_are_requested():
@@ -224,10 +239,20 @@ def config(**values: Any) -> SimpleNamespace:
             "expert_tensor_parallel_size is 1, and each of 2 tensor-parallel ranks would train a copy of every expert alone\n"
             "  fix: set expert_tensor_parallel_size=2, or expert_model_parallel_size=2",
         ),
-        ({"moe_router_num_groups": 2}, "moe_router_num_groups is set\n  fix: drop moe_router_num_groups"),
-        (
-            {"moe_router_enable_expert_bias": True},
-            "moe_router_enable_expert_bias is set\n  fix: drop moe_router_enable_expert_bias",
+        *(
+            ({name: value}, f"{name} is set\n  fix: drop {name}")
+            for name, value in {
+                "moe_router_num_groups": 2,
+                "moe_router_enable_expert_bias": True,
+                "moe_router_topk_scaling_factor": 2.5,
+                "moe_router_force_load_balancing": True,
+                "moe_apply_probs_on_input": True,
+                "moe_shared_expert_overlap": True,
+                "moe_latent_size": 16,
+                "overlap_moe_expert_parallel_comm": True,
+                "fp8": "e4m3",
+                "fp4": "e2m1",
+            }.items()
         ),
         ({"cuda_graph_impl": "local"}, "CUDA graphs are set\n  fix: drop the CUDA graphs of the configuration"),
     ],
