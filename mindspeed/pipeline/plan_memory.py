@@ -80,9 +80,9 @@ def least_peak(made: ActivationPlan, known: Catalog) -> tuple[int, int]:
     Where the formulas do not know what layers keep (the sequence split over ranks, experts, other linear layers), only what
     rests and the inputs of layers count.
     """
+    found = foretold(made, options_of(made, dropout=False), known)
     slots = {slot for planned in made.features if planned.name in known.specs for slot in known.specs[planned.name].slots}
     is_known = made.world.cp == 1 and not made.world.num_experts and Slot.LINEAR not in slots
-    found = foretold(made, options_of(made, dropout=False), known)
     peaks = [stage.peak if is_known else _certain(stage) for stage in found]
     return max(enumerate(peaks), key=lambda pair: pair[1])
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import re
 import time
+from pathlib import Path
 
 import pytest
 
@@ -100,3 +102,10 @@ def test_latent_attention_needs_its_widths(mindspeed):
     assert "MS307 width of a head of values (MLA) is not known\n  fix: --v-head-dim\n" in done.stderr
     done = mindspeed("memory", "plan", *latent, "--kv-lora-rank=12", "--v-head-dim=10")
     assert "attention: latent vectors" in done.stdout
+
+
+@pytest.mark.long
+def test_the_guide_shows_what_measure_prints_now(mindspeed):
+    guide = (Path(__file__).parents[2] / "docs" / "memory.md").read_text(encoding="utf-8")
+    command, shown = re.findall(r"```console\n\$ mindspeed (memory measure .*?)\n(.*?)```", guide, re.DOTALL)[0]
+    assert mindspeed(*command.split()).output == shown

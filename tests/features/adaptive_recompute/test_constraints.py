@@ -68,10 +68,10 @@ def test_a_budget_below_the_least_that_the_planner_foretells_is_refused_with_it(
 
 
 def test_a_budget_whose_least_depends_on_a_size_that_nobody_gave_is_not_checked():
-    unknown = {"ffn_hidden_size": None, "vocab_size": None}
-    text = "the least that budget_mb=1 may be is not known; give --ffn-hidden-size, --vocab-size"
+    unknown = {"ffn_hidden_size": None, "num_experts": None}
+    text = "the least that budget_mb=1 may be is not known; give --ffn-hidden-size, --num-experts"
     assert [row.text for row in planned(1, **unknown).rows if row.kind == "not-checked" and row.feature == NAME] == [text]
-    expected = f"MS307 {NAME}: the least that budget_mb=1 may be is not known | give --ffn-hidden-size, --vocab-size"
+    expected = f"MS307 {NAME}: the least that budget_mb=1 may be is not known | give --ffn-hidden-size, --num-experts"
     assert expected in refused(1, strict=True, **unknown)
 
 
