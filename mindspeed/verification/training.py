@@ -63,7 +63,9 @@ def train(recipe: Recipe, choices: Sequence[Choice] = ()) -> RankResult:
     torch.manual_seed(recipe.seed)
     tensor_parallel.model_parallel_cuda_manual_seed(recipe.seed, force_reset_rng=True)
     record = RankResult()
-    _Run(recipe, record).train(choices)
+    run = _Run(recipe, record)
+    run.watch(choices)
+    run.train()
     active = session.current()
     record.reached = active.proof.effects() if active is not None else {}
     return record
@@ -166,11 +168,7 @@ class _Run:
         if self.ddp_config.overlap_param_gather and self.ddp_config.align_param_gather:
             self.config.param_sync_func = _one_or_all([chunk.start_param_sync for chunk in self.chunks])
 
-    def train(self, choices: Sequence[Choice]) -> None:
-        self._watch_inputs()
-        if self.recipe.repeats_routing:
-            replayed = merge(choices, self.recipe.shape.seq_length)
-            RoutingRecord(replayed, self._routed, self.record.choices).watch(unwrap_model(self.chunks))
+    def train(self) -> None:
         state = TrainState(self.chunks, self.optimizer, None)
         for step in range(self.recipe.steps):
             with session.around("around_train_step", state=state):
@@ -221,8 +219,11 @@ class _Run:
             self.kept.end()  # backward follows at once
         return output, partial(_loss_per_token if self.config.calculate_per_token_loss else _mean_loss, batch.number)
 
-    def _watch_inputs(self) -> None:
-        """Keep the gradient of what the embedding gives the decoder, in the first step."""
+    def watch(self, choices: Sequence[Choice]) -> None:
+        """Keep the gradient of what the embedding gives the decoder, in the first step, and repeat routing where it must."""
+        if self.recipe.repeats_routing:
+            replayed = merge(choices, self.recipe.shape.seq_length)
+            RoutingRecord(replayed, self._routed, self.record.choices).watch(unwrap_model(self.chunks))
         for chunk in self.chunks:
             if get_attr_wrapped_model(chunk, "pre_process"):
                 unwrap_model(chunk).embedding.register_forward_hook(self._embedded)
