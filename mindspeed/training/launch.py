@@ -5,18 +5,16 @@ Light until `launch` is called: deciding whether to start or to join imports no 
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import signal
 import stat
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from mindspeed.plugins.problems import Problem, RunError
-from mindspeed.runtime import error_file, rendezvous
+from mindspeed.runtime import error_file, parent_process, rendezvous
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -27,7 +25,6 @@ SAVING_TIME: Final = "600"
 """Seconds that processes have to save and end after Ctrl-C, unless TORCH_ELASTIC_SHUTDOWN_TIMEOUT says otherwise."""
 _HANDLED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 """Signals that torchrun's agent hands on to the processes; it replaces their handlers."""
-_PR_SET_PDEATHSIG: Final = 1
 _SLURM: Final = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID")
 
 
@@ -109,11 +106,8 @@ def first_host(nodes: str) -> str:
 def end_with_launcher() -> None:
     """Have the kernel kill this process when its launcher ends, also by SIGKILL; on other systems than Linux do nothing."""
     launcher = os.getppid()
-    if sys.platform != "linux" or os.environ.get(error_file.LAUNCHED) != str(launcher):
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != launcher:
-        os.kill(os.getpid(), signal.SIGKILL)
+    if os.environ.get(error_file.LAUNCHED) == str(launcher):
+        parent_process.end_with(launcher)
 
 
 def heeded(signals: Iterable[signal.Signals]) -> list[signal.Signals]:

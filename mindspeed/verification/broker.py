@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mindspeed.plugins.problems import Problem
+from mindspeed.runtime import parent_process
 from mindspeed.verification import worker as work
 from mindspeed.verification.job import Answer, Job
 
@@ -191,18 +192,20 @@ class Broker:
         ours, theirs = Pipe()
         log = self._folder / f"worker-{self._started}.log"
         self._started += 1
-        pid = os.fork()
+        broker, pid = os.getpid(), os.fork()
         if pid == 0:
-            self._become_worker(theirs, log, forked)
+            ours.close()  # else a worker would never see that the broker has ended
+            self._become_worker(theirs, log, forked, broker)
         with suppress(OSError):  # the worker has done it already
             os.setpgid(pid, pid)
         theirs.close()
         return _Worker(pid, ours, log)
 
-    def _become_worker(self, connection: Connection[Any, Any], log: Path, forked: bool) -> None:
+    def _become_worker(self, connection: Connection[Any, Any], log: Path, forked: bool, broker: int) -> None:
         """Never returns: serve jobs in this forked process, or in a fresh interpreter."""
         status = 1
         try:
+            parent_process.end_with(broker)
             os.setpgid(0, 0)  # with the processes that a job starts, to end them all
             output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(output, 1)

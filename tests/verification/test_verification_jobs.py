@@ -183,3 +183,23 @@ def test_a_job_that_leaves_a_mode_is_named_and_its_worker_is_replaced(pool: Work
     pool.leftovers.clear()
     assert left == ["stay_in_a_mode left 1 dispatch modes in rank 0"]
     assert pool.call(drawn_on_the_host, 1, plan=plan(platform="cpu", world={"world_size": 1})) == [(True, 0)]
+
+
+def own_process() -> int:
+    return os.getpid()
+
+
+@pytest.mark.skipif(not TASKS.exists(), reason="only Linux tells a process that its parent has ended")
+def test_workers_end_with_a_broker_that_a_signal_ended() -> None:
+    pool = WorkerPool()
+    try:
+        workers = pool.call(own_process, 2)
+        broker = psutil.Process(workers[0]).ppid()
+        assert broker != os.getpid()
+        os.kill(broker, signal.SIGKILL)
+        end = time.monotonic() + 5
+        while any(map(lives, workers)):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    finally:
+        pool.close()
