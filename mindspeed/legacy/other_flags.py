@@ -86,12 +86,13 @@ def _apply(group: FlagGroup, made: ArgumentWords) -> None:
     for flag, count in group.flags.items():
         if flag in made.known or not made.has(flag):
             continue
+        if group.idle and made.value(flag) in group.idle:
+            made.take(flag, count)
+            continue
         if group.kind == "megatron":
             _put_means(group, flag, count, made)
             continue
         values = made.take(flag, count) or []
-        if group.idle and set(values) <= set(group.idle):
-            continue
         if group.only and set(values) <= set(group.only):
             made.notes.append(f"{flag} {' '.join(values)} is not needed: it is what Megatron does")
         else:
@@ -108,7 +109,7 @@ def _put_means(group: FlagGroup, flag: str, count: Count, made: ArgumentWords) -
         made.take(flag, count)
         return
     values = made.replace(flag, count, own) or []
-    if own[-1] == "VALUE" and not values:
+    if "VALUE" in own and not values:
         made.problems.append(Problem("MS301", f"{flag} has no value", where="command line", fix=f"give {flag} a value"))
     made.notes.append(f"{flag} is Megatron's {group.means.replace('VALUE', ' '.join(values))}")
 

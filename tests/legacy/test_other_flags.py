@@ -104,6 +104,7 @@ def test_every_group_says_why_and_what_megatron_calls_it_exists():
             "--recompute-method block --recompute-num-layers 2",
         ),
         ("--spec mindspeed_llm.tasks.models.spec.qwen3_spec layer_spec --lr 1", "--lr 1"),
+        ("--swiglu-limit 7.0", "--activation-func-clamp-value 7.0 --no-bias-swiglu-fusion"),
         ("--fix-router -- --fix-router", "--moe-router-force-load-balancing -- --fix-router"),
     ],
 )
