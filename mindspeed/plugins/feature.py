@@ -158,7 +158,8 @@ class FeatureSpec:
     (``{"tp": "size"}``; None for a size that is only derived), and a size above one adds the feature;
     ``megatron_flags`` the arguments of Megatron-LM that switch it on or out or are a setting of it, ``megatron_refusals``
     those that it cannot run with;
-    ``ops`` the operators it switches to; ``applies`` whether level 1 has anything to do here;
+    ``ops`` the operators it switches to; ``algorithm`` the modules of which a function runs in each step, for a feature whose
+    results are Megatron's also where it does nothing; ``applies`` whether level 1 has anything to do here;
     ``layer_split`` the layers of each model chunk, for a feature that deals them out unevenly (`World.layer_split`);
     ``cost`` what it costs, for a slot whose holder mindspeed may choose;
     ``notes`` sentences about what its settings mean in a world, which the plan shows;
@@ -188,6 +189,7 @@ class FeatureSpec:
     megatron_flags: tuple[MegatronFlag, ...] = ()
     megatron_refusals: tuple[MegatronRefusal, ...] = ()
     ops: tuple[str, ...] = ()
+    algorithm: tuple[str, ...] = ()
     applies: Callable[[Any, World], bool] = _always
     layer_split: Callable[[Any, World], tuple[int, ...]] | None = None
     cost: CostOf | None = None

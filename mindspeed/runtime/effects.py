@@ -39,7 +39,7 @@ _PATIENCE: Final = 30.0
 class Effect:
     """The present state of a place where a feature acts.
 
-    ``kind`` is patch, hook, argument or op; ``calls`` is None where calls cannot be counted (a plain value).
+    ``kind`` is patch, hook, argument, op or algorithm; ``calls`` is None where calls cannot be counted (a plain value).
     ``state`` is ``reached``, ``never reached``, ``other path`` (optional, and another point was reached), ``not yet due``,
     ``not counted``, ``not effective``, ``reached on rank N`` for what only another rank has, or ``not known`` when that
     rank did not say.
@@ -153,7 +153,7 @@ class EffectTracker:
         """
         before, self._running = self._running, phase
         if phase == "step" and before != "step":
-            self._count_operators()
+            self._count_code()
         if before is None or before in self._ended or (before == phase and before != "step"):
             return
         if before == "step":
@@ -208,12 +208,14 @@ class EffectTracker:
                     yield _Watched(name, "argument", planned.override.argument, "build", planned.optional)
             for op in feature.spec.ops:
                 yield _Watched(name, "op", op, "step")
+            if feature.spec.algorithm:
+                yield _Watched(name, "algorithm", ", ".join(feature.spec.algorithm), "step", optional=True)
 
-    def _count_operators(self) -> None:
-        """Count the public functions of the features' operators, whose modules are loaded when the model is built."""
+    def _count_code(self) -> None:
+        """Count the functions of the features' operators and algorithms, whose modules are loaded when the model is built."""
         for watched in self._watched:
-            if watched.kind == "op" and not watched.counts:
-                self._count(watched, _functions_of_operator(watched.name))
+            if watched.kind in _FUNCTIONS and not watched.counts:
+                self._count(watched, _FUNCTIONS[watched.kind](watched.name))
 
     def _count(self, watched: _Watched, functions: Sequence[FunctionType]) -> None:
         if watched.phase in self._ended or self._finished:
@@ -342,10 +344,21 @@ def _functions_of_operator(name: str) -> list[FunctionType]:
     return [functions[name]] if name in functions else list(functions.values())
 
 
+def _functions_of_modules(names: str) -> list[FunctionType]:
+    """The functions and methods of modules, but for special methods."""
+    known = [(name, vars(sys.modules[name]).values()) for name in names.split(", ") if name in sys.modules]
+    own = [value for name, values in known for value in values if getattr(value, "__module__", "") == name]
+    values = [*own, *(value for each in own if isinstance(each, type) for value in vars(each).values())]
+    return [value for value in values if isinstance(value, FunctionType) and not value.__name__.startswith("__")]
+
+
+_FUNCTIONS: Final = {"op": _functions_of_operator, "algorithm": _functions_of_modules}
+
+
 def _problems_of(feature: FeatureProof) -> Iterator[Problem]:
     for point in feature.points:
         if point.state == "never reached":
-            place = f"{_KINDS[point.kind]} {point.name}"
+            place = f"{_KINDS.get(point.kind, 'its')} {point.name}"
             text = f"{feature.name} has no effect at {place}: its {point.phase} phase ended without a call"
             fix = f"remove {feature.name}, or check whether this model has what it changes"
             yield Problem("MS410", text, (feature.name,), fix=fix)

@@ -90,9 +90,12 @@ def missing_effects(case: VerificationCase, baseline: Sequence[RankResult], feat
             reason = f"the group of {', '.join(idle[name])} has one rank"
             yield _failed(name, reason) if all_idle else Check(f"idle of {name}: {reason}", 0.0, 0.0)
             continue
-        uncalled = [op for op in known.feature(name).spec.ops if not any(r.reached.get(name, {}).get(op) for r in feature)]
-        if uncalled:
+        spec, called = known.feature(name).spec, {place for record in feature for place in _called(record, name)}
+        if uncalled := [op for op in spec.ops if op not in called]:
             yield _failed(name, f"the operator {', '.join(uncalled)} was not called")
+            continue
+        if (algorithm := ", ".join(spec.algorithm)) and algorithm not in called:
+            yield _failed(name, f"no function of {algorithm} was called")
             continue
         arguments = {planned.override.argument for planned in case.plan.overrides if name in planned.owners}
         if arguments and _values(arguments, before) != _values(arguments, after):
@@ -101,7 +104,7 @@ def missing_effects(case: VerificationCase, baseline: Sequence[RankResult], feat
             continue
         if arguments:
             yield _failed(name, "the configuration that reached the model equals the baseline's")
-        elif not known.feature(name).spec.sizes:
+        elif not spec.sizes:
             yield _failed(name, "no patch site was reached, and no hook changed anything")
 
 
@@ -135,6 +138,10 @@ def _sizes_of_one(name: str, record: RankResult) -> list[str]:
 def _acted(reached: Mapping[str, int], passive: str | None) -> bool:
     """A site or hook was reached. Hooks that begin with ``passive`` may have done nothing, so they do not count."""
     return any(count for place, count in reached.items() if not (passive and place.startswith(passive)))
+
+
+def _called(record: RankResult, name: str) -> Iterator[str]:
+    return (place for place, count in record.reached.get(name, {}).items() if count)
 
 
 def _values(arguments: Iterable[str], settings: Mapping[str, str]) -> dict[str, str]:

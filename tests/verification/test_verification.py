@@ -226,6 +226,25 @@ def test_a_feature_whose_hook_changes_nothing_fails_also_without_an_operator(
     assert failing(verdict) == ["effect of rms-norm: no patch site was reached, and no hook changed anything"]
 
 
+LINEAR = "mindspeed.features.coc.layers"
+EXCHANGED = [
+    ("coc", [f"{LINEAR}:CocColumnParallelLinear.products", f"{LINEAR}:CocRowParallelLinear.products"], "skipped"),
+    ("pipe-experts", ["mindspeed.features.pipe_experts.spec:with_units"], "nothing_changed"),
+]
+
+
+@pytest.mark.parametrize(("feature", "targets", "fault"), each_long_but(1, EXCHANGED), ids=lambda value: str(value)[:12])
+@pytest.mark.guards(16, processes=True)
+def test_exchanged_layers_that_compute_as_megatrons_are_no_effect(
+    pool: WorkerPool, feature: str, targets: list[str], fault: str
+) -> None:
+    case = asked(feature)
+    for target in targets:
+        case = planted(case, target, fault)
+    algorithm = ", ".join(catalog(frozenset()).specs[feature].algorithm)
+    assert failing(verify(case, pool)) == [f"effect of {feature}: no function of {algorithm} was called"]
+
+
 def test_a_group_of_one_rank_fails_alone(pool: WorkerPool) -> None:
     verdict = verify(build_case(["data-parallel"], nproc=1), pool)
     assert failing(verdict) == ["effect of data-parallel: the group of dp has one rank"]

@@ -43,6 +43,7 @@ class Ampipe(Feature[AmpipeArgs]):
         summary="Attention and experts in chunks of the sequence, transfers of one chunk behind another",
         category=Category.DEEPSPEED_MOE,
         megatron=">=0.14,<0.17",
+        algorithm=("mindspeed.features.ampipe.attention",),
         constraints=(
             RequiresAny(
                 "deepspeed-moe", "moe-alltoall-overlap", reason="the layer posts its transfers, and waits for them later"

@@ -37,6 +37,7 @@ class Coc(Feature[CocArgs]):
         summary="Linear layers in parts, the collective of one part behind the product of another",
         category=Category.COMMUNICATION,
         slots={Slot.LINEAR},
+        algorithm=("mindspeed.features.coc.products", "mindspeed.tensor_parallel.fused"),
         constraints=(
             Requires("tensor-parallel", reason="its collectives are those of tensor-parallel linear layers"),
             Check(

@@ -37,6 +37,7 @@ class PipeExperts(Feature[PipeExpertsArgs]):
         summary="Dispatch, products and return of capacity-gated experts overlap, expert by expert and slice by slice",
         category=Category.DEEPSPEED_MOE,
         megatron=">=0.14,<0.17",
+        algorithm=("mindspeed.moe.units",),
         constraints=(
             Requires("deepspeed-moe", reason="its experts have a number of places that can be sliced, equal on all ranks"),
             Requires("moe-grouped-gemm", reason="the experts of a rank are computed one by one, with one weight gradient each"),

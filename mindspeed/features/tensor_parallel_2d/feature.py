@@ -57,6 +57,7 @@ class TensorParallel2D(Feature[TensorParallel2DArgs]):
         summary="Weights of linear layers split along both dimensions, so that large tensor-parallel groups send fewer bytes",
         category=Category.COMMUNICATION,
         slots={Slot.LINEAR},
+        algorithm=("mindspeed.features.tensor_parallel_2d.products",),
         constraints=(
             Requires("sequence-parallel", reason="its layers have the inputs and outputs of sequence parallelism"),
             Check(
