@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any, Final
+
+from mindspeed.legacy.argument_words import ArgumentWords
+from mindspeed.plugins.problems import Problem
 
 DISPATCHER, EXPERTS, TENSOR = "--moe-token-dispatcher-type", "--expert-model-parallel-size", "--tensor-model-parallel-size"
+_LOW_PRECISION: Final = ("--fp8-format", "--fp4-format")
+_FULL_PRECISION: Final = (
+    "moe_permutation_async_comm",
+    "moe_alltoall_overlap_comm",
+    "moe_allgather_overlap_comm",
+    "moe_zero_memory",
+    "moe_adaptive_recompute_activation",
+    "gemm_gradient_accumulation_fusion",
+)
+"""Flags that save time or memory, and whose features do not serve linear layers in fp8 or fp4."""
+
+
+def without_unserved(words: Sequence[str], values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    """Leave out old flags that do not serve the precision of a command, whose run computes the same without them."""
+    made = ArgumentWords(list(words))
+    low = next((flag for flag in _LOW_PRECISION if made.value(flag)), None)
+    if low is None or not (left := [dest for dest in _FULL_PRECISION if values.get(dest)]):
+        return dict(values), []
+    flags = ", ".join(f"--{dest.replace('_', '-')}" for dest in left)
+    reason = f"nothing here serves {low} that way, and Megatron's own experts compute the same"
+    text = f"{flags} {'is' if len(left) == 1 else 'are'} left out: {reason}"
+    kept = {dest: value for dest, value in values.items() if dest not in left}
+    return kept, [Problem("MS113", text, where="command line", fix=f"remove {flags}")]
 
 
 def in_new_meaning(argv: Sequence[str], extends: bool) -> tuple[list[str], list[str]]:

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 from mindspeed.legacy.argument_words import ArgumentWords
 from mindspeed.legacy.empty_layers import without_empty_layers
-from mindspeed.legacy.expert_flags import in_new_meaning
+from mindspeed.legacy.expert_flags import in_new_meaning, without_unserved
 from mindspeed.legacy.old_flag import TYPES, OldFlag
 from mindspeed.legacy.other_flags import counts, translate_others
 from mindspeed.legacy.recompute_flags import within_a_chunk, without_second_policy
@@ -238,6 +238,7 @@ def read_old_flags(argv: Sequence[str], known: Collection[str], catalog: Catalog
     sizes = {size: words.number(f"--{size.replace('_', '-')}") or 1 for size in (_TENSOR, _PIPELINE, _CONTEXT)}
     rest, moved = without_second_policy(rest, values)
     values, clamped = within_a_chunk(rest, values)
+    values, unserved = without_unserved(rest, values)
     layer, notes, missing = request_of(sizes | values, catalog)
     rest, changed = in_new_meaning(rest, bool(values.get("moe_tp_extend_ep")))
     notes += [*moved, *clamped, *changed]
@@ -245,13 +246,13 @@ def read_old_flags(argv: Sequence[str], known: Collection[str], catalog: Catalog
         rest, counted = without_empty_layers(rest, str(values["noop_layers"]))
         notes += counted
     others = translate_others(rest, known)
-    all_problems = (*problems, *missing, *others.problems)
+    all_problems, left_out = (*problems, *missing, *others.problems), (*unserved, *others.left_out)
     fallbacks = []
     is_old = others.words != list(argv)
     if is_old and sizes[_CONTEXT] > 1 and "context_parallel_algo" not in values and not words.has("--cp-comm-type"):
         name, feature = next(iter(_ALGORITHMS.items()))
         fallbacks = [(feature, f"MindSpeed's --context-parallel-algo is {name} where it is not given")]
-    return OldFlags(layer, tuple(others.words), (*notes, *others.notes), all_problems, tuple(others.left_out), tuple(fallbacks))
+    return OldFlags(layer, tuple(others.words), (*notes, *others.notes), all_problems, left_out, tuple(fallbacks))
 
 
 def request_of(values: Mapping[str, Any], catalog: Catalog) -> tuple[Layer, list[str], list[Problem]]:

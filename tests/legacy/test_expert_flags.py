@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from mindspeed.legacy.expert_flags import in_new_meaning
-from mindspeed.legacy.flags import read_old_flags
+from mindspeed.legacy.expert_flags import _FULL_PRECISION, in_new_meaning
+from mindspeed.legacy.flags import BY_DEST, read_old_flags
 from mindspeed.registry import catalog
+from tests.features.resolving import refusals
 
 SIZES = ["--tensor-model-parallel-size", "2", "--expert-model-parallel-size=4"]
 
@@ -30,3 +31,22 @@ def test_old_flags_of_experts_are_read_with_them():
     assert old.layer.features == ("moe-tp-extend-ep",)
     switch = read_old_flags(["--moe-permutation-async-comm", "--moe-token-dispatcher-type", "alltoall_seq"], (), catalog())
     assert switch.layer.features == ("moe-alltoall-dispatcher",)
+
+
+@pytest.mark.parametrize("low", ["--fp8-format", "--fp4-format"])
+def test_flags_that_serve_no_low_precision_are_left_out_with_it(low):
+    flags = ["--moe-permutation-async-comm", "--gemm-gradient-accumulation-fusion"]
+    old = read_old_flags([*flags, "--moe-token-dispatcher-type", "alltoall", low, "e4m3"], (), catalog())
+    assert (old.layer.features, old.problems) == ((), ())
+    (left,) = old.left_out
+    assert left.message == (
+        f"{', '.join(flags)} are left out: nothing here serves {low} that way, and Megatron's own experts compute the same"
+    )
+    assert read_old_flags(flags, (), catalog()).left_out == ()
+
+
+def test_every_flag_that_serves_no_low_precision_stands_for_features_that_refuse_it():
+    for dest in _FULL_PRECISION:
+        for feature in BY_DEST[dest].features:
+            found = refusals(feature, num_experts=4, grouped_experts=True, ep=2, low_precision=True)
+            assert any("fp8 or fp4" in text for text in found), (feature, found)
