@@ -85,7 +85,8 @@ class WorkerPool:
 
     def __init__(self, search_path: Sequence[str] = (), address: str | None = None) -> None:
         self._own = None if address else SharedBroker(search_path)
-        self._connection = connect(address or (self._own.address if self._own else ""))
+        self._address = address or (self._own.address if self._own else "")
+        self._connection = connect(self._address)
         self._folder = tempfile.TemporaryDirectory(prefix="mindspeed-stores-")
         self._runs = 0
         self._kept: dict[tuple[str, Recipe, int], list[RankResult]] = {}
@@ -153,6 +154,10 @@ class WorkerPool:
             answers: list[Answer] | Problem = self._connection.recv()
         except (EOFError, OSError) as error:
             raise RunError([Problem("MS604", f"the broker of the verification workers has ended: {error}")]) from None
+        except BaseException:  # Ctrl-C or a time limit: the answer of this run is not that of the next
+            left, self._connection = self._connection, connect(self._address)
+            left.close()
+            raise
         if isinstance(answers, Problem):
             raise RunError([answers])
         self.cpu_seconds += sum(answer.cpu_seconds for answer in answers)

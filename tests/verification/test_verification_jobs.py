@@ -185,6 +185,31 @@ def test_a_job_that_leaves_a_mode_is_named_and_its_worker_is_replaced(pool: Work
     assert pool.call(drawn_on_the_host, 1, plan=plan(platform="cpu", world={"world_size": 1})) == [(True, 0)]
 
 
+def echo(value: int, seconds: float) -> int:
+    time.sleep(seconds)
+    return value
+
+
+class TimeIsOverError(Exception):
+    """A test's time is over."""
+
+
+def test_the_answer_of_an_interrupted_job_is_not_taken_for_the_next_ones(pool: WorkerPool) -> None:
+    def interrupt(number: int, frame: object) -> None:
+        raise TimeIsOverError
+
+    pool.call(echo, 1, 0, 0.0)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(TimeIsOverError):
+            pool.call(echo, 1, 1, 0.6)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert pool.call(echo, 1, 2, 0.0) == [2]
+
+
 def own_process() -> int:
     return os.getpid()
 
