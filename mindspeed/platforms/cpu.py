@@ -7,8 +7,10 @@ a stream runs in program order, the device random generator is torch's default g
 
 from __future__ import annotations
 
+import faulthandler
+import sys
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Final
 
 from mindspeed.plugins import (
@@ -276,6 +278,7 @@ class CpuPlatform(Feature[CpuPlatformArgs]):
     )
 
     _guard: AbstractContextManager[None] | None = None
+    _prints_crashes = False
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
@@ -300,6 +303,10 @@ class CpuPlatform(Feature[CpuPlatformArgs]):
 
             self._guard = reads_refused()
             self._guard.__enter__()
+        elif sys.__stderr__ is not None and not faulthandler.is_enabled():
+            with suppress(OSError, ValueError, RuntimeError):  # a stream without a file
+                faulthandler.enable(sys.__stderr__)  # who reads a storage that is away ends the process: Python prints the line
+            self._prints_crashes = faulthandler.is_enabled()
 
     @hookimpl
     def deactivated(self) -> None:
@@ -310,6 +317,9 @@ class CpuPlatform(Feature[CpuPlatformArgs]):
         if self._guard is not None:
             self._guard.__exit__(None, None, None)
             self._guard = None
+        if self._prints_crashes:
+            faulthandler.disable()
+            self._prints_crashes = False
 
     def _observers(self) -> list[Patch]:
         """Inside out: byte count, launch/wait log, emulated link, poison."""

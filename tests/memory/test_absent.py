@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -71,3 +75,21 @@ def test_a_backward_pass_that_goes_around_the_wait_is_an_error() -> None:
     with pytest.raises(RunError) as error:
         torch.autograd.grad(y, x, torch.ones(3))
     assert str(error.value) == READ.format("backward")
+
+
+CRASH = """
+import torch
+import mindspeed
+mindspeed.activate(mindspeed.plan(platform="cpu", level=0))
+tensor = torch.ones(5000)
+tensor.untyped_storage().resize_(0)
+tensor.sum()
+"""
+
+
+def test_python_prints_the_line_that_reads_freed_memory(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(CRASH)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGSEGV
+    assert f'File "{script}", line 7 in <module>' in done.stderr
