@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -12,6 +15,8 @@ from torch import Tensor
 
 import mindspeed
 from benchmarks._virtual_time import virtual_time
+from mindspeed.moe import transfer
+from mindspeed.moe.transfer import Pending
 from mindspeed.platforms.collectives import traffic
 
 
@@ -36,6 +41,7 @@ class Outcome:
     values: list[Tensor]
     rows: int
     kept: int
+    held: int
     sent: dict[str, int]
     exposed: float
     time: float
@@ -114,7 +120,31 @@ def run(shape: Shape, dtype: torch.dtype = torch.float32, delay: float = 0.0) ->
     for (kind, _), count in (*forth.items(), *back.items()):
         sent[kind] = sent.get(kind, 0) + count.bytes
     time = schedule.now + backward.now
-    return Outcome(values, rows, kept.bytes, sent, schedule.exposed, time)  # type: ignore[arg-type]
+    return Outcome(values, rows, kept.bytes, kept.held, sent, schedule.exposed, time)  # type: ignore[arg-type]
+
+
+@contextmanager
+def waits_at_once() -> Iterator[None]:
+    """Wait right after every post of a transfer."""
+
+    def eager(original: Callable[..., Pending]) -> Callable[..., Pending]:
+        def post(*args: Any) -> Pending:
+            pending = original(*args)
+            pending.wait()
+            return pending
+
+        return post
+
+    with ExitStack() as stack:
+        for name in ("post_all_to_all", "post_all_gather", "post_reduce_scatter"):
+            stack.enter_context(patch.object(transfer, name, eager(getattr(transfer, name))))
+        yield
+
+
+def run_eagerly(shape: Shape) -> Outcome:
+    """The outcome where nothing is hidden."""
+    with waits_at_once():
+        return run(shape)
 
 
 def run_counting_pairs(shape: Shape) -> tuple[Outcome, int, int]:
@@ -132,24 +162,39 @@ def run_counting_pairs(shape: Shape) -> tuple[Outcome, int, int]:
 
 
 class Kept:
-    """Bytes that autograd saves in a block, each storage once, without weights."""
+    """Bytes that autograd saves in a block, each storage once, without weights; ``held`` adds what else lives on after it, in
+    the contexts of autograd's nodes and elsewhere."""
 
     def __init__(self, layer: torch.nn.Module) -> None:
-        self.bytes = 0
+        self.bytes = self.held = 0
         self._layer = layer
         self._saved: list[Tensor] = []
 
     def __enter__(self) -> Kept:
+        self._before = _living()
         self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
         self._hooks.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._hooks.__exit__(*error)
-        weights = {p.untyped_storage().data_ptr() for p in self._layer.parameters()}
-        found = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in self._saved}
-        self.bytes = sum(size for start, size in found.items() if start not in weights)
+        weights, before = _storages(list(self._layer.parameters())), _storages(self._before)
+        saved = _storages(self._saved)
+        self.bytes = sum(size for start, size in saved.items() if start not in weights)
+        after = _storages(_living()) | saved
+        self.held = sum(size for start, size in after.items() if start not in before)
 
     def _pack(self, tensor: Tensor) -> Tensor:
         self._saved.append(tensor)
         return tensor
+
+
+def _living() -> list[Tensor]:
+    """Every tensor that Python code holds now."""
+    gc.collect()
+    return [found for found in gc.get_objects() if issubclass(type(found), Tensor)]
+
+
+def _storages(tensors: list[Tensor]) -> dict[int, int]:
+    """Bytes of each storage, by its address."""
+    return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}

@@ -1,14 +1,16 @@
 """What do the transfers, activations and products of a layer with experts cost? Two ranks of gloo, Megatron's own layer beside.
 
-``python -m benchmarks.moe``. Bytes and host reads are counted. Exposed transfers are measured on a clock that products and
-transfers alone advance: each product takes at least as long as a transfer, so other load on the machine is not in the numbers.
-Times are wall clock, the best of several passes. ``TABLE`` has one function per row or group of rows.
+``python -m benchmarks.moe [NAME ...] [OUTPUT.json]``: the functions of ``TABLE`` that are named, or all. Bytes and host reads
+are counted. Exposed transfers are measured on a clock that products and transfers alone advance: each product takes at least as
+long as a transfer, so other load on the machine is not in the numbers. Times are wall clock, the best of several passes. A
+control is what stands without the feature, or with a wait right after each post.
 """
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -39,6 +41,11 @@ Table = Callable[[WorkerPool], list[Row]]
 
 def run(shape: Shape) -> Outcome:
     return layer.run(shape)
+
+
+def run_eagerly(shape: Shape) -> Outcome:
+    """The outcome where every transfer is waited for right after its post."""
+    return layer.run_eagerly(shape)
 
 
 def run_late(shape: Shape) -> Outcome:
@@ -127,7 +134,9 @@ def exposed_transfers(pool: WorkerPool) -> list[Row]:
         plan = plan_of(*features, settings=settings, level=2 if features else 0)
         share = max(rank.exposed for rank in pool.call(run, 2, Shape(shared=shared), plan=plan))
         rows.append(Row(f"{name}: transfers that are not hidden", most, share, "", COMMAND))
-    return rows
+    eager = max(rank.exposed for rank in pool.call(run_eagerly, 2, Shape(shared=96), plan=plan_of("moe-alltoall-overlap")))
+    name = "moe-alltoall-overlap, shared experts, a wait right after each post (control)"
+    return [*rows, Row(f"{name}: transfers that are not hidden", 0.80, eager, "", COMMAND, least=True)]
 
 
 def chunks(how: chunked.Run) -> chunked.Measured:
@@ -210,7 +219,10 @@ def sent_bytes(pool: WorkerPool) -> list[Row]:
     megatrons = pool.call(run, 2, shape, plan=plan_of(level=0))[0]
     gathered = pool.call(run, 2, shape, plan=plan_of("moe-allgather-overlap"))[0]
     formula = costs.alltoall(call, received=ours.rows)
-    chosen = 1024 * 4 * (4 + 4)  # tokens x experts of each x bytes of an index and a probability
+    many, allgather = Shape(experts=64, topk=4), {"expert-parallel": {"dispatcher": "allgather"}}
+    plans = plan_of("moe-allgather-overlap", num_experts=64), plan_of(settings=allgather, level=0, num_experts=64)
+    tokens = 2 * 2 * many.tokens * many.hidden * 4  # of two ranks, and gradients of answers in backward
+    chosen, every = (pool.call(run, 2, many, plan=plan)[0].sent["all_gather"] - tokens for plan in plans)
     return [
         Row("moe-alltoall-overlap: all-to-all bytes / formula", 1, ours.sent["all_to_all"] / formula, "x", COMMAND),
         Row(
@@ -227,7 +239,13 @@ def sent_bytes(pool: WorkerPool) -> list[Row]:
             "x",
             COMMAND,
         ),
-        Row("map and probabilities of 4 of 64 experts / of all", 0.1, chosen / (1024 * 64 * (1 + 4)), "x", COMMAND),
+        Row(
+            "moe-allgather-overlap, 4 of 64 experts: bytes of map and probabilities / Megatron's",
+            0.1,
+            chosen / every,
+            "x",
+            COMMAND,
+        ),
     ]
 
 
@@ -256,21 +274,20 @@ def whole_experts(pool: WorkerPool) -> list[Row]:
 
 def host_reads(pool: WorkerPool) -> list[Row]:
     """Reads of the device on the host per layer and micro-batch, forward and backward."""
-    cases: list[tuple[str, tuple[str, ...], int]] = [
-        ("Megatron's all-to-all", (), 10),
-        ("moe-alltoall-overlap", ("moe-alltoall-overlap",), 1),
-        ("moe-allgather-overlap", ("moe-allgather-overlap",), 1),
+    padded = Shape(options={"moe_expert_capacity_factor": 1.0, "moe_pad_expert_input_to_capacity": True})
+    whole = ("moe-grouped-gemm", "moe-alltoall-dispatcher")
+    cases: list[tuple[str, tuple[str, ...], Shape, int, int]] = [
+        ("Megatron's all-to-all", (), Shape(), 2, 10),
+        ("moe-alltoall-overlap", ("moe-alltoall-overlap",), Shape(), 2, 1),
+        ("moe-allgather-overlap", ("moe-allgather-overlap",), Shape(), 2, 1),
+        ("moe-alltoall-overlap, experts padded", ("moe-alltoall-overlap",), padded, 2, 0),
+        ("moe-alltoall-dispatcher, experts on one rank", whole, Shape(), 1, 0),
     ]
-    return [
-        Row(
-            f"{name}: reads of the device on the host per layer",
-            most,
-            max(pool.call(reads, 2, Shape(), plan=plan_of(*features, level=2 if features else 0))),
-            "",
-            COMMAND,
-        )
-        for name, features, most in cases
-    ]
+    rows = []
+    for name, features, shape, ranks, most in cases:
+        seen = max(pool.call(reads, ranks, shape, plan=plan_of(*features, ep=ranks, level=2 if features else 0)))
+        rows.append(Row(f"{name}: reads of the device on the host per layer", most, seen, "", COMMAND))
+    return rows
 
 
 def kept_bytes(pool: WorkerPool) -> list[Row]:
@@ -374,11 +391,13 @@ TABLE: Final[tuple[Table, ...]] = (
 )
 
 
-def rows() -> list[Row]:
+def rows(tables: Sequence[Table] = TABLE) -> list[Row]:
     torch.set_num_threads(1)
     with WorkerPool(search_path=[str(Path(__file__).resolve().parents[1])]) as pool:
-        return [row for table in TABLE for row in table(pool)]
+        return [row for table in tables for row in table(pool)]
 
 
 if __name__ == "__main__":
-    main(rows)
+    chosen = [table for table in TABLE if table.__name__ in sys.argv]
+    sys.argv[1:] = [argument for argument in sys.argv[1:] if argument.endswith(".json")]
+    main(lambda: rows(chosen or TABLE))

@@ -9,30 +9,12 @@ from unittest.mock import patch
 
 from torch import Tensor
 
-from mindspeed.moe import grouped_experts, transfer
+from mindspeed.moe import grouped_experts
 from mindspeed.moe.allgather import AllGatherCall
 from mindspeed.moe.alltoall import AllToAllCall
 from mindspeed.moe.transfer import Pending
 
 Function = Callable[..., Any]
-
-
-@contextmanager
-def waits_at_once() -> Iterator[None]:
-    """Wait right after every post."""
-
-    def eager(original: Function) -> Function:
-        def post(*args: Any) -> Pending:
-            pending = original(*args)
-            pending.wait()
-            return pending  # type: ignore[no-any-return]
-
-        return post
-
-    with ExitStack() as stack:
-        for name in ("post_all_to_all", "post_all_gather", "post_reduce_scatter"):
-            stack.enter_context(patch.object(transfer, name, eager(getattr(transfer, name))))
-        yield
 
 
 @contextmanager

@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 
 from benchmarks import _units_layer
+from benchmarks._moe_layer import waits_at_once
 from benchmarks._units_layer import Measured, Run, plan
-from tests.moe.faults import waits_at_once, without_wait
+from tests.moe.faults import without_wait
 
 __all__ = ["Measured", "Run", "measure", "plan"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -26,10 +27,7 @@ def run(shape: Shape) -> Outcome:
 
 
 def run_eagerly(shape: Shape) -> Outcome:
-    from tests.moe.faults import waits_at_once
-
-    with waits_at_once():
-        return layer.run(shape)
+    return layer.run_eagerly(shape)
 
 
 def run_with_faults(shape: Shape) -> dict[str, list[Tensor]]:
@@ -73,6 +71,23 @@ def reads(shape: Shape) -> tuple[list[str], list[str]]:
     with host_reads() as backward:
         y.sum().backward()
     return [str(read) for read in forward], [str(read) for read in backward]
+
+
+def flops(shape: Shape) -> tuple[int, int]:
+    """Rows that a rank's experts get, and floating-point operations of their products in a forward and backward pass."""
+    from mindspeed.moe import products, recomputed
+
+    moe = layer.build(shape, torch.float32)
+    x = torch.randn(shape.tokens, 1, shape.hidden).requires_grad_()
+    original, seen = products.npu_gmm, []
+
+    def counted(x: Tensor, weight: Tensor, **more: Any) -> Tensor:
+        seen.append((len(x), 2 * x.numel() * weight.shape[-1]))
+        return original(x, weight, **more)
+
+    with patch.object(products, "npu_gmm", counted), patch.object(recomputed, "npu_gmm", counted):
+        moe(x)[0].sum().backward()
+    return seen[0][0], sum(count for _, count in seen)
 
 
 def evaluate(shape: Shape, mode: str) -> tuple[Tensor, int]:
@@ -225,6 +240,18 @@ def test_what_is_kept_less_has_equal_bits_with_two_micro_batches_in_flight(pool:
         ends = 8 * shape.experts // 2  # the ends of a rank's experts, which the products save and all else shares
         assert a.kept - b.kept == all_of - costs.kept_by_level0(a.rows, shape.width, e) + ends
         assert a.kept - c.kept == all_of + ends + costs.kept_by_shared(shape.tokens, shared, e, activation=1)
+        assert a.held - b.held == all_of - costs.kept_by_level0(a.rows, shape.width, e)
+        assert a.held - c.held == all_of + costs.kept_by_shared(shape.tokens, shared, e, activation=1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("level", "repeated"), [(None, 0), ("level0", 0), ("level1", 4)])
+def test_only_level1_repeats_a_product_which_is_the_first(pool: WorkerPool, level: str | None, repeated: int) -> None:
+    features = ("moe-zero-memory",) if level else ("moe-alltoall-overlap",)
+    plan = plan_of(*features, settings={"moe-zero-memory": {"level": level}} if level else None)
+    shape = Shape()
+    for rows, count in pool.call(flops, 2, shape, plan=plan):
+        assert count == (18 + repeated) * rows * shape.hidden * shape.width
 
 
 @pytest.mark.long
@@ -314,7 +341,12 @@ def test_gathered_bytes_are_those_of_the_formula(pool: WorkerPool, ranks: int) -
         assert (rank.sent["all_gather"], rank.sent["reduce_scatter"]) == costs.allgather(call)
 
 
-def test_map_and_probabilities_are_a_tenth_of_those_of_all_experts() -> None:
-    call = costs.Call(1024, 4, 64, 2, 4, 64, 2)
-    chosen = call.tokens * call.topk * (4 + call.probability)
-    assert chosen <= call.tokens * call.experts * (1 + call.probability) / 10
+@pytest.mark.long
+def test_map_and_probabilities_are_a_tenth_of_megatrons(pool: WorkerPool) -> None:
+    shape = Shape(experts=64, topk=4)
+    gathered = {"expert-parallel": {"dispatcher": "allgather"}}
+    ours = plan_of("moe-allgather-overlap", num_experts=64, router_topk=4)
+    stock = plan_of(settings=gathered, level=0, num_experts=64, router_topk=4)
+    tokens = 2 * 2 * shape.tokens * shape.hidden * 4  # of two ranks, and gradients of answers in backward
+    chosen, every = (pool.call(run, 2, shape, plan=plan)[0].sent["all_gather"] - tokens for plan in (ours, stock))
+    assert 0 < chosen <= every / 10
