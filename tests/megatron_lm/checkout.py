@@ -37,6 +37,9 @@ LLAMA: Final = split(
 
 MOE: Final = split("--num-experts 4 --moe-router-topk 2 --moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 1e-2")
 
+SHARED: Final = split("--moe-shared-expert-intermediate-size 96 --moe-shared-expert-gate")
+"""One shared expert, as wide as the others, with a gate."""
+
 LATENT: Final = split(
     "--multi-latent-attention --position-embedding-type rope --normalization RMSNorm --swiglu --ffn-hidden-size 96 "
     "--disable-bias-linear --untie-embeddings-and-output-weights --q-lora-rank 16 --kv-lora-rank 12 --qk-head-dim 8 "

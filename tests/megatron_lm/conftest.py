@@ -11,12 +11,13 @@ import pytest
 from mindspeed.registry import plan_training
 from mindspeed.resolution.environment import made_up
 from tests.megatron_lm import stub
-from tests.megatron_lm.checkout import LATENT, LLAMA, MOE, Checkout, Run
+from tests.megatron_lm.checkout import LATENT, LLAMA, MOE, SHARED, Checkout, Run
 
 MODELS = {
     "gpt": (),
     "llama": tuple(LLAMA),
     "moe": (*LLAMA, *MOE),
+    "shared": (*LLAMA, *MOE, *SHARED),
     "latent": tuple(LATENT),
     "further": (*LLAMA, "--mtp-num-layers", "1"),
 }

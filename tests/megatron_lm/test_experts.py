@@ -6,6 +6,8 @@ from shlex import split
 
 import pytest
 
+from tests.megatron_lm.checkout import SHARED
+
 pytestmark = pytest.mark.long
 
 EXPERTS = "--expert-model-parallel-size 2 --moe-grouped-gemm"
@@ -33,4 +35,16 @@ def test_an_old_flag_trains_as_stock(checkout, initial, stock, feature):
     run = checkout.adapted(2, *initial("moe"), "--train-iters", "4", *split(FLAGS[feature])).ended_well()
     assert feature in {row["name"] for row in run.report["features"]}
     assert run.losses == pytest.approx(stock("moe").losses, rel=1e-5)
+    assert run.report["problems"] == []
+
+
+@pytest.mark.parametrize("overlap", ["", "--moe-alltoall-overlap-comm"], ids=["alone", "hiding transfers"])
+def test_the_old_flags_of_shared_experts_train_as_stock(checkout, initial, stock, overlap):
+    given = initial("shared")
+    start = given.index(SHARED[0])
+    flags = [*given[:start], *given[start + len(SHARED) :], "--train-iters", "4"]
+    old = f"{ALLTOALL} --n-shared-experts 1 --shared-expert-gate {overlap}"
+    run = checkout.adapted(2, *flags, *split(old)).ended_well()
+    assert "moe-shared-experts" in {row["name"] for row in run.report["features"]}
+    assert run.losses == pytest.approx(stock("shared").losses, rel=1e-5)
     assert run.report["problems"] == []
