@@ -106,7 +106,7 @@ NINE: dict[str, Mapping[str, Mapping[str, Any]]] = {
     "moe-allgather-overlap": {},
     "moe-alltoall-overlap": {},
     "moe-tp-extend-ep": {},
-    "moe-shared-experts": {"moe-shared-experts": {"count": 1, "gate": "hidden"}},
+    "moe-shared-experts": {"moe-shared-experts": {"count": 1, "gate": "hidden", "overlap": True}},
     "moe-zero-memory": LEVEL1,
     "moe-adaptive-recompute": {"moe-adaptive-recompute": {"scale": 1.0}},
 }

@@ -85,9 +85,6 @@ def test_sizes_that_were_given_are_those_of_an_exact_baseline_too() -> None:
     assert (case.plan.world.tp, case.baseline.world.tp) == (2, 2)
     assert "tensor-parallel" in case.baseline.names
     assert layout(case) == (2, 2)
-    experts = asked("moe-shared-experts", world={"ep": 2, "num_experts": 4})
-    assert experts.baseline.world.ep == 2
-    assert {"expert-parallel", "moe-shared-experts"} <= set(experts.baseline.names)
 
 
 def test_a_reordered_feature_is_compared_without_dropout() -> None:
