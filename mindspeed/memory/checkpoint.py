@@ -14,14 +14,14 @@ from mindspeed.memory.randomness import RandomState, generators, replayed
 class Checkpoint:
     """One call of a function of which only the inputs are kept.
 
-    ``random`` are generators beside those of host and device. `restore` repeats the call with the random numbers of the first
-    one; the backward pass does so itself where nobody did before.
+    ``random`` are generators beside those of host and device; None is for a function that draws no random numbers. `restore`
+    repeats the call with the random numbers of the first one; the backward pass does so itself where nobody did before.
     """
 
-    def __init__(self, function: Callable[..., Any], inputs: Sequence[Any], random: Sequence[RandomState] = ()) -> None:
+    def __init__(self, function: Callable[..., Any], inputs: Sequence[Any], random: Sequence[RandomState] | None = ()) -> None:
         self._function: Callable[..., Any] | None = function
         self._inputs = tuple(inputs)
-        self._random = (*generators(), *random)
+        self._random = () if random is None else (*generators(), *random)
         self._states = [generator.get() for generator in self._random]
         self._graph: tuple[tuple[Any, ...], tuple[Any, ...]] | None = None
         self.restored = 0

@@ -173,6 +173,11 @@ class AllToAllCall:
         """Rows [expert] of the experts of a part on this rank, on the device."""
         return self._of_part(part).sum((0, 1))
 
+    def forget(self) -> None:
+        """Drop what forward alone needs: backward keeps a call that sends rows again."""
+        for name in ("_map", "_chosen", "_gathered", "_numbers", "counts", "positions"):
+            self.__dict__.pop(name, None)
+
     def _of_part(self, part: int) -> Tensor:
         return self.counts[:, :, part, self.place.rank]
 

@@ -80,6 +80,7 @@ class AllToAllDispatch:
     def combine_postprocess(self: Any, answers: Tensor) -> Tensor:
         """Sum the answers of each token, in the shape of the layer's input, and add those of shared experts."""
         output: Tensor = self.call.unpermute(answers).view(self.hidden_shape)
+        self.call.forget()
         self.call = self.source = None
         return output if self.shared_experts is None else output + self.shared_experts.get_output()
 
