@@ -35,5 +35,7 @@ def python_table(results: Sequence[PythonResult]) -> list[str]:
 if __name__ == "__main__":
     found = {result.short: result.to_json() for result in python_results()}
     for file in sorted(Path(sys.argv[1]).glob("*.json")):
-        found[file.stem] = json.loads(file.read_text(encoding="utf-8"))
+        answers = json.loads(file.read_text(encoding="utf-8"))
+        claims = sorted(answers["claims"].items(), key=lambda row: Version(row[0]))
+        found[file.stem] = answers | {"claims": dict(claims)}
     PYTHON_RESULTS.write_text(json.dumps(dict(sorted(found.items(), key=lambda row: Version(row[0]))), indent=1) + "\n")
