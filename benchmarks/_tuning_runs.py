@@ -121,6 +121,8 @@ def measured_rounds(budget: float, chosen: Sequence[Run]) -> tuple[list[list[flo
             return max(pool.call(timed, 2, run.recipe, plan=run.plan))
 
         seconds(chosen[0])  # workers start
+        if kept and len(kept[-1]["seconds"]) < len(chosen):
+            kept[-1]["control"].append(seconds(chosen[0]))  # what an earlier command began must not have drifted since
         while time.monotonic() - start < budget:
             if not kept or len(kept[-1]["seconds"]) == len(chosen):
                 kept.append({"seconds": {}, "control": [seconds(chosen[0])]})
