@@ -56,6 +56,7 @@ class Size(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "--output", type=click.Path(path_type=Path), metavar="FOLDER", help="write tune.json, job.yaml and pareto.png there"
 )
+@click.option("--dry", is_flag=True, help="count the bytes of the rows by dry runs: Megatron's own layers without weights")
 @click.option("--top", default=20, show_default=True, metavar="N", help="rows; 0 gives every feasible configuration")
 @request_options
 @json_option
@@ -69,6 +70,7 @@ def tune(
     budget: float,
     store: Path | None,
     output: Path | None,
+    dry: bool,
     top: int,
 ) -> None:
     """Find the fastest layout and features of a job among those that fit.
@@ -89,6 +91,8 @@ def tune(
     limit = float("inf") if device_memory is None else float(device_memory)
     machine = _machine(job, where, calibrate, steps, budget, limit)
     found = job.search(machine, limit, 0 if mode == "black" else top)
+    if dry:
+        found = _dry_run(job, found, limit)
     if mode != "white":
         found = _measured(job, found, where, steps, budget)
     if output is not None:
@@ -149,6 +153,29 @@ def _local_ranks(job: SearchJob) -> int:
         text = f"{ranks} ranks cannot be measured on {cores} processor cores: they would wait for one another"
         raise RunError([Problem("MS345", text, fix=f"--world-size {cores}, or measure on a machine with {ranks} cores")])
     return ranks
+
+
+def _dry_run(job: SearchJob, found: Found, limit: float) -> Found:
+    """The rows with the bytes of dry runs, those that fit first."""
+    from mindspeed.plugins.problems import Problem, ResolutionError
+    from mindspeed.verification.case import with_few_micro_batches
+    from mindspeed.verification.pool import WorkerPool
+    from mindspeed.verification.shape import recipe_of
+
+    if (platform := job.environment.platform) != "cpu":
+        text = f"a dry run has the layers of the platform cpu, and this job is for {platform}"
+        raise ResolutionError([Problem("MS345", text, fix="remove --dry, or --platform cpu")])
+
+    def counted(row: Configuration) -> Configuration:
+        world = {**job.model, **row.sizes}
+        short = with_few_micro_batches(job.plan_of(row.choice, world).world)
+        plan = job.plan_of(row.choice, world, short)
+        size = max(peak for _, peak in pool.dry_run(plan, recipe_of(plan.world)))
+        return replace(row, predicted_bytes=size, fits=size <= limit)
+
+    with WorkerPool() as pool:
+        rows = sorted(map(counted, found.rows), key=lambda row: not row.fits)
+    return replace(found, rows=tuple(rows))
 
 
 def _measured(job: SearchJob, found: Found, store: Any, steps: int, budget: float) -> Found:

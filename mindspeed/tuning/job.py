@@ -9,6 +9,7 @@ from typing import Any, Final
 from mindspeed import registry
 from mindspeed.diagnostics.job_memory import peaks
 from mindspeed.ops.availability import running
+from mindspeed.planning.plan import ActivationPlan
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
 from mindspeed.plugins.world import PARALLEL_SIZES
@@ -77,13 +78,17 @@ class SearchJob:
     def resolved(self, choice: Choice, world: Mapping[str, Any]) -> Resolved | None:
         """Resolve a configuration, patches and all, and count the bytes of its fullest rank as ``memory plan`` does."""
         try:
-            made = registry.resolve([*self.layers, self._layer(choice, world)], self._environment(world))
+            made = self.plan_of(choice, world)
         except ResolutionError:
             return None
         try:
             return Resolved(max(stage["peak"] for stage in peaks(made)))
         except MindSpeedError:  # a size that the planner of memory needs is not known
             return Resolved()
+
+    def plan_of(self, choice: Choice, world: Mapping[str, Any], *above: Layer) -> ActivationPlan:
+        """Return the plan of a configuration, with further layers of a request. Raises ResolutionError."""
+        return registry.resolve([*self.layers, self._layer(choice, world), *above], self._environment(world))
 
     def job_of(self, row: Configuration) -> dict[str, Any]:
         """Return the job file of a configuration as a mapping, without defaults of the trainer."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-from mindspeed.plugins.world import FIELDS, LATENT_WIDTHS
+from mindspeed.plugins.world import FIELDS, LATENT_WIDTHS, World
 
 Options = tuple[tuple[str, Any], ...]
 """Names and values, sorted by name."""
@@ -126,3 +126,14 @@ class Recipe:
         """Values that the recipe adds to a plan's world."""
         batch = {"micro_batch_size": self.micro_batch_size, "global_batch_size": self.global_batch_size}
         return {**self.shape.world(), **batch, "dtype": self.dtype}
+
+
+def recipe_of(world: World) -> Recipe:
+    """Return the recipe of one step of the model of a world, whose sizes are all known."""
+    known = world.known()
+    shape = (MOE if known.get("num_experts") else GPT).changed(known)
+    if shape.multi_latent_attention:
+        widths = ("q_lora_rank", *LATENT_WIDTHS)
+        shape = shape.with_options({name: known[name] or None for name in widths if name in known})
+    batch = {name: known[name] for name in ("dtype", "micro_batch_size", "global_batch_size")}
+    return Recipe(shape, steps=1, **batch)

@@ -183,3 +183,22 @@ def test_more_ranks_than_cores_are_not_measured(tmp_path: Path, monkeypatch: pyt
     assert data["problems"][0]["message"] == (
         "2 ranks cannot be measured on 1 processor cores: they would wait for one another"
     )
+
+
+def test_a_dry_run_needs_the_layers_of_the_cpu(tmp_path: Path) -> None:
+    status, data = run("--dry", "--top", "1", "--platform", "cuda", "--megatron", "0.16.1", "--store", str(tmp_path))
+    (problem,) = data["problems"]
+    assert status == 1
+    assert problem["message"] == "a dry run has the layers of the platform cpu, and this job is for cuda"
+    assert problem["fix"] == "remove --dry, or --platform cpu"
+
+
+@pytest.mark.long
+def test_bytes_of_a_row_are_those_of_a_dry_run_if_asked_for(tmp_path: Path) -> None:
+    words = ("--top", "1", "--tp", "2", "--micro-batch-size", "1", "--store", str(tmp_path))
+    (_, plain), (status, data) = run(*words), run(*words, "--dry")
+    (row,), (foretold,) = data["rows"], plain["rows"]
+    assert status == 0
+    assert row["job"] == foretold["job"]
+    assert row["predicted_bytes"] != foretold["predicted_bytes"]
+    assert row["predicted_bytes"] == pytest.approx(foretold["predicted_bytes"], rel=0.1)
