@@ -125,6 +125,7 @@ print(args.scale_mlp, args.scale_mlp_factor, args.swiglu, args.use_fused_swiglu,
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not CHECKOUT, reason="MEGATRON_LM_PATH names no Megatron-LM checkout")
 def test_the_real_parser_takes_old_arguments_and_none_twice(tmp_path):
     root = Path(__file__).resolve().parents[2]
