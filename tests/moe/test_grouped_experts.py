@@ -47,6 +47,23 @@ def test_experts_weigh_their_activation_or_their_input(rows: int) -> None:
         torch.testing.assert_close(weighed(x, counts, probs)[0], experts(x * probs[:, None], counts, torch.ones(rows))[0])
 
 
+GATED = {"gated_linear_unit": True, "activation_func": silu}
+
+
+@pytest.mark.parametrize("input_weighed", [False, True])
+@pytest.mark.parametrize("config", [{}, GATED | {"bias_activation_fusion": False}, GATED | {"bias_activation_fusion": True}])
+def test_experts_without_probabilities_are_those_with_ones(config: dict[str, Any], input_weighed: bool) -> None:
+    experts = Experts(moe_apply_probs_on_input=input_weighed, **config)
+    if config:
+        experts.weight2 = torch.nn.Parameter(torch.randn(3 * 3, 4))
+    x, counts = torch.randn(8, 4, requires_grad=True), torch.tensor([3, 0, 5])
+    (without, _), (weighed, _) = (experts(x, counts, probs) for probs in (None, torch.ones(8)))
+    torch.testing.assert_close(without, weighed)
+    inputs = (x, *experts.parameters())
+    for ours, theirs in zip(*(torch.autograd.grad(y.square().sum(), inputs) for y in (without, weighed)), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 @pytest.mark.parametrize("fused", [False, True], ids=["as it is", "by Megatron's fused function"])
 def test_a_gated_activation_has_gate_and_value_side_by_side(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     from megatron.core.fusions import fused_bias_swiglu

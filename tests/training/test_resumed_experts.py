@@ -36,7 +36,7 @@ def assert_continued(run: Path, rest: Path) -> None:
     ("before", "after"),
     [
         ("--nproc 4 --ep 2 --pp 2", "--nproc 2 --pp 1"),
-        ("--nproc 2 --ep 2", "--nproc 4 --ep 4"),
+        ("--nproc 2 --ep 2 --global-batch-size 8", "--nproc 4 --ep 4"),
         ("--nproc 4 --ep 2 --tp 2", "--nproc 2 --tp 1"),
     ],
 )
