@@ -53,17 +53,15 @@ def test_a_dry_run_has_the_bytes_of_a_run(pool: WorkerPool, names: tuple[str, ..
         assert peak == pytest.approx(peak_of_run, rel=ROUTING)
 
 
-def test_a_layer_of_thirty_two_ranks_needs_one_process(pool: WorkerPool) -> None:
-    world = {"tp": 4, "pp": 2, "num_attention_heads": 8, "num_query_groups": 4, "num_layers": 2, "global_batch_size": 32}
-    case = build_case(("sequence-parallel",), [Layer("test", world=LLAMA | world)], (), 32)
-    case = build_case(
-        ("sequence-parallel",), [Layer("test", world=LLAMA | world), with_few_micro_batches(case.plan.world)], (), 32
-    )
-    assert case.plan.world.num_micro_batches == 4
-    first, last = pool.dry_run(case.plan, case.recipe)
-    plain = [stage.activations for stage in stages_of(case.plan, options_of(case.plan, dropout=False))]
-    assert [first[0], last[0]] == pytest.approx(plain, rel=0.15)
-    assert first[1] > last[1] > 0
+def test_a_rank_of_thirty_two_needs_one_process(pool: WorkerPool) -> None:
+    world = {"tp": 4, "num_attention_heads": 8, "num_query_groups": 4, "num_layers": 2, "global_batch_size": 32}
+    layer = Layer("test", world=LLAMA | world)
+    whole = build_case(("sequence-parallel",), [layer], (), 32)
+    case = build_case(("sequence-parallel",), [layer, with_few_micro_batches(whole.plan.world)], (), 32)
+    assert (whole.plan.world.num_micro_batches, case.plan.world.num_micro_batches) == (4, 2)
+    ((kept, peak),) = pool.dry_run(case.plan, case.recipe)
+    (stage,) = stages_of(case.plan, options_of(case.plan, dropout=False))
+    assert (kept, peak) == (pytest.approx(stage.activations, rel=0.05), pytest.approx(stage.peak, rel=0.1))
 
 
 def test_a_feature_that_reads_values_is_refused_with_the_operator(pool: WorkerPool) -> None:
