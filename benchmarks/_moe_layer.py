@@ -151,11 +151,16 @@ def run_counting_pairs(shape: Shape) -> tuple[Outcome, int, int]:
     """The outcome, and the pairs of a token and a rank that this rank sent and received with the first micro-batch."""
     from mindspeed.moe.once_per_rank import OncePerRankCall
 
-    calls: list[OncePerRankCall] = []
+    chosen: list[Tensor] = []
     original = OncePerRankCall.__init__
-    with patch.object(OncePerRankCall, "__init__", lambda call, *args: calls.append(call) or original(call, *args)):
+
+    def watched(call: OncePerRankCall, *args: Any) -> None:
+        original(call, *args)
+        chosen.append(call._chosen)
+
+    with patch.object(OncePerRankCall, "__init__", watched):
         outcome = run(shape)
-    by_rank = calls[0]._chosen.view(shape.tokens, torch.distributed.get_world_size(), -1).any(-1)
+    by_rank = chosen[0].view(shape.tokens, torch.distributed.get_world_size(), -1).any(-1)
     received = torch.empty_like(pairs := by_rank.sum(0))
     torch.distributed.all_to_all_single(received, pairs)
     return outcome, int(pairs.sum()), int(received.sum())
