@@ -223,30 +223,13 @@ def sent_bytes(pool: WorkerPool) -> list[Row]:
     plans = plan_of("moe-allgather-overlap", num_experts=64), plan_of(settings=allgather, level=0, num_experts=64)
     tokens = 2 * 2 * many.tokens * many.hidden * 4  # of two ranks, and gradients of answers in backward
     chosen, every = (pool.call(run, 2, many, plan=plan)[0].sent["all_gather"] - tokens for plan in plans)
-    return [
-        Row("moe-alltoall-overlap: all-to-all bytes / formula", 1, ours.sent["all_to_all"] / formula, "x", COMMAND),
-        Row(
-            "moe-alltoall-overlap: all-to-all bytes / Megatron's",
-            1,
-            ours.sent["all_to_all"] / megatrons.sent["all_to_all"],
-            "x",
-            COMMAND,
-        ),
-        Row(
-            "moe-allgather-overlap: all-gather bytes / formula",
-            1,
-            gathered.sent["all_gather"] / costs.allgather(call)[0],
-            "x",
-            COMMAND,
-        ),
-        Row(
-            "moe-allgather-overlap, 4 of 64 experts: bytes of map and probabilities / Megatron's",
-            0.1,
-            chosen / every,
-            "x",
-            COMMAND,
-        ),
-    ]
+    shares = {
+        "moe-alltoall-overlap: all-to-all bytes / formula": (1, ours.sent["all_to_all"] / formula),
+        "moe-alltoall-overlap: all-to-all bytes / Megatron's": (1, ours.sent["all_to_all"] / megatrons.sent["all_to_all"]),
+        "moe-allgather-overlap: all-gather bytes / formula": (1, gathered.sent["all_gather"] / costs.allgather(call)[0]),
+        "4 of 64 experts: gathered bytes of map and probabilities / Megatron's": (0.1, chosen / every),
+    }
+    return [Row(what, most, share, "x", COMMAND) for what, (most, share) in shares.items()]
 
 
 def once_per_rank(pool: WorkerPool) -> list[Row]:
