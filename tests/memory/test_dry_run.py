@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -38,6 +39,10 @@ JOBS: list[tuple[tuple[str, ...], int, dict[str, Any]]] = [
 ]
 ROUTING = 0.02
 """Routers of a run do not give every expert equally many tokens, a dry run does."""
+SCALARS = 0.001
+"""A rank of a run keeps a few scalars more or fewer than another one."""
+MASK = 2048 * 2048
+"""The causal mask of `fusion_attention`, made once in a process: by the step that is measured or by one before it."""
 
 
 @pytest.mark.long
@@ -47,10 +52,14 @@ ROUTING = 0.02
 def test_a_dry_run_has_the_bytes_of_a_run(pool: WorkerPool, names: tuple[str, ...], nproc: int, world: dict[str, Any]) -> None:
     case = build_case(names, [Layer("test", world=world)], (), nproc)
     dry = pool.dry_run(case.plan, case.recipe)
-    run = pool.measure(case.plan, case.recipe, nproc)[:: nproc // case.plan.world.pp]
-    for (kept, peak), (kept_by_run, peak_of_run) in zip(dry, run, strict=True):
-        assert kept == pytest.approx(kept_by_run, rel=ROUTING if "num_experts" in world else 0)
-        assert peak == pytest.approx(peak_of_run, rel=ROUTING)
+    run = pool.measure(case.plan, case.recipe, nproc)
+    per_stage = nproc // case.plan.world.pp
+    for stage, (kept, peak) in enumerate(dry):
+        kept_by_ranks, peaks_of_ranks = zip(*run[stage * per_stage : (stage + 1) * per_stage], strict=True)
+        once = [MASK * (bytes_kept > MASK) for bytes_kept in (kept, *kept_by_ranks)]
+        kept, *kept_by_ranks = (all_of_it - mask for all_of_it, mask in zip((kept, *kept_by_ranks), once, strict=True))
+        assert kept == pytest.approx(mean(kept_by_ranks), rel=ROUTING if "num_experts" in world else SCALARS)
+        assert peak == pytest.approx(mean(peaks_of_ranks), rel=ROUTING)
 
 
 def test_a_rank_of_thirty_two_needs_one_process(pool: WorkerPool) -> None:
