@@ -29,10 +29,10 @@ class Heads(NamedTuple):
 
 
 class _TakeHeads(torch.nn.Module):
-    """Stand for a core attention, and return its arguments."""
+    """Stand for a core attention, and return its arguments; keys and values in order, so that no chunk copies its part."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any) -> Heads:
-        return Heads(query, key, value, attention_mask, options)
+        return Heads(query, key.contiguous(), value.contiguous(), attention_mask, options)
 
 
 class _KeepHeads(torch.nn.Module):
