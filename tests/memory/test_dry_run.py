@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks._memory_jobs import BF16, LLAMA
+from benchmarks._memory_jobs import LARGER as LARGER_MODEL
 from mindspeed.diagnostics.job_memory import options_of, stages_of
 from mindspeed.plugins.problems import RunError
 from mindspeed.resolution.request import Layer
@@ -14,16 +16,7 @@ from mindspeed.verification.case import build_case, with_few_micro_batches
 from mindspeed.verification.pool import WorkerPool
 
 SHORT: dict[str, Any] = {"global_batch_size": 4}
-LARGER: dict[str, Any] = SHORT | {"hidden_size": 64, "ffn_hidden_size": 176, "seq_length": 64, "vocab_size": 128}
-LLAMA: dict[str, Any] = {
-    "normalization": "RMSNorm",
-    "gated_linear_unit": True,
-    "activation": "silu",
-    "num_query_groups": 2,
-    "rotary": True,
-    "tied_embeddings": False,
-}
-BF16: dict[str, Any] = {"dtype": "bf16"}
+LARGER: dict[str, Any] = SHORT | LARGER_MODEL
 EXPERTS: dict[str, Any] = SHORT | {"num_experts": 4}
 JOBS: list[tuple[tuple[str, ...], int, dict[str, Any]]] = [
     ((), 1, SHORT),
