@@ -161,6 +161,7 @@ class FeatureSpec:
     ``ops`` the operators it switches to; ``algorithm`` the modules of which a function runs in each step, for a feature whose
     results are Megatron's also where it does nothing; ``applies`` whether level 1 has anything to do here;
     ``layer_split`` the layers of each model chunk, for a feature that deals them out unevenly (`World.layer_split`);
+    ``model`` values of the world that its settings give, for those that are unknown or 0 without it;
     ``cost`` what it costs, for a slot whose holder mindspeed may choose;
     ``notes`` sentences about what its settings mean in a world, which the plan shows;
     ``estimate`` what it adds to memory, work and traffic, and ``variants`` the settings that `mindspeed tune` tries;
@@ -192,6 +193,7 @@ class FeatureSpec:
     algorithm: tuple[str, ...] = ()
     applies: Callable[[Any, World], bool] = _always
     layer_split: Callable[[Any, World], tuple[int, ...]] | None = None
+    model: Callable[[Any, World], Mapping[str, Any]] | None = None
     cost: CostOf | None = None
     notes: Callable[[Any, World], Iterable[str]] | None = None
     estimate: EstimateOf | None = None

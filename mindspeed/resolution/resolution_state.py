@@ -112,7 +112,7 @@ class ResolutionState:
 
     def freeze(self) -> None:
         """Index the active features and those of every plan by what they hold and declare; called once, after propagation."""
-        self._split_layers()
+        self._complete_world()
         for name in sorted({*self.active, *self.base}):
             spec = self.specs[name]
             for slot in self.slots(name):
@@ -120,13 +120,19 @@ class ResolutionState:
             for constraint in spec.constraints:
                 self._by_kind[type(constraint)].append((name, constraint))
 
-    def _split_layers(self) -> None:
-        """Add the layers of each chunk to the world, where an active feature deals them out and the model is known."""
+    def _complete_world(self) -> None:
+        """Add what settings of active features say of the model: sizes that nobody gave, and the layers of each chunk."""
         for name in sorted(self.active):
-            split, args = self.specs[name].layer_split, self.args_of(name)
-            if split is not None and args is not None:
-                with suppress(UnknownValue):
-                    self.world = World(self.world.known(), split(args, self.world))
+            spec, args = self.specs[name], self.args_of(name)
+            if args is None:
+                continue
+            with suppress(UnknownValue):
+                if spec.model is not None:
+                    given = spec.model(args, self.world)
+                    added = {field: value for field, value in given.items() if not self.world.is_set(field)}
+                    self.world = World(self.world.known() | added, self.world.layer_split)
+                if spec.layer_split is not None:
+                    self.world = World(self.world.known(), spec.layer_split(args, self.world))
 
     def constraints(self, *kinds: type[Any]) -> Iterator[tuple[str, Any]]:
         """Constraints of these kinds over the active features, in name order, whose ``when`` holds."""

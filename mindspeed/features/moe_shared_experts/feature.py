@@ -17,6 +17,7 @@ from mindspeed.plugins import (
     Numerics,
     Problem,
     VerifyWith,
+    World,
     hookimpl,
 )
 
@@ -29,6 +30,12 @@ class MoeSharedExpertsArgs(FeatureArgs):
         description="weigh their answer for each token: not, by one number (true is the same), or by one per hidden value",
     )
     overlap: bool = Field(False, description="compute them under the all-to-alls of Megatron's dispatcher")
+
+
+def _width(args: MoeSharedExpertsArgs, world: World) -> dict[str, int]:
+    if args.count is not None:
+        return {"shared_expert_hidden_size": args.count * world.moe_ffn_hidden_size}
+    return {"shared_expert_hidden_size": args.size} if args.size is not None else {}
 
 
 class MoeSharedExperts(Feature[MoeSharedExpertsArgs]):
@@ -61,7 +68,14 @@ class MoeSharedExperts(Feature[MoeSharedExpertsArgs]):
                 fix="drop moe-shared-experts.count, or moe-shared-experts.size",
                 when=lambda args, world: args.count is not None and args.size is not None,
             ),
+            Check(
+                lambda args, world: world.shared_expert_hidden_size == args.count * world.moe_ffn_hidden_size,
+                "{args.count} experts of {world.moe_ffn_hidden_size} are not {world.shared_expert_hidden_size} wide",
+                fix="drop moe-shared-experts.count, or --shared-expert-hidden-size",
+                when=lambda args, world: args.count is not None and args.size is None,
+            ),
         ),
+        model=_width,
         megatron_flags=(
             MegatronFlag("moe_shared_expert_intermediate_size", "size"),
             MegatronFlag("moe_shared_expert_overlap", "overlap"),

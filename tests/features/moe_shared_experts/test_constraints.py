@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from mindspeed.plugins import MindSpeedError, World
-from tests.features.resolving import CATALOG, overrides, refusals
+from tests.features.resolving import CATALOG, ask, overrides, refusals
 from tests.moe.configurations import config
 
 NAME = "moe-shared-experts"
@@ -66,3 +66,14 @@ def test_a_count_and_a_size_that_differ_are_refused():
     assert str(error.value) == (
         f"MS304 {NAME}: 2 experts of 32 are 64 wide, and their size is 96\n  fix: drop {NAME}.count, or the size"
     )
+
+
+def test_a_count_is_a_width_that_the_planner_knows():
+    world = {"num_experts": 4, "moe_ffn_hidden_size": 32}
+    for settings, given in [({"count": 2}, None), ({"size": 64}, None), ({"count": 2}, 0), ({"count": 2}, 64)]:
+        known = world if given is None else {**world, "shared_expert_hidden_size": given}
+        resolution = ask(NAME, world_size=1, settings={NAME: settings}, **known)
+        assert (resolution.problems, resolution.world.shared_expert_hidden_size) == ([], 64)
+    assert refused({**world, "shared_expert_hidden_size": 96}, count=2) == [
+        f"MS304 {NAME}: 2 experts of 32 are not 96 wide | drop {NAME}.count, or --shared-expert-hidden-size"
+    ]
