@@ -345,11 +345,13 @@ def _functions_of_operator(name: str) -> list[FunctionType]:
 
 
 def _functions_of_modules(names: str) -> list[FunctionType]:
-    """The functions and methods of modules, but for special methods."""
-    known = [(name, vars(sys.modules[name]).values()) for name in names.split(", ") if name in sys.modules]
-    own = [value for name, values in known for value in values if getattr(value, "__module__", "") == name]
-    values = [*own, *(value for each in own if isinstance(each, type) for value in vars(each).values())]
-    return [value for value in values if isinstance(value, FunctionType) and not value.__name__.startswith("__")]
+    """The functions and methods of modules, but for special methods and those that dataclasses share with all others."""
+    found: list[FunctionType] = []
+    for name in set(names.split(", ")) & sys.modules.keys():
+        own = [value for value in vars(sys.modules[name]).values() if getattr(value, "__module__", "") == name]
+        values = [*own, *(value for each in own if isinstance(each, type) for value in vars(each).values())]
+        found += [value for value in values if isinstance(value, FunctionType) and value.__module__ == name]
+    return [function for function in found if not function.__name__.startswith("__")]
 
 
 _FUNCTIONS: Final = {"op": _functions_of_operator, "algorithm": _functions_of_modules}

@@ -314,3 +314,11 @@ def test_two_patches_of_one_site_are_one_site(start: Start) -> None:
     proof = start(SCALE, Wrap(f"{STATE}:scale", "glue:marked", "a test"))
     one_step(proof, lambda: state().scale(1))
     assert str(proof.report().features[0]).startswith("alpha: 1 site, 1 effective, 1 reached")
+
+
+def test_what_dataclasses_share_is_no_function_of_an_algorithm() -> None:
+    """Pickling any frozen dataclass with slots calls the same function."""
+    module = PlannedFeature.__module__
+    found = proof_module._functions_of_modules(f"{module}, not.loaded")
+    assert PlannedFeature.to_json in found
+    assert {function.__module__ for function in found} == {module}
