@@ -34,7 +34,7 @@ class Block:
         if name.partition(".")[0] in heavy:
             raise ImportError(f"it imports {name}; do that inside the method that needs it")
 sys.meta_path.insert(0, Block())
-import mindspeed.plugins.api
+import mindspeed.plugins.api, mindspeed.registry
 answers = []
 for reference in references:
     start = time.process_time()
