@@ -32,8 +32,8 @@ from mindspeed.verification.shape import ModelShape, Recipe
 
 COMMAND: Final = "python -m benchmarks.memory"
 PARTS: Final = 16
-TURNS: Final = 6
-STEPS: Final = 10
+TURNS: Final = 12
+STEPS: Final = 6
 WARM: Final = 2
 SHAPE: Final = ModelShape(
     "llama",

@@ -116,7 +116,8 @@ def main() -> int:
     """Print the comparison; 1 if the numbers differ or the pass takes longer than DeepSpeed's."""
     gate = {"capacity_factor": FACTOR, "min_capacity": MINIMUM}
     names = ("deepspeed-moe-rearrange", "moe-grouped-gemm")
-    plan = plan_of(*names, settings={"deepspeed-moe": gate}, ep=1, num_experts=SHAPE.experts)
+    model = {"num_experts": SHAPE.experts, "gated_linear_unit": True, "activation": "silu"}
+    plan = plan_of(*names, settings={"deepspeed-moe": gate}, ep=1, **model)
     with WorkerPool(search_path=[str(Path(__file__).resolve().parents[1])]) as pool:
         (result,) = pool.call(compare_here, 1, CHECKED, SHAPE, plan=plan)
     share = result.ours / result.theirs
