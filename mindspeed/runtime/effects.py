@@ -127,7 +127,7 @@ class EffectTracker:
         self.say: Callable[[str], None] | None = _to_stderr
         self._manager = manager
         self.taken: dict[str, dict[str, Any]] = {}
-        self.reported: dict[Problem, None] = {}
+        self.reported: dict[Problem, bool] = {}  # whether it was printed
         self._running: Phase | None = "setup"
         self._ended: dict[Phase, None] = {}
         self._counts: dict[FunctionType, CallCount] = {}
@@ -305,7 +305,7 @@ class EffectTracker:
         self._write(report)
         if report.problems and strict:
             raise MindSpeedError(report.problems)
-        self._print(report.summary(), *map(str, report.problems))
+        self._print(report.summary(), *(str(problem) for problem in report.problems if not self.reported.get(problem)))
 
     def _write(self, report: EffectReport) -> None:
         if not self.path or _rank():

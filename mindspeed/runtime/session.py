@@ -202,7 +202,7 @@ def report_problem(problem: Problem, log: bool = True) -> None:
     """Add a row to the report once, printed where ``log``. Raises MindSpeedError under a strict plan."""
     if _session is None or problem in _session.proof.reported:
         return
-    _session.proof.reported[problem] = None
+    _session.proof.reported[problem] = log and _session.proof.say is not None
     if _session.plan.strict:
         raise MindSpeedError([problem])
     if log and _session.proof.say is not None:

@@ -43,6 +43,7 @@ def transformer_config(shape: ModelShape, dtype: torch.dtype) -> TransformerConf
             "moe_shared_expert_intermediate_size": shape.shared_expert_hidden_size or None,
             "moe_expert_capacity_factor": shape.expert_capacity_factor or None,
             "moe_pad_expert_input_to_capacity": shape.padded_experts,
+            "moe_grouped_gemm": shape.grouped_experts,
         }
     options = {name: list(value) if isinstance(value, tuple) else value for name, value in shape.options}
     latent = shape.multi_latent_attention

@@ -59,7 +59,7 @@ def holders() -> Iterator[tuple[str, Any, dict[str, Any]]]:
                 members = dict(vars(value))
                 yield path, value, {**members, "__bases__": value.__bases__}
                 stack += [(f"{path}.{key}", getattr(member, "__func__", member)) for key, member in members.items()]
-            elif isinstance(value, types.FunctionType):
+            elif isinstance(value, types.FunctionType) and str(value.__module__).partition(".")[0] in PACKAGES:
                 seen.add(id(value))
                 yield (
                     path,
