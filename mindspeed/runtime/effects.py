@@ -24,6 +24,7 @@ from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import Mixin, Phase, Replace
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.runtime.call_count import CallCount
+from mindspeed.runtime.counted_functions import functions_of_modules, functions_of_operator
 
 if TYPE_CHECKING:
     from mindspeed.patching.apply import AppliedPatches
@@ -336,25 +337,7 @@ def _functions_of(planned: PlannedPatch, made: Any) -> list[FunctionType]:
 _KINDS: Final = {"patch": "the patched", "hook": "the hook", "argument": "Megatron's argument", "op": "the operator"}
 
 
-def _functions_of_operator(name: str) -> list[FunctionType]:
-    """The public function of an operator: the one that has its name, else every one of its module."""
-    module = sys.modules.get(f"mindspeed.ops.{name}")
-    public = {key: value for key, value in vars(module).items() if not key.startswith("_")} if module else {}
-    functions = {key: f for key, f in public.items() if isinstance(f, FunctionType) and f.__module__ == f"mindspeed.ops.{name}"}
-    return [functions[name]] if name in functions else list(functions.values())
-
-
-def _functions_of_modules(names: str) -> list[FunctionType]:
-    """The functions and methods of modules, but for special methods and those that dataclasses share with all others."""
-    found: list[FunctionType] = []
-    for name in set(names.split(", ")) & sys.modules.keys():
-        own = [value for value in vars(sys.modules[name]).values() if getattr(value, "__module__", "") == name]
-        values = [*own, *(value for each in own if isinstance(each, type) for value in vars(each).values())]
-        found += [value for value in values if isinstance(value, FunctionType) and value.__module__ == name]
-    return [function for function in found if not function.__name__.startswith("__")]
-
-
-_FUNCTIONS: Final = {"op": _functions_of_operator, "algorithm": _functions_of_modules}
+_FUNCTIONS: Final = {"op": functions_of_operator, "algorithm": functions_of_modules}
 
 
 def _problems_of(feature: FeatureProof) -> Iterator[Problem]:

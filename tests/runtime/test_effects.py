@@ -20,6 +20,7 @@ from mindspeed.plugins.world import World
 from mindspeed.resolution.planned_feature import PlannedFeature
 from mindspeed.runtime import effects as proof_module
 from mindspeed.runtime import session
+from mindspeed.runtime.counted_functions import functions_of_modules
 from mindspeed.runtime.effects import EffectTracker
 from tests.patching.patch_cases import ATTENTION, STATE, planned
 from tests.patching.patch_fixtures import fake_megatron  # noqa: F401
@@ -319,6 +320,6 @@ def test_two_patches_of_one_site_are_one_site(start: Start) -> None:
 def test_what_dataclasses_share_is_no_function_of_an_algorithm() -> None:
     """Pickling any frozen dataclass with slots calls the same function."""
     module = PlannedFeature.__module__
-    found = proof_module._functions_of_modules(f"{module}, not.loaded")
+    found = functions_of_modules(f"{module}, not.loaded")
     assert PlannedFeature.to_json in found
     assert {function.__module__ for function in found} == {module}
