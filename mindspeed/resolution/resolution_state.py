@@ -129,7 +129,7 @@ class ResolutionState:
             with suppress(UnknownValue):
                 if spec.model is not None:
                     given = spec.model(args, self.world)
-                    added = {field: value for field, value in given.items() if not self.world.is_set(field)}
+                    added = {size: value for size, value in given.items() if not self.world.is_set(size)}
                     self.world = World(self.world.known() | added, self.world.layer_split)
                 if spec.layer_split is not None:
                     self.world = World(self.world.known(), spec.layer_split(args, self.world))
