@@ -9,13 +9,17 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Messages of one rank: a collective over ``group`` (tp, pp, cp, dp, ep) moves ``bytes``, ``calls`` times per layer and
-    micro-batch. ``hidden`` traffic runs beside computation."""
+    """Messages of one rank: a collective over ``group`` (tp, pp, cp, dp, ep) moves ``bytes`` at each of its ``calls``.
+
+    Calls are those of a layer for one micro-batch, ``forward`` the share of them that recomputation repeats. ``hidden`` traffic
+    runs beside computation.
+    """
 
     group: str
     collective: str
     bytes: Any
     calls: Any = 1
+    forward: float = 0.5
     hidden: bool = False
 
 
@@ -25,8 +29,10 @@ class Estimate:
 
     ``weights``, ``gradients`` and ``optimizer`` are bytes, ``activations`` bytes of one layer and micro-batch, ``temporary``
     bytes that a step needs once, ``flops`` operations of one layer and micro-batch beside those of the model,
-    ``repeated`` the share of a layer's forward pass that runs again, with its launches and messages, and
-    ``overlap_gradients`` and ``overlap_weights`` hide the collectives of data parallelism. Numbers may be arrays.
+    ``repeated`` the share of a layer's forward pass that runs again, with its launches and messages, ``buckets`` the parts in
+    which gradients are reduced and weights gathered. With ``gathers_weights`` the second half of the all-reduce of gradients is
+    a gather of updated weights; ``overlap_gradients`` and ``overlap_weights`` put the halves beside backward and forward
+    passes. Numbers may be arrays.
     """
 
     weights: Any = 0
@@ -37,6 +43,8 @@ class Estimate:
     flops: Any = 0
     repeated: Any = 0
     traffic: tuple[Traffic, ...] = ()
+    buckets: Any = 1
+    gathers_weights: bool = False
     overlap_gradients: bool = False
     overlap_weights: bool = False
 

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mindspeed.arithmetic import BYTES, layer_forward, logits_forward, rank_parameters, shape_of_world
+from mindspeed.arithmetic import BYTES, ModelShape, layer_forward, logits_forward, rank_parameters, shape_of_world
 from mindspeed.plugins.estimates import Estimate
+from mindspeed.tuning.memory import GRADIENT
 from mindspeed.tuning.schedule import rounds
 from mindspeed.tuning.space import Layouts
 
 Numbers = NDArray[np.float64]
 
-KINDS: Final = (
-    "step",
-    "layer",
-    "flops",
-    "tp_call",
-    "tp_byte",
-    "pp_call",
-    "pp_byte",
-    "cp_byte",
-    "ep_byte",
-    "dp_byte",
-    "parameter",
-)
-"""Kinds of work: a step, a layer of one micro-batch, an operation, calls and bytes of groups, an updated parameter."""
+GROUPS: Final = ("tp", "pp", "cp", "ep", "dp")
+LINKS: Final = (*GROUPS, "node")
+"""Groups that lie within a node, and whatever leaves it."""
+MESSAGES: Final = tuple(f"{link}_{kind}" for link in LINKS for kind in ("call", "byte"))
+KINDS: Final = ("step", "micro_batch", "layer", "experts", "flops", *MESSAGES, "parameter")
+"""Kinds of work: a step, a micro-batch, a layer of one micro-batch, an expert of such a layer (all of them where they are
+grouped), an operation, calls and bytes over each kind of link, an updated parameter."""
+COMPUTED: Final = ("micro_batch", "layer", "experts", "flops", "parameter")
+"""Kinds that take longer where ranks share processor cores."""
+OVERLAPPED: Final = {"reduce": 2 / 3, "gather": 1 / 3}
+"""Messages of data parallelism that run beside a micro-batch's backward or forward pass, and the share of that pass in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,32 +41,32 @@ class Machine:
         return {"seconds": dict(self.seconds), "cores": self.cores}
 
 
-DEFAULTS: Final[dict[str, dict[str, float]]] = {
-    "cpu": dict(
-        zip(KINDS, (2e-2, 1.5e-3, 1 / 2e10, 2e-4, 1 / 1e9, 3e-4, 1 / 1e9, 1 / 1e9, 1 / 1e9, 1 / 1e9, 2e-9), strict=True)
-    ),
-    "cuda": dict(
-        zip(KINDS, (1e-3, 3e-5, 1 / 4e14, 2e-5, 1 / 3e11, 2e-5, 1 / 5e10, 1 / 3e11, 1 / 1e11, 1 / 1e11, 1e-11), strict=True)
-    ),
-    "npu": dict(
-        zip(KINDS, (1e-3, 5e-5, 1 / 2e14, 3e-5, 1 / 1e11, 3e-5, 1 / 2e10, 1 / 1e11, 1 / 5e10, 1 / 5e10, 2e-11), strict=True)
-    ),
+def _units(computed: Sequence[float], messages: Sequence[float]) -> dict[str, float]:
+    """Units by `COMPUTED` and a step, and calls and bytes within and between nodes."""
+    within, between = messages[:2], messages[2:]
+    links = dict(zip(MESSAGES, (*(*within,) * len(GROUPS), *between), strict=True))
+    return {**dict(zip(("step", *COMPUTED), computed, strict=True)), **links}
+
+
+DEFAULTS: Final = {
+    "cpu": _units((2e-2, 2e-3, 2.5e-3, 1e-3, 1 / 5e10, 2e-9), (1e-3, 1 / 1e9, 2e-3, 1 / 1e9)),
+    "cuda": _units((1e-3, 1e-4, 3e-5, 1e-5, 1 / 4e14, 1e-11), (2e-5, 1 / 3e11, 5e-5, 1 / 5e10)),
+    "npu": _units((1e-3, 1e-4, 5e-5, 1e-5, 1 / 2e14, 2e-11), (3e-5, 1 / 1e11, 5e-5, 1 / 2e10)),
 }
 """Units of a machine that was not measured: orders of magnitude, for ranking alone."""
 
 
-FORWARD: Final = 1 / 3
-"""Share of the forward pass in the time of a layer."""
-
-
 @dataclass(frozen=True, slots=True)
 class TimeBasis:
-    """The work of plain Megatron on the busiest rank, per kind, for every layout."""
+    """The work of plain Megatron on the busiest rank, per kind, for every layout, and that of its layers' forward passes."""
 
     work: Mapping[str, Any]
+    forward: Mapping[str, Any]
     rounds: Numbers
     layers: Any
-    gradient_bytes: Any
+    updated: Any
+    weight_bytes: int
+    leaving: Mapping[str, Any]
     ranks_per_core: float
 
 
@@ -79,53 +77,133 @@ def basis(layouts: Layouts, cores: int = 0) -> TimeBasis:
     layers = layouts.num_layers / layouts.pp
     samples = layouts.micro_batch_size
     share = samples / (layouts.tp * layouts.cp)
-    forward = layer_forward(shape, moe=bool(shape.num_experts)) * layers + logits_forward(shape)
-    tokens = samples * layouts.seq_length / layouts.cp
-    message = tokens * shape.hidden_size * element
+    operations = layer_forward(shape, moe=bool(shape.num_experts)) * layers + logits_forward(shape)
+    message = samples * layouts.seq_length / layouts.cp * shape.hidden_size * element
     dense, experts = rank_parameters(layouts)
     replicas = layouts.dp * layouts.cp
-    work = {
+    borders = 4 * (layouts.pp * layouts.vpp - 1) / layouts.pp  # both ends of each, both ways, shared by the ranks
+    forward = _layers_forward(layouts, shape, turns * layers, message)
+    backward = {"layer": 2, "experts": 2, "cp_call": 2, "cp_byte": 2, "tp_call": 3 / 4 if shape.num_experts else 1}
+    work = {kind: amount * (1 + backward.get(kind, 1)) for kind, amount in forward.items()}
+    work["tp_call"] = work["tp_call"] + turns * 5 * (layouts.tp > 1)  # the embedding, the logits, the loss
+    work["tp_byte"] = work["tp_byte"] + turns * 4 * message * (layouts.tp - 1) / layouts.tp
+    work |= {
         "step": 1.0,
-        "layer": turns * layers,
-        "flops": turns * 3 * forward * share,
-        "tp_call": turns * layers * 4 * (layouts.tp > 1),
-        "tp_byte": turns * layers * 4 * 2 * message * (layouts.tp - 1) / layouts.tp,
-        "pp_call": turns * 2 * layouts.vpp * (layouts.pp > 1),
-        "pp_byte": turns * 2 * layouts.vpp * message * (layouts.pp > 1),
-        "cp_byte": turns * layers * 4 * message * (layouts.cp - 1),
-        "ep_byte": turns * layers * 4 * message * shape.router_topk * (layouts.ep - 1) / layouts.ep,
-        "dp_byte": 2 * 4 * (dense + experts) * (replicas - 1) / replicas,
+        "micro_batch": turns,
+        "flops": turns * 3 * operations * share,
+        "pp_call": turns * borders,
+        "pp_byte": turns * borders * message,
+        "dp_call": 2 * (2 if shape.num_experts else 1) * (replicas > 1),
+        "dp_byte": 0,
+        "node_call": 0,
+        "node_byte": 0,
         "parameter": dense + experts,
     }
     crowd = max(1.0, layouts.world_size / cores) if cores else 1.0
-    return TimeBasis(work, turns, layers, work["dp_byte"], crowd)
+    expert_replicas = np.maximum(1, replicas / layouts.ep)
+    updated = dense * (1 - 1 / replicas) + experts * (1 - 1 / expert_replicas)
+    return TimeBasis(work, forward, turns, layers, updated, element, leaving_node(layouts), crowd)
+
+
+def _layers_forward(layouts: Layouts, shape: ModelShape, passes: Any, message: Any) -> dict[str, Any]:
+    """Return the work of the forward passes of layers, beside operations; ``message`` is the bytes of the hidden states.
+
+    Messages of a layer: one for attention and one for the MLP over tp, where experts take four; keys and values over each step
+    of a ring of cp; tokens, probabilities, answers and half a count over ep.
+    """
+    moe, grouped = bool(shape.num_experts), layouts.knows("grouped_experts") and layouts.grouped_experts
+    own_experts = shape.num_experts / layouts.ep if moe and not grouped else float(moe)
+    return {
+        "layer": passes,
+        "experts": passes * own_experts,
+        "tp_call": passes * (4 if moe else 2) * (layouts.tp > 1),
+        "tp_byte": passes * 4 * message * (layouts.tp - 1) / layouts.tp,
+        "cp_call": passes * 2 * (layouts.cp - 1),
+        "cp_byte": passes * 2 * message * _key_width(shape) / shape.hidden_size * (layouts.cp - 1),
+        "ep_call": passes * 3.5 * (layouts.ep > 1),
+        "ep_byte": passes * 2 * message * shape.router_topk * (layouts.ep - 1) / layouts.ep,
+    }
+
+
+def _key_width(shape: ModelShape) -> float:
+    """Return the mean width of keys and values of all heads."""
+    if shape.latent is not None:
+        return shape.num_attention_heads * (shape.latent.head + shape.latent.rope + shape.latent.value) / 2
+    return shape.num_query_groups * shape.kv_channels
+
+
+def leaving_node(layouts: Layouts) -> dict[str, Any]:
+    """Return for each kind of group whether it has ranks of several nodes, in Megatron's order tp, cp, ep, dp, pp."""
+    spans = {
+        "tp": layouts.tp,
+        "cp": layouts.tp * layouts.cp,
+        "ep": layouts.tp * layouts.ep,
+        "dp": layouts.tp * layouts.cp * layouts.dp,
+        "pp": layouts.world_size,
+    }
+    node = layouts.ranks_per_node if layouts.knows("ranks_per_node") else layouts.world_size
+    return {group: span > node for group, span in spans.items()}
 
 
 def work_of(base: TimeBasis, estimates: Iterable[Estimate]) -> dict[str, Any]:
     """Return the work of every layout under these features, by kind."""
-    work = dict(base.work)
+    estimates = list(estimates)
+    repeated = sum(estimate.repeated for estimate in estimates)
+    work = {kind: amount + base.forward.get(kind, 0) * repeated for kind, amount in base.work.items()}
     for estimate in estimates:
         work["flops"] = work["flops"] + base.rounds * base.layers * estimate.flops
-        work["layer"] = work["layer"] + base.work["layer"] * estimate.repeated * FORWARD
-        for kind in ("tp_call", "tp_byte", "cp_byte", "ep_byte"):  # half of the messages belong to the forward pass
-            work[kind] = work[kind] + base.work[kind] * estimate.repeated / 2
         for traffic in estimate.traffic:
             if not traffic.hidden:
-                kind = f"{traffic.group}_byte"
-                work[kind] = work[kind] + base.rounds * base.layers * traffic.bytes * traffic.calls
-        if estimate.overlap_gradients:
-            work["dp_byte"] = work["dp_byte"] - base.gradient_bytes / 2 * (1 - 1 / np.maximum(base.rounds, 1))
-        if estimate.overlap_weights:
-            work["dp_byte"] = work["dp_byte"] - base.gradient_bytes / 4
+                calls = base.rounds * base.layers * traffic.calls * (1 + repeated * traffic.forward)
+                for kind, amount in ((f"{traffic.group}_call", calls), (f"{traffic.group}_byte", calls * traffic.bytes)):
+                    work[kind] = work[kind] + amount
+        work["dp_call"] = work["dp_call"] * estimate.buckets
+    work |= _replicas(base, estimates)
+    for group, leaves in base.leaving.items():
+        for kind in ("call", "byte", *(OVERLAPPED if group == "dp" else ())):
+            moved = work[f"{group}_{kind}"] * leaves
+            work[f"{group}_{kind}"] = work[f"{group}_{kind}"] - moved
+            work[f"node_{kind}"] = work.get(f"node_{kind}", 0) + moved
     return work
+
+
+def _replicas(base: TimeBasis, estimates: Sequence[Estimate]) -> dict[str, Any]:
+    """Return the bytes of data parallelism: those that a step waits for, and those beside backward and forward passes."""
+    gathers = any(estimate.gathers_weights for estimate in estimates)
+    beside_backward = any(estimate.overlap_gradients for estimate in estimates)
+    beside_forward = any(estimate.overlap_weights for estimate in estimates)
+    reduced, gathered = base.updated * GRADIENT, base.updated * (base.weight_bytes if gathers else GRADIENT)
+    if not gathers:  # an all-reduce has both halves
+        reduced, gathered = reduced + gathered, 0
+    waited = (0 if beside_backward else reduced) + (0 if beside_forward else gathered)
+    return {
+        "dp_byte": waited,
+        "dp_reduce": reduced if beside_backward else 0,
+        "dp_gather": gathered if beside_forward else 0,
+    }
+
+
+def exposed(work: Mapping[str, Any], machine: Machine, crowd: float = 1.0) -> dict[str, Any]:
+    """Return the work of `KINDS`, with overlapped messages as far as they take longer than the passes beside them.
+
+    Gradients are reduced beside the last backward pass, weights gathered beside the first forward pass of a step.
+    """
+    computed = sum(machine.seconds[kind] * crowd * work[kind] for kind in ("layer", "experts", "flops")) / work["micro_batch"]
+    found = {kind: work[kind] for kind in KINDS}
+    for part, share in OVERLAPPED.items():
+        seconds = sum(machine.seconds[f"{link}_byte"] * work[f"{link}_{part}"] for link in ("dp", "node"))
+        seen = np.maximum(0, 1 - share * computed / np.maximum(seconds, 1e-12))
+        for link in ("dp", "node"):
+            found[f"{link}_byte"] = found[f"{link}_byte"] + work[f"{link}_{part}"] * seen
+    return found
 
 
 def step_seconds(work: Mapping[str, Any], machine: Machine, crowd: float = 1.0) -> Numbers:
     """Return the seconds of a step; computation takes ``crowd`` times as long where ranks share cores."""
     total: Any = 0.0
-    for kind in KINDS:
-        busy = crowd if kind in ("layer", "flops", "parameter") else 1.0
-        total = total + machine.seconds[kind] * busy * work[kind]
+    for kind, amount in exposed(work, machine, crowd).items():
+        busy = crowd if kind in COMPUTED else 1.0
+        total = total + machine.seconds[kind] * busy * amount
     return np.asarray(total, dtype=np.float64)
 
 
@@ -138,9 +216,10 @@ def fit(rows: list[dict[str, float]], seconds: list[float], prior: Machine, crow
 
     The pull of the prior is the one by which each measured step is predicted best from all others.
     """
-    busy = np.array([crowd if kind in ("layer", "flops", "parameter") else 1.0 for kind in KINDS])
+    busy = np.array([crowd if kind in COMPUTED else 1.0 for kind in KINDS])
     start = np.array([prior.seconds[kind] for kind in KINDS])
-    design = np.array([[row[kind] for kind in KINDS] for row in rows]) * busy * start / np.array(seconds)[:, None]
+    seen = [exposed(row, prior, crowd) for row in rows]
+    design = np.array([[row[kind] for kind in KINDS] for row in seen]) * busy * start / np.array(seconds)[:, None]
     pull = min(PULLS, key=lambda weight: _left_out_error(design, weight)) if len(rows) > 2 else PULLS[-1]
     factors = _nonnegative(design, pull)
     return Machine(dict(zip(KINDS, (float(value) for value in factors * start), strict=True)), prior.cores)

@@ -66,7 +66,7 @@ def test_more_tensor_parallel_ranks_never_hold_more_weights() -> None:
 def test_a_fit_gives_back_the_machine_that_made_the_times() -> None:
     layouts, tried = space()
     rows = telling(found(layouts, tried, 400).rows, 24)
-    factors = dict(zip(MACHINE.seconds, range(1, 12), strict=True))
+    factors = {kind: 1 + number % 11 for number, kind in enumerate(MACHINE.seconds)}
     true = timing.Machine({kind: seconds * factors[kind] for kind, seconds in MACHINE.seconds.items()})
     seconds = [float(timing.step_seconds(row.work, true)) for row in rows]
     fitted = timing.fit([dict(row.work) for row in rows], seconds, MACHINE)

@@ -25,7 +25,7 @@ def _estimate(args: FeatureArgs, world: Any) -> Estimate:
     dense, experts = rank_parameters(world)
     replicas = world.dp * world.cp
     saved = dense * (1 - 1 / replicas) + experts * (1 - world.ep / replicas)
-    return Estimate(optimizer=-saved * optimizer_bytes(world))
+    return Estimate(optimizer=-saved * optimizer_bytes(world), gathers_weights=True)
 
 
 class DistributedOptimizer(Feature[FeatureArgs]):

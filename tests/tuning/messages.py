@@ -1,0 +1,26 @@
+"""Count what a training step sends, in a worker."""
+
+from __future__ import annotations
+
+import torch
+from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+from mindspeed.platforms.collectives import traffic
+from mindspeed.verification.record import RankResult
+from mindspeed.verification.shape import Recipe
+from mindspeed.verification.training import _Run
+
+
+def sent(recipe: Recipe) -> dict[str, tuple[int, int]]:
+    """Return calls and bytes of the second step by group, on this rank."""
+    torch.manual_seed(recipe.seed)
+    model_parallel_cuda_manual_seed(recipe.seed, force_reset_rng=True)
+    run = _Run(recipe, RankResult())
+    run.train_step(1)
+    with traffic() as moved:
+        run.train_step(2)
+    found: dict[str, tuple[int, int]] = {}
+    for (_, group), count in moved.items():
+        calls, size = found.get(group, (0, 0))
+        found[group] = calls + count.calls, size + count.bytes
+    return found
