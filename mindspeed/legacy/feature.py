@@ -105,7 +105,7 @@ class OwnFeature(MindSpeedFeature):
 
     @property
     def is_extended(self) -> bool:
-        """Whether a class of somebody else derives from this one and registers patches, or validates arguments."""
+        """Tell whether a class of somebody else derives from this one and registers patches, or validates arguments."""
         steps = ("pre_register_patches", "register_patches", "pre_validate_args", "validate_args", "post_validate_args")
         return any(getattr(type(self), step) is not getattr(MindSpeedFeature, step) for step in steps)
 

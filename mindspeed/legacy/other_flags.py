@@ -33,7 +33,7 @@ class FlagGroup:
 
     @property
     def outcome(self) -> str:
-        """What becomes of the flags, for the table of the guide."""
+        """Describe what becomes of the flags, for the table of the guide."""
         texts = {
             "megatron": f"`{self.means}`",
             "not-needed": f"not needed: {self.reason}",
@@ -58,7 +58,7 @@ def _group(row: dict[str, Any]) -> FlagGroup:
 
 
 def described_flags() -> Iterator[tuple[str, str]]:
-    """Every flag that stands for no feature, with what becomes of it."""
+    """Yield every flag that stands for no feature, with what becomes of it."""
     for rule in RULES:
         yield from ((flag, rule.outcome) for flag in rule.flags)
     for group in flag_groups():
@@ -67,7 +67,7 @@ def described_flags() -> Iterator[tuple[str, str]]:
 
 @cache
 def counts() -> dict[str, Count]:
-    """How many values each flag of the table has."""
+    """Return how many values each flag of the table has."""
     return {flag: count for group in flag_groups() for flag, count in group.flags.items()}
 
 

@@ -12,7 +12,7 @@ from mindspeed.memory.randomness import RandomState, generators, replayed
 
 
 class Checkpoint:
-    """One call of a function of which only the inputs are kept.
+    """Keep only the inputs of one call of a function.
 
     ``random`` are generators beside those of host and device; None is for a function that draws no random numbers. `restore`
     repeats the call with the random numbers of the first one; the backward pass does so itself where nobody did before.

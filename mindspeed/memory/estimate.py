@@ -59,7 +59,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The ranks of a pipeline stage: what they hold, and the sum of what is on the device at the peak."""
+    """Describe the ranks of a pipeline stage: what they hold, and the sum of what is on the device at the peak."""
 
     stage: int
     rows: tuple[Row, ...]

@@ -74,6 +74,12 @@ class MoeSharedExperts(Feature[MoeSharedExpertsArgs]):
                 fix="drop moe-shared-experts.count, or --shared-expert-hidden-size",
                 when=lambda args, world: args.count is not None and args.size is None,
             ),
+            Check(
+                lambda args, world: world.shared_expert_hidden_size == args.size,
+                "shared experts are {args.size} wide by a setting, and {world.shared_expert_hidden_size} by the model",
+                fix="drop moe-shared-experts.size, or --shared-expert-hidden-size",
+                when=lambda args, world: args.size is not None and args.count is None,
+            ),
         ),
         model=_width,
         megatron_flags=(

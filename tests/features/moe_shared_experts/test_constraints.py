@@ -77,3 +77,7 @@ def test_a_count_is_a_width_that_the_planner_knows():
     assert refused({**world, "shared_expert_hidden_size": 96}, count=2) == [
         f"MS304 {NAME}: 2 experts of 32 are not 96 wide | drop {NAME}.count, or --shared-expert-hidden-size"
     ]
+    assert refused({**world, "shared_expert_hidden_size": 96}, size=64) == [
+        f"MS304 {NAME}: shared experts are 64 wide by a setting, and 96 by the model | "
+        f"drop {NAME}.size, or --shared-expert-hidden-size"
+    ]
