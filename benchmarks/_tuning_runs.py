@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import statistics
@@ -28,7 +29,7 @@ from mindspeed.tuning.measure import telling
 from mindspeed.tuning.rules import FixedRequest
 from mindspeed.tuning.search import Configuration, Question, Resolved, search
 from mindspeed.tuning.space import Layouts, candidates, choices
-from mindspeed.tuning.time import DEFAULTS, Machine, fit, step_seconds
+from mindspeed.tuning.time import DEFAULTS, KINDS, Machine, fit, step_seconds
 from mindspeed.verification.pool import WorkerPool
 from mindspeed.verification.shape import LLAMA, MOE, Recipe
 
@@ -40,7 +41,13 @@ MODELS: Final = {
     "MoE": replace(MOE, **LARGE | {"ffn_hidden_size": 128}, num_query_groups=2),
 }
 PER_MODEL, CALIBRATED = 14, 12
-WARM_UP, STEPS, DRIFT, CONTROL_EVERY = 2, 5, 5.0, 7
+WARM_UP, STEPS, SECONDS = 2, 5, 1.2
+"""A measurement has as many steps as take so long, but at least five. Others on the machine add to some steps a fifth, for
+seconds: what counts is the quantile 0.2, which they rarely reach."""
+DRIFT, TRIES = 5.0, 3
+"""Percent that controls before and behind a measurement may lie apart, and how often it is tried in a round."""
+BUCKETS: Final = {"async-ddp": {"bucket_size": 65536}}
+"""With Megatron's own size these models are one bucket, and nothing overlaps."""
 KEPT: Final = Path(__file__).parents[1] / "build" / "tuning-rounds.json"
 
 
@@ -68,13 +75,27 @@ def _started(recipe: Recipe) -> Any:
 
 
 def timed(recipe: Recipe) -> float:
-    """Train on this rank and return the median seconds of a step behind the first ones."""
-    run, seconds = _started(recipe), []
-    for step in range(1, WARM_UP + STEPS + 1):  # step 0 records gradients
-        start = time.perf_counter()
-        run.train_step(step)
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[WARM_UP:])
+    """Train on this rank and return the seconds of a step behind the first ones that a fifth of them do not exceed."""
+    run = _started(recipe)
+    warm = [_timed_step(run, 1 + number) for number in range(WARM_UP)]  # step 0 records gradients
+    steps = max(STEPS, math.ceil(SECONDS / _slowest(warm[-1])))
+    return float(np.quantile([_timed_step(run, 1 + WARM_UP + number) for number in range(steps)], 0.2))
+
+
+def _timed_step(run: Any, number: int) -> float:
+    start = time.perf_counter()
+    run.train_step(number)
+    return time.perf_counter() - start
+
+
+def _slowest(seconds: float) -> float:
+    """Return the largest value of all ranks."""
+    import torch
+    import torch.distributed as dist
+
+    value = torch.tensor([seconds], device="cuda")
+    dist.all_reduce(value, dist.ReduceOp.MAX)
+    return float(value)
 
 
 def runs() -> list[Run]:
@@ -89,29 +110,52 @@ def runs() -> list[Run]:
         question = Question(
             Layouts(model, candidates(model, {})),
             choices(catalog, model, (), ()),
-            FixedRequest(),
+            FixedRequest(settings=BUCKETS),
             Machine(DEFAULTS["cpu"], os.cpu_count() or 1),
         )
         rows = search(question, catalog, running("cpu"), lambda choice, world: Resolved(), 400).rows
-        taken = [made for row in telling(rows, PER_MODEL + 6) if (made := _run(name, recipe, row)) is not None]
+        taken = [made for row in _different(rows, PER_MODEL + 6) if (made := _run(name, recipe, row)) is not None]
         found += taken[:PER_MODEL]
     return found
+
+
+def _different(rows: Sequence[Configuration], count: int) -> list[Configuration]:
+    """Return configurations that differ most in their work: the fastest, then each time the one farthest from those chosen."""
+    design = np.array([[row.work[kind] for kind in KINDS] for row in rows])
+    scale = design.max(axis=0)
+    design = np.log1p(10 * design / np.where(scale > 0, scale, 1))
+    chosen = [0]
+    distance = np.linalg.norm(design - design[0], axis=1)
+    while len(chosen) < min(count, len(rows)) and distance.max() > 0:
+        chosen.append(int(distance.argmax()))
+        distance = np.minimum(distance, np.linalg.norm(design - design[chosen[-1]], axis=1))
+    return [rows[number] for number in chosen]
 
 
 def _run(name: str, recipe: Recipe, row: Configuration) -> Run | None:
     recipe = replace(recipe, micro_batch_size=row.sizes["micro_batch_size"])
     world = {**recipe.world(), "world_size": 2, **row.sizes}
     try:
-        plan = registry.plan(list(row.choice.features), {k: dict(v) for k, v in row.choice.settings.items()}, world=world)
+        settings = {name: dict(values) for name, values in row.choice.settings.items()}
+        settings |= BUCKETS if any(name.startswith("async-") for name in row.choice.features) else {}
+        plan = registry.plan(list(row.choice.features), settings, world=world)
     except MindSpeedError:
         return None
     return Run(name, row, plan, recipe)
 
 
-def measured_rounds(budget: float, chosen: Sequence[Run]) -> tuple[list[list[float]], list[float]]:
+@dataclass(frozen=True)
+class Visit:
+    """Seconds of a step, and by how many percent the controls before and behind it lie apart."""
+
+    seconds: float
+    drift: float
+
+
+def measured_rounds(budget: float, chosen: Sequence[Run]) -> list[dict[int, Visit]]:
     """Measure all configurations in rounds of random order until ``budget`` seconds are spent, and keep each as it comes.
 
-    Returns the seconds of each configuration in every whole round, and the drift of a control within each round in percent.
+    A control runs between measurements. One whose controls lie more than `DRIFT` apart is made again, up to `TRIES` times.
     """
     kept = _kept_rounds(chosen)
     start = time.monotonic()
@@ -121,39 +165,36 @@ def measured_rounds(budget: float, chosen: Sequence[Run]) -> tuple[list[list[flo
             return max(pool.call(timed, 2, run.recipe, plan=run.plan))
 
         seconds(chosen[0])  # workers start
-        if kept and len(kept[-1]["seconds"]) < len(chosen):
-            kept[-1]["control"].append(seconds(chosen[0]))  # what an earlier command began must not have drifted since
+        control = seconds(chosen[0])
         while time.monotonic() - start < budget:
-            if not kept or len(kept[-1]["seconds"]) == len(chosen):
-                kept.append({"seconds": {}, "control": [seconds(chosen[0])]})
-            found, control = kept[-1]["seconds"], kept[-1]["control"]
+            if not kept or len(kept[-1]) == len(chosen):
+                kept.append({})
             order = random.Random(len(kept)).sample(range(len(chosen)), len(chosen))
-            number = next(number for number in order if str(number) not in found)
-            found[str(number)] = seconds(chosen[number])
-            if len(found) % CONTROL_EVERY == 0:
-                control.append(seconds(chosen[0]))
+            number = next(number for number in order if number not in kept[-1])
+            visits = []
+            while len(visits) < TRIES and not (visits and visits[-1].drift <= DRIFT):
+                before, spent, control = control, seconds(chosen[number]), seconds(chosen[0])
+                visits.append(Visit(spent, 200 * abs(control - before) / (control + before)))
+            kept[-1][number] = min(visits, key=lambda visit: visit.drift)
             _keep_rounds(chosen, kept)
-            if len(found) == len(chosen):
-                spent = time.monotonic() - start
-                print(f"round {len(kept)}: {spent:.0f} s, control drifted by {_drift(control):.1f} %", file=sys.stderr)
-    whole = [one for one in kept if len(one["seconds"]) == len(chosen)]
-    return [[one["seconds"][str(n)] for n in range(len(chosen))] for one in whole], [_drift(one["control"]) for one in whole]
+            if len(kept[-1]) == len(chosen):
+                quiet = sum(visit.drift <= DRIFT for visit in kept[-1].values())
+                print(f"round {len(kept)}: {time.monotonic() - start:.0f} s, {quiet} of {len(chosen)} quiet", file=sys.stderr)
+    return kept
 
 
-def _drift(control: Sequence[float]) -> float:
-    return 100 * (max(control) - min(control)) / statistics.median(control)
-
-
-def _kept_rounds(chosen: Sequence[Run]) -> list[dict[str, Any]]:
+def _kept_rounds(chosen: Sequence[Run]) -> list[dict[int, Visit]]:
     """The rounds that were measured of these configurations on this machine, the last of them maybe in part."""
     kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
-    return list(kept["rounds"]) if kept.get("of") == _measured_here(chosen) else []
+    rounds = kept["rounds"] if kept.get("of") == _measured_here(chosen) else []
+    return [{int(number): Visit(*visit) for number, visit in one.items()} for one in rounds]
 
 
-def _keep_rounds(chosen: Sequence[Run], rounds: list[dict[str, Any]]) -> None:
+def _keep_rounds(chosen: Sequence[Run], rounds: Sequence[Mapping[int, Visit]]) -> None:
     KEPT.parent.mkdir(exist_ok=True)
     partial = KEPT.with_suffix(".part")
-    partial.write_text(json.dumps({"of": _measured_here(chosen), "rounds": rounds}), encoding="utf-8")
+    plain = [{number: (visit.seconds, visit.drift) for number, visit in one.items()} for one in rounds]
+    partial.write_text(json.dumps({"of": _measured_here(chosen), "rounds": plain}), encoding="utf-8")
     partial.replace(KEPT)
 
 
@@ -162,13 +203,19 @@ def _measured_here(chosen: Sequence[Run]) -> list[str]:
 
 
 def accuracy_rows(budget: float) -> list[Row]:
-    """Predict every step of the configurations from twelve of them; without a quiet round there is no number."""
+    """Predict every step of the configurations from twelve of them; one that was never measured in quiet leaves no number."""
     chosen = runs()
-    rounds, drifts = measured_rounds(budget, chosen)
-    quiet = [found for found, drift in zip(rounds, drifts, strict=True) if drift <= DRIFT]
-    told = f"{len(rounds)} rounds, control drifted by {', '.join(f'{drift:.1f}' for drift in drifts) or '-'} %"
-    rejected = f"rejected above {DRIFT:g} %: " if not quiet else ""
-    table = _accuracy(chosen, np.median(quiet or rounds, axis=0)) if rounds else (float("nan"),) * 4
+    rounds = measured_rounds(budget, chosen)
+    visits = [[one[number] for one in rounds if number in one] for number in range(len(chosen))]
+    quiet = [[visit.seconds for visit in seen if visit.drift <= DRIFT] for seen in visits]
+    loud = sum(not seconds for seconds in quiet)
+    told = f"{sum(map(len, quiet))} of {sum(map(len, visits))} measurements between controls that lie {DRIFT:g} % apart at most"
+    known = all(visits)
+    medians = [
+        statistics.median(own or [visit.seconds for visit in seen]) for own, seen in zip(quiet, visits, strict=True) if seen
+    ]
+    table = _accuracy(chosen, np.array(medians)) if known else (float("nan"),) * 4
+    rejected = f"rejected, {loud} configurations have none: " if loud else ""
     names = (
         ("C13: Spearman correlation of predicted and measured steps", 0.97, "", True),
         ("C13: regret of the fastest predicted one, worst model", 2.0, "%", False),
@@ -179,15 +226,15 @@ def accuracy_rows(budget: float) -> list[Row]:
     for (what, target, unit, least), value in zip(names, table, strict=True):
         seen = f"{rejected}{len(chosen)} configurations of {len(MODELS)} models, {CALIBRATED} measured to fit; {told}"
         note = f"{seen}; seen {value:.3f} {unit}".rstrip()
-        rows.append(Row(what, target, value if quiet else float("nan"), unit, COMMAND, note, least=least))
+        rows.append(Row(what, target, float("nan") if loud else value, unit, COMMAND, note, least=least))
     return rows
 
 
 def _accuracy(chosen: Sequence[Run], measured: Any) -> tuple[float, float, float, float]:
-    calibration = {id(row) for row in telling([run.row for run in chosen], CALIBRATED)}
-    fitted = [number for number, run in enumerate(chosen) if id(run.row) in calibration]
     cores = os.cpu_count() or 1
     prior, crowd = Machine(DEFAULTS["cpu"], cores), max(1.0, 2 / cores)
+    calibration = {id(row) for row in telling([run.row for run in chosen], CALIBRATED, prior)}
+    fitted = [number for number, run in enumerate(chosen) if id(run.row) in calibration]
     machine = fit([dict(chosen[n].row.work) for n in fitted], [float(measured[n]) for n in fitted], prior, crowd)
     predicted = np.array([float(step_seconds(run.row.work, machine, crowd)) for run in chosen])
     errors = 100 * np.abs(predicted / measured - 1)

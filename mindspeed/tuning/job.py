@@ -71,7 +71,7 @@ class SearchJob:
         """Return up to ``count`` configurations to measure, which the resolver takes and which fit."""
         has_variant: Callable[[str, str], bool] = running(self.environment.platform)
         found = search(self.question(machine, device_bytes), self.catalog, has_variant, _takes, CANDIDATES)
-        chosen = telling([row for row in found.rows if row.fits] or found.rows, count)
+        chosen = telling([row for row in found.rows if row.fits] or found.rows, count, machine)
         taken = [(row, self.resolved(row.choice, {**self.model, **row.sizes})) for row in chosen]
         return [row for row, made in taken if made is not None and (made.bytes is None or made.bytes <= device_bytes)]
 

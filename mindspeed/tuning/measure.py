@@ -18,26 +18,33 @@ import yaml
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.tuning.search import Configuration
 from mindspeed.tuning.store import Measurement, Store
-from mindspeed.tuning.time import KINDS
+from mindspeed.tuning.time import Machine, exposed, relative_work
 
 WARM_UP: Final = 3
 """Steps at the start of a run that do not count."""
+SPREAD: Final = 0.1
+"""Inverse variance of a unit, relative to that of a measured step, by which configurations are chosen."""
 JobOf = Callable[[Configuration], Mapping[str, Any]]
 Say = Callable[[str], None]
 
 
-def telling(rows: Sequence[Configuration], count: int) -> list[Configuration]:
-    """Choose configurations that differ most in their work: the fastest, then each time the one farthest from those chosen."""
+def telling(rows: Sequence[Configuration], count: int, machine: Machine) -> list[Configuration]:
+    """Choose configurations from whose times those of all others follow best: each the one that leaves least variance.
+
+    The variance is that of a linear fit with a prior (a V-optimal design, chosen greedily), at the units of ``machine``.
+    """
     if not rows:
         return []
-    design = np.array([[row.work[kind] for kind in KINDS] for row in rows])
-    scale = design.max(axis=0)
-    design = np.log1p(10 * design / np.where(scale > 0, scale, 1))
-    chosen = [0]
-    distance = np.linalg.norm(design - design[0], axis=1)
-    while len(chosen) < min(count, len(rows)) and distance.max() > 0:
-        chosen.append(int(distance.argmax()))
-        distance = np.minimum(distance, np.linalg.norm(design - design[chosen[-1]], axis=1))
+    design = relative_work([exposed(row.work, machine) for row in rows], [row.predicted_seconds for row in rows], machine)
+    covariance = np.eye(design.shape[1]) / SPREAD
+    chosen: list[int] = []
+    for _ in range(min(count, len(rows))):
+        spread = design @ covariance
+        gain = ((spread @ design.T) ** 2).sum(axis=0) / (1 + (spread * design).sum(axis=1))
+        gain[chosen] = -1.0
+        chosen.append(int(gain.argmax()))
+        told = covariance @ design[chosen[-1]]
+        covariance = covariance - np.outer(told, told) / (1 + design[chosen[-1]] @ told)
     return [rows[number] for number in chosen]
 
 

@@ -49,9 +49,9 @@ def _units(computed: Sequence[float], messages: Sequence[float]) -> dict[str, fl
 
 
 DEFAULTS: Final = {
-    "cpu": _units((2e-2, 2e-3, 2.5e-3, 1e-3, 1 / 5e10, 2e-9), (1e-3, 1 / 1e9, 2e-3, 1 / 1e9)),
-    "cuda": _units((1e-3, 1e-4, 3e-5, 1e-5, 1 / 4e14, 1e-11), (2e-5, 1 / 3e11, 5e-5, 1 / 5e10)),
-    "npu": _units((1e-3, 1e-4, 5e-5, 1e-5, 1 / 2e14, 2e-11), (3e-5, 1 / 1e11, 5e-5, 1 / 2e10)),
+    "cpu": _units((2e-2, 2e-3, 8e-4, 3e-4, 1 / 5e10, 2e-9), (1e-3, 1 / 1e9, 2e-3, 1 / 1e9)),
+    "cuda": _units((1e-3, 1e-4, 1e-5, 3e-6, 1 / 4e14, 1e-11), (2e-5, 1 / 3e11, 5e-5, 1 / 5e10)),
+    "npu": _units((1e-3, 1e-4, 2e-5, 3e-6, 1 / 2e14, 2e-11), (3e-5, 1 / 1e11, 5e-5, 1 / 2e10)),
 }
 """Units of a machine that was not measured: orders of magnitude, for ranking alone."""
 
@@ -83,9 +83,11 @@ def basis(layouts: Layouts, cores: int = 0) -> TimeBasis:
     replicas = layouts.dp * layouts.cp
     borders = 4 * (layouts.pp * layouts.vpp - 1) / layouts.pp  # both ends of each, both ways, shared by the ranks
     forward = _layers_forward(layouts, shape, turns * layers, message)
-    backward = {"layer": 2, "experts": 2, "cp_call": 2, "cp_byte": 2, "tp_call": 3 / 4 if shape.num_experts else 1}
+    backward = {"layer": 2, "experts": 2, "cp_call": 2, "cp_byte": 2}
     work = {kind: amount * (1 + backward.get(kind, 1)) for kind, amount in forward.items()}
-    work["tp_call"] = work["tp_call"] + turns * 5 * (layouts.tp > 1)  # the embedding, the logits, the loss
+    work["tp_call"] = work["tp_call"] + turns * 10 * (layouts.tp > 1)  # all-reduces of the embedding, the logits, the loss
+    if shape.num_experts:  # the balancing loss of a router is summed over the sequence
+        work["cp_call"] = work["cp_call"] + turns * layers * 2 * (layouts.cp > 1)
     work["tp_byte"] = work["tp_byte"] + turns * 4 * message * (layouts.tp - 1) / layouts.tp
     work |= {
         "step": 1.0,
@@ -93,7 +95,7 @@ def basis(layouts: Layouts, cores: int = 0) -> TimeBasis:
         "flops": turns * 3 * operations * share,
         "pp_call": turns * borders,
         "pp_byte": turns * borders * message,
-        "dp_call": 2 * (2 if shape.num_experts else 1) * (replicas > 1),
+        "dp_call": 2 * (1 + (layouts.ep > 1)) * (replicas > 1),  # experts of several ranks have buffers of their own
         "dp_byte": 0,
         "node_call": 0,
         "node_byte": 0,
@@ -108,15 +110,16 @@ def basis(layouts: Layouts, cores: int = 0) -> TimeBasis:
 def _layers_forward(layouts: Layouts, shape: ModelShape, passes: Any, message: Any) -> dict[str, Any]:
     """Return the work of the forward passes of layers, beside operations; ``message`` is the bytes of the hidden states.
 
-    Messages of a layer: one for attention and one for the MLP over tp, where experts take four; keys and values over each step
-    of a ring of cp; tokens, probabilities, answers and half a count over ep.
+    An all-reduce is two calls, a reduce-scatter and an all-gather. Over tp attention has one, and the MLP, where experts take
+    four gathers and scatters; over each step of a ring of cp go keys and values; over ep tokens, probabilities, answers and
+    half a count.
     """
     moe, grouped = bool(shape.num_experts), layouts.knows("grouped_experts") and layouts.grouped_experts
     own_experts = shape.num_experts / layouts.ep if moe and not grouped else float(moe)
     return {
         "layer": passes,
         "experts": passes * own_experts,
-        "tp_call": passes * (4 if moe else 2) * (layouts.tp > 1),
+        "tp_call": passes * (6 if moe else 4) * (layouts.tp > 1),
         "tp_byte": passes * 4 * message * (layouts.tp - 1) / layouts.tp,
         "cp_call": passes * 2 * (layouts.cp - 1),
         "cp_byte": passes * 2 * message * _key_width(shape) / shape.hidden_size * (layouts.cp - 1),
@@ -188,7 +191,8 @@ def exposed(work: Mapping[str, Any], machine: Machine, crowd: float = 1.0) -> di
 
     Gradients are reduced beside the last backward pass, weights gathered beside the first forward pass of a step.
     """
-    computed = sum(machine.seconds[kind] * crowd * work[kind] for kind in ("layer", "experts", "flops")) / work["micro_batch"]
+    computed = sum(machine.seconds[kind] * crowd * work[kind] for kind in ("layer", "experts", "flops"))
+    computed = computed / np.maximum(work["micro_batch"], 1)
     found = {kind: work[kind] for kind in KINDS}
     for part, share in OVERLAPPED.items():
         seconds = sum(machine.seconds[f"{link}_byte"] * work[f"{link}_{part}"] for link in ("dp", "node"))
@@ -207,28 +211,36 @@ def step_seconds(work: Mapping[str, Any], machine: Machine, crowd: float = 1.0) 
     return np.asarray(total, dtype=np.float64)
 
 
-PULLS: Final = (1e-7, 1e-5, 1e-3, 1e-2, 1e-1, 1.0)
-"""Weights of the prior that a fit chooses from; a measured step has the weight 1."""
+PULL: Final = 0.01
+"""Weight of the prior in a fit; a measured step has the weight 1."""
 
 
-def fit(rows: list[dict[str, float]], seconds: list[float], prior: Machine, crowd: float = 1.0) -> Machine:
-    """Fit the units of a machine to measured steps: least squares of relative errors, no unit below zero, drawn to ``prior``.
-
-    The pull of the prior is the one by which each measured step is predicted best from all others.
-    """
+def relative_work(
+    rows: Sequence[Mapping[str, float]], seconds: Sequence[float], machine: Machine, crowd: float = 1.0
+) -> Numbers:
+    """Return the share of ``seconds`` that each kind takes in rows of work, by the units of ``machine``: [rows, kinds]."""
     busy = np.array([crowd if kind in COMPUTED else 1.0 for kind in KINDS])
-    start = np.array([prior.seconds[kind] for kind in KINDS])
-    seen = [exposed(row, prior, crowd) for row in rows]
-    design = np.array([[row[kind] for kind in KINDS] for row in seen]) * busy * start / np.array(seconds)[:, None]
-    pull = min(PULLS, key=lambda weight: _left_out_error(design, weight)) if len(rows) > 2 else PULLS[-1]
-    factors = _nonnegative(design, pull)
-    return Machine(dict(zip(KINDS, (float(value) for value in factors * start), strict=True)), prior.cores)
+    units = np.array([machine.seconds[kind] for kind in KINDS])
+    shares: Numbers = np.array([[row[kind] for kind in KINDS] for row in rows]) * busy * units
+    relative: Numbers = shares / np.array(seconds)[:, None]
+    return relative
 
 
-def _left_out_error(design: Numbers, weight: float) -> float:
-    """Return the sum of squared relative errors of each row when the others alone are fitted."""
-    numbers = range(len(design))
-    return sum(float((design[n] @ _nonnegative(np.delete(design, n, 0), weight) - 1) ** 2) for n in numbers)
+def fit(rows: Sequence[Mapping[str, float]], seconds: Sequence[float], prior: Machine, crowd: float = 1.0) -> Machine:
+    """Fit the units of a machine to measured steps: least squares of relative errors, no unit below zero.
+
+    Units are drawn to those of ``prior``, whose computation, calls and bytes are first scaled as a whole: what was not measured
+    is taken to be as much faster than the prior as what was. The second time it is known what computation hides.
+    """
+    parts = np.array([[kind.endswith("_call"), kind.endswith("_byte"), kind not in MESSAGES] for kind in KINDS], dtype=float)
+    machine = prior
+    for _ in range(2):
+        design = relative_work([exposed(row, machine, crowd) for row in rows], seconds, prior, crowd)
+        scale = parts @ np.maximum(_nonnegative(design @ parts, PULL), 0.1)
+        factors = scale * _nonnegative(design * scale, PULL)
+        units = [float(factor) * prior.seconds[kind] for factor, kind in zip(factors, KINDS, strict=True)]
+        machine = Machine(dict(zip(KINDS, units, strict=True)), prior.cores)
+    return machine
 
 
 def _nonnegative(design: Numbers, weight: float) -> Numbers:
