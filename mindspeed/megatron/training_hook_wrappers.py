@@ -105,8 +105,10 @@ def parse_args_for_platform(original: Function, *args: Any, **kwargs: Any) -> An
 
 @wrapper
 def validate_args_for_platform(original: Function, args: Any, *rest: Any, **kwargs: Any) -> Any:
-    """Wrap ``validate_args(args, defaults)``, see `put_platform_values`."""
+    """Wrap ``validate_args(args, defaults)``, see `put_platform_values` and `order_launches`."""
     put_platform_values(args)
+    if (active := session.current()) is not None:
+        order_launches(active.plan, args, os.environ)
     return original(args, *rest, **kwargs)
 
 

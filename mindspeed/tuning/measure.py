@@ -18,12 +18,10 @@ import yaml
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.tuning.search import Configuration
 from mindspeed.tuning.store import Measurement, Store
-from mindspeed.tuning.time import Machine, exposed, relative_work
+from mindspeed.tuning.time import PULL, Machine, exposed, relative_work
 
 WARM_UP: Final = 3
 """Steps at the start of a run that do not count."""
-SPREAD: Final = 0.1
-"""Inverse variance of a unit, relative to that of a measured step, by which configurations are chosen."""
 JobOf = Callable[[Configuration], Mapping[str, Any]]
 Say = Callable[[str], None]
 
@@ -36,7 +34,7 @@ def telling(rows: Sequence[Configuration], count: int, machine: Machine) -> list
     if not rows:
         return []
     design = relative_work([exposed(row.work, machine) for row in rows], [row.predicted_seconds for row in rows], machine)
-    covariance = np.eye(design.shape[1]) / SPREAD
+    covariance = np.eye(design.shape[1]) / PULL
     chosen: list[int] = []
     for _ in range(min(count, len(rows))):
         spread = design @ covariance

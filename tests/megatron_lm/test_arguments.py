@@ -14,7 +14,13 @@ import pytest
 from mindspeed.inspection.cli_arguments import surface
 from mindspeed.megatron import training_hook_wrappers
 from mindspeed.megatron.training_flags import world_of
-from mindspeed.megatron.training_hook_wrappers import differences, order_launches, put_arguments, validate_args
+from mindspeed.megatron.training_hook_wrappers import (
+    differences,
+    order_launches,
+    put_arguments,
+    validate_args,
+    validate_args_for_platform,
+)
 from mindspeed.planning.plan import ActivationPlan, PlannedOverride
 from mindspeed.plugins import ArgOverride, MindSpeedError, World
 from tests.megatron_lm import stub
@@ -66,6 +72,16 @@ def test_the_plans_values_go_where_megatron_lm_takes_them_under_its_own_names():
 def test_the_variable_that_megatron_demands_is_set_where_it_has_no_meaning(platform, fsdp, environment, expected):
     order_launches(active({"platform": platform}).plan, Namespace(use_torch_fsdp2=fsdp), environment)
     assert environment == expected
+
+
+def test_the_platform_alone_sets_the_variable_that_megatron_demands(monkeypatch):
+    session = active({"platform": "cpu"})
+    session.manager = SimpleNamespace(call=lambda hook: [])
+    monkeypatch.setattr(training_hook_wrappers.session, "current", lambda: session)
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8")  # so that it is as before when the test is over
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS")
+    seen = validate_args_for_platform(lambda args: os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"))
+    assert seen(parsed()) == "1"
 
 
 @pytest.mark.parametrize("argument", ["fp8", "fp4", "layernorm_zero_centered_gamma"])
