@@ -29,9 +29,9 @@ class Estimate:
 
     ``weights``, ``gradients`` and ``optimizer`` are bytes, ``activations`` bytes of one layer and micro-batch, ``temporary``
     bytes that a step needs once, ``flops`` operations of one layer and micro-batch beside those of the model,
-    ``repeated`` the share of a layer's forward pass that runs again, with its launches and messages, ``buckets`` the parts in
-    which gradients are reduced and weights gathered. With ``gathers_weights`` the second half of the all-reduce of gradients is
-    a gather of updated weights; ``overlap_gradients`` and ``overlap_weights`` put the halves beside backward and forward
+    ``repeated`` the share of a layer's forward pass that runs again, with its launches and messages, ``bucket_size`` the
+    parameters of a bucket where it is not Megatron's. With ``gathers_weights`` the second half of the all-reduce of gradients
+    is a gather of updated weights; ``overlap_gradients`` and ``overlap_weights`` put the halves beside backward and forward
     passes. Numbers may be arrays.
     """
 
@@ -43,7 +43,7 @@ class Estimate:
     flops: Any = 0
     repeated: Any = 0
     traffic: tuple[Traffic, ...] = ()
-    buckets: Any = 1
+    bucket_size: int | None = None
     gathers_weights: bool = False
     overlap_gradients: bool = False
     overlap_weights: bool = False

@@ -64,6 +64,7 @@ class TimeBasis:
     forward: Mapping[str, Any]
     rounds: Numbers
     layers: Any
+    replicas: Any
     updated: Any
     weight_bytes: int
     leaving: Mapping[str, Any]
@@ -104,7 +105,7 @@ def basis(layouts: Layouts, cores: int = 0) -> TimeBasis:
     crowd = max(1.0, layouts.world_size / cores) if cores else 1.0
     expert_replicas = np.maximum(1, replicas / layouts.ep)
     updated = dense * (1 - 1 / replicas) + experts * (1 - 1 / expert_replicas)
-    return TimeBasis(work, forward, turns, layers, updated, element, leaving_node(layouts), crowd)
+    return TimeBasis(work, forward, turns, layers, replicas, updated, element, leaving_node(layouts), crowd)
 
 
 def _layers_forward(layouts: Layouts, shape: ModelShape, passes: Any, message: Any) -> dict[str, Any]:
@@ -160,7 +161,9 @@ def work_of(base: TimeBasis, estimates: Iterable[Estimate]) -> dict[str, Any]:
                 calls = base.rounds * base.layers * traffic.calls * (1 + repeated * traffic.forward)
                 for kind, amount in ((f"{traffic.group}_call", calls), (f"{traffic.group}_byte", calls * traffic.bytes)):
                     work[kind] = work[kind] + amount
-        work["dp_call"] = work["dp_call"] * estimate.buckets
+        if estimate.overlap_gradients:
+            size = estimate.bucket_size or np.maximum(40_000_000, 1_000_000 * base.replicas)  # as Megatron chooses it
+            work["dp_call"] = work["dp_call"] * np.ceil(work["parameter"] / size)
     work |= _replicas(base, estimates)
     for group, leaves in base.leaving.items():
         for kind in ("call", "byte", *(OVERLAPPED if group == "dp" else ())):

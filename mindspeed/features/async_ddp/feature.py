@@ -25,15 +25,6 @@ class AsyncDdpArgs(FeatureArgs):
     bucket_size: int | None = Field(None, ge=1, description="parameters per bucket; Megatron's choice if not given")
 
 
-def _estimate(args: AsyncDdpArgs, world: Any) -> Estimate:
-    from numpy import ceil, maximum
-
-    from mindspeed.arithmetic import rank_parameters
-
-    size = args.bucket_size or maximum(40_000_000, 1_000_000 * world.dp * world.cp)  # Megatron's
-    return Estimate(overlap_gradients=True, buckets=ceil(sum(rank_parameters(world)) / size))
-
-
 class AsyncDdp(Feature[AsyncDdpArgs]):
     """A bucket of gradients is reduced as soon as the last micro-batch has filled it, while backward goes on."""
 
@@ -47,7 +38,7 @@ class AsyncDdp(Feature[AsyncDdpArgs]):
             MegatronFlag("overlap_grad_reduce", switch="on"),
             MegatronFlag("ddp_bucket_size", "bucket_size"),
         ),
-        estimate=_estimate,
+        estimate=lambda args, world: Estimate(overlap_gradients=True, bucket_size=args.bucket_size),
         variants=lambda world: [{}],
         numerics=Numerics.reordered(reason="as data-parallel"),
     )
