@@ -87,8 +87,8 @@ def basis(layouts: Layouts, cores: int = 0) -> TimeBasis:
     backward = {"layer": 2, "experts": 2, "cp_call": 2, "cp_byte": 2}
     work = {kind: amount * (1 + backward.get(kind, 1)) for kind, amount in forward.items()}
     work["tp_call"] = work["tp_call"] + turns * 10 * (layouts.tp > 1)  # all-reduces of the embedding, the logits, the loss
-    if shape.num_experts:  # the balancing loss of a router is summed over the sequence
-        work["cp_call"] = work["cp_call"] + turns * layers * 2 * (layouts.cp > 1)
+    summed = 1 + layers * bool(shape.num_experts)  # the loss, and a balancing loss of each router, over parts of the sequence
+    work["cp_call"] = work["cp_call"] + turns * 2 * summed * (layouts.cp > 1)
     work["tp_byte"] = work["tp_byte"] + turns * 4 * message * (layouts.tp - 1) / layouts.tp
     work |= {
         "step": 1.0,

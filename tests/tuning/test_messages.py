@@ -43,7 +43,7 @@ CASES = {
         "tp", OF_TP, MOE, {"tp": 2}, Choice(("sequence-parallel",)), calls=0.06, bytes=1.0
     ),  # a gather counts as the whole
     "ep": Case("ep", OF_EP, MOE, {"ep": 2}, bytes=1.4),  # and what a rank sends itself, and probabilities
-    "cp": Case("cp", ("CONTEXT_PARALLEL_GROUP",), sizes={"cp": 2}, choice=Choice(("adaptive-cp",)), calls=0.05),
+    "cp": Case("cp", ("CONTEXT_PARALLEL_GROUP",), sizes={"cp": 2}, choice=Choice(("adaptive-cp",))),
     "pp": Case("pp", ("PIPELINE_MODEL_PARALLEL_GROUP", "default_pg"), sizes={"pp": 2}, calls=0.15, bytes=0.15),
     "pp, two chunks": Case(
         "pp", ("PIPELINE_MODEL_PARALLEL_GROUP", "default_pg"), sizes={"pp": 2, "vpp": 2}, calls=0.15, bytes=0.15
