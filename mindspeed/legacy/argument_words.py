@@ -10,7 +10,7 @@ from typing import Literal
 from mindspeed.plugins.problems import Problem
 
 Count = Literal[0, 1, "+"]
-"""How many values an option has."""
+"""Number of values that an option takes."""
 
 
 @dataclass(slots=True)

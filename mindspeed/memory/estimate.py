@@ -66,7 +66,7 @@ class Stage:
 
     @property
     def peak(self) -> int:
-        """What rests, and the larger of what passes keep and of what the exchange of gradients behind them needs."""
+        """Add the larger of what passes keep and of what the exchange of gradients behind them needs to what rests."""
         resting = sum(row.bytes for row in self.rows if row.held == "kept" and row.name in RESTING)
         passes = sum(row.bytes * row.live for row in self.rows if row.held in AT_PEAK) - resting
         return resting + max(passes, sum(row.bytes for row in self.rows if row.held == BEHIND))
@@ -91,7 +91,7 @@ class Stage:
 
 AT_PEAK: Final = ("kept", "in backward")
 BEHIND: Final = "behind backward"
-"""Where a row is held that exists when nothing is kept for backward any more."""
+"""Place of a row that exists when nothing is kept for backward any more."""
 LAYER_INPUT: Final = "layer input"
 _INPUTS: Final = {"input norm": LAYER_INPUT, "pre-mlp norm": "attention: residual", "final norm": "final norm: input"}
 OPTIMIZER: Final = ("main weights", "residuals", "states")
@@ -305,7 +305,7 @@ def _without_converted_inputs(tensors: SavedTensors, world: World) -> SavedTenso
 
 
 def _ends(world: World, options: JobOptions, first: bool, last: bool) -> SavedTensors:
-    """What the embedding, the last norm and the loss keep."""
+    """Return what the embedding, the last norm and the loss keep."""
     size = BYTES[world.dtype]
     tokens = world.seq_length * world.micro_batch_size // world.cp
     hidden = tokens // (world.tp if options.sequence_parallel else 1) * world.hidden_size

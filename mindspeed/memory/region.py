@@ -50,7 +50,7 @@ class Region:
 
 
 class RegionPass(AbstractContextManager["RegionPass"]):
-    """One forward pass through a region."""
+    """Watch one forward pass through a region."""
 
     def __init__(self, repetition: Repetition | None, made: dict[Layout, frozenset[int]], part: Part) -> None:
         self._repetition = repetition

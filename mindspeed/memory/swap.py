@@ -14,7 +14,7 @@ from mindspeed.memory.parked import Parked, Part
 
 @dataclass(slots=True, eq=False)
 class Pass:
-    """One forward pass through a model chunk, with what each of its layers has given away, in order."""
+    """Hold what each layer of a model chunk has given away in one forward pass, in order."""
 
     unit: Hashable
     parked: list[Parked] = field(default_factory=list)

@@ -70,7 +70,7 @@ class AllToAllCall:
     """The routing of one call. The counts of all ranks are on their way from the beginning."""
 
     probabilities_first = False
-    """Whether `arrange_probabilities` tells `arrange` what to do."""
+    """True where `arrange_probabilities` tells `arrange` what to do."""
 
     def __init__(self, place: Placement, routing_map_TE: Tensor, rows: int | None = None, capacity: int | None = None) -> None:
         """``rows`` are given where they do not depend on the routing, ``capacity`` where experts are padded to it."""

@@ -28,7 +28,7 @@ SHAPES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class CapacityOptions:
-    """What features ask of a layer with a capacity; its spec carries them to the module.
+    """Tell a layer with a capacity what features ask of it; its spec carries them to the module.
 
     ``reference`` is the formula: every expert on every token. ``rearranged`` copies rows by index, instead of products with
     masks. ``dropless`` gives experts as many places as the fullest one needs, with ``padding`` in eighths of a group's tokens.

@@ -105,7 +105,7 @@ def basis(layouts: Layouts, cores: int = 0) -> TimeBasis:
     crowd = max(1.0, layouts.world_size / cores) if cores else 1.0
     expert_replicas = np.maximum(1, replicas / layouts.ep)
     updated = dense * (1 - 1 / replicas) + experts * (1 - 1 / expert_replicas)
-    return TimeBasis(work, forward, turns, layers, replicas, updated, element, leaving_node(layouts), crowd)
+    return TimeBasis(work, forward, turns, layers, replicas, updated, element, _leaving_node(layouts), crowd)
 
 
 def _layers_forward(layouts: Layouts, shape: ModelShape, passes: Any, message: Any) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def _key_width(shape: ModelShape) -> float:
     return shape.num_query_groups * shape.kv_channels
 
 
-def leaving_node(layouts: Layouts) -> dict[str, Any]:
+def _leaving_node(layouts: Layouts) -> dict[str, Any]:
     """Return for each kind of group whether it has ranks of several nodes, in Megatron's order tp, cp, ep, dp, pp."""
     spans = {
         "tp": layouts.tp,

@@ -13,7 +13,7 @@ from mindspeed.plugins.discovery import discover
 from mindspeed.tuning.rules import FixedRequest
 from mindspeed.tuning.search import Question, Scores
 from mindspeed.tuning.space import SIZES, Choice, Layouts
-from mindspeed.tuning.time import DEFAULTS, Machine
+from mindspeed.tuning.time import DEFAULTS, Machine, exposed
 from mindspeed.verification.pool import WorkerPool
 from mindspeed.verification.shape import LLAMA, MOE, ModelShape, Recipe
 from tests.tuning.messages import sent
@@ -81,3 +81,11 @@ def test_messages_between_nodes_are_counted_apart() -> None:
     assert within["tp_call"] == across["node_call"] - within["node_call"] > 0
     assert within["dp_byte"] == 0
     assert within["node_byte"] > 0
+
+
+def test_reductions_count_as_far_as_the_backward_pass_is_shorter() -> None:
+    work = foretold(replace(CASES["tp"], sizes={}, choice=Choice(("async-ddp",))), Recipe(LLAMA, global_batch_size=8))
+    assert work["dp_byte"] == 0 < work["dp_reduce"]
+    free, slow = (Machine({**DEFAULTS["cpu"], "dp_byte": seconds}) for seconds in (1e-12, 1.0))
+    assert exposed(work, free)["dp_byte"] == 0
+    assert 0 < work["dp_reduce"] - exposed(work, slow)["dp_byte"] < 1  # less than the bytes of a second
