@@ -8,7 +8,7 @@ from typing import Final
 
 from mindspeed.arithmetic import BYTES, ModelShape, embedding_parameters, layer_parameters, output_parameters, shape_of_world
 from mindspeed.memory.byte_count import Bytes
-from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors
+from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors, is_nothing, with_coming_back
 from mindspeed.plugins.world import World
 
 NEEDED: Final = (
@@ -143,7 +143,7 @@ def layer_tensors(world: World, options: JobOptions, layers: int, ends: bool = F
     made |= _attention(world, options, shape, tokens, scores)
     made["attention: dropout mask"] = made["mlp: dropout mask"] = hidden * mask if options.dropout else 0
     made |= _mlp(world, shape, tokens)
-    tensors = tuple(SavedTensor(name, bytes, layers, ends=ends) for name, bytes in made.items() if bytes)
+    tensors = tuple(SavedTensor(name, bytes, layers, ends=ends) for name, bytes in made.items() if not is_nothing(bytes))
     once = {"attention: score buffer": scores * size}
     if shape.latent is not None:
         once["rotary frequencies"] = layers * world.seq_length * shape.latent.rope * 4  # each layer makes its own
@@ -165,8 +165,8 @@ def _attention(world: World, options: JobOptions, shape: ModelShape, tokens: int
         heads = shape.num_attention_heads // world.tp
         attended = heads * (2 * (latent.head + latent.rope) + latent.value)
         keys_and_values = tokens * (latent.kv_rank + latent.rope)
-        if options.sequence_parallel and world.tp > 1:  # a copy of the own rows, while those of queries are a view of all
-            keys_and_values = tokens // world.tp * latent.kv_rank
+        if options.sequence_parallel:  # a copy of the own rows, while those of queries are a view of all
+            keys_and_values = tokens // world.tp * latent.kv_rank + tokens * latent.rope * (world.tp == 1)
         made = {
             "attention: latent vectors": (tokens * latent.q_rank + keys_and_values) * size,
             "attention: queries, keys, values": tokens * attended * size,
@@ -175,7 +175,7 @@ def _attention(world: World, options: JobOptions, shape: ModelShape, tokens: int
         return made | _scores(world, options, scores) | {"attention: output": tokens * heads * latent.value * size}
     queries = shape.num_attention_heads * shape.kv_channels // world.tp
     keys = shape.num_query_groups * shape.kv_channels // world.tp
-    grouped = keys < queries
+    grouped = shape.num_query_groups < shape.num_attention_heads
     attended = queries + 2 * (queries if grouped else keys)
     if world.rotary and not grouped:
         attended += queries + keys  # rotated copies; the values keep the product of the linear layer
@@ -277,11 +277,8 @@ def _activations(world: World, options: JobOptions, changes: Changes, stage: int
     rows: dict[tuple[str, int, str, str], Row] = {}
     for chunk, (full, dropped) in enumerate(live):
         first, last = stage == chunk == 0, stage == world.pp - 1 and chunk == world.vpp - 1
-        layers = layer_tensors(world, options, world.layers_per_chunk[chunk * world.pp + stage], ends=last)
-        tensors = (*layers, *_ends(world, options, first, last))
-        for change in changes:
-            tensors = change(tensors)
-        for t in _without_converted_inputs(tensors, world):
+        layers = world.layers_per_chunk[chunk * world.pp + stage]
+        for t in chunk_tensors(world, options, changes, layers, first, last):
             key = (t.name, t.bytes * t.layers, t.held, t.by)
             before = rows.get(key, Row(*key, live=0, chunks=0))
             if t.once:
@@ -290,6 +287,16 @@ def _activations(world: World, options: JobOptions, changes: Changes, stage: int
                 passes = full + (dropped if t.name == LAYER_INPUT else 0)
                 rows[key] = Row(*key, live=before.live + passes, chunks=before.chunks + 1)
     return list(rows.values())
+
+
+def chunk_tensors(
+    world: World, options: JobOptions, changes: Changes, layers: int, first: bool = False, last: bool = False
+) -> SavedTensors:
+    """Return what a chunk of layers keeps with the changes of features; ``first`` and ``last`` have an end of the model."""
+    tensors = (*layer_tensors(world, options, layers, ends=last), *_ends(world, options, first, last))
+    for change in changes:
+        tensors = change(tensors)
+    return tuple(t for t in with_coming_back(_without_converted_inputs(tensors, world)) if not is_nothing(t.bytes))
 
 
 def _without_converted_inputs(tensors: SavedTensors, world: World) -> SavedTensors:
@@ -316,8 +323,8 @@ def _ends(world: World, options: JobOptions, first: bool, last: bool) -> SavedTe
         made |= {"final norm: input": hidden * size, **_norm("final norm", world, options, hidden)}
         made["loss: logits"] = tokens * world.vocab_size // world.tp * 4
         # index, mask and loss of each token; with the vocabulary in parts its index in the own one and whether it is there
-        made["loss: targets"] = tokens * (13 if world.tp == 1 else 22)
-    tensors = [SavedTensor(name, bytes, 1) for name, bytes in made.items() if bytes]
+        made["loss: targets"] = tokens * (13 + 9 * (world.tp > 1))
+    tensors = [SavedTensor(name, bytes, 1) for name, bytes in made.items() if not is_nothing(bytes)]
     shape = shape_of_world(world)
     if world.rotary and shape.latent is None:
         width = shape.kv_channels

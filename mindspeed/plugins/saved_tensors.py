@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from mindspeed.plugins.world import World
 
@@ -14,7 +14,7 @@ Held = Literal["kept", "recomputed", "swapped", "in backward"]
 
 @dataclass(frozen=True, slots=True)
 class SavedTensor:
-    """A tensor that layers keep for backward: its bytes in one layer for one micro-batch.
+    """A tensor that layers keep for backward: its bytes in one layer for one micro-batch, an array of those of many layouts.
 
     ``layers`` of a chunk have it; with ``ends`` the last of them is the one before the loss. With ``once`` a rank has it once,
     whatever is in flight. ``held`` says where it is between forward and backward, ``by`` which feature moved it.
@@ -29,9 +29,14 @@ class SavedTensor:
     once: bool = False
 
 
+_COMING_BACK: Final = "layers that come back"
+
 SavedTensors = tuple[SavedTensor, ...]
 ChangeSaved = Callable[[Any, World, SavedTensors], SavedTensors]
-"""``(args, world, tensors) -> tensors``: what is kept with a feature, from what is kept without it."""
+"""``(args, world, tensors) -> tensors``: what is kept with a feature, from what is kept without it.
+
+The sizes of the world may be arrays of many layouts, so a search is fast where formulas are plain arithmetic.
+"""
 
 
 def leave(
@@ -54,15 +59,27 @@ def leave(
 
 
 def in_backward(tensors: Sequence[SavedTensor], by: str, layers: int = 1) -> SavedTensors:
-    """Return the tensors, and those that a feature moved in ``layers`` layers once more, as they come back together."""
-    moved = [t for t in tensors if t.by == by and t.layers]
-    if not moved:
-        return tuple(tensors)
-    size = sum({t.name: t.bytes for t in moved}.values()) * layers
-    return (*tensors, SavedTensor("layers that come back", size, 1, "in backward", by, once=True))
+    """Return the tensors, and a place for those that a feature moves in ``layers`` layers, which come back together."""
+    return (*tensors, SavedTensor(_COMING_BACK, 0, layers, "in backward", by, once=True))
+
+
+def with_coming_back(tensors: Sequence[SavedTensor]) -> SavedTensors:
+    """Return the tensors with the bytes that `in_backward` made a place for, when every feature has changed them."""
+    found = []
+    for tensor in tensors:
+        if tensor.name == _COMING_BACK:
+            moved = {t.name: t.bytes for t in tensors if t.by == tensor.by and t.layers and t.name != _COMING_BACK}
+            tensor = replace(tensor, bytes=sum(moved.values()))
+        found.append(tensor)
+    return tuple(found)
 
 
 def resized(tensors: Sequence[SavedTensor], sizes: dict[str, int]) -> SavedTensors:
     """Return the tensors with other bytes for those that ``sizes`` names; those of 0 bytes are left out."""
-    changed = (replace(tensor, bytes=sizes.get(tensor.name, tensor.bytes)) for tensor in tensors)
-    return tuple(tensor for tensor in changed if tensor.bytes)
+    changed = (replace(t, bytes=sizes[t.name]) if t.name in sizes else t for t in tensors)
+    return tuple(t for t in changed if t.name not in sizes or not is_nothing(t.bytes))
+
+
+def is_nothing(size: Any) -> bool:
+    """Return whether a number of bytes is 0; an array of those of many layouts never is."""
+    return isinstance(size, int) and size == 0

@@ -79,3 +79,13 @@ def nonzero_of_fakes() -> None:
 
     with fake_tensors():
         torch.nonzero(torch.rand(3, device="cuda"))
+
+
+@pytest.mark.long
+def test_recomputed_layers_come_back_with_what_the_operators_in_them_keep(pool: WorkerPool) -> None:
+    settings = {"recompute": {"granularity": "full", "method": "uniform", "num_layers": 1}}
+    operators = ("rms-norm", "swiglu", "flash-attention", "rotary-embedding")
+    case = build_case(("recompute", *operators), [Layer("test", settings=settings, world=LARGER | LLAMA | BF16)], (), 1)
+    ((_, peak),) = pool.dry_run(case.plan, case.recipe)
+    (stage,) = stages_of(case.plan, options_of(case.plan, dropout=False))
+    assert stage.peak == pytest.approx(peak, rel=0.02)

@@ -5,9 +5,9 @@ from functools import partial
 
 import pytest
 
-from mindspeed.memory.estimate import JobOptions, live_passes, parameters, stages
+from mindspeed.memory.estimate import JobOptions, chunk_tensors, live_passes, parameters, stages
 from mindspeed.plugins.discovery import discover
-from mindspeed.plugins.saved_tensors import SavedTensor, leave, resized
+from mindspeed.plugins.saved_tensors import SavedTensor, in_backward, leave, resized
 from mindspeed.plugins.world import UnknownValue, World
 from mindspeed.verification.shape import GPT, LLAMA, MOE, ModelShape
 
@@ -88,6 +88,22 @@ def test_tensors_leave_in_some_layers_and_shrink_in_all():
     )
     assert leave(tensors, ["a"], "swapped", "acme", layers=9)[0] == SavedTensor("a", 8, 4, "swapped", "acme", ends=True)
     assert resized(tensors, {"a": 0, "b": 1}) == (SavedTensor("b", 1, 4),)
+
+
+def test_what_comes_back_has_the_sizes_that_other_features_give_it():
+    def moved(tensors):
+        return in_backward(leave(tensors, ["mlp: activation output", "mlp: activation inner"], "recomputed", "acme"), "acme", 2)
+
+    def smaller(tensors):
+        return resized(tensors, {"mlp: activation inner": 0})
+
+    gated = world(gated_linear_unit=True)
+    both = [{t.name: t for t in chunk_tensors(gated, JobOptions(), order, 4)} for order in ([moved, smaller], [smaller, moved])]
+    assert both[0] == both[1]
+    back = both[0]["layers that come back"]
+    assert (back.bytes, back.layers, back.once) == (both[0]["mlp: activation output"].bytes, 2, True)
+    nothing = chunk_tensors(gated, JobOptions(), [lambda t: in_backward(t, "acme")], 4)
+    assert "layers that come back" not in {t.name for t in nothing}
 
 
 def test_earlier_stages_have_more_micro_batches_in_flight():

@@ -28,8 +28,8 @@ def _is_rotary(args: FeatureArgs, world: World) -> bool:
 
 def _saved(args: FeatureArgs, world: World, tensors: SavedTensors) -> SavedTensors:
     """Count one cosine and one sine of each angle, in place of those that each layer makes twice."""
-    tables = next((t.bytes // 2 for t in tensors if t.name == _TABLES), 0)
-    return (*resized(tensors, {_TABLES: 0}), *([SavedTensor(_TABLES, tables, 1, once=True)] if tables else []))
+    tables = [SavedTensor(_TABLES, t.bytes // 2, 1, once=True) for t in tensors if t.name == _TABLES]
+    return (*resized(tensors, {_TABLES: 0}), *tables[:1])
 
 
 class RotaryEmbedding(Feature[FeatureArgs]):
