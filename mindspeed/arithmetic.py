@@ -245,34 +245,6 @@ def model_flops(shape: ModelShape, samples: int) -> int:
 # memory
 
 
-@dataclass(frozen=True, slots=True)
-class Activations:
-    """Bytes that one layer keeps of one micro-batch: on every tensor-parallel rank, split over them, and of attention scores.
-
-    ``scores`` are split too, and kept by attention that stores its probabilities. ``entry`` is the input of the layer alone.
-    """
-
-    whole: Any
-    split: Any
-    scores: Any
-    entry: Any
-
-
-def layer_activations(world: Any) -> Activations:
-    """Estimate what Megatron's local layers keep for backward; fields of the world may be arrays."""
-    shape, size = shape_of_world(world), BYTES[world.dtype]
-    length = shape.seq_length / world.cp
-    tokens = world.micro_batch_size * length
-    heads, groups, width = shape.num_attention_heads, shape.num_query_groups, shape.kv_channels
-    attention = width * (2 * (heads + groups) + groups + heads)
-    ffn = shape.router_topk * shape.moe_ffn_hidden_size if shape.num_experts else shape.ffn_hidden_size
-    mlp = (4 if shape.gated_linear_unit else 2) * (ffn + shape.shared_expert_hidden_size)
-    moved = 2 * shape.router_topk * shape.hidden_size
-    scores = world.micro_batch_size * heads * length * shape.seq_length * size
-    whole = tokens * (4 * shape.hidden_size + moved) * size
-    return Activations(whole, tokens * (attention + mlp) * size, scores, tokens * shape.hidden_size * size)
-
-
 def rank_parameters(world: Any) -> tuple[Any, Any]:
     """Return the parameters of the rank that has most, apart from experts, and its experts; fields may be arrays."""
     shape = shape_of_world(world)
@@ -280,7 +252,7 @@ def rank_parameters(world: Any) -> tuple[Any, Any]:
     ends = embedding_parameters(shape)
     last = output_parameters(shape)
     own = (layer.split / world.tp + layer.replicated) / world.pp + ends.split / world.tp + ends.replicated
-    return own + last.split / world.tp * (world.pp == 1), layer.experts / world.pp / world.ep
+    return own + last.split / world.tp * (world.pp == 1), layer.experts / world.pp / world.ep / world.tp
 
 
 def optimizer_bytes(world: Any) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,8 +16,9 @@ from mindspeed.cli.output import json_option, print_json, print_table, wants_jso
 from mindspeed.cli.request_options import FeatureName, FullJobCommand, Request, request_options
 
 if TYPE_CHECKING:
-    from mindspeed.tuning.job import SearchJob
+    from mindspeed.tuning.job import CountBytes, SearchJob
     from mindspeed.tuning.search import Configuration, Found
+    from mindspeed.tuning.space import Choice
     from mindspeed.tuning.time import Machine
 
 _UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -56,7 +59,7 @@ class Size(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "--output", type=click.Path(path_type=Path), metavar="FOLDER", help="write tune.json, job.yaml and pareto.png there"
 )
-@click.option("--dry", is_flag=True, help="count the bytes of the rows by dry runs: Megatron's own layers without weights")
+@click.option("--dry", is_flag=True, help="decide by dry runs what fits: the bytes of Megatron's own layers without weights")
 @click.option("--top", default=20, show_default=True, metavar="N", help="rows; 0 gives every feasible configuration")
 @request_options
 @json_option
@@ -90,9 +93,8 @@ def tune(
     where = Store(store or cache_folder() / "tuning", machine_facts(job.environment.platform), job.model)
     limit = float("inf") if device_memory is None else float(device_memory)
     machine = _machine(job, where, calibrate, steps, budget, limit)
-    found = job.search(machine, limit, 0 if mode == "black" else top)
-    if dry:
-        found = _dry_run(job, found, limit)
+    with _dry_runs(job) if dry else nullcontext() as count:
+        found = job.search(machine, limit, 0 if mode == "black" else top, count)
     if mode != "white":
         found = _measured(job, found, where, steps, budget)
     if output is not None:
@@ -155,8 +157,9 @@ def _local_ranks(job: SearchJob) -> int:
     return ranks
 
 
-def _dry_run(job: SearchJob, found: Found, limit: float) -> Found:
-    """The rows with the bytes of dry runs, those that fit first."""
+@contextmanager
+def _dry_runs(job: SearchJob) -> Iterator[CountBytes]:
+    """Count the bytes of a configuration by dry runs, one rank of each pipeline stage."""
     from mindspeed.plugins.problems import Problem, ResolutionError
     from mindspeed.verification.case import with_few_micro_batches
     from mindspeed.verification.pool import WorkerPool
@@ -166,16 +169,13 @@ def _dry_run(job: SearchJob, found: Found, limit: float) -> Found:
         text = f"a dry run has the layers of the platform cpu, and this job is for {platform}"
         raise ResolutionError([Problem("MS345", text, fix="remove --dry, or --platform cpu")])
 
-    def counted(row: Configuration) -> Configuration:
-        world = {**job.model, **row.sizes}
-        short = with_few_micro_batches(job.plan_of(row.choice, world).world)
-        plan = job.plan_of(row.choice, world, short)
-        size = max(peak for _, peak in pool.dry_run(plan, recipe_of(plan.world)))
-        return replace(row, predicted_bytes=size, fits=size <= limit)
+    def count(choice: Choice, world: Mapping[str, Any]) -> int:
+        short = with_few_micro_batches(job.plan_of(choice, world).world)
+        plan = job.plan_of(choice, world, short)
+        return max(peak for _, peak in pool.dry_run(plan, recipe_of(plan.world)))
 
     with WorkerPool() as pool:
-        rows = sorted(map(counted, found.rows), key=lambda row: not row.fits)
-    return replace(found, rows=tuple(rows))
+        yield count
 
 
 def _measured(job: SearchJob, found: Found, store: Any, steps: int, budget: float) -> Found:

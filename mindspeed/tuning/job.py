@@ -19,10 +19,12 @@ from mindspeed.resolution.request_merge import remaining_features
 from mindspeed.training.shape import trainer_request
 from mindspeed.tuning.measure import telling
 from mindspeed.tuning.rules import FixedRequest
-from mindspeed.tuning.search import Configuration, Found, Question, Resolved, search
+from mindspeed.tuning.search import SLACK, Configuration, Found, Question, Resolved, search
 from mindspeed.tuning.space import SIZES, Choice, Layouts, candidates, choices
 from mindspeed.tuning.time import DEFAULTS, Machine
 
+CountBytes = Callable[[Choice, Mapping[str, Any]], int]
+"""``(choice, world) -> bytes`` of the fullest rank."""
 CANDIDATES: Final = 400
 """Fastest configurations from which a calibration chooses."""
 
@@ -57,10 +59,20 @@ class SearchJob:
         tried = choices(self.catalog, self.model, self.request.features, self.tried)
         return Question(layouts, tried, self.request, machine, device_bytes)
 
-    def search(self, machine: Machine, device_bytes: float, top: int) -> Found:
-        """Search, and raise ResolutionError (MS345) where no configuration is feasible or none fits."""
+    def search(self, machine: Machine, device_bytes: float, top: int, count: CountBytes | None = None) -> Found:
+        """Search, and raise ResolutionError (MS345) where no configuration is feasible or none fits.
+
+        ``count`` has the last word on the bytes of what the planner of memory does not find far too large.
+        """
         has_variant: Callable[[str, str], bool] = running(self.environment.platform)
-        found = search(self.question(machine, device_bytes), self.catalog, has_variant, self.resolved, top)
+
+        def accepts(choice: Choice, world: Mapping[str, Any]) -> Resolved | None:
+            found = self.resolved(choice, world)
+            if count is None or found is None or (found.bytes or 0) > SLACK * device_bytes:
+                return found
+            return Resolved(count(choice, world))
+
+        found = search(self.question(machine, device_bytes), self.catalog, has_variant, accepts, top)
         if not found.rows:
             raise ResolutionError(self._nothing_feasible(has_variant))
         if not any(row.fits for row in found.rows):

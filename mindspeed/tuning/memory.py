@@ -1,4 +1,4 @@
-"""Bytes of the rank that has most, for every layout: weights, gradients, optimizer, activations in flight, logits."""
+"""Bytes of the rank that has most, for every layout: weights, gradients, optimizer, activations in flight."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mindspeed.arithmetic import BYTES, layer_activations, optimizer_bytes, rank_parameters
+from mindspeed.arithmetic import BYTES, optimizer_bytes, rank_parameters
 from mindspeed.plugins.estimates import Estimate
-from mindspeed.tuning.space import Layouts
+from mindspeed.tuning.activations import Kept
+from mindspeed.tuning.space import Column, Layouts
 
 Numbers = NDArray[np.float64]
 GRADIENT: int = 4
@@ -20,56 +21,40 @@ GRADIENT: int = 4
 
 @dataclass(frozen=True, slots=True)
 class MemoryBasis:
-    """The parts that no feature changes, once for all layouts."""
+    """The parts that no feature changes, once for all layouts: bytes at rest, and the chunks that end stages have in flight."""
 
     weights: Numbers
     gradients: Numbers
     optimizer: Numbers
-    activations: Numbers
-    in_flight: Numbers
-    logits: Numbers
+    first: Numbers
+    last: Numbers
 
 
 def basis(layouts: Layouts) -> MemoryBasis:
-    """Compute the parts of plain Megatron. Activations are of one layer and micro-batch."""
+    """Compute the parts of plain Megatron."""
     dense, experts = rank_parameters(layouts)
     count = dense + experts
-    kept = layer_activations(layouts)
-    element = BYTES[layouts.dtype]
-    tokens = layouts.micro_batch_size * layouts.seq_length / layouts.cp
-    logits = tokens * layouts.vocab_size / layouts.tp * (element + 4) * (layouts.pp >= 1)
     return MemoryBasis(
-        weights=count * element,
+        weights=count * BYTES[layouts.dtype],
         gradients=count * GRADIENT,
         optimizer=count * optimizer_bytes(layouts),
-        activations=kept.whole + (kept.split + kept.scores) / layouts.tp,
-        in_flight=layers_in_flight(layouts),
-        logits=logits,
+        first=chunks_in_flight(layouts, 0),
+        last=chunks_in_flight(layouts, layouts.pp - 1),
     )
 
 
-def layers_in_flight(layouts: Layouts) -> Numbers:
-    """Layers times micro-batches whose activations the first stage keeps at once, in 1F1B and its interleaved form."""
-    layers, pp, vpp = layouts.num_layers, layouts.pp, layouts.vpp
-    batches = layouts.num_micro_batches
-    plain = np.minimum(pp, batches) * layers / pp
-    warm = np.minimum((vpp - 1) * pp + 2 * (pp - 1) + 1, batches * vpp)
-    interleaved = warm * layers / (pp * vpp)
-    return np.asarray(np.where(vpp > 1, interleaved, plain), dtype=np.float64)
+def chunks_in_flight(layouts: Layouts, stage: Any) -> Numbers:
+    """Passes through chunks whose activations a stage keeps at once, in 1F1B and its interleaved form."""
+    after, batches = layouts.pp - stage - 1, layouts.num_micro_batches
+    warm = np.minimum((layouts.vpp - 1) * layouts.pp + 2 * after + 1, batches * layouts.vpp)
+    return np.asarray(np.where(layouts.vpp > 1, warm, np.minimum(after + 1, batches)), dtype=np.float64)
 
 
-def peak_bytes(base: MemoryBasis, estimates: Iterable[Estimate]) -> Numbers:
-    """Return the bytes of the fullest rank of every layout under these features."""
-    weights: Any = base.weights
-    gradients: Any = base.gradients
-    optimizer: Any = base.optimizer
-    activations: Any = base.activations
-    temporary: Any = base.logits
+def peak_bytes(base: MemoryBasis, rows: Column, kept: Kept, estimates: Iterable[Estimate]) -> Numbers:
+    """Return the bytes of the fullest rank of some layouts under these features: one of the first or of the last stage."""
+    resting: Any = base.weights + base.gradients + base.optimizer
     for estimate in estimates:
-        weights = weights + estimate.weights
-        gradients = gradients + estimate.gradients
-        optimizer = optimizer + estimate.optimizer
-        activations = activations + estimate.activations
-        temporary = temporary + estimate.temporary
-    total = weights + gradients + optimizer + np.maximum(activations, 0) * base.in_flight + temporary
-    return np.asarray(total, dtype=np.float64)
+        resting = resting + estimate.weights + estimate.gradients + estimate.optimizer + estimate.temporary
+    first, last = base.first[rows], base.last[rows]
+    passes = np.maximum(np.where(first > last, first * kept.chunk, 0), kept.last + (last - 1) * kept.chunk)
+    return np.asarray(resting[rows] + kept.once + passes, dtype=np.float64)

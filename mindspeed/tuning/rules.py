@@ -47,7 +47,7 @@ class FixedRequest:
     level: int = 2
 
 
-class _ReadWorld(World):
+class ReadWorld(World):
     """A world that notes which of its varied values are read."""
 
     __slots__ = ("_read",)
@@ -90,11 +90,15 @@ class Rules:
 
     def feasible(self, choice: Choice) -> Mask:
         """Return for each layout whether the resolver takes the choice with it."""
+        return self.taken(choice)[0]
+
+    def taken(self, choice: Choice) -> tuple[Mask, dict[str, Mask]]:
+        """Return for each layout whether the resolver takes the choice with it, and where each feature is active then."""
         settings = {**self.request.settings, **choice.settings}
         requested = dict.fromkeys((*self.request.features, *choice.features))
         good: Mask = self.layouts.divides.copy()
         if any(self._is_refused(name) for name in requested):
-            return np.zeros_like(good)
+            return np.zeros_like(good), {}
         active = dict(self._roots) | dict.fromkeys(requested, self.all)
         good &= self._close(active, settings)
         for name, mask in active.items():
@@ -106,7 +110,7 @@ class Rules:
         for name, mask in active.items():
             for constraint in self._relations[name]:
                 good &= ~(mask & self._broken(name, constraint, active, holders, settings))
-        return good
+        return good, active
 
     def _own_faults(self, name: str, settings: Settings) -> Mask:
         """Return where a feature refuses a layout by itself: its settings, its platform, its checks."""
@@ -242,21 +246,12 @@ class Rules:
         owned = {size: argument for size, argument in self.catalog.specs[name].sizes.items() if argument}
         fields = {size for size in owned if size in SIZES}
         while True:
-            rows, inverse = self._distinct(sorted(fields))
+            rows, inverse = self.layouts.distinct(sorted(fields))
             read: set[str] = set()
             answers = np.array([self._ask(name, values, owned, predicate, unknown, int(row), read) for row in rows])
             if read <= fields:
                 return np.asarray(answers[inverse], dtype=np.bool_)
             fields |= read
-
-    def _distinct(self, fields: list[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return a row for each combination of these columns, and for each row the number of its combination."""
-        code = np.zeros(len(self.layouts), dtype=np.int64)
-        for name in fields:
-            column = self.layouts.columns[name]
-            code = code * (int(column.max()) + 1) + column
-        _, rows, inverse = np.unique(code, return_index=True, return_inverse=True)
-        return rows, inverse
 
     def _ask(
         self,
@@ -272,7 +267,7 @@ class Rules:
         sizes = {argument: known[size] for size, argument in owned.items() if size in known}
         try:
             args = self.catalog.models[name](**{**values, **sizes})
-            return bool(predicate(args, _ReadWorld(known, read)))
+            return bool(predicate(args, ReadWorld(known, read)))
         except UnknownValue:
             return unknown
         except Exception:  # a plugin's predicate may fail in any way: the resolver refuses such a job

@@ -10,11 +10,13 @@ from typing import Any, Final
 import numpy as np
 from pydantic import ValidationError
 
+from mindspeed.plugins.constraints import Slot
 from mindspeed.plugins.estimates import Estimate
 from mindspeed.tuning import memory
 from mindspeed.tuning import time as timing
-from mindspeed.tuning.rules import FixedRequest, HasVariant, Rules
-from mindspeed.tuning.space import SIZES, Choice, Layouts, with_required
+from mindspeed.tuning.activations import KeptTables
+from mindspeed.tuning.rules import FixedRequest, HasVariant, Mask, Rules
+from mindspeed.tuning.space import SIZES, Choice, Column, Layouts, with_required
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +28,11 @@ class Resolved:
 
 Accepts = Callable[[Choice, Mapping[str, Any]], Resolved | None]
 """``(choice, world) -> Resolved``, None where the resolver refuses the configuration."""
-SLACK: Final = 3.0
+SLACK: Final = 1.1
 """Formulas of the search may be too high by this factor: what is above the limit by less is counted exactly."""
+ROUGH: Final = 3.0
+"""The same factor with features whose savings are not in the formulas: of the optimizer, or of another schedule."""
+_SCHEDULES: Final = {Slot.PIPELINE_SCHEDULE, Slot.RECOMPUTE_POLICY}
 TRIES: Final = 200
 """Configurations that are resolved beside twenty for each row, while those that fit are looked for."""
 
@@ -91,16 +96,17 @@ def search(question: Question, catalog: Any, has_variant: HasVariant, accepts: A
     scores = Scores(question, catalog)
     parts = []
     for number, choice in enumerate(question.choices):
-        good = np.flatnonzero(rules.feasible(choice) & layouts.whole_batches)
+        taken, active = rules.taken(choice)
+        good = np.flatnonzero(taken & layouts.whole_batches)
         if good.size:
-            seconds, held = scores.of(choice)
-            parts.append((np.full(good.size, number), good, seconds[good], held[good]))
+            parts.append((np.full(good.size, number), good, *scores.of(choice, good, active)))
     if not parts:
         spent = time.perf_counter() - start
         return Found(len(layouts) * len(question.choices), 0, 0, spent, (), None, scores.not_modelled)
     numbers, rows, seconds, held = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     several = np.array([len(choice.features) for choice in question.choices])[numbers]
-    order = np.lexsort((several, seconds, held > SLACK * question.device_bytes))  # of equal ones the plainest
+    slack = np.array([scores.slack(choice) for choice in question.choices])[numbers]
+    order = np.lexsort((several, seconds, held > slack * question.device_bytes))  # of equal ones the plainest
     spent = time.perf_counter() - start
     fitting: list[Configuration] = []
     others: list[Configuration] = []
@@ -157,19 +163,27 @@ class Scores:
         self.layouts, self.machine, self.catalog = question.layouts, question.machine, catalog
         self.request = question.request
         self._memory = memory.basis(question.layouts)
+        self._kept = KeptTables(catalog, question.layouts)
         self._time = timing.basis(question.layouts, question.machine.cores)
         self._estimates: dict[tuple[str, str], Estimate] = {}
         tried = {name for choice in question.choices for name in choice.features} | set(self.request.features)
         specs = catalog.specs
         self.not_modelled = tuple(sorted(name for name in tried if name in specs and specs[name].estimate is None))
 
-    def of(self, choice: Choice) -> tuple[memory.Numbers, memory.Numbers]:
-        """Return seconds and bytes of every layout."""
+    def of(self, choice: Choice, rows: Column, active: Mapping[str, Mask]) -> tuple[memory.Numbers, memory.Numbers]:
+        """Return seconds and bytes of these layouts; ``active`` says where the choice has which features."""
         estimates = list(self.estimates(choice))
         work = timing.work_of(self._time, estimates)
         size = len(self.layouts)
         seconds = timing.step_seconds(work, self.machine, self._time.ranks_per_core)
-        return np.broadcast_to(seconds, size), np.broadcast_to(memory.peak_bytes(self._memory, estimates), size)
+        kept = self._kept.of(rows, active, {**self.request.settings, **choice.settings})
+        return np.broadcast_to(seconds, size)[rows], memory.peak_bytes(self._memory, rows, kept, estimates)
+
+    def slack(self, choice: Choice) -> float:
+        """Return the factor by which the bytes of a choice may be too high."""
+        specs = self.catalog.specs
+        active = [specs[name] for name in with_required((*self.request.features, *choice.features), self.catalog)]
+        return ROUGH if any(spec.resting or (spec.slots & _SCHEDULES and not spec.saved) for spec in active) else SLACK
 
     def work(self, choice: Choice) -> dict[str, Any]:
         """Return the work of every layout by kind."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from mindspeed.tuning import time as timing
 from mindspeed.tuning.job import make_search
 from mindspeed.tuning.measure import telling
 from mindspeed.tuning.rules import FixedRequest
-from mindspeed.tuning.search import Found, Question, Resolved, search
+from mindspeed.tuning.search import Found, Question, Resolved, key_of, search
 from mindspeed.tuning.space import SIZES, Choice, Layouts
 from mindspeed.tuning.store import Measurement, Store, machine_facts
 from tests.features.resolving import CATALOG
@@ -191,6 +192,18 @@ def test_a_dry_run_needs_the_layers_of_the_cpu(tmp_path: Path) -> None:
     assert status == 1
     assert problem["message"] == "a dry run has the layers of the platform cpu, and this job is for cuda"
     assert problem["fix"] == "remove --dry, or --platform cpu"
+
+
+def test_a_count_decides_what_fits_while_rows_are_looked_for() -> None:
+    job = make_search([Layer("test")], {}, made_up("cpu", "0.16.1"), 2)
+    (first,) = job.search(MACHINE, float("inf"), 1).rows
+
+    def count(choice: Choice, world: Mapping[str, Any]) -> int:
+        return 10**12 if key_of({name: world[name] for name in SIZES}, choice) == first.key else 7
+
+    (other,) = job.search(MACHINE, 1e11, 1, count).rows
+    assert other.key != first.key
+    assert (other.predicted_bytes, other.fits) == (7, True)
 
 
 @pytest.mark.long

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from mindspeed.arithmetic import layer_activations, layer_forward, score_forward, shape_of_world
+from mindspeed.arithmetic import layer_forward, score_forward, shape_of_world
 from mindspeed.plugins import Estimate, in_backward, leave
 
 _BETWEEN_LAYERS: Final = ("layer input",)
@@ -51,24 +51,13 @@ def saved(args: Any, world: Any, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def estimate(args: Any, world: Any) -> Estimate:
-    """Estimate what recomputation saves in activations and adds in work."""
-    kept, shape = layer_activations(world), shape_of_world(world)
+    """Estimate what recomputation adds in work."""
+    shape = shape_of_world(world)
     share = world.micro_batch_size / (world.cp * world.tp)
     if args.granularity == "selective":
-        return Estimate(activations=-kept.scores / world.tp, flops=score_forward(shape) * share)
-    saved = kept.whole + (kept.split + kept.scores) / world.tp
-    layers = 1.0
-    if args.method == "uniform":
-        saved = saved - kept.entry / (args.num_layers or 1)
-    else:
-        layers = (args.num_layers or 0) * world.pp * world.vpp / shape.num_layers
-        saved = saved - kept.entry
-    return Estimate(
-        activations=-saved * layers,
-        temporary=saved * (args.num_layers or 1 if args.method == "uniform" else 1),
-        flops=layer_forward(shape, moe=bool(shape.num_experts)) * share * layers,
-        repeated=layers,
-    )
+        return Estimate(flops=score_forward(shape) * share)
+    layers = 1.0 if args.method == "uniform" else (args.num_layers or 0) * world.pp * world.vpp / shape.num_layers
+    return Estimate(flops=layer_forward(shape, moe=bool(shape.num_experts)) * share * layers, repeated=layers)
 
 
 def variants(world: Any) -> list[dict[str, Any]]:

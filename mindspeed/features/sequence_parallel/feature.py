@@ -21,12 +21,12 @@ from mindspeed.plugins import (
 
 
 def _estimate(args: FeatureArgs, world: Any) -> Estimate:
-    from mindspeed.arithmetic import BYTES, layer_activations
+    from mindspeed.arithmetic import BYTES
 
     share = world.micro_batch_size * world.seq_length * world.hidden_size * BYTES[world.dtype] / (world.cp * world.tp)
     # halves of all-reduces stand where these stood, and backward gathers twice more for the gradients of weights
     more = Traffic("tp", "all_gather", share * (world.tp - 1), calls=2 * (world.tp > 1), forward=0)
-    return Estimate(activations=-layer_activations(world).whole * (1 - 1 / world.tp), traffic=(more,))
+    return Estimate(traffic=(more,))
 
 
 class SequenceParallel(Feature[FeatureArgs]):

@@ -1,0 +1,95 @@
+"""Bytes that the chunks of a model keep for backward, for every layout: the planner of memory, tabulated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mindspeed.memory.estimate import AT_PEAK, JobOptions, chunk_tensors
+from mindspeed.plugins.discovery import Catalog
+from mindspeed.plugins.feature import FeatureSpec
+from mindspeed.plugins.world import UnknownValue
+from mindspeed.tuning.rules import Mask, ReadWorld, Settings
+from mindspeed.tuning.space import SIZES, Column, Layouts
+
+Numbers = NDArray[np.float64]
+
+
+class Kept(NamedTuple):
+    """Bytes of one pass through a chunk, of one through the chunk before the loss, and of what a rank keeps once."""
+
+    chunk: Numbers
+    last: Numbers
+    once: Numbers
+
+
+class KeptTables:
+    """One table of `Kept` for each set of features that change what layers keep, made as `mindspeed.memory.estimate` does.
+
+    A micro-batch of one sequence is counted, once for each distinct combination of the sizes that are read.
+    """
+
+    def __init__(self, catalog: Catalog, layouts: Layouts) -> None:
+        self.catalog, self.layouts = catalog, layouts
+        self._layers: Column = np.maximum(1, layouts.num_layers // (layouts.pp * layouts.vpp))
+        self._tables: dict[tuple[Any, ...], Numbers] = {}
+
+    def of(self, rows: Column, active: Mapping[str, Mask], settings: Settings) -> Kept:
+        """Return the bytes of these layouts, with the features that are active in each of them."""
+        counted = {name: mask for name, mask in active.items() if _changes_activations(self.catalog.specs[name])}
+        key = tuple(sorted((name, id(settings.get(name)), mask.tobytes()) for name, mask in counted.items()))
+        if key not in self._tables:
+            self._tables[key] = self._tabulated(counted, settings)
+        chunk, last, once = self._tables[key][:, rows] * self.layouts.micro_batch_size[rows]
+        return Kept(chunk, last, once)
+
+    def _tabulated(self, active: Mapping[str, Mask], settings: Settings) -> Numbers:
+        args = {name: self.catalog.models[name](**settings.get(name, {})) for name in active}
+        fields = {"tp", "cp"}
+        while True:
+            read: set[str] = set()
+            rows, inverse = self.layouts.distinct(sorted(fields), self._layers, *active.values())
+            found = np.empty((3, len(rows)))
+            kinds = np.array([self._layers[rows], *(mask[rows] for mask in active.values())])
+            for kind in np.unique(kinds, axis=1).T:  # formulas take sizes as arrays, but not layers and features
+                here = np.flatnonzero((kind == kinds.T).all(axis=1))
+                present = {name: args[name] for name, is_active in zip(active, kind[1:], strict=True) if is_active}
+                found[:, here] = self._counted(present, int(kind[0]), rows[here], read)
+            if read <= {*fields, "micro_batch_size"}:
+                return found[:, inverse]
+            fields |= read - {"micro_batch_size"}
+
+    def _counted(self, active: Mapping[str, Any], layers: int, rows: Column, read: set[str]) -> Numbers:
+        """Count a chunk of these layouts, at once or, where a feature has a formula that takes no arrays, one by one."""
+        sizes = {name: self.layouts.columns[name][rows] for name in SIZES}
+        try:
+            return self._count(active, layers, sizes, read)
+        except (TypeError, ValueError):
+            each = [{name: int(column[number]) for name, column in sizes.items()} for number in range(len(rows))]
+            return np.concatenate([self._count(active, layers, own, read) for own in each], axis=1)
+
+    def _count(self, active: Mapping[str, Any], layers: int, sizes: Mapping[str, Any], read: set[str]) -> Numbers:
+        specs = self.catalog.specs
+        world = ReadWorld({**self.layouts.model, **sizes, "micro_batch_size": 1}, read)
+        options = JobOptions(world.platform == "cpu", any(_splits_sequence(specs[name]) for name in active))
+        changes = [partial(change, args, world) for name, args in active.items() if (change := specs[name].saved) is not None]
+        found = np.zeros((3, np.size(sizes["tp"])))
+        try:
+            chunk, last = (chunk_tensors(world, options, changes, layers, last=is_last) for is_last in (False, True))
+        except UnknownValue:  # the planner of memory has no bytes then either
+            return found
+        for place, tensors, once in ((0, chunk, False), (1, last, False), (2, last, True)):
+            found[place] = sum(t.bytes * t.layers for t in tensors if t.held in AT_PEAK and t.once == once)
+        return found
+
+
+def _changes_activations(spec: FeatureSpec) -> bool:
+    return spec.saved is not None or _splits_sequence(spec)
+
+
+def _splits_sequence(spec: FeatureSpec) -> bool:
+    return any(flag.dest == "sequence_parallel" and flag.switch == "on" for flag in spec.megatron_flags)

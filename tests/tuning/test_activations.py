@@ -1,0 +1,84 @@
+"""The search counts the bytes that the planner of memory counts for one plan."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mindspeed.ops.availability import running
+from mindspeed.resolution.environment import made_up
+from mindspeed.resolution.request import Layer
+from mindspeed.tuning.activations import KeptTables
+from mindspeed.tuning.job import SearchJob, make_search
+from mindspeed.tuning.rules import Rules
+from mindspeed.tuning.search import ROUGH, SLACK, Scores
+from mindspeed.tuning.space import Choice
+from mindspeed.tuning.time import DEFAULTS, Machine
+
+LLAMA: dict[str, Any] = {
+    "num_layers": 8,
+    "hidden_size": 512,
+    "ffn_hidden_size": 1408,
+    "num_attention_heads": 8,
+    "num_query_groups": 4,
+    "vocab_size": 8192,
+    "seq_length": 1024,
+    "global_batch_size": 32,
+    "normalization": "RMSNorm",
+    "gated_linear_unit": True,
+    "rotary": True,
+    "dtype": "bf16",
+}
+EXPERTS = {"num_experts": 8, "moe_ffn_hidden_size": 256, "router_topk": 2}
+
+
+def job_of(**world: Any) -> SearchJob:
+    return make_search([Layer("test", world=LLAMA | world)], {}, made_up("cuda", "0.16.1"), 16)
+
+
+@pytest.mark.parametrize("world", [{}, EXPERTS], ids=["dense", "experts"])
+def test_bytes_of_the_search_are_those_of_the_planner(world: dict[str, Any]) -> None:
+    job, chosen = job_of(**world), random.Random(5)
+    question = job.question(Machine(DEFAULTS["cuda"]), float("inf"))
+    rules = Rules(job.catalog, question.layouts, question.request, running("cuda"))
+    scores, compared = Scores(question, job.catalog), 0
+    for choice in chosen.sample(question.choices, 12):
+        good, active = rules.taken(choice)
+        rows = np.array([chosen.choice(np.flatnonzero(good & question.layouts.whole_batches))])
+        ((bytes_of_search,), resolved) = (
+            scores.of(choice, rows, active)[1],
+            job.resolved(choice, question.layouts.world(int(rows[0]))),
+        )
+        assert resolved is not None
+        assert bytes_of_search == pytest.approx(resolved.bytes, rel=0.05), (choice, question.layouts.world(int(rows[0])))
+        compared += 1
+    assert compared == 12
+
+
+def test_a_formula_that_takes_no_arrays_is_asked_for_one_layout_at_a_time() -> None:
+    job = job_of()
+    layouts = job.question(Machine(DEFAULTS["cuda"]), float("inf")).layouts
+    rows, everywhere = np.arange(len(layouts)), np.ones(len(layouts), dtype=np.bool_)
+
+    def saved(args: Any, world: Any, tensors: Any) -> Any:
+        return tuple(replace(t, bytes=t.bytes // 2) if world.tp > 1 and world.pp > 1 else t for t in tensors)
+
+    spec = replace(job.catalog.specs["tflops"], saved=saved)
+    catalog: Any = SimpleNamespace(specs={"tflops": spec}, models=job.catalog.models)
+    plain, halved = (KeptTables(catalog, layouts).of(rows, active, {}) for active in ({}, {"tflops": everywhere}))
+    has = (layouts.tp > 1) & (layouts.pp > 1)
+    assert has.any()
+    assert plain.chunk[~has] == pytest.approx(halved.chunk[~has])
+    assert plain.chunk[has] == pytest.approx(2 * halved.chunk[has], rel=1e-3)
+
+
+def test_savings_that_no_formula_has_leave_more_configurations_to_the_planner() -> None:
+    job = job_of()
+    scores = Scores(job.question(Machine(DEFAULTS["cuda"]), float("inf")), job.catalog)
+    assert scores.slack(Choice(("recompute", "distributed-optimizer"))) == SLACK
+    assert [scores.slack(Choice((name,))) for name in ("swap-optimizer", "zero-bubble")] == [ROUGH, ROUGH]
