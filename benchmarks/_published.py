@@ -128,4 +128,4 @@ def _seconds(case: Published, ranks: int) -> float:
     batch = {"global_batch_size": case.samples_per_gpu * ranks, "world_size": ranks}
     sizes = {name: [1] for name in SIZES} | {"micro_batch_size": [case.micro_batch_size]}
     question = Question(Layouts({**case.model, **batch}, sizes), [case.choice], FixedRequest(), Machine(DEFAULTS["cuda"]))
-    return float(Scores(question, discover(only=())).of(case.choice)[0][0])
+    return float(Scores(question, discover(only=())).seconds(case.choice)[0])

@@ -99,7 +99,8 @@ def search(question: Question, catalog: Any, has_variant: HasVariant, accepts: A
         taken, active = rules.taken(choice)
         good = np.flatnonzero(taken & layouts.whole_batches)
         if good.size:
-            parts.append((np.full(good.size, number), good, *scores.of(choice, good, active)))
+            held = scores.bytes(choice, good, active)
+            parts.append((np.full(good.size, number), good, scores.seconds(choice)[good], held))
     if not parts:
         spent = time.perf_counter() - start
         return Found(len(layouts) * len(question.choices), 0, 0, spent, (), None, scores.not_modelled)
@@ -170,14 +171,15 @@ class Scores:
         specs = catalog.specs
         self.not_modelled = tuple(sorted(name for name in tried if name in specs and specs[name].estimate is None))
 
-    def of(self, choice: Choice, rows: Column, active: Mapping[str, Mask]) -> tuple[memory.Numbers, memory.Numbers]:
-        """Return seconds and bytes of these layouts; ``active`` says where the choice has which features."""
-        estimates = list(self.estimates(choice))
-        work = timing.work_of(self._time, estimates)
-        size = len(self.layouts)
-        seconds = timing.step_seconds(work, self.machine, self._time.ranks_per_core)
+    def seconds(self, choice: Choice) -> memory.Numbers:
+        """Return the seconds of a step in every layout."""
+        seconds = timing.step_seconds(self.work(choice), self.machine, self._time.ranks_per_core)
+        return np.broadcast_to(seconds, len(self.layouts))
+
+    def bytes(self, choice: Choice, rows: Column, active: Mapping[str, Mask]) -> memory.Numbers:
+        """Return the bytes of the fullest rank in these layouts; ``active`` says where the choice has which features."""
         kept = self._kept.of(rows, active, {**self.request.settings, **choice.settings})
-        return np.broadcast_to(seconds, size)[rows], memory.peak_bytes(self._memory, rows, kept, estimates)
+        return memory.peak_bytes(self._memory, rows, kept, self.estimates(choice))
 
     def slack(self, choice: Choice) -> float:
         """Return the factor by which the bytes of a choice may be too high."""

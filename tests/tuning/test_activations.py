@@ -50,10 +50,8 @@ def test_bytes_of_the_search_are_those_of_the_planner(world: dict[str, Any]) -> 
     for choice in chosen.sample(question.choices, 12):
         good, active = rules.taken(choice)
         rows = np.array([chosen.choice(np.flatnonzero(good & question.layouts.whole_batches))])
-        ((bytes_of_search,), resolved) = (
-            scores.of(choice, rows, active)[1],
-            job.resolved(choice, question.layouts.world(int(rows[0]))),
-        )
+        (bytes_of_search,) = scores.bytes(choice, rows, active)
+        resolved = job.resolved(choice, question.layouts.world(int(rows[0])))
         assert resolved is not None
         assert bytes_of_search == pytest.approx(resolved.bytes, rel=0.05), (choice, question.layouts.world(int(rows[0])))
         compared += 1
