@@ -85,7 +85,6 @@ class Question:
     request: FixedRequest
     machine: timing.Machine
     device_bytes: float = np.inf
-    groups: Mapping[str, Any] = field(default_factory=dict)
 
 
 def search(question: Question, catalog: Any, has_variant: HasVariant, accepts: Accepts, top: int = 20) -> Found:
