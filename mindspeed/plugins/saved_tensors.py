@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from mindspeed.plugins.world import World
 
@@ -17,7 +17,8 @@ class SavedTensor:
     """A tensor that layers keep for backward: its bytes in one layer for one micro-batch, an array of those of many layouts.
 
     ``layers`` of a chunk have it; with ``ends`` the last of them is the one before the loss. With ``once`` a rank has it once,
-    whatever is in flight. ``held`` says where it is between forward and backward, ``by`` which feature moved it.
+    whatever is in flight; with ``parts`` it is as large as the tensors of these names. ``held`` says where it is between
+    forward and backward, ``by`` which feature moved it.
     """
 
     name: str
@@ -27,9 +28,8 @@ class SavedTensor:
     by: str = ""
     ends: bool = False
     once: bool = False
+    parts: tuple[str, ...] = ()
 
-
-_COMING_BACK: Final = "layers that come back"
 
 SavedTensors = tuple[SavedTensor, ...]
 ChangeSaved = Callable[[Any, World, SavedTensors], SavedTensors]
@@ -59,19 +59,17 @@ def leave(
 
 
 def in_backward(tensors: Sequence[SavedTensor], by: str, layers: int = 1) -> SavedTensors:
-    """Return the tensors, and a place for those that a feature moves in ``layers`` layers, which come back together."""
-    return (*tensors, SavedTensor(_COMING_BACK, 0, layers, "in backward", by, once=True))
+    """Return the tensors, and a place for those that a feature moved in ``layers`` layers, as they come back together."""
+    parts = tuple(dict.fromkeys(t.name for t in tensors if t.by == by and t.layers))
+    if not parts:
+        return tuple(tensors)
+    return (*tensors, SavedTensor("layers that come back", 0, layers, "in backward", by, once=True, parts=parts))
 
 
 def with_coming_back(tensors: Sequence[SavedTensor]) -> SavedTensors:
     """Return the tensors with the bytes that `in_backward` made a place for, when every feature has changed them."""
-    found = []
-    for tensor in tensors:
-        if tensor.name == _COMING_BACK:
-            moved = {t.name: t.bytes for t in tensors if t.by == tensor.by and t.layers and t.name != _COMING_BACK}
-            tensor = replace(tensor, bytes=sum(moved.values()))
-        found.append(tensor)
-    return tuple(found)
+    sizes = {t.name: t.bytes for t in tensors}
+    return tuple(replace(t, bytes=sum(sizes.get(name, 0) for name in t.parts)) if t.parts else t for t in tensors)
 
 
 def resized(tensors: Sequence[SavedTensor], sizes: dict[str, int]) -> SavedTensors:

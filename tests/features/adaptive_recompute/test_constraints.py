@@ -52,7 +52,7 @@ def refused(budget, **request):
     ("request_", "stage", "least"),
     [
         ({}, 0, 10.58),
-        ({"swap": True}, 0, 10.6),
+        ({"swap": True}, 0, 10.41),
         ({"also": ["swap-optimizer"]}, 0, 4.19),
         ({"world_size": 2, "pp": 2}, 0, 5.64),
         ({"num_experts": 4, "router_topk": 2, "moe_ffn_hidden_size": 64}, 0, 9.68),
