@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -15,6 +15,9 @@ from mindspeed.diagnostics.job_memory import MIB, options_of, stages_of
 if TYPE_CHECKING:
     from mindspeed.memory.estimate import JobOptions, Stage
     from mindspeed.planning.plan import ActivationPlan
+
+EXCLUSIVE: Final = {"MS202", "MS203"}
+"""Problems of features that conflict, or that hold one slot."""
 
 
 @click.command(cls=FullJobCommand)
@@ -68,11 +71,16 @@ def _cheapest(request: Request, names: Sequence[str], made: ActivationPlan, opti
     known = registry.catalog()
     movers = [name for name, spec in sorted(known.specs.items()) if spec.saved is not None and name not in made.names]
     fitting: list[tuple[int, list[str]]] = []
+    refused: list[set[str]] = []
     for added in (list(some) for count in range(1, len(movers) + 1) for some in combinations(movers, count)):
+        if any(part.issubset(added) for part in refused):
+            continue
         try:
             found = stages_of(request.naming((*names, *added)).plan_of_run(), options)
-        except MindSpeedError:
-            continue  # they exclude one another, or do not fit the model
+        except MindSpeedError as error:  # they do not fit the model, or exclude one another whatever is added
+            if EXCLUSIVE & {problem.code for problem in error.problems}:
+                refused.append(set(added))
+            continue
         if max(stage.peak for stage in found) <= budget * MIB:
             moved = sum(row.bytes * row.live for stage in found for row in stage.rows if row.held != "kept")
             fitting.append((moved, added))
