@@ -10,10 +10,6 @@ from mindspeed.legacy.arguments import process_args as process_args
 
 __all__ = ["get_full_args", "get_mindspeed_args", "process_args"]
 
+__path__: list[str] = []  # `mindspeed.legacy.imports` is asked for the names that are not here
+
 _MINDSPEED_ARGS: Namespace | None = None
-
-
-def __getattr__(name: str) -> object:
-    from mindspeed.legacy.imports import missing_name
-
-    raise missing_name(__name__, name)

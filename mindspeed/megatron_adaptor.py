@@ -53,6 +53,9 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
     print("\n".join(f"{name}{problem}" for problem in error.problems), file=sys.stderr)
 
 
+__path__: list[str] = []  # `mindspeed.legacy.imports` is asked for the names that are not here
+
+
 def __getattr__(name: str) -> object:
     """MindSpeed's other names of this module."""
     if name == "repatch":
@@ -63,9 +66,7 @@ def __getattr__(name: str) -> object:
         from mindspeed.legacy.arguments import get_mindspeed_args
 
         return get_mindspeed_args
-    from mindspeed.legacy.imports import missing_name
-
-    raise missing_name(__name__, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 _before = sys.excepthook

@@ -6,8 +6,4 @@ from mindspeed.legacy.patches import is_megatron_training_available as is_megatr
 
 __all__ = ["MindSpeedPatchesManager", "Patch", "is_megatron_training_available"]
 
-
-def __getattr__(name: str) -> object:
-    from mindspeed.legacy.imports import missing_name
-
-    raise missing_name(__name__, name)
+__path__: list[str] = []  # `mindspeed.legacy.imports` is asked for the names that are not here

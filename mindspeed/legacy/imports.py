@@ -61,13 +61,6 @@ def find_spec(name: str) -> ModuleSpec | None:
     return None
 
 
-def missing_name(module: str, name: str) -> Exception:
-    """Return the error for a name that a module has in MindSpeed and not here."""
-    if name.startswith("__"):
-        return AttributeError(f"module {module!r} has no attribute {name!r}")
-    return _error(module, name)
-
-
 def explain(missing: str) -> OldNameError | None:
     """Return the error for a module that nobody found; None for a name that was never MindSpeed's."""
     module, name = _wanted(missing)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -20,6 +21,16 @@ from tests.legacy import consumers
 
 CHECKOUTS = [path for path in os.environ.get("MINDSPEED_CONSUMERS", "").split(os.pathsep) if path]
 """Checkouts of MindSpeed-LLM, ms-swift, verl or others."""
+
+OWN_FILES = (
+    "args_utils",
+    "arguments",
+    "features_manager.feature",
+    "features_manager.features_manager",
+    "megatron_adaptor",
+    "patch_utils",
+)
+"""Old modules that are files here."""
 
 WORKING = [
     "import mindspeed.megatron_adaptor",
@@ -177,6 +188,22 @@ def test_a_name_that_is_taken_as_an_attribute_is_an_ordinary_error():
     assert getattr(old, "chunk_gated_delta_rule", None) is None
     assert callable(old.tensor_a2a_cp2hp)
     assert dir(old)[-2:] == ["tensor_a2a_cp2hp", "tensor_a2a_hp2cp"]
+
+
+@pytest.mark.parametrize("module", [*OWN_FILES, "features_manager", "core.ssm.gated_delta_net"])
+def test_a_search_through_all_modules_passes_over_the_old_names(module):
+    assert not hasattr(importlib.import_module(f"mindspeed.{module}"), "nowhere")
+    without_module = type("WithoutModule", (), {"__reduce__": lambda self: "nowhere", "__module__": None})()
+    with pytest.raises(pickle.PicklingError):
+        pickle.dumps(without_module)
+
+
+@pytest.mark.parametrize("module", OWN_FILES)
+def test_a_name_that_a_file_of_ours_lacks_is_told_when_it_is_imported(module):
+    with pytest.raises(OldNameError) as caught:
+        exec(f"from mindspeed.{module} import nowhere", {})
+    (problem,) = caught.value.problems
+    assert problem.message == f"nowhere of mindspeed.{module} is an import name of MindSpeed that does not exist here"
 
 
 def test_every_replacement_names_features_and_operators_that_exist():
