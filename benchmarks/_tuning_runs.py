@@ -210,6 +210,9 @@ def accuracy_rows(budget: float) -> list[Row]:
     quiet = [[visit.seconds for visit in seen if visit.drift <= DRIFT] for seen in visits]
     loud = sum(not seconds for seconds in quiet)
     told = f"{sum(map(len, quiet))} of {sum(map(len, visits))} measurements between controls that lie {DRIFT:g} % apart at most"
+    spreads = [100 * (max(seconds) / min(seconds) - 1) for seconds in quiet if len(seconds) > 1]
+    if spreads:
+        told += f"; those of one configuration {statistics.median(spreads):.0f} % (median), {max(spreads):.0f} % at most"
     known = all(visits)
     medians = [
         statistics.median(own or [visit.seconds for visit in seen]) for own, seen in zip(quiet, visits, strict=True) if seen
