@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mindspeed.diagnostics.job_memory import options_of, stages_of
-from mindspeed.resolution.request import Layer
+from mindspeed.engine.resolution.request import Layer
 from mindspeed.verification.case import build_case
 from mindspeed.verification.pool import WorkerPool
 

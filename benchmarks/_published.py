@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from benchmarks.table import Row
-from mindspeed.arithmetic import parameters, rank_parameters, shape_of_world
+from mindspeed.job.arithmetic import parameters, rank_parameters, shape_of_world
+from mindspeed.job.world import World
 from mindspeed.plugins.discovery import discover
-from mindspeed.plugins.world import World
 from mindspeed.tuning.rules import FixedRequest
 from mindspeed.tuning.search import Question, Scores
 from mindspeed.tuning.space import SIZES, Choice, Layouts

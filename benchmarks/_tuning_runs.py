@@ -21,8 +21,8 @@ import numpy as np
 from benchmarks.table import Row
 from mindspeed import registry
 from mindspeed.diagnostics.job_memory import peaks
+from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.ops.availability import running
-from mindspeed.planning.plan import ActivationPlan
 from mindspeed.plugins import MindSpeedError
 from mindspeed.plugins.discovery import discover
 from mindspeed.tuning.measure import telling

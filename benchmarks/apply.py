@@ -12,10 +12,10 @@ from pathlib import Path
 
 from benchmarks.patching import LOADED, real_targets
 from benchmarks.table import Row, main, medians
+from mindspeed.engine.resolution.environment import made_up
+from mindspeed.engine.resolution.request import Layer
 from mindspeed.plugins import ArgOverride, Category, Feature, FeatureSpec, Patch, Requires, hookimpl
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
-from mindspeed.resolution.environment import made_up
-from mindspeed.resolution.request import Layer
 
 COMMAND = "python -m benchmarks.apply"
 COUNT = 60
@@ -49,8 +49,8 @@ def measure() -> dict[str, float]:
     for name in (*LOADED, *OURS):
         import_module(name)
     from mindspeed import registry
-    from mindspeed.patching.apply import apply
-    from mindspeed.planning.build_plan import manager_of
+    from mindspeed.engine.patching.apply import apply
+    from mindspeed.engine.planning.build_plan import manager_of
 
     catalog, environment = Catalog(features(COUNT)), made_up("cuda", "0.16.1")
     base = registry.base_features("cuda")

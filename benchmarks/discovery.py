@@ -10,11 +10,11 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.table import Row, main, medians
+from mindspeed.engine.resolution.environment import made_up
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.engine.resolution.resolver import resolve
 from mindspeed.plugins import Category, Conflicts, Feature, FeatureSpec, Requires
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature, discover
-from mindspeed.resolution.environment import made_up
-from mindspeed.resolution.request import Layer
-from mindspeed.resolution.resolver import resolve
 
 COMMAND = "python -m benchmarks.discovery"
 FEATURES = 10_000

@@ -133,8 +133,8 @@ def serve(level: int, dtype: str, folder: str) -> None:
 def trainer_of(level: int, dtype: str, folder: str) -> Any:
     """The trainer of ``mindspeed pretrain`` at a level, in this process."""
     from mindspeed import registry
+    from mindspeed.engine.resolution.request import Layer
     from mindspeed.registry import probe
-    from mindspeed.resolution.request import Layer
     from mindspeed.training.job import make_job
 
     train = {"benchmark": {"run": folder, "log_interval": 1, "train_iters": 1000, "lr": 1e-3}}

@@ -23,9 +23,9 @@ from benchmarks._swapped_layers import DELAY
 from benchmarks.table import Row, main
 from mindspeed import registry
 from mindspeed.diagnostics.job_memory import options_of, stages_of
+from mindspeed.engine.resolution.request import Layer
 from mindspeed.memory.knapsack import EXACT, Option, choose
 from mindspeed.platforms import collective_log, transfers
-from mindspeed.resolution.request import Layer
 from mindspeed.verification.case import build_case
 from mindspeed.verification.pool import WorkerPool
 from mindspeed.verification.shape import ModelShape, Recipe

@@ -13,9 +13,9 @@ from types import FunctionType
 from typing import Any
 
 from benchmarks.table import Row, main
-from mindspeed.inspection import source
-from mindspeed.patching.apply import apply, check_patches, with_sites
-from mindspeed.planning.plan import PlannedPatch
+from mindspeed.engine.inspection import source
+from mindspeed.engine.patching.apply import apply, check_patches, with_sites
+from mindspeed.engine.planning.plan import PlannedPatch
 from mindspeed.plugins.patches import Mixin, Patch, Replace, Wrap
 
 COMMAND = "python -m benchmarks.patching"

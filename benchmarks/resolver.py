@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 from benchmarks.table import Row, main, medians
+from mindspeed.engine.resolution.environment import made_up
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.engine.resolution.resolver import resolve
 from mindspeed.plugins import After, Category, Feature, FeatureSpec, Requires
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
-from mindspeed.resolution.environment import made_up
-from mindspeed.resolution.request import Layer
-from mindspeed.resolution.resolver import resolve
 
 COMMAND = "python -m benchmarks.resolver"
 TARGETS = {60: 1.0, 1_000: 5.0, 10_000: 60.0}

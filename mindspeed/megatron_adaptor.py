@@ -14,10 +14,10 @@ from dataclasses import replace
 from types import TracebackType
 
 from mindspeed import registry
-from mindspeed.megatron.training_plan import report_beside
+from mindspeed.engine.runtime import rendezvous, session
+from mindspeed.engine.runtime.session import ActivationReport
+from mindspeed.megatron_lm.training_plan import plan_training, report_beside
 from mindspeed.plugins.problems import MindSpeedError
-from mindspeed.runtime import rendezvous, session
-from mindspeed.runtime.session import ActivationReport
 
 
 def adapt(argv: MutableSequence[str]) -> ActivationReport | None:
@@ -30,7 +30,7 @@ def adapt(argv: MutableSequence[str]) -> ActivationReport | None:
     environment = registry.probe()
     environment = replace(environment, world_size=environment.world_size or 1)
     try:
-        request, plan = registry.plan_training(argv[1:], os.environ, environment)
+        request, plan = plan_training(argv[1:], os.environ, environment)
     except MindSpeedError as error:
         rendezvous.report_failure(error)
         raise

@@ -15,30 +15,29 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from mindspeed.planning import build_plan, fingerprint
-from mindspeed.planning.build_plan import Framework
-from mindspeed.planning.kill_switch import disabled_layer, refuse_disabled
-from mindspeed.planning.patch_checks import check_contracts
-from mindspeed.planning.plan import ActivationPlan, plan_from_json
+from mindspeed.engine.planning import build_plan, fingerprint
+from mindspeed.engine.planning.build_plan import Framework
+from mindspeed.engine.planning.kill_switch import disabled_layer, refuse_disabled
+from mindspeed.engine.planning.patch_checks import check_contracts
+from mindspeed.engine.planning.plan import ActivationPlan, plan_from_json
+from mindspeed.engine.resolution.environment import Environment, installed_version
+from mindspeed.engine.resolution.planned_feature import PlanNote
+from mindspeed.engine.resolution.request import Layer, layer_from_call, layer_from_environment
+from mindspeed.engine.resolution.resolution_state import HasVariant
+from mindspeed.engine.resolution.resolver import resolve as resolve_names
+from mindspeed.engine.runtime import rendezvous, session
+from mindspeed.engine.runtime.effects import EffectReport
+from mindspeed.engine.runtime.session import ActivationReport, DeactivationReport, Surroundings, suspended
+from mindspeed.job.world import PLATFORMS
 from mindspeed.plugins.cache_folder import CACHE_VARIABLE
 from mindspeed.plugins.constraints import AUTO
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature, discover
 from mindspeed.plugins.problems import MindSpeedError, PatchError, Problem, ResolutionError
 from mindspeed.plugins.process_variables import unset_variables, variable_problems
 from mindspeed.plugins.tracing import trace, tracing
-from mindspeed.plugins.world import PLATFORMS
-from mindspeed.resolution.environment import Environment, installed_version
-from mindspeed.resolution.planned_feature import PlanNote
-from mindspeed.resolution.request import Layer, layer_from_call, layer_from_environment
-from mindspeed.resolution.resolution_state import HasVariant
-from mindspeed.resolution.resolver import resolve as resolve_names
-from mindspeed.runtime import rendezvous, session
-from mindspeed.runtime.effects import EffectReport
-from mindspeed.runtime.session import ActivationReport, DeactivationReport, Surroundings, suspended
 
 if TYPE_CHECKING:
-    from mindspeed.megatron.training_request import ScriptRequest
-    from mindspeed.planning.targets import Target
+    from mindspeed.engine.planning.targets import Target
     from mindspeed.plugins.feature import Feature
     from mindspeed.plugins.patches import Patch
 
@@ -124,7 +123,7 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
 
 def probe(platform: str | None = None, environ: Mapping[str, str] = os.environ) -> Environment:
     """The environment of this process, read from metadata and source files; neither torch nor megatron is imported."""
-    from mindspeed.inspection.megatron_copies import megatron_version
+    from mindspeed.engine.inspection.megatron_copies import megatron_version
     from mindspeed.platforms import detect
 
     size = environ.get("WORLD_SIZE", "")
@@ -151,8 +150,8 @@ def base_features(platform: str) -> tuple[type[Feature[Any]], ...]:
 
 
 def _framework(platform: str) -> Framework:
+    from mindspeed.job.megatron_arguments import OF_TRAINING
     from mindspeed.megatron.argument_overrides import check_overrides
-    from mindspeed.megatron.training_flags import OF_TRAINING
 
     return Framework(base_features(platform), _hook_patches, check_overrides, frozenset(OF_TRAINING))
 
@@ -168,28 +167,15 @@ def _hook_patches(
 
 def megatron_targets(known: Catalog) -> list[Target]:
     """Every place in Megatron that the framework or a feature of a catalog may patch."""
+    from mindspeed.engine.planning.targets import megatron_targets
     from mindspeed.megatron.hook_points import MegatronHookPoints, all_hook_patches
-    from mindspeed.planning.targets import megatron_targets
 
     base = [feature for platform in PLATFORMS for feature in base_features(platform)]
     return megatron_targets(known, base, [(MegatronHookPoints.spec.name, patch) for patch in all_hook_patches()])
 
 
-def plan_training(
-    arguments: Sequence[str],
-    environ: Mapping[str, str],
-    environment: Environment,
-    below: Sequence[Layer] = (),
-    also: Sequence[Layer] = (),
-) -> tuple[ScriptRequest, ActivationPlan]:
-    """Read and resolve a Megatron-LM command line, see `mindspeed.megatron.training_plan.plan_training`."""
-    from mindspeed.megatron.training_plan import plan_training
-
-    return plan_training(catalog_for, resolve, arguments, environ, environment, below, also)
-
-
 def content_of(plan: ActivationPlan, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The facts of a plan in this process, see `mindspeed.planning.fingerprint.content_of`."""
+    """The facts of a plan in this process, see `mindspeed.engine.planning.fingerprint.content_of`."""
     from mindspeed.ops.availability import kinds
 
     return fingerprint.content_of(plan, catalog_for(plan.names), kinds, environ)
@@ -230,15 +216,15 @@ def plan(
     """A validated plan for these features. Raises ResolutionError, whose ``problems`` holds every mistake.
 
     ``settings`` is ``{feature: {field: value}}``; ``world`` holds sizes and the model's shape by the names of
-    `mindspeed.plugins.world.FIELDS`; ``environment`` is probed here unless given
-    (`mindspeed.resolution.environment.made_up`). Environment variables are read below these arguments.
+    `mindspeed.job.world.FIELDS`; ``environment`` is probed here unless given
+    (`mindspeed.engine.resolution.environment.made_up`). Environment variables are read below these arguments.
     """
     api = layer_from_call(
         features=features, settings=settings, world=world, without=without, level=level, strict=strict, platform=platform
     )
     if environment is not None and not isinstance(environment, Environment):
         text = f"environment is {environment!r}, not an Environment"
-        fix = "mindspeed.resolution.environment.made_up(platform, megatron)"
+        fix = "mindspeed.engine.resolution.environment.made_up(platform, megatron)"
         raise ResolutionError([Problem("MS301", text, where="mindspeed.plan", fix=fix)])
     return resolve([layer_from_environment(os.environ), api], environment)
 

@@ -14,7 +14,7 @@ from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelpe
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from torch.utils.flop_counter import FlopCounterMode
 
-from mindspeed.arithmetic import shape_of_config
+from mindspeed.job.arithmetic import shape_of_config
 
 VOCABULARY, LENGTH, SAMPLES = 96, 16, 2
 _BASE: Final[dict[str, Any]] = {"num_layers": 3, "hidden_size": 32, "num_attention_heads": 4, "ffn_hidden_size": 48}

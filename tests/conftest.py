@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 import pytest
 from hypothesis import settings
 
-from mindspeed.resolution.request import Layer
+from mindspeed.engine.resolution.request import Layer
 from mindspeed.verification.case import build_case
 from mindspeed.verification.harness import Verdict, verify
 from mindspeed.verification.pool import SharedBroker, WorkerPool

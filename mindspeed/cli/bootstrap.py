@@ -73,7 +73,7 @@ def _become(words: Sequence[str]) -> None:
     try:
         exec(code, module.__dict__)
     except MindSpeedError as error:
-        from mindspeed.runtime import rendezvous
+        from mindspeed.engine.runtime import rendezvous
 
         rendezvous.report_failure(error)
         raise

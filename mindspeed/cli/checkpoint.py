@@ -63,8 +63,8 @@ def inspect(path: str, step: int | None) -> None:
 
     CHECKPOINT is the folder of a checkpoint or of a run, whose newest one is taken.
     """
-    from mindspeed.planning.checkpoint_state import read_record
-    from mindspeed.planning.lock import facts_of
+    from mindspeed.engine.planning.checkpoint_state import read_record
+    from mindspeed.engine.planning.lock import facts_of
     from mindspeed.training.checkpoints import read_manifest
 
     folder = _folder(path, step)
@@ -127,7 +127,7 @@ def diff(ctx: click.Context, request: Request, path: str, step: int | None) -> N
     is the checkpoint's. Every difference is safe, convertible or refused; the exit status is 1 when one is refused.
     """
     from mindspeed import registry
-    from mindspeed.planning.checkpoint_state import FILE, changes, read_record
+    from mindspeed.engine.planning.checkpoint_state import FILE, changes, read_record
     from mindspeed.plugins.problems import Problem, RunError
     from mindspeed.training.checkpoints import MANIFEST, check_manifest, read_manifest
     from mindspeed.training.shape import asked_model, saved_layer

@@ -13,7 +13,7 @@ from mindspeed.cli.request_options import FeatureName, Request, request_options
 from mindspeed.cli.training_command import PlansCommandsFully, plan_of_command, script_option
 
 if TYPE_CHECKING:
-    from mindspeed.planning.plan import ActivationPlan
+    from mindspeed.engine.planning.plan import ActivationPlan
 
 
 @click.command(cls=PlansCommandsFully)
@@ -57,8 +57,8 @@ def _require_memory(plan: ActivationPlan, device_memory: float) -> None:
 
 def _with_padding(plan: ActivationPlan, train: dict[str, Any]) -> ActivationPlan:
     """The plan with a warning row when Megatron-LM would go wrong on the job's data and tokenizer; our trainer does not."""
+    from mindspeed.engine.resolution.planned_feature import PlanNote
     from mindspeed.megatron.pad_token_check import warning
-    from mindspeed.resolution.planned_feature import PlanNote
 
     tokenizer, data = train.get("tokenizer"), train.get("data")
     if not isinstance(tokenizer, str) or not Path(tokenizer).exists():

@@ -18,8 +18,8 @@ from mindspeed.plugins.found import declared_at
 from mindspeed.plugins.near_names import suggestion
 
 if TYPE_CHECKING:
-    from mindspeed.planning.explanation import Explanation
-    from mindspeed.planning.plan import ActivationPlan
+    from mindspeed.engine.planning.explanation import Explanation
+    from mindspeed.engine.planning.plan import ActivationPlan
     from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
     from mindspeed.plugins.feature import FeatureSpec
 
@@ -52,7 +52,7 @@ def explain(request: Request, name: str) -> None:
 
 
 def _explain_active(plan: ActivationPlan, known: Catalog, name: str) -> None:
-    from mindspeed.planning.explanation import explain as explain_feature
+    from mindspeed.engine.planning.explanation import explain as explain_feature
     from mindspeed.registry import base_features
 
     features = {feature.spec.name: feature for feature in base_features(plan.environment["platform"])}

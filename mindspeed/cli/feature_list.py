@@ -9,8 +9,8 @@ from typing import Any, Final
 import click
 
 from mindspeed.cli.output import json_option, print_json, print_table, wants_json
+from mindspeed.job.world import PLATFORMS
 from mindspeed.plugins.found import BUILT_IN, PLUGINS_VARIABLE, DiscoveredFeature, installed, unmatched
-from mindspeed.plugins.world import PLATFORMS
 
 MANY: Final = 200
 """Above this number features of other distributions are not loaded to list them, and rows are not aligned."""

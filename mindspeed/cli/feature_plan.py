@@ -12,8 +12,8 @@ from mindspeed.cli.request_options import FeatureName, Request, request_options
 from mindspeed.cli.training_command import PlansCommands, plan_of_command, script_option
 
 if TYPE_CHECKING:
-    from mindspeed.planning.plan import ActivationPlan, PlannedPatch
-    from mindspeed.resolution.planned_feature import PlannedFeature
+    from mindspeed.engine.planning.plan import ActivationPlan, PlannedPatch
+    from mindspeed.engine.resolution.planned_feature import PlannedFeature
 
 
 @click.command(cls=PlansCommands)

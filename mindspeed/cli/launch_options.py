@@ -12,7 +12,7 @@ import click
 from mindspeed.cli.request_options import gather_options
 
 if TYPE_CHECKING:
-    from mindspeed.planning.plan import ActivationPlan
+    from mindspeed.engine.planning.plan import ActivationPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,14 @@ lock_option = click.option(
 def hold_to_lock(file: str, plan: ActivationPlan) -> None:
     """Raise MindSpeedError with MS618 unless a plan is that of the lock file."""
     from mindspeed import registry
-    from mindspeed.planning.lock import read_lock, require_match
+    from mindspeed.engine.planning.lock import read_lock, require_match
 
     require_match(read_lock(file), registry.content_of(plan, {}), file)
 
 
 def is_of_trainer(file: str) -> bool:
     """Return whether a lock file holds a job with a ``train`` section, hence the plan with the trainer's own values."""
-    from mindspeed.planning.lock import read_lock
+    from mindspeed.engine.planning.lock import read_lock
 
     return bool(read_lock(file).job.get("train"))
 

@@ -24,8 +24,8 @@ def lock(request: Request, output: str) -> None:
     import yaml
 
     from mindspeed import registry
-    from mindspeed.planning.lock import Lock, facts_of
-    from mindspeed.plugins.world import PARALLEL_SIZES
+    from mindspeed.engine.planning.lock import Lock, facts_of
+    from mindspeed.job.world import PARALLEL_SIZES
     from mindspeed.training.job import job_file
 
     plan = request.plan_of_run()

@@ -13,8 +13,8 @@ from mindspeed.cli.request_options import FeatureName, FullJobCommand, Request, 
 from mindspeed.diagnostics.job_memory import MIB, options_of, stages_of
 
 if TYPE_CHECKING:
+    from mindspeed.engine.planning.plan import ActivationPlan
     from mindspeed.memory.estimate import JobOptions, Stage
-    from mindspeed.planning.plan import ActivationPlan
 
 EXCLUSIVE: Final = {"MS202", "MS203"}
 """Problems of features that conflict, or that hold one slot."""

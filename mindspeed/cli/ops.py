@@ -6,8 +6,8 @@ import click
 
 from mindspeed.cli.lazy import Group
 from mindspeed.cli.output import json_option, print_json, print_problems, print_result, print_table, wants_json
+from mindspeed.job.world import PLATFORMS
 from mindspeed.ops.variants import SOURCES
-from mindspeed.plugins.world import PLATFORMS
 
 
 @click.group(cls=Group)

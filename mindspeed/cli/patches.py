@@ -14,7 +14,7 @@ from mindspeed.cli.lazy import Group
 from mindspeed.cli.output import OK, PROBLEMS, json_option, print_json, print_result, print_table, wants_json
 
 if TYPE_CHECKING:
-    from mindspeed.planning.drift import DriftRow, Tree
+    from mindspeed.engine.planning.drift import DriftRow, Tree
 
 
 @click.group(cls=Group)
@@ -34,8 +34,8 @@ def drift(ctx: click.Context, megatron: str | None) -> None:
     The verdict is same, appended (more parameters, all with defaults), body changed (equal parameters), changed, or gone,
     with the names that took its place. The exit status is 1 when a target is changed or gone.
     """
-    from mindspeed.inspection.contracts import BASELINE
-    from mindspeed.planning.drift import FAILED, measure_drift
+    from mindspeed.engine.inspection.contracts import BASELINE
+    from mindspeed.engine.planning.drift import FAILED, measure_drift
     from mindspeed.plugins.discovery import discover
     from mindspeed.registry import megatron_targets
 
@@ -62,12 +62,12 @@ def drift(ctx: click.Context, megatron: str | None) -> None:
 def record(megatron: str | None, into: Path | None) -> None:
     """Record what patches and arguments look like in a Megatron release, for maintainers.
 
-    Writes mindspeed/inspection/releases/VERSION.json. What the megatron-core distribution alone lacks, the part of
+    Writes mindspeed/engine/inspection/releases/VERSION.json. What the megatron-core distribution alone lacks, the part of
     Megatron-LM, stays as it was recorded. The same source gives the same file.
     """
-    from mindspeed.inspection.releases import FOLDER
+    from mindspeed.engine.inspection.releases import FOLDER
+    from mindspeed.engine.planning.drift import installed_tree, source_tree
     from mindspeed.megatron.release_recording import record_release
-    from mindspeed.planning.drift import installed_tree, source_tree
     from mindspeed.plugins.discovery import discover
     from mindspeed.registry import megatron_targets
 
@@ -152,7 +152,7 @@ def follow(
 
 
 def _tree(megatron: str | None) -> AbstractContextManager[Tree]:
-    from mindspeed.planning.drift import installed_tree, recorded_tree, source_tree
+    from mindspeed.engine.planning.drift import installed_tree, recorded_tree, source_tree
 
     if megatron is None:
         return installed_tree()

@@ -21,7 +21,7 @@ def preflight(ctx: click.Context, path: str, run: str | None, free_disk: float, 
     1 when the node has something else than the lock, 3 when only the machine itself lacks something.
     """
     from mindspeed.diagnostics.preflight import checks
-    from mindspeed.planning.lock import read_lock
+    from mindspeed.engine.planning.lock import read_lock
 
     made = read_lock(path)
     results = list(checks(made, run or made.job.get("train", {}).get("run") or ".", free_disk, free_shm))

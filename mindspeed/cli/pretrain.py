@@ -17,12 +17,12 @@ from mindspeed.cli.feature_plan import as_lines, brief_lines
 from mindspeed.cli.launch_options import Processes, hold_to_lock, is_of_trainer, launch_options, lock_option
 from mindspeed.cli.output import OK, PROBLEMS, json_option, print_result, program, wants_json
 from mindspeed.cli.request_options import COMMAND_LINE, FullJobCommand, Request, gather_options, request_options
-from mindspeed.resolution.setting_validation import flag
+from mindspeed.engine.resolution.setting_validation import flag
 from mindspeed.training.config import JOB_FILE, TrainConfig
 
 if TYPE_CHECKING:
-    from mindspeed.planning.plan import ActivationPlan
-    from mindspeed.resolution.environment import Environment
+    from mindspeed.engine.planning.plan import ActivationPlan
+    from mindspeed.engine.resolution.environment import Environment
     from mindspeed.training.job import Job
 
 
@@ -72,8 +72,8 @@ def pretrain(
     """
     if step is not None and resume is None:
         raise click.UsageError("--step names a checkpoint of the run that --resume continues")
+    from mindspeed.engine.runtime import rendezvous
     from mindspeed.plugins.problems import MindSpeedError
-    from mindspeed.runtime import rendezvous
     from mindspeed.training.job import make_job
     from mindspeed.training.launch import joined, leave_problems
 
@@ -104,7 +104,7 @@ def _asked_plan(job_file: str, environment: Environment) -> ActivationPlan:
     import yaml
 
     from mindspeed import registry
-    from mindspeed.resolution.request import job_from_data
+    from mindspeed.engine.resolution.request import job_from_data
 
     return registry.resolve([job_from_data(yaml.safe_load(job_file) or {}, JOB_FILE).layer], environment)
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.shell_completion import CompletionItem
 
-from mindspeed.plugins.world import FIELDS, PLATFORMS
+from mindspeed.job.world import FIELDS, PLATFORMS
 
 if TYPE_CHECKING:
-    from mindspeed.planning.plan import ActivationPlan
-    from mindspeed.resolution.environment import Environment
-    from mindspeed.resolution.request import Layer
+    from mindspeed.engine.planning.plan import ActivationPlan
+    from mindspeed.engine.resolution.environment import Environment
+    from mindspeed.engine.resolution.request import Layer
 
 COMMAND_LINE: Final = "command line"
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -163,8 +163,8 @@ def _request(options: Mapping[str, Any]) -> Request:
 
     Raises ResolutionError with every unreadable part of the three.
     """
+    from mindspeed.engine.resolution.request import JobFile, layer_from_environment, load_job_file
     from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
-    from mindspeed.resolution.request import JobFile, layer_from_environment, load_job_file
 
     problems: list[Problem] = []
 
@@ -184,7 +184,7 @@ def _request(options: Mapping[str, Any]) -> Request:
 
 
 def _command_line(options: Mapping[str, Any]) -> Layer:
-    from mindspeed.resolution.request import Layer, parse_assignments, split_names
+    from mindspeed.engine.resolution.request import Layer, parse_assignments, split_names
 
     return Layer(
         source=COMMAND_LINE,

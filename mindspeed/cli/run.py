@@ -17,7 +17,7 @@ from mindspeed.cli.output import print_problems
 from mindspeed.cli.request_options import JobCommand, Request, request_options
 
 if TYPE_CHECKING:
-    from mindspeed.planning.plan import ActivationPlan
+    from mindspeed.engine.planning.plan import ActivationPlan
 
 
 def _check_program(ctx: click.Context, words: tuple[str, ...]) -> None:
@@ -64,9 +64,9 @@ def run(
     _check_program(ctx, words)
     from mindspeed.cli import bootstrap
     from mindspeed.diagnostics import doctor
+    from mindspeed.engine.runtime import rendezvous
     from mindspeed.plugins.problems import MindSpeedError
     from mindspeed.registry import PLAN_VARIABLE, process_variables, write_plan
-    from mindspeed.runtime import rendezvous
     from mindspeed.training.launch import JobError, joined, launch
 
     if missing := doctor.problems():
@@ -102,15 +102,14 @@ def run(
 
 def _resolve(request: Request, words: tuple[str, ...], world_size: int) -> tuple[ActivationPlan, tuple[str, ...]]:
     """The plan, and the program's words: the arguments of Megatron-LM say more of the plan and lose our flags."""
-    from mindspeed import registry
-    from mindspeed.megatron.training_plan import is_training_script, report_beside
+    from mindspeed.megatron_lm.training_plan import is_training_script, plan_training, report_beside
 
     script, *arguments = words
     if script == MODULE or not is_training_script(script):
         return request.resolve(world_size), words
     *below, command_line = request.layers
     environment = request.environment(world_size)
-    read, plan = registry.plan_training(arguments, {}, environment, below, [command_line])
+    read, plan = plan_training(arguments, {}, environment, below, [command_line])
     for note in read.notes:
         click.echo(f"mindspeed: {note.text}", err=True)
     if plan.names:

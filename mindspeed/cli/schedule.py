@@ -157,10 +157,10 @@ def _feature(name: str, assignments: tuple[str, ...]) -> Any:
     """Return an instance of a feature that plans schedules. Raises MS201 with those that do for another name."""
     from pydantic import ValidationError
 
+    from mindspeed.engine.resolution.request import parse_assignments
+    from mindspeed.job.world import World
     from mindspeed.pipeline.synthesis import NAMES
-    from mindspeed.plugins.world import World
     from mindspeed.registry import catalog_for
-    from mindspeed.resolution.request import parse_assignments
 
     known = catalog_for([name])
     able = [other for other in known.usable if hasattr(known.feature(other), "planned_schedule")]

@@ -10,7 +10,7 @@ import click
 from mindspeed.cli.request_options import FullJobCommand, JobCommand, Request
 
 if TYPE_CHECKING:
-    from mindspeed.planning.plan import ActivationPlan
+    from mindspeed.engine.planning.plan import ActivationPlan
 
 _WORDS: Final = "mindspeed.training_command"
 
@@ -48,8 +48,8 @@ def plan_of_command(ctx: click.Context, request: Request, script: str | None) ->
         return None
     if words is not None and script is not None:
         raise click.UsageError("--script and a command after -- are two commands; give one")
-    from mindspeed.diagnostics.dry_run import plan_command
-    from mindspeed.megatron.launched_command import command_of_file, command_of_words
+    from mindspeed.megatron_lm.dry_run import plan_command
+    from mindspeed.megatron_lm.launched_command import command_of_file, command_of_words
 
     command = command_of_file(script, os.environ) if script is not None else command_of_words(words or ())
     *below, command_line = request.layers

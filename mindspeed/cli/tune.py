@@ -83,8 +83,8 @@ def tune(
     Searched are the parallel sizes, the micro batch, and every feature that says which settings to try. What the job or
     an option gives is fixed. Every row that is printed was taken by the resolver, and has its job file under --json.
     """
+    from mindspeed.engine.resolution.request import split_names
     from mindspeed.plugins.cache_folder import cache_folder
-    from mindspeed.resolution.request import split_names
     from mindspeed.tuning.job import make_search
     from mindspeed.tuning.output import HEADERS, as_json, table, write
     from mindspeed.tuning.store import Store, machine_facts

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from mindspeed.conformance.outcome import Outcome, judged
 from mindspeed.conformance.subjects import Subject, subjects
-from mindspeed.planning.plan import PlannedPatch
+from mindspeed.engine.planning.plan import PlannedPatch
 
 CHECKS = ("reversible", "idempotent")
 HEAVY: Final = ("torch", "torch_npu", "megatron", "transformer_engine", "triton", "apex", "flash_attn")

@@ -14,20 +14,20 @@ from pydantic import ValidationError
 from mindspeed import registry
 from mindspeed.conformance.outcome import Outcome, judged
 from mindspeed.conformance.subjects import Subject
-from mindspeed.inspection.contracts import ABSENT, contract_for
-from mindspeed.inspection.releases import recorded_releases
-from mindspeed.inspection.sites import find_site, near_targets
-from mindspeed.inspection.source import find_module, read_scope
-from mindspeed.planning.explanation import code_place
+from mindspeed.engine.inspection.contracts import ABSENT, contract_for
+from mindspeed.engine.inspection.releases import recorded_releases
+from mindspeed.engine.inspection.sites import find_site, near_targets
+from mindspeed.engine.inspection.source import find_module, read_scope
+from mindspeed.engine.planning.explanation import code_place
+from mindspeed.engine.resolution.constraint_checks import Loose
+from mindspeed.engine.resolution.request import Layer, parse_assignments
+from mindspeed.job.world import World
 from mindspeed.plugins.constraints import Check
 from mindspeed.plugins.feature import Feature, FeatureArgs
 from mindspeed.plugins.hookspecs import HOOKS, PROJECT
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import Ref, Set
 from mindspeed.plugins.problems import MindSpeedError
-from mindspeed.plugins.world import World
-from mindspeed.resolution.constraint_checks import Loose
-from mindspeed.resolution.request import Layer, parse_assignments
 
 LONGEST_SUMMARY = 100
 _ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")

@@ -10,11 +10,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from mindspeed.patching.apply import apply, check_patches, with_sites
-from mindspeed.planning.plan import PlannedPatch
+from mindspeed.engine.patching.apply import apply, check_patches, with_sites
+from mindspeed.engine.planning.plan import PlannedPatch
+from mindspeed.job.world import World
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.problems import PatchError
-from mindspeed.plugins.world import World
 
 _TREE: Final = "megatron"
 Names = dict[str, Any]

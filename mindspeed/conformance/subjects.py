@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mindspeed.planning.plan import ActivationPlan, PlannedPatch
+from mindspeed.engine.planning.plan import ActivationPlan, PlannedPatch
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
 from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError

@@ -16,8 +16,8 @@ from pathlib import Path
 from select import select
 from typing import Any, Final
 
+from mindspeed.engine.resolution.environment import version_in
 from mindspeed.plugins.feature import FeatureSpec
-from mindspeed.resolution.environment import version_in
 
 Row = dict[str, Any]
 """``{"feature", "holds", "problems", "seconds"}``; ``holds`` is None for a feature that has no verdict."""

@@ -18,12 +18,12 @@ from typing import Any, Final
 from mindspeed._version import __version__
 from mindspeed.diagnostics import ascend
 from mindspeed.diagnostics.finding import Finding
-from mindspeed.inspection.megatron_copies import megatron_copies, mixed_roots
+from mindspeed.engine.inspection.megatron_copies import megatron_copies, mixed_roots
+from mindspeed.engine.resolution.environment import SUPPORTED_MEGATRON, installed_version, version_in
 from mindspeed.ops.availability import CPP, standings
 from mindspeed.ops.compiler import find_compiler
 from mindspeed.plugins.discovery import BUILT_IN, discover
 from mindspeed.plugins.problems import Problem
-from mindspeed.resolution.environment import SUPPORTED_MEGATRON, installed_version, version_in
 
 INSTALL: Final = "pip install 'mindspeed[train]'"
 PROBE_SECONDS: Final = 120

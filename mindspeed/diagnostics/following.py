@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from mindspeed.diagnostics.claims_on_checkout import NO_VERDICT, NOT_VERIFIED, OUT_OF_RANGE, Limits, in_order, verify_on
 from mindspeed.diagnostics.release_comparison import CHANGED, Comparison, compare_releases
-from mindspeed.planning.drift import source_tree
-from mindspeed.planning.targets import Target
+from mindspeed.engine.planning.drift import source_tree
+from mindspeed.engine.planning.targets import Target
 from mindspeed.plugins.feature import FeatureSpec
 from mindspeed.plugins.problems import MindSpeedError
 

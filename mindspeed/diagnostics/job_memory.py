@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from mindspeed import registry
-from mindspeed.arithmetic import parameters, shape_of_world
+from mindspeed.engine.planning.plan import ActivationPlan
+from mindspeed.job.arithmetic import parameters, shape_of_world
+from mindspeed.job.world import FIELDS, UnknownValue
 from mindspeed.memory.estimate import JobOptions, Stage
 from mindspeed.pipeline.plan_memory import MIB, foretold, options_of, passes_of
-from mindspeed.planning.plan import ActivationPlan
 from mindspeed.plugins.problems import MindSpeedError, Problem
-from mindspeed.plugins.world import FIELDS, UnknownValue
 
 __all__ = ["MIB", "options_of", "over_budget", "parameters_of", "peaks", "repeats", "stages_of", "summary"]
 

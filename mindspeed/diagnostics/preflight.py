@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from mindspeed.diagnostics.doctor import probe
-from mindspeed.inspection.megatron_copies import megatron_copies, mixed_roots, package_root
-from mindspeed.planning.fingerprint import describe, diff
-from mindspeed.planning.lock import Lock, facts_of
+from mindspeed.engine.inspection.megatron_copies import megatron_copies, mixed_roots, package_root
+from mindspeed.engine.planning.fingerprint import describe, diff
+from mindspeed.engine.planning.lock import Lock, facts_of
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
 GIB: Final = 2**30
@@ -75,7 +75,7 @@ def _megatron() -> Iterator[Check]:
 
 
 def _versions(lock: Lock) -> Iterator[Check]:
-    from mindspeed.planning.fingerprint import installed_versions
+    from mindspeed.engine.planning.fingerprint import installed_versions
 
     here = installed_versions()
     for name, wanted in lock.versions().items():
@@ -106,8 +106,8 @@ def _features_and_plan(lock: Lock) -> Iterator[Check]:
 
 def _plan(lock: Lock) -> Check:
     from mindspeed import registry
-    from mindspeed.planning.fingerprint import plan_facts
-    from mindspeed.resolution.request import job_from_data
+    from mindspeed.engine.planning.fingerprint import plan_facts
+    from mindspeed.engine.resolution.request import job_from_data
 
     wanted = f"plan {lock.plan.digest}"
     try:

@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from mindspeed.inspection.config_arguments import known_arguments
-from mindspeed.inspection.contract_reading import definition_nodes, successors
-from mindspeed.inspection.contracts import ABSENT, Contract, Verdict, compare, difference
-from mindspeed.inspection.releases import recorded_releases, recorded_section
-from mindspeed.inspection.sites import definitions, find_site
-from mindspeed.planning.drift import Tree, read_targets, recorded_tree, source_tree
-from mindspeed.planning.targets import Target
-from mindspeed.resolution.environment import version_in
+from mindspeed.engine.inspection.config_arguments import known_arguments
+from mindspeed.engine.inspection.contract_reading import definition_nodes, successors
+from mindspeed.engine.inspection.contracts import ABSENT, Contract, Verdict, compare, difference
+from mindspeed.engine.inspection.releases import recorded_releases, recorded_section
+from mindspeed.engine.inspection.sites import definitions, find_site
+from mindspeed.engine.planning.drift import Tree, read_targets, recorded_tree, source_tree
+from mindspeed.engine.planning.targets import Target
+from mindspeed.engine.resolution.environment import version_in
 
 CHANGED: Final = ("appended", "body changed", "changed", "gone")
 _GENERIC: Final = frozenset({"a", "add", "of", "use", "enable", "num", "size", "type", "no", "is", "moe"})

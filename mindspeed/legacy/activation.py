@@ -14,24 +14,24 @@ from pydantic import ValidationError
 
 from mindspeed import registry
 from mindspeed._version import __version__
+from mindspeed.engine.planning.plan import ActivationPlan
+from mindspeed.engine.resolution.planned_feature import PlanNote
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.engine.runtime import session
+from mindspeed.engine.runtime.rendezvous import place_in
+from mindspeed.job.world import World
 from mindspeed.legacy import arguments, flags, manager
 from mindspeed.legacy.adapter import PREFIX, OldArgs, OldFeature, name_of, own_arguments, refusal_of, registrations_of
 from mindspeed.legacy.feature import OwnFeature, known_names
 from mindspeed.legacy.megatron_lm import MegatronArguments, wires_arguments
 from mindspeed.legacy.patches import DIRECT, MindSpeedPatchesManager
 from mindspeed.legacy.registrations import Registration, force_overridden, patches_of, require_patches
-from mindspeed.megatron.argument_layers import declared_flags
-from mindspeed.planning.plan import ActivationPlan
+from mindspeed.megatron_lm.argument_layers import declared_flags
 from mindspeed.plugins.discovery import BUILT_IN, DiscoveredFeature
 from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec, Stability
 from mindspeed.plugins.hookspecs import hookimpl
 from mindspeed.plugins.patches import Patch
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
-from mindspeed.plugins.world import World
-from mindspeed.resolution.planned_feature import PlanNote
-from mindspeed.resolution.request import Layer
-from mindspeed.runtime import session
-from mindspeed.runtime.rendezvous import place_in
 
 SOURCE: Final = "old names"
 """Source of values in a plan that came in through the old Python names."""

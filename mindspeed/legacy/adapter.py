@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, cast
 
 from pydantic import ConfigDict, Field, PrivateAttr, create_model
 
+from mindspeed.job.world import UnknownValue, World
 from mindspeed.legacy import object_refs
 from mindspeed.legacy.arguments import namespace_of
 from mindspeed.legacy.feature import MindSpeedFeature
@@ -21,7 +22,6 @@ from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpe
 from mindspeed.plugins.hookspecs import hookimpl
 from mindspeed.plugins.patches import Patch
 from mindspeed.plugins.problems import MindSpeedError, Problem
-from mindspeed.plugins.world import UnknownValue, World
 
 PREFIX: Final = "compat:"
 """Every feature in MindSpeed's form has it before its name, so that it never shadows one of ours."""

@@ -10,13 +10,13 @@ from contextlib import suppress
 from typing import Any, Final
 
 from mindspeed import registry
+from mindspeed.engine.runtime import session
+from mindspeed.job.megatron_arguments import WORLD
+from mindspeed.job.megatron_arguments import world_of as derived_world
+from mindspeed.job.world import FIELDS, World
 from mindspeed.legacy.feature import MindSpeedFeature
 from mindspeed.legacy.flags import OLD_FLAGS
-from mindspeed.megatron.argument_layers import declared_flags
-from mindspeed.megatron.training_flags import WORLD
-from mindspeed.megatron.training_flags import world_of as derived_world
-from mindspeed.plugins.world import FIELDS, World
-from mindspeed.runtime import session
+from mindspeed.megatron_lm.argument_layers import declared_flags
 
 MEGATRON_SIZES: Final = WORLD | {
     "virtual_pipeline_model_parallel_size": "vpp",
@@ -149,7 +149,7 @@ def namespace_of(world: World, given: Mapping[str, Any], unknown_is_absent: bool
 
     Sizes that nobody gave are None, or absent.
     """
-    from mindspeed.inspection.cli_arguments import surface
+    from mindspeed.engine.inspection.cli_arguments import surface
 
     recorded = surface(world.megatron) if world.knows("megatron") else None
     values = {argument.dest: argument.default for argument in (recorded.arguments if recorded is not None else ())}
@@ -170,7 +170,7 @@ def assumed_world(world: World) -> set[str]:
     A command line that does not say how many layers there are is not Megatron-LM's: a framework makes the model, with
     arguments of its own.
     """
-    from mindspeed.inspection.cli_arguments import surface
+    from mindspeed.engine.inspection.cli_arguments import surface
 
     recorded = surface(world.megatron) if world.knows("megatron") else None
     if world.knows("num_layers") or recorded is None:

@@ -139,9 +139,9 @@ def known_names() -> set[str]:
 
 def _megatron_names() -> set[str]:
     """Arguments of the Megatron that is installed: of its configurations, and of Megatron-LM's parser as recorded."""
-    from mindspeed.inspection.cli_arguments import surface
-    from mindspeed.inspection.config_arguments import known_arguments
-    from mindspeed.inspection.megatron_copies import megatron_version
+    from mindspeed.engine.inspection.cli_arguments import surface
+    from mindspeed.engine.inspection.config_arguments import known_arguments
+    from mindspeed.engine.inspection.megatron_copies import megatron_version
 
     version = megatron_version()
     names = set[str]().union(*known_arguments().values())

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from mindspeed.engine.resolution.request import Layer
 from mindspeed.legacy.argument_words import ArgumentWords
 from mindspeed.legacy.empty_layers import without_empty_layers
 from mindspeed.legacy.expert_flags import in_new_meaning, without_unserved
@@ -18,7 +19,6 @@ from mindspeed.legacy.other_flags import counts, translate_others
 from mindspeed.legacy.recompute_flags import within_a_chunk, without_second_policy
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.problems import Problem
-from mindspeed.resolution.request import Layer
 
 SOURCE: Final = "old MindSpeed flag"
 """Source of values in a plan that came from an old flag."""

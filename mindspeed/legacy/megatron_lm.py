@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from mindspeed.inspection.source import find_module
+from mindspeed.engine.inspection.source import find_module
 from mindspeed.legacy.arguments import process_args
 from mindspeed.legacy.manager import MindSpeedFeaturesManager, old_features
 from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec, Stability

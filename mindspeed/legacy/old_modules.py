@@ -72,7 +72,7 @@ OLD_MODULES: Final[dict[str, tuple[str, ...] | str]] = {
     "mindspeed.core.pipeline_parallel.ripipe_schedules": ("recompute-in-bubble", "recompute-in-advance"),
     "mindspeed.core.pipeline_parallel.variable_seq_length": ("dynamic-shapes",),
     "mindspeed.core.qat": NOTHING,
-    "mindspeed.core.simple_parallel_cfg": "World of mindspeed.plugins.world holds the sizes of a job",
+    "mindspeed.core.simple_parallel_cfg": "World of mindspeed.job.world holds the sizes of a job",
     "mindspeed.core.singleton_meta": NOTHING,
     "mindspeed.core.ssm": NOTHING,
     "mindspeed.core.tensor_parallel": ("tensor-parallel", "sequence-parallel"),

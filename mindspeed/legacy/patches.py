@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 
-from mindspeed.inspection.sites import find_site
-from mindspeed.inspection.source import find_module
+from mindspeed.engine.inspection.sites import find_site
+from mindspeed.engine.inspection.source import find_module
+from mindspeed.engine.runtime import session
 from mindspeed.legacy.registrations import Registration, target_of
 from mindspeed.plugins.problems import MindSpeedError, Problem
-from mindspeed.runtime import session
 
 DIRECT: str = "compat:patches"
 """Name of the feature that owns the patches which no feature of the list registered."""

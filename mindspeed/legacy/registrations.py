@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any, Final
 
-from mindspeed.inspection.sites import find_site
-from mindspeed.inspection.source import find_module
+from mindspeed.engine.inspection.sites import find_site
+from mindspeed.engine.inspection.source import find_module
+from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.legacy import object_refs
 from mindspeed.plugins.patches import Patch, Replace, Set, Wrap
 from mindspeed.plugins.problems import MindSpeedError, Problem
-from mindspeed.resolution.planned_feature import PlanNote
 
 SUFFIXES: Final = ("wrapper", "decorator")
 """MindSpeed's rule: a callable whose name ends so wraps the original, any other one replaces it."""

@@ -14,15 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from mindspeed.inspection.config_arguments import arguments_of
-from mindspeed.megatron.training_flags import OF_TRAINING
-from mindspeed.planning.plan import PlannedOverride
+from mindspeed.engine.inspection.config_arguments import arguments_of
+from mindspeed.engine.planning.plan import PlannedOverride
+from mindspeed.engine.runtime import session
+from mindspeed.job.megatron_arguments import OF_TRAINING
 from mindspeed.plugins.active import active_feature
 from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import MindSpeedError, Problem
-from mindspeed.runtime import session
 
-_OWN_FOLDERS: Final = tuple(str(Path(__file__).resolve().parents[1] / name) for name in ("megatron", "plugins", "runtime"))
+_OWN_FOLDERS: Final = tuple(str(Path(__file__).resolve().parents[1] / name) for name in ("megatron", "plugins", "engine"))
 
 
 def check_overrides(overrides: Sequence[PlannedOverride], version: str | None) -> list[Problem]:

@@ -53,7 +53,7 @@ def command_line_of(checkout: Path) -> list[dict[str, Any]]:
 
 
 def _row(action: argparse.Action) -> Iterator[tuple[str, Any]]:
-    """The fields of `mindspeed.inspection.cli_arguments.Argument` that differ from its defaults."""
+    """The fields of `mindspeed.engine.inspection.cli_arguments.Argument` that differ from its defaults."""
     yield "options", action.option_strings
     yield "dest", action.dest
     kind = _ACTIONS.get(type(action), type(action).__name__)

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from mindspeed.inspection.config_arguments import arguments_of
-from mindspeed.inspection.megatron_copies import megatron_version, package_root
+from mindspeed.engine.inspection.config_arguments import arguments_of
+from mindspeed.engine.inspection.megatron_copies import megatron_version, package_root
 from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec
 from mindspeed.plugins.patches import Patch, Phase, When, Wrap
 
@@ -41,7 +41,7 @@ _TRAINING: Final = "megatron.training"
 class HookPoint:
     """Describe an upstream function and everything that its wrapper, a function of ours, may do.
 
-    ``arguments`` is the place whose overrides are put in (`mindspeed.inspection.config_arguments.PLACES`), ``hooks`` are
+    ``arguments`` is the place whose overrides are put in (`mindspeed.engine.inspection.config_arguments.PLACES`), ``hooks`` are
     those that are called. ``run`` says which phase of the run begins or ends, for every plan with a feature; ``loop`` what
     every plan for Megatron-LM's training loop needs, ``cpu`` what every plan for the CPU needs. ``by_name`` is as of a Wrap.
     """
@@ -161,7 +161,7 @@ TRAINING_HOOK_POINTS: Final = (
     HookPoint(f"{_TRAINING}.checkpointing:generate_state_dict", "generate_state_dict", "checkpoint", ("save_extra",)),
     HookPoint(f"{_TRAINING}.checkpointing:load_checkpoint", "load_checkpoint", "checkpoint", ("load_extra",)),
 )
-"""The hook points in the training loop of Megatron-LM; another loop calls their hooks through `mindspeed.runtime.session`."""
+"""The hook points in Megatron-LM's training loop; another loop calls their hooks by `mindspeed.engine.runtime.session`."""
 
 _PLATFORM: Final = "the platform's values replace defaults of Megatron-LM that cannot hold on it"
 

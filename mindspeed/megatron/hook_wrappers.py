@@ -10,12 +10,12 @@ import functools
 import inspect
 from typing import Any, Final
 
+from mindspeed.engine.runtime import session
 from mindspeed.megatron.argument_overrides import override_fields, override_parameters
 from mindspeed.megatron.group_options import merged_options
 from mindspeed.plugins.hookspecs import Unit
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.plugins.wrapping import Function, wrapper
-from mindspeed.runtime import session
 
 _initialising: Final[set[int]] = set()
 """Identities of the configurations whose ``__post_init__`` is running."""

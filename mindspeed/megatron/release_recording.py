@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mindspeed.inspection.config_arguments import known_arguments
-from mindspeed.inspection.contracts import part_of
-from mindspeed.inspection.releases import FOLDER, Section, read_release, release_file, write_release
-from mindspeed.planning.drift import Tree, read_targets
-from mindspeed.planning.targets import Target
+from mindspeed.engine.inspection.config_arguments import known_arguments
+from mindspeed.engine.inspection.contracts import part_of
+from mindspeed.engine.inspection.releases import FOLDER, Section, read_release, release_file, write_release
+from mindspeed.engine.planning.drift import Tree, read_targets
+from mindspeed.engine.planning.targets import Target
+from mindspeed.engine.resolution.environment import SUPPORTED_MEGATRON, UNTESTED_MEGATRON, version_in
 from mindspeed.plugins.problems import MindSpeedError, Problem
-from mindspeed.resolution.environment import SUPPORTED_MEGATRON, UNTESTED_MEGATRON, version_in
 
 
 def record_release(tree: Tree, targets: Sequence[Target], folder: Path = FOLDER) -> Path:

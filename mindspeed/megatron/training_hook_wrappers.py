@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from mindspeed.inspection.cli_arguments import surface
-from mindspeed.megatron import training_flags as flags
-from mindspeed.megatron.training_plan import contradiction, unsupported_arguments
-from mindspeed.planning import checkpoint_state
-from mindspeed.planning.fingerprint import Content
-from mindspeed.planning.plan import ActivationPlan
+from mindspeed.engine.inspection.cli_arguments import surface
+from mindspeed.engine.planning import checkpoint_state
+from mindspeed.engine.planning.fingerprint import Content
+from mindspeed.engine.planning.plan import ActivationPlan
+from mindspeed.engine.runtime import session
+from mindspeed.job import megatron_arguments as flags
+from mindspeed.megatron.parsed_arguments import contradiction, unsupported_arguments
 from mindspeed.plugins.problems import MindSpeedError, Problem, RunError
 from mindspeed.plugins.wrapping import Function, wrapper
-from mindspeed.runtime import session
 
 
 @dataclass(slots=True)

@@ -6,10 +6,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from mindspeed.arithmetic import BYTES, ModelShape, embedding_parameters, layer_parameters, output_parameters, shape_of_world
+from mindspeed.job.arithmetic import (
+    BYTES,
+    ModelShape,
+    embedding_parameters,
+    layer_parameters,
+    output_parameters,
+    shape_of_world,
+)
+from mindspeed.job.world import World
 from mindspeed.memory.byte_count import Bytes
 from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors, is_nothing, with_coming_back
-from mindspeed.plugins.world import World
 
 NEEDED: Final = (
     "world_size",

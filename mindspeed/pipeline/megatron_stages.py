@@ -17,6 +17,7 @@ from megatron.core.utils import get_model_type
 from pydantic import ValidationError
 from torch import Tensor
 
+from mindspeed.job.world import UnknownValue, World
 from mindspeed.memory.on_host import HostBuffers
 from mindspeed.pipeline.checkpoints import Checkpoints
 from mindspeed.pipeline.host_queue import HostQueue
@@ -26,7 +27,6 @@ from mindspeed.pipeline.weight_gradients import WeightGradients
 from mindspeed.plugins.discovery import discover
 from mindspeed.plugins.patches import ArgOverride
 from mindspeed.plugins.problems import Problem, RunError
-from mindspeed.plugins.world import UnknownValue, World
 
 
 class StepOptions(Protocol):

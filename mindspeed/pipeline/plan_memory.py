@@ -8,19 +8,19 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from mindspeed.engine.planning.plan import ActivationPlan
+from mindspeed.engine.resolution.planned_feature import PlanNote
+from mindspeed.engine.resolution.setting_validation import flag
+from mindspeed.job.world import UnknownValue, World
 from mindspeed.memory.estimate import LAYER_INPUT, NEEDED, RESTING, JobOptions, Live, Stage, stages
 from mindspeed.pipeline.feature import ScheduleFeature
 from mindspeed.pipeline.operations import Op, PipelineShape
 from mindspeed.pipeline.recompute_feature import RecomputeFeature
 from mindspeed.pipeline.synthesis import megatron
-from mindspeed.planning.plan import ActivationPlan
 from mindspeed.plugins.constraints import Slot
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.problems import Problem, ResolutionError
 from mindspeed.plugins.saved_tensors import SavedTensors
-from mindspeed.plugins.world import UnknownValue, World
-from mindspeed.resolution.planned_feature import PlanNote
-from mindspeed.resolution.setting_validation import flag
 
 MIB: Final = 2**20
 

@@ -11,7 +11,7 @@ from importlib import util
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final
 
-from mindspeed.plugins.world import PLATFORMS
+from mindspeed.job.world import PLATFORMS
 
 if TYPE_CHECKING:
     from mindspeed.plugins.feature import Feature

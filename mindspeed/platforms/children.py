@@ -29,7 +29,7 @@ class PlanCarrier:
 @wrapper
 def bring_plan(get_preparation_data: Function, name: str) -> dict[str, Any]:
     """``multiprocessing.spawn.get_preparation_data``."""
-    from mindspeed.runtime import session
+    from mindspeed.engine.runtime import session
 
     data: dict[str, Any] = get_preparation_data(name)
     active = session.current()

@@ -34,6 +34,6 @@ class PlanAgreement(Feature[FeatureArgs]):
 @wrapper
 def agree_first(init_process_group: Function, *args: Any, **kwargs: Any) -> Any:
     """``init_process_group``."""
-    from mindspeed.runtime import rendezvous
+    from mindspeed.engine.runtime import rendezvous
 
     return rendezvous.around_init(init_process_group, signature(init_process_group).bind(*args, **kwargs).arguments)

@@ -2,6 +2,7 @@
 
 from pydantic import Field
 
+from mindspeed.job.world import UnknownValue, World
 from mindspeed.plugins.active import active_feature, feature_ranges, report_problem
 from mindspeed.plugins.cache_folder import why_unwritable
 from mindspeed.plugins.constraints import (
@@ -37,7 +38,6 @@ from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.plugins.process_variables import ProcessVariable
 from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors, in_backward, leave, resized
 from mindspeed.plugins.specs import is_unpatched, with_modules, with_parts
-from mindspeed.plugins.world import UnknownValue, World
 
 __all__ = [
     "After",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from mindspeed.plugins.world import World
+from mindspeed.job.world import World
 
 Predicate = Callable[[Any, World], bool]
 """``(args, world) -> bool``; reads only the feature's own arguments and the world."""

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final, Generic, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict
 
+from mindspeed.job.world import PARALLEL_SIZES, PLATFORMS, World
 from mindspeed.plugins.active import report_problem
 from mindspeed.plugins.constraints import Constraint, CostOf, Predicate
 from mindspeed.plugins.declared_types import DeclarationError, require_types
@@ -19,7 +20,6 @@ from mindspeed.plugins.megatron_flags import MegatronFlag, MegatronRefusal
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.plugins.process_variables import ProcessVariable
 from mindspeed.plugins.saved_tensors import ChangeSaved
-from mindspeed.plugins.world import PARALLEL_SIZES, PLATFORMS, World
 
 _NAME: Final = re.compile(r"(?:compat:)?[a-z][a-z0-9]*(-[a-z0-9]+)*")
 """Lower-case words joined by dashes; features in MindSpeed's old form stand in a name space of their own."""

@@ -26,7 +26,7 @@ CALLERS: Final[dict[Caller, str]] = {
     "session": "mindspeed itself, in every process with an active plan",
     "megatron-core": "megatron-core: every script that trains on it, also a plain one under `mindspeed run`",
     "training loop": "a training loop: `mindspeed pretrain`, Megatron-LM's, and `features verify`, which writes no checkpoint; "
-    "a script with a loop of its own calls it through `mindspeed.runtime.session`",
+    "a script with a loop of its own calls it through `mindspeed.engine.runtime.session`",
 }
 """The programs that call hooks."""
 

@@ -1,7 +1,7 @@
 """Patches as data: what to change in Megatron, and why. Nothing here imports or changes anything.
 
 A target is ``"module:qualname"``; a replacement, wrapper or mixin is the same kind of string and
-is imported only when the patch is applied. The patch engine (`mindspeed.patching.apply`)
+is imported only when the patch is applied. The patch engine (`mindspeed.engine.patching.apply`)
 turns targets into sites, checks all patches as a set, and only then applies them.
 """
 

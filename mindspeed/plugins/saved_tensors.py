@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from mindspeed.plugins.world import World
+from mindspeed.job.world import World
 
 Held = Literal["kept", "recomputed", "swapped", "in backward"]
 """*kept* and *in backward* count at the peak; what is in backward alone is not kept of a forward pass."""

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from mindspeed.planning.checkpoint_state import keeps_common_file
+from mindspeed.engine.planning.checkpoint_state import keeps_common_file
 from mindspeed.plugins.problems import Problem, RunError
 
 FOLDER: Final = "checkpoints"

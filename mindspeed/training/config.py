@@ -7,9 +7,9 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from mindspeed.engine.resolution.setting_validation import accepted_value, flag
 from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import Problem
-from mindspeed.resolution.setting_validation import accepted_value, flag
 
 JOB_FILE: Final = "job file"
 

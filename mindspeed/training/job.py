@@ -15,16 +15,16 @@ import yaml
 
 from mindspeed import registry
 from mindspeed.diagnostics import doctor
-from mindspeed.inspection.megatron_copies import package_root
+from mindspeed.engine.inspection.megatron_copies import package_root
+from mindspeed.engine.planning import checkpoint_state
+from mindspeed.engine.planning.checkpoint_state import Change
+from mindspeed.engine.planning.plan import ActivationPlan
+from mindspeed.engine.resolution.environment import Environment
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.engine.resolution.request_merge import remaining_features
 from mindspeed.megatron.indexed_data import Index, read_index
-from mindspeed.planning import checkpoint_state
-from mindspeed.planning.checkpoint_state import Change
-from mindspeed.planning.plan import ActivationPlan
 from mindspeed.plugins.cache_folder import why_unwritable
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError, RunError
-from mindspeed.resolution.environment import Environment
-from mindspeed.resolution.request import Layer
-from mindspeed.resolution.request_merge import remaining_features
 from mindspeed.training import checkpoints, corpus, shape
 from mindspeed.training import resume as resuming
 from mindspeed.training.config import TrainConfig, train_config

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from mindspeed.engine.runtime import error_file, parent_process, rendezvous
 from mindspeed.plugins.problems import Problem, RunError
-from mindspeed.runtime import error_file, parent_process, rendezvous
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure

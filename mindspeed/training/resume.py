@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from mindspeed.engine.resolution.environment import Environment
+from mindspeed.engine.resolution.request import JobFile, Layer, load_job_file
+from mindspeed.engine.resolution.request_merge import MergedRequest, merge
+from mindspeed.job.world import UnknownValue
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.problems import Problem
-from mindspeed.plugins.world import UnknownValue
-from mindspeed.resolution.environment import Environment
-from mindspeed.resolution.request import JobFile, Layer, load_job_file
-from mindspeed.resolution.request_merge import MergedRequest, merge
 from mindspeed.training import checkpoints
 from mindspeed.training.config import TrainConfig, train_config
 

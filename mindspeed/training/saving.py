@@ -18,9 +18,9 @@ from megatron.core.utils import unwrap_model
 from torch.distributed.checkpoint.api import CheckpointException
 
 from mindspeed import registry
-from mindspeed.planning.checkpoint_state import CheckpointManifest, read_record, record_of, unreadable_format
+from mindspeed.engine.planning.checkpoint_state import CheckpointManifest, read_record, record_of, unreadable_format
+from mindspeed.engine.runtime import session
 from mindspeed.plugins.problems import Problem, RunError
-from mindspeed.runtime import session
 from mindspeed.training.checkpoints import (
     Manifest,
     checkpoint_path,

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.job.world import FIELDS, WORDS
 from mindspeed.plugins.problems import MindSpeedError, Problem
-from mindspeed.plugins.world import FIELDS, WORDS
-from mindspeed.resolution.request import Layer
 from mindspeed.training.config import JOB_FILE, TrainConfig, train_config
 
 SIZES: Final[dict[str, Any]] = {

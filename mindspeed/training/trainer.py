@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 
+from mindspeed.engine.runtime import session
 from mindspeed.megatron.training_hook_wrappers import step_metrics
 from mindspeed.plugins.problems import Problem, RunError
-from mindspeed.runtime import session
 from mindspeed.training import saving
 from mindspeed.training.batches import Batches, build_datasets, largest, over_ranks, run_schedule
 from mindspeed.training.checkpoints import saved_steps

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mindspeed.job.world import UnknownValue
 from mindspeed.memory.estimate import AT_PEAK, JobOptions, chunk_tensors
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.feature import FeatureSpec
-from mindspeed.plugins.world import UnknownValue
 from mindspeed.tuning.rules import Mask, ReadWorld, Settings
 from mindspeed.tuning.space import SIZES, Column, Layouts
 

@@ -8,14 +8,14 @@ from typing import Any, Final
 
 from mindspeed import registry
 from mindspeed.diagnostics.job_memory import peaks
+from mindspeed.engine.planning.plan import ActivationPlan
+from mindspeed.engine.resolution.environment import Environment
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.engine.resolution.request_merge import remaining_features
+from mindspeed.job.world import PARALLEL_SIZES
 from mindspeed.ops.availability import running
-from mindspeed.planning.plan import ActivationPlan
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
-from mindspeed.plugins.world import PARALLEL_SIZES
-from mindspeed.resolution.environment import Environment
-from mindspeed.resolution.request import Layer
-from mindspeed.resolution.request_merge import remaining_features
 from mindspeed.training.shape import trainer_request
 from mindspeed.tuning.measure import telling
 from mindspeed.tuning.rules import FixedRequest

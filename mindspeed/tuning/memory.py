@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mindspeed.arithmetic import BYTES, optimizer_bytes, rank_parameters
+from mindspeed.job.arithmetic import BYTES, optimizer_bytes, rank_parameters
 from mindspeed.plugins.estimates import Estimate
 from mindspeed.tuning.activations import Kept
 from mindspeed.tuning.space import Column, Layouts

@@ -1,7 +1,7 @@
 """Which configurations are feasible: the declarations of features, tabulated over the sizes that they read.
 
 A predicate is called once for each distinct combination of the values that it reads, and the answers are spread over all
-layouts. No rule stands here twice: only how kinds of constraints combine, as `mindspeed.resolution` does it for one job.
+layouts. No rule stands here twice: only how kinds of constraints combine, as `mindspeed.engine.resolution` does it for one job.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from mindspeed.engine.resolution.environment import version_in
+from mindspeed.job.world import PARALLEL_SIZES, UnknownValue, World
 from mindspeed.plugins.constraints import (
     AUTO,
     Check,
@@ -25,8 +27,6 @@ from mindspeed.plugins.constraints import (
 )
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.feature import FeatureSpec
-from mindspeed.plugins.world import PARALLEL_SIZES, UnknownValue, World
-from mindspeed.resolution.environment import version_in
 from mindspeed.tuning.space import SIZES, Choice, Layouts
 
 Mask = NDArray[np.bool_]

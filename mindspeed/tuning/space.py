@@ -10,9 +10,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from mindspeed.job.world import World
 from mindspeed.plugins.constraints import Slot
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.plugins.world import World
 
 SIZES: Final = ("tp", "pp", "vpp", "cp", "ep", "micro_batch_size")
 """Values of the world that a search varies; all others are fixed."""

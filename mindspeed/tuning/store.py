@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mindspeed import arithmetic
 from mindspeed._version import __version__
+from mindspeed.engine.resolution.environment import installed_version
+from mindspeed.job import arithmetic
 from mindspeed.plugins.problems import Problem, RunError
-from mindspeed.resolution.environment import installed_version
 
 
 @dataclass(frozen=True, slots=True)

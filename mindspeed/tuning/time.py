@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mindspeed.arithmetic import BYTES, ModelShape, layer_forward, logits_forward, rank_parameters, shape_of_world
+from mindspeed.job.arithmetic import BYTES, ModelShape, layer_forward, logits_forward, rank_parameters, shape_of_world
 from mindspeed.plugins.estimates import Estimate
 from mindspeed.tuning.memory import GRADIENT
 from mindspeed.tuning.schedule import rounds

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Final
 
 import mindspeed
-from mindspeed.inspection.megatron_copies import megatron_version
-from mindspeed.planning.plan import ActivationPlan
+from mindspeed.engine.inspection.megatron_copies import megatron_version
+from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.plugins.cache_folder import cache_folder
 from mindspeed.verification.record import RankResult
 from mindspeed.verification.shape import Recipe

@@ -23,8 +23,8 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, Final
 
+from mindspeed.engine.runtime import parent_process
 from mindspeed.plugins.problems import Problem
-from mindspeed.runtime import parent_process
 from mindspeed.verification import worker as work
 from mindspeed.verification.job import Answer, Job
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from mindspeed import registry
-from mindspeed.planning.plan import ActivationPlan
+from mindspeed.engine.planning.plan import ActivationPlan
+from mindspeed.engine.resolution.environment import Environment
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.job.world import PARALLEL_SIZES, World
 from mindspeed.plugins.constraints import Requires
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.feature import FeatureSpec, Numerics
 from mindspeed.plugins.problems import ResolutionError
-from mindspeed.plugins.world import PARALLEL_SIZES, World
-from mindspeed.resolution.environment import Environment
-from mindspeed.resolution.request import Layer
 from mindspeed.verification.shape import SHAPES, Recipe
 
 DROPOUT: Final = 0.1

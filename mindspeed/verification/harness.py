@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from mindspeed import registry
 from mindspeed.diagnostics.job_memory import options_of, stages_of
-from mindspeed.planning.plan import ActivationPlan
+from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.plugins import Category
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.verification.case import VerificationCase, required_by

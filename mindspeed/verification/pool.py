@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from mindspeed.planning.plan import ActivationPlan
+from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.verification import baselines
 from mindspeed.verification.job import Answer, Job

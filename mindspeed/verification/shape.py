@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-from mindspeed.plugins.world import FIELDS, LATENT_WIDTHS, World
+from mindspeed.job.world import FIELDS, LATENT_WIDTHS, World
 
 Options = tuple[tuple[str, Any], ...]
 """Names and values, sorted by name."""
@@ -27,7 +27,7 @@ LATENT: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A GPT-like model, by the names of `mindspeed.plugins.world.FIELDS` where they exist.
+    """A GPT-like model, by the names of `mindspeed.job.world.FIELDS` where they exist.
 
     ``rotary`` takes rotary instead of learned positions, ``tied_embeddings`` shares
     the embedding with the output layer, ``dropout`` is used in attention and behind both residual branches. With

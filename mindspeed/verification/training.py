@@ -16,6 +16,7 @@ from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_attr_wrapped_model, unwrap_model
 
+from mindspeed.engine.runtime import session
 from mindspeed.megatron.batches import slice_batch
 from mindspeed.megatron.hook_wrappers import group_sizes
 from mindspeed.megatron.training_hook_wrappers import TrainState, step_metrics
@@ -24,7 +25,6 @@ from mindspeed.memory.meter import Meter
 from mindspeed.memory.optimizer_windows import resting_bytes, whole_tensors
 from mindspeed.memory.step_memory import StepMemory
 from mindspeed.platforms import runtime
-from mindspeed.runtime import session
 from mindspeed.verification.model import build_chunks, build_optimizer
 from mindspeed.verification.placement import pieces_of, placed_parameters
 from mindspeed.verification.record import Choice, RankResult, TensorShard

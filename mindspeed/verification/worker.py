@@ -108,7 +108,7 @@ def _variables_kept() -> Iterator[None]:
 def _call(job: Job) -> bytes:
     """Call a function in a gloo group of its own, or under its plan in Megatron's groups, and undo the plan."""
     from mindspeed import registry
-    from mindspeed.planning.plan import plan_from_json
+    from mindspeed.engine.planning.plan import plan_from_json
 
     if job.plan is None:
         try:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from mindspeed.inspection.sites import find_site
+from mindspeed.engine.inspection.sites import find_site
 from mindspeed.plugins.discovery import discover
 from mindspeed.plugins.found import declared_at
 from tests.cli.conftest import LAPTOP

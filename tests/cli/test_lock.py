@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from mindspeed import registry
-from mindspeed.planning.lock import Lock, read_lock, require_match
+from mindspeed.engine.planning.lock import Lock, read_lock, require_match
+from mindspeed.engine.resolution.environment import made_up
 from mindspeed.plugins.problems import MindSpeedError
-from mindspeed.resolution.environment import made_up
 from tests.cli.conftest import LAPTOP
 
 JOB = """

@@ -8,10 +8,10 @@ import shutil
 import pytest
 
 from mindspeed.cli import ops
+from mindspeed.job.world import PLATFORMS
 from mindspeed.ops import OPERATORS, availability, reasons
 from mindspeed.ops.availability import variant
 from mindspeed.ops.compiler import Compiler
-from mindspeed.plugins.world import PLATFORMS
 from tests.ops.built import pretend_built, write_sources
 
 

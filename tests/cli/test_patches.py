@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed.inspection.contracts import BASELINE
-from mindspeed.inspection.releases import recorded_releases, release_file
+from mindspeed.engine.inspection.contracts import BASELINE
+from mindspeed.engine.inspection.releases import recorded_releases, release_file
 from tests.diagnostics.test_following import tree
-from tests.inspection.megatron_copies import copy_megatron, edit
+from tests.engine.inspection.megatron_copies import copy_megatron, edit
 
 STATE = "megatron.core.parallel_state"
 
@@ -75,7 +75,7 @@ def test_an_unchanged_checkout_has_nothing_to_report(mindspeed, checkout):
 
 @pytest.mark.parametrize(("version", "code"), [("0.12.1", 1), ("0.14.0", 1), ("0.15.3", 1), ("0.16.1", 0)])
 def test_every_recorded_version_is_compared_from_its_record_alone(mindspeed, monkeypatch, version, code):
-    monkeypatch.setattr("mindspeed.planning.drift.read_contract", None)
+    monkeypatch.setattr("mindspeed.engine.planning.drift.read_contract", None)
     result = mindspeed("patches", "drift", "--megatron", version, "--json")
     assert result.exit_code == code
     data = json.loads(result.stdout)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mindspeed.planning.plan import plan_from_json
+from mindspeed.engine.planning.plan import plan_from_json
 from tests.cli.conftest import LAPTOP
 
 

@@ -32,7 +32,7 @@ def test_a_script_sees_its_own_arguments_name_and_folder_under_the_plan(run, tmp
     done = run(
         """
         import sys, beside, os
-        from mindspeed.runtime import session
+        from mindspeed.engine.runtime import session
         print(__name__, sys.argv[1:], beside.NAME, os.path.basename(__file__), os.environ["RANK"], os.environ["WORLD_SIZE"])
         print(session.current().plan.names)
         """,
@@ -65,7 +65,7 @@ def test_several_processes_get_ranks_and_the_plan(run):
     done = run(
         """
         import os
-        from mindspeed.runtime import session
+        from mindspeed.engine.runtime import session
         print(f"{os.environ['RANK']} of {os.environ['WORLD_SIZE']}: {session.current().plan.world.tp}\\n", end="")
         """,
         options=["--nproc", "2", "--tp", "2"],
@@ -169,7 +169,7 @@ def test_a_module_runs_as_under_python_m(tmp_path, words):
     (package / "__init__.py").write_text("")
     (package / "beside.py").write_text("NAME = 'found'")
     (package / "__main__.py").write_text(
-        "import os, sys\nfrom . import beside\nfrom mindspeed.runtime import session\n"
+        "import os, sys\nfrom . import beside\nfrom mindspeed.engine.runtime import session\n"
         "print(__name__, __package__, beside.NAME, os.path.basename(sys.argv[0]), sys.argv[1:], session.current() is not None)"
     )
     done = subprocess.run([*RUN, *words], capture_output=True, text=True, check=False, cwd=tmp_path)
@@ -179,7 +179,7 @@ def test_a_module_runs_as_under_python_m(tmp_path, words):
 @pytest.mark.long
 def test_pytest_runs_in_every_rank_under_the_plan(tmp_path):
     (tmp_path / "test_shown.py").write_text(
-        "from mindspeed.runtime import session\ndef test_it(): assert session.current().plan.names == ()"
+        "from mindspeed.engine.runtime import session\ndef test_it(): assert session.current().plan.names == ()"
     )
     command = [*RUN, "--nproc", "2", "--optimization-level", "0", "--", "-m", "pytest", "-q", "test_shown.py"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)

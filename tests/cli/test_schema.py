@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 import yaml
 
-from mindspeed.resolution.request import JOB_KEYS
+from mindspeed.engine.resolution.request import JOB_KEYS
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pretrain_gpt.yaml"
 

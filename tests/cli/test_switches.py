@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from mindspeed import registry
-from mindspeed.planning import kill_switch
+from mindspeed.engine.planning import kill_switch
 from mindspeed.plugins import MindSpeedError
 from mindspeed.plugins.discovery import discover
 from tests.cli.conftest import LAPTOP
@@ -214,7 +214,7 @@ def test_more_than_two_hundred_third_parties_are_listed_from_metadata_in_plain_l
 TRACED = """
 import mindspeed, fakelib
 mindspeed.activate(mindspeed.plan(["acme-trace"], platform="cpu", level=2, without=["rms-norm", "swiglu"]))
-from mindspeed.runtime import session
+from mindspeed.engine.runtime import session
 session.call("optimizer_built", optimizer=None)
 mindspeed.deactivate()
 """

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mindspeed.patching.apply import with_sites
-from mindspeed.planning.plan import PlannedPatch
+from mindspeed.engine.patching.apply import with_sites
+from mindspeed.engine.planning.plan import PlannedPatch
+from mindspeed.engine.resolution.request import Layer
 from mindspeed.plugins.patches import Wrap
-from mindspeed.resolution.request import Layer
 from mindspeed.verification.case import build_case
 from mindspeed.verification.harness import verify
 from mindspeed.verification.pool import WorkerPool

@@ -10,12 +10,12 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from mindspeed.context_parallel.core_attention import CoreAttention, with_core_attention
+from mindspeed.engine.resolution.environment import made_up
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.engine.resolution.resolver import Resolution, resolve
 from mindspeed.features.eod_reset import layers as eod_reset
 from mindspeed.plugins import Capability, Category, Feature, FeatureArgs, FeatureSpec, Requires, Slot, World, hookimpl
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
-from mindspeed.resolution.environment import made_up
-from mindspeed.resolution.request import Layer
-from mindspeed.resolution.resolver import Resolution, resolve
 from tests.features.resolving import CATALOG, MODEL
 
 NAME = "acme-attention"

@@ -11,15 +11,15 @@ import pytest
 from mindspeed import ops
 from mindspeed.cli import main
 from mindspeed.diagnostics import support_matrix
-from mindspeed.inspection.sites import find_site
+from mindspeed.engine.inspection.sites import find_site
+from mindspeed.engine.resolution.environment import SUPPORTED_MEGATRON, made_up, version_in
+from mindspeed.engine.resolution.request import JOB_KEYS, Layer
+from mindspeed.engine.resolution.resolver import resolve
+from mindspeed.engine.resolution.variables import VARIABLES
 from mindspeed.plugins import FeatureSpec, World
 from mindspeed.plugins.discovery import BUILT_IN, Catalog, DiscoveredFeature, discover
 from mindspeed.plugins.problems import error_codes
 from mindspeed.registry import catalog
-from mindspeed.resolution.environment import SUPPORTED_MEGATRON, made_up, version_in
-from mindspeed.resolution.request import JOB_KEYS, Layer
-from mindspeed.resolution.resolver import resolve
-from mindspeed.resolution.variables import VARIABLES
 from tests import transcripts
 from tools.docs.operators import forward_only
 from tools.docs.pages import pages, write

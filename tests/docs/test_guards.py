@@ -10,15 +10,15 @@ from importlib import metadata
 import pytest
 
 import mindspeed
-from mindspeed.planning.plan import ActivationPlan
+from mindspeed.engine.planning.plan import ActivationPlan
+from mindspeed.engine.runtime import session
+from mindspeed.job.world import World
 from mindspeed.plugins.manager import FeatureManager
-from mindspeed.plugins.world import World
-from mindspeed.runtime import session
 from mindspeed.training import job
+from tests.engine.patching.patch_cases import STATE, wrap
+from tests.engine.patching.patch_fixtures import fake_megatron  # noqa: F401
 from tests.features.resolving import CATALOG, MODEL, ask
 from tests.guards import NUMBERS, ROOT, Case, Guard, faults, find_guards, page, read_cases
-from tests.patching.patch_cases import STATE, wrap
-from tests.patching.patch_fixtures import fake_megatron  # noqa: F401
 
 
 def test_every_case_is_guarded_or_has_a_reason():

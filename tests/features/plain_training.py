@@ -17,7 +17,7 @@ def train(model: dict[str, Any], steps: int = 3) -> tuple[list[float], list[str]
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
     from megatron.core.transformer import TransformerConfig
 
-    from mindspeed.runtime import session
+    from mindspeed.engine.runtime import session
 
     torch.manual_seed(1)
     model_parallel_cuda_manual_seed(1)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from mindspeed.engine.resolution.environment import made_up
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.engine.resolution.resolver import Resolution, resolve
+from mindspeed.job.world import World
 from mindspeed.plugins import Feature
 from mindspeed.plugins.discovery import discover
-from mindspeed.plugins.world import World
-from mindspeed.resolution.environment import made_up
-from mindspeed.resolution.request import Layer
-from mindspeed.resolution.resolver import Resolution, resolve
 
 MODEL: dict[str, Any] = {
     "world_size": 8,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mindspeed.inspection.megatron_copies import megatron_version
-from mindspeed.inspection.sites import find_site
+from mindspeed.engine.inspection.megatron_copies import megatron_version
+from mindspeed.engine.inspection.sites import find_site
+from mindspeed.engine.planning.plan import PlannedOverride
 from mindspeed.megatron.argument_overrides import check_overrides
-from mindspeed.planning.plan import PlannedOverride
 from mindspeed.plugins import ArgOverride, World
 from tests.features.resolving import CATALOG, overrides
 

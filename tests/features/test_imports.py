@@ -13,7 +13,7 @@ import mindspeed.features
 
 PUBLIC = (
     "mindspeed.ops",
-    "mindspeed.arithmetic",
+    "mindspeed.job.arithmetic",
     "mindspeed.context_parallel",
     "mindspeed.moe",
     "mindspeed.tensor_parallel",

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from mindspeed import registry
-from mindspeed.planning.plan import ActivationPlan
+from mindspeed.engine.planning.plan import ActivationPlan
+from mindspeed.engine.resolution.environment import made_up
+from mindspeed.engine.resolution.request import Layer
 from mindspeed.plugins import MindSpeedError
-from mindspeed.resolution.environment import made_up
-from mindspeed.resolution.request import Layer
 from mindspeed.verification.pool import WorkerPool
 from tests.features.plain_training import GPT2, LLAMA, train
 

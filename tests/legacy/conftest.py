@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from mindspeed import args_utils, registry
+from mindspeed.engine.runtime import session
 from mindspeed.legacy import activation
 from mindspeed.legacy.manager import MindSpeedFeaturesManager
 from mindspeed.legacy.patches import MindSpeedPatchesManager
 from mindspeed.ops import availability
 from mindspeed.plugins.problems import MindSpeedError, Problem
-from mindspeed.runtime import session
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from mindspeed import registry
+from mindspeed.engine.runtime import session
 from mindspeed.legacy.activation import repatch
-from mindspeed.runtime import session
 from tests.legacy.dictionaries import ENGINE, TRAINER, UNREAD
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,7 +102,7 @@ else:
 
     registry.activate(registry.plan(**run))
 import torch.distributed as dist
-from mindspeed.runtime import session
+from mindspeed.engine.runtime import session
 
 dist.init_process_group("gloo")
 from megatron.core import parallel_state

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mindspeed import registry
+from mindspeed.engine.runtime import session
 from mindspeed.features_manager import (
     CoCFeature,
     FusedSwigluFeature,
@@ -16,7 +17,6 @@ from mindspeed.features_manager import (
 )
 from mindspeed.features_manager.features_manager import MindSpeedFeaturesManager as Manager
 from mindspeed.legacy.feature_classes import CLASSES, stand_in
-from mindspeed.runtime import session
 
 
 def test_every_class_stands_for_features_that_exist_or_says_why_for_none():

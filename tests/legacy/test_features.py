@@ -10,11 +10,11 @@ import pytest
 
 from mindspeed import registry
 from mindspeed.args_utils import get_mindspeed_args
+from mindspeed.engine.runtime import session
 from mindspeed.features_manager import FEATURES_LIST, create_features_list
 from mindspeed.features_manager.feature import MindSpeedFeature
 from mindspeed.features_manager.features_manager import MindSpeedFeaturesManager as Manager
 from mindspeed.legacy.activation import repatch
-from mindspeed.runtime import session
 from tests.legacy import features, targets
 from tests.legacy.conftest import problems_of
 

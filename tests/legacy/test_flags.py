@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mindspeed.arguments import process_args
-from mindspeed.inspection.cli_arguments import surface
-from mindspeed.inspection.releases import recorded_releases
+from mindspeed.engine.inspection.cli_arguments import surface
+from mindspeed.engine.inspection.releases import recorded_releases
 from mindspeed.legacy.flags import BY_FLAG, MEGATRON_VALUES, OLD_FLAGS, read_old_flags
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.registry import catalog

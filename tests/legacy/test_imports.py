@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import mindspeed
-from mindspeed.inspection.sites import find_site
-from mindspeed.inspection.source import find_module
+from mindspeed.engine.inspection.sites import find_site
+from mindspeed.engine.inspection.source import find_module
 from mindspeed.legacy.imports import OldNameError
 from mindspeed.legacy.old_modules import OLD_MODULES, replacement
 from tests.legacy import consumers

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from mindspeed.args_utils import get_mindspeed_args
+from mindspeed.engine.runtime import session
 from mindspeed.features_manager.feature import MindSpeedFeature
 from mindspeed.features_manager.features_manager import MindSpeedFeaturesManager as Manager
 from mindspeed.legacy.megatron_lm import MegatronArguments, with_arguments_of_features, with_validation_of_features
-from mindspeed.runtime import session
 from tests.legacy import features
 from tests.legacy.conftest import problems_of
 

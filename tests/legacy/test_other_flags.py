@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed.inspection.cli_arguments import surface
-from mindspeed.inspection.releases import recorded_releases
+from mindspeed.engine.inspection.cli_arguments import surface
+from mindspeed.engine.inspection.releases import recorded_releases
 from mindspeed.legacy.flags import BY_FLAG, MEGATRON_VALUES, read_old_flags
 from mindspeed.legacy.model_arguments import RULES
 from mindspeed.legacy.other_flags import described_flags, flag_groups, refused_program, translate_others
-from mindspeed.megatron.given_arguments import surface_or_nearest
-from mindspeed.megatron.training_request import OWN_FLAGS
+from mindspeed.megatron_lm.given_arguments import surface_or_nearest
+from mindspeed.megatron_lm.training_request import OWN_FLAGS
 from mindspeed.registry import catalog
 from tools.registered_flags import registered_flags
 

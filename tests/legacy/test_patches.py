@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from mindspeed.engine.runtime import session
 from mindspeed.patch_utils import MindSpeedPatchesManager as Manager
-from mindspeed.runtime import session
 from tests.legacy import targets
 from tests.legacy.conftest import problems_of
 

@@ -22,7 +22,7 @@ if sys.argv[1] == "differ":
     repatch({"sequence_parallel": dist.get_rank() == 0})
 total = torch.ones(1)
 dist.all_reduce(total)
-from mindspeed.runtime import session
+from mindspeed.engine.runtime import session
 names = " ".join(session.current().plan.names)
 sys.stdout.write(f"ended {dist.get_rank()} {names} {int(total)}\\n")
 """

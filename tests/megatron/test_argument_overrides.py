@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
+from mindspeed.engine.inspection.config_arguments import PLACES, known_arguments
+from mindspeed.engine.inspection.megatron_copies import megatron_version
+from mindspeed.engine.planning.plan import ActivationPlan, PlannedOverride, plan_from_json
+from mindspeed.engine.runtime import session
+from mindspeed.engine.runtime.effects import EffectTracker
 from mindspeed.features.swiglu.feature import Swiglu
-from mindspeed.inspection.config_arguments import PLACES, known_arguments
-from mindspeed.inspection.megatron_copies import megatron_version
 from mindspeed.megatron.argument_overrides import check_overrides, override_parameters, unused_overrides
 from mindspeed.megatron.hook_wrappers import config_post_init
-from mindspeed.planning.plan import ActivationPlan, PlannedOverride, plan_from_json
 from mindspeed.plugins import ArgOverride, FeatureArgs, MindSpeedError, World, active
 from mindspeed.plugins.manager import FeatureManager
-from mindspeed.runtime import session
-from mindspeed.runtime.effects import EffectTracker
 
 
 def planned(argument: str, value: Any, *owners: str) -> PlannedOverride:

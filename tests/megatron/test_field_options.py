@@ -8,11 +8,12 @@ import pytest
 from megatron.core.transformer.transformer_config import MLATransformerConfig
 
 from mindspeed import registry
-from mindspeed.inspection.cli_arguments import Argument, Surface, surface
-from mindspeed.inspection.releases import recorded_releases
+from mindspeed.engine.inspection.cli_arguments import Argument, Surface, surface
+from mindspeed.engine.inspection.releases import recorded_releases
+from mindspeed.engine.resolution.environment import made_up
 from mindspeed.megatron.argument_overrides import unused_overrides
-from mindspeed.megatron.field_options import FIELD_OPTIONS, field_options_in, with_field_options
-from mindspeed.resolution.environment import made_up
+from mindspeed.megatron_lm.field_options import FIELD_OPTIONS, field_options_in, with_field_options
+from mindspeed.megatron_lm.training_plan import plan_training
 
 
 @pytest.mark.parametrize("argument", FIELD_OPTIONS, ids=lambda argument: argument.dest)
@@ -23,18 +24,18 @@ def test_every_option_has_the_name_of_a_field(argument):
 
 def test_a_field_is_a_row_of_the_plan_and_leaves_the_command_line():
     line = ["--num-layers", "2", "--multi-latent-attention", "--beta-fast", "1", "--lr=1"]
-    request, plan = registry.plan_training(line, {}, replace(made_up("cpu", "0.16.1"), world_size=1))
+    request, plan = plan_training(line, {}, replace(made_up("cpu", "0.16.1"), world_size=1))
     (row,) = [row for row in plan.overrides if row.owners == ("command line",)]
     assert (row.override.argument, row.override.value) == ("beta_fast", 1.0)
     assert request.rest == ("--num-layers", "2", "--multi-latent-attention", "--lr=1")
-    _, without = registry.plan_training(line[:3], {}, replace(made_up("cpu", "0.16.1"), world_size=1))
+    _, without = plan_training(line[:3], {}, replace(made_up("cpu", "0.16.1"), world_size=1))
     assert plan.digest != without.digest
 
 
 def test_the_configuration_takes_the_field_of_the_command_line(monkeypatch):
     monkeypatch.setenv("MINDSPEED_REPORT", "")
     line = ["--num-layers", "2", "--multi-latent-attention", "--beta-fast", "1"]
-    _, plan = registry.plan_training(line, {}, replace(registry.probe(), world_size=1))
+    _, plan = plan_training(line, {}, replace(registry.probe(), world_size=1))
     registry.activate(plan)
     try:
         config = MLATransformerConfig(num_layers=2, hidden_size=16, num_attention_heads=2)

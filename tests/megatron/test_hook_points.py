@@ -12,20 +12,20 @@ import pytest
 from megatron.core.transformer.heterogeneous.heterogeneous_config import HeterogeneousTransformerConfig
 
 from mindspeed import registry
-from mindspeed.inspection.config_arguments import PLACES
-from mindspeed.inspection.sites import find_site
+from mindspeed.engine.inspection.config_arguments import PLACES
+from mindspeed.engine.inspection.sites import find_site
+from mindspeed.engine.planning.plan import ActivationPlan
+from mindspeed.engine.resolution.environment import made_up
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.engine.runtime import session
 from mindspeed.megatron import hook_wrappers
 from mindspeed.megatron.hook_points import CORE_HOOK_POINTS, TRAINING_HOOK_POINTS, MegatronHookPoints, hook_points_for
-from mindspeed.planning.plan import ActivationPlan
 from mindspeed.platforms import PLATFORMS
 from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, MindSpeedError, Patch, Replace, World, hookimpl
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
 from mindspeed.plugins.hookspecs import HOOKS
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.registry import base_features
-from mindspeed.resolution.environment import made_up
-from mindspeed.resolution.request import Layer
-from mindspeed.runtime import session
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from mindspeed.cli import main
 from mindspeed.megatron.indexed_data import write_indexed
 from mindspeed.megatron.pad_token_check import SharedToken, ends_documents, shared_token, warning, warning_of_arguments
-from mindspeed.megatron.training_request import read_command_line
+from mindspeed.megatron_lm.training_request import read_command_line
 from mindspeed.plugins.discovery import discover
 
 END = 5

@@ -8,8 +8,8 @@ from shlex import split
 
 import pytest
 
-from mindspeed.registry import plan_training
-from mindspeed.resolution.environment import made_up
+from mindspeed.engine.resolution.environment import made_up
+from mindspeed.megatron_lm.training_plan import plan_training
 from tests.megatron_lm import stub
 from tests.megatron_lm.checkout import LATENT, LLAMA, MOE, SHARED, Checkout, Run
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mindspeed.inspection.megatron_copies import package_root
+from mindspeed.engine.inspection.megatron_copies import package_root
 
 ARGUMENTS = """
 import argparse
-from mindspeed.inspection.cli_arguments import surface
+from mindspeed.engine.inspection.cli_arguments import surface
 
 def parse_args(extra_args_provider=None, ignore_unknown_args=False):
     parser = argparse.ArgumentParser(prog="pretrain", allow_abbrev=False)

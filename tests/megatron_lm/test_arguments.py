@@ -11,9 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from mindspeed.inspection.cli_arguments import surface
+from mindspeed.engine.inspection.cli_arguments import surface
+from mindspeed.engine.planning.plan import ActivationPlan, PlannedOverride
+from mindspeed.job.megatron_arguments import world_of
 from mindspeed.megatron import training_hook_wrappers
-from mindspeed.megatron.training_flags import world_of
 from mindspeed.megatron.training_hook_wrappers import (
     differences,
     order_launches,
@@ -21,7 +22,6 @@ from mindspeed.megatron.training_hook_wrappers import (
     validate_args,
     validate_args_for_platform,
 )
-from mindspeed.planning.plan import ActivationPlan, PlannedOverride
 from mindspeed.plugins import ArgOverride, MindSpeedError, World
 from tests.megatron_lm import stub
 from tests.megatron_lm.checkout import ROOT

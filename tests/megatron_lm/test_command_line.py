@@ -7,15 +7,15 @@ from shlex import split
 import pytest
 
 from mindspeed import registry
-from mindspeed.inspection.cli_arguments import surface
-from mindspeed.inspection.releases import recorded_releases
-from mindspeed.megatron import training_flags as flags
-from mindspeed.megatron.argument_layers import declared_flags
-from mindspeed.megatron.given_arguments import given_arguments
-from mindspeed.megatron.training_plan import is_training_script
-from mindspeed.megatron.training_request import OWN_FLAGS, read_command_line
+from mindspeed.engine.inspection.cli_arguments import surface
+from mindspeed.engine.inspection.releases import recorded_releases
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.job import megatron_arguments as flags
+from mindspeed.megatron_lm.argument_layers import declared_flags
+from mindspeed.megatron_lm.given_arguments import given_arguments
+from mindspeed.megatron_lm.training_plan import is_training_script
+from mindspeed.megatron_lm.training_request import OWN_FLAGS, read_command_line
 from mindspeed.plugins.problems import ResolutionError
-from mindspeed.resolution.request import Layer
 from tests.megatron_lm.checkout import ROOT
 
 SHAPE = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 1 --global-batch-size 8"

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from mindspeed.inspection.cli_arguments import surface
-from mindspeed.megatron.given_arguments import unknown_options
-from mindspeed.megatron.training_request import OWN_FLAGS
-from mindspeed.registry import plan_training
-from mindspeed.resolution.environment import made_up
+from mindspeed.engine.inspection.cli_arguments import surface
+from mindspeed.engine.resolution.environment import made_up
+from mindspeed.megatron_lm.given_arguments import unknown_options
+from mindspeed.megatron_lm.training_plan import plan_training
+from mindspeed.megatron_lm.training_request import OWN_FLAGS
 from tests.megatron_lm import stub
 from tests.megatron_lm.checkout import ROOT
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from mindspeed.megatron.launched_command import command_of_file, command_of_words, training_commands
+from mindspeed.megatron_lm.launched_command import command_of_file, command_of_words, training_commands
 from mindspeed.plugins.problems import ResolutionError
 
 TRAIN = "pretrain_gpt.py --num-layers 2 --micro-batch-size 1"

@@ -7,12 +7,12 @@ from shlex import split
 import pytest
 
 from mindspeed import registry
-from mindspeed.inspection.cli_arguments import surface
-from mindspeed.megatron.given_arguments import given_arguments
-from mindspeed.megatron.training_plan import refused
+from mindspeed.engine.inspection.cli_arguments import surface
+from mindspeed.engine.resolution.environment import made_up
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.megatron_lm.given_arguments import given_arguments
+from mindspeed.megatron_lm.training_plan import refused
 from mindspeed.plugins.problems import ResolutionError
-from mindspeed.resolution.environment import made_up
-from mindspeed.resolution.request import Layer
 
 SHAPE = "--num-layers 8 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 1 --global-batch-size 8"
 PIPELINE = f"{SHAPE} --untie-embeddings-and-output-weights --pipeline-model-parallel-size 2"

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from mindspeed.engine.planning.plan import ActivationPlan
+from mindspeed.engine.runtime import session
 from mindspeed.megatron import training_hook_wrappers as wrappers
 from mindspeed.megatron.hook_points import PLATFORM_HOOK_POINTS, hook_points_for
-from mindspeed.planning.plan import ActivationPlan
 from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, World, hookimpl
 from mindspeed.plugins.manager import FeatureManager
-from mindspeed.runtime import session
 from tests.megatron_lm import stub
 
 

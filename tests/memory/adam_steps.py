@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mindspeed.planning.plan import ActivationPlan
+from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.verification.pool import WorkerPool
 from mindspeed.verification.shape import Recipe
 

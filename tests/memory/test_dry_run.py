@@ -10,8 +10,8 @@ import pytest
 from benchmarks._memory_jobs import BF16, LLAMA
 from benchmarks._memory_jobs import LARGER as LARGER_MODEL
 from mindspeed.diagnostics.job_memory import options_of, stages_of
+from mindspeed.engine.resolution.request import Layer
 from mindspeed.plugins.problems import RunError
-from mindspeed.resolution.request import Layer
 from mindspeed.verification.case import build_case, with_few_micro_batches
 from mindspeed.verification.pool import WorkerPool
 

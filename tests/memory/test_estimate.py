@@ -5,10 +5,10 @@ from functools import partial
 
 import pytest
 
+from mindspeed.job.world import UnknownValue, World
 from mindspeed.memory.estimate import JobOptions, chunk_tensors, live_passes, parameters, stages
 from mindspeed.plugins.discovery import discover
 from mindspeed.plugins.saved_tensors import SavedTensor, in_backward, leave, resized
-from mindspeed.plugins.world import UnknownValue, World
 from mindspeed.verification.shape import GPT, LLAMA, MOE, ModelShape
 
 MLA = replace(GPT, multi_latent_attention=True)

@@ -7,8 +7,8 @@ from itertools import combinations
 
 import pytest
 
+from mindspeed.engine.resolution.request import Layer
 from mindspeed.plugins.problems import ResolutionError
-from mindspeed.resolution.request import Layer
 from mindspeed.verification.case import build_case
 from tests.conftest import Prove, differences
 from tests.memory.test_layer_parts import SIX

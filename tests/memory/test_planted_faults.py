@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from mindspeed.engine.resolution.request import Layer
 from mindspeed.plugins.problems import RunError
-from mindspeed.resolution.request import Layer
 from mindspeed.verification.case import build_case
 from mindspeed.verification.harness import verify
 from mindspeed.verification.pool import WorkerPool

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mindspeed import registry
-from mindspeed.resolution.request import Layer
+from mindspeed.engine.resolution.request import Layer
 from mindspeed.verification.pool import WorkerPool
 
 pytestmark = pytest.mark.long

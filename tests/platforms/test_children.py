@@ -11,10 +11,10 @@ import pytest
 
 import mindspeed
 from mindspeed import registry
-from mindspeed.planning.plan import ActivationPlan
+from mindspeed.engine.planning.plan import ActivationPlan
+from mindspeed.engine.resolution.environment import made_up
+from mindspeed.engine.runtime import session
 from mindspeed.platforms.children import bring_plan
-from mindspeed.resolution.environment import made_up
-from mindspeed.runtime import session
 
 
 def test_a_spawned_process_activates_the_plan_on_the_import_path_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:

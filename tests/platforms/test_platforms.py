@@ -10,14 +10,14 @@ from importlib import util
 import pytest
 
 from mindspeed import platforms, registry
-from mindspeed.inspection.megatron_copies import megatron_version
+from mindspeed.engine.inspection.megatron_copies import megatron_version
+from mindspeed.engine.planning.patch_checks import check_patches
+from mindspeed.engine.planning.plan import PlannedPatch
+from mindspeed.engine.resolution.environment import version_in
 from mindspeed.megatron.fixes.feature import MegatronFixes
-from mindspeed.planning.patch_checks import check_patches
-from mindspeed.planning.plan import PlannedPatch
 from mindspeed.platforms.cpu import CpuPlatform, CpuPlatformArgs
 from mindspeed.plugins import FeatureArgs, World
 from mindspeed.plugins.problems import PlatformError
-from mindspeed.resolution.environment import version_in
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from mindspeed.engine.resolution.environment import made_up
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.engine.resolution.resolver import Resolution, resolve
 from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
-from mindspeed.resolution.environment import made_up
-from mindspeed.resolution.request import Layer
-from mindspeed.resolution.resolver import Resolution, resolve
 
 CPU = made_up("cpu", "0.16.1")
 

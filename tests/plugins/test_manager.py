@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from mindspeed import registry
-from mindspeed.planning.build_plan import manager_of
+from mindspeed.engine.planning.build_plan import manager_of
+from mindspeed.engine.resolution.environment import made_up
 from mindspeed.plugins import Category, Feature, FeatureSpec, World, hookimpl
 from mindspeed.plugins.feature import FeatureArgs
 from mindspeed.plugins.hookspecs import ANSWERS, CALLERS, HOOKS
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.problems import MindSpeedError
-from mindspeed.resolution.environment import made_up
 
 ARGS, WORLD = FeatureArgs(), World({})
 

@@ -16,10 +16,10 @@ from typing import Any, Final
 import torch
 
 import mindspeed
-from mindspeed.inspection.megatron_copies import megatron_version
-from mindspeed.planning.plan import ActivationPlan
+from mindspeed.engine.inspection.megatron_copies import megatron_version
+from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.registry import catalog
-from tests.patching.process_snapshots import differences, identities, import_models
+from tests.engine.patching.process_snapshots import differences, identities, import_models
 
 LEVEL_ONE: Final = sorted(name for name, spec in catalog(frozenset()).specs.items() if spec.level == 1)
 WORLD: Final[dict[str, Any]] = {

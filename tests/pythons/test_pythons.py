@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from mindspeed.inspection.megatron_copies import version_of
+from mindspeed.engine.inspection.megatron_copies import version_of
 from tests.megatron.versions.conftest import Megatron
 from tests.pythons.conftest import Interpreter, refusal
 
@@ -15,13 +15,13 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 TESTS: Final = {
     "command line": ("tests/cli/test_main.py", "tests/cli/test_list.py", "tests/cli/test_plan.py", "tests/cli/test_check.py"),
-    "resolver": ("tests/resolution",),
+    "resolver": ("tests/engine/resolution",),
     "patching": (
-        "tests/patching/test_aliases.py",
-        "tests/patching/test_apply.py",
-        "tests/patching/test_imports.py",
-        "tests/runtime/test_call_count.py",
-        "tests/runtime/test_code_swap.py",
+        "tests/engine/patching/test_aliases.py",
+        "tests/engine/patching/test_apply.py",
+        "tests/engine/patching/test_imports.py",
+        "tests/engine/runtime/test_call_count.py",
+        "tests/engine/runtime/test_code_swap.py",
     ),
 }
 """Tests of the default run that depend on the Python: on its import system, its code objects, its option parser."""

@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from mindspeed import registry
-from mindspeed.planning.checkpoint_state import record_of
+from mindspeed.engine.planning.checkpoint_state import record_of
+from mindspeed.engine.resolution.request import Layer
 from mindspeed.registry import probe
-from mindspeed.resolution.request import Layer
 from mindspeed.training.checkpoints import Manifest, checkpoint_path
 from mindspeed.training.corpus import prepare
 from mindspeed.training.job import Job, make_job, write_job

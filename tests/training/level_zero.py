@@ -10,9 +10,9 @@ from typing import Any
 import megatron.core  # noqa: F401  first, so that every original is there before the plan
 
 from mindspeed import registry
-from mindspeed.planning.plan import ActivationPlan
+from mindspeed.engine.planning.plan import ActivationPlan
+from mindspeed.engine.resolution.request import Layer
 from mindspeed.registry import probe
-from mindspeed.resolution.request import Layer
 from mindspeed.training.config import TrainConfig
 from mindspeed.training.job import make_job
 

@@ -11,15 +11,15 @@ import pytest
 from click.testing import CliRunner
 
 from mindspeed.cli import main
-from mindspeed.planning import checkpoint_state as states
-from mindspeed.planning import fingerprint
-from mindspeed.planning.plan import ActivationPlan
+from mindspeed.engine.planning import checkpoint_state as states
+from mindspeed.engine.planning import fingerprint
+from mindspeed.engine.planning.plan import ActivationPlan
+from mindspeed.engine.resolution.planned_feature import PlannedFeature, Value
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.job.world import World
 from mindspeed.plugins import Category, CheckpointState, Feature, FeatureSpec, hookimpl
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
 from mindspeed.plugins.problems import RunError
-from mindspeed.plugins.world import World
-from mindspeed.resolution.planned_feature import PlannedFeature, Value
-from mindspeed.resolution.request import Layer
 from mindspeed.training.checkpoints import checkpoint_path, find_checkpoint
 from tests.training.conftest import TINY, Run, losses
 

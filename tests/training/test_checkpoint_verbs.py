@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mindspeed.cli import main
-from mindspeed.resolution.request import Layer
+from mindspeed.engine.resolution.request import Layer
 from mindspeed.training.checkpoints import MANIFEST, checkpoint_path, file_sizes, read_manifest
 from tests.training.conftest import MakeRun
 

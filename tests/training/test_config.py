@@ -1,7 +1,7 @@
 import pytest
 
 from mindspeed.cli.pretrain import pretrain
-from mindspeed.resolution.setting_validation import accepted_value, flag
+from mindspeed.engine.resolution.setting_validation import accepted_value, flag
 from mindspeed.training.config import TrainConfig, train_config
 
 

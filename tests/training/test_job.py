@@ -8,7 +8,7 @@ from click.testing import CliRunner
 import mindspeed
 from mindspeed.cli import main
 from mindspeed.diagnostics import doctor
-from mindspeed.resolution.request import Layer
+from mindspeed.engine.resolution.request import Layer
 from mindspeed.training.config import train_config
 from mindspeed.training.job import Job, job_file
 from mindspeed.training.shape import trainer_layer

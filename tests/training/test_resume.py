@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from mindspeed.engine.resolution.request import Layer
 from mindspeed.plugins.problems import ResolutionError
-from mindspeed.resolution.request import Layer
 from mindspeed.training.checkpoints import checkpoint_path
 from mindspeed.training.job import Job, write_job
 from tests.training.conftest import MakeRun, job_of

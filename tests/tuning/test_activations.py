@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mindspeed.engine.resolution.environment import made_up
+from mindspeed.engine.resolution.request import Layer
 from mindspeed.ops.availability import running
-from mindspeed.resolution.environment import made_up
-from mindspeed.resolution.request import Layer
 from mindspeed.tuning.activations import KeptTables
 from mindspeed.tuning.job import SearchJob, make_search
 from mindspeed.tuning.rules import Rules

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from mindspeed import registry
+from mindspeed.engine.resolution.environment import made_up
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.engine.resolution.resolver import resolve
 from mindspeed.ops.availability import running
-from mindspeed.resolution.environment import made_up
-from mindspeed.resolution.request import Layer
-from mindspeed.resolution.resolver import resolve
 from mindspeed.tuning.job import make_search
 from mindspeed.tuning.rules import FixedRequest, Rules
 from mindspeed.tuning.search import key_of, search

@@ -15,9 +15,9 @@ from click.testing import CliRunner
 from mindspeed import registry
 from mindspeed.cli import main
 from mindspeed.diagnostics.job_memory import peaks
-from mindspeed.plugins.world import FIELDS
-from mindspeed.resolution.environment import made_up
-from mindspeed.resolution.request import Layer
+from mindspeed.engine.resolution.environment import made_up
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.job.world import FIELDS
 from mindspeed.tuning import memory
 from mindspeed.tuning import time as timing
 from mindspeed.tuning.job import make_search

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from mindspeed.engine.resolution.environment import made_up
+from mindspeed.engine.resolution.request import Layer
 from mindspeed.plugins.problems import ResolutionError
 from mindspeed.registry import catalog
-from mindspeed.resolution.environment import made_up
-from mindspeed.resolution.request import Layer
 from mindspeed.verification.case import VerificationCase, build_case
 
 HERE = made_up("cpu", "0.16.1")

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from mindspeed.planning.plan import ActivationPlan
+from mindspeed.engine.planning.plan import ActivationPlan
+from mindspeed.engine.runtime import session
 from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, World, hookimpl
 from mindspeed.plugins.manager import FeatureManager
-from mindspeed.runtime import session
 from mindspeed.verification import training
 
 

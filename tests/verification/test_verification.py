@@ -12,13 +12,13 @@ import pytest
 from click.testing import CliRunner
 
 from mindspeed.cli import main
+from mindspeed.engine.patching.apply import with_sites
+from mindspeed.engine.planning.plan import PlannedPatch
+from mindspeed.engine.resolution.request import Layer
 from mindspeed.features.rms_norm.feature import RmsNorm
-from mindspeed.patching.apply import with_sites
-from mindspeed.planning.plan import PlannedPatch
 from mindspeed.plugins.patches import Wrap
 from mindspeed.plugins.problems import RunError
 from mindspeed.registry import catalog
-from mindspeed.resolution.request import Layer
 from mindspeed.verification import case as case_module
 from mindspeed.verification import pool as workers
 from mindspeed.verification.case import VerificationCase, build_case

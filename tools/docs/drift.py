@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from mindspeed.inspection.contracts import BASELINE
-from mindspeed.inspection.releases import recorded_releases
-from mindspeed.planning.drift import FAILED, DriftRow, measure_drift, recorded_tree
-from mindspeed.planning.targets import Target
+from mindspeed.engine.inspection.contracts import BASELINE
+from mindspeed.engine.inspection.releases import recorded_releases
+from mindspeed.engine.planning.drift import FAILED, DriftRow, measure_drift, recorded_tree
+from mindspeed.engine.planning.targets import Target
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.registry import megatron_targets
 from tools.docs.markdown import code, page, table
@@ -40,7 +40,7 @@ def drift_page(catalog: Catalog) -> str:
     details = [_details(version, found) for version, found in releases.items() if any(row.verdict in FAILED for row in found)]
     return page(
         "Drift of Megatron",
-        "mindspeed/inspection/releases/",
+        "mindspeed/engine/inspection/releases/",
         [words, "", *_MEANING],
         table(("feature", "target", *releases), rows),
         _guards(catalog, targets),

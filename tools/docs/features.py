@@ -13,6 +13,8 @@ from typing import Any, Final, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from mindspeed.engine.resolution.environment import SUPPORTED_MEGATRON
+from mindspeed.job.world import PLATFORMS, World
 from mindspeed.plugins.constraints import (
     After,
     Before,
@@ -28,8 +30,6 @@ from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec, Numerics
 from mindspeed.plugins.hookspecs import HOOKS
 from mindspeed.plugins.patches import ArgOverride, Patch, Ref, When
-from mindspeed.plugins.world import PLATFORMS, World
-from mindspeed.resolution.environment import SUPPORTED_MEGATRON
 from tools.docs.drawing import Picture
 from tools.docs.markdown import code, page, table
 from tools.docs.predicates import condition

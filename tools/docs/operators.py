@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from mindspeed import ops
+from mindspeed.job.world import PLATFORMS
 from mindspeed.ops.availability import REFERENCE, variant
 from mindspeed.ops.reasons import reason
-from mindspeed.plugins.world import PLATFORMS
 from tools.docs.markdown import code, page, table
 
 _GRADIENT: Final = 4

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from mindspeed import registry
-from mindspeed.planning.plan import ActivationPlan
-from mindspeed.resolution.environment import made_up
-from mindspeed.resolution.request import Layer
+from mindspeed.engine.planning.plan import ActivationPlan
+from mindspeed.engine.resolution.environment import made_up
+from mindspeed.engine.resolution.request import Layer
 from tools.docs.drawing import Flow, Node, Picture
 
 REQUEST: Final = Layer(

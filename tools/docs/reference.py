@@ -9,13 +9,13 @@ from typing import Any, Final
 
 import click
 
+from mindspeed.engine.planning.fingerprint import VARIABLES as EQUAL
+from mindspeed.engine.resolution.variables import VARIABLES
+from mindspeed.job.world import FIELDS, PLATFORMS
 from mindspeed.megatron.hook_points import CORE_HOOK_POINTS, TRAINING_HOOK_POINTS
-from mindspeed.planning.fingerprint import VARIABLES as EQUAL
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.hookspecs import ANSWERS, CALLERS, HOOK_CLASSES, HOOKS, TrainState, Unit
 from mindspeed.plugins.problems import error_codes
-from mindspeed.plugins.world import FIELDS, PLATFORMS
-from mindspeed.resolution.variables import VARIABLES
 from tools.docs.features import settings_table, type_text
 from tools.docs.markdown import code, page, table
 

@@ -20,7 +20,7 @@ from mindspeed.plugins import (
 
 
 def _estimate(args: FeatureArgs, world: Any) -> Estimate:
-    from mindspeed.arithmetic import optimizer_bytes, rank_parameters
+    from mindspeed.job.arithmetic import optimizer_bytes, rank_parameters
 
     dense, experts = rank_parameters(world)
     replicas = world.dp * world.cp

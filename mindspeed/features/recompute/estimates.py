@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from mindspeed.arithmetic import layer_forward, score_forward, shape_of_world
+from mindspeed.job.arithmetic import layer_forward, score_forward, shape_of_world
 from mindspeed.plugins import Estimate, in_backward, leave
 
 _BETWEEN_LAYERS: Final = ("layer input",)

@@ -21,7 +21,7 @@ from mindspeed.plugins import (
 
 
 def _estimate(args: FeatureArgs, world: Any) -> Estimate:
-    from mindspeed.arithmetic import BYTES
+    from mindspeed.job.arithmetic import BYTES
 
     share = world.micro_batch_size * world.seq_length * world.hidden_size * BYTES[world.dtype] / (world.cp * world.tp)
     # halves of all-reduces stand where these stood, and backward gathers twice more for the gradients of weights

@@ -7,7 +7,7 @@ from typing import Any
 
 from megatron.core.utils import get_model_config, unwrap_model
 
-from mindspeed.arithmetic import model_flops, shape_of_config
+from mindspeed.job.arithmetic import model_flops, shape_of_config
 from mindspeed.plugins import World
 
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from mindspeed.resolution.environment import made_up
-from mindspeed.resolution.request import Layer
-from mindspeed.resolution.resolver import resolve
+from mindspeed.engine.resolution.environment import made_up
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.engine.resolution.resolver import resolve
 from tests.features.resolving import CATALOG, MODEL, active, overrides, refusals
 
 NAME = "adaptive-cp"

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from mindspeed import registry
+from mindspeed.engine.resolution.environment import made_up
+from mindspeed.engine.resolution.request import Layer
 from mindspeed.plugins import MindSpeedError, World
 from mindspeed.plugins.problems import ResolutionError
-from mindspeed.resolution.environment import made_up
-from mindspeed.resolution.request import Layer
 from tests.features.resolving import CATALOG, MODEL, refusals
 
 NAME = "adaptive-recompute"

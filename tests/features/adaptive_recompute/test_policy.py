@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from mindspeed import registry
+from mindspeed.engine.resolution.request import Layer
 from mindspeed.plugins.active import active_feature
 from mindspeed.plugins.problems import RunError
-from mindspeed.resolution.request import Layer
 from mindspeed.verification.pool import WorkerPool
 from mindspeed.verification.shape import GPT, Recipe
 from tests.conftest import Prove, differences

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from mindspeed.engine.resolution.environment import made_up
 from mindspeed.legacy.flags import read_old_flags
-from mindspeed.megatron.training_plan import in_megatrons_words
+from mindspeed.megatron_lm.training_plan import in_megatrons_words, plan_training
 from mindspeed.plugins.problems import MindSpeedError
-from mindspeed.registry import plan_training
-from mindspeed.resolution.environment import made_up
 from tests.features.resolving import CATALOG, active, ask, overrides, refusals
 
 ALGORITHMS = ["ring-attention", "ulysses-attention", "kv-allgather-cp"]

@@ -11,8 +11,8 @@ from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
+from mindspeed.engine.runtime import session
 from mindspeed.plugins.problems import MindSpeedError
-from mindspeed.runtime import session
 from mindspeed.verification.model import build_chunks
 from mindspeed.verification.shape import Recipe
 from mindspeed.verification.training import micro_batches

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mindspeed.resolution.request import Layer
+from mindspeed.engine.resolution.request import Layer
 from mindspeed.verification.case import build_case
 from mindspeed.verification.comparison import Tolerances, compare, losses_by_step
 from mindspeed.verification.pool import WorkerPool

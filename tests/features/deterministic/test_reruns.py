@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mindspeed import registry
-from mindspeed.planning.plan import ActivationPlan
+from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.verification.pool import WorkerPool
 from mindspeed.verification.shape import LLAMA, Recipe
 from tests.features.deterministic import reruns_job

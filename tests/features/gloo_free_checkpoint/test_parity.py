@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mindspeed.resolution.request import Layer
+from mindspeed.engine.resolution.request import Layer
 from mindspeed.verification.case import VerificationCase, build_case
 from mindspeed.verification.pool import WorkerPool
 from tests.features.gloo_free_checkpoint.jobs import assert_same, load, save, tensors

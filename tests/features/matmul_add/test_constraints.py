@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from mindspeed.resolution.environment import made_up
-from mindspeed.resolution.request import Layer
+from mindspeed.engine.resolution.environment import made_up
+from mindspeed.engine.resolution.request import Layer
 from tests.features.resolving import MODEL, active, ask
 
 ARGUMENT = "gradient_accumulation_fusion"
@@ -15,7 +15,7 @@ def test_level_one_switches_it_on_where_it_has_a_variant():
 def test_megatrons_own_flag_takes_it_out():
     flag = "Megatron's --no-gradient-accumulation-fusion"
     layer = Layer(flag, world=MODEL | {"world_size": 1}, without=("matmul-add",))
-    from mindspeed.resolution.resolver import resolve
+    from mindspeed.engine.resolution.resolver import resolve
     from tests.features.resolving import CATALOG
 
     resolution = resolve([layer], CATALOG, made_up("cpu", "0.16.1"), has_variant=lambda op, platform: True)

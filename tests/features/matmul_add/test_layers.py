@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from mindspeed import registry
+from mindspeed.engine.resolution.request import Layer
 from mindspeed.features.matmul_add.feature import MatmulAdd
 from mindspeed.features.matmul_add.layers import KERNELS, with_fusion_by_weight, with_kernels
 from mindspeed.plugins import FeatureArgs, MindSpeedError, World
 from mindspeed.plugins.active import ActiveFeatures, set_active
-from mindspeed.resolution.request import Layer
 from mindspeed.verification.pool import WorkerPool
 
 

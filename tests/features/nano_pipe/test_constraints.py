@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from mindspeed.features.nano_pipe.feature import NanoPipe, NanoPipeArgs
+from mindspeed.job.world import World
 from mindspeed.pipeline.operations import Costs, PipelineShape
 from mindspeed.plugins import MindSpeedError
-from mindspeed.plugins.world import World
 from tests.features.resolving import active, refusals
 
 

@@ -4,12 +4,12 @@ import torch
 
 from mindspeed import registry
 from mindspeed.context_parallel import blocks
+from mindspeed.engine.patching.apply import apply
+from mindspeed.engine.resolution.request import Layer
 from mindspeed.features.ring_attention_update import layers
 from mindspeed.features.ring_attention_update.feature import RingAttentionUpdate
 from mindspeed.ops import npu_ring_attention_update
-from mindspeed.patching.apply import apply
 from mindspeed.plugins import FeatureArgs, Field
-from mindspeed.resolution.request import Layer
 from tests.features.resolving import active, refusals
 from tests.ops.operator_checks import randn
 from tests.plugins.synthetic import CPU, catalog, make

@@ -12,7 +12,7 @@ from torch import Tensor
 import mindspeed
 from mindspeed.context_parallel import attention_mask
 from mindspeed.context_parallel.attention_mask import MaskRule, mask_of
-from mindspeed.planning.plan import ActivationPlan
+from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.plugins.problems import MindSpeedError
 from mindspeed.registry import catalog
 from mindspeed.verification.pool import WorkerPool

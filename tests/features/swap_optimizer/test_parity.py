@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mindspeed.resolution.request import Layer
+from mindspeed.engine.resolution.request import Layer
 from mindspeed.verification.case import build_case
 from mindspeed.verification.pool import WorkerPool
 from tests.memory.adam_steps import Trained, assert_equal, trained

@@ -10,8 +10,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from mindspeed.features.swiglu.feature import Swiglu
 from mindspeed.features.swiglu.layers import misfits, with_operator, with_weighted_operator
+from mindspeed.job.world import World
 from mindspeed.plugins import FeatureArgs, MindSpeedError
-from mindspeed.plugins.world import World
 
 
 @pytest.fixture(autouse=True)

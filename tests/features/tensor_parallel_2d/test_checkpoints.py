@@ -12,7 +12,7 @@ from click.testing import CliRunner
 import mindspeed
 from mindspeed import registry
 from mindspeed.cli import main
-from mindspeed.planning.checkpoint_state import record_of
+from mindspeed.engine.planning.checkpoint_state import record_of
 from mindspeed.verification.pool import WorkerPool
 from mindspeed.verification.shape import LLAMA, Recipe
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mindspeed import registry
-from mindspeed.arithmetic import layer_forward, score_forward, shape_of_world
+from mindspeed.job.arithmetic import layer_forward, score_forward, shape_of_world
 from mindspeed.verification.pool import WorkerPool
 from mindspeed.verification.shape import GPT, LLAMA, MOE, ModelShape, Recipe
 from tests.features.tflops.counting_job import counted

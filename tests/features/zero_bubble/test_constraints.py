@@ -9,8 +9,8 @@ import pytest
 
 from mindspeed.features.zero_bubble.feature import ZeroBubble
 from mindspeed.features.zero_bubble.settings import ZeroBubbleArgs
+from mindspeed.job.world import World
 from mindspeed.plugins import MindSpeedError
-from mindspeed.plugins.world import World
 from tests.features.resolving import MODEL, active, ask, refusals
 
 V: dict[str, Any] = {"pp": 2, "vpp": 2, "tied_embeddings": False, "mtp_num_layers": 0}

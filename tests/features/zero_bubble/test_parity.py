@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from mindspeed.engine.resolution.request import Layer
 from mindspeed.plugins import Numerics
-from mindspeed.resolution.request import Layer
 from mindspeed.verification.case import DROPOUT, build_case
 from mindspeed.verification.harness import Verdict, verify
 from mindspeed.verification.pool import WorkerPool

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from mindspeed.inspection.config_arguments import PLACES, arguments_of
-from mindspeed.inspection.releases import recorded_releases
+from mindspeed.engine.inspection.config_arguments import PLACES, arguments_of
+from mindspeed.engine.inspection.releases import recorded_releases
+from mindspeed.engine.planning.plan import PlannedOverride
 from mindspeed.megatron.argument_overrides import check_overrides
 from mindspeed.megatron.hook_points import hook_points_for
-from mindspeed.planning.plan import PlannedOverride
 from mindspeed.plugins.patches import ArgOverride
 
 
@@ -19,7 +19,7 @@ def override(argument: str) -> PlannedOverride:
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """No Megatron is at hand."""
-    monkeypatch.setattr("mindspeed.inspection.config_arguments.megatron_version", lambda: None)
+    monkeypatch.setattr("mindspeed.engine.inspection.config_arguments.megatron_version", lambda: None)
 
 
 def test_an_argument_of_a_later_megatron_is_refused_with_near_names(made_up: None) -> None:

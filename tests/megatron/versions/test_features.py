@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mindspeed.inspection.megatron_copies import version_of
-from mindspeed.resolution.environment import version_in
+from mindspeed.engine.inspection.megatron_copies import version_of
+from mindspeed.engine.resolution.environment import version_in
 from tests.megatron.versions.cases import CASES, SPECS
 from tests.megatron.versions.conftest import Megatron
 

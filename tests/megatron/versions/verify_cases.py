@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from mindspeed.inspection.megatron_copies import megatron_version, package_root
+from mindspeed.engine.inspection.megatron_copies import megatron_version, package_root
+from mindspeed.engine.resolution.environment import installed_version
+from mindspeed.engine.resolution.request import Layer
 from mindspeed.plugins.problems import MindSpeedError
-from mindspeed.resolution.environment import installed_version
-from mindspeed.resolution.request import Layer
 from mindspeed.verification.case import build_case
 from mindspeed.verification.harness import verify
 from mindspeed.verification.pool import WorkerPool

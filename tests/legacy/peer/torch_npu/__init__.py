@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
 from mindspeed import registry
-from mindspeed.runtime import session
+from mindspeed.engine.runtime import session
 
 if session.current() is None:
     os.environ["MINDSPEED_REPORT"] = ""

@@ -1,0 +1,106 @@
+"""Find holders of an original after patching, through the garbage collector."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from types import CellType, FunctionType, MethodType, ModuleType
+from typing import Any, Final
+
+from mindspeed.engine.inspection.sites import inside_tree
+from mindspeed.engine.patching.journal import HEAP_TYPE
+from mindspeed.engine.patching.site_patch import PatchedSite
+from mindspeed.plugins.problems import Problem
+
+_NO_HOLDERS: Final = (dict, list, tuple, set, frozenset, CellType)
+"""Containers are reached through what owns them; most of the heap is made of these."""
+
+
+def stale_holders(bound: Sequence[PatchedSite]) -> list[Problem]:
+    """MS404 for every closure, partial, bound method and instance that holds an original which has been replaced.
+
+    The patched objects hold theirs, and modules that define a replacement may. A class's own ``__class__`` cells, mro,
+    annotations and weak references, frames, and the records of this package are no holders, nor are the operator tables of
+    torch, of functions that the base plan patches in torch itself. Walks the whole heap.
+    """
+    originals = {id(one.original): one for one in bound if one.exchanges()}
+    inner = {id(one.original) for one in bound if not one.group.own and not inside_tree(one.group.module)}
+    allowed = _reachable(one.current for one in bound)
+    found: dict[tuple[str, str], PatchedSite] = {}
+    for holder in gc.get_objects() if originals else ():
+        kind = type(holder)
+        if kind in _NO_HOLDERS or id(holder) in allowed or kind.__module__ == PatchedSite.__module__:
+            continue
+        if kind is FunctionType and holder.__closure__:
+            if id(holder.__closure__) in allowed:  # a patched function as it was before its calls were counted
+                continue
+            held, text = _closed_over(holder), f"the closure of {holder.__module__}.{holder.__qualname__}"
+        elif kind is functools.partial:
+            held, text = [holder.func, *holder.args, *holder.keywords.values()], "a partial"
+        elif kind is MethodType:
+            held, text = [holder.__func__], f"a bound method of {_name(type(holder.__self__))}"
+        elif kind.__flags__ & HEAP_TYPE and not issubclass(kind, type | ModuleType):
+            held, text = [kind, *_fields(holder)], f"an instance of {_name(kind)}"
+        else:
+            continue
+        for target in held:
+            one = originals.get(id(target))
+            if one is None or (id(one.original) in inner and _package(holder) == one.group.module.partition(".")[0]):
+                continue
+            if getattr(holder, "__module__", None) not in one.keeping:
+                found[text, one.group.site] = one
+    return [_stale(text, one) for (text, _), one in sorted(found.items(), key=lambda item: item[0])]
+
+
+def _stale(text: str, one: PatchedSite) -> Problem:
+    owner = one.group.owner
+    message = f"{text} still holds the original of {one.group.site}, which {owner} patches"
+    return Problem("MS404", message, (owner,), fix="activate the plan before it is made")
+
+
+def _reachable(patched: Iterable[Any]) -> set[int]:
+    """Ids of what wrappers are made of: their closures with their cells, partials and bound methods, at any depth."""
+    seen: set[int] = set()
+    todo = list(patched)
+    while todo:
+        part = todo.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        if isinstance(part, FunctionType):
+            seen.add(id(part.__closure__))
+            todo += _closed_over(part)
+        elif isinstance(part, functools.partial | MethodType | staticmethod | classmethod):
+            todo += gc.get_referents(part)
+        elif callable(part) and not isinstance(part, type):
+            todo += _fields(part)
+    return seen
+
+
+def _closed_over(function: FunctionType) -> list[Any]:
+    """Contents of the cells of a function, without ``__class__`` and empty ones."""
+    contents = []
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):
+            contents += [cell.cell_contents] if name != "__class__" else []
+    return contents
+
+
+def _fields(instance: Any) -> list[Any]:
+    """Values of an instance's dictionary, read without its ``__getattr__``."""
+    try:
+        return list(object.__getattribute__(instance, "__dict__").values())
+    except AttributeError:
+        return []
+
+
+def _package(holder: Any) -> str:
+    """Top-level package of a function, or of an instance's class."""
+    module = holder.__module__ if isinstance(holder, FunctionType) else type(holder).__module__
+    return (module or "").partition(".")[0]
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,185 @@
+"""From resolved names to a plan: ask the features for overrides and patches, add the base plan, check the whole set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mindspeed.engine.inspection.megatron_copies import mixed_roots
+from mindspeed.engine.inspection.target_info import is_installed
+from mindspeed.engine.planning.patch_checks import check_patches, notes_on, target_infos_of, with_sites
+from mindspeed.engine.planning.plan import ActivationPlan, PlannedOverride, PlannedPatch
+from mindspeed.engine.resolution.environment import Environment, version_in
+from mindspeed.engine.resolution.planned_feature import PlannedFeature, PlanNote
+from mindspeed.engine.resolution.resolver import Resolution
+from mindspeed.job.world import World
+from mindspeed.plugins.discovery import Catalog
+from mindspeed.plugins.feature import Feature
+from mindspeed.plugins.hookspecs import HOOKS
+from mindspeed.plugins.manager import FeatureManager
+from mindspeed.plugins.patches import ArgOverride, Patch, Replace
+from mindspeed.plugins.problems import Problem, ResolutionError
+
+HookPatches = Callable[[Collection[str], Collection[str], Environment, bool], Sequence[tuple[str, Patch]]]
+"""``(hooks, overridden arguments, environment, proven) -> [(owner, patch)]``; ``proven``: the plan has features to watch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """The framework's own part of every plan: the level-0 features of one platform, and the patches through which Megatron
+    calls hooks and takes arguments.
+
+    ``optional_arguments`` are those that no configuration of megatron-core has, so that they need not be taken.
+    """
+
+    base: tuple[type[Feature[Any]], ...]
+    hook_patches: HookPatches
+    check_overrides: Callable[[Sequence[PlannedOverride], str | None], list[Problem]]
+    optional_arguments: frozenset[str] = frozenset()
+
+
+def build_plan(resolution: Resolution, catalog: Catalog, environment: Environment, framework: Framework) -> ActivationPlan:
+    """Make the plan of a resolution without problems. Raises ResolutionError for conflicts between patches or overrides."""
+    world = resolution.world
+    names = {feature.name for feature in resolution.features}
+    types = (*framework.base, *(catalog.feature(feature.name) for feature in resolution.features))
+    manager = FeatureManager(
+        [
+            _instance(feature, resolution.args[planned.name], world, planned)
+            for feature, planned in zip(types, (*resolution.base, *resolution.features), strict=True)
+        ]
+    )
+    problems: list[Problem] = []
+    below, above = _layers(manager.call("megatron_args"), names)
+    overrides = _overrides(below if environment.training else [], above, framework.optional_arguments, problems)
+    problems += framework.check_overrides(overrides, environment.megatron)
+
+    slots = {slot for feature in resolution.features for slot in feature.slots}
+    hooks = [name for name in HOOKS if names & manager.owners(name)]
+    taken = [planned.override.argument for planned in overrides]
+    ground, own = _layers(manager.call("patches"), names)
+    proposed = [(owner, patch, True) for owner, answer in ground for patch in answer]
+    # a hook point stays around what a feature puts in place of the original
+    proposed += [(owner, patch, False) for owner, patch in framework.hook_patches(hooks, taken, environment, bool(names))]
+    proposed += [(owner, patch, False) for owner, answer in own for patch in answer]
+    patches = [
+        PlannedPatch(owner, patch, patch.target, ground, _skipped(patch, environment, slots))
+        for owner, patch, ground in proposed
+    ]
+    places = target_infos_of(patches, environment.megatron)
+    patches = _superseded(with_sites(patches, environment.megatron, places), resolution.supersedes)
+    problems += check_patches(patches, environment.megatron, places)
+    if is_installed(environment.megatron) and (mixed := mixed_roots()) is not None:
+        problems.append(mixed)
+    if problems:
+        raise ResolutionError(problems)
+    return ActivationPlan(
+        features=resolution.features,
+        world=world,
+        level=resolution.level,
+        base=resolution.base,
+        overrides=overrides,
+        patches=tuple(patches),
+        rows=(*resolution.rows, *_skipped_rows(patches), *notes_on(patches, environment.megatron, places)),
+        environment=environment.versions(),
+        strict=resolution.strict,
+    )
+
+
+def _instance(feature: type[Feature[Any]], args: Any, world: World, planned: PlannedFeature) -> Feature[Any]:
+    """Make a feature. Raises ResolutionError (MS901) with its name when its own code fails."""
+    try:
+        instance = feature(args, world)
+    except Exception as error:
+        name = planned.name
+        text = f"feature {name} cannot be made: {type(error).__name__}: {error}"
+        raise ResolutionError([Problem("MS901", text, (name,), fix=f"--without {name}")]) from error
+    instance.requested = planned.requested
+    return instance
+
+
+def manager_of(plan: ActivationPlan, catalog: Catalog, base: Iterable[type[Feature[Any]]]) -> FeatureManager:
+    """Feature instances of a plan, base first. Raises ResolutionError when this process lacks one of them."""
+    types: dict[str, type[Feature[Any]]] = {feature.spec.name: feature for feature in base}
+    types |= {name: catalog.feature(name) for name in plan.names if name in catalog.usable and name not in types}
+    features = (*plan.base, *plan.features)
+    if absent := [planned for planned in features if planned.name not in types]:
+        raise ResolutionError(map(_not_installed, absent))
+    return FeatureManager([_instance(types[f.name], types[f.name].Args(**f.args), plan.world, f) for f in features])
+
+
+def _not_installed(planned: PlannedFeature) -> Problem:
+    text = f"the plan has {planned.name} from {planned.distribution} {planned.version}, which is not installed here"
+    return Problem("MS201", text, (planned.name,), fix=f"pip install {planned.distribution}=={planned.version}")
+
+
+_Answers = list[tuple[str, list[Any]]]
+
+
+def _layers(answers: _Answers, names: Collection[str]) -> tuple[_Answers, _Answers]:
+    """Split the answers of a hook into those of the base plan and those of the named features."""
+    return [answer for answer in answers if answer[0] not in names], [answer for answer in answers if answer[0] in names]
+
+
+def _overrides(
+    below: _Answers, wanted_by: _Answers, optional: Collection[str], problems: list[Problem]
+) -> tuple[PlannedOverride, ...]:
+    """Merge what the features want, ``(feature, overrides)`` in plan order; those of the base plan, whose defaults
+    differ only in Megatron-LM, are asked only for its training loop, and hold only where no feature says otherwise."""
+    by_argument: dict[str, list[tuple[str, ArgOverride]]] = {}
+    decided = {override.argument for _, given in wanted_by for override in given}
+    for owner, given in [(o, [one for one in given if one.argument not in decided]) for o, given in below] + wanted_by:
+        for override in given:
+            by_argument.setdefault(override.argument, []).append((owner, override))
+    for argument, wanted in by_argument.items():
+        if any(override.value != wanted[0][1].value for _, override in wanted):
+            values = " and ".join(f"{owner} sets it to {override.value!r}" for owner, override in wanted)
+            text = f"Megatron's {argument} cannot have two values: {values}"
+            names = tuple(owner for owner, _ in wanted)
+            problems.append(Problem("MS402", text, names, fix=f"remove {' or '.join(names)}"))
+    return tuple(
+        PlannedOverride(tuple(dict.fromkeys(owners)), override, argument in optional)
+        for argument, wanted in by_argument.items()
+        for override, owners in _by_condition(wanted)
+    )
+
+
+def _by_condition(wanted: Sequence[tuple[str, ArgOverride]]) -> Iterator[tuple[ArgOverride, list[str]]]:
+    """Yield the overrides of one argument that differ in their condition, each with its owners."""
+    for only in dict.fromkeys(override.only for _, override in wanted):
+        same = [(owner, override) for owner, override in wanted if override.only == only]
+        yield same[0][1], [owner for owner, _ in same]
+
+
+def _skipped(patch: Patch, environment: Environment, slots: set[str]) -> str:
+    """Return why a patch's `When` leaves it out; empty where it does not."""
+    when = patch.when
+    if when is None:
+        return ""
+    if when.platform is not None and when.platform != environment.platform:
+        return f"only on {when.platform}"
+    if when.megatron is not None and not version_in(environment.megatron or "", when.megatron):
+        return f"only for megatron-core {when.megatron}"
+    return f"the slot {when.slot_empty} is held" if when.slot_empty in slots else ""
+
+
+def _superseded(patches: Sequence[PlannedPatch], supersedes: Sequence[tuple[str, str, str]]) -> list[PlannedPatch]:
+    """Leave out the Replace of a feature that another one at the same site supersedes."""
+    replacing = [(p.owner, p.site) for p in patches if isinstance(p.patch, Replace) and not p.skipped]
+    skipped = {
+        (old, site): f"superseded by {new}, because {reason}"
+        for new, old, reason in reversed(supersedes)
+        for owner, site in replacing
+        if owner == new
+    }
+    return [
+        replace(p, skipped=p.skipped or skipped.get((p.owner, p.site), "")) if isinstance(p.patch, Replace) else p
+        for p in patches
+    ]
+
+
+def _skipped_rows(patches: Iterable[PlannedPatch]) -> Iterator[PlanNote]:
+    for p in patches:
+        if p.skipped and not p.ground:
+            yield PlanNote("left-out", p.owner, f"patch of {p.patch.target} is left out: {p.skipped}")

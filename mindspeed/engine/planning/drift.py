@@ -1,0 +1,130 @@
+"""Drift: how every target in Megatron differs between the release that features are written for and another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from mindspeed.engine.inspection.contract_reading import read_contract, successors
+from mindspeed.engine.inspection.contracts import (
+    ABSENT,
+    BASELINE,
+    CHECKOUT,
+    CORE,
+    Contract,
+    Verdict,
+    compare,
+    difference,
+    part_of,
+    recorded_contracts,
+)
+from mindspeed.engine.inspection.megatron_copies import megatron_version, package_root, version_of
+from mindspeed.engine.inspection.releases import recorded_releases
+from mindspeed.engine.inspection.source import only_tree, trees_kept
+from mindspeed.engine.planning.targets import Target
+from mindspeed.engine.resolution.environment import version_in
+from mindspeed.plugins.problems import MindSpeedError, Problem
+
+FAILED: Final = ("changed", "gone")
+"""Verdicts that a feature does not survive without a look at it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriftRow:
+    """Describe the drift of a target. ``near`` names what took its place; ``why`` says what the verdict alone does not."""
+
+    feature: str
+    target: str
+    verdict: Verdict
+    near: tuple[str, ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A Megatron to compare with: its version, and how the contract of a target in it is found.
+
+    ``find`` gives None for a target in a part that this Megatron lacks. ``root`` is the folder of a source tree.
+    """
+
+    version: str | None
+    find: Callable[[str], Contract | None]
+    root: Path | None = None
+
+
+def measure_drift(targets: Sequence[Target], tree: Tree) -> list[DriftRow]:
+    """A row for every target, in the order given."""
+    return [_row(target, tree) for target in targets]
+
+
+def recorded_tree(version: str) -> Tree:
+    """A recorded release. Raises MindSpeedError MS502 for a version that is not recorded."""
+    recorded = recorded_contracts(version) if version in recorded_releases() else None
+    if recorded is None:
+        text = f"no contracts are recorded for megatron-core {version}, only for {', '.join(recorded_releases())}"
+        fix = "give the path of a source tree or an unpacked wheel: mindspeed patches drift --megatron PATH"
+        raise MindSpeedError([Problem("MS502", text, fix=fix)])
+    return Tree(version, recorded[1].get)
+
+
+@contextmanager
+def source_tree(path: Path) -> Iterator[Tree]:
+    """A checkout or an unpacked wheel, read within the block. Raises MindSpeedError MS502 for a folder without Megatron."""
+    root = next((folder for folder in (path, path.parent) if (folder / "megatron" / "core").is_dir()), None)
+    if root is None:
+        text = f"{path} holds no megatron/core"
+        raise MindSpeedError([Problem("MS502", text, fix="give the folder that holds megatron/, or a recorded version")])
+    root = root.resolve()
+    with only_tree(root, "megatron"), trees_kept():
+        yield Tree(version_of(root / "megatron"), _reader((root / "megatron" / "training").is_dir()), root)
+
+
+@contextmanager
+def installed_tree() -> Iterator[Tree]:
+    """The Megatron that this process would import. Raises MindSpeedError MS502 when there is none."""
+    root = package_root("core")
+    if root is None:
+        raise MindSpeedError([Problem("MS502", "megatron-core is not installed", fix="pip install megatron-core==0.16.1")])
+    with trees_kept():
+        yield Tree(megatron_version(), _reader(package_root("training") is not None), root.parent)
+
+
+def read_targets(tree: Tree, targets: Sequence[Target]) -> dict[str, Contract]:
+    """Read the contract of every target in the parts that a source tree has; the baseline finds ``near`` of a missing one."""
+    contracts = {}
+    for target in sorted({target.target for target in targets}):
+        found = tree.find(target)
+        if found is not None:
+            absent = found.kind == ABSENT
+            near = tuple(successors(target, _baseline(target) or Contract(ABSENT))) if absent else ()
+            contracts[target] = Contract(ABSENT, near=near) if absent else found
+    return contracts
+
+
+def _reader(has_training: bool) -> Callable[[str], Contract | None]:
+    parts = (CORE, CHECKOUT) if has_training else (CORE,)
+    return lambda target: read_contract(target) if part_of(target) in parts else None
+
+
+def _baseline(target: str) -> Contract | None:
+    known = recorded_contracts(BASELINE)
+    return known[1].get(target) if known is not None else None
+
+
+def _row(target: Target, tree: Tree) -> DriftRow:
+    version = tree.version
+    if target.guards and version is not None and not any(version_in(version, guard) for guard in target.guards):
+        why = f"only for megatron-core {' or '.join(target.guards)}"
+        return DriftRow(target.feature, target.target, "not applied", why=why)
+    found, recorded = tree.find(target.target), _baseline(target.target)
+    if found is None or (recorded is None and found.kind != ABSENT):
+        why = "no Megatron-LM there" if found is None and part_of(target.target) == CHECKOUT else "no contract to compare with"
+        return DriftRow(target.feature, target.target, "unrecorded", why=why)
+    if found.kind == ABSENT:
+        near = found.near if tree.root is None else tuple(successors(target.target, recorded or found))
+        return DriftRow(target.feature, target.target, "gone", near)
+    verdict = compare(recorded or found, found, target.by_name)
+    return DriftRow(target.feature, target.target, verdict, why=difference(recorded or found, found))

@@ -1,0 +1,231 @@
+"""Checks of a set of patches before anything is touched, and against the contracts of the Megatron that a plan is for.
+
+Reads source text; imports nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from mindspeed.engine.inspection.contract_reading import successors
+from mindspeed.engine.inspection.contracts import ABSENT, Contract, Verdict, compare, contract_for, difference, part_of
+from mindspeed.engine.inspection.megatron_copies import megatron_version, package_root
+from mindspeed.engine.inspection.sites import Site, near_targets
+from mindspeed.engine.inspection.target_info import TargetInfo, find_places, is_installed
+from mindspeed.engine.planning.plan import PlannedPatch
+from mindspeed.engine.resolution.environment import SUPPORTED_MEGATRON, UNTESTED_MEGATRON, version_in
+from mindspeed.engine.resolution.planned_feature import PlanNote
+from mindspeed.plugins.near_names import suggestion
+from mindspeed.plugins.patches import Mixin, Replace, Set, Wrap
+from mindspeed.plugins.problems import Problem
+
+Places = Mapping[str, TargetInfo]
+"""The place of every target, and of every cache to be cleared, of some patches: what `target_infos_of` gives."""
+
+PATCH_A_METHOD = "patch a method of the class instead, or use an argument of your own for a configuration value"
+WRAP_A_METHOD = "wrap one of its methods, or use Mixin"
+
+
+def with_sites(patches: Sequence[PlannedPatch], version: str | None = None, places: Places | None = None) -> list[PlannedPatch]:
+    """The patches with their sites looked up; a target that does not exist keeps its own name.
+
+    ``version`` is the megatron-core that the patches are for; without one it is what is installed here. ``places`` spares
+    looking for them again.
+    """
+    places = places or target_infos_of(patches, version)
+    sites = {target: place.site.name for target, place in places.items() if place.site is not None}
+    return [replace(planned, site=sites.get(planned.patch.target, planned.patch.target)) for planned in patches]
+
+
+def check_patches(patches: Sequence[PlannedPatch], version: str | None = None, places: Places | None = None) -> list[Problem]:
+    """Every problem of a set of patches: missing, unsuitable or changed targets, patches that exclude each other.
+
+    The patches of the base plan and those of features are two layers: a feature may replace what the base left.
+    """
+    active = [planned for planned in patches if not planned.skipped]
+    places = places or target_infos_of(active, version)
+    problems = [problem for planned in active for problem in _check_target(planned, places, version)]
+    active = with_sites(active, version, places)
+    for ground in (True, False):
+        problems += _conflicts([planned for planned in active if planned.ground == ground])
+    return list(dict.fromkeys(problems))
+
+
+def check_contracts(patches: Sequence[PlannedPatch], version: str | None) -> list[Problem]:
+    """Find differences between the Megatron that a plan is for and the installed one; none where none is installed.
+
+    MS306 for another version than the plan's; MS401 and MS407 for targets that are not those of its version.
+    """
+    here = megatron_version()
+    if version is None or here is None:
+        return []
+    if here != version:
+        text = f"the plan is for megatron-core {version}, and {here} is installed here"
+        return [Problem("MS306", text, fix=f"install megatron-core {version}, or make the plan again here")]
+    active = [planned for planned in patches if not planned.skipped]
+    places = target_infos_of(active, version)
+    found = [problem for planned in active for problem in _broken(planned, places, version)]
+    return list(dict.fromkeys(found))
+
+
+def notes_on(patches: Sequence[PlannedPatch], version: str | None, places: Places | None = None) -> list[PlanNote]:
+    """List notes on targets that are no problem: other code than recorded, or no record to compare with."""
+    active = [planned for planned in patches if not planned.skipped]
+    places = places or target_infos_of(active, version)
+    if version is None:
+        root = package_root("core")
+        text = f"{root} does not say its version, so its functions are compared with those of no release"
+        return [PlanNote("warning", "megatron-core", text)] if root is not None and active else []
+    notes = [note for planned in active for note in _notes(planned, places, version)]
+    return [*_untested(active, places, version), *dict.fromkeys(notes)]
+
+
+def _untested(active: Sequence[PlannedPatch], places: Places, version: str) -> Iterator[PlanNote]:
+    """A warning for a release that is newer than those that features are tested on, with the verdicts of the plan's targets."""
+    if not version_in(version, UNTESTED_MEGATRON):
+        return
+    text = f"megatron-core {version} is newer than the releases that features are tested on, {SUPPORTED_MEGATRON}"
+    verdicts_of: dict[str, set[Verdict]] = defaultdict(set)
+    for planned in active:
+        target = planned.patch.target
+        release, found = contract_for(target, version), places[target].contract
+        if release is not None and found is not None:
+            verdicts_of[target].add(compare(release[1], found, _by_name(planned)))
+    counts = Counter("changed" if "changed" in found else min(found) for found in verdicts_of.values())
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+    if verdicts and is_installed(version):
+        text += f"; targets of this plan: {verdicts}"
+    yield PlanNote("warning", "megatron-core", text)
+
+
+def _notes(planned: PlannedPatch, places: Places, version: str) -> Iterator[PlanNote]:
+    target = planned.patch.target
+    known, contract = contract_for(target, version), places[target].contract
+    if part_of(target) is None:
+        return
+    if known is None:
+        yield PlanNote("note", planned.owner, f"{target} has no recorded contract with which to compare it")
+    elif is_installed(version) and contract is not None:
+        verdict = compare(known[1], contract, _by_name(planned))
+        if verdict in ("appended", "body changed"):
+            more = "more parameters" if verdict == "appended" else "other code"
+            yield PlanNote("note", planned.owner, f"{target} has {more} here than in megatron-core {known[0]}")
+
+
+def target_infos_of(patches: Sequence[PlannedPatch], version: str | None) -> dict[str, TargetInfo]:
+    """Find the target and the caches of every patch."""
+    return find_places((name for planned in patches for name in (planned.patch.target, *planned.patch.clears)), version)
+
+
+def missing_target(owner: str, target: str, where: str = "") -> Problem:
+    """MS401 for a target that does not exist, with near names."""
+    fix = suggestion(near_targets(target), f"check which versions {owner} supports")
+    return Problem("MS401", f"{owner} patches {target}, which does not exist", (owner,), where=where, fix=fix)
+
+
+def unsuitable_target(owner: str, kind: str, target: str, why: str, fix: str, where: str = "") -> Problem:
+    """MS403: a patch of this kind cannot be applied to this target."""
+    return Problem("MS403", f"the {kind} of {target} by {owner} cannot be applied: {why}", (owner,), where=where, fix=fix)
+
+
+def _check_target(planned: PlannedPatch, places: Places, version: str | None) -> Iterator[Problem]:
+    yield from _broken(planned, places, version)
+    owner, patch, place = planned.owner, planned.patch, places[planned.patch.target]
+    if place.site is None:
+        return
+    site, where = place.site, _where(place.site)
+    if isinstance(patch, Replace | Mixin) and place.barrier:
+        yield unsuitable_target(owner, patch.kind, site.name, place.barrier, PATCH_A_METHOD, where)
+    elif isinstance(patch, Wrap) and site.kind == "class":
+        yield unsuitable_target(owner, "wrap", site.name, "it is a class", WRAP_A_METHOD, where)
+    elif isinstance(patch, Mixin) and site.kind in ("function", "method"):
+        yield unsuitable_target(owner, "mixin", site.name, "it is not a class", "use Wrap or Replace", where)
+
+
+def _broken(planned: PlannedPatch, places: Places, version: str | None) -> Iterator[Problem]:
+    """MS401 for what does not exist, MS407 for a target that is not the recorded one."""
+    for name in (planned.patch.target, *planned.patch.clears):
+        if places[name].site is None:
+            gone = _gone(planned.owner, name, places[name], version) if version is not None else None
+            yield gone or missing_target(planned.owner, name)
+    place = places[planned.patch.target]
+    if version is not None and place.site is not None and place.contract is not None:
+        yield from _changed(planned, place.site, place.contract, version)
+
+
+def _gone(owner: str, target: str, place: TargetInfo, version: str) -> Problem | None:
+    """MS401 for a target that a recorded release has and this one has not, with what took its place; else None."""
+    known = contract_for(target, version)
+    if known is None:
+        return None
+    release, recorded = known
+    near = place.contract.near if place.contract is not None else tuple(successors(target, recorded))
+    chain = (f"megatron-core {release} has it as {_described(recorded)}",) if recorded.kind != ABSENT else ()
+    text = f"{owner} patches {target}, which does not exist in megatron-core {version}"
+    return Problem("MS401", text, (owner,), chain, fix=suggestion(near, f"check which versions {owner} supports"))
+
+
+def _changed(planned: PlannedPatch, site: Site, contract: Contract, version: str) -> Iterator[Problem]:
+    """MS407 when what is installed has another kind or other parameters than the release it calls itself."""
+    owner, target = planned.owner, planned.patch.target
+    known = contract_for(target, version)
+    if known is None or compare(known[1], contract, _by_name(planned)) != "changed":
+        return
+    release, recorded = known
+    untested = version_in(version, UNTESTED_MEGATRON)
+    differs = f"has changed since megatron-core {release}" if untested else f"is not the one of megatron-core {release}"
+    text = f"{target}, which {owner} patches, {differs}: {difference(recorded, contract)}"
+    chain = (
+        f"megatron-core {release} has {_described(recorded)}",
+        f"megatron-core {version} here has {_described(contract)}",
+    )
+    fix = f"install megatron-core {release}{'' if untested else ' as it was released'}, or remove {owner}"
+    yield Problem("MS407", text, (owner,), chain, _where(site), fix)
+
+
+def _by_name(planned: PlannedPatch) -> bool:
+    return isinstance(planned.patch, Wrap) and planned.patch.by_name
+
+
+def _described(contract: Contract) -> str:
+    return f"a {contract.kind} {contract.signature}".rstrip()
+
+
+def _where(site: Site) -> str:
+    return f"{site.file}:{site.line}" if site.line else site.file
+
+
+def _conflicts(patches: Sequence[PlannedPatch]) -> Iterator[Problem]:
+    by_site: dict[str, list[PlannedPatch]] = defaultdict(list)
+    for planned in patches:
+        by_site[planned.site].append(planned)
+    for site, here in by_site.items():
+        replacing = [planned for planned in here if isinstance(planned.patch, Replace)]
+        if len(replacing) > 1:
+            owners = _and(replacing)
+            text = f"{owners} replace {site}; only one can" if " and " in owners else f"{owners} replaces {site} twice"
+            yield _conflict(replacing, text, ", or let one declare Supersedes")
+        setting = [planned for planned in here if isinstance(planned.patch, Set)]
+        if len({repr(planned.patch.value) for planned in setting}) > 1:
+            values = " and ".join(sorted(f"{planned.owner} sets it to {planned.patch.value!r}" for planned in setting))
+            yield _conflict(setting, f"{site} cannot have two values: {values}")
+        owner = site
+        while "." in owner.partition(":")[2]:
+            owner = owner.rpartition(".")[0]
+            for planned in by_site.get(owner, ()):
+                if isinstance(planned.patch, Replace):
+                    member = site.rpartition(".")[2]
+                    text = f"{planned.owner} replaces the class {owner} and {_and(here)} patches its member {member}"
+                    yield _conflict([planned, *here], text)
+
+
+def _conflict(patches: Sequence[PlannedPatch], text: str, way_out: str = "") -> Problem:
+    owners = tuple(sorted({planned.owner for planned in patches}))
+    chain = tuple(sorted(f"{p.owner}: {p.patch.kind} of {p.patch.target}, {p.patch.reason}" for p in patches))
+    return Problem("MS402", text, owners, chain, fix=f"remove {' or '.join(owners)}{way_out}")
+
+
+def _and(patches: Iterable[PlannedPatch]) -> str:
+    return " and ".join(sorted({planned.owner for planned in patches}))

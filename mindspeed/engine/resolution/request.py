@@ -1,0 +1,213 @@
+"""Layers of a request by source, low to high: job file, environment variables, command line, API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from mindspeed.engine.resolution.planned_feature import PlanNote
+from mindspeed.engine.resolution.variables import unknown_variables, value_problems
+from mindspeed.plugins.near_names import near_names, suggestion
+from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
+
+MEGATRON_DEFAULTS: Final = "Megatron's defaults"
+"""Source of values that are only defaults of Megatron-LM's parser."""
+JOB_KEYS: Final = ("features", "settings", "world", "level", "platform", "strict", "without", "train")
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A source of a request. Later layers win; features of all layers add up.
+
+    ``without`` contradicts a feature that is requested; ``disabled`` removes it from a request that stays as it is.
+    ``notes`` become rows of the plan.
+    """
+
+    source: str
+    features: tuple[str, ...] = ()
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    world: Mapping[str, Any] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
+    level: int | None = None
+    strict: bool | None = None
+    platform: str | None = None
+    disabled: tuple[str, ...] = ()
+    notes: tuple[PlanNote, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JobFile:
+    """A job file: its request, and the ``train`` section that only the trainer reads."""
+
+    layer: Layer
+    train: dict[str, Any]
+
+
+def load_job_file(path: str | Path) -> JobFile:
+    """Read a job file (YAML). Raises ResolutionError with MS305 for every unreadable part at once."""
+    path = Path(path)
+    try:
+        loader = _JobLoader(path.read_text(encoding="utf-8"))
+        data = loader.get_single_data() or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ResolutionError([Problem("MS305", f"the job file cannot be read: {error}", where=str(path))]) from error
+    if loader.repeated:
+        fix = "keep one of the two"
+        raise ResolutionError(Problem("MS305", text, where=f"{path}:{line}", fix=fix) for text, line in loader.repeated)
+    return job_from_data(data, str(path))
+
+
+class _JobLoader(yaml.SafeLoader):
+    """A loader that collects every key that a mapping has twice, of which YAML would silently keep the last."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.repeated: list[tuple[str, int]] = []
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                self.repeated.append((f"the key {key.value!r} is given twice, first in line {lines[key.value]}", line))
+            lines.setdefault(key.value, line)
+        return super().construct_mapping(node, deep)
+
+
+def job_from_data(data: Any, where: str) -> JobFile:
+    """Check the shape of a parsed job file. ``where`` names it in problems."""
+    if not isinstance(data, dict):
+        raise ResolutionError(
+            [Problem("MS305", "a job file is a mapping with keys such as features and settings", where=where)]
+        )
+    problems = [
+        Problem("MS305", f"unknown key {key!r} in the job file", where=where, fix=_did_you_mean(str(key), JOB_KEYS))
+        for key in data
+        if key not in JOB_KEYS
+    ]
+    problems += _shape_problems(data, "MS305", where)
+    if problems:
+        raise ResolutionError(problems)
+    return JobFile(_layer(data, "job file"), data.get("train") or {})
+
+
+def layer_from_call(**arguments: Any) -> Layer:
+    """The layer of the arguments of ``mindspeed.plan``. Raises ResolutionError with MS301 for every one of a wrong type."""
+    data = {name: _listed(value) if name in ("features", "without") else value for name, value in arguments.items()}
+    if problems := _shape_problems(data, "MS301", "mindspeed.plan"):
+        raise ResolutionError(problems)
+    return _layer(data, "API")
+
+
+def _listed(value: Any) -> Any:
+    """Any collection of names as a list; a string is none."""
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping) else value
+
+
+_SHAPES: Final[Mapping[str, tuple[Any, str]]] = {
+    "features": (list, "a list of names"),
+    "without": (list, "a list of names"),
+    "settings": (Mapping, "a mapping of features to settings"),
+    "world": (Mapping, "a mapping of sizes"),
+    "train": (Mapping, "a mapping"),
+    "level": (int, "0, 1 or 2"),
+    "strict": (bool, "true or false"),
+    "platform": (str, "npu, cuda or cpu"),
+}
+
+
+def _shape_problems(data: Mapping[str, Any], code: str, where: str) -> list[Problem]:
+    """A problem for every part of a request that has another shape than the resolver reads."""
+    problems = []
+    for key, (shape, words) in _SHAPES.items():
+        value = data.get(key)
+        if value is not None and not isinstance(value, shape):
+            problems.append(Problem(code, f"{key} is {value!r}, not {words}", where=where))
+        elif shape is list:
+            names = value or ()
+            problems += [
+                Problem(code, f"{key} has {name!r}, not a name", where=where) for name in names if type(name) is not str
+            ]
+    settings = data.get("settings")
+    for name, fields in settings.items() if isinstance(settings, Mapping) else ():
+        if not isinstance(fields, Mapping):
+            problems.append(
+                Problem(code, f"settings.{name} is {fields!r}, not a mapping of settings", (str(name),), where=where)
+            )
+    return problems
+
+
+def _layer(data: Mapping[str, Any], source: str) -> Layer:
+    return Layer(
+        source=source,
+        features=tuple(data.get("features") or ()),
+        settings=data.get("settings") or {},
+        world=data.get("world") or {},
+        without=tuple(data.get("without") or ()),
+        level=data.get("level"),
+        strict=data.get("strict"),
+        platform=data.get("platform"),
+    )
+
+
+def layer_from_environment(environ: Mapping[str, str]) -> Layer:
+    """The layer of ``MINDSPEED_FEATURES=a,b``, ``MINDSPEED_SET='a.size=2;b.mode=x'`` and ``MINDSPEED_STRICT=1``.
+
+    Raises MindSpeedError with MS301 for every variable of ours whose value means nothing; misspelt ones are notes.
+    """
+    if problems := value_problems(environ):
+        raise MindSpeedError(problems)
+    assignments = [text for text in environ.get("MINDSPEED_SET", "").split(";") if text.strip()]
+    return Layer(
+        source="environment variable",
+        features=split_names(environ.get("MINDSPEED_FEATURES", "")),
+        settings=parse_assignments(assignments, "MINDSPEED_SET"),
+        without=split_names(environ.get("MINDSPEED_WITHOUT", "")),
+        strict=environ.get("MINDSPEED_STRICT", "").lower() in ("1", "true", "yes") or None,
+        platform=environ.get("MINDSPEED_PLATFORM") or None,
+        notes=unknown_variables(environ),
+    )
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """``"a, b"`` -> ``("a", "b")``."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def parse_assignments(assignments: list[str] | tuple[str, ...], where: str) -> dict[str, dict[str, Any]]:
+    """``["feature.field=value"]`` -> ``{feature: {field: value}}``; values are YAML scalars. Raises MS301 for each
+    bad one and MS303 for one that is given twice and differently.
+    """
+    settings: dict[str, dict[str, Any]] = {}
+    problems = []
+    for text in assignments:
+        target, equals, value = text.strip().partition("=")
+        feature, dot, name = target.strip().partition(".")
+        if not (equals and dot and feature and name):
+            problems.append(Problem("MS301", f"{text!r} is not of the form feature.field=value", where=where))
+            continue
+        fields = settings.setdefault(feature, {})
+        parsed = _scalar(value)
+        if name in fields and fields[name] != parsed:
+            text = f"{feature}.{name} is given twice: {fields[name]} and {parsed}"
+            problems.append(Problem("MS303", text, (feature,), where=where, fix="keep one of the two"))
+        fields[name] = parsed
+    if problems:
+        raise MindSpeedError(problems)
+    return settings
+
+
+def _scalar(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
+def _did_you_mean(name: str, names: tuple[str, ...]) -> str:
+    near = near_names(name, names)
+    return suggestion(near, f"known keys: {', '.join(names)}")

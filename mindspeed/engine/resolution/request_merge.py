@@ -1,0 +1,171 @@
+"""Merging the sources of a request: settings, world sizes and switches, each value with its origin.
+
+A parallel size has two spellings, ``--tp 2`` and ``tensor-parallel.size=2``: `merge` makes them one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from mindspeed.engine.resolution.environment import Environment
+from mindspeed.engine.resolution.planned_feature import PlanNote, Value
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.job.world import FIELDS, MAY_BE_ZERO, WORDS, World, size_name
+from mindspeed.plugins.discovery import Catalog
+from mindspeed.plugins.near_names import near_names, suggestion
+from mindspeed.plugins.problems import Problem
+
+Settings = dict[str, dict[str, Value]]
+LAUNCH: Final = "WORLD_SIZE"
+"""Source of the number of processes that a launcher starts."""
+
+
+@dataclass(slots=True)
+class MergedRequest:
+    """The request after merging: one value per setting and size, and what was wrong with the sources."""
+
+    requested: dict[str, str] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
+    world: dict[str, Value] = field(default_factory=dict)
+    without: dict[str, str] = field(default_factory=dict)
+    withdrawn: dict[str, str] = field(default_factory=dict)
+    disabled: dict[str, str] = field(default_factory=dict)
+    notes: list[PlanNote] = field(default_factory=list)
+    level: int = 2
+    strict: bool = False
+    problems: list[Problem] = field(default_factory=list)
+
+    def removal(self, name: str) -> tuple[str, str] | None:
+        """Return the code and the source of the removal of a feature; None for one that may be active."""
+        for code, removed in (("MS211", self.disabled), ("MS210", self.without)):
+            if name in removed:
+                return code, removed[name]
+        return None
+
+    def as_world(self) -> World:
+        return World({name: value.value for name, value in self.world.items()})
+
+
+def merge(layers: Sequence[Layer], catalog: Catalog, environment: Environment) -> MergedRequest:
+    """Fold the layers, low to high. ``requested``, ``without`` and ``disabled`` map names to their first source.
+
+    ``withdrawn`` holds requests that a higher layer takes out.
+    """
+    merged = MergedRequest()
+    merged.world["platform"] = Value(environment.platform, environment.source)
+    if environment.megatron is not None:
+        merged.world["megatron"] = Value(environment.megatron, environment.source)
+    if environment.world_size is not None:
+        merged.world["world_size"] = Value(environment.world_size, LAUNCH)
+    for layer in layers:
+        merged.notes += [note for note in layer.notes if note not in merged.notes]
+        for name in layer.without:
+            if name in merged.requested and not merged.requested[name].startswith("Megatron's "):
+                merged.withdrawn[name] = merged.requested.pop(name)
+            _remove_sizes(merged, catalog, name, layer.source)
+        for name in layer.features:
+            merged.requested.setdefault(name, layer.source)
+        for name in layer.without:
+            merged.without.setdefault(name, layer.source)
+        for name in layer.disabled:
+            merged.disabled.setdefault(name, layer.source)
+        merged.level = layer.level if layer.level is not None else merged.level
+        merged.strict = layer.strict if layer.strict is not None else merged.strict
+        world, settings = _unify_size_spellings(layer, catalog, merged.problems)
+        for name, value in world.items():
+            if name == "world_size" and environment.world_size not in (None, value):
+                text = f"{layer.source} says world size {value}, but this process belongs to a job of {environment.world_size}"
+                fix = f"drop --world-size or start {value} processes"
+                merged.problems.append(Problem("MS306", text, where=LAUNCH, fix=fix))
+            _put(merged.world, name, value, layer.source)
+        for feature, fields in settings.items():
+            for name, value in fields.items():
+                _put(merged.settings.setdefault(feature, {}), name, value, layer.source)
+    if merged.level not in (0, 1, 2):
+        merged.problems.append(
+            Problem("MS301", f"optimization level {merged.level} is not 0, 1 or 2", fix="--optimization-level 2")
+        )
+        merged.level = 2
+    return merged
+
+
+def _remove_sizes(merged: MergedRequest, catalog: Catalog, feature: str, source: str) -> None:
+    """Remove the parallel sizes that lower layers give for a feature which a layer leaves out, each with a note."""
+    for size, (owner, argument) in catalog.owners.items():
+        if owner == feature and size in merged.world:
+            value = merged.world.pop(size)
+            if argument is not None:
+                merged.settings.get(owner, {}).pop(argument, None)
+            if value.value > 1:
+                text = f"the {size_name(size)} {value.value} ({value.source}) is removed: {source} leaves {feature} out"
+                merged.notes.append(PlanNote("note", feature, text))
+
+
+def remaining_features(layers: Sequence[Layer]) -> list[str]:
+    """The features that layers, low to high, request together: a layer takes out what lower ones request."""
+    names: list[str] = []
+    for layer in layers:
+        names = [name for name in names if name not in layer.without]
+        names += [name for name in layer.features if name not in names]
+    return names
+
+
+def _put(values: dict[str, Value], name: str, value: Any, source: str) -> None:
+    old = values.get(name)
+    overrode = (*old.overrode, f"{old.source}: {old.value}") if old is not None and old.value != value else ()
+    values[name] = Value(value, source, overrode)
+
+
+def _unify_size_spellings(
+    layer: Layer, catalog: Catalog, problems: list[Problem]
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """World values and settings of one layer with both spellings of every parallel size filled in."""
+    world = _typed_world(layer, problems)
+    settings = {feature: dict(fields) for feature, fields in layer.settings.items()}
+    for size, (owner, argument) in catalog.owners.items():
+        if argument is None:
+            continue
+        given = settings.get(owner, {}).get(argument)
+        if size in world and given is not None and given != world[size]:
+            text = f"{layer.source} gives {FIELDS[size][1]} twice: {size} = {world[size]} and {owner}.{argument} = {given}"
+            fix = f"keep one of the two, they are spellings of the same value (--{size})"
+            problems.append(Problem("MS303", text, (owner,), where=layer.source, fix=fix))
+        elif size in world:
+            settings.setdefault(owner, {})[argument] = world[size]
+        elif isinstance(given, int) and not isinstance(given, bool) and given >= 1:
+            world[size] = given
+    return world, settings
+
+
+def _typed_world(layer: Layer, problems: list[Problem]) -> dict[str, Any]:
+    world = {}
+    for name, value in layer.world.items():
+        if value is None:
+            continue
+        if name not in FIELDS:
+            near = near_names(name, FIELDS)
+            fix = suggestion(near, f"known: {', '.join(FIELDS)}")
+            problems.append(Problem("MS301", f"{name!r} is not a value of the world", where=layer.source, fix=fix))
+            continue
+        kind, meaning = FIELDS[name]
+        smallest = 0 if name in MAY_BE_ZERO or kind is float else 1
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind:
+            text = f"{name} ({meaning}) is {value!r}, not {_KINDS[kind]}"
+            problems.append(Problem("MS301", text, where=layer.source))
+        elif isinstance(value, int | float) and kind is not bool and not value >= smallest:  # also not a number
+            text = f"{name} ({meaning}) is {value}, which is below {smallest}"
+            problems.append(Problem("MS301", text, where=layer.source))
+        elif name in WORDS and value not in WORDS[name]:
+            near = near_names(value, WORDS[name], number=1) or list(WORDS[name])
+            text = f"{name} is {value!r}, which is none of {', '.join(WORDS[name])}"
+            problems.append(Problem("MS301", text, where=layer.source, fix=f"--{name} {near[0]}"))
+        else:
+            world[name] = value
+    return world
+
+
+_KINDS: Mapping[type, str] = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}

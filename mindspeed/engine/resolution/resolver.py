@@ -1,0 +1,318 @@
+"""The resolver: a pure function from a request to active features in order, or to all problems.
+
+Deciding a fixed request is unit propagation, so every phase is linear: settings, world, requirements
+to a fixed point, slots and conflicts, checks, order. Predicates read only their feature's own arguments
+and the world, which are fixed before propagation; one that reads an unknown value is *not checked*.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
+from typing import Any
+
+from mindspeed._version import __version__
+from mindspeed.engine.inspection.gc_pause import collector_paused
+from mindspeed.engine.resolution import constraint_checks
+from mindspeed.engine.resolution.environment import Environment
+from mindspeed.engine.resolution.planned_feature import BY_LEVEL_ONE, PlannedFeature, PlanNote
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.engine.resolution.request_merge import merge
+from mindspeed.engine.resolution.resolution_state import Active, HasVariant, ResolutionState, because
+from mindspeed.engine.resolution.setting_validation import flag
+from mindspeed.engine.resolution.slot_selection import select_holders
+from mindspeed.job.world import PARALLEL_SIZES, UnknownValue, World, size_name
+from mindspeed.plugins.constraints import After, Before, Conflicts, Requires, Supersedes
+from mindspeed.plugins.discovery import BUILT_IN, Catalog
+from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec
+from mindspeed.plugins.near_names import suggestion
+from mindspeed.plugins.problems import Problem
+
+
+@dataclass(slots=True)
+class Resolution:
+    """The decision of the resolver. Without problems, ``features`` is the activation order."""
+
+    world: World
+    level: int
+    strict: bool = False
+    features: tuple[PlannedFeature, ...] = ()
+    base: tuple[PlannedFeature, ...] = ()
+    args: dict[str, FeatureArgs] = field(default_factory=dict)
+    supersedes: tuple[tuple[str, str, str], ...] = ()
+    rows: list[PlanNote] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def resolve(
+    layers: Sequence[Layer],
+    catalog: Catalog,
+    environment: Environment,
+    base: Sequence[type[Feature[Any]]] = (),
+    has_variant: HasVariant = lambda op, platform: True,
+) -> Resolution:
+    """Decide a request. Pure and total: never raises for bad input, reports every problem it can find.
+
+    ``base`` are the plugins of level 0 that every plan has; only their settings are decided here.
+    """
+    with collector_paused():
+        return _resolve(ResolutionState(merge(layers, catalog, environment), catalog, base, has_variant), environment)
+
+
+def _resolve(state: ResolutionState, environment: Environment) -> Resolution:
+    state.problems += environment.problems()
+    constraint_checks.check_sizes(state)
+    _propagate(state, _roots(state))
+    while named := list(select_holders(state)):
+        _propagate(state, iter(named))
+    _leave_out_excluded(state)
+    state.freeze()
+    _report_idle_settings(state)
+    constraint_checks.check_choices(state)
+    constraint_checks.check_slots(state)
+    constraint_checks.check_conflicts(state)
+    constraint_checks.check_capabilities(state)
+    constraint_checks.check_platforms(state)
+    constraint_checks.check_operators(state)
+    constraint_checks.run_checks(state)
+    constraint_checks.note_idle_owners(state)
+    constraint_checks.add_notes(state)
+    order = _order(state)
+    for name in state.base:
+        state.args_of(name)
+    result = Resolution(
+        state.world, state.merged.level, state.merged.strict, args=state.args, rows=state.rows, problems=state.problems
+    )
+    if not state.problems:
+        result.features = tuple(_planned(state, name, state.why(name)) for name in order)
+        result.base = tuple(_planned(state, name, ("every plan has it",)) for name in state.base)
+        result.supersedes = tuple((n, c.name, c.reason) for n, c in state.constraints(Supersedes) if c.name in state.active)
+    return result
+
+
+def _roots(state: ResolutionState) -> Iterator[tuple[str, Active]]:
+    """Every name that the request itself makes active, with its reason."""
+    for name, source in state.merged.requested.items():
+        if name in state.merged.disabled:
+            continue
+        if name in state.merged.without:
+            text = f"{name} is requested ({source}) and removed ({state.merged.without[name]})"
+            state.problems.append(Problem("MS210", text, (name,), fix=f"drop {name} from one of the two"))
+        elif state.known(name, source):
+            if state.specs[name].level > state.merged.level:
+                level = state.specs[name].level
+                text = f"{name} has optimization level {level}, this job has {state.merged.level}"
+                state.problems.append(Problem("MS207", text, (name,), fix=f"--optimization-level {level}"))
+            yield name, Active(f"{source} asks for it" if source.startswith("Megatron's ") else "you asked for it")
+    for name, source in state.merged.without.items():
+        if name not in state.merged.requested and name not in state.catalog.not_loaded:
+            state.known(name, source)
+    for name, source in state.merged.withdrawn.items():
+        state.rows.append(PlanNote("note", name, f"{source} asks for it, {state.merged.without[name]} removes it"))
+    state.rows += _disabled(state)
+    yield from _owners_of_sizes(state)
+    if state.merged.level >= 1:
+        yield from _level_one(state)
+
+
+def _disabled(state: ResolutionState) -> Iterator[PlanNote]:
+    """List the features that the off-switch removes, and warn of names that are no feature."""
+    for name, source in state.merged.disabled.items():
+        if name in state.catalog.names:
+            asked = state.merged.requested.get(name)
+            yield PlanNote("disabled", name, f"removed by {source}{f', though requested ({asked})' if asked else ''}")
+        else:
+            fix = suggestion(state.catalog.near(name), "mindspeed features list shows every name")
+            yield PlanNote("warning", name, f"{source} names {name}, which is no feature; {fix}")
+
+
+def _owners_of_sizes(state: ResolutionState) -> Iterator[tuple[str, Active]]:
+    for size in (*PARALLEL_SIZES, "dp"):
+        value = getattr(state.world, size) if state.world.knows(size) else 1
+        owner, _ = state.catalog.owners.get(size, ("", None))
+        if value <= 1 or (size == "dp" and _is_platform_alone(state)):
+            continue
+        if owner and not state.merged.removal(owner):
+            yield owner, Active(f"the {size_name(size)} is {value}")
+        elif size != "dp":
+            state.problems.append(_size_problem(state, size, value, owner))
+
+
+def _size_problem(state: ResolutionState, size: str, value: int, owner: str) -> Problem:
+    """The problem of a size above one whose feature is removed or not installed."""
+    said = f"the {size_name(size)} is {value}"
+    if removal := state.merged.removal(owner):
+        code, source = removal
+        fix = f"--{size} 1, or leave {owner} on" if code == "MS211" else f"drop --without {owner} or set --{size} 1"
+        return Problem(code, f"{said}, and {source} removes {owner}, which provides it", (owner,), fix=fix)
+    if state.catalog.not_loaded:
+        fix = f"--{size} 1, or name the feature of another distribution that does"
+        return Problem("MS209", f"{said}, and no built-in or named feature provides it", fix=fix)
+    return Problem("MS209", f"{said}, and no installed feature provides it", fix=f"--{size} 1")
+
+
+def _is_platform_alone(state: ResolutionState) -> bool:
+    """Return whether level 0 is wanted without features, settings, sizes or batches: a program that lays out its own ranks."""
+    merged, world = state.merged, state.world
+    wanted = [*merged.requested, *(name for name in merged.settings if name not in state.base)]
+    layout = [size for size in PARALLEL_SIZES if world.knows(size) and getattr(world, size) > 1]
+    return not (merged.level or wanted or layout or world.knows("global_batch_size"))
+
+
+def _level_one(state: ResolutionState) -> Iterator[tuple[str, Active]]:
+    for name in state.catalog.level_one:
+        if name in state.merged.requested or name in state.merged.disabled:
+            continue
+        if left_out := _left_out(state, name, state.specs[name]):
+            state.rows.append(PlanNote("left-out", name, left_out))
+        else:
+            yield name, Active(BY_LEVEL_ONE)
+
+
+def _left_out(state: ResolutionState, name: str, spec: FeatureSpec) -> str:
+    """Return the reason why level 1 does not switch a feature on, or ''."""
+    if name in state.merged.without:
+        source = state.merged.without[name]
+        return f"removed by {source}" if source.startswith("Megatron's ") else "removed by --without"
+    platform = str(state.world.platform)
+    if spec.platforms and platform not in spec.platforms:
+        return f"not for {platform}"
+    if spec.numerics.claim not in ("exact", "reordered"):
+        return f"its numerics are {spec.numerics.claim}"
+    if missing := [op for op in spec.ops if not state.has_variant(op, platform)]:
+        return f"only the reference of {', '.join(missing)} runs on {platform}"
+    args = state.args_of(name)
+    if args is None:
+        return "its settings are not valid"
+    try:
+        return "" if spec.applies(args, state.world) else "it does not apply to this model"
+    except UnknownValue as unknown:
+        return f"whether it applies depends on {flag(unknown.field)}, which is not known"
+
+
+def _leave_out_excluded(state: ResolutionState) -> None:
+    """Take out every feature that level 1 alone switched on where an active feature excludes it."""
+    switched_on = {name for name, why in state.active.items() if why.reason == BY_LEVEL_ONE}
+    for name in list(state.active):
+        for needed in state.catalog.requires[name]:
+            if needed.name in switched_on and state.holds(name, needed):
+                switched_on.remove(needed.name)
+    for name in [name for name in state.active if name not in switched_on]:
+        for constraint in state.specs[name].constraints:
+            if isinstance(constraint, Conflicts) and constraint.name in switched_on and state.holds(name, constraint):
+                switched_on.remove(constraint.name)
+                del state.active[constraint.name]
+                text = f"{name} excludes it{because(constraint.reason)}"
+                state.rows.append(PlanNote("left-out", constraint.name, text))
+
+
+def _propagate(state: ResolutionState, roots: Iterator[tuple[str, Active]]) -> None:
+    queue = deque[tuple[str, Active]](roots)
+    asked = {name for name, _ in queue}
+    active, strict = state.active, state.merged.strict
+    requires, usable = state.catalog.requires, state.catalog.usable
+    while queue:
+        name, why = queue.popleft()
+        if name in active:
+            continue
+        active[name] = why
+        state.args_of(name)
+        for constraint in requires[name]:
+            needed = constraint.name
+            if not (constraint.when is None or state.holds(name, constraint)):
+                continue
+            state.require_settings(name, constraint)
+            if needed in active:
+                continue
+            text = f"{name} requires {needed}{because(constraint.reason)}"
+            if removal := state.merged.removal(needed):
+                code, source = removal
+                fix = (
+                    f"disable {name} too, or leave {needed} on"
+                    if code == "MS211"
+                    else f"drop --without {needed}, or remove {name}"
+                )
+                state.problem(code, f"{text}, and {source} removes {needed}", (name, needed), fix)
+            elif strict and needed not in asked:
+                state.problem("MS204", text, (name, needed), f"add {needed} to the features, or drop --strict")
+            elif needed in usable or state.known(needed, f"required by {name}"):
+                queue.append((needed, Active(f"required by {name}{because(constraint.reason)}", name)))
+
+
+def _report_idle_settings(state: ResolutionState) -> None:
+    for name, fields in state.merged.settings.items():
+        sources = ", ".join(sorted({value.source for value in fields.values()}))
+        if name in state.base:
+            continue
+        if name not in state.catalog.usable:
+            if name not in state.merged.disabled:
+                state.known(name, sources)
+            continue
+        owned = {argument for owner, argument in state.catalog.owners.values() if owner == name}
+        idle = [key for key, value in fields.items() if not (key in owned and value.value == 1)]
+        if name not in state.active and idle:
+            state.args_of(name)
+            state.rows.append(PlanNote("note", name, f"settings are given ({sources}), but the feature is not active"))
+
+
+def _order(state: ResolutionState) -> list[str]:
+    order, cycle = _in_order(state.active, ((first, second) for first, second, _ in _declared_order(state)))
+    if cycle:
+        steps = tuple(_step(state, first, second) for first, second in pairwise(cycle))
+        text = f"the order has a cycle: {' -> '.join(cycle)}"
+        state.problems.append(Problem("MS206", text, tuple(cycle[:-1]), steps, fix="remove one of them"))
+    return order
+
+
+def _declared_order(state: ResolutionState) -> Iterator[tuple[str, str, str]]:
+    """``(first, second, declaring feature)`` of every order; After and Before also name all holders of a slot."""
+    for name, constraint in state.constraints(After, Before):
+        for other in (constraint.name, *state.holders.get(constraint.name, ())):
+            if other != name:
+                yield (name, other, name) if isinstance(constraint, Before) else (other, name, name)
+    for name, constraint in state.constraints(Requires, Supersedes):
+        yield constraint.name, name, name
+
+
+def _step(state: ResolutionState, first: str, second: str) -> str:
+    declarers = [owner for *edge, owner in _declared_order(state) if edge == [first, second]]
+    return f"{first} comes before {second}, declared by {second if second in declarers else first}"
+
+
+def _planned(state: ResolutionState, name: str, why: tuple[str, ...]) -> PlannedFeature:
+    row, spec = state.catalog.usable.get(name), state.specs[name]
+    distribution, version = (row.distribution, row.version) if row else (BUILT_IN, __version__)
+    settings = state.arguments.settings_of(name, state.args[name])
+    slots = tuple(sorted(state.slots(name))) if spec.slots else ()
+    return PlannedFeature(name, distribution, version, why, settings, spec.level, slots)
+
+
+def _in_order(names: Iterable[str], edges: Iterable[tuple[str, str]]) -> tuple[list[str], list[str]]:
+    """Sort names by ``(first, second)`` edges; an edge to any other name is ignored.
+
+    Returns the order, and a cycle from its smallest name back to it, of which one is empty.
+    """
+    before: dict[str, list[str]] = {name: [] for name in sorted(names)}
+    for first, second in edges:
+        if first in before and second in before:
+            before[second].append(first)
+    sorter = TopologicalSorter(before)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        cycle = error.args[1][:-1]
+        start = cycle.index(min(cycle))
+        return [], [*cycle[start:], *cycle[: start + 1]]
+    ready, order = list(sorter.get_ready()), []
+    heapq.heapify(ready)
+    while ready:
+        name = heapq.heappop(ready)
+        order.append(name)
+        sorter.done(name)
+        for following in sorter.get_ready():
+            heapq.heappush(ready, following)
+    return order, []

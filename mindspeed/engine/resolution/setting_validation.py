@@ -1,0 +1,93 @@
+"""Validating settings against a feature's argument model, in the user's words."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Annotated, Any, get_args
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from mindspeed.engine.resolution.planned_feature import Value
+from mindspeed.engine.resolution.request_merge import Settings
+from mindspeed.plugins.feature import FeatureArgs
+from mindspeed.plugins.near_names import near_names, suggestion
+from mindspeed.plugins.problems import Problem
+
+
+class Arguments:
+    """The settings of one request; models without settings share one default instance."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._defaults: dict[type[FeatureArgs], FeatureArgs] = {}
+        self._default_settings: dict[type[FeatureArgs], dict[str, Value]] = {}
+
+    def validate(self, name: str, model: type[FeatureArgs]) -> FeatureArgs | list[Problem]:
+        """The arguments of feature ``name``, or every problem with its settings (MS301)."""
+        given = self._settings.get(name)
+        if not given and model in self._defaults:
+            return self._defaults[model]
+        try:
+            args = model(**{key: value.value for key, value in (given or {}).items()})
+        except ValidationError as error:
+            return [self._explain(name, model, detail) for detail in error.errors()]
+        if not given:
+            self._defaults[model] = args
+        return args
+
+    def settings_of(self, name: str, args: FeatureArgs) -> dict[str, Value]:
+        """Every setting of a feature with its source, defaults included."""
+        given = self._settings.get(name)
+        model = type(args)
+        if not given and model in self._default_settings:
+            return self._default_settings[model]
+        settings = {
+            key: Value(value, given[key].source, given[key].overrode) if given and key in given else Value(value, "default")
+            for key, value in args.model_dump(mode="json").items()
+        }
+        if not given:
+            self._default_settings[model] = settings
+        return settings
+
+    def _explain(self, name: str, model: type[FeatureArgs], detail: Any) -> Problem:
+        fields = model.model_fields
+        key = ".".join(map(str, detail["loc"]))
+        given = self._settings.get(name, {}).get(key.partition(".")[0])
+        where = given.source if given else ""
+        if detail["type"] == "extra_forbidden":
+            near = near_names(key, fields) or list(fields)
+            fix = suggestion([f"{name}.{field}" for field in near], f"{name} has no settings")
+            return Problem("MS301", f"{name} has no setting {key!r}", (name,), where=where, fix=fix)
+        if detail["type"] == "missing":
+            return Problem("MS301", f"{name} needs the setting {key}", (name,), fix=f"--set {name}.{key}=VALUE")
+        if not key:
+            return Problem("MS301", f"{name}: {detail['msg'].removeprefix('Value error, ')}", (name,))
+        text = f"{name}.{key} is {detail['input']!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+        if key not in fields:
+            return Problem("MS301", text, (name,), where=where)
+        fix = f"--set {name}.{key}={accepted_value(fields[key])}  # {fields[key].description}"
+        return Problem("MS301", text, (name,), where=where, fix=fix)
+
+
+def accepted_value(field: FieldInfo) -> Any:
+    """Return a value that a field accepts: its default, its lowest number, its first word, else ``VALUE``."""
+    annotated: Any = Annotated  # type checkers know no annotation that is built from parts
+    parts = (field.annotation, *field.metadata, None)
+    adapter: TypeAdapter[Any] = TypeAdapter(annotated[parts])
+    bounds = [bound.ge for bound in field.metadata if hasattr(bound, "ge")]
+    for value in (field.default, *bounds, *_words(field.annotation), 1):
+        with suppress(ValidationError):
+            if value is not None and adapter.validate_python(value, strict=True) is not None:
+                return value
+    return "VALUE"
+
+
+def _words(annotation: Any) -> list[Any]:
+    """The words of a Literal, also of one inside a union."""
+    return [word for part in get_args(annotation) for word in (_words(part) if get_args(part) else [part])]
+
+
+def flag(field_name: str) -> str:
+    """The command-line spelling of a field: ``world_size`` -> ``--world-size``."""
+    return "--" + field_name.replace("_", "-")

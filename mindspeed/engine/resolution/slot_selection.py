@@ -1,0 +1,153 @@
+"""Selection of the holder of a required slot, by a setting that names it or leaves the choice to mindspeed.
+
+Pure: the features that could hold it are judged by what they declare, their own checks, conflicts and costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mindspeed.engine.resolution.constraint_checks import failed
+from mindspeed.engine.resolution.environment import version_in
+from mindspeed.engine.resolution.planned_feature import PlanNote
+from mindspeed.engine.resolution.resolution_state import Active, ResolutionState
+from mindspeed.engine.resolution.setting_validation import flag
+from mindspeed.job.world import UnknownValue
+from mindspeed.plugins.constraints import AUTO, Check, Conflicts, Constraint, Cost, RequiresCapability, RequiresSlot
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A feature that could hold a slot: its cost, or why it cannot, or the values without which nobody can tell."""
+
+    name: str
+    cost: Cost | None = None
+    refusal: str = ""
+    unknown: tuple[str, ...] = ()
+
+
+def select_holders(state: ResolutionState) -> Iterator[tuple[str, Active]]:
+    """Every feature that is named by a setting of an active one, or chosen for it, with its reason; each is given once."""
+    for name in state.catalog.choosers:
+        for need in state.specs[name].constraints if name in state.active else ():
+            if isinstance(need, RequiresSlot) and need.setting and (name, need.slot) not in state.decided:
+                state.decided.add((name, need.slot))
+                wanted = getattr(state.args_of(name), need.setting, None)
+                if wanted is not None and state.holds(name, need):
+                    yield from _automatic(state, name, need) if wanted == AUTO else _named(state, name, need, wanted)
+
+
+def _named(state: ResolutionState, name: str, need: RequiresSlot, wanted: str) -> Iterator[tuple[str, Active]]:
+    setting, source = _setting(state, name, need)
+    if not state.known(wanted, f"{setting} ({source})"):
+        return
+    if need.slot not in state.specs[wanted].slots:
+        text = f"{setting} names {wanted}, which is not a feature for {need.slot}"
+        state.problem("MS342", text, (name,), f"--set {setting}= one of {', '.join(state.holders_known(need.slot))}, or auto")
+        return
+    others = [other for other in _holders(state, need.slot) if other != wanted]
+    for other in others:
+        text = f"{setting} ({source}) names {wanted}, and {other} is active in its place"
+        fix = f"remove {state.root(other)}, or --set {setting}={other}"
+        state.problem("MS342", text, (name, other), fix)
+    if others:
+        return
+    if removal := state.merged.removal(wanted):
+        text = f"{setting} names {wanted}, and {removal[1]} removes {wanted}"
+        state.problem(removal[0], text, (name, wanted), f"name another in {setting}, or leave {wanted} on")
+    else:
+        yield wanted, Active(f"{setting} ({source}) names it", name)
+
+
+def _automatic(state: ResolutionState, name: str, need: RequiresSlot) -> Iterator[tuple[str, Active]]:
+    setting, source = _setting(state, name, need)
+    judged = [_candidate(state, other, need.slot) for other in state.holders_known(need.slot)]
+    if here := _holders(state, need.slot):
+        state.rows.append(PlanNote("choice", name, f"{setting} is auto, and {here[0]} is active already: nothing is chosen"))
+        state.rows += [PlanNote("choice", name, _line(candidate)) for candidate in judged if candidate.name != here[0]]
+        return
+    if unknown := tuple(dict.fromkeys(field for candidate in judged for field in candidate.unknown)):
+        text = f"{setting} is auto, and the choice is not decided: {', '.join(unknown)} not known"
+        fix = f"give {' and '.join(map(flag, unknown))}, or name one of {', '.join(state.holders_known(need.slot))}"
+        state.problem("MS341", text, (name,), fix)
+        return
+    eligible = sorted((candidate.cost.amounts, candidate.name, candidate) for candidate in judged if candidate.cost is not None)
+    if not eligible:
+        reasons = "; ".join(f"{candidate.name}: {candidate.refusal}" for candidate in judged)
+        state.problem("MS341", f"{setting} is auto, and nothing can be chosen: {reasons}", (name,), "change what they need")
+        return
+    best = eligible[0][2]
+    why = "costs least" if len(eligible) > 1 else "alone can"
+    state.rows.append(PlanNote("choice", name, f"{setting} is auto, and {best.name} is chosen, which {why}: {_text(best)}"))
+    state.rows += [PlanNote("choice", name, _line(candidate)) for *_, candidate in eligible[1:]]
+    state.rows += [PlanNote("choice", name, _line(candidate)) for candidate in judged if candidate.cost is None]
+    state.give(best.name, best.cost.settings if best.cost else {}, f"{setting}=auto")
+    yield best.name, Active(f"{setting} is auto ({source}), and it {why}: {_text(best)}", name)
+
+
+def _candidate(state: ResolutionState, name: str, slot: str) -> Candidate:
+    spec, platform = state.specs[name], str(state.world.platform)
+    if removal := state.merged.removal(name):
+        return Candidate(name, refusal=f"removed by {removal[1]}")
+    if spec.level > state.merged.level:
+        return Candidate(name, refusal=f"its optimization level is {spec.level}, this job's is {state.merged.level}")
+    if spec.platforms and platform not in spec.platforms:
+        return Candidate(name, refusal=f"it does not run on {platform}")
+    if spec.megatron and state.world.knows("megatron") and not version_in(state.world.megatron, spec.megatron):
+        return Candidate(name, refusal=f"it needs megatron-core {spec.megatron}")
+    if excluded := next(_excluded(state, name, slot), ""):
+        return Candidate(name, refusal=f"it and {excluded} exclude each other")
+    if (args := state.args_of(name)) is None:
+        return Candidate(name, refusal="its settings are not valid")
+    if spec.cost is None:
+        return Candidate(name, refusal="it does not say what it costs")
+    try:
+        cost = spec.cost(args, state.world)
+        args = state.models[name](**(dict(cost.settings) | args.model_dump(exclude_unset=True)))
+        checks = [
+            c for c in spec.constraints if isinstance(c, Check) and not c.of and (c.when is None or c.when(args, state.world))
+        ]
+        for found in filter(None, (failed(check, args, state.world) for check in checks)):
+            return Candidate(name, refusal=found[0])
+    except UnknownValue as unknown:
+        return Candidate(name, unknown=unknown.fields)
+    except Exception as error:  # a plugin's formula may fail in any way; the message must name the plugin
+        return Candidate(name, refusal=f"its cost or a check failed itself: {type(error).__name__}: {error}")
+    return Candidate(name, cost)
+
+
+def _excluded(state: ResolutionState, name: str, slot: str) -> Iterator[str]:
+    """Active features that exclude a candidate, by its declaration or by theirs, or need what it does not provide."""
+    spec = state.specs[name]
+    mine = {c.name for c in spec.constraints if isinstance(c, Conflicts) and state.holds(name, c)}
+    for other in sorted(state.active):
+        declared = state.specs[other].constraints
+        theirs: list[Constraint] = [c for c in declared if isinstance(c, Conflicts) and c.name in (name, slot)]
+        theirs += [
+            c for c in declared if isinstance(c, RequiresCapability) and c.slot == slot and c.capability not in spec.provides
+        ]
+        if other in mine or mine & state.slots(other) or any(state.holds(other, c) for c in theirs):
+            yield other
+
+
+def _holders(state: ResolutionState, slot: str) -> list[str]:
+    return sorted(name for name in state.active if slot in state.slots(name))
+
+
+def _setting(state: ResolutionState, name: str, need: RequiresSlot) -> tuple[str, str]:
+    """The setting that chooses, and where its value is from."""
+    given = state.merged.settings.get(name, {}).get(need.setting)
+    return f"{name}.{need.setting}", given.source if given is not None else "default"
+
+
+def _line(candidate: Candidate) -> str:
+    if candidate.unknown:
+        return f"{candidate.name}: not known without {' and '.join(map(flag, candidate.unknown))}"
+    return f"{candidate.name}: {_text(candidate) if candidate.cost is not None else f'cannot, {candidate.refusal}'}"
+
+
+def _text(candidate: Candidate) -> str:
+    cost = candidate.cost or Cost((), "")
+    settings = ", ".join(f"{key}={value}" for key, value in cost.settings.items())
+    return f"{cost.text}, with {settings}" if settings else cost.text

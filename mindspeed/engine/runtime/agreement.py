@@ -1,0 +1,205 @@
+"""All ranks of a job have one plan, or none of them goes on. Through a key-value store, without a collective.
+
+Each rank writes the digest of its content under its number. Rank 0 reads all of them, and writes one verdict for which
+the others wait; only where digests differ are the contents read. A rank that fails before writes the verdict itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from mindspeed.engine.planning.fingerprint import Content, describe, describe_value, diff, digest_of
+from mindspeed.plugins.problems import Problem, RunError
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+TIMEOUT: Final = "MINDSPEED_AGREEMENT_TIMEOUT"
+"""Environment variable: seconds that the ranks wait for the slowest of them; 600 unless it is set."""
+SLACK: Final = 30.0
+"""Seconds that the others wait longer than rank 0, which knows who is missing."""
+TOLD: Final = 10.0
+"""Seconds that rank 0 keeps the store open for the others after a verdict that ends the job."""
+SHOWN: Final = 12
+"""Differences and missing ranks that a message lists at most."""
+
+_VERDICT: Final = "verdict"
+_FAILED: Final = "failed"
+
+
+def agree(store: Store, rank: int, size: int, content: Content) -> None:
+    """Return when all ``size`` ranks have written equal content.
+
+    Raises RunError: MS610 when contents differ, MS611 when a rank does not come in time, MS612 when one has failed.
+    All ranks raise the same.
+    """
+    seconds = patience()
+    digest = digest_of(content)
+    if not store.check([f"content/{digest}"]):
+        store.set(f"content/{digest}", json.dumps(dict(content)))
+    store.set(f"rank/{rank}", f"{digest} {socket.gethostname()}")
+    if rank == 0:
+        problem = _gather(store, size, seconds)
+        if problem is not None:
+            store.compare_set(_VERDICT, "", json.dumps(problem.to_json()))
+            verdict = _read(store, _VERDICT)
+            _wait_until_told(store, size, TOLD)
+            raise RunError([verdict or problem])
+        store.compare_set(_VERDICT, "", "agreed")
+    else:
+        _wait_for_verdict(store, size, seconds + SLACK)
+    verdict = _read(store, _VERDICT)
+    if verdict is not None:
+        acknowledge(store)
+        raise RunError([verdict])
+
+
+def publish_failure(store: Store, problem: Problem, size: int, serving: bool) -> None:
+    """Tell the other ranks why this one ends; ``serving``: the store ends with this process, so stay until they know."""
+    text = json.dumps(problem.to_json())
+    store.compare_set(_VERDICT, "", text)
+    store.compare_set(_FAILED, "", text)
+    if serving:
+        _wait_until_told(store, size, SLACK)
+    else:
+        acknowledge(store)
+
+
+def failure(store: Store) -> Problem | None:
+    """Return the failure that another rank has published, or None. Does not wait."""
+    return _read(store, _FAILED) if store.check([_FAILED]) else None
+
+
+def acknowledge(store: Store) -> None:
+    """Count this rank among those that know of a failure."""
+    store.add("told", 1)
+
+
+def failed_rank(rank: int, error: BaseException) -> Problem:
+    """MS612 of a rank that ends with ``error``, as the other ranks show it."""
+    problems = getattr(error, "problems", ())
+    lines = str(error).splitlines() or [""]
+    first = lines[0] if problems else f"{type(error).__name__}: {lines[0]}"
+    text = f"rank {rank} failed while the job was set up: {first}"
+    return Problem(
+        "MS612", text, chain=(*(line.strip() for line in lines[1:SHOWN]), f"rank {rank} runs on {socket.gethostname()}")
+    )
+
+
+def compare(contents: Mapping[str, Content], ranks: Mapping[str, Sequence[int]], hosts: Mapping[int, str]) -> Problem:
+    """Name the ranks whose content is not the usual one, and the differences, as MS610.
+
+    ``ranks`` maps the digest of a content to the ranks that have it. The content that most ranks have counts as the right
+    one; of equally many, that of the lowest rank.
+    """
+    usual, *others = sorted(ranks, key=lambda digest: (-len(ranks[digest]), min(ranks[digest])))
+    groups = [_differences(contents, ranks, digest, usual) for digest in others]
+    first, *heads = (group[0] for group in groups)
+    rest = [*heads, *(line for group in groups for line in group[1:])]
+    odd = sorted(rank for digest in others for rank in ranks[digest])
+    chain = (*rest[: 2 * SHOWN], *(f"rank {rank} runs on {hosts[rank]}" for rank in odd[:SHOWN]))
+    fix = "give all ranks the same job file, packages and environment"
+    return Problem("MS610", f"the ranks do not have the same plan: {first}", chain=chain, fix=fix)
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """``rank 3`` or ``ranks 1, 4-7``; of very many the first ones."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    names = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(names[:SHOWN])}{more}"
+
+
+def _differences(contents: Mapping[str, Content], ranks: Mapping[str, Sequence[int]], digest: str, usual: str) -> list[str]:
+    """Sentences on how the content of some ranks differs from the usual one."""
+    keys = diff(contents[digest], contents[usual])
+    subject = f"{name_ranks(ranks[digest])} {_have(ranks[digest])}"
+    others = "the others" if len(ranks[usual]) > 1 else name_ranks(ranks[usual])
+    lines = []
+    for key in keys[:SHOWN]:
+        value, expected = contents[digest].get(key), contents[usual].get(key)
+        if value is None:
+            lines.append(f"{subject} {describe(key, None)}, {others} {_have(ranks[usual])} {describe(key, expected)}")
+        else:
+            lines.append(f"{subject} {describe(key, value)}, {others} {describe_value(key, expected)}")
+    return lines if len(keys) <= SHOWN else [*lines, f"and {len(keys) - SHOWN} more differences"]
+
+
+def _have(ranks: Sequence[int]) -> str:
+    return "has" if len(ranks) == 1 else "have"
+
+
+def _gather(store: Store, size: int, seconds: float) -> Problem | None:
+    """Wait for all ranks and compare them; None when they agree or when another rank has given the verdict."""
+    keys = [f"rank/{rank}" for rank in range(size)]
+    end, pause = time.monotonic() + seconds, 0.005
+    while not store.check(keys):
+        if store.check([_VERDICT]):
+            return _read(store, _VERDICT)
+        if time.monotonic() > end:
+            return _missing([rank for rank, key in enumerate(keys) if not store.check([key])], size, seconds)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.25)
+    ranks: dict[str, list[int]] = {}
+    hosts = {}
+    for rank, key in enumerate(keys):
+        digest, _, hosts[rank] = store.get(key).decode().partition(" ")
+        ranks.setdefault(digest, []).append(rank)
+    if len(ranks) == 1:
+        return None
+    contents = {digest: json.loads(store.get(f"content/{digest}")) for digest in ranks}
+    return compare(contents, ranks, hosts)
+
+
+def _wait_for_verdict(store: Store, size: int, seconds: float) -> None:
+    try:
+        store.wait([_VERDICT], timedelta(seconds=seconds))
+    except RuntimeError as error:
+        missing = [rank for rank in range(size) if not store.check([f"rank/{rank}"])]
+        raise RunError([_missing(missing or [0], size, seconds)]) from error
+
+
+def _wait_until_told(store: Store, size: int, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while store.add("told", 0) < size - 1 and time.monotonic() < end:
+        time.sleep(0.05)
+
+
+def _missing(ranks: Sequence[int], size: int, seconds: float) -> Problem:
+    text = f"{name_ranks(ranks)} of {size} did not activate a plan within {seconds:.0f} s"
+    fix = f"look at the log of {name_ranks(ranks)}; {TIMEOUT}=SECONDS waits longer"
+    return Problem("MS611", text, fix=fix)
+
+
+def _read(store: Store, key: str) -> Problem | None:
+    text = store.get(key).decode()
+    if text == "agreed":
+        return None
+    data: dict[str, Any] = json.loads(text)
+    return Problem(**data | {name: tuple(data[name]) for name in ("features", "chain")})
+
+
+def unreachable(host: str, port: int, reason: str) -> Problem:
+    """MS611 of a rank that finds no store."""
+    first = reason.splitlines()[0] if reason else ""
+    fix = "look at the log of rank 0, and whether this node reaches it"
+    return Problem("MS611", f"the store of this job at {host}:{port} cannot be reached: {first}", fix=fix)
+
+
+def patience() -> float:
+    """Seconds that the ranks wait for the slowest of them."""
+    try:
+        return float(os.environ.get(TIMEOUT, ""))
+    except ValueError:
+        return 600.0

@@ -1,0 +1,385 @@
+"""Proof of application: does what a plan says really happen in this process?
+
+A feature acts at *points*: patched sites, hooks, Megatron arguments, operators. A point is *effective* when what the
+plan put there is still there, and *reached* when it was called or read. Each point belongs to a phase; calls are counted
+from activation until that phase has ended once, and from then on nothing of the counting is left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Final
+
+from mindspeed.engine.planning.plan import ActivationPlan, PlannedPatch
+from mindspeed.engine.runtime.call_count import CallCount
+from mindspeed.engine.runtime.counted_functions import functions_of_modules, functions_of_operator
+from mindspeed.plugins.feature import Feature
+from mindspeed.plugins.hookspecs import HOOKS
+from mindspeed.plugins.manager import FeatureManager
+from mindspeed.plugins.patches import Mixin, Phase, Replace
+from mindspeed.plugins.problems import MindSpeedError, Problem
+
+if TYPE_CHECKING:
+    from mindspeed.engine.patching.apply import AppliedPatches
+
+REPORT_VARIABLE: Final = "MINDSPEED_REPORT"
+"""Environment variable that names the file to which rank 0 writes the report."""
+
+_PATIENCE: Final = 30.0
+"""Seconds that rank 0 waits for another rank to end its first step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """The present state of a place where a feature acts.
+
+    ``kind`` is patch, hook, argument, op or algorithm; ``calls`` is None where calls cannot be counted (a plain value).
+    ``state`` is ``reached``, ``never reached``, ``other path`` (optional, and another point was reached), ``not yet due``,
+    ``not counted``, ``not effective``, ``reached on rank N`` for what only another rank has, or ``not known`` when that
+    rank did not say.
+    """
+
+    kind: str
+    name: str
+    phase: Phase
+    effective: bool
+    calls: int | None
+    state: str
+
+    @property
+    def reached(self) -> bool:
+        """Return whether a rank has called or read what the feature put here."""
+        return self.state.startswith("reached")
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureProof:
+    """The points of one feature and the sentences of its own ``verify`` hook."""
+
+    name: str
+    stability: str
+    points: tuple[Effect, ...]
+    complaints: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """``ring-attention: 3 sites, 3 effective, 3 reached (24 calls)``."""
+        return f"{self.name}: {_tally(self.points, with_calls=True)}"
+
+
+@dataclass(frozen=True, slots=True)
+class EffectReport:
+    """Effects of the active plan so far. ``problems`` are warnings, and errors under strict."""
+
+    digest: str
+    features: tuple[FeatureProof, ...]
+    problems: tuple[Problem, ...]
+    ended: tuple[Phase, ...] = ()
+
+    def summary(self) -> str:
+        """Format a line for a log."""
+        points = [point for feature in self.features for point in feature.points]
+        stale = _count(sum(problem.code == "MS404" for problem in self.problems), "stale reference")
+        active = _count(len(self.features), "feature")
+        return f"mindspeed: {active} active, {_tally(points)}, {stale}; plan {self.digest}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "digest": self.digest,
+            "ended": list(self.ended),
+            "features": [asdict(feature) | {"summary": str(feature)} for feature in self.features],
+            "problems": [problem.to_json() for problem in self.problems],
+        }
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A point that is being proven; ``elsewhere`` is its state where this rank does not reach it."""
+
+    feature: str
+    kind: str
+    name: str
+    phase: Phase
+    optional: bool = False
+    counts: list[CallCount] = field(default_factory=list)
+    elsewhere: str = "never reached"
+
+
+class EffectTracker:
+    """Watches one active plan.
+
+    `enter` tells which phase of the run begins. Rank 0 writes the report to ``path`` and passes its summary and warnings to
+    ``say``, line by line; None says nothing. ``taken`` records which Megatron object took an override, and the value that the
+    script had there: ``{"tensor_model_parallel_size": {"TransformerConfig": 1, "initialize_model_parallel": 1}}``.
+    """
+
+    applied: AppliedPatches | None = None
+    """The patches that are in force; set when all loaded modules are patched."""
+
+    def __init__(self, plan: ActivationPlan, manager: FeatureManager) -> None:
+        self.plan = plan
+        self.path: str | Path | None = os.environ.get(REPORT_VARIABLE)
+        self.say: Callable[[str], None] | None = _to_stderr
+        self._manager = manager
+        self.taken: dict[str, dict[str, Any]] = {}
+        self.reported: dict[Problem, bool] = {}  # whether it was printed
+        self._running: Phase | None = "setup"
+        self._ended: dict[Phase, None] = {}
+        self._counts: dict[FunctionType, CallCount] = {}
+        self.functions: dict[FunctionType, str] = {}
+        self._finished = False
+        self._features = [feature for feature in manager.features if feature.spec.name in plan.names]
+        self._watched = tuple(self._points())
+
+    def bound(self, planned: PlannedPatch, made: Any) -> None:
+        """A patch was bound: count the calls of what was made for it, unless its phase is over."""
+        functions = _functions_of(planned, made)
+        if planned.owner in self.plan.names:
+            self.functions.update(dict.fromkeys(functions, planned.owner))
+        for watched in self._watched:
+            if (watched.kind, watched.feature, watched.name) == ("patch", planned.owner, planned.site):
+                self._count(watched, functions)
+
+    def enter(self, phase: Phase | None) -> None:
+        """A phase of the run begins, or a step begins again; what ran before ends. None is the time between phases.
+
+        When the first step has ended the report is made, with a warning for what was never reached. Raises MindSpeedError
+        with it under a strict plan.
+        """
+        before, self._running = self._running, phase
+        if phase == "step" and before != "step":
+            self._count_code()
+        if before is None or before in self._ended or (before == phase and before != "step"):
+            return
+        if before == "step":
+            self._ask_other_ranks()
+        self._ended[before] = None
+        self._stop_counts()
+        if before == "step":
+            self._judge(strict=self.plan.strict)
+
+    def finish(self) -> None:
+        """The run is over: stop all counting, so that every function is as it was, and write the last report."""
+        if self._finished:
+            return
+        self._finished = True
+        self._stop_counts()
+        if self._running == "step" and "step" not in self._ended:
+            self._ended["step"] = None
+            self._judge(strict=False)
+        elif self.path:
+            self._write(self.report())
+
+    def report(self) -> EffectReport:
+        """Make the report. Walks the heap for stale references, about 0.1 s."""
+        features = tuple(map(self._feature, self._features))
+        problems = [*self.reported, *(self.applied.audit() if self.applied is not None else [])]
+        for feature in features:
+            problems += _problems_of(feature)
+        return EffectReport(self.plan.digest, features, tuple(problems), tuple(self._ended))
+
+    def effects(self) -> dict[str, dict[str, int]]:
+        """Count how often the code of each feature did something so far: its sites and operators that can be counted, its hooks
+        but for calls that changed nothing."""
+        effects: dict[str, dict[str, int]] = {}
+        for watched in self._watched:
+            calls = self._manager.effects[watched.feature, watched.name] if watched.kind == "hook" else self._calls(watched)
+            if watched.kind != "argument" and calls is not None:
+                effects.setdefault(watched.feature, {})[watched.name] = calls
+        return effects
+
+    def _points(self) -> Iterator[_Watched]:
+        """Every point of every feature, equal on all ranks."""
+        for feature in self._features:
+            name = feature.spec.name
+            sites = {p.site: p.patch for p in self.plan.patches if p.owner == name and not p.skipped}
+            for site, patch in sites.items():
+                yield _Watched(name, "patch", site, patch.phase, patch.optional)
+            for hook, facts in HOOKS.items():
+                if facts.proves and facts.phase is not None and name in self._manager.owners(hook):
+                    yield _Watched(name, "hook", hook, facts.phase)
+            for planned in self.plan.overrides:
+                if name in planned.owners:
+                    yield _Watched(name, "argument", planned.override.argument, "build", planned.optional)
+            for op in feature.spec.ops:
+                yield _Watched(name, "op", op, "step")
+            if feature.spec.algorithm:
+                yield _Watched(name, "algorithm", ", ".join(feature.spec.algorithm), "step", optional=True)
+
+    def _count_code(self) -> None:
+        """Count the functions of the features' operators and algorithms, whose modules are loaded when the model is built."""
+        for watched in self._watched:
+            if watched.kind in _FUNCTIONS and not watched.counts:
+                self._count(watched, _FUNCTIONS[watched.kind](watched.name))
+
+    def _count(self, watched: _Watched, functions: Sequence[FunctionType]) -> None:
+        if watched.phase in self._ended or self._finished:
+            return
+        for function in functions:
+            if function not in self._counts:
+                self._counts[function] = CallCount(function)
+            watched.counts.append(self._counts[function])
+
+    def _stop_counts(self) -> None:
+        """Stop what is counted for no phase that is yet to end."""
+        due = [watched for watched in self._watched if watched.phase not in self._ended and not self._finished]
+        needed = {count for watched in due for count in watched.counts}
+        for function, count in list(self._counts.items()):
+            if count not in needed:
+                count.stop()
+                del self._counts[function]
+
+    def _calls(self, watched: _Watched) -> int | None:
+        """Calls so far, or None where they cannot be counted."""
+        if watched.kind == "hook":
+            return self._manager.calls[watched.feature, watched.name]
+        if watched.kind == "argument":
+            return len(self.taken.get(watched.name, ()))
+        if watched.kind == "patch" and self._holds(watched.name) is not None and not watched.counts:
+            return None
+        return sum(count.calls for count in watched.counts)
+
+    def _holds(self, site: str) -> bool | None:
+        return self.applied.holds(site) if self.applied is not None else None
+
+    def _feature(self, feature: Feature[Any]) -> FeatureProof:
+        name = feature.spec.name
+        watched = [watched for watched in self._watched if watched.feature == name]
+        points = [self._point(each) for each in watched]
+        if any(point.reached and point.kind != "argument" for point in points):
+            unused = [each.optional and point.state == "never reached" for each, point in zip(watched, points, strict=True)]
+            points = [replace(p, state="other path") if other else p for p, other in zip(points, unused, strict=True)]
+        draft = FeatureProof(name, feature.spec.stability.value, tuple(points))
+        if "step" not in self._ended or name not in self._manager.owners("verify"):
+            return draft
+        return replace(draft, complaints=tuple(self._manager.call_one("verify", name, report=draft)))
+
+    def _point(self, watched: _Watched) -> Effect:
+        effective = watched.kind != "patch" or self._holds(watched.name) is not False
+        calls = self._calls(watched)
+        if not effective:
+            state = "not effective"
+        elif calls is None:
+            state = "not counted"
+        elif calls:
+            state = "reached"
+        else:
+            state = watched.elsewhere if watched.phase in self._ended else "not yet due"
+        return Effect(watched.kind, watched.name, watched.phase, effective, calls, state)
+
+    def _ask_other_ranks(self) -> None:
+        """Collect on rank 0 the points that other ranks have reached; they publish theirs in the store."""
+        group = _default_group()
+        if group is None or self.say is None:
+            return
+        rank, size, store = group
+        key = f"mindspeed/proof/{self.plan.digest}"
+        if rank:
+            store.set(f"{key}/{rank}", "".join("1" if self._calls(watched) else "0" for watched in self._watched))
+            return
+        due = ("setup", "build", "step")
+        missing = [i for i, watched in enumerate(self._watched) if self._calls(watched) == 0 and watched.phase in due]
+        for other in range(1, size) if missing else ():
+            try:
+                store.wait([f"{key}/{other}"], timedelta(seconds=_PATIENCE))
+                reached = store.get(f"{key}/{other}").decode()
+            except Exception:  # torch raises DistStoreError or RuntimeError, by version
+                reached = None
+            for index in missing:
+                if reached is None:
+                    self._watched[index].elsewhere = f"not known: rank {other} did not say"
+                elif reached[index] == "1":
+                    self._watched[index].elsewhere = f"reached on rank {other}"
+            missing = [index for index in missing if reached is not None and reached[index] != "1"]
+
+    def _judge(self, strict: bool) -> None:
+        """Say on rank 0 what the first step has shown. Raises MindSpeedError for problems if ``strict``."""
+        if _rank() or (self.say is None and not self.path):
+            return
+        report = self.report()
+        self._write(report)
+        if report.problems and strict:
+            raise MindSpeedError(report.problems)
+        self._print(report.summary(), *(str(problem) for problem in report.problems if not self.reported.get(problem)))
+
+    def _write(self, report: EffectReport) -> None:
+        if not self.path or _rank():
+            return
+        try:
+            Path(self.path).write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
+        except OSError as error:  # a full disk ends no training that could go on
+            self._print(f"mindspeed: the report cannot be written: {error}")
+
+    def _print(self, *lines: str) -> None:
+        if self.say is not None:
+            for line in lines:
+                self.say(line)
+
+
+def _functions_of(planned: PlannedPatch, made: Any) -> list[FunctionType]:
+    """The functions whose calls show that a patch was reached: itself, or the methods that its class brings."""
+    inner = getattr(made, "__func__", made)
+    if isinstance(inner, FunctionType):
+        return [inner]
+    if not isinstance(inner, type) or not isinstance(planned.patch, Replace | Mixin):
+        return []
+    brought = inner.__bases__[0]
+    methods = (getattr(value, "__func__", value) for value in vars(brought).values())
+    return [method for method in methods if isinstance(method, FunctionType)]
+
+
+_KINDS: Final = {"patch": "the patched", "hook": "the hook", "argument": "Megatron's argument", "op": "the operator"}
+
+
+_FUNCTIONS: Final = {"op": functions_of_operator, "algorithm": functions_of_modules}
+
+
+def _problems_of(feature: FeatureProof) -> Iterator[Problem]:
+    for point in feature.points:
+        if point.state == "never reached":
+            place = f"{_KINDS.get(point.kind, 'its')} {point.name}"
+            text = f"{feature.name} has no effect at {place}: its {point.phase} phase ended without a call"
+            fix = f"remove {feature.name}, or check whether this model has what it changes"
+            yield Problem("MS410", text, (feature.name,), fix=fix)
+        elif point.state == "not effective":
+            text = f"{point.name} was bound again after {feature.name} patched it"
+            yield Problem("MS411", text, (feature.name,), fix="activate the plan after the code that assigns this name")
+    for sentence in feature.complaints:
+        yield Problem("MS412", f"{feature.name}: {sentence}", (feature.name,))
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _tally(points: Sequence[Effect], with_calls: bool = False) -> str:
+    """``3 sites, 3 effective, 2 reached, 1 not yet due``."""
+    effective, reached = sum(point.effective for point in points), sum(point.reached for point in points)
+    calls = f" ({_count(sum(point.calls or 0 for point in points), 'call')})" if with_calls else ""
+    pending = sum(point.state == "not yet due" for point in points)
+    later = f", {pending} not yet due" if pending else ""
+    return f"{_count(len(points), 'site')}, {effective} effective, {reached} reached{calls}{later}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _rank() -> int:
+    group = _default_group()
+    return group[0] if group is not None else int(os.environ.get("RANK", "0"))
+
+
+def _default_group() -> tuple[int, int, Any] | None:
+    """Rank, size and store of torch's default process group; None without one. Never imports torch."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    store = distributed.distributed_c10d._get_default_store()
+    return distributed.get_rank(), distributed.get_world_size(), store

@@ -1,0 +1,324 @@
+"""Count parameters and floating-point operations of a GPT model from its shape: dense, GQA, MLA, MoE, MTP. Light, no torch.
+
+A product of [m, k] and [k, n] has 2 m k n operations; additions, norms, activations, softmax and lookups have none. The
+numbers are those of the model, whatever layout or kernels compute it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mindspeed.job.world import LATENT_WIDTHS
+
+BYTES: Final = {"fp32": 4, "bf16": 2, "fp16": 2}
+"""Bytes of one number."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Widths of multi-latent attention: ranks of the latent vectors, and parts of a head. ``q_rank`` 0 is a plain query."""
+
+    q_rank: int
+    kv_rank: int
+    head: int
+    rope: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Parameters by how layouts cut them.
+
+    ``split`` are cut over tensor-parallel ranks, ``replicated`` are on each of them, ``experts`` are cut over expert-parallel
+    (and expert tensor-parallel) ranks.
+    """
+
+    split: int = 0
+    replicated: int = 0
+    experts: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.split + self.replicated + self.experts
+
+    def __add__(self, other: Parameters) -> Parameters:
+        experts = self.experts + other.experts
+        return Parameters(self.split + other.split, self.replicated + other.replicated, experts)
+
+    def __mul__(self, count: int) -> Parameters:
+        return Parameters(self.split * count, self.replicated * count, self.experts * count)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Everything of a model that its size follows from; names as in `mindspeed.job.world.FIELDS` where they exist.
+
+    ``moe_layers`` is the number of layers with experts. ``linear_bias`` adds biases to linear layers, ``qkv_bias`` to the
+    projection of query, key and value alone, ``norm_bias`` to norms (LayerNorm), ``qk_norm`` norms of queries and keys;
+    ``learned_positions`` is the length of their
+    table, 0 without one.
+    """
+
+    num_layers: int
+    hidden_size: int
+    ffn_hidden_size: int
+    num_attention_heads: int
+    num_query_groups: int
+    kv_channels: int
+    vocab_size: int
+    seq_length: int
+    gated_linear_unit: bool
+    tied_embeddings: bool
+    num_experts: int = 0
+    moe_layers: int = 0
+    moe_ffn_hidden_size: int = 0
+    router_topk: int = 0
+    shared_expert_hidden_size: int = 0
+    mtp_num_layers: int = 0
+    latent: LatentAttention | None = None
+    linear_bias: bool = False
+    qkv_bias: bool = False
+    norm_bias: bool = False
+    qk_norm: bool = False
+    learned_positions: int = 0
+    causal: bool = True
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of query and key in one sequence that the mask lets attention see."""
+        length = self.seq_length
+        return length * (length + 1) // 2 if self.causal else length * length
+
+
+def shape_of_world(world: Any) -> ModelShape:
+    """Return the shape of the model of a world, or of what reads like one.
+
+    Raises UnknownValue for what nobody gave and nothing implies.
+    """
+    world.need("num_layers", "hidden_size", "num_attention_heads", "vocab_size", "seq_length", "num_experts")
+    latent = _latent_of_world(world)
+    experts, heads = int(world.num_experts), int(world.num_attention_heads)
+    ffn = int(world.ffn_hidden_size)
+
+    def known(name: str, otherwise: Any) -> Any:
+        return getattr(world, name) if world.knows(name) else otherwise
+
+    learned = not known("rotary", True) and latent is None
+    return ModelShape(
+        num_layers=world.num_layers,
+        hidden_size=world.hidden_size,
+        ffn_hidden_size=ffn,
+        num_attention_heads=heads,
+        num_query_groups=known("num_query_groups", heads),
+        kv_channels=known("kv_channels", world.hidden_size // heads),
+        vocab_size=world.vocab_size,
+        seq_length=world.seq_length,
+        gated_linear_unit=world.gated_linear_unit,
+        tied_embeddings=known("tied_embeddings", False),
+        num_experts=experts,
+        moe_layers=world.num_layers if experts else 0,
+        moe_ffn_hidden_size=known("moe_ffn_hidden_size", ffn) if experts else 0,
+        router_topk=known("router_topk", 2) if experts else 0,
+        shared_expert_hidden_size=known("shared_expert_hidden_size", 0) if experts else 0,
+        mtp_num_layers=known("mtp_num_layers", 0),
+        latent=latent,
+        linear_bias=known("linear_bias", learned and not experts),
+        norm_bias=known("normalization", "RMSNorm") == "LayerNorm",
+        learned_positions=world.seq_length if learned else 0,
+    )
+
+
+def _latent_of_world(world: Any) -> LatentAttention | None:
+    """The widths of multi-latent attention, None where keys and values are made from hidden states."""
+    if not (world.knows("multi_latent_attention") and world.multi_latent_attention):
+        return None
+    world.need(*LATENT_WIDTHS)
+    q_rank = world.q_lora_rank if world.knows("q_lora_rank") else 0
+    return LatentAttention(q_rank, *(getattr(world, name) for name in LATENT_WIDTHS))
+
+
+def shape_of_config(
+    config: Any, vocab_size: int, seq_length: int, tied: bool = False, learned_positions: int = 0, causal: bool = True
+) -> ModelShape:
+    """Return the shape of a model that is built with Megatron's ``config``, a TransformerConfig."""
+    experts = config.num_moe_experts or 0
+    latent = None
+    if config.multi_latent_attention:
+        widths = (config.kv_lora_rank, config.qk_head_dim, config.qk_pos_emb_head_dim, config.v_head_dim)
+        latent = LatentAttention(config.q_lora_rank or 0, *widths)
+    return ModelShape(
+        num_layers=config.num_layers,
+        hidden_size=config.hidden_size,
+        ffn_hidden_size=config.ffn_hidden_size,
+        num_attention_heads=config.num_attention_heads,
+        num_query_groups=config.num_query_groups or config.num_attention_heads,
+        kv_channels=config.kv_channels,
+        vocab_size=vocab_size,
+        seq_length=seq_length,
+        gated_linear_unit=bool(config.gated_linear_unit),
+        tied_embeddings=tied,
+        num_experts=experts,
+        moe_layers=_moe_layers(config.moe_layer_freq, config.num_layers) if experts else 0,
+        moe_ffn_hidden_size=(config.moe_ffn_hidden_size or config.ffn_hidden_size) if experts else 0,
+        router_topk=config.moe_router_topk if experts else 0,
+        shared_expert_hidden_size=(config.moe_shared_expert_intermediate_size or 0) if experts else 0,
+        mtp_num_layers=config.mtp_num_layers or 0,
+        latent=latent,
+        linear_bias=bool(config.add_bias_linear),
+        qkv_bias=bool(config.add_qkv_bias),
+        norm_bias=config.normalization == "LayerNorm",
+        qk_norm=bool(config.qk_layernorm),
+        learned_positions=learned_positions,
+        causal=causal,
+    )
+
+
+def _moe_layers(frequency: Any, layers: int) -> int:
+    """Count the layers with experts: Megatron's ``moe_layer_freq`` is every how many layers, or a list of zeros and ones."""
+    return sum(map(bool, frequency)) if isinstance(frequency, list | tuple) else -(-layers // frequency)
+
+
+# floating-point operations
+
+
+def attention_forward(shape: ModelShape) -> int:
+    """Operations of one attention layer over one sequence: projections, and scores times values of the visible pairs."""
+    return shape.seq_length * _projections(shape) + score_forward(shape)
+
+
+def score_forward(shape: ModelShape) -> int:
+    """Operations between the projections of one attention layer over one sequence: ``Q K^T`` and ``P V``."""
+    latent = shape.latent
+    widths = latent.head + latent.rope + latent.value if latent else 2 * shape.kv_channels
+    return 2 * shape.num_attention_heads * widths * shape.pairs
+
+
+def _projections(shape: ModelShape) -> int:
+    """Operations of one token in the projections of an attention layer."""
+    hidden, heads, latent = shape.hidden_size, shape.num_attention_heads, shape.latent
+    if latent is None:
+        inputs = heads + 2 * shape.num_query_groups
+        return 2 * hidden * shape.kv_channels * (inputs + heads)
+    query = heads * (latent.head + latent.rope)
+    down = latent.q_rank * (hidden + query) if latent.q_rank else hidden * query
+    keys = hidden * (latent.kv_rank + latent.rope) + latent.kv_rank * heads * (latent.head + latent.value)
+    return 2 * (down + keys + heads * latent.value * hidden)
+
+
+def mlp_forward(shape: ModelShape) -> int:
+    """Operations of one dense MLP over one sequence."""
+    return 2 * shape.seq_length * _mlp_weights(shape, shape.ffn_hidden_size)
+
+
+def moe_forward(shape: ModelShape) -> int:
+    """Operations of one MoE layer over one sequence: router, the experts of each token, and the shared expert."""
+    experts = shape.router_topk * _mlp_weights(shape, shape.moe_ffn_hidden_size)
+    shared = _mlp_weights(shape, shape.shared_expert_hidden_size)
+    return 2 * shape.seq_length * (shape.hidden_size * shape.num_experts + experts + shared)
+
+
+def layer_forward(shape: ModelShape, moe: bool = False) -> int:
+    """Operations of one transformer layer over one sequence."""
+    return attention_forward(shape) + (moe_forward(shape) if moe else mlp_forward(shape))
+
+
+def logits_forward(shape: ModelShape) -> int:
+    """Operations of the output layer over one sequence."""
+    return 2 * shape.seq_length * shape.hidden_size * shape.vocab_size
+
+
+def forward_flops(shape: ModelShape) -> int:
+    """Operations of the forward pass of the whole model over one sequence."""
+    dense = shape.num_layers - shape.moe_layers
+    layers = dense * layer_forward(shape) + shape.moe_layers * layer_forward(shape, moe=True)
+    join = 2 * shape.seq_length * 2 * shape.hidden_size * shape.hidden_size
+    predicted = join + layer_forward(shape, moe=shape.moe_layers > 0) + logits_forward(shape)
+    return layers + logits_forward(shape) + shape.mtp_num_layers * predicted
+
+
+def model_flops(shape: ModelShape, samples: int) -> int:
+    """Operations of a training step over ``samples`` sequences: a product has two more of its size in the backward pass."""
+    return 3 * samples * forward_flops(shape)
+
+
+# memory
+
+
+def rank_parameters(world: Any) -> tuple[Any, Any]:
+    """Return the parameters of the rank that has most, apart from experts, and its experts; fields may be arrays."""
+    shape = shape_of_world(world)
+    layer = layer_parameters(shape, moe=bool(shape.num_experts)) * shape.num_layers
+    ends = embedding_parameters(shape)
+    last = output_parameters(shape)
+    own = (layer.split / world.tp + layer.replicated) / world.pp + ends.split / world.tp + ends.replicated
+    return own + last.split / world.tp * (world.pp == 1), layer.experts / world.pp / world.ep / world.tp
+
+
+def optimizer_bytes(world: Any) -> int:
+    """Bytes of optimizer state of one parameter: two moments, and a copy in fp32 beside weights of two bytes."""
+    return 8 if world.dtype == "fp32" else 12
+
+
+# parameters
+
+
+def embedding_parameters(shape: ModelShape) -> Parameters:
+    """Parameters of the word embedding and the table of positions."""
+    return Parameters(shape.vocab_size * shape.hidden_size, shape.learned_positions * shape.hidden_size)
+
+
+def output_parameters(shape: ModelShape) -> Parameters:
+    """Parameters of the output layer, none where it shares the embedding."""
+    return Parameters(0 if shape.tied_embeddings else shape.vocab_size * shape.hidden_size)
+
+
+def layer_parameters(shape: ModelShape, moe: bool = False) -> Parameters:
+    """Parameters of one transformer layer with its two norms."""
+    norms = Parameters(replicated=2 * _norm(shape, shape.hidden_size))
+    return norms + _attention_parameters(shape) + (_moe_parameters(shape) if moe else _mlp_parameters(shape))
+
+
+def parameters(shape: ModelShape) -> Parameters:
+    """Parameters of the whole model."""
+    dense = shape.num_layers - shape.moe_layers
+    layers = layer_parameters(shape) * dense + layer_parameters(shape, moe=True) * shape.moe_layers
+    hidden, norm = shape.hidden_size, _norm(shape, shape.hidden_size)
+    predicted = Parameters(2 * hidden * hidden, 3 * norm) + layer_parameters(shape, moe=shape.moe_layers > 0)
+    ends = embedding_parameters(shape) + output_parameters(shape) + Parameters(replicated=norm)
+    return layers + ends + predicted * shape.mtp_num_layers
+
+
+def _norm(shape: ModelShape, width: int) -> int:
+    return width * (2 if shape.norm_bias else 1)
+
+
+def _attention_parameters(shape: ModelShape) -> Parameters:
+    hidden, heads, latent = shape.hidden_size, shape.num_attention_heads, shape.latent
+    if latent is None:
+        width = shape.kv_channels * (heads + 2 * shape.num_query_groups)
+        bias = width if shape.linear_bias or shape.qkv_bias else 0
+        norms = 2 * _norm(shape, shape.kv_channels) if shape.qk_norm else 0
+        biases = hidden if shape.linear_bias else 0
+        return Parameters(hidden * width + bias + hidden * heads * shape.kv_channels, norms + biases)
+    query = heads * (latent.head + latent.rope)
+    split = latent.kv_rank * heads * (latent.head + latent.value) + heads * latent.value * hidden
+    split += latent.q_rank * query if latent.q_rank else hidden * query
+    split += hidden * (latent.q_rank + latent.kv_rank + latent.rope)
+    norms = _norm(shape, latent.kv_rank) + _norm(shape, latent.q_rank) if shape.qk_norm else 0
+    return Parameters(split, norms + (hidden if shape.linear_bias else 0))
+
+
+def _mlp_weights(shape: ModelShape, ffn: int) -> int:
+    return shape.hidden_size * ffn * (3 if shape.gated_linear_unit else 2)
+
+
+def _mlp_parameters(shape: ModelShape) -> Parameters:
+    bias = shape.ffn_hidden_size * (2 if shape.gated_linear_unit else 1) if shape.linear_bias else 0
+    return Parameters(_mlp_weights(shape, shape.ffn_hidden_size) + bias, shape.hidden_size if shape.linear_bias else 0)
+
+
+def _moe_parameters(shape: ModelShape) -> Parameters:
+    experts = shape.num_experts * _mlp_weights(shape, shape.moe_ffn_hidden_size)
+    shared = _mlp_weights(shape, shape.shared_expert_hidden_size)
+    return Parameters(shared, shape.hidden_size * shape.num_experts, experts)

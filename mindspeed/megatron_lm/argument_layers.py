@@ -1,0 +1,206 @@
+"""Turn Megatron-LM's arguments into request layers, by what features declare (`MegatronFlag`) and by parallel sizes. Light."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mindspeed.engine.inspection.cli_arguments import Surface
+from mindspeed.engine.resolution.planned_feature import PlanNote
+from mindspeed.engine.resolution.request import MEGATRON_DEFAULTS as DEFAULTS
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.job.megatron_arguments import OF_PLATFORMS, dests_of, world_of
+from mindspeed.job.world import PARALLEL_SIZES
+from mindspeed.megatron_lm.given_arguments import Given
+from mindspeed.plugins.constraints import RequiresSlot
+from mindspeed.plugins.discovery import Catalog
+from mindspeed.plugins.megatron_flags import MegatronFlag
+from mindspeed.plugins.problems import Problem
+
+
+def declared_flags(catalog: Catalog) -> Iterator[tuple[str, MegatronFlag]]:
+    """Every declared argument of Megatron-LM with its feature, in name order."""
+    for name, spec in catalog.specs.items():
+        for flag in spec.megatron_flags:
+            yield name, flag
+
+
+def removable_flags(catalog: Catalog) -> list[tuple[str, MegatronFlag]]:
+    """Every argument of Megatron-LM that goes with its feature: the declared ones, and the parallel sizes."""
+    sizes = ((owner, dest) for size, (owner, _) in catalog.owners.items() for dest in dests_of(size))
+    return [*declared_flags(catalog), *((owner, MegatronFlag(dest, switch="on")) for owner, dest in sizes)]
+
+
+@dataclass(slots=True)
+class ArgumentLayers:
+    """Layers that follow from Megatron's arguments: ``given`` by source, ``defaults`` below every other layer."""
+
+    given: dict[str, Layer] = field(default_factory=dict)
+    defaults: Layer = field(default_factory=lambda: Layer(DEFAULTS))
+    notes: list[PlanNote] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    def layer(self, source: str) -> Layer:
+        return self.given.get(source, Layer(source))
+
+    def put(self, source: str, **fields: Any) -> None:
+        self.given[source] = replace(self.layer(source), **fields)
+
+    def request(self, source: str, feature: str) -> None:
+        self.put(source, features=(*self.layer(source).features, feature))
+
+    def note(self, feature: str, text: str) -> None:
+        self.notes.append(PlanNote("note", feature, text))
+
+
+def layers_of(
+    given: Mapping[str, Given], known: Surface, catalog: Catalog, others: Sequence[Layer], world_size: int
+) -> ArgumentLayers:
+    """Return one layer per argument of Megatron that has a meaning here, and one for what follows from defaults.
+
+    An argument that is a setting counts only where its feature is active: switched on by an argument or by a size, or
+    requested in ``others``, the other layers of the request.
+    """
+    made = ArgumentLayers()
+    if "yaml_cfg" in given:
+        made.note(
+            "megatron-lm", "Megatron takes its arguments from a file: sizes are compared with the plan once it has read it"
+        )
+        return made
+    complete = "use_checkpoint_args" not in given
+    certain = known.by_dest.keys() - OF_PLATFORMS if complete else ()
+    defaults = {name: known.by_dest[name][0].default for name in certain}
+    values = {**defaults, **{dest: argument.value for dest, argument in given.items()}}
+    world = world_of(values)
+    _put_sizes(made, world, given, complete)
+    sizes = _parallel_sizes(world, world_size)
+    _put_switches(made, given, catalog, sizes)
+    _put_choices(made, given, catalog, others, sizes)
+    active = {name for layer in (*others, *made.given.values()) for name in layer.features}
+    active |= {owner for size, (owner, _) in catalog.owners.items() if sizes.get(size, 1) > 1}
+    _put_settings(made, given, values if complete else {}, catalog, active)
+    return made
+
+
+def _put_sizes(made: ArgumentLayers, world: Mapping[str, Any], given: Mapping[str, Given], complete: bool) -> None:
+    fallback: dict[str, Any] = {}
+    for size, (value, names) in world.items():
+        if not complete and len(names) > 1:
+            continue  # one of them may come from the checkpoint
+        decided = next((given[name] for name in names if name in given), None)
+        if decided is not None:
+            made.put(decided.source, world={**made.layer(decided.source).world, size: value})
+        elif complete:
+            fallback[size] = value
+    made.defaults = replace(made.defaults, world=fallback)
+
+
+def _parallel_sizes(world: Mapping[str, Any], world_size: int) -> dict[str, int]:
+    sizes = {size: world.get(size, (1, ()))[0] for size in PARALLEL_SIZES}
+    return sizes | {"dp": world_size // max(1, sizes["tp"] * sizes["pp"] * sizes["cp"])}
+
+
+def _put_switches(made: ArgumentLayers, given: Mapping[str, Given], catalog: Catalog, sizes: Mapping[str, int]) -> None:
+    for feature, flag in declared_flags(catalog):
+        argument = given.get(flag.dest)
+        if argument is None or (flag.size and sizes[flag.size] == 1):
+            continue
+        if flag.switch == "on" and not flag.is_choice:
+            made.request(argument.source, feature)
+        elif flag.switch == "off" and argument.value in flag.values:
+            made.put(argument.source, without=(*made.layer(argument.source).without, feature))
+
+
+def _put_choices(
+    made: ArgumentLayers, given: Mapping[str, Given], catalog: Catalog, others: Sequence[Layer], sizes: Mapping[str, int]
+) -> None:
+    choices: dict[str, dict[Any, str]] = {}
+    for feature, flag in declared_flags(catalog):
+        if flag.is_choice and flag.dest in given and not (flag.size and sizes[flag.size] == 1):
+            choices.setdefault(flag.dest, {}).update(dict.fromkeys(flag.values, feature))
+    for dest, by_value in choices.items():
+        argument = given[dest]
+        values = list(dict.fromkeys(argument.value if isinstance(argument.value, list) else [argument.value]))
+        what = f"{argument.source} {' '.join(map(str, values))}"
+        slots = {slot for feature in by_value.values() for slot in catalog.specs[feature].slots}
+        if holder := requested_holder(slots, catalog, others):
+            if by_value.get(values[0]) != holder or len(values) > 1:
+                made.note(holder.partition(".")[0], f"{what} is not read: {holder} is requested")
+        elif len(values) == 1 and values[0] in by_value:
+            made.request(argument.source, by_value[values[0]])
+            made.note(by_value[values[0]], f"{what} is {by_value[values[0]]}")
+        else:
+            known = ", ".join(sorted(map(str, by_value)))
+            text = f"{what} differs by layer; all layers need the same" if len(values) > 1 else f"{what} is not one of {known}"
+            made.problems.append(Problem("MS605", text, where=argument.source, fix=f"give one of {known}"))
+
+
+def requested_holder(slots: set[str], catalog: Catalog, others: Sequence[Layer]) -> str:
+    """The requested feature that holds one of these slots, or the setting that chooses one; empty where there is none."""
+    for layer in others:
+        for name in layer.features:
+            if name in catalog.specs and not slots.isdisjoint(catalog.specs[name].slots):
+                return name
+        for chooser in catalog.choosers:
+            for constraint in catalog.specs[chooser].constraints:
+                if isinstance(constraint, RequiresSlot) and constraint.slot in slots:
+                    value = layer.settings.get(chooser, {}).get(constraint.setting)
+                    if value is not None:
+                        return value if value in catalog.specs else f"{chooser}.{constraint.setting}"
+    return ""
+
+
+def _put_settings(
+    made: ArgumentLayers, given: Mapping[str, Given], defaults: Mapping[str, Any], catalog: Catalog, active: set[str]
+) -> None:
+    settings: dict[str, dict[str, Any]] = {}
+    for feature, flag in declared_flags(catalog):
+        if feature not in active or not flag.setting:
+            continue
+        argument = given.get(flag.dest)
+        if argument is not None and not _left_to_megatron(made, feature, flag, argument):
+            value = flag.convert(argument.value) if flag.convert is not None else argument.value
+            made.put(argument.source, settings={**made.layer(argument.source).settings, feature: {flag.setting: value}})
+        elif flag.follows_default and flag.dest in defaults:
+            settings.setdefault(feature, {})[flag.setting] = defaults[flag.dest]
+    made.defaults = replace(made.defaults, settings=settings)
+
+
+def _left_to_megatron(made: ArgumentLayers, feature: str, flag: MegatronFlag, argument: Given) -> bool:
+    values = argument.value if isinstance(argument.value, list) else [argument.value]
+    unknown = [str(value) for value in values if value not in flag.takes] if flag.takes else []
+    if unknown:
+        spelled = f"{argument.source} {' '.join(map(str, values))}"
+        made.note(feature, f"{spelled} is left to Megatron, {feature} does not know {', '.join(unknown)}")
+    return bool(unknown)
+
+
+def disagreements(theirs: Sequence[Layer], ours: Sequence[Layer], catalog: Catalog) -> list[Problem]:
+    """MS303 for every setting or size that Megatron's flags and ours give differently on one command line."""
+    spelled = {size: (owner, argument) for size, (owner, argument) in catalog.owners.items() if argument is not None}
+    said: dict[tuple[str, str], tuple[Any, str]] = {}
+    for layer in theirs:
+        for size, value in layer.world.items():
+            said["world", size] = (value, layer.source)
+            if size in spelled:
+                said[spelled[size]] = (value, layer.source)
+        for feature, fields in layer.settings.items():
+            said.update({(feature, name): (value, layer.source) for name, value in fields.items()})
+    problems = []
+    for layer in ours:
+        mine = {("world", size): value for size, value in layer.world.items()}
+        mine |= {(feature, name): value for feature, fields in layer.settings.items() for name, value in fields.items()}
+        for key, value in mine.items():
+            theirs_value, source = said.get(key, (value, ""))
+            if _plain(theirs_value) != _plain(value):
+                what = f"--{key[1].replace('_', '-')} {value}" if key[0] == "world" else f"--set {key[0]}.{key[1]}={value}"
+                text = f"{source} is {theirs_value}, and {what} says otherwise"
+                owners = (key[0],) if key[0] != "world" else ()
+                fix = "keep one of the two, they are one value"
+                problems.append(Problem("MS303", text, owners, where=layer.source, fix=fix))
+    return problems
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

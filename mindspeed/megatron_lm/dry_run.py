@@ -1,0 +1,212 @@
+"""Plan a training command without running it: what Megatron's parser would refuse, and every problem of the plan."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from importlib import import_module
+from math import lcm
+from typing import Any, Final
+
+from mindspeed import registry
+from mindspeed.engine.inspection.cli_arguments import Argument, Surface
+from mindspeed.engine.planning.plan import ActivationPlan
+from mindspeed.engine.resolution.environment import Environment
+from mindspeed.engine.resolution.planned_feature import PlanNote
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.megatron_lm.argument_layers import removable_flags
+from mindspeed.megatron_lm.given_arguments import given_arguments, surface_or_nearest
+from mindspeed.megatron_lm.launched_command import LaunchedCommand
+from mindspeed.megatron_lm.training_plan import plan_training
+from mindspeed.megatron_lm.training_request import OLD_FLAGS, split_own_flags
+from mindspeed.plugins.discovery import Catalog
+from mindspeed.plugins.problems import Problem, ResolutionError
+
+OTHER_FLAGS: Final = "mindspeed.legacy.other_flags"
+_KINDS: Final = {"int": int, "float": float}
+_HIDING: Final = ("MS111", "MS113", "MS301")
+_OPTION: Final = re.compile(r"--[A-Za-z][\w-]*")
+
+
+def plan_command(
+    command: LaunchedCommand, environment: Environment, below: Sequence[Layer] = (), also: Sequence[Layer] = ()
+) -> ActivationPlan:
+    """The plan that a training command has in an environment, whose ``world_size`` goes above that of the launcher.
+
+    ``below`` and ``also`` are layers below and beside the command. Raises ResolutionError with every problem, each with the
+    line of its option where the command has lines.
+    """
+    known = surface_or_nearest(environment.megatron)
+    catalog = registry.catalog_for(())
+    own_words, notes = _filled([word.text for word in command.arguments], known, command)
+    words, problems = _parsed(own_words, known, catalog)
+    if problem := import_module(OTHER_FLAGS).refused_program(command.program):
+        problems.insert(0, problem)
+    size = environment.world_size or command.world_size or smallest_world(words, known)
+    plan = None
+    for _ in range(2):  # a flag without an equivalent hides what is wrong with the rest
+        try:
+            _, plan = plan_training(words, {}, replace(environment, world_size=size), below, also)
+        except ResolutionError as error:
+            problems += error.problems
+            refused = {option for problem in error.problems if problem.code in _HIDING for option in _named(problem)}
+            words, before = _without(words, refused), words
+            if words == before:
+                break
+        else:
+            break
+    if plan is None or problems:
+        unique = list(dict.fromkeys(_located(problem, command, known, catalog) for problem in problems))
+        raise ResolutionError(unique)
+    return replace(plan, rows=(*plan.rows, *notes, *_notes(command, environment, size)))
+
+
+def smallest_world(words: Sequence[str], known: Surface) -> int:
+    """The least number of processes that the parallel sizes of a command need."""
+    given = given_arguments(words, known)
+
+    def size(dest: str) -> int:
+        value = given[dest].value if dest in given else None
+        return value if isinstance(value, int) and value > 0 else 1
+
+    tensor = size("tensor_model_parallel_size")
+    expert_tensor = size("expert_tensor_parallel_size") if "expert_tensor_parallel_size" in given else tensor
+    dense = tensor * size("context_parallel_size")
+    experts = size("expert_model_parallel_size")
+    return size("pipeline_model_parallel_size") * (lcm(dense, experts * expert_tensor) if experts > 1 else dense)
+
+
+def _notes(command: LaunchedCommand, environment: Environment, size: int) -> Iterator[PlanNote]:
+    if environment.world_size is None and command.world_size is None:
+        text = f"the number of processes is not given: planned for {size}, the least that the sizes need (--world-size N)"
+        yield PlanNote("warning", "launcher", text)
+    if command.unset:
+        text = f"variables that the script does not set are empty: {', '.join(command.unset)}"
+        yield PlanNote("warning", "launcher", text)
+    if command.others:
+        lines = ", ".join(map(str, command.others))
+        yield PlanNote("warning", "launcher", f"{command.source} has other training commands, in lines {lines}")
+
+
+def _filled(words: Sequence[str], known: Surface, command: LaunchedCommand) -> tuple[list[str], list[PlanNote]]:
+    """The words with one for each path that a script leaves to be filled in: several words, or an empty variable."""
+    filled: list[str] = []
+    notes = []
+    for option, values in _options(words):
+        argument = known.by_option.get(option)
+        is_text = argument is not None and argument.takes_value and argument.nargs is None and argument.type in (None, "str")
+        is_text = (is_text and not argument.choices) if argument is not None else import_module(OLD_FLAGS).takes_text(option)
+        equals = [f"{option}={values[0]}"] if f"{option}={''.join(values[:1])}" in words else None
+        if equals is None and is_text and (len(values) > 1 or (not values and command.unset)):
+            line = command.line_of(option)
+            place = f" (line {line})" if line else ""
+            notes.append(
+                PlanNote("warning", "launcher", f"{option} is {' '.join(values) or 'empty'}{place}: fill it in, or quote it")
+            )
+            values = [" ".join(values) or "EMPTY"]
+        filled += (equals + values[1:]) if equals is not None else [*([option] if option else []), *values]
+    return filled, notes
+
+
+def _parsed(words: Sequence[str], known: Surface, catalog: Catalog) -> tuple[list[str], list[Problem]]:
+    """The words without options that Megatron's parser would refuse, and a problem for each of those."""
+    _, theirs = split_own_flags(words, [])
+    rest = import_module(OLD_FLAGS).read_old_flags(theirs, frozenset(known.by_option), catalog).rest
+    problems, refused = [], set()
+    for option, values in _options(rest):
+        if (problem := _refusal(option, values, known)) is not None:
+            problems.append(problem)
+            refused.add(option)
+    return _without(words, refused), list(dict.fromkeys(problems))
+
+
+def _without(words: Sequence[str], options: Collection[str]) -> list[str]:
+    """The words without these options and their values."""
+    kept: list[str] = []
+    is_refused = False
+    for word in words:
+        is_refused = word.partition("=")[0] in options if word.startswith("--") else is_refused
+        kept += [] if is_refused else [word]
+    return kept
+
+
+def _named(problem: Problem) -> list[str]:
+    """The options that a problem is about, which stand before its reason."""
+    return _OPTION.findall(problem.message.partition(":")[0])
+
+
+def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Options with the words behind each; words before the first are a problem of the name ``""``."""
+    option, values = "", list[str]()
+    for word in words:
+        if word.startswith("--") and len(word) > 2:
+            yield option, values
+            option, equals, value = word.partition("=")
+            values = [value] if equals else []
+        else:
+            values.append(word)
+    yield option, values
+
+
+def _refusal(option: str, values: list[str], known: Surface) -> Problem | None:
+    """Return what Megatron's parser would say of an option and the words behind it."""
+    if not option:
+        text = f"no option is before {' '.join(values)}"
+        return Problem("MS114", text, where="command line", fix="give each value behind its option") if values else None
+    argument = known.by_option.get(option)
+    if argument is None:
+        near = get_close_matches(option, known.by_option, 2, 0.8)
+        text = f"{option} is an option of neither Megatron-LM {known.version} nor mindspeed"
+        fix = f"use {' or '.join(near)}" if near else f"remove {option}, unless the script registers it"
+        return Problem("MS114", text, where="command line", fix=fix)
+    wrong = _wrong_value(argument, values)
+    return Problem("MS114", f"{option} {wrong[0]}", where="command line", fix=f"{wrong[1]}") if wrong else None
+
+
+def _wrong_value(argument: Argument, values: list[str]) -> tuple[str, str] | None:
+    option = argument.options[0]
+    if not argument.takes_value:
+        return (f"takes no value, and is followed by {' '.join(values)}", f"remove {' '.join(values)}") if values else None
+    count = argument.nargs if isinstance(argument.nargs, int) else None
+    if not values and argument.nargs not in ("*", "?"):
+        return "has no value", f"give {option} a value"
+    if argument.nargs in (None, 1) and len(values) > 1:
+        return f"takes one value, not {' '.join(values)}", f"give {option} one value"
+    if count is not None and len(values) != count:
+        return f"takes {count} values, not {' '.join(values)}", f"give {option} {count} values"
+    for value in values:
+        if argument.type in _KINDS and not _converts(_KINDS[argument.type], value):
+            kind = "a whole number" if argument.type == "int" else "a number"
+            return f"is {value!r}, not {kind}", f"give {option} {kind}"
+        if argument.choices is not None and value not in map(str, argument.choices):
+            return f"is {value!r}, which Megatron-LM does not know", f"use one of {', '.join(map(str, argument.choices))}"
+    return None
+
+
+def _converts(kind: Any, text: str) -> bool:
+    try:
+        kind(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _located(problem: Problem, command: LaunchedCommand, known: Surface, catalog: Catalog) -> Problem:
+    """The problem with file and line of the option that it is about."""
+    options = [*_OPTION.findall(" ".join((problem.where, problem.message, problem.fix))), *_flags_of(problem, known, catalog)]
+    line = next((line for option in options if (line := command.line_of(option)) is not None), None)
+    if line is None or problem.where.startswith(command.source):
+        return problem
+    beside = f" ({problem.where})" if problem.where not in ("", "command line") else ""
+    return replace(problem, where=f"{command.source}:{line}{beside}")
+
+
+def _flags_of(problem: Problem, known: Surface, catalog: Catalog) -> Iterator[str]:
+    """Options that switch on the features of a problem, or give their settings."""
+    for name in problem.features:
+        yield from import_module(OLD_FLAGS).flags_of(name)
+        for feature, flag in removable_flags(catalog):
+            if feature == name:
+                yield from (option for argument in known.by_dest.get(flag.dest, ()) for option in argument.options)

@@ -1,0 +1,140 @@
+"""Megatron-LM's arguments on a command line, as its own parser reads them, known from the recorded ones. Light."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mindspeed.engine.inspection.cli_arguments import Surface, surface
+from mindspeed.engine.inspection.releases import recorded_releases
+from mindspeed.engine.resolution.planned_feature import PlanNote
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.megatron_lm.field_options import with_field_options
+from mindspeed.plugins.megatron_flags import MegatronFlag
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Describe an argument on the command line: the option as it was written, and its value."""
+
+    option: str
+    value: Any
+
+    @property
+    def source(self) -> str:
+        return f"Megatron's {self.option}"
+
+
+def given_arguments(arguments: Sequence[str], known: Surface) -> dict[str, Given]:
+    """``{dest: Given}`` for Megatron's arguments on a command line; empty where Megatron's parser will refuse the line."""
+    try:
+        parsed, _ = _parser(known).parse_known_args(list(arguments))
+    except argparse.ArgumentError:
+        return {}
+    return {dest: value for dest, value in vars(parsed).items() if isinstance(value, Given)}
+
+
+def without_arguments(
+    given: Mapping[str, Given],
+    arguments: Sequence[str],
+    known: Surface,
+    declared: Sequence[tuple[str, MegatronFlag]],
+    layers: Sequence[Layer],
+) -> tuple[dict[str, Given], list[str], list[PlanNote]]:
+    """Take Megatron's arguments of every feature that ``layers`` leave out from a command line, each with a note.
+
+    ``declared`` are features with their arguments. Returns what remains of ``given`` and of ``arguments``. A feature that
+    the same layers request is left as it is.
+    """
+    requested = {name for layer in layers for name in layer.features}
+    owners = {
+        flag.dest: (name, layer.source)
+        for layer in layers
+        for name in layer.without
+        if name not in requested
+        for feature, flag in declared
+        if feature == name and _belongs(flag, given)
+    }
+    notes = [
+        PlanNote("note", name, f"{given[dest].source} is removed: {source} leaves {name} out")
+        for dest, (name, source) in sorted(owners.items())
+    ]
+    rest = list(arguments)
+    for dest in owners:
+        rest = without_option(rest, dest, known)
+    return {dest: value for dest, value in given.items() if dest not in owners}, rest, notes
+
+
+def _belongs(flag: MegatronFlag, given: Mapping[str, Given]) -> bool:
+    """Return whether a given argument is of the feature that declares it: a switch of it, or a setting."""
+    return flag.dest in given and not flag.is_choice and (flag.switch == "on" or bool(flag.setting))
+
+
+def without_option(arguments: Sequence[str], dest: str, known: Surface) -> list[str]:
+    """The command line without the options of one argument and their values."""
+    rest, skipped = [], 0
+    for word in arguments:
+        option, equals, _ = word.partition("=")
+        argument = known.by_option.get(option)
+        if argument is not None and argument.dest == dest:
+            many = argument.nargs in ("+", "*", "?")
+            skipped = 0 if equals or not argument.takes_value else len(arguments) if many else int(argument.nargs or 1)
+        elif skipped and not word.startswith("--"):
+            skipped -= 1
+        else:
+            skipped = 0
+            rest.append(word)
+    return rest
+
+
+def abbreviations(arguments: Sequence[str], known: Surface) -> list[PlanNote]:
+    """A note for every option that is the beginning of options of Megatron, whose parser takes no abbreviations."""
+    notes = []
+    for option in dict.fromkeys(unknown_options(arguments, known)):
+        longer = [name for name in known.by_option if name.startswith(option)]
+        if longer:
+            text = f"{option} is no option of Megatron-LM, whose parser takes no abbreviations: {', '.join(sorted(longer)[:3])}"
+            notes.append(PlanNote("warning", "megatron-lm", text))
+    return notes
+
+
+def unknown_options(arguments: Sequence[str], known: Surface) -> list[str]:
+    """Options on a command line that Megatron's parser does not have by itself."""
+    options = (word.partition("=")[0] for word in arguments if word.startswith("--") and len(word) > 2)
+    return [option for option in options if option not in known.by_option]
+
+
+def surface_or_nearest(version: str | None) -> Surface:
+    """The arguments of this Megatron, or of the recorded one that is nearest to it, and ours for fields without an option."""
+    known = surface(version) if version is not None else None
+    return with_field_options(known or surface(recorded_releases("command_line")[0]) or Surface("", ()))
+
+
+class _Give(argparse.Action):
+    """Stores a `Given`; ``const`` is the value of an option that takes none."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        value = self.const if self.nargs == 0 else values
+        setattr(namespace, self.dest, Given(option_string or self.dest, value))
+
+
+def _parser(known: Surface) -> argparse.ArgumentParser:
+    kinds = {"int": int, "float": float}
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, add_help=False, argument_default=argparse.SUPPRESS, exit_on_error=False
+    )
+    for argument in known.arguments:
+        if argument.options and argument.takes_value:
+            kind = kinds.get(argument.type or "", str)
+            parser.add_argument(*argument.options, dest=argument.dest, action=_Give, nargs=argument.nargs, type=kind)
+            continue
+        for option in argument.options:
+            const = argument.const if argument.action == "store_const" else _constant(argument.action, option)
+            parser.add_argument(option, dest=argument.dest, action=_Give, nargs=0, const=const)
+    return parser
+
+
+def _constant(action: str, option: str) -> bool:
+    return not option.startswith("--no-") if action == "boolean_optional" else action != "store_false"

@@ -1,0 +1,148 @@
+"""Find the training command of a launch: words, a shell script, or a launcher's JSON. Nothing is run, nothing is imported."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from mindspeed.megatron_lm.shell_script import ShellCommand, Word, shell_commands
+from mindspeed.plugins.problems import Problem, ResolutionError
+
+COMMAND_LINE: Final = "command line"
+_TRAINS: Final = frozenset({"--micro-batch-size", "--train-iters", "--train-samples", "--yaml-cfg", "--use-checkpoint-args"})
+"""Arguments of which every run of Megatron-LM's training loop has at least one."""
+_PER_NODE: Final = ("--nproc_per_node", "--nproc-per-node", "--nproc", "--num_gpus", "--local_worker_num")
+_NODES: Final = ("--nnodes", "--num_nodes")
+_PROCESSES: Final = ("--worker_num", "--num_processes", "--num-processes", "-np")
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedCommand:
+    """Describe a training command: its program, its arguments with their lines, and the number of processes of its launcher.
+
+    ``source`` is the file that it stands in, or ``command line``; ``world_size`` is None where the launch does not say it.
+    """
+
+    program: str
+    arguments: tuple[Word, ...]
+    world_size: int | None = None
+    source: str = COMMAND_LINE
+    unset: tuple[str, ...] = ()
+    others: tuple[int, ...] = ()
+
+    def line_of(self, flag: str) -> int | None:
+        """The line of the last occurrence of an option; None when it is not there, or there are no lines."""
+        lines = [word.line for word in self.arguments if word.text.partition("=")[0] == flag and word.line]
+        return lines[-1] if lines else None
+
+
+def command_of_words(words: Sequence[str]) -> LaunchedCommand:
+    """The training command among words, with or without its launcher."""
+    return _only(_trainings([ShellCommand(tuple(Word(text, 0) for text in words))], COMMAND_LINE, strict=False), COMMAND_LINE)
+
+
+def command_of_file(path: str | Path, environ: Mapping[str, str]) -> LaunchedCommand:
+    """The training command of a shell script, or of a JSON file of a launcher. Raises ResolutionError with MS305 or MS301."""
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ResolutionError(
+            [Problem("MS305", f"{path} cannot be read: {error.strerror or error}", where=str(path))]
+        ) from None
+    commands = _commands_of_json(text, str(path)) if str(path).endswith(".json") else shell_commands(text, (), environ)
+    return _only(_trainings(commands, str(path)), str(path))
+
+
+def training_commands(text: str, source: str) -> list[LaunchedCommand]:
+    """Every training command of a shell script."""
+    return list(_trainings(shell_commands(text), source))
+
+
+def _only(commands: Iterator[LaunchedCommand], source: str) -> LaunchedCommand:
+    found = list(commands)
+    if not found:
+        text = f"{source} has no command that runs a Python script with Megatron-LM's training arguments"
+        fix = "mindspeed features check -- pretrain_gpt.py --num-layers 2 ..."
+        raise ResolutionError([Problem("MS301", text, where=source, fix=fix)])
+    first, *rest = found
+    others = tuple(command.arguments[0].line for command in rest)
+    return LaunchedCommand(first.program, first.arguments, first.world_size, source, first.unset, others)
+
+
+def _trainings(commands: Sequence[ShellCommand], source: str, strict: bool = True) -> Iterator[LaunchedCommand]:
+    for command in commands:
+        words = list(command.words)
+        program = next((at for at, word in enumerate(words) if word.text.endswith(".py")), None)
+        if program is None or words[0].text.rpartition("/")[2] in _NO_LAUNCHERS:
+            continue
+        arguments = tuple(words[program + 1 :])
+        options = {word.text.partition("=")[0] for word in arguments}
+        if strict and options.isdisjoint(_TRAINS):
+            continue
+        size = _world_size([word.text for word in words[:program]])
+        yield LaunchedCommand(words[program].text, arguments, size, source, command.unset)
+
+
+_NO_LAUNCHERS: Final = frozenset({"echo", "cat", "cp", "mv", "sed", "grep", "rm", "chmod", "ls", "vim", "source", "."})
+
+
+def _world_size(launcher: Sequence[str]) -> int | None:
+    """The number of processes that a launcher starts; None where it does not say, or says no number."""
+    options: dict[str, str] = {}
+    for word, after in pairwise([*launcher, ""]):
+        name, equals, value = word.partition("=")
+        options[name] = value if equals else after
+    if (total := _first(options, _PROCESSES)) is not None:
+        return int(total) if total.isdigit() else None
+    per_node, nodes = _first(options, _PER_NODE), _first(options, _NODES) or "1"
+    if per_node is None:
+        is_single = bool(launcher) and launcher[0].rpartition("/")[2].startswith("python") and "-m" not in launcher
+        return 1 if is_single else None
+    return int(per_node) * int(nodes) if per_node.isdigit() and nodes.isdigit() else None
+
+
+def _first(options: Mapping[str, str], names: Sequence[str]) -> str | None:
+    return next((options[name] for name in names if name in options), None)
+
+
+def _commands_of_json(text: str, path: str) -> list[ShellCommand]:
+    """The command of a JSON file: a list of words, or an object (as in ``launch.json``) with ``args`` and a ``program``."""
+    try:
+        data = json.loads(re.sub(r"^\s*//.*$", "", text, flags=re.MULTILINE))
+    except ValueError as error:
+        raise ResolutionError([Problem("MS305", f"{path} is no JSON: {error}", where=path)]) from None
+    entries = data.get("configurations", [data]) if isinstance(data, dict) else [data]
+    return [ShellCommand(tuple(Word(word, _line(text, word)) for word in _words_of(entry))) for entry in entries]
+
+
+def _words_of(entry: Any) -> list[str]:
+    if not isinstance(entry, dict):
+        return [str(word) for word in entry] if isinstance(entry, list) else str(entry).split()
+    arguments: Any = next((entry[name] for name in ("args", "arguments", "command") if name in entry), [])
+    if isinstance(arguments, dict):
+        arguments = [word for name, value in arguments.items() for word in _option(name, value)]
+    elif isinstance(arguments, str):
+        arguments = arguments.split()
+    program = entry.get("program") or entry.get("script")
+    processes = entry.get("nproc_per_node") or entry.get("nproc")
+    launcher = ["torchrun", "--nproc-per-node", str(processes)] if processes else ["python"] if program else []
+    return [*launcher, *([str(program)] if program else []), *map(str, arguments)]
+
+
+def _option(name: str, value: Any) -> list[str]:
+    flag = name if name.startswith("-") else f"--{name.replace('_', '-')}"
+    if value is False:
+        return []
+    return [flag] if value is True or value is None else [flag, *map(str, value if isinstance(value, list) else [value])]
+
+
+def _line(text: str, word: str) -> int:
+    """The line of a word in a JSON file, in either of the spellings of an option; 0 for no place."""
+    names = (json.dumps(word), json.dumps(word.removeprefix("--")), json.dumps(word.removeprefix("--").replace("-", "_")))
+    at = next((text.find(name) for name in names if name in text), -1)
+    return text.count("\n", 0, at) + 1 if at >= 0 else 0

@@ -1,0 +1,179 @@
+"""From a Megatron-LM command line to a plan: the layers in their order, and what both say. Light."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from mindspeed import registry
+from mindspeed.engine.inspection.cli_arguments import Surface
+from mindspeed.engine.inspection.megatron_copies import mixed_roots, package_root, python_problem
+from mindspeed.engine.planning.plan import ActivationPlan, PlannedOverride, PlannedPatch
+from mindspeed.engine.resolution.environment import Environment
+from mindspeed.engine.resolution.planned_feature import PlanNote
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.engine.runtime.effects import REPORT_VARIABLE
+from mindspeed.job import megatron_arguments as flags
+from mindspeed.job.world import PARALLEL_SIZES
+from mindspeed.megatron.hook_points import MegatronHookPoints, hook_points_for
+from mindspeed.megatron.parsed_arguments import contradiction, unsupported_arguments
+from mindspeed.megatron_lm.field_options import field_options_in
+from mindspeed.megatron_lm.given_arguments import Given, surface_or_nearest, without_option
+from mindspeed.megatron_lm.training_request import ScriptRequest, read_command_line
+from mindspeed.plugins.discovery import Catalog
+from mindspeed.plugins.patches import ArgOverride
+from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
+
+SCRIPT_MODULES: Final = ("megatron.training", "mindspeed.megatron_adaptor")
+"""A script that imports one of these is a Megatron-LM script."""
+
+
+REPORT_NAME: Final = "mindspeed-report.json"
+
+_SPELLINGS: Final = (
+    ("--activation silu --gated-linear-unit", "--swiglu"),
+    ("--dtype ", "--"),
+    ("--no-rotary", "no --position-embedding-type rope and no --use-rotary-position-embeddings"),
+    ("--vpp", "--num-virtual-stages-per-pipeline-rank"),
+    *((f"--{field}", f"--{dest.replace('_', '-')}") for dest, field in flags.WORLD.items() if field in PARALLEL_SIZES),
+)
+"""Flags of ``mindspeed features`` and what Megatron-LM calls them, where it is something else."""
+
+_SERVED: Final = {"distributed_backend": "nccl is served by gloo"}
+"""Arguments whose other value the platform can serve: the user's word stays, and is a row of the plan."""
+
+
+def plan_training(
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    environment: Environment,
+    below: Sequence[Layer] = (),
+    also: Sequence[Layer] = (),
+) -> tuple[ScriptRequest, ActivationPlan]:
+    """Read a Megatron-LM command line and resolve it for an environment whose ``world_size`` is that of the job.
+
+    ``below`` and ``also`` are layers that ``mindspeed run`` has read: a job file and environment variables, and options
+    that rank with the command line. Raises MindSpeedError with every problem of the request, MS408 for two Megatrons on the
+    path, MS502 for a Megatron-LM that needs a newer Python, MS605 for arguments of Megatron that contradict the plan, and MS304
+    for those that an active feature cannot run with.
+    """
+    training = package_root("training")
+    if problem := mixed_roots() or (python_problem(training.parent) if training is not None else None):
+        raise MindSpeedError([problem])
+    version, world_size = environment.megatron, environment.world_size or 1
+    request = read_command_line(arguments, environ, version, registry.catalog_for, also, world_size, below)
+    layers = (*request.defaults, *below, *request.layers, *also, request.command_line)
+    environment = replace(environment, training=training is not None)
+    try:
+        plan = registry.resolve(layers, environment)
+    except ResolutionError as error:
+        raise ResolutionError(replace(problem, fix=in_megatrons_words(problem.fix)) for problem in error.problems) from None
+    plan = replace(plan, rows=(*plan.rows, *request.notes))
+    request, plan = _with_fields(request, _with_served(plan, request.given), surface_or_nearest(version))
+    problems = [*contradicted(request.given, plan.overrides), *_ignored_by_layers(request.given, plan.overrides)]
+    if problems := [*problems, *refused(request.given, plan, registry.catalog_for(plan.names))]:
+        raise ResolutionError(problems)
+    return request, plan
+
+
+def in_megatrons_words(fix: str) -> str:
+    """A fix with Megatron's flags instead of those of ``mindspeed features``: ``--tp 2`` has a longer name there."""
+    for ours, theirs in _SPELLINGS:
+        fix = re.sub(rf"{ours}(?![\w-])", theirs, fix)
+    return fix
+
+
+def report_beside(request: ScriptRequest, environ: MutableMapping[str, str]) -> None:
+    """Let the report lie beside the run, unless ``environ`` names a file for it: in the folder of its checkpoints, else of
+    its TensorBoard files, else here."""
+    folders = (request.given[dest].value for dest in ("save", "tensorboard_dir") if dest in request.given)
+    folder = Path(next(folders, ".")).absolute()
+    if REPORT_VARIABLE not in environ:
+        folder.mkdir(parents=True, exist_ok=True)
+        environ[REPORT_VARIABLE] = str(folder / REPORT_NAME)
+
+
+def _with_fields(request: ScriptRequest, plan: ActivationPlan, known: Surface) -> tuple[ScriptRequest, ActivationPlan]:
+    """Let options that Megatron-LM's parser lacks set the fields of Megatron's configuration, and take them from the rest."""
+    options = [argument for argument in field_options_in(known) if argument.dest in request.given]
+    if not options:
+        return request, plan
+    rest, overrides = list(request.rest), list(plan.overrides)
+    for argument in options:
+        reason = f"{argument.options[0]} is on the command line, and Megatron-LM's parser has no such option"
+        override = ArgOverride(argument.dest, request.given[argument.dest].value, reason)
+        overrides.append(PlannedOverride(("command line",), override))
+        rest = without_option(rest, argument.dest, known)
+    patched = {planned.patch.target for planned in plan.patches}
+    needed = hook_points_for((), {argument.dest for argument in options}, megatron=plan.environment.get("megatron"))
+    patches = [
+        PlannedPatch(MegatronHookPoints.spec.name, patch, patch.target)
+        for patch in needed
+        if patch.target.startswith("megatron.core.") and patch.target not in patched
+    ]
+    changed = replace(plan, overrides=tuple(overrides), patches=(*plan.patches, *patches))
+    return replace(request, rest=tuple(rest)), changed
+
+
+def _with_served(plan: ActivationPlan, given: Mapping[str, Given]) -> ActivationPlan:
+    """Leave the user's word where the platform can serve it."""
+    base = {feature.name for feature in plan.base}
+    for planned in plan.overrides:
+        served, word = _SERVED.get(planned.override.argument), given.get(planned.override.argument)
+        if served and word is not None and word.value != planned.override.value and base.issuperset(planned.owners):
+            note = PlanNote("note", planned.owners[0], f"{word.source} {word.value} stays: {served}")
+            overrides = tuple(other for other in plan.overrides if other is not planned)
+            plan = replace(plan, overrides=overrides, rows=(*plan.rows, note))
+    return plan
+
+
+def contradicted(given: Mapping[str, Given], overrides: Sequence[PlannedOverride]) -> list[Problem]:
+    """MS605 for every argument that stands on the command line with another value than the plan sets."""
+    values = {dest: argument.value for dest, argument in given.items()}
+    problems = []
+    for planned in overrides:
+        target = flags.target_of(planned.override.argument, values)
+        wanted = target.as_argument(planned.override.value)
+        argument = given.get(target.dest)
+        if argument is not None and argument.value != wanted:
+            problems.append(contradiction(planned, argument.source, argument.value, wanted))
+    return problems
+
+
+def refused(given: Mapping[str, Given], plan: ActivationPlan, catalog: Catalog) -> Iterator[Problem]:
+    """Yield MS304 for every argument on the command line that an active feature cannot run with."""
+    for planned in plan.features:
+        feature = catalog.feature(planned.name)
+        for refusal in feature.spec.megatron_refusals:
+            argument = given.get(refusal.dest)
+            if argument is None or not refusal.refuses(argument.value):
+                continue
+            if refusal.when is None or refusal.when(feature.Args(**planned.args), plan.world):
+                text = f"{planned.name}: {argument.source} is given: {refusal.reason}"
+                fix = f"remove {argument.option} or {planned.name}"
+                yield Problem("MS304", text, (planned.name,), where=argument.source, fix=fix)
+
+
+def _ignored_by_layers(given: Mapping[str, Given], overrides: Sequence[PlannedOverride]) -> list[Problem]:
+    planned = {row.override.argument: row.override.value for row in overrides if row.override.argument == "transformer_impl"}
+    values = planned | {dest: argument.value for dest, argument in given.items()}
+    return unsupported_arguments(values, {dest: argument.source for dest, argument in given.items()})
+
+
+def is_training_script(path: str | Path) -> bool:
+    """Return whether a script drives Megatron-LM's training loop, by what it imports; the script is not run."""
+    try:
+        tree = ast.parse(Path(path).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return False
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.update({node.module, *(f"{node.module}.{alias.name}" for alias in node.names)})
+    return any(name == module or name.startswith(f"{module}.") for name in names for module in SCRIPT_MODULES)

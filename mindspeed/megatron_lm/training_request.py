@@ -1,0 +1,218 @@
+"""Read a Megatron-LM command line: the flags of mindspeed, and the features and sizes that Megatron's arguments give.
+
+Our flags are taken out of the command line, Megatron's stay in it, so that each is read by one parser. Light: Megatron's
+arguments are known from the recorded surface, nothing of Megatron is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import Any, Final
+
+from mindspeed.engine.inspection.cli_arguments import Surface
+from mindspeed.engine.resolution.planned_feature import PlanNote
+from mindspeed.engine.resolution.request import (
+    JobFile,
+    Layer,
+    layer_from_environment,
+    load_job_file,
+    parse_assignments,
+    split_names,
+)
+from mindspeed.megatron.pad_token_check import warning_of_arguments
+from mindspeed.megatron_lm.argument_layers import disagreements, layers_of, removable_flags, requested_holder
+from mindspeed.megatron_lm.given_arguments import (
+    Given,
+    abbreviations,
+    given_arguments,
+    surface_or_nearest,
+    unknown_options,
+    without_arguments,
+)
+from mindspeed.plugins.discovery import Catalog
+from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
+
+COMMAND_LINE: Final = "command line"
+OWN_FLAGS: Final = {
+    "--features": "names of features, separated by commas",
+    "--set": "a setting, as feature.field=value",
+    "--without": "names of features to leave out, separated by commas",
+    "--mindspeed-config": "a job file",
+    "--optimization-level": "0, 1 or 2",
+    "--strict": "",
+}
+"""Our flags on a Megatron-LM command line, with what must follow each; an empty text is a switch."""
+
+OLD_FLAGS: Final = "mindspeed.legacy.flags"
+"""The module that knows flags of the old MindSpeed; looked for only where a command line has something that Megatron lacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptRequest:
+    """A Megatron-LM command line, read.
+
+    ``defaults`` are below every other layer, ``layers`` (job file, environment, Megatron's flags) go from low to high, and
+    ``command_line``, our flags, is above them. ``rest`` is the command line without our flags, ``given`` Megatron's
+    arguments that stand on it by dest, ``notes`` what the reader of the plan must know.
+    """
+
+    defaults: tuple[Layer, ...]
+    layers: tuple[Layer, ...]
+    command_line: Layer
+    rest: tuple[str, ...]
+    given: Mapping[str, Given] = field(default_factory=dict)
+    notes: tuple[PlanNote, ...] = ()
+
+
+def read_command_line(
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    version: str | None,
+    catalog_for: Callable[[Iterable[str]], Catalog],
+    also: Sequence[Layer] = (),
+    world_size: int = 1,
+    below: Sequence[Layer] = (),
+) -> ScriptRequest:
+    """Read the arguments of a Megatron-LM script, for the Megatron of this ``version``.
+
+    ``catalog_for`` gives the catalog with these features of other distributions loaded. ``also`` are layers of the same
+    command line that were read elsewhere, as the options of ``mindspeed run``, and ``below`` its lower ones. Raises
+    ResolutionError with every problem: flags of ours that cannot be read, and values that ours and Megatron's give differently.
+    """
+    problems: list[Problem] = []
+    own, rest = split_own_flags(arguments, problems)
+    job, environment, command_line = None, Layer("environment variable"), Layer(COMMAND_LINE)
+    with _collected(problems):
+        job = _job_file(own)
+    with _collected(problems):
+        environment = layer_from_environment(environ)
+    with _collected(problems):
+        command_line = _command_line(own)
+    known = surface_or_nearest(version)
+    strict = bool(command_line.strict or (job is not None and job.layer.strict) or any(layer.strict for layer in also))
+    old, rest, old_notes, fallbacks = _old_flags(rest, known, catalog_for, problems, strict)
+    given = given_arguments(rest, known)
+    old_layers, job_layers = [old] if old is not None else [], [job.layer] if job is not None else []
+    ours = [*old_layers, *also, command_line]
+    others = [*below, environment, *job_layers, *ours]
+    catalog = catalog_for(name for layer in others for name in layer.features)
+    if old is not None and fallbacks:
+        taken, added = _with_fallbacks(old, fallbacks, catalog, others)
+        others = [taken if layer is old else layer for layer in others]
+        old_layers, old_notes = [taken], [*old_notes, *added]
+    given, rest, removed = without_arguments(given, rest, known, removable_flags(catalog), others)
+    read = layers_of(given, known, catalog, others, world_size)
+    theirs, notes = list(read.given.values()), read.notes
+    problems += [*read.problems, *disagreements(theirs, ours, catalog)]
+    if problems:
+        raise ResolutionError(problems)
+    if job is not None and job.train:
+        section = "its section train is for mindspeed pretrain, Megatron-LM has flags of its own"
+        notes.append(PlanNote("note", "job file", section))
+    if text := warning_of_arguments({dest: argument.value for dest, argument in given.items()}, version):
+        notes.append(PlanNote("warning", "megatron-lm", text))
+    notes = [*notes, *removed, *abbreviations(rest, known), *old_notes]
+    lowest, layers = (read.defaults, *old_layers), (*job_layers, environment, *theirs)
+    return ScriptRequest(lowest, layers, command_line, tuple(rest), given, tuple(notes))
+
+
+def split_own_flags(arguments: Sequence[str], problems: list[Problem]) -> tuple[dict[str, list[str]], list[str]]:
+    """Our flags with their values, and everything else in its order. Adds MS301 for a flag without its value."""
+    own: dict[str, list[str]] = {}
+    rest, words = [], iter(arguments)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name not in OWN_FLAGS:
+            rest.append(word)
+        elif not OWN_FLAGS[name]:
+            own.setdefault(name, []).append(value)
+        else:
+            following = value if equals else next(words, None)
+            if following is None or (not equals and following.startswith("--")):
+                problems.append(Problem("MS301", f"{name} needs {OWN_FLAGS[name]}", where=COMMAND_LINE))
+                rest += [following] if following is not None else []
+            else:
+                own.setdefault(name, []).append(following)
+    return own, rest
+
+
+@contextmanager
+def _collected(problems: list[Problem]) -> Iterator[None]:
+    """Collect the problems that end the block."""
+    try:
+        yield
+    except MindSpeedError as error:
+        problems.extend(error.problems)
+
+
+def _job_file(own: Mapping[str, list[str]]) -> JobFile | None:
+    files = own.get("--mindspeed-config", [])
+    if len(files) > 1:
+        text = f"--mindspeed-config is given {len(files)} times: {', '.join(files)}"
+        raise ResolutionError([Problem("MS301", text, where=COMMAND_LINE, fix="put everything into one file")])
+    return load_job_file(files[0]) if files else None
+
+
+def _command_line(own: Mapping[str, list[str]]) -> Layer:
+    problems: list[Problem] = []
+    settings: dict[str, dict[str, Any]] = {}
+    with _collected(problems):
+        settings = parse_assignments(own.get("--set", []), "--set")
+    problems += [
+        Problem("MS301", f"optimization level {text} is not 0, 1 or 2", where=COMMAND_LINE, fix="--optimization-level 2")
+        for text in own.get("--optimization-level", [])
+        if text not in ("0", "1", "2")
+    ]
+    if problems:
+        raise ResolutionError(problems)
+    return Layer(
+        COMMAND_LINE,
+        features=split_names(",".join(own.get("--features", []))),
+        settings=settings,
+        without=split_names(",".join(own.get("--without", []))),
+        level=int(own["--optimization-level"][-1]) if "--optimization-level" in own else None,
+        strict=True if "--strict" in own else None,
+    )
+
+
+def _old_flags(
+    arguments: list[str],
+    known: Surface,
+    catalog_for: Callable[[Iterable[str]], Catalog],
+    problems: list[Problem],
+    strict: bool,
+) -> tuple[Layer | None, list[str], list[PlanNote], Sequence[tuple[str, str]]]:
+    """Ask `mindspeed.legacy.flags` for what Megatron's parser does not take: layer, rest, notes, features by default.
+
+    A ``strict`` request refuses what is left out.
+    """
+    given = given_arguments(arguments, known)
+    unknown_values = any(_is_unknown(known, dest, argument.value) for dest, argument in given.items())
+    if not unknown_values and not unknown_options(arguments, known):
+        return None, arguments, [], ()
+    old = import_module(OLD_FLAGS).read_old_flags(arguments, frozenset(known.by_option), catalog_for(()))
+    problems += [*old.problems, *(old.left_out if strict else ())]
+    notes = [PlanNote("note", "old flags", text) for text in old.notes]
+    notes += [PlanNote("warning", "old flags", problem.message) for problem in old.left_out]
+    return old.layer, list(old.rest), notes, old.fallbacks
+
+
+def _with_fallbacks(
+    old: Layer, fallbacks: Sequence[tuple[str, str]], catalog: Catalog, others: Sequence[Layer]
+) -> tuple[Layer, list[PlanNote]]:
+    """The layer of old flags with the features that MindSpeed takes by itself, where no other holds their slots."""
+    notes = []
+    for name, reason in fallbacks:
+        if name in catalog.specs and not requested_holder(set(catalog.specs[name].slots), catalog, others):
+            old = replace(old, features=(*old.features, name))
+            notes.append(PlanNote("note", name, reason))
+    return old, notes
+
+
+def _is_unknown(known: Surface, dest: str, value: Any) -> bool:
+    choices = known.by_dest[dest][0].choices
+    values = value if isinstance(value, list) else [value]
+    return choices is not None and any(isinstance(one, str) and one not in choices for one in values)

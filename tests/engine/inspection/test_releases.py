@@ -1,0 +1,74 @@
+"""Every recorded release has what plans and drift need, and recording a source again gives the committed file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from mindspeed.engine.inspection.contracts import BASELINE, recorded_contracts
+from mindspeed.engine.inspection.releases import recorded_releases, recorded_section, release_file
+from mindspeed.engine.planning.drift import Tree, installed_tree, source_tree
+from mindspeed.engine.resolution.environment import SUPPORTED_MEGATRON, version_in
+from mindspeed.megatron.release_recording import record_release
+from mindspeed.plugins.discovery import discover
+from mindspeed.registry import megatron_targets
+
+CHECKOUT = os.environ.get("MEGATRON_LM_PATH", "")
+RELEASES = ("0.12.1", "0.14.0", "0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.1")
+AGAIN = "record the releases again, see 'A new Megatron release' in CONTRIBUTING.md"
+
+
+def test_supported_releases_have_every_section() -> None:
+    assert recorded_releases() == RELEASES
+    supported = tuple(version for version in RELEASES if version_in(version, SUPPORTED_MEGATRON))
+    assert recorded_releases("configuration") == recorded_releases("command_line") == supported
+
+
+def test_a_version_between_recorded_ones_has_the_section_of_the_nearest_below() -> None:
+    assert recorded_section("0.16.2", "configuration") == recorded_section("0.16.1", "configuration")
+    assert recorded_section("0.13.0", "configuration") is None
+
+
+@pytest.mark.parametrize("version", RELEASES)
+@pytest.mark.guards(10)
+def test_every_target_of_every_built_in_feature_platform_and_hook_point_is_recorded(version: str) -> None:
+    recorded = recorded_contracts(version)
+    assert recorded is not None
+    wanted = {target.target for target in megatron_targets(discover(only=()))}
+    assert wanted - recorded[1].keys() == set(), f"without a row; {AGAIN}"
+
+
+@contextmanager
+def _checkout() -> Iterator[Tree]:
+    with source_tree(Path(CHECKOUT)) as tree:
+        yield tree
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        pytest.param(
+            installed_tree,
+            marks=pytest.mark.skipif(
+                metadata.version("megatron-core") != BASELINE, reason=f"the installed megatron-core is not {BASELINE}"
+            ),
+        ),
+        pytest.param(
+            _checkout,
+            marks=[
+                pytest.mark.long,
+                pytest.mark.skipif(not CHECKOUT, reason="MEGATRON_LM_PATH names no Megatron-LM checkout to record from"),
+            ],
+        ),
+    ],
+    ids=["megatron-core", "Megatron-LM"],
+)
+def test_recording_again_gives_the_committed_file(tree: object, tmp_path: Path) -> None:
+    with tree() as source:  # type: ignore[operator]
+        written = record_release(source, megatron_targets(discover(only=())), tmp_path)
+    assert written.read_text() == release_file(written.stem).read_text(), AGAIN

@@ -1,0 +1,80 @@
+"""Who still holds an original after patching."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from typing import Any
+
+import pytest
+
+from mindspeed.engine.runtime.call_count import CallCount
+from tests.engine.patching.patch_cases import ATTENTION, STATE, applied, mixin, replace, wrap
+from tests.engine.patching.patch_fixtures import fake_megatron  # noqa: F401
+
+
+@pytest.fixture
+def state(fake_megatron: object) -> Any:  # noqa: F811
+    for name in ("megatron.core.transformer.layer", "glue", "layers"):
+        importlib.import_module(name)
+    return sys.modules[STATE]
+
+
+def test_a_fully_rebound_tree_has_no_stale_holders(state: Any) -> None:
+    patches = applied(
+        replace(f"{STATE}:get_size", "layers:size_plus_one"),
+        wrap(f"{STATE}:get_size", owner="beta"),
+        wrap(f"{STATE}:scale"),
+        replace(f"{ATTENTION}:Attention", "layers:RingAttention"),
+        mixin(f"{ATTENTION}:SelfAttention"),
+    )
+    assert patches.audit() == []
+    patches.undo()
+
+
+@pytest.mark.guards(13)
+def test_closures_partials_methods_and_instances_that_hold_an_original_are_named(state: Any) -> None:
+    attention = sys.modules[ATTENTION]
+    captured = state.scale
+
+    class Holder:
+        def __init__(self, function: object) -> None:
+            self.function = function
+
+    def closing_over() -> object:
+        return captured
+
+    instance, holder, partial = attention.Attention(), Holder(state.scale), functools.partial(state.scale, 1)
+    method = state.scale.__get__(5)
+    patches = applied(wrap(f"{STATE}:scale"), mixin(f"{ATTENTION}:Attention", owner="beta"))
+    found = patches.audit()
+    patches.undo()
+    here = f"{__name__}.test_closures_partials_methods_and_instances_that_hold_an_original_are_named.<locals>"
+    function, cls = f"still holds the original of {STATE}:scale, which alpha patches", f"{ATTENTION}:Attention"
+    assert [str(problem) for problem in found] == [
+        f"MS404 a bound method of builtins.int {function}\n  fix: activate the plan before it is made",
+        f"MS404 a partial {function}\n  fix: activate the plan before it is made",
+        f"MS404 an instance of {ATTENTION}.Attention still holds the original of {cls}, which beta patches\n"
+        "  fix: activate the plan before it is made",
+        f"MS404 an instance of {here}.Holder {function}\n  fix: activate the plan before it is made",
+        f"MS404 the closure of {here}.closing_over {function}\n  fix: activate the plan before it is made",
+    ]
+    del instance, holder, partial, method
+
+
+def test_a_wrapper_whose_calls_are_counted_is_no_stale_holder(state: Any) -> None:
+    patches = applied(wrap(f"{STATE}:scale", "glue:passed"))
+    counting = CallCount(state.scale)
+    try:
+        assert patches.audit() == []
+    finally:
+        counting.stop()
+        patches.undo()
+
+
+def test_a_pending_or_undone_plan_has_no_stale_holders(fake_megatron: object) -> None:  # noqa: F811
+    patches = applied(wrap(f"{STATE}:scale"))
+    assert patches.audit() == []
+    patches.undo()
+    assert patches.audit() == []

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pytest
+
+from mindspeed.engine.resolution.request import layer_from_environment, load_job_file, parse_assignments
+from mindspeed.plugins.problems import MindSpeedError, ResolutionError
+
+JOB = """
+features: [tensor-parallel]
+settings: {tensor-parallel: {size: 2}}
+world: {num_layers: 4}
+level: 1
+platform: npu
+strict: true
+train: {lr: 0.1}
+"""
+
+
+def write(tmp_path, text):
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_job_file_is_one_layer_and_a_train_section(tmp_path):
+    job = load_job_file(write(tmp_path, JOB))
+    assert job.train == {"lr": 0.1}
+    layer = job.layer
+    assert (layer.source, layer.features, layer.settings) == (
+        "job file",
+        ("tensor-parallel",),
+        {"tensor-parallel": {"size": 2}},
+    )
+    assert (layer.world, layer.level, layer.platform, layer.strict) == ({"num_layers": 4}, 1, "npu", True)
+
+
+def test_every_mistake_of_a_job_file_is_reported_at_once(tmp_path):
+    path = write(tmp_path, "feature: [a]\nsettings: {a: 2}\nlevel: high\nworld: 3\n")
+    with pytest.raises(ResolutionError) as caught:
+        load_job_file(path)
+    assert [(p.code, p.message) for p in caught.value.problems] == [
+        ("MS305", "unknown key 'feature' in the job file"),
+        ("MS305", "world is 3, not a mapping of sizes"),
+        ("MS305", "level is 'high', not 0, 1 or 2"),
+        ("MS305", "settings.a is 2, not a mapping of settings"),
+    ]
+    assert caught.value.problems[0].fix == "did you mean features?"
+    assert all(p.where == str(path) for p in caught.value.problems)
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "a: [", "\x00"])
+def test_a_job_file_that_is_no_mapping_is_a_problem(tmp_path, text):
+    with pytest.raises(ResolutionError) as caught:
+        load_job_file(write(tmp_path, text))
+    assert [p.code for p in caught.value.problems] == ["MS305"]
+
+
+def test_a_missing_job_file_is_a_problem(tmp_path):
+    with pytest.raises(ResolutionError, match="MS305 the job file cannot be read"):
+        load_job_file(tmp_path / "none.yaml")
+
+
+def test_assignments_are_yaml_scalars():
+    given = parse_assignments(["a.size=2", "a.mode=fast", "b.on=true", "b.ratio=0.5"], "--set")
+    assert given == {"a": {"size": 2, "mode": "fast"}, "b": {"on": True, "ratio": 0.5}}
+
+
+def test_every_malformed_assignment_is_named():
+    with pytest.raises(MindSpeedError) as caught:
+        parse_assignments(["size=2", "a.size", "a.size=3"], "--set")
+    assert [p.message for p in caught.value.problems] == [
+        "'size=2' is not of the form feature.field=value",
+        "'a.size' is not of the form feature.field=value",
+    ]
+
+
+def test_the_environment_is_a_layer():
+    layer = layer_from_environment({"MINDSPEED_FEATURES": "a, b", "MINDSPEED_SET": "a.x=1;b.y=z", "MINDSPEED_STRICT": "1"})
+    assert (layer.features, layer.settings, layer.strict) == (("a", "b"), {"a": {"x": 1}, "b": {"y": "z"}}, True)
+    assert layer_from_environment({}).strict is None

@@ -1,0 +1,307 @@
+"""Ranks whose plans differ stop, and say who is odd and in what; a rank that fails tells the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from mindspeed import registry
+from mindspeed.engine.planning import fingerprint
+from mindspeed.engine.resolution.environment import made_up
+from mindspeed.engine.runtime import agreement, rendezvous
+from mindspeed.ops import availability
+from mindspeed.plugins.problems import MindSpeedError, Problem, RunError
+
+JOB = Path(__file__).with_name("agreement_job.py")
+ROOT = Path(__file__).resolve().parents[3]
+HERE = socket.gethostname()
+FIX = "  fix: give all ranks the same job file, packages and environment"
+
+
+class Rank:
+    """A process of a job of two."""
+
+    def __init__(self, rank: int, port: int, request: dict, path: list[Path], variables: dict[str, str]) -> None:
+        launcher = ("MINDSPEED_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(launcher)}
+        environment |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        environment |= {"PYTHONPATH": os.pathsep.join(map(str, [*path, ROOT])), "OMP_NUM_THREADS": "1"}
+        environment |= {"MINDSPEED_AGREEMENT_TIMEOUT": "60"} | variables
+        command = [sys.executable, str(JOB), json.dumps(request)]
+        self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def done(self) -> Rank:
+        self.out, self.err = self.process.communicate(timeout=120)
+        self.ended = time.time()
+        first, _, self.said = self.out.partition("\n")
+        assert first.startswith("activating at "), self.err
+        self.activated = float(first.removeprefix("activating at "))
+        return self
+
+
+@pytest.fixture
+def job():
+    """Run two ranks: ``job(first, second)``, each ``(request, search path, variables)``; gives the ranks that have ended."""
+    started: list[Rank] = []
+
+    def run(*ranks: tuple[dict, list[Path], dict[str, str]], port: int | None = None) -> list[Rank]:
+        if port is None:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
+        started.extend(Rank(number, port, *rank) for number, rank in enumerate(ranks))
+        return [rank.done() for rank in started]
+
+    yield run
+    for rank in started:
+        rank.process.kill()
+
+
+@pytest.fixture
+def launcher_store():
+    """A store as torchrun's agent keeps it, and the variables with which it says so."""
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    return store, {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "0"}
+
+
+def acme(folder: Path, version: str, glue: str) -> Path:
+    """A package with one feature, as an installer lays it out."""
+    folder.mkdir()
+    (folder / "acme_glue.py").write_text(glue)
+    (folder / "acme_feature.py").write_text(
+        "from mindspeed.plugins import *\n"
+        "class Acme(Feature):\n"
+        '    spec = FeatureSpec("acme", "made up", Category.TOOL)\n'
+        "    @hookimpl\n"
+        "    def patches(self):\n"
+        '        return [Wrap("megatron.core.utils:divide", "acme_glue:wrap", reason="made up")]\n'
+    )
+    info = folder / f"acme_ms-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: acme-ms\nVersion: {version}\n")
+    (info / "entry_points.txt").write_text("[mindspeed.features]\nacme = acme_feature:Acme\n")
+    return folder
+
+
+def megatron(folder: Path, patch: int) -> Path:
+    """The installed megatron under another version number: links to its files, and a package_info.py of its own."""
+    (folder / "megatron" / "core").mkdir(parents=True)
+    installed = Path(find_spec("megatron").submodule_search_locations[0]) / "core"
+    for entry in installed.iterdir():
+        if entry.name not in ("package_info.py", "__pycache__"):
+            (folder / "megatron" / "core" / entry.name).symlink_to(entry)
+    info = f"MAJOR = 0\nMINOR = 16\nPATCH = {patch}\nPRE_RELEASE = ''\n"
+    (folder / "megatron" / "core" / "package_info.py").write_text(info)
+    return folder
+
+
+PLAIN = "def wrap(original):\n    return original\n"
+RECOMPUTE = {"granularity": "full", "method": "uniform"}
+
+
+def request(layers=1, **more):
+    return {"features": ["recompute"], "settings": {"recompute": {**RECOMPUTE, "num_layers": layers}}, **more}
+
+
+def pair(difference, folder):
+    """Two ranks that differ in one thing, and how the message begins."""
+    if difference == "setting":
+        return (request(1), [], {}), (request(2), [], {}), "rank 1 has recompute.num_layers=2, rank 0 1"
+    if difference == "version of a feature's package":
+        packages = [acme(folder / version, version, PLAIN) for version in ("1.0", "1.1")]
+        ranks = [({"features": ["acme"]}, [package], {}) for package in packages]
+        return *ranks, "rank 1 has acme of acme-ms 1.1, rank 0 acme-ms 1.0"
+    if difference == "content of a patch's file":
+        packages = [acme(folder / name, "1.0", PLAIN + line) for name, line in (("a", ""), ("b", "# another line\n"))]
+        ranks = [({"features": ["acme"]}, [package], {}) for package in packages]
+        return *ranks, "rank 1 has acme_glue with content "
+    if difference == "environment variable":
+        ranks = [({}, [], {"CUDA_DEVICE_MAX_CONNECTIONS": value}) for value in ("8", "1")]
+        return *ranks, "rank 1 has CUDA_DEVICE_MAX_CONNECTIONS=1, rank 0 8"
+    trees = [megatron(folder / str(patch), patch) for patch in (2, 3)]
+    return *(({}, [tree], {}) for tree in trees), "rank 1 has megatron 0.16.3, rank 0 0.16.2"
+
+
+@pytest.mark.budget(12)
+@pytest.mark.guards(52, processes=True)
+@pytest.mark.parametrize(
+    "difference",
+    [
+        "setting",
+        pytest.param("version of a feature's package", marks=pytest.mark.long),
+        pytest.param("content of a patch's file", marks=pytest.mark.long),
+        pytest.param("environment variable", marks=pytest.mark.long),
+        pytest.param("megatron", marks=pytest.mark.long),
+    ],
+)
+def test_two_ranks_that_differ_in_one_thing_stop_and_say_what(job, tmp_path, launcher_store, difference):
+    *ranks, told = pair(difference, tmp_path)
+    store, variables = launcher_store
+    ended = job(*((asked, path, {**own, **variables}) for asked, path, own in ranks), port=store.port)
+    assert max(rank.ended for rank in ended) - max(rank.activated for rank in ended) < 5
+    for rank in ended:
+        assert (rank.process.returncode, rank.err) == (1, "")
+        first, *more = rank.said.splitlines()
+        assert first.startswith(f"MS610 the ranks do not have the same plan: {told}")
+        assert more[-2:] == [f"  because: rank 1 runs on {HERE}", FIX]
+    assert ended[0].said == ended[1].said
+
+
+@pytest.mark.long
+def test_without_a_launcher_they_stop_when_they_make_their_process_group(job):
+    ended = job((request(1), [], {}), (request(2), [], {}))
+    assert max(rank.ended for rank in ended) - max(rank.activated for rank in ended) < 5
+    for rank in ended:
+        assert (rank.process.returncode, rank.err) == (1, "")
+        assert rank.said == (
+            "MS610 the ranks do not have the same plan: rank 1 has recompute.num_layers=2, rank 0 1\n"
+            "  because: rank 1 has Megatron argument recompute_num_layers=2, rank 0 1\n"
+            f"  because: rank 1 runs on {HERE}\n{FIX}\n"
+        )
+
+
+@pytest.mark.guards(38, processes=True)
+@pytest.mark.long
+@pytest.mark.parametrize("fails", [0, 1])
+def test_a_failure_before_the_process_group_reaches_the_other_rank_as_text(job, fails):
+    ranks = [(request(fail="no compiler" if rank == fails else ""), [], {}) for rank in range(2)]
+    ended = job(*ranks)
+    assert max(rank.ended for rank in ended) - max(rank.activated for rank in ended) < 10
+    assert ended[fails].err.endswith("OSError: no compiler\n")
+    assert ended[1 - fails].said == (
+        f"MS612 rank {fails} failed while the job was set up: OSError: no compiler\n  because: rank {fails} runs on {HERE}\n"
+    )
+
+
+@pytest.mark.budget(12)
+@pytest.mark.guards(38, processes=True)
+def test_a_failure_reaches_ranks_that_wait_for_the_process_group(job, launcher_store):
+    store, variables = launcher_store
+    healthy, failing = job((request(), [], variables), (request(fail="no compiler"), [], variables), port=store.port)
+    assert failing.err.endswith("OSError: no compiler\n")
+    assert healthy.process.returncode == 1
+    assert healthy.ended - failing.ended < 5
+    assert healthy.err == (
+        f"MS612 rank 1 failed while the job was set up: OSError: no compiler\n  because: rank 1 runs on {HERE}\n"
+    )
+
+
+@pytest.mark.long
+def test_equal_ranks_go_on(job, launcher_store):
+    store, variables = launcher_store
+    ended = job((request(), [], variables), (request(), [], variables), port=store.port)
+    assert [(rank.said, rank.err) for rank in ended] == [("rank 0 is ready\n", ""), ("rank 1 is ready\n", "")]
+
+
+@pytest.fixture
+def store():
+    from torch.distributed import HashStore
+
+    return HashStore()
+
+
+def rank_of(store, rank, facts, host="node"):
+    """What another rank writes."""
+    digest = fingerprint.digest_of(facts)
+    store.set(f"content/{digest}", json.dumps(facts))
+    store.set(f"rank/{rank}", f"{digest} {host}-{rank}")
+
+
+def met(store, rank, size, facts):
+    with pytest.raises(RunError) as caught:
+        agreement.agree(store, rank, size, facts)
+    return str(caught.value)
+
+
+def test_the_minority_is_odd_and_each_group_is_told_once(store, monkeypatch):
+    monkeypatch.setattr(agreement, "TOLD", 0.0)
+    usual = {"setting ring-attention.window": "1", "feature ring-attention": "mindspeed 0.1.0"}
+    for rank in range(1, 8):
+        rank_of(store, rank, usual)
+    for rank in (3, 5):
+        rank_of(store, rank, usual | {"setting ring-attention.window": "2"})
+    rank_of(store, 6, {})
+    assert met(store, 0, 8, usual) == (
+        "MS610 the ranks do not have the same plan: ranks 3, 5 have ring-attention.window=2, the others 1\n"
+        "  because: rank 6 has no feature ring-attention, the others have ring-attention of mindspeed 0.1.0\n"
+        "  because: rank 6 has no setting ring-attention.window, the others have ring-attention.window=1\n"
+        "  because: rank 3 runs on node-3\n  because: rank 5 runs on node-5\n  because: rank 6 runs on node-6\n" + FIX
+    )
+
+
+@pytest.mark.guards(52)
+def test_a_thousand_ranks_agree_in_a_second(store):
+    facts = {f"source module{number}": "0123456789abcdef" for number in range(100)}
+    for rank in range(1, 1000):
+        rank_of(store, rank, facts)
+    start = time.monotonic()
+    agreement.agree(store, 0, 1000, facts)
+    assert time.monotonic() - start < 1
+    agreement.agree(store, 999, 1000, facts)
+
+
+def test_ranks_that_do_not_come_are_named(store, monkeypatch):
+    monkeypatch.setenv(agreement.TIMEOUT, "0.2")
+    monkeypatch.setattr(agreement, "TOLD", 0.0)
+    rank_of(store, 2, {})
+    told = (
+        "MS611 ranks 1, 3-4 of 5 did not activate a plan within 0 s\n"
+        "  fix: look at the log of ranks 1, 3-4; MINDSPEED_AGREEMENT_TIMEOUT=SECONDS waits longer"
+    )
+    assert met(store, 0, 5, {}) == told
+    assert met(store, 2, 5, {}) == told
+
+
+def test_without_rank_0_the_others_name_it(store, monkeypatch):
+    monkeypatch.setenv(agreement.TIMEOUT, "0.1")
+    monkeypatch.setattr(agreement, "SLACK", 0.1)
+    assert met(store, 1, 2, {}).startswith("MS611 rank 0 of 2 did not activate a plan within 0 s\n")
+
+
+def test_a_problem_of_another_rank_keeps_its_text_and_its_fix():
+    error = MindSpeedError([Problem("MS301", "a setting does not exist", fix="--set other=1")])
+    assert str(agreement.failed_rank(7, error)) == (
+        "MS612 rank 7 failed while the job was set up: MS301 a setting does not exist\n"
+        f"  because: fix: --set other=1\n  because: rank 7 runs on {HERE}"
+    )
+
+
+def test_helpers_of_a_rank_agree_with_nobody(monkeypatch):
+    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    kept = {**place, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    monkeypatch.setenv(rendezvous.JOINED, f"{rendezvous.place_in(kept).name} {os.getpid() + 1}")
+    asked = []
+    rendezvous.begin(lambda: asked.append(1) or {}, kept)
+    assert asked == []
+
+
+def test_what_a_plan_is_made_of_names_no_folder(tmp_path):
+    environment = made_up("cuda", "0.16.1", "2.13.0")
+    plan = registry.plan(["swiglu"], world={"activation": "silu", "gated_linear_unit": True}, environment=environment)
+    facts = registry.content_of(plan, {"NCCL_ALGO": "Ring", "HOME": "/root", "MINDSPEED_PLAN": "/tmp/plan"})
+    assert facts["feature swiglu"].startswith("mindspeed ")
+    assert facts["variable NCCL_ALGO"] == "Ring"
+    assert facts["source mindspeed.features.swiglu.layers"] == facts["source mindspeed.features.swiglu.layers"].lower()
+    assert not [value for value in (*facts, *facts.values()) if "/" in value]
+
+
+def test_a_rank_whose_operators_are_not_built_is_odd(monkeypatch):
+    plan = registry.plan(features=["swiglu"], platform="cpu")
+    monkeypatch.setattr(availability, "variant", lambda op, platform: "C++")
+    monkeypatch.setattr(availability._Machine, "built", frozenset({"swiglu"}))
+    built = registry.content_of(plan, {})
+    monkeypatch.setenv("MINDSPEED_OPS", "reference")
+    bare = registry.content_of(plan, {})
+    (key,) = [key for key in fingerprint.diff(built, bare) if key == "operator swiglu"]
+    assert fingerprint.describe(key, bare[key]) == "the operator swiglu as reference"
+    assert fingerprint.describe_value(key, built[key]) == "C++"
