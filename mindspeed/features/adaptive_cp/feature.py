@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from mindspeed.context_parallel.feature import NEEDS_GROUP, TwoLevelFeature
 from mindspeed.context_parallel.patches import NO_PREDICTION, any_length, sliced_by
 from mindspeed.plugins import (
     ArgOverride,
@@ -12,7 +13,6 @@ from mindspeed.plugins import (
     Category,
     Check,
     Conflicts,
-    Feature,
     FeatureArgs,
     FeatureSpec,
     Field,
@@ -24,7 +24,7 @@ from mindspeed.plugins import (
 )
 
 if TYPE_CHECKING:
-    from mindspeed.context_parallel.groups import Groups
+    from mindspeed.context_parallel.core_attention import CoreAttention
     from mindspeed.features.adaptive_cp.plans import Plans
 
 _LAYERS = "mindspeed.features.adaptive_cp.layers"
@@ -42,7 +42,7 @@ class AdaptiveCpArgs(FeatureArgs):
     own_masks: bool = Field(False, description="not taken: a mask of your own is a function that you name")
 
 
-class AdaptiveCp(Feature[AdaptiveCpArgs]):
+class AdaptiveCp(TwoLevelFeature[AdaptiveCpArgs]):
     """Any mask is cut into blocks of ranks; those in which something is seen travel and are computed, and no others."""
 
     spec = FeatureSpec(
@@ -52,7 +52,7 @@ class AdaptiveCp(Feature[AdaptiveCpArgs]):
         slots={Slot.CONTEXT_PARALLEL},
         provides={Capability.SHARED_MASK},
         constraints=(
-            Requires("context-parallel", reason="it owns the group and the per-token loss scaling"),
+            NEEDS_GROUP,
             NO_PREDICTION,
             Requires(
                 "shared-attention-mask",
@@ -97,41 +97,28 @@ class AdaptiveCp(Feature[AdaptiveCpArgs]):
         mask = ArgOverride("create_attention_mask_in_dataloader", True, "the mask comes with each batch")
         return [mask] if self.args.dynamic_mask else []
 
-    groups: Groups | None = None
-    """The groups of this rank where neighbours exchange tokens for heads."""
     plans: Plans
     """Plans of masks that came with batches: a plan follows from its mask alone, so any micro-batch finds its own."""
 
     @hookimpl
     def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
-        from mindspeed.context_parallel.groups import make_groups
         from mindspeed.features.adaptive_cp.plans import Plans
 
+        super().groups_created(sizes, get_group)
         self.plans = Plans()
-        if self.args.ulysses_degree > 1 and self.world.cp > 1:
-            self.groups = make_groups(get_group("cp"), self.args.ulysses_degree)
 
     @hookimpl
     def groups_destroyed(self) -> None:
         from mindspeed.features.adaptive_cp.layers import plan_of_rule
 
-        if self.groups is not None:
-            self.groups.destroy()
-            self.groups = None
+        super().groups_destroyed()
         plan_of_rule.cache_clear()
         self.plans.clear()
 
-    @hookimpl
-    def layer_spec(self, spec: Any, config: Any) -> Any:
-        if self.world.cp == 1:
-            return spec
-        from mindspeed.context_parallel.core_attention import with_core_attention
+    def core_attention(self) -> type[CoreAttention]:
         from mindspeed.features.adaptive_cp.layers import AdaptiveCoreAttention
 
-        return with_core_attention(spec, config, AdaptiveCoreAttention, self)
+        return AdaptiveCoreAttention
 
-    @hookimpl
-    def patches(self) -> list[Patch]:
-        if self.world.cp == 1:
-            return []
+    def slicing(self) -> list[Patch]:
         return [*sliced_by(f"{_LAYERS}:share_of_batch", f"{_LAYERS}:share_of_table", _REASON), any_length()]

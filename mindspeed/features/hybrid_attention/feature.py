@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from mindspeed.context_parallel.costs import cost_of_hybrid
-from mindspeed.context_parallel.patches import NO_DATALOADER_MASK, NO_PREDICTION, packed_in, sliced_by
+from mindspeed.context_parallel.feature import NEEDS_GROUP, TwoLevelFeature
+from mindspeed.context_parallel.patches import NO_PREDICTION, packed_in, sliced_by
 from mindspeed.context_parallel.rules import TWO_PIECES, interval_checks
 from mindspeed.plugins import (
-    ArgOverride,
     Capability,
     Category,
     Check,
-    Feature,
     FeatureArgs,
     FeatureSpec,
     Field,
     MegatronFlag,
     Numerics,
     Patch,
-    Requires,
     Slot,
     VerifyWith,
     World,
-    hookimpl,
 )
 
 if TYPE_CHECKING:
-    from mindspeed.context_parallel.groups import Groups
+    from mindspeed.context_parallel.core_attention import CoreAttention
 
 _LAYERS = "mindspeed.features.hybrid_attention.layers"
 _REASON = "the share of a rank of the ring is spread over the ranks of a head all-to-all"
@@ -49,7 +45,7 @@ def _is_hybrid(args: HybridAttentionArgs, world: World) -> bool:
     return args.ulysses_degree is not None and world.cp > 1
 
 
-class HybridAttention(Feature[HybridAttentionArgs]):
+class HybridAttention(TwoLevelFeature[HybridAttentionArgs]):
     """Exchange tokens for heads among near ranks, and pass blocks of keys and values around a ring of far ones."""
 
     spec = FeatureSpec(
@@ -60,7 +56,7 @@ class HybridAttention(Feature[HybridAttentionArgs]):
         provides={Capability.DOCUMENTS, Capability.POSITION_BIAS},
         cost=lambda args, world: cost_of_hybrid(args.ulysses_degree, world),
         constraints=(
-            Requires("context-parallel", reason="it owns the group and the per-token loss scaling"),
+            NEEDS_GROUP,
             NO_PREDICTION,
             Check(
                 lambda args, world: args.ulysses_degree is not None,
@@ -98,37 +94,10 @@ class HybridAttention(Feature[HybridAttentionArgs]):
         verify_with=VerifyWith(settings={"hybrid-attention": {"ulysses_degree": 2}}, world={"cp": 4}),
     )
 
-    @hookimpl
-    def megatron_args(self) -> list[ArgOverride]:
-        return [NO_DATALOADER_MASK] if self.world.cp > 1 else []
-
-    groups: Groups | None = None
-    """The groups of this rank, from the time when Megatron has its own."""
-
-    @hookimpl
-    def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
-        if self.args.ulysses_degree is not None and self.world.cp > 1:
-            from mindspeed.context_parallel.groups import make_groups
-
-            self.groups = make_groups(get_group("cp"), self.args.ulysses_degree)
-
-    @hookimpl
-    def groups_destroyed(self) -> None:
-        if self.groups is not None:
-            self.groups.destroy()
-            self.groups = None
-
-    @hookimpl
-    def layer_spec(self, spec: Any, config: Any) -> Any:
-        if self.world.cp == 1:
-            return spec
-        from mindspeed.context_parallel.core_attention import with_core_attention
+    def core_attention(self) -> type[CoreAttention]:
         from mindspeed.features.hybrid_attention.layers import HybridCoreAttention
 
-        return with_core_attention(spec, config, HybridCoreAttention, self)
+        return HybridCoreAttention
 
-    @hookimpl
-    def patches(self) -> list[Patch]:
-        if self.world.cp == 1:
-            return []
+    def slicing(self) -> list[Patch]:
         return [*sliced_by(f"{_LAYERS}:share_of_batch", f"{_LAYERS}:share_of_table", _REASON), *packed_in(_LAYERS)]

@@ -6,27 +6,25 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from mindspeed.context_parallel.costs import cost_of_ring
-from mindspeed.context_parallel.patches import NO_DATALOADER_MASK, packed_in
+from mindspeed.context_parallel.feature import NEEDS_GROUP, AlgorithmFeature
 from mindspeed.context_parallel.rules import TWO_PIECES, interval_checks
 from mindspeed.plugins import (
-    ArgOverride,
     Capability,
     Category,
     Check,
-    Feature,
     FeatureArgs,
     FeatureSpec,
     Field,
     MegatronFlag,
     Numerics,
-    Patch,
-    Requires,
     Slot,
     hookimpl,
 )
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+    from mindspeed.context_parallel.core_attention import CoreAttention
 
 
 class RingAttentionArgs(FeatureArgs):
@@ -40,7 +38,7 @@ class RingAttentionArgs(FeatureArgs):
     )
 
 
-class RingAttention(Feature[RingAttentionArgs]):
+class RingAttention(AlgorithmFeature[RingAttentionArgs]):
     """Blocks of keys and values go from rank to rank, hidden behind the attention to the block before."""
 
     spec = FeatureSpec(
@@ -51,7 +49,7 @@ class RingAttention(Feature[RingAttentionArgs]):
         provides={Capability.DOCUMENTS, Capability.POSITION_BIAS},
         cost=cost_of_ring,
         constraints=(
-            Requires("context-parallel", reason="it owns the group and the per-token loss scaling"),
+            NEEDS_GROUP,
             TWO_PIECES,
             Check(
                 lambda args, world: world.cp % args.window == 0 and args.window < world.cp,
@@ -64,10 +62,6 @@ class RingAttention(Feature[RingAttentionArgs]):
         megatron_flags=(MegatronFlag("cp_comm_type", switch="on", values=("p2p",), size="cp"),),
         numerics=Numerics.reordered(reason="the softmax is summed block by block"),
     )
-
-    @hookimpl
-    def megatron_args(self) -> list[ArgOverride]:
-        return [NO_DATALOADER_MASK] if self.world.cp > 1 else []
 
     second_group: ProcessGroup | None = None
     """Another communicator of the context-parallel ranks, where the setting asks for it."""
@@ -88,15 +82,7 @@ class RingAttention(Feature[RingAttentionArgs]):
             dist.destroy_process_group(self.second_group)
             self.second_group = None
 
-    @hookimpl
-    def layer_spec(self, spec: Any, config: Any) -> Any:
-        if self.world.cp == 1:
-            return spec
-        from mindspeed.context_parallel.core_attention import with_core_attention
+    def core_attention(self) -> type[CoreAttention]:
         from mindspeed.features.ring_attention.layers import RingCoreAttention
 
-        return with_core_attention(spec, config, RingCoreAttention, self)
-
-    @hookimpl
-    def patches(self) -> list[Patch]:
-        return packed_in() if self.world.cp > 1 else []
+        return RingCoreAttention

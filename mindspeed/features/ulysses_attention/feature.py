@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from mindspeed.context_parallel.costs import cost_of_ulysses
-from mindspeed.context_parallel.patches import NO_DATALOADER_MASK, NO_PREDICTION, any_length, packed_in, sliced_by
+from mindspeed.context_parallel.feature import NEEDS_GROUP, AlgorithmFeature
+from mindspeed.context_parallel.patches import NO_PREDICTION, any_length, packed_in, sliced_by
 from mindspeed.context_parallel.rules import interval_checks
 from mindspeed.plugins import (
-    ArgOverride,
     Capability,
     Category,
     Check,
-    Feature,
     FeatureArgs,
     FeatureSpec,
     Field,
     MegatronFlag,
     Numerics,
     Patch,
-    Requires,
     Slot,
-    hookimpl,
 )
+
+if TYPE_CHECKING:
+    from mindspeed.context_parallel.core_attention import CoreAttention
 
 _LAYERS = "mindspeed.features.ulysses_attention.layers"
 _REASON = "each rank holds one contiguous part of the sequence, not an early and a late one"
@@ -37,7 +37,7 @@ class UlyssesAttentionArgs(FeatureArgs):
     kv_allgather: bool = Field(False, description="gather keys and values of a single key head instead of a copy for each rank")
 
 
-class UlyssesAttention(Feature[UlyssesAttentionArgs]):
+class UlyssesAttention(AlgorithmFeature[UlyssesAttentionArgs]):
     """All-to-alls give every rank the whole sequence for some of the heads, and give the result back."""
 
     spec = FeatureSpec(
@@ -48,7 +48,7 @@ class UlyssesAttention(Feature[UlyssesAttentionArgs]):
         provides={Capability.DOCUMENTS, Capability.POSITION_BIAS},
         cost=cost_of_ulysses,
         constraints=(
-            Requires("context-parallel", reason="it owns the group and the per-token loss scaling"),
+            NEEDS_GROUP,
             NO_PREDICTION,
             Check(
                 lambda args, world: world.num_attention_heads % (world.cp * world.tp) == 0,
@@ -74,23 +74,12 @@ class UlyssesAttention(Feature[UlyssesAttentionArgs]):
         numerics=Numerics.reordered(reason="gradients of weights are sums of shares of the sequence"),
     )
 
-    @hookimpl
-    def megatron_args(self) -> list[ArgOverride]:
-        return [NO_DATALOADER_MASK] if self.world.cp > 1 else []
-
-    @hookimpl
-    def layer_spec(self, spec: Any, config: Any) -> Any:
-        if self.world.cp == 1:
-            return spec
-        from mindspeed.context_parallel.core_attention import with_core_attention
+    def core_attention(self) -> type[CoreAttention]:
         from mindspeed.features.ulysses_attention.layers import UlyssesCoreAttention
 
-        return with_core_attention(spec, config, UlyssesCoreAttention, self)
+        return UlyssesCoreAttention
 
-    @hookimpl
-    def patches(self) -> list[Patch]:
-        if self.world.cp == 1:
-            return []
+    def slicing(self) -> list[Patch]:
         return [
             *sliced_by(f"{_LAYERS}:share_of_batch", f"{_LAYERS}:share_of_table", _REASON),
             *packed_in(_LAYERS),

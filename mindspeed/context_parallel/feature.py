@@ -1,0 +1,68 @@
+"""Bases of features that compute attention over a sequence spread over ranks. Light."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from mindspeed.context_parallel.patches import NO_DATALOADER_MASK, packed_in
+from mindspeed.plugins.constraints import Requires
+from mindspeed.plugins.feature import ArgsT, Feature
+from mindspeed.plugins.hookspecs import hookimpl
+from mindspeed.plugins.patches import ArgOverride, Patch
+
+if TYPE_CHECKING:
+    from mindspeed.context_parallel.core_attention import CoreAttention
+    from mindspeed.context_parallel.groups import Groups
+
+
+NEEDS_GROUP: Final = Requires("context-parallel", reason="it owns the group and the per-token loss scaling")
+
+
+class AlgorithmFeature(Feature[ArgsT]):
+    """Base of an algorithm: its core attention stands in the place of Megatron's where several ranks share a sequence."""
+
+    def core_attention(self) -> type[CoreAttention]:
+        """Return the class of the core attention."""
+        raise NotImplementedError
+
+    @hookimpl
+    def megatron_args(self) -> list[ArgOverride]:
+        return [NO_DATALOADER_MASK] if self.world.cp > 1 else []
+
+    @hookimpl
+    def layer_spec(self, spec: Any, config: Any) -> Any:
+        if self.world.cp == 1:
+            return spec
+        from mindspeed.context_parallel.core_attention import with_core_attention
+
+        return with_core_attention(spec, config, self.core_attention(), self)
+
+    @hookimpl
+    def patches(self) -> list[Patch]:
+        return self.slicing() if self.world.cp > 1 else []
+
+    def slicing(self) -> list[Patch]:
+        """Return the patches that slice the sequence; by default those of packed rows in Megatron's zig-zag."""
+        return packed_in()
+
+
+class TwoLevelFeature(AlgorithmFeature[ArgsT]):
+    """Base of an algorithm in which ``ulysses_degree`` neighbouring ranks exchange tokens for heads."""
+
+    groups: Groups | None = None
+    """The groups of this rank, from the time when Megatron has its own."""
+
+    @hookimpl
+    def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
+        degree: int = getattr(self.args, "ulysses_degree", None) or 1
+        if degree > 1 and self.world.cp > 1:
+            from mindspeed.context_parallel.groups import make_groups
+
+            self.groups = make_groups(get_group("cp"), degree)
+
+    @hookimpl
+    def groups_destroyed(self) -> None:
+        if self.groups is not None:
+            self.groups.destroy()
+            self.groups = None
