@@ -14,18 +14,22 @@ __all__ = ["__version__", "activate", "deactivate", "defaults", "plan", "report"
 
 
 class _OldNames:
-    """Find modules of MindSpeed that nothing else has found, or say what does their work here."""
+    """Find modules of MindSpeed with a prefix, or say what does their work here."""
 
-    @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        if not name.startswith("mindspeed."):
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if not name.startswith(self._prefix):
             return None
         from mindspeed.legacy import imports
 
         return imports.find_spec(name)
 
 
-sys.meta_path.append(_OldNames())
+sys.meta_path.append(_OldNames("mindspeed."))  # asked where nothing else finds a module
+# asked first: a folder of that name, with a cache of bytecode that an update of a checkout left, is a package for Python
+sys.meta_path.insert(0, _OldNames("mindspeed.features_manager"))
 
 
 def __getattr__(name: str) -> object:

@@ -22,8 +22,8 @@ SOURCES = {
 FEATURES = {file.parent.name.replace("_", "-") for file in (PACKAGE / "features").glob("*/feature.py")}
 OTHER_MEANINGS = {value for name, value in vars(Slot).items() if name[0] != "_"} | {*OPERATORS, "profiler", "deepspeed-moe"}
 """Names of features that name a slot, a category, an operator or a module of torch as well, which the framework may use."""
-CIRCLES_OF_OLD_NAMES = ("mindspeed.legacy", "mindspeed.args_utils")
-"""Modules that answer to MindSpeed's old names, whose managers, features and arguments refer to one another."""
+CIRCLES_OF_OLD_NAMES = "mindspeed.legacy"
+"""Package that answers to MindSpeed's old names, whose managers, features and arguments refer to one another."""
 
 
 def statements(node: ast.AST) -> Iterator[ast.AST]:

@@ -7,6 +7,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from typing import Any, Final
 
 from mindspeed import registry
@@ -26,6 +27,9 @@ MEGATRON_SIZES: Final = WORLD | {
     "swiglu": "gated_linear_unit",
 }
 """Megatron's arguments that are values of a world, by name."""
+
+_HOLDER: Final = "mindspeed.args_utils"
+"""The old module whose ``_MINDSPEED_ARGS`` holds the namespace, which consumers also write."""
 
 _of_plan: Final[dict[str, Any]] = {}
 """Arguments that stand for features of the plan that was active when the command line was read."""
@@ -68,13 +72,13 @@ def get_mindspeed_args(get_defaults: bool = False) -> Namespace:
     ``--name value`` of another parser becomes the attribute ``name``, with numbers as numbers; without a value it is
     True. ``get_defaults`` gives the defaults alone and remembers nothing.
     """
-    from mindspeed import args_utils
-
     if get_defaults:
         return _parse(())
-    if args_utils._MINDSPEED_ARGS is None:
-        args_utils._MINDSPEED_ARGS = _as_active(_parse(sys.argv[1:]))
-    return args_utils._MINDSPEED_ARGS
+    holder: Any = import_module(_HOLDER)
+    if holder._MINDSPEED_ARGS is None:
+        holder._MINDSPEED_ARGS = _as_active(_parse(sys.argv[1:]))
+    args: Namespace = holder._MINDSPEED_ARGS
+    return args
 
 
 def get_full_args() -> Namespace:

@@ -5,14 +5,14 @@ A last-resort finder, installed by ``import mindspeed``, is asked only about mod
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Final
 
 from mindspeed.legacy.old_modules import OLD_MODULES, replacement
-from mindspeed.legacy.provided_names import BUILDERS, BUILDERS_OF_FEATURES, PROVIDED
+from mindspeed.legacy.provided_names import BUILDERS, BUILDERS_OF_FEATURES, PROVIDED, VARIABLES
 from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
@@ -45,7 +45,8 @@ class _Loader:
 
     @staticmethod
     def exec_module(module: ModuleType) -> None:
-        """Nothing to run."""
+        """Set the variables of the module; there is nothing to run."""
+        vars(module).update(VARIABLES.get(module.__name__, {}))
 
 
 def find_spec(name: str) -> ModuleSpec | None:
@@ -118,7 +119,8 @@ def _names(module: str) -> list[str]:
 
     if module == _BUILDERS:
         return [*BUILDERS]
-    return classes_in(module) if module.startswith(_FEATURES) else [*PROVIDED.get(module, ())]
+    classes = classes_in(module) if module.startswith(_FEATURES) else []
+    return [*classes, *PROVIDED.get(module, ())]
 
 
 def _value(module: str, name: str) -> Any:
@@ -129,13 +131,12 @@ def _value(module: str, name: str) -> Any:
         from mindspeed.legacy.op_builders import builder
 
         return builder(name)
-    if module.startswith(_FEATURES):
-        from mindspeed.legacy.feature_classes import stand_in
+    provided = PROVIDED.get(module, {})
+    if name in provided:
+        return pkgutil.resolve_name(provided[name])
+    from mindspeed.legacy.feature_classes import stand_in
 
-        return stand_in(name)
-    owner, _, attribute = PROVIDED[module][name].partition(":")
-    value = importlib.import_module(owner)
-    return getattr(value, attribute) if attribute else value
+    return stand_in(name)
 
 
 def _near_operator(name: str) -> str:

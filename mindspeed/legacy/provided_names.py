@@ -9,6 +9,24 @@ _LAYERS = "megatron.core.tensor_parallel.layers"
 _OLD = "mindspeed.legacy"
 
 PROVIDED: Final[dict[str, dict[str, str]]] = {
+    # the interface of MindSpeed
+    "mindspeed.args_utils": {
+        name: f"{_OLD}.arguments:{name}" for name in ("get_full_args", "get_mindspeed_args", "process_args")
+    },
+    "mindspeed.arguments": {"process_args": f"{_OLD}.arguments:process_args"},
+    "mindspeed.features_manager": {
+        "FEATURES_LIST": f"{_OLD}.manager:MindSpeedFeaturesManager.FEATURES_LIST",
+        "MindSpeedFeature": f"{_OLD}.feature:MindSpeedFeature",
+        "MindSpeedFeaturesManager": f"{_OLD}.manager:MindSpeedFeaturesManager",
+        "create_features_list": f"{_OLD}.feature:create_features_list",
+    },
+    "mindspeed.features_manager.feature": {"MindSpeedFeature": f"{_OLD}.feature:MindSpeedFeature"},
+    "mindspeed.features_manager.features_manager": {"MindSpeedFeaturesManager": f"{_OLD}.manager:MindSpeedFeaturesManager"},
+    "mindspeed.patch_utils": {
+        "MindSpeedPatchesManager": f"{_OLD}.patches:MindSpeedPatchesManager",
+        "Patch": f"{_OLD}.patches:PatchInfo",
+        "is_megatron_training_available": f"{_OLD}.patches:is_megatron_training_available",
+    },
     # names of Megatron, which MindSpeed's packages import and their users take from there
     "mindspeed.core.context_parallel": {
         "AttnMaskType": f"{_TRANSFORMER}.enums:AttnMaskType",
@@ -88,6 +106,9 @@ PROVIDED: Final[dict[str, dict[str, str]]] = {
     },
 }
 """Modules that exist in MindSpeed alone, and their names; ``"module"`` or ``"module:name"`` is what a name stands for."""
+
+VARIABLES: Final[dict[str, dict[str, None]]] = {"mindspeed.args_utils": {"_MINDSPEED_ARGS": None}}
+"""Variables of old modules, with their first values; consumers write to them."""
 
 BUILDERS: Final[dict[str, tuple[str, ...]]] = {
     "AllToAllAllGatherBatchMatMulOpBuilder": ("npu_all_to_all_all_gather_bmm:npu_alltoall_allgather_bmm",),

@@ -85,9 +85,8 @@ def test_a_builder_loads_the_functions_of_its_operator(name):
 def test_operators_of_mindspeed_with_other_arguments_call_ours():
     from mindspeed.ops.gmm import _npu_gmm
     from mindspeed.ops.grouped_matmul import eager_grouped_matmul
-    from mindspeed.ops.npu_matmul_add import npu_matmul_add_fp16
-
     from mindspeed.ops.npu_gmm import npu_gmm
+    from mindspeed.ops.npu_matmul_add import npu_matmul_add_fp16
 
     x, weight = torch.randn(6, 4), torch.randn(2, 4, 3)
     whole = torch.cat([x[:2] @ weight[0], x[2:] @ weight[1]])

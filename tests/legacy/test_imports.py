@@ -22,7 +22,7 @@ from tests.legacy import consumers
 CHECKOUTS = [path for path in os.environ.get("MINDSPEED_CONSUMERS", "").split(os.pathsep) if path]
 """Checkouts of MindSpeed-LLM, ms-swift, verl or others."""
 
-OWN_FILES = (
+INTERFACE = (
     "args_utils",
     "arguments",
     "features_manager.feature",
@@ -30,7 +30,7 @@ OWN_FILES = (
     "megatron_adaptor",
     "patch_utils",
 )
-"""Old modules that are files here."""
+"""Modules through which consumers adapt Megatron."""
 
 WORKING = [
     "import mindspeed.megatron_adaptor",
@@ -190,7 +190,7 @@ def test_a_name_that_is_taken_as_an_attribute_is_an_ordinary_error():
     assert dir(old)[-2:] == ["tensor_a2a_cp2hp", "tensor_a2a_hp2cp"]
 
 
-@pytest.mark.parametrize("module", [*OWN_FILES, "features_manager", "core.ssm.gated_delta_net"])
+@pytest.mark.parametrize("module", [*INTERFACE, "features_manager", "core.ssm.gated_delta_net"])
 def test_a_search_through_all_modules_passes_over_the_old_names(module):
     assert not hasattr(importlib.import_module(f"mindspeed.{module}"), "nowhere")
     without_module = type("WithoutModule", (), {"__reduce__": lambda self: "nowhere", "__module__": None})()
@@ -198,12 +198,30 @@ def test_a_search_through_all_modules_passes_over_the_old_names(module):
         pickle.dumps(without_module)
 
 
-@pytest.mark.parametrize("module", OWN_FILES)
-def test_a_name_that_a_file_of_ours_lacks_is_told_when_it_is_imported(module):
+@pytest.mark.parametrize("module", INTERFACE)
+def test_a_name_that_one_of_them_lacks_is_told_when_it_is_imported(module):
     with pytest.raises(OldNameError) as caught:
         exec(f"from mindspeed.{module} import nowhere", {})
     (problem,) = caught.value.problems
     assert problem.message == f"nowhere of mindspeed.{module} is an import name of MindSpeed that does not exist here"
+
+
+def test_an_old_name_works_where_an_update_has_left_a_folder_with_bytecode(tmp_path):
+    (tmp_path / "features_manager" / "__pycache__").mkdir(parents=True)
+    code = "import sys, mindspeed; mindspeed.__path__.append(sys.argv[1]); from mindspeed.features_manager import FEATURES_LIST"
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert (done.stderr, done.returncode) == ("", 0)
+
+
+def test_a_consumer_writes_the_namespace_of_arguments():
+    code = (
+        "import sys, mindspeed.args_utils\n"
+        "before = mindspeed.args_utils._MINDSPEED_ARGS\n"
+        "mindspeed.args_utils._MINDSPEED_ARGS = 'theirs'\n"
+        "print(before, mindspeed.args_utils.get_mindspeed_args())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "None theirs\n"
 
 
 def test_every_replacement_names_features_and_operators_that_exist():
