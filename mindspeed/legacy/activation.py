@@ -97,10 +97,23 @@ def repatch(args: Mapping[str, Any] | Namespace) -> None:
     """Take new arguments, by Megatron's or MindSpeed's names, and make, check and activate the plan they ask for.
 
     What was active stays unless the arguments change it. Raises MindSpeedError with every problem; the plan that was
-    active before is then still active.
+    active before is then still active, and the arguments are forgotten.
     """
-    known = arguments.get_full_args()
-    values = args if isinstance(args, Mapping) else vars(args)
+    with _lock:
+        known = arguments.get_full_args()
+        given, state = dict(vars(known)), dataclasses.replace(_state)
+        try:
+            _take(args if isinstance(args, Mapping) else vars(args), known)
+            replan(known, again=_agrees_at_activation())
+        except BaseException:
+            vars(known).clear()
+            vars(known).update(given)
+            _restore(state)
+            raise
+
+
+def _take(values: Mapping[str, Any], known: Namespace) -> None:
+    """Add new arguments to the known ones, and note the features that an old flag with a false value removes."""
     has = known_names() | vars(known).keys()
     _state.strange = _unread([name for name in values if name not in has])
     for name, value in values.items():
@@ -109,7 +122,12 @@ def repatch(args: Mapping[str, Any] | Namespace) -> None:
         if old is not None and old.switch:
             change = _state.removed.difference if value else _state.removed.union
             _state.removed = change(old.features)
-    replan(known, again=_agrees_at_activation())
+
+
+def _restore(state: _State) -> None:
+    """Put the requests of the old names back to what they were."""
+    for field in dataclasses.fields(_State):
+        setattr(_state, field.name, getattr(state, field.name))
 
 
 def replan(args: Namespace | None = None, again: bool = False) -> None:

@@ -217,6 +217,17 @@ def test_repatch_to_the_plan_agreement_changes_nothing_and_a_wrong_one_leaves_th
     assert targets.double is first
 
 
+def test_arguments_that_repatch_refused_are_forgotten():
+    apply(features.ScaleMlpFeature(), argv=["--scale-mlp"])
+    remembered = dict(vars(get_mindspeed_args()))
+    (problem,) = problems_of(repatch, {"scale_mlp_factor": -3, "use_fused_rmsnorm": False, "num_layers": 4})
+    assert problem.code == "MS304"
+    assert vars(get_mindspeed_args()) == remembered
+    repatch({"use_fused_rmsnorm": True, "normalization": "RMSNorm"})
+    assert session.current().plan.names == ("compat:scale-mlp", "rms-norm")
+    assert not session.current().plan.world.knows("num_layers")
+
+
 def test_repatch_switches_a_feature_of_ours_off_that_was_active_before():
     registry.activate(registry.plan(features=["rms-norm"], world={"normalization": "RMSNorm"}))
     repatch({"use_fused_rmsnorm": False})
