@@ -9,13 +9,13 @@ from typing import Final
 import click
 
 from mindspeed.cli.output import json_option, print_result
-from mindspeed.cli.request_options import FeatureName
+from mindspeed.cli.request_options import names_argument
 
 CHECKOUT: Final = Path(__file__).parents[2]
 
 
 @click.command()
-@click.argument("names", metavar="[FEATURE]...", nargs=-1, type=FeatureName())
+@names_argument("[FEATURE]...")
 @click.option("--write", "folder", type=click.Path(file_okay=False, path_type=Path), help="write every page into this folder")
 @click.option("--built-in", is_flag=True, help="leave out the features of other packages")
 @json_option

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mindspeed.cli.output import json_option, print_result
-from mindspeed.cli.request_options import FeatureName, Request, request_options
+from mindspeed.cli.request_options import Request, names_argument, request_options
 from mindspeed.cli.training_command import PlansCommandsFully, plan_of_command, script_option
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=PlansCommandsFully)
-@click.argument("names", metavar="[NAME]...", nargs=-1, type=FeatureName())
+@names_argument("[NAME]...")
 @click.option("--device-memory", type=click.FloatRange(0, min_open=True), metavar="MIB", help="memory of a device, in MiB")
 @script_option
 @request_options

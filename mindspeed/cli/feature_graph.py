@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from mindspeed.cli.output import json_option, print_result
-from mindspeed.cli.request_options import FeatureName, JobCommand, Request, request_options
+from mindspeed.cli.request_options import JobCommand, Request, names_argument, request_options
 from mindspeed.plugins.constraints import (
     After,
     Before,
@@ -48,7 +48,7 @@ class Relation:
 
 
 @click.command(cls=JobCommand)
-@click.argument("names", metavar="[NAME]...", nargs=-1, type=FeatureName())
+@names_argument("[NAME]...")
 @click.option("--format", "style", type=click.Choice(("text", "dot")), default="text", help="[default: text]")
 @request_options
 @json_option

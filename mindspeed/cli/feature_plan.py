@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from mindspeed.cli.output import json_option, print_result
-from mindspeed.cli.request_options import FeatureName, Request, request_options
+from mindspeed.cli.request_options import Request, names_argument, request_options
 from mindspeed.cli.training_command import PlansCommands, plan_of_command, script_option
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=PlansCommands)
-@click.argument("names", metavar="[NAME]...", nargs=-1, type=FeatureName())
+@names_argument("[NAME]...")
 @click.option("--memory", is_flag=True, help="show what each pipeline stage holds at its peak, in MiB")
 @click.option("--base", is_flag=True, help="show every target that the platform patches, not only why")
 @script_option

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mindspeed.cli.output import json_option, print_json, print_table, wants_json
-from mindspeed.cli.request_options import FeatureName, JobCommand, Request, request_options
+from mindspeed.cli.request_options import JobCommand, Request, names_argument, request_options
 from mindspeed.diagnostics.job_memory import options_of, repeats, stages_of
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=JobCommand)
-@click.argument("names", metavar="[NAME]...", nargs=-1, type=FeatureName())
+@names_argument("[NAME]...")
 @click.option("--nproc", type=click.IntRange(1), metavar="N", help="processes  [default: the fewest that the features need]")
 @click.option("--dry", is_flag=True, help="one process, no weights: each pipeline stage of any --world-size")
 @request_options

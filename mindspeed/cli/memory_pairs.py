@@ -7,11 +7,11 @@ from itertools import combinations
 import click
 
 from mindspeed.cli.output import json_option, print_json, print_table, wants_json
-from mindspeed.cli.request_options import FeatureName, FullJobCommand, Request, request_options
+from mindspeed.cli.request_options import FullJobCommand, Request, names_argument, request_options
 
 
 @click.command(cls=FullJobCommand)
-@click.argument("names", metavar="NAME NAME...", nargs=-1, required=True, type=FeatureName())
+@names_argument("NAME NAME...", required=True)
 @request_options
 @json_option
 def pairs(request: Request, names: tuple[str, ...]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from mindspeed.cli.output import PROBLEMS, json_option, print_json, print_table, wants_json
-from mindspeed.cli.request_options import FeatureName, FullJobCommand, Request, request_options
+from mindspeed.cli.request_options import FullJobCommand, Request, names_argument, request_options
 from mindspeed.diagnostics.job_memory import MIB, options_of, stages_of
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ EXCLUSIVE: Final = {"MS202", "MS203"}
 
 
 @click.command(cls=FullJobCommand)
-@click.argument("names", metavar="[NAME]...", nargs=-1, type=FeatureName())
+@names_argument("[NAME]...")
 @click.option("--budget", type=click.FloatRange(0, min_open=True), metavar="MIB", help="device memory of a rank, in MiB")
 @click.option("--dropout/--no-dropout", help="the model has dropout  [default: no]")
 @request_options

@@ -12,6 +12,7 @@ import click
 
 from mindspeed.cli.lazy import Group
 from mindspeed.cli.output import OK, PROBLEMS, json_option, print_json, print_result, print_table, wants_json
+from mindspeed.cli.request_options import FeatureNames, split_words
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.drift import DriftRow, Tree
@@ -103,7 +104,15 @@ def record(megatron: str | None, into: Path | None) -> None:
 @click.option(
     "--limit", type=click.FloatRange(min=1), default=90.0, show_default=True, metavar="SECONDS", help="time for each claim"
 )
-@click.option("--feature", "names", multiple=True, metavar="NAME", help="verify this feature alone; may be given several times")
+@click.option(
+    "--feature",
+    "names",
+    multiple=True,
+    metavar="NAME,...",
+    type=FeatureNames(),
+    callback=split_words,
+    help="verify these features alone; may be repeated",
+)
 @json_option
 @click.pass_context
 def follow(

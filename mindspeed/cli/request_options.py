@@ -61,21 +61,33 @@ class FullJobCommand(JobCommand):
     lists_sizes = True
 
 
-class FeatureName(click.ParamType):  # type: ignore[type-arg]
-    """A feature's name, or with ``listed`` several joined by commas; the verb itself refuses an unknown one."""
+class FeatureNames(click.ParamType):  # type: ignore[type-arg]
+    """Feature names joined by commas or spaces; the verb itself refuses an unknown one."""
 
     name = "name"
-
-    def __init__(self, listed: bool = False) -> None:
-        self.listed = listed
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Complete the last name; nothing is imported."""
         from mindspeed.plugins.found import installed
 
-        before, comma, last = incomplete.rpartition(",") if self.listed else ("", "", incomplete)
+        before, comma, last = incomplete.rpartition(",")
         names = sorted({row.name for row in installed() if row.name.startswith(last)})
         return [CompletionItem(f"{before}{comma}{name}") for name in names]
+
+
+def split_words(ctx: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> tuple[str, ...]:
+    """Read the feature names of an option or argument, which may stand in several words or in one."""
+    from mindspeed.engine.resolution.request import split_names
+
+    names = split_names(",".join(words))
+    if words and not names:
+        raise click.BadParameter(f"{' '.join(words)!r} names no feature", ctx, parameter)
+    return names
+
+
+def names_argument(metavar: str, required: bool = False) -> Decorator:
+    """Make the argument ``names`` of a verb that takes feature names."""
+    return click.argument("names", metavar=metavar, nargs=-1, required=required, type=FeatureNames(), callback=split_words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,14 +196,14 @@ def _request(options: Mapping[str, Any]) -> Request:
 
 
 def _command_line(options: Mapping[str, Any]) -> Layer:
-    from mindspeed.engine.resolution.request import Layer, parse_assignments, split_names
+    from mindspeed.engine.resolution.request import Layer, parse_assignments
 
     return Layer(
         source=COMMAND_LINE,
-        features=split_names(",".join(options["features"])),
+        features=options["features"],
         settings=parse_assignments(options["assignments"], "--set"),
         world={name: options[name] for name in _WORLD if options[name] is not None},
-        without=split_names(",".join(options["without"])),
+        without=options["without"],
         level=options["level"],
         strict=options["strict"] or None,
         platform=options["platform"],
@@ -215,7 +227,9 @@ def _world_option(name: str) -> Decorator:
 
 def _names_option(flag: str, meaning: str) -> Decorator:
     help = f"features to {meaning}; may be repeated"
-    return click.option(flag, cls=JobOption, metavar="NAME,...", multiple=True, type=FeatureName(listed=True), help=help)
+    return click.option(
+        flag, cls=JobOption, metavar="NAME,...", multiple=True, type=FeatureNames(), callback=split_words, help=help
+    )
 
 
 _LEVELS: Final = "0: only what Megatron has; 1: and all that is safe here; 2: and what is asked for  [default: 2]"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from mindspeed.cli.output import json_option, print_json, print_table, wants_json
-from mindspeed.cli.request_options import FeatureName, FullJobCommand, Request, request_options
+from mindspeed.cli.request_options import FeatureNames, FullJobCommand, Request, request_options, split_words
 
 if TYPE_CHECKING:
     from mindspeed.tuning.job import CountBytes, SearchJob
@@ -39,7 +39,13 @@ class Size(click.ParamType):  # type: ignore[type-arg]
 @click.command(cls=FullJobCommand)
 @click.option("--device-memory", type=Size(), metavar="SIZE", help="memory of one device, such as 80GiB  [default: any]")
 @click.option(
-    "--try", "tried", metavar="NAME,...", multiple=True, type=FeatureName(listed=True), help="features to try as well"
+    "--try",
+    "tried",
+    metavar="NAME,...",
+    multiple=True,
+    type=FeatureNames(),
+    callback=split_words,
+    help="features to try as well",
 )
 @click.option(
     "--mode",
@@ -83,13 +89,12 @@ def tune(
     Searched are the parallel sizes, the micro batch, and every feature that says which settings to try. What the job or
     an option gives is fixed. Every row that is printed was taken by the resolver, and has its job file under --json.
     """
-    from mindspeed.engine.resolution.request import split_names
     from mindspeed.plugins.cache_folder import cache_folder
     from mindspeed.tuning.job import make_search
     from mindspeed.tuning.output import HEADERS, as_json, table, write
     from mindspeed.tuning.store import Store, machine_facts
 
-    job = make_search(request.layers, request.train, request.environment(), _ranks(request), split_names(",".join(tried)))
+    job = make_search(request.layers, request.train, request.environment(), _ranks(request), tried)
     where = Store(store or cache_folder() / "tuning", machine_facts(job.environment.platform), job.model)
     limit = float("inf") if device_memory is None else float(device_memory)
     machine = _machine(job, where, calibrate, steps, budget, limit)

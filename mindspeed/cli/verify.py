@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mindspeed.cli.output import PROBLEMS, json_option, print_json, print_problems, print_table, wants_json
-from mindspeed.cli.request_options import FeatureName, JobCommand, Request, request_options
+from mindspeed.cli.request_options import JobCommand, Request, names_argument, request_options
 
 if TYPE_CHECKING:
     from mindspeed.verification.comparison import Check
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=JobCommand)
-@click.argument("names", metavar="NAME...", nargs=-1, required=True, type=FeatureName())
+@names_argument("NAME...", required=True)
 @click.option("--nproc", type=click.IntRange(1), metavar="N", help="processes  [default: the fewest that the features need]")
 @request_options
 @json_option

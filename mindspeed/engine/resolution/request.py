@@ -174,8 +174,8 @@ def layer_from_environment(environ: Mapping[str, str]) -> Layer:
 
 
 def split_names(text: str) -> tuple[str, ...]:
-    """``"a, b"`` -> ``("a", "b")``."""
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+    """Split names at commas and spaces: ``"a, b c"`` -> ``("a", "b", "c")``."""
+    return tuple(text.replace(",", " ").split())
 
 
 def parse_assignments(assignments: list[str] | tuple[str, ...], where: str) -> dict[str, dict[str, Any]]:
