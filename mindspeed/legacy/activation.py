@@ -20,13 +20,14 @@ from mindspeed.engine.resolution.request import Layer
 from mindspeed.engine.runtime import session
 from mindspeed.engine.runtime.rendezvous import place_in
 from mindspeed.job.world import World
-from mindspeed.legacy import arguments, flags, manager
+from mindspeed.legacy import arguments, manager
 from mindspeed.legacy.adapter import PREFIX, OldArgs, OldFeature, name_of, own_arguments, refusal_of, registrations_of
 from mindspeed.legacy.feature import OwnFeature, known_names
 from mindspeed.legacy.megatron_lm import MegatronArguments, wires_arguments
 from mindspeed.legacy.patches import DIRECT, MindSpeedPatchesManager
 from mindspeed.legacy.registrations import Registration, force_overridden, patches_of, require_patches
 from mindspeed.megatron_lm.argument_layers import declared_flags
+from mindspeed.megatron_lm.old_flags import flags
 from mindspeed.plugins.discovery import BUILT_IN, DiscoveredFeature
 from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec, Stability
 from mindspeed.plugins.hookspecs import hookimpl

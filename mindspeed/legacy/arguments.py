@@ -16,8 +16,8 @@ from mindspeed.job.megatron_arguments import WORLD
 from mindspeed.job.megatron_arguments import world_of as derived_world
 from mindspeed.job.world import FIELDS, World
 from mindspeed.legacy.feature import MindSpeedFeature
-from mindspeed.legacy.flags import OLD_FLAGS
 from mindspeed.megatron_lm.argument_layers import declared_flags
+from mindspeed.megatron_lm.old_flags.flags import OLD_FLAGS
 
 MEGATRON_SIZES: Final = WORLD | {
     "virtual_pipeline_model_parallel_size": "vpp",

@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from typing import Any
 
-from mindspeed.legacy.flags import BY_DEST, OLD_FLAGS, register_old_flags
+from mindspeed.megatron_lm.old_flags.flags import BY_DEST, OLD_FLAGS, register_old_flags
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import MindSpeedError, Problem

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from mindspeed.legacy.feature import MindSpeedFeature, OwnFeature
-from mindspeed.legacy.flags import BY_FLAG, register_old_flags
+from mindspeed.megatron_lm.old_flags.flags import BY_FLAG, register_old_flags
 
 PACKAGE: Final = "mindspeed.features_manager"
 

@@ -6,7 +6,6 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from importlib import import_module
 from math import lcm
 from typing import Any, Final
 
@@ -19,12 +18,13 @@ from mindspeed.engine.resolution.request import Layer
 from mindspeed.megatron_lm.argument_layers import removable_flags
 from mindspeed.megatron_lm.given_arguments import given_arguments, surface_or_nearest
 from mindspeed.megatron_lm.launched_command import LaunchedCommand
+from mindspeed.megatron_lm.old_flags.flags import flags_of, read_old_flags, takes_text
+from mindspeed.megatron_lm.old_flags.other_flags import refused_program
 from mindspeed.megatron_lm.training_plan import plan_training
-from mindspeed.megatron_lm.training_request import OLD_FLAGS, split_own_flags
+from mindspeed.megatron_lm.training_request import split_own_flags
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.problems import Problem, ResolutionError
 
-OTHER_FLAGS: Final = "mindspeed.legacy.other_flags"
 _KINDS: Final = {"int": int, "float": float}
 _HIDING: Final = ("MS111", "MS113", "MS301")
 _OPTION: Final = re.compile(r"--[A-Za-z][\w-]*")
@@ -42,7 +42,7 @@ def plan_command(
     catalog = registry.catalog_for(())
     own_words, notes = _filled([word.text for word in command.arguments], known, command)
     words, problems = _parsed(own_words, known, catalog)
-    if problem := import_module(OTHER_FLAGS).refused_program(command.program):
+    if problem := refused_program(command.program):
         problems.insert(0, problem)
     size = environment.world_size or command.world_size or smallest_world(words, known)
     plan = None
@@ -97,7 +97,7 @@ def _filled(words: Sequence[str], known: Surface, command: LaunchedCommand) -> t
     for option, values in _options(words):
         argument = known.by_option.get(option)
         is_text = argument is not None and argument.takes_value and argument.nargs is None and argument.type in (None, "str")
-        is_text = (is_text and not argument.choices) if argument is not None else import_module(OLD_FLAGS).takes_text(option)
+        is_text = (is_text and not argument.choices) if argument is not None else takes_text(option)
         equals = [f"{option}={values[0]}"] if f"{option}={''.join(values[:1])}" in words else None
         if equals is None and is_text and (len(values) > 1 or (not values and command.unset)):
             line = command.line_of(option)
@@ -113,7 +113,7 @@ def _filled(words: Sequence[str], known: Surface, command: LaunchedCommand) -> t
 def _parsed(words: Sequence[str], known: Surface, catalog: Catalog) -> tuple[list[str], list[Problem]]:
     """The words without options that Megatron's parser would refuse, and a problem for each of those."""
     _, theirs = split_own_flags(words, [])
-    rest = import_module(OLD_FLAGS).read_old_flags(theirs, frozenset(known.by_option), catalog).rest
+    rest = read_old_flags(theirs, frozenset(known.by_option), catalog).rest
     problems, refused = [], set()
     for option, values in _options(rest):
         if (problem := _refusal(option, values, known)) is not None:
@@ -206,7 +206,7 @@ def _located(problem: Problem, command: LaunchedCommand, known: Surface, catalog
 def _flags_of(problem: Problem, known: Surface, catalog: Catalog) -> Iterator[str]:
     """Options that switch on the features of a problem, or give their settings."""
     for name in problem.features:
-        yield from import_module(OLD_FLAGS).flags_of(name)
+        yield from flags_of(name)
         for feature, flag in removable_flags(catalog):
             if feature == name:
                 yield from (option for argument in known.by_dest.get(flag.dest, ()) for option in argument.options)

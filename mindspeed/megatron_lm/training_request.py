@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from typing import Any, Final
 
 from mindspeed.engine.inspection.cli_arguments import Surface
@@ -32,6 +31,7 @@ from mindspeed.megatron_lm.given_arguments import (
     unknown_options,
     without_arguments,
 )
+from mindspeed.megatron_lm.old_flags.flags import read_old_flags
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
 
@@ -45,9 +45,6 @@ OWN_FLAGS: Final = {
     "--strict": "",
 }
 """Our flags on a Megatron-LM command line, with what must follow each; an empty text is a switch."""
-
-OLD_FLAGS: Final = "mindspeed.legacy.flags"
-"""The module that knows flags of the old MindSpeed; looked for only where a command line has something that Megatron lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +182,7 @@ def _old_flags(
     problems: list[Problem],
     strict: bool,
 ) -> tuple[Layer | None, list[str], list[PlanNote], Sequence[tuple[str, str]]]:
-    """Ask `mindspeed.legacy.flags` for what Megatron's parser does not take: layer, rest, notes, features by default.
+    """Read as flags of MindSpeed what Megatron's parser does not take: layer, rest, notes, features by default.
 
     A ``strict`` request refuses what is left out.
     """
@@ -193,7 +190,7 @@ def _old_flags(
     unknown_values = any(_is_unknown(known, dest, argument.value) for dest, argument in given.items())
     if not unknown_values and not unknown_options(arguments, known):
         return None, arguments, [], ()
-    old = import_module(OLD_FLAGS).read_old_flags(arguments, frozenset(known.by_option), catalog_for(()))
+    old = read_old_flags(arguments, frozenset(known.by_option), catalog_for(()))
     problems += [*old.problems, *(old.left_out if strict else ())]
     notes = [PlanNote("note", "old flags", text) for text in old.notes]
     notes += [PlanNote("warning", "old flags", problem.message) for problem in old.left_out]

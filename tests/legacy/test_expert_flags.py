@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from mindspeed.legacy.expert_flags import _FULL_PRECISION, in_new_meaning
-from mindspeed.legacy.flags import BY_DEST, read_old_flags
+from mindspeed.megatron_lm.old_flags.expert_flags import _FULL_PRECISION, in_new_meaning
+from mindspeed.megatron_lm.old_flags.flags import BY_DEST, read_old_flags
 from mindspeed.registry import catalog
 from tests.features.resolving import refusals
 

@@ -9,10 +9,10 @@ import pytest
 
 from mindspeed.engine.inspection.cli_arguments import surface
 from mindspeed.engine.inspection.releases import recorded_releases
-from mindspeed.legacy.flags import BY_FLAG, MEGATRON_VALUES, read_old_flags
-from mindspeed.legacy.model_arguments import RULES
-from mindspeed.legacy.other_flags import described_flags, flag_groups, refused_program, translate_others
 from mindspeed.megatron_lm.given_arguments import surface_or_nearest
+from mindspeed.megatron_lm.old_flags.flags import BY_FLAG, MEGATRON_VALUES, read_old_flags
+from mindspeed.megatron_lm.old_flags.model_arguments import RULES
+from mindspeed.megatron_lm.old_flags.other_flags import described_flags, flag_groups, refused_program, translate_others
 from mindspeed.megatron_lm.training_request import OWN_FLAGS
 from mindspeed.registry import catalog
 from tools.registered_flags import registered_flags

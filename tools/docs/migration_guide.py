@@ -6,9 +6,9 @@ import json
 import sys
 from pathlib import Path
 
-from mindspeed.legacy.flags import OLD_FLAGS
 from mindspeed.legacy.old_modules import OLD_MODULES, replacement
-from mindspeed.legacy.other_flags import described_flags
+from mindspeed.megatron_lm.old_flags.flags import OLD_FLAGS
+from mindspeed.megatron_lm.old_flags.other_flags import described_flags
 from mindspeed.plugins.discovery import Catalog
 
 PUBLISHED = Path(__file__).with_name("published_commands.json")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mindspeed.engine.resolution.environment import made_up
-from mindspeed.legacy.flags import read_old_flags
+from mindspeed.megatron_lm.old_flags.flags import read_old_flags
 from mindspeed.megatron_lm.training_plan import in_megatrons_words, plan_training
 from mindspeed.plugins.problems import MindSpeedError
 from tests.features.resolving import CATALOG, active, ask, overrides, refusals

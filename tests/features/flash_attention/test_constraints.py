@@ -6,7 +6,7 @@ import pytest
 
 from mindspeed.features.flash_attention.feature import FlashAttention, FlashAttentionArgs
 from mindspeed.features.flash_attention.layers import misfits
-from mindspeed.legacy.flags import read_old_flags
+from mindspeed.megatron_lm.old_flags.flags import read_old_flags
 from mindspeed.ops.variants import has_variant
 from mindspeed.plugins import MindSpeedError, World
 from tests.features.resolving import CATALOG, active, refusals

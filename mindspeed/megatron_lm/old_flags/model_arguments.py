@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from mindspeed.legacy.argument_words import ArgumentWords
+from mindspeed.megatron_lm.old_flags.argument_words import ArgumentWords
 from mindspeed.plugins.problems import Problem
 
 LAYER_SPECS: Final = ("qwen3_spec", "deepseek_spec", "bailing_spec", "qwen2_moe_spec")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-from mindspeed.legacy.argument_words import ArgumentWords
+from mindspeed.megatron_lm.old_flags.argument_words import ArgumentWords
 from mindspeed.plugins.problems import Problem
 
 DISPATCHER, EXPERTS, TENSOR = "--moe-token-dispatcher-type", "--expert-model-parallel-size", "--tensor-model-parallel-size"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from mindspeed.legacy.argument_words import ArgumentWords
+from mindspeed.megatron_lm.old_flags.argument_words import ArgumentWords
 
 _POLICIES: Final = {"recompute_in_advance": "--recompute-in-advance", "recompute_in_bubble": "--recompute-in-bubble"}
 _COUNTS: Final = ("recompute_norm_num_layers", "recompute_activation_function_num_layers")

@@ -10,8 +10,8 @@ from typing import Any, Final, Literal
 
 import yaml
 
-from mindspeed.legacy.argument_words import ArgumentWords, Count
-from mindspeed.legacy.model_arguments import RULES
+from mindspeed.megatron_lm.old_flags.argument_words import ArgumentWords, Count
+from mindspeed.megatron_lm.old_flags.model_arguments import RULES
 from mindspeed.plugins.problems import Problem
 
 Kind = Literal["megatron", "not-needed", "left-out", "refused", "library"]
