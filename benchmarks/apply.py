@@ -35,7 +35,7 @@ def _found(index: int, patch: Patch) -> DiscoveredFeature:
     constraints = (Requires(f"feature-{index - 1}"),) if index % 2 else ()
     override = [ArgOverride("bias_dropout_fusion", False, "measured")] if index % 10 == 0 else []
     members = {
-        "spec": FeatureSpec(f"feature-{index}", "synthetic", Category.TOOL, constraints=constraints),
+        "spec": FeatureSpec(f"feature-{index}", Category.TOOL, constraints=constraints),
         "patches": hookimpl(lambda self: [patch]),
         "megatron_args": hookimpl(lambda self: override),
     }

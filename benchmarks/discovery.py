@@ -79,7 +79,7 @@ def conflict() -> float:
         constraints = [Requires(f"made-{number + 1}", reason="a benchmark")] if number % 100 != 99 else []
         if number == 50:
             constraints.append(Conflicts(f"made-{FEATURES - 1}", reason="a benchmark"))
-        spec = FeatureSpec(f"made-{number}", "made up", Category.TOOL, constraints=tuple(constraints))
+        spec = FeatureSpec(f"made-{number}", Category.TOOL, constraints=tuple(constraints))
         feature = type(f"Made{number}", (Feature,), {"spec": spec})
         found.append(DiscoveredFeature(spec.name, "made", "1", "made:Made", feature))
     catalog, cpu = Catalog(found), made_up("cpu", "0.16.1")

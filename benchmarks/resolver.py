@@ -23,7 +23,7 @@ def system(count: int) -> tuple[Catalog, Layer]:
     for index in range(count):
         earlier = [f"feature-{draw.randrange(index)}" for _ in range(3)] if index else []
         constraints = (*(Requires(name) for name in earlier[:2]), *(After(name) for name in earlier[2:]))
-        spec = FeatureSpec(f"feature-{index}", "synthetic", Category.TOOL, constraints=constraints)
+        spec = FeatureSpec(f"feature-{index}", Category.TOOL, constraints=constraints)
         feature = type(f"Feature{index}", (Feature,), {"spec": spec})
         found.append(DiscoveredFeature(spec.name, "synthetic", "1", "synthetic:Feature", feature))
     names = [row.name for row in found]

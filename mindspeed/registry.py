@@ -29,11 +29,12 @@ from mindspeed.engine.runtime import rendezvous, session
 from mindspeed.engine.runtime.effects import EffectReport
 from mindspeed.engine.runtime.session import ActivationReport, DeactivationReport, Surroundings, suspended
 from mindspeed.job.world import PLATFORMS
+from mindspeed.plugins.answers import answer, implements
 from mindspeed.plugins.cache_folder import CACHE_VARIABLE
 from mindspeed.plugins.constraints import AUTO
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature, discover
 from mindspeed.plugins.problems import MindSpeedError, PatchError, Problem, ResolutionError
-from mindspeed.plugins.process_variables import unset_variables, variable_problems
+from mindspeed.plugins.process_variables import Variables, unset_variables, variable_problems
 from mindspeed.plugins.tracing import trace, tracing
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
     if resolution.problems:
         raise ResolutionError(resolution.problems)
     made = build_plan.build_plan(resolution, known, environment, framework)
-    if any(known.specs[name].budget for name in made.names if name in known.specs):
+    if any(implements(known.feature(name), "budget") for name in made.names if name in known.usable):
         from mindspeed.pipeline.plan_memory import keeping_budgets
 
         made = keeping_budgets(made, known)
@@ -157,11 +158,11 @@ def _framework(platform: str) -> Framework:
 
 
 def _hook_patches(
-    hooks: Collection[str], arguments: Collection[str], environment: Environment, proven: bool
+    hooks: Collection[str], arguments: Collection[str], environment: Environment, proven: bool, asked: frozenset[str]
 ) -> list[tuple[str, Patch]]:
     from mindspeed.megatron.hook_points import MegatronHookPoints, hook_points_for
 
-    patches = hook_points_for(hooks, arguments, environment.training, environment.megatron, proven, environment.platform)
+    patches = hook_points_for(hooks, arguments, environment.training, environment.megatron, proven, environment.platform, asked)
     return [(MegatronHookPoints.spec.name, patch) for patch in patches]
 
 
@@ -189,7 +190,17 @@ def feature_classes(plan: ActivationPlan) -> dict[str, type[Feature[Any]]]:
 
 def process_variables(plan: ActivationPlan) -> dict[str, str]:
     """Return the variables that a launcher gives the processes of a plan, beside those that it has itself."""
-    return unset_variables(feature_classes(plan).values(), os.environ)
+    return unset_variables(_variables_of(plan, feature_classes(plan)).values(), os.environ)
+
+
+def _variables_of(plan: ActivationPlan, classes: Mapping[str, type[Feature[Any]]]) -> dict[str, Variables]:
+    """Return the variables that features of a plan need from the start of a process."""
+    settings = {planned.name: planned.args for planned in (*plan.base, *plan.features)}
+    given = {
+        name: answer(feature, "process_variables", feature.Args(**settings[name]), plan.world)
+        for name, feature in classes.items()
+    }
+    return {name: variables for name, variables in given.items() if variables}
 
 
 def _named(layers: Sequence[Layer]) -> set[str]:
@@ -244,7 +255,9 @@ def activate(plan: ActivationPlan) -> ActivationReport:
         manager = build_plan.manager_of(plan, catalog_for(plan.names), base_features(plan.environment["platform"]))
         if not was_active and (broken := check_contracts(plan.patches, plan.environment.get("megatron"))):
             raise PatchError(broken)
-        if not was_active and (wrong := variable_problems(map(type, manager.features), os.environ)):
+        if not was_active and (
+            wrong := variable_problems(_variables_of(plan, {f.spec.name: type(f) for f in manager.features}), os.environ)
+        ):
             raise MindSpeedError(wrong)
         content = partial(content_of, plan)
         report = session.start(plan, manager, Surroundings(content, activate_child))

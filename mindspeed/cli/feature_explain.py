@@ -59,7 +59,7 @@ def _explain_active(plan: ActivationPlan, known: Catalog, name: str) -> None:
     features |= {other: known.feature(other) for other in plan.names}
     explanation, count = explain_feature(plan, features, name), len(plan.base) + len(plan.features)
     lines = as_lines(_active(explanation, features[name], count))
-    print_result(_active_json(explanation, features[name], count), [f"{name} is on: {features[name].spec.summary}", *lines])
+    print_result(_active_json(explanation, features[name], count), [f"{name} is on: {features[name].summary()}", *lines])
 
 
 def _active(explanation: Explanation, feature: Any, count: int) -> Sections:
@@ -101,7 +101,7 @@ def _active_json(explanation: Explanation, feature: Any, count: int) -> dict[str
     return {
         "feature": name,
         "active": True,
-        "summary": spec.summary,
+        "summary": feature.summary(),
         "where": declared_at(feature),
         "category": spec.category.value,
         "stability": spec.stability.value,
@@ -142,8 +142,9 @@ def _explain_inactive(request: Request, plan: ActivationPlan, known: Catalog, na
         ("it would bring", brings),
         ("asking for it now gives", [line for problem in problems for line in str(problem).splitlines()]),
     ]
-    lines = [f"{name} is off{f': {spec.summary}' if spec else ''}", *as_lines(sections)]
-    print_result({**about, "active": False, "summary": spec.summary if spec else None, "off": off}, lines)
+    summary = row.feature.summary() if row.feature is not None else None
+    lines = [f"{name} is off{f': {summary}' if summary else ''}", *as_lines(sections)]
+    print_result({**about, "active": False, "summary": summary, "off": off}, lines)
 
 
 def _why_not(plan: ActivationPlan, known: Catalog, row: DiscoveredFeature) -> list[str]:

@@ -10,6 +10,7 @@ import click
 
 from mindspeed.cli.output import json_option, print_result
 from mindspeed.cli.request_options import JobCommand, Request, names_argument, request_options
+from mindspeed.plugins.conditions import ModelCondition
 from mindspeed.plugins.constraints import (
     After,
     Before,
@@ -79,6 +80,8 @@ def _relations(features: Iterable[type[Feature[Any]]]) -> Iterator[Relation]:
     for feature in features:
         name = feature.spec.name
         for constraint in feature.spec.constraints:
+            if isinstance(constraint, ModelCondition):
+                continue
             when, reason = constraint.when is not None, getattr(constraint, "reason", "")
             match constraint:
                 case RequiresAny():

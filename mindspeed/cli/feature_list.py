@@ -76,7 +76,7 @@ def _describe(row: DiscoveredFeature) -> dict[str, Any]:
     spec = row.feature.spec if row.feature is not None else None
     return {
         "name": row.name,
-        "summary": spec.summary if spec else None,
+        "summary": row.feature.summary() if row.feature is not None else None,
         "stability": spec.stability.value if spec else None,
         "level": spec.level if spec else None,
         "slots": sorted(spec.slots) if spec else None,

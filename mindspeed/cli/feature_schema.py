@@ -41,7 +41,7 @@ def job_schema(known: Catalog) -> Schema:
     names: Schema = {"type": ["array", "null"], "uniqueItems": True, "items": {"$ref": "#/$defs/feature"}}
     feature: Schema = {
         "enum": list(known.usable),
-        "enumDescriptions": [known.specs[name].summary for name in known.usable],  # shown by editors, unknown to checkers
+        "enumDescriptions": [known.feature(name).summary() for name in known.usable],  # shown by editors, unknown to checkers
     }
     definitions: dict[str, Schema] = {"feature": feature}
     features = [*_base(), *(known.feature(name) for name in known.usable)]
@@ -86,7 +86,7 @@ def _base() -> list[type[Feature[Any]]]:
 def _settings(feature: type[Feature[Any]], definitions: dict[str, Schema]) -> Schema:
     schema = _schema_of(feature.Args, definitions, f"{feature.spec.name}.")
     schema.pop("required", None)  # the command line or a variable may give what this file does not
-    return schema | {"title": feature.spec.name, "description": feature.spec.summary}
+    return schema | {"title": feature.spec.name, "description": feature.summary()}
 
 
 def _schema_of(model: type[BaseModel], definitions: dict[str, Schema], prefix: str) -> Schema:

@@ -66,10 +66,12 @@ def print_stage(stage: Stage) -> None:
 def _cheapest(request: Request, names: Sequence[str], made: ActivationPlan, options: JobOptions, budget: float) -> list[str]:
     """Return the features that make every stage fit and move the fewest bytes, none where nothing does."""
     from mindspeed import registry
+    from mindspeed.plugins.answers import implements
     from mindspeed.plugins.problems import MindSpeedError
 
     known = registry.catalog()
-    movers = [name for name, spec in sorted(known.specs.items()) if spec.saved is not None and name not in made.names]
+    able = (name for name in sorted(known.usable) if implements(known.feature(name), "saved_tensors"))
+    movers = [name for name in able if name not in made.names]
     fitting: list[tuple[int, list[str]]] = []
     refused: list[set[str]] = []
     for added in (list(some) for count in range(1, len(movers) + 1) for some in combinations(movers, count)):

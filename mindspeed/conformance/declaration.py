@@ -19,10 +19,9 @@ from mindspeed.engine.inspection.releases import recorded_releases
 from mindspeed.engine.inspection.sites import find_site, near_targets
 from mindspeed.engine.inspection.source import find_module, read_scope
 from mindspeed.engine.planning.explanation import code_place
-from mindspeed.engine.resolution.constraint_checks import Loose
 from mindspeed.engine.resolution.request import Layer, parse_assignments
 from mindspeed.job.world import World
-from mindspeed.plugins.constraints import Check
+from mindspeed.plugins.conditions import Condition, ConditionError, Loose, texts
 from mindspeed.plugins.feature import Feature, FeatureArgs
 from mindspeed.plugins.hookspecs import HOOKS, PROJECT
 from mindspeed.plugins.manager import FeatureManager
@@ -76,8 +75,9 @@ def metadata(subject: Subject) -> Outcome:
     """The declaration is complete: it resolves, its hooks match, its messages can be formatted, its claim has a reason."""
     name, spec = subject.name, subject.feature.spec
     wrong = [line for problem in subject.problems for line in str(problem).splitlines()[:1]]
-    if not spec.summary or len(spec.summary) > LONGEST_SUMMARY:
-        wrong.append(f"the summary is {len(spec.summary)} characters long, not 1 to {LONGEST_SUMMARY}")
+    summary = subject.feature.summary()
+    if not summary or len(summary) > LONGEST_SUMMARY:
+        wrong.append(f"the summary, its first line, is {len(summary)} characters long, not 1 to {LONGEST_SUMMARY}")
     if spec.numerics.claim != "exact" and not spec.numerics.reason:
         wrong.append(f"the numerics are {spec.numerics.claim}, and nothing says why")
     if not (subject.feature.__doc__ or "").strip():
@@ -109,12 +109,11 @@ def _unmarked_hooks(feature: type[Feature[Any]]) -> Iterator[str]:
 def _unreadable_messages(constraints: Any, args: FeatureArgs) -> Iterator[str]:
     world = Loose(World({}))
     for constraint in constraints:
-        if isinstance(constraint, Check) and not constraint.of:
-            for text in (constraint.message, constraint.fix):
-                try:
-                    constraint.format(text, args, world)
-                except (AttributeError, KeyError, IndexError, ValueError) as error:
-                    yield f"the text of a check cannot be formatted: {text!r}: {type(error).__name__}: {error}"
+        if isinstance(constraint, Condition) and not constraint.of:
+            try:
+                texts(constraint, "", args, world)
+            except ConditionError as error:
+                yield f"the condition {constraint.name} {error}"
 
 
 def references(subject: Subject) -> Outcome:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mindspeed.plugins import Check
+from mindspeed.plugins import Check, Condition
 
 TWO_PIECES: Final = Check(
     lambda args, world: world.seq_length % (2 * world.cp) == 0,
@@ -20,7 +20,7 @@ def keeps(layer_number: int, interval: int) -> bool:
     return interval == 0 or layer_number % (interval + 1) == 1
 
 
-def interval_checks(feature: str) -> tuple[Check, ...]:
+def interval_checks(feature: str) -> tuple[Condition, ...]:
     """Checks of the setting ``interval``, which says where the setting ``keep`` of the feature holds."""
     return (
         Check(

@@ -17,7 +17,8 @@ from mindspeed.legacy.arguments import namespace_of
 from mindspeed.legacy.feature import MindSpeedFeature
 from mindspeed.legacy.patches import MindSpeedPatchesManager
 from mindspeed.legacy.registrations import Registration, require_patches
-from mindspeed.plugins.constraints import After, Check
+from mindspeed.plugins.conditions import Check
+from mindspeed.plugins.constraints import After
 from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec, Numerics, Stability
 from mindspeed.plugins.hookspecs import hookimpl
 from mindspeed.plugins.patches import Patch

@@ -179,13 +179,15 @@ def hook_points_for(
     megatron: str | None = None,
     phases: bool = False,
     platform: str | None = None,
+    asked: frozenset[str] = frozenset(),
 ) -> list[Patch]:
     """Return the wraps that a plan needs: one for each upstream function where something of it happens.
 
     ``hooks`` are those that its features implement, ``overrides`` the names of its arguments, ``megatron`` the version that
     it is for, the installed one if not given. Where nothing is known about that, every place of arguments is wrapped.
     ``training`` adds Megatron-LM's training loop, without which only the platform's arguments reach it, ``phases`` the points
-    where a phase of the run begins or ends, ``platform`` those that a platform needs.
+    where a phase of the run begins or ends, ``platform`` those that a platform needs. Before the hooks
+    ``asked`` conditions of features are asked.
     """
     known = arguments_of(megatron or megatron_version()) if overrides else {}
     wraps: list[Patch] = []
@@ -197,6 +199,7 @@ def hook_points_for(
             point.run if phases else "",
             point.loop if training else "",
             f"hook{'s' if len(called) > 1 else ''} {', '.join(called)}" if called else "",
+            "conditions of features are asked" if not asked.isdisjoint(point.hooks) else "",
             point.cpu if platform == "cpu" else "",
         )
         if any(reasons):

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from pydantic import Field
 
-from mindspeed.plugins.constraints import Check
+from mindspeed.plugins.conditions import Check, Condition
 from mindspeed.plugins.feature import Feature, FeatureArgs
 from mindspeed.plugins.hookspecs import hookimpl
 
@@ -31,7 +31,7 @@ class LayersArgs(FeatureArgs):
     )
 
 
-def has_layers(name: str) -> Check:
+def has_layers(name: str) -> Condition:
     """Refuse a ``num_layers`` of feature ``name`` that a model chunk does not have."""
     return Check(
         lambda args, world: args.num_layers <= min(filter(None, world.layers_per_chunk), default=0),

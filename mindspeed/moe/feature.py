@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
-from mindspeed.plugins import Check, Feature, FeatureArgs, Mixin, Numerics, Patch, World, hookimpl
+from mindspeed.plugins import Check, Condition, Feature, FeatureArgs, Mixin, Numerics, Patch, World, hookimpl
 from mindspeed.plugins.feature import ArgsT
 
 REORDERED: Final = Numerics.reordered(reason="gradients of a layer's input are added in another order")
 
 
-def needs_experts(name: str) -> Check:
+def needs_experts(name: str) -> Condition:
     """Refuse a dense model for the dispatcher feature ``name``."""
     return Check(
         lambda args, world: world.num_experts > 0,
@@ -41,7 +41,7 @@ _UNSERVED: Final = {
 _BY_DISPATCHERS: Final = ("low_precision", "cuda_graphs", "latent_expert_size", "overlapped_micro_batches")
 
 
-def unserved(name: str, *fields: str) -> tuple[Check, ...]:
+def unserved(name: str, *fields: str) -> tuple[Condition, ...]:
     """Refuse for the feature ``name`` a world in which one of ``fields`` is set; those of dispatchers if none is given.
 
     What nobody knows yet passes: the configuration of the model is judged once more when it is built.

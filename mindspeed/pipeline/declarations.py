@@ -7,7 +7,7 @@ from typing import Final
 from pydantic import Field
 
 from mindspeed.pipeline.refusals import IN_WORLD
-from mindspeed.plugins.constraints import Check, Predicate
+from mindspeed.plugins.conditions import Check, Condition, Predicate
 from mindspeed.plugins.feature import FeatureArgs
 from mindspeed.plugins.patches import ArgOverride, When, Wrap
 
@@ -67,7 +67,7 @@ LISTED_RECOMPUTE: Final = Wrap(
 """The patch of a schedule with operations R."""
 
 
-def needs_stages(name: str) -> Check:
+def needs_stages(name: str) -> Condition:
     """Return the check that there is more than one pipeline stage."""
     return Check(
         lambda args, world: world.pp > 1,
@@ -76,7 +76,7 @@ def needs_stages(name: str) -> Check:
     )
 
 
-def keeps_an_order(name: str) -> tuple[Check, ...]:
+def keeps_an_order(name: str) -> tuple[Condition, ...]:
     """Return the checks that nothing else decides the order of forward and backward passes.
 
     What nobody knows yet passes: the configuration is judged once more when it is ready.

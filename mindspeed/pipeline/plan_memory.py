@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.setting_validation import flag
-from mindspeed.job.world import UnknownValue, World
+from mindspeed.job.world import UnknownValue
 from mindspeed.memory.estimate import LAYER_INPUT, NEEDED, RESTING, JobOptions, Live, Stage, stages
 from mindspeed.pipeline.feature import ScheduleFeature
 from mindspeed.pipeline.operations import Op, PipelineShape
 from mindspeed.pipeline.recompute_feature import RecomputeFeature
 from mindspeed.pipeline.synthesis import megatron
+from mindspeed.plugins.answers import answer, changed_tensors, implements
 from mindspeed.plugins.constraints import Slot
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.problems import Problem, ResolutionError
@@ -40,7 +40,7 @@ def foretold(made: ActivationPlan, options: JobOptions, known: Catalog) -> list[
     """Return the stages of a plan, whose features are in a catalog. Raises `UnknownValue` with every size that is needed."""
     made.world.need(*NEEDED)
     full, dropped = passes_of(made, known)
-    return stages(made.world, options, _changes(made, known, "saved"), _changes(made, known, "resting"), full, dropped)
+    return stages(made.world, options, _changes(made, known, "saved_tensors"), _changes(made, known, "resting"), full, dropped)
 
 
 def keeping_budgets(made: ActivationPlan, known: Catalog) -> ActivationPlan:
@@ -50,11 +50,14 @@ def keeping_budgets(made: ActivationPlan, known: Catalog) -> ActivationPlan:
     """
     rows, problems = [], []
     for planned in made.features:
-        setting = known.specs[planned.name].budget if planned.name in known.specs else ""
-        budget = planned.args.get(setting) if setting else None
-        if budget is None:
+        name = planned.name
+        if name not in known.usable or not implements(known.feature(name), "budget"):
             continue
-        name, what = planned.name, f"{setting}={budget:g}"
+        limit = answer(known.feature(name), "budget", known.feature(name).Args(**planned.args), made.world)
+        if limit is None:
+            continue
+        setting, budget = limit
+        what = f"{setting}={budget:g}"
         try:
             stage, least = least_peak(made, known)
         except UnknownValue as unknown:
@@ -128,12 +131,8 @@ def _at_peak(ops: Sequence[Op], vpp: int) -> tuple[list[int], list[int]]:
 
 
 def _changes(made: ActivationPlan, known: Catalog, what: str) -> Iterator[Callable[[SavedTensors], SavedTensors]]:
-    """The changes that the features of a plan declare in a field of their specs."""
+    """The changes that the features of a plan make, by the hook ``saved_tensors`` or ``resting``."""
     for planned in made.features:
         feature = known.feature(planned.name)
-        if (change := getattr(feature.spec, what)) is not None:
-            yield _applied(change, feature.Args(**planned.args), made.world)
-
-
-def _applied(change: Any, args: Any, world: World) -> Callable[[SavedTensors], SavedTensors]:
-    return partial(change, args, world)
+        if implements(feature, what):
+            yield changed_tensors(feature, what, feature.Args(**planned.args), made.world)

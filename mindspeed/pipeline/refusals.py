@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from packaging.specifiers import SpecifierSet
 
-from mindspeed.plugins.constraints import Predicate
+from mindspeed.plugins.conditions import Predicate
 from mindspeed.plugins.megatron_flags import MegatronRefusal
 
 _FLAGS: Final = {

@@ -5,11 +5,11 @@ from pydantic import Field
 from mindspeed.job.world import UnknownValue, World
 from mindspeed.plugins.active import active_feature, feature_ranges, report_problem
 from mindspeed.plugins.cache_folder import why_unwritable
+from mindspeed.plugins.conditions import Check, Condition, ModelCondition, condition, unset
 from mindspeed.plugins.constraints import (
     After,
     Before,
     Capability,
-    Check,
     Conflicts,
     Constraint,
     Cost,
@@ -31,6 +31,17 @@ from mindspeed.plugins.feature import (
     Stability,
     VerifyWith,
 )
+from mindspeed.plugins.fixes import (
+    AddFeature,
+    Advice,
+    DropField,
+    DropSetting,
+    Fix,
+    GiveField,
+    GiveSetting,
+    RemoveFeature,
+    RunCommand,
+)
 from mindspeed.plugins.hookspecs import hookimpl
 from mindspeed.plugins.megatron_flags import MegatronFlag, MegatronRefusal
 from mindspeed.plugins.patches import ArgOverride, Mixin, Patch, Ref, Replace, Set, When, Wrap
@@ -40,6 +51,8 @@ from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors, in_backwa
 from mindspeed.plugins.specs import is_unpatched, with_modules, with_parts
 
 __all__ = [
+    "AddFeature",
+    "Advice",
     "After",
     "ArgOverride",
     "Before",
@@ -47,28 +60,37 @@ __all__ = [
     "Category",
     "Check",
     "CheckpointState",
+    "Condition",
     "Conflicts",
     "Constraint",
     "Cost",
+    "DropField",
+    "DropSetting",
     "Estimate",
     "Feature",
     "FeatureArgs",
     "FeatureSpec",
     "Field",
+    "Fix",
+    "GiveField",
+    "GiveSetting",
     "MegatronFlag",
     "MegatronRefusal",
     "MindSpeedError",
     "Mixin",
+    "ModelCondition",
     "Numerics",
     "Patch",
     "Problem",
     "ProcessVariable",
     "Ref",
+    "RemoveFeature",
     "Replace",
     "Requires",
     "RequiresAny",
     "RequiresCapability",
     "RequiresSlot",
+    "RunCommand",
     "SavedTensor",
     "SavedTensors",
     "Set",
@@ -82,6 +104,7 @@ __all__ = [
     "World",
     "Wrap",
     "active_feature",
+    "condition",
     "feature_ranges",
     "hookimpl",
     "in_backward",
@@ -89,6 +112,7 @@ __all__ = [
     "leave",
     "report_problem",
     "resized",
+    "unset",
     "why_unwritable",
     "with_modules",
     "with_parts",

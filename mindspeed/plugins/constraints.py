@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections import ChainMap, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from mindspeed.job.world import World
-
-Predicate = Callable[[Any, World], bool]
-"""``(args, world) -> bool``; reads only the feature's own arguments and the world."""
+from mindspeed.plugins.conditions import Condition, ModelCondition, Predicate
 
 AUTO: Final = "auto"
 """The value of a setting that leaves the choice of a feature to mindspeed."""
@@ -30,7 +27,6 @@ class Cost:
 
 
 CostOf = Callable[[Any, World], Cost]
-"""``(args, world) -> Cost``; a formula that needs a value nobody gave raises `UnknownValue`, as a predicate does."""
 
 
 class Slot:
@@ -144,35 +140,5 @@ class Supersedes:
     when: Predicate | None = None
 
 
-def _unknown() -> float:
-    return float("nan")
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A condition on the feature's own arguments and the world.
-
-    ``message`` and ``fix`` are format strings over ``args`` and ``world``:
-    ``"window {args.window} does not divide the context-parallel size {world.cp}"``. With ``warns`` a condition that does
-    not hold is a warning in the plan and refuses nothing. ``of`` names another feature: the condition is on its arguments too,
-    ``(args, world, other) -> bool`` and ``{other.size}`` in the texts, and is checked where that feature is active.
-    ``values(args, world)`` adds names to the texts.
-    """
-
-    test: Callable[..., bool]
-    message: str
-    fix: str = ""
-    when: Predicate | None = None
-    warns: bool = False
-    of: str = ""
-    values: Callable[[Any, Any], Mapping[str, Any]] | None = None
-
-    def format(self, text: str, args: Any, world: Any, other: Any = None) -> str:
-        """Return the message or the fix; a name of ``values`` is not a number where the world is not known."""
-        if self.values is None:
-            return text.format(args=args, world=world, other=other)
-        known = dict(self.values(args, world)) if isinstance(world, World) else defaultdict(_unknown)
-        return text.format_map(ChainMap({"args": args, "world": world, "other": other}, known))
-
-
-Constraint = Requires | RequiresAny | RequiresSlot | RequiresCapability | Conflicts | After | Before | Supersedes | Check
+Relation = Requires | RequiresAny | RequiresSlot | RequiresCapability | Conflicts | After | Before | Supersedes
+Constraint = Relation | Condition | ModelCondition

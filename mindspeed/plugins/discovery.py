@@ -12,10 +12,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from mindspeed.plugins.answers import implements
+from mindspeed.plugins.conditions import Condition, ModelCondition
 from mindspeed.plugins.constraints import (
     After,
     Before,
-    Check,
     Conflicts,
     Constraint,
     Requires,
@@ -51,6 +52,12 @@ class Catalog:
             for name, spec in self.specs.items()
             if any(isinstance(c, RequiresSlot) and c.setting for c in spec.constraints)
         )
+        self.describing = frozenset(
+            name
+            for name in self.usable
+            if implements(self.feature(name), "job_values") or implements(self.feature(name), "layer_split")
+        )
+        """Features whose settings decide fields of the job."""
         self.level_one = tuple(name for name, spec in self.specs.items() if spec.level == 1)
         self.owners: dict[str, tuple[str, str | None]] = {
             size: (name, argument) for name, spec in self.specs.items() for size, argument in spec.sizes.items()
@@ -171,7 +178,7 @@ def _mistake(
 
 def _unprovided(constraint: Any, names: Collection[str], slots: Collection[str]) -> list[str]:
     """The features and slots that a constraint names and that are not among these."""
-    if isinstance(constraint, Check):
+    if isinstance(constraint, Condition | ModelCondition):
         return []
     if isinstance(constraint, RequiresSlot | RequiresCapability):
         return [] if constraint.slot in slots else [constraint.slot]

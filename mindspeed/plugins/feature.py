@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -13,7 +15,8 @@ from pydantic import BaseModel, ConfigDict
 
 from mindspeed.job.world import PARALLEL_SIZES, PLATFORMS, World
 from mindspeed.plugins.active import report_problem
-from mindspeed.plugins.constraints import Constraint, CostOf, Predicate
+from mindspeed.plugins.conditions import Condition, Predicate
+from mindspeed.plugins.constraints import Constraint, CostOf
 from mindspeed.plugins.declared_types import DeclarationError, require_types
 from mindspeed.plugins.estimates import EstimateOf, Variants
 from mindspeed.plugins.megatron_flags import MegatronFlag, MegatronRefusal
@@ -143,10 +146,6 @@ class VerifyWith:
         require_types(self)
 
 
-def _always(args: Any, world: World) -> bool:
-    return True
-
-
 @dataclass(frozen=True, slots=True)
 class FeatureSpec:
     """The declaration of a feature; name, summary and category are required.
@@ -175,7 +174,6 @@ class FeatureSpec:
     """
 
     name: str
-    summary: str
     category: Category
     level: int = 2
     slots: frozenset[str] | set[str] = frozenset()
@@ -191,7 +189,7 @@ class FeatureSpec:
     megatron_refusals: tuple[MegatronRefusal, ...] = ()
     ops: tuple[str, ...] = ()
     algorithm: tuple[str, ...] = ()
-    applies: Callable[[Any, World], bool] = _always
+    applies: Callable[[Any, World], bool] | None = None
     layer_split: Callable[[Any, World], tuple[int, ...]] | None = None
     model: Callable[[Any, World], Mapping[str, Any]] | None = None
     cost: CostOf | None = None
@@ -207,11 +205,15 @@ class FeatureSpec:
     resting: ChangeSaved | None = None
     budget: str = ""
     since: str = "0.1"
+    summary: str = ""
 
     def __post_init__(self) -> None:
         require_types(self)
         for constraint in self.constraints:
             require_types(constraint)
+        names = Counter(c.name for c in self.constraints if isinstance(c, Condition) and c.name != "<lambda>")
+        if twice := [name for name, count in names.items() if count > 1]:
+            raise DeclarationError(f"FeatureSpec.constraints has the condition {', '.join(twice)} twice")
         if not _NAME.fullmatch(self.name):
             raise ValueError(f"feature name {self.name!r} is not lower-case words joined by dashes")
         if self.level not in (0, 1, 2):
@@ -249,6 +251,11 @@ class Feature(Generic[ArgsT]):
     def __init__(self, args: ArgsT, world: World) -> None:
         self.args = args
         self.world = world
+
+    @classmethod
+    def summary(cls) -> str:
+        """Return the first sentence of the class docstring, which lists and pages show."""
+        return cls.spec.summary or (inspect.getdoc(cls) or "").partition("\n")[0].removesuffix(".")
 
     def decline(self, reason: str, fix: str = "") -> None:
         """Refuse a part of the model that the feature does not fit, with MS304, if the feature is requested.

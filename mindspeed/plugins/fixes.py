@@ -78,8 +78,8 @@ def filled(fix: Fix, feature: str, text: Callable[[str], str]) -> Fix:
 
 
 def _with_texts(step: FixStep, text: Callable[[str], str]) -> FixStep:
-    values = {f.name: getattr(step, f.name) for f in fields(step)}
-    return replace(step, **{name: text(value) for name, value in values.items() if isinstance(value, str)})
+    values: dict[str, Any] = {f.name: getattr(step, f.name) for f in fields(step)}
+    return type(step)(**{name: text(value) if isinstance(value, str) else value for name, value in values.items()})
 
 
 def _named(step: FixStep, feature: str) -> FixStep:

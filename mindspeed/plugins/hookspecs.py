@@ -7,7 +7,7 @@ implements is not wired: its hook point on Megatron (`mindspeed.megatron.hook_po
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
@@ -15,14 +15,19 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 import pluggy
 
 if TYPE_CHECKING:
+    from mindspeed.plugins.constraints import Cost
+    from mindspeed.plugins.estimates import Estimate
     from mindspeed.plugins.patches import ArgOverride, Patch, Phase
+    from mindspeed.plugins.process_variables import ProcessVariable
+    from mindspeed.plugins.saved_tensors import SavedTensors
 
 PROJECT: Final = "mindspeed"
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
-Caller = Literal["plan", "session", "megatron-core", "training loop"]
+Caller = Literal["plan", "planner", "session", "megatron-core", "training loop"]
 CALLERS: Final[dict[Caller, str]] = {
     "plan": "mindspeed itself, while the plan is made",
+    "planner": "the planner of memory (`mindspeed memory plan`) and the search of a layout (`mindspeed tune`)",
     "session": "mindspeed itself, in every process with an active plan",
     "megatron-core": "megatron-core: every script that trains on it, also a plain one under `mindspeed run`",
     "training loop": "a training loop: `mindspeed pretrain`, Megatron-LM's, and `features verify`, which writes no checkpoint; "
@@ -109,6 +114,64 @@ class PlanHooks:
     @hook(HookFacts("plan", answers="each", proves=False))
     def megatron_args(self) -> list[ArgOverride]:  # type: ignore[empty-body]
         """Return the Megatron arguments that this feature sets."""
+
+    @hook(HookFacts("plan", answers="each", proves=False))
+    def notes(self) -> Iterable[str]:  # type: ignore[empty-body]
+        """Return sentences about what the settings mean in this job; each is a note of the plan."""
+
+    @hook(HookFacts("plan", answers="each", none="every slot of the declaration", proves=False))
+    def held_slots(self) -> Collection[str] | None:
+        """Return the slots, of those in ``FeatureSpec.slots``, that the feature holds with its settings."""
+
+    @hook(HookFacts("plan", answers="merged", none="no values", proves=False))
+    def job_values(self) -> Mapping[str, Any] | None:
+        """Return fields of the job that the settings decide; those that the user gave stay as they are."""
+
+    @hook(HookFacts("plan", answers="one", none="equal shares", proves=False))
+    def layer_split(self) -> Sequence[int] | None:
+        """Return the number of layers of each model chunk, in the order of the model (`World.layer_split`)."""
+
+    @hook(HookFacts("plan", answers="merged", none="no variables", proves=False))
+    def process_variables(self) -> Mapping[str, ProcessVariable] | None:
+        """Return environment variables that the processes of a job must have from their start."""
+
+    @hook(HookFacts("plan", answers="each", none="every step", proves=False))
+    def working_steps(self) -> tuple[int, int] | None:
+        """Return the first and the last step of a run in which the feature works."""
+
+
+class PlannerHooks:
+    """Called by the planner of memory and by the search of a layout; pure, without torch and megatron.
+
+    In a search the sizes of ``self.world`` may be arrays of many layouts, so formulas are plain arithmetic.
+    """
+
+    @hook(HookFacts("planner", answers="chained", none="the tensors as they were given", value="tensors", proves=False))
+    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors | None:
+        """Return what layers keep for backward with this feature, from what they keep without it."""
+
+    @hook(HookFacts("planner", answers="chained", none="the tensors as they were given", value="tensors", proves=False))
+    def resting(self, tensors: SavedTensors) -> SavedTensors | None:
+        """Return what the optimizer keeps between steps with this feature, from what it keeps without it."""
+
+    @hook(HookFacts("planner", answers="each", none="nothing", proves=False))
+    def estimate(self) -> Estimate | None:
+        """Return what the feature adds to memory, work and traffic of the rank that has most."""
+
+    @hook(HookFacts("planner", answers="each", none="the search does not try it", proves=False))
+    def variants(self) -> Sequence[Mapping[str, Any]] | None:
+        """Return the settings with which a search tries the feature, in addition to leaving it out."""
+
+    @hook(HookFacts("planner", answers="each", none="it cannot be chosen automatically", proves=False))
+    def cost(self) -> Cost | None:
+        """Return the cost of the feature, for a slot whose holder mindspeed may choose."""
+
+    @hook(HookFacts("planner", answers="each", none="no limit", proves=False))
+    def budget(self) -> tuple[str, float] | None:
+        """Return the setting that limits the device memory of a rank, and its value in MiB.
+
+        A plan whose ranks need more, by the planner of memory, is refused.
+        """
 
 
 class SessionHooks:
@@ -227,6 +290,7 @@ class ProofHooks:
 
 HOOK_CLASSES: Final = (
     PlanHooks,
+    PlannerHooks,
     SessionHooks,
     ArgumentHooks,
     ParallelHooks,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import CodeType
 from typing import Any, Final
@@ -83,9 +83,9 @@ class FeatureManager(pluggy.PluginManager):
         self.calls.clear()
         self.effects.clear()
 
-    def call(self, hook: str, **arguments: Any) -> list[tuple[str, Any]]:
-        """Call ``hook`` on every feature that has it: ``[(feature, result)]`` in plan order."""
-        return [(name, call(arguments)) for name, call in self._implementations(hook)]
+    def call(self, hook: str, without: Collection[str] = (), **arguments: Any) -> list[tuple[str, Any]]:
+        """Call ``hook`` on every feature that has it, but those of ``without``: ``[(feature, result)]`` in plan order."""
+        return [(name, call(arguments)) for name, call in self._implementations(hook) if name not in without]
 
     def call_one(self, hook: str, feature: str, **arguments: Any) -> Any:
         """Call ``hook`` on the named feature, which has it."""
@@ -95,11 +95,11 @@ class FeatureManager(pluggy.PluginManager):
         """Call ``hook`` and leave out the features that answered None."""
         return [(name, answer) for name, answer in self.call(hook, **arguments) if answer is not None]
 
-    def chain(self, hook: str, **arguments: Any) -> Any:
+    def chain(self, hook: str, without: Collection[str] = (), **arguments: Any) -> Any:
         """Pass the value of ``hook`` through the features: each gets what the one before returned, None returns it as it is."""
         value = HOOKS[hook].value
-        for _, call in self._implementations(hook):
-            answer = call(arguments)
+        for name, call in self._implementations(hook):
+            answer = call(arguments) if name not in without else None
             arguments[value] = arguments[value] if answer is None else answer
         return arguments[value]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mindspeed.plugins.constraints import Predicate
+from mindspeed.plugins.conditions import Predicate
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from mindspeed.plugins.problems import Problem
 
@@ -22,25 +21,29 @@ class ProcessVariable:
         return value == self.value or bool(self.pattern and re.fullmatch(self.pattern, value))
 
 
-def unset_variables(features: Iterable[type[Any]], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of these feature classes that ``environ`` lacks, with their values."""
-    return {
-        name: variable.value for feature in features for name, variable in feature.spec.variables.items() if name not in environ
-    }
+Variables = Mapping[str, ProcessVariable]
 
 
-def variable_problems(features: Iterable[type[Any]], environ: Mapping[str, str]) -> list[Problem]:
-    """List MS517 for every feature whose variables ``environ`` lacks or has otherwise, with the line to export."""
+def unset_variables(needed: Iterable[Variables], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that ``environ`` lacks, with their values."""
+    return {name: variable.value for variables in needed for name, variable in variables.items() if name not in environ}
+
+
+def variable_problems(needed: Mapping[str, Variables], environ: Mapping[str, str]) -> list[Problem]:
+    """List MS517 for every feature whose variables ``environ`` lacks or has otherwise, with the line to export.
+
+    ``needed`` are the variables of each feature.
+    """
     problems = []
-    for feature in features:
+    for feature, variables in needed.items():
         wrong = {
             name: variable.value
-            for name, variable in feature.spec.variables.items()
+            for name, variable in variables.items()
             if not (name in environ and variable.accepts(environ[name]))
         }
         if wrong:
             found = ", ".join(f"{name} is {environ[name]!r}" if name in environ else f"{name} is not set" for name in wrong)
             fix = f"export {' '.join(f'{name}={value}' for name, value in wrong.items())}"
-            text = f"{feature.spec.name} needs variables that a process has from its start: {found}"
-            problems.append(Problem("MS517", text, (feature.spec.name,), where="environment of this process", fix=fix))
+            text = f"{feature} needs variables that a process has from its start: {found}"
+            problems.append(Problem("MS517", text, (feature,), where="environment of this process", fix=fix))
     return problems

@@ -23,6 +23,7 @@ from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.engine.resolution.request_merge import remaining_features
 from mindspeed.megatron.indexed_data import Index, read_index
+from mindspeed.plugins.answers import answer
 from mindspeed.plugins.cache_folder import why_unwritable
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError, RunError
 from mindspeed.training import checkpoints, corpus, shape
@@ -186,10 +187,11 @@ def _window_problems(plan: ActivationPlan, last: int, done: int) -> list[Problem
     """MS301 for every feature that works only in steps which this run does not have."""
     problems = []
     for name, feature in registry.feature_classes(plan).items():
-        if feature.spec.steps is None:
-            continue
         planned = next(planned for planned in plan.features if planned.name == name)
-        first, end = feature.spec.steps(feature.Args(**planned.args))
+        window = answer(feature, "working_steps", feature.Args(**planned.args), plan.world)
+        if window is None:
+            continue
+        first, end = window
         if end <= done or first > last:
             text = f"{name} works in steps {first} to {end}, and this run has steps {done + 1} to {last}"
             problems.append(Problem("MS301", text, (name,), fix=f"move its steps, or remove {name}"))

@@ -11,6 +11,7 @@ from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.request import JobFile, Layer, load_job_file
 from mindspeed.engine.resolution.request_merge import MergedRequest, merge
 from mindspeed.job.world import UnknownValue
+from mindspeed.plugins.conditions import obstacle
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.problems import Problem
 from mindspeed.training import checkpoints
@@ -120,6 +121,7 @@ def _applies(name: str, request: MergedRequest, catalog: Catalog) -> bool:
         return True
     values = {key: value.value for key, value in request.settings.get(name, {}).items()}
     try:
-        return catalog.specs[name].applies(catalog.models[name].model_validate(values), request.as_world())
+        args = catalog.models[name].model_validate(values)
+        return obstacle(catalog.specs[name].constraints, name, args, request.as_world()) is None
     except (UnknownValue, ValueError):
         return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,8 +10,9 @@ from numpy.typing import NDArray
 
 from mindspeed.job.world import UnknownValue
 from mindspeed.memory.estimate import AT_PEAK, JobOptions, chunk_tensors
+from mindspeed.plugins.answers import changed_tensors, implements
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.plugins.feature import FeatureSpec
+from mindspeed.plugins.feature import Feature, FeatureSpec
 from mindspeed.tuning.rules import Mask, ReadWorld, Settings
 from mindspeed.tuning.space import SIZES, Column, Layouts
 
@@ -40,7 +40,7 @@ class KeptTables:
 
     def of(self, rows: Column, active: Mapping[str, Mask], settings: Settings) -> Kept:
         """Return the bytes of these layouts, with the features that are active in each of them."""
-        counted = {name: mask for name, mask in active.items() if _changes_activations(self.catalog.specs[name])}
+        counted = {name: mask for name, mask in active.items() if _changes_activations(self.catalog.feature(name))}
         key = tuple(sorted((name, id(settings.get(name)), mask.tobytes()) for name, mask in counted.items()))
         if key not in self._tables:
             self._tables[key] = self._tabulated(counted, settings)
@@ -76,7 +76,12 @@ class KeptTables:
         specs = self.catalog.specs
         world = ReadWorld({**self.layouts.model, **sizes, "micro_batch_size": 1}, read)
         options = JobOptions(world.platform == "cpu", any(_splits_sequence(specs[name]) for name in active))
-        changes = [partial(change, args, world) for name, args in active.items() if (change := specs[name].saved) is not None]
+        features = {name: self.catalog.feature(name) for name in active}
+        changes = [
+            changed_tensors(feature, "saved_tensors", active[name], world)
+            for name, feature in features.items()
+            if implements(feature, "saved_tensors")
+        ]
         found = np.zeros((3, np.size(sizes["tp"])))
         try:
             chunk, last = (chunk_tensors(world, options, changes, layers, last=is_last) for is_last in (False, True))
@@ -87,8 +92,8 @@ class KeptTables:
         return found
 
 
-def _changes_activations(spec: FeatureSpec) -> bool:
-    return spec.saved is not None or _splits_sequence(spec)
+def _changes_activations(feature: type[Feature[Any]]) -> bool:
+    return implements(feature, "saved_tensors") or _splits_sequence(feature.spec)
 
 
 def _splits_sequence(spec: FeatureSpec) -> bool:

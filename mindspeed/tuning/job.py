@@ -14,6 +14,7 @@ from mindspeed.engine.resolution.request import Layer
 from mindspeed.engine.resolution.request_merge import remaining_features
 from mindspeed.job.world import PARALLEL_SIZES
 from mindspeed.ops.availability import running
+from mindspeed.plugins.answers import implements
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
 from mindspeed.training.shape import trainer_request
@@ -168,8 +169,9 @@ class SearchJob:
     def _with_one_more(self, choice: Choice, world: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
         """Yield the bytes of a configuration with each feature more that may save some and is not tried."""
         for name in sorted(self.catalog.usable):
-            spec = self.catalog.specs[name]
-            if (spec.saved or spec.resting) and name not in (*choice.features, *self.request.features, *self.tried):
+            feature = self.catalog.feature(name)
+            saves = implements(feature, "saved_tensors") or implements(feature, "resting")
+            if saves and name not in (*choice.features, *self.request.features, *self.tried):
                 more = self.resolved(replace(choice, features=(*choice.features, name)), world)
                 if more is not None and more.bytes is not None:
                     yield name, more.bytes

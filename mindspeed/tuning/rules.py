@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -16,11 +17,11 @@ from pydantic import ValidationError
 
 from mindspeed.engine.resolution.environment import version_in
 from mindspeed.job.world import PARALLEL_SIZES, UnknownValue, World
+from mindspeed.plugins.answers import answer
+from mindspeed.plugins.conditions import Condition, Predicate, obstacle
 from mindspeed.plugins.constraints import (
     AUTO,
-    Check,
     Conflicts,
-    Predicate,
     RequiresAny,
     RequiresCapability,
     RequiresSlot,
@@ -81,6 +82,8 @@ class Rules:
         self.all: Mask = np.ones(len(layouts), dtype=np.bool_)
         self.platform = str(layouts.model["platform"])
         self._tables: dict[tuple[Any, ...], Mask] = {}
+        self._applies = {name: partial(_applies, catalog, name) for name in catalog.usable}
+        self._holding = {name: partial(_holds_slots, catalog, name) for name in catalog.usable}
         self._faults: dict[tuple[str, int], Mask] = {}
         self._relations = {
             name: [constraint for constraint in spec.constraints if isinstance(constraint, _RELATIONS)]
@@ -119,8 +122,8 @@ class Rules:
             spec = self.catalog.specs[name]
             bad = ~self.all if self._valid(name, settings) and self._runs_here(spec) else self.all.copy()
             for check in spec.constraints:
-                if isinstance(check, Check) and not check.warns:
-                    broken = ~self._table(name, settings, check.test, unknown=True)
+                if isinstance(check, Condition) and check.otherwise == "refuse" and not check.of:
+                    broken = ~self._table(name, settings, check.holds, unknown=True)
                     bad |= broken if check.when is None else broken & self._table(name, settings, check.when, unknown=False)
             self._faults[key] = bad
         return self._faults[key]
@@ -168,7 +171,7 @@ class Rules:
             if name in self.request.without or not (claims and here) or name in self.request.features:
                 continue
             if all(self.has_variant(op, self.platform) for op in spec.ops):
-                roots[name] = self._table(name, self.request.settings, spec.applies, unknown=False)
+                roots[name] = self._table(name, self.request.settings, self._applies[name], unknown=False)
         return {name: mask for name, mask in roots.items() if mask.any()}
 
     def _close(self, active: dict[str, Mask], settings: Settings) -> Mask:
@@ -211,8 +214,8 @@ class Rules:
         holders: dict[str, dict[str, Mask]] = {}
         for name, mask in active.items():
             spec = self.catalog.specs[name]
-            if spec.slots and spec.slots_when is not None:
-                mask = mask & self._table(name, settings, spec.slots_when, unknown=False)
+            if spec.slots:
+                mask = mask & self._table(name, settings, self._holding[name], unknown=False)
             for slot in spec.slots:
                 holders.setdefault(slot, {})[name] = mask
         return holders
@@ -272,6 +275,20 @@ class Rules:
             return unknown
         except Exception:  # a plugin's predicate may fail in any way: the resolver refuses such a job
             return False
+
+
+def _applies(catalog: Catalog, name: str, args: Any, world: World) -> bool:
+    """Return whether level 1 switches a feature on."""
+    spec = catalog.specs[name]
+    former = spec.applies is None or spec.applies(args, world)
+    return former and obstacle(spec.constraints, name, args, world) is None
+
+
+def _holds_slots(catalog: Catalog, name: str, args: Any, world: World) -> bool:
+    """Return whether a feature holds its slots with these arguments."""
+    spec = catalog.specs[name]
+    held = answer(catalog.feature(name), "held_slots", args, world)
+    return spec.slots_when is None or spec.slots_when(args, world) if held is None else bool(held)
 
 
 def _any(masks: list[Mask], like: Mask) -> Mask:

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 from pydantic import ValidationError
 
+from mindspeed.plugins.answers import answer, implements
 from mindspeed.plugins.constraints import Slot
 from mindspeed.plugins.estimates import Estimate
 from mindspeed.tuning import memory
@@ -167,8 +168,8 @@ class Scores:
         self._time = timing.basis(question.layouts, question.machine.cores)
         self._estimates: dict[tuple[str, str], Estimate] = {}
         tried = {name for choice in question.choices for name in choice.features} | set(self.request.features)
-        specs = catalog.specs
-        self.not_modelled = tuple(sorted(name for name in tried if name in specs and specs[name].estimate is None))
+        usable = sorted(tried & catalog.usable.keys())
+        self.not_modelled = tuple(name for name in usable if not implements(catalog.feature(name), "estimate"))
 
     def seconds(self, choice: Choice) -> memory.Numbers:
         """Return the seconds of a step in every layout."""
@@ -182,9 +183,14 @@ class Scores:
 
     def slack(self, choice: Choice) -> float:
         """Return the factor by which the bytes of a choice may be too high."""
-        specs = self.catalog.specs
-        active = [specs[name] for name in with_required((*self.request.features, *choice.features), self.catalog)]
-        return ROUGH if any(spec.resting or (spec.slots & _SCHEDULES and not spec.saved) for spec in active) else SLACK
+        names = with_required((*self.request.features, *choice.features), self.catalog)
+        return ROUGH if any(map(self._saves_unknown_bytes, names)) else SLACK
+
+    def _saves_unknown_bytes(self, name: str) -> bool:
+        """Return whether a feature saves bytes for which the search has no formula."""
+        feature = self.catalog.feature(name)
+        schedules = feature.spec.slots & _SCHEDULES
+        return implements(feature, "resting") or bool(schedules and not implements(feature, "saved_tensors"))
 
     def work(self, choice: Choice) -> dict[str, Any]:
         """Return the work of every layout by kind."""
@@ -193,8 +199,8 @@ class Scores:
     def estimates(self, choice: Choice) -> Iterator[Estimate]:
         settings = {**self.request.settings, **choice.settings}
         for name in sorted(with_required((*self.request.features, *choice.features), self.catalog)):
-            spec = self.catalog.specs[name]
-            if spec.estimate is None:
+            feature = self.catalog.feature(name)
+            if not implements(feature, "estimate"):
                 continue
             key = (name, repr(settings.get(name, {})))
             if key not in self._estimates:
@@ -202,5 +208,5 @@ class Scores:
                     args = self.catalog.models[name](**settings.get(name, {}))
                 except ValidationError:
                     continue
-                self._estimates[key] = spec.estimate(args, self.layouts)
+                self._estimates[key] = answer(feature, "estimate", args, self.layouts)
             yield self._estimates[key]

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindspeed.job.world import World
+from mindspeed.plugins.answers import answer, implements
 from mindspeed.plugins.constraints import Slot
 from mindspeed.plugins.discovery import Catalog
 
@@ -111,10 +112,11 @@ def choices(catalog: Catalog, model: Mapping[str, Any], requested: Sequence[str]
     options: list[list[Choice]] = []
     if not set(holders) & set(requested):
         options.append([Choice(), *(Choice((name,)) for name in holders)])
-    for name, spec in catalog.specs.items():
-        if name in requested or name in holders or not (spec.variants or name in tried):
+    for name in catalog.specs:
+        feature = catalog.feature(name)
+        if name in requested or name in holders or not (implements(feature, "variants") or name in tried):
             continue
-        settings = list(spec.variants(world)) if spec.variants else [{}]
+        settings = list(answer(feature, "variants", feature.Args.model_construct(), world) or [{}])
         options.append([Choice(), *(Choice((name,), {name: values} if values else {}) for values in settings)])
     plainest: dict[tuple[Any, ...], Choice] = {}
     for choice in sorted(map(_joined, product(*options)), key=lambda choice: len(choice.features)):

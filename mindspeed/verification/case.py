@@ -11,6 +11,8 @@ from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.job.world import PARALLEL_SIZES, World
+from mindspeed.plugins.answers import implements
+from mindspeed.plugins.conditions import obstacle
 from mindspeed.plugins.constraints import Requires
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.feature import FeatureSpec, Numerics
@@ -139,7 +141,7 @@ class CaseRequest:
         """Return whether every feature fits the plan's model and, unless the processes are given, has ranks to work on."""
         for planned in plan.features:
             feature = self.known.feature(planned.name)
-            if not feature.spec.applies(feature.Args(**planned.args), plan.world):
+            if obstacle(feature.spec.constraints, planned.name, feature.Args(**planned.args), plan.world) is not None:
                 return False
             if len(self.processes) > 1 and any(getattr(plan.world, size) == 1 for size in feature.spec.sizes):
                 return False
@@ -217,6 +219,6 @@ def _case(request: CaseRequest, plan: ActivationPlan, recipe: Recipe) -> Verific
         documents=arguments.get("reset_attention_mask", False),
         restart=arguments.get("reset_position_ids", False),
         ragged=arguments.get("variable_seq_lengths", False),
-        adam=any(spec.resting is not None for spec in request.tested),
+        adam=any(implements(request.known.feature(spec.name), "resting") for spec in request.tested),
     )
     return VerificationCase(request.features, plan, request.baseline(plan, recipe), recipe, request.numerics)

@@ -11,6 +11,7 @@ from mindspeed import registry
 from mindspeed.diagnostics.job_memory import options_of, stages_of
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.plugins import Category
+from mindspeed.plugins.answers import implements
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.verification.case import VerificationCase, required_by
 from mindspeed.verification.comparison import Check, Tolerances, compare, zero_or_not_finite
@@ -182,18 +183,19 @@ def _sides(records: Sequence[RankResult], what: str, side: str) -> int:
 
 def _foretold(case: VerificationCase) -> dict[str, tuple[int, int]]:
     """The bytes of both runs by the declarations of the features under test, as far as these change and it is foretold."""
-    specs = [registry.catalog().feature(name).spec for name in case.features]
+    features = [registry.catalog().feature(name) for name in case.features]
+    saves, rests = (any(implements(feature, hook) for feature in features) for hook in ("saved_tensors", "resting"))
     found: dict[str, tuple[int, int]] = {}
-    if all(spec.saved is None and spec.resting is None for spec in specs):
+    if not (saves or rests):
         return found
     try:
         runs = [stages_of(plan, options_of(plan, case.recipe.shape.dropout > 0)) for plan in (case.baseline, case.plan)]
     except MindSpeedError:  # a model whose memory is not foretold is trained all the same
         return found
-    if any(spec.saved is not None for spec in specs):
+    if saves:
         found["saved activations"] = _pair(max(stage.activations for stage in run) for run in runs)
         found["saved activations on the host"] = _pair(max(stage.swapped for stage in run) for run in runs)
-    if any(spec.resting is not None for spec in specs):
+    if rests:
         found["optimizer at rest"] = _pair(max(stage.optimizer.device for stage in run) for run in runs)
         found["optimizer at rest on the host"] = _pair(max(stage.optimizer.host for stage in run) for run in runs)
     return {kind: sizes for kind, sizes in found.items() if any(sizes)}

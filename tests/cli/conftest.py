@@ -37,7 +37,7 @@ def install(tmp_path, monkeypatch):
         lines = ["from mindspeed.plugins import *"]
         entries = ["[mindspeed.features]"]
         for number, (name, constraints) in enumerate(features.items()):
-            declared = f'FeatureSpec("{name}", "made up", Category.TOOL, slots=frozenset({slots}), constraints=({constraints}))'
+            declared = f'FeatureSpec("{name}", Category.TOOL, slots=frozenset({slots}), constraints=({constraints}))'
             lines.append(f"class Made{number}(Feature):\n    spec = {declared}")
             entries.append(f"{name} = {distribution}_features:Made{number}")
         (tmp_path / f"{distribution}_features.py").write_text("\n".join(lines))

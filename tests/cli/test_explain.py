@@ -15,7 +15,7 @@ from tests.cli.conftest import LAPTOP
 WRAP = """
 from mindspeed.plugins import *
 class {name}(Feature):
-    spec = FeatureSpec("acme-{lower}", "{name} of acme", Category.TOOL, constraints=({constraints}))
+    spec = FeatureSpec("acme-{lower}", Category.TOOL, constraints=({constraints}))
     @hookimpl
     def patches(self):
         return [Wrap("megatron.core.utils:divide", "acme_{lower}:around", reason="to count it")]

@@ -221,7 +221,7 @@ mindspeed.deactivate()
 FEATURE = """
 from mindspeed.plugins import *
 class Made(Feature):
-    spec = FeatureSpec("acme-trace", "made up", Category.TOOL)
+    spec = FeatureSpec("acme-trace", Category.TOOL)
     @hookimpl
     def patches(self):
         return [Wrap("fakelib:traced", "acme_trace:around", reason="a test")]

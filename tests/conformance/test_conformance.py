@@ -25,18 +25,23 @@ pytest_plugins = ["pytester"]
 
 HEAD = """
 from pydantic import field_serializer
-from mindspeed.plugins import Category, Check, Feature, FeatureArgs, FeatureSpec, Field, Numerics, Requires, Wrap, hookimpl
+from mindspeed.plugins import (
+    Category, Feature, FeatureArgs, FeatureSpec, Field, GiveSetting, Numerics, Requires, Wrap, condition, hookimpl
+)
 """
 SOUND = """
 class MadeArgs(FeatureArgs):
     rate: float = Field(1e-5, description="a rate")
     names: tuple[str, ...] = Field(("a", "b"), description="names")
 
+@condition("{args.rate} is too much for {world.tp}", fix=(GiveSetting("rate", 0.1),))
+def is_slow(args, world):
+    '''Check that the rate is small.'''
+    return args.rate < 1
+
 class Made(Feature[MadeArgs]):
     '''Made up.'''
-    spec = FeatureSpec("acme-made", "made up", Category.TOOL, constraints=(
-        Check(lambda args, world: args.rate < 1, "{args.rate} is too much for {world.tp}", fix="--set acme-made.rate=0.1"),
-    ))
+    spec = FeatureSpec("acme-made", Category.TOOL, constraints=(is_slow,))
 
     @hookimpl
     def patches(self):
@@ -92,7 +97,11 @@ MISTAKES = {
         "the setting rate does not survive YAML: 1e-05 becomes 0.0",
     ),
     "a class without docstring": ("metadata", ("    '''Made up.'''\n", ""), "the class has no docstring"),
-    "a long summary": ("metadata", ('"made up"', '100 * "ab"'), "the summary is 200 characters long, not 1 to 100"),
+    "a long summary": (
+        "metadata",
+        ("Made up.", 100 * "ab"),
+        "the summary, its first line, is 200 characters long, not 1 to 100",
+    ),
     "a claim without reason": (
         "metadata",
         ("Category.TOOL,", "Category.TOOL, numerics=Numerics.reordered(),"),
@@ -101,8 +110,7 @@ MISTAKES = {
     "a message that cannot be formatted": (
         "metadata",
         ("{args.rate}", "{args.speed}"),
-        "the text of a check cannot be formatted: '{args.speed} is too much for {world.tp}': "
-        "AttributeError: 'MadeArgs' object has no attribute 'speed'",
+        "the condition is_slow has texts that cannot be filled: AttributeError: 'MadeArgs' object has no attribute 'speed'",
     ),
     "a requirement without reason": (
         "metadata",
@@ -314,7 +322,7 @@ def test_a_broken_feature_beside_fails_no_check_of_another(acme, mistake, tmp_pa
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bad\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[mindspeed.features]\nbad-one = bad_one:One\n")
-    spec = "spec = FeatureSpec('bad-one', 'broken', Category.TOOL, level=1)"
+    spec = "spec = FeatureSpec('bad-one', Category.TOOL, level=1)"
     (tmp_path / "bad_one.py").write_text(f"{HEAD}\nclass One(Feature):\n    {spec}\n    {BESIDE[mistake]}\n")
     outcome = declaration.order(acme())
     assert (outcome.state, outcome.details) == ("ok", ()), outcome.text

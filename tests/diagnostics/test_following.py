@@ -33,8 +33,8 @@ def add_arguments(parser):
     parser.add_argument("--tensor-model-parallel-size", type=int)
 """
 TARGETS = [Target("demo", "mindspeed", f"megatron.core.utils:{name}") for name in ("slice_batch", "gather", "kept")]
-SPECS = {"demo": FeatureSpec(name="demo", summary="A feature to test with", category=Category.COMPUTE)}
-SPECS |= {name: FeatureSpec(name=name, summary=name, category=Category.COMPUTE) for name in ("ring-attention", "swiglu")}
+SPECS = {"demo": FeatureSpec(name="demo", category=Category.COMPUTE)}
+SPECS |= {name: FeatureSpec(name=name, category=Category.COMPUTE) for name in ("ring-attention", "swiglu")}
 
 
 def tree(root: Path, version: str, utils: str = UTILS, arguments: str = ARGUMENTS) -> Path:
@@ -164,7 +164,7 @@ def verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def specs_of(*names: str, megatron: str = "") -> dict[str, FeatureSpec]:
-    return {name: FeatureSpec(name=name, summary=name, category=Category.COMPUTE, megatron=megatron) for name in names}
+    return {name: FeatureSpec(name=name, category=Category.COMPUTE, megatron=megatron) for name in names}
 
 
 def test_a_claim_that_hangs_or_ends_its_process_is_a_row_and_the_next_one_is_verified(tmp_path: Path, verifier: None) -> None:

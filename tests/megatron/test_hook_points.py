@@ -36,7 +36,7 @@ def activate(monkeypatch):
         instances = []
         for name, hooks in features.items():
             members: dict[str, Any] = {hook: hookimpl(function) for hook, function in hooks.items()}
-            members["spec"] = FeatureSpec(name, f"the feature {name}", Category.TOOL)
+            members["spec"] = FeatureSpec(name, Category.TOOL)
             instances.append(type(name, (Feature,), members)(FeatureArgs(), World({})))
         plan = ActivationPlan(features=(), world=World({}))
         monkeypatch.setattr(session, "_session", session.Session(plan, FeatureManager(instances), applied=None, proof=None))
@@ -146,7 +146,7 @@ def test_a_heterogeneous_configuration_is_shown_once_when_it_is_complete(monkeyp
     seen = []
 
     class Looking(Feature[FeatureArgs]):
-        spec = FeatureSpec("looking", "a test", Category.TOOL)
+        spec = FeatureSpec("looking", Category.TOOL)
 
         @hookimpl
         def config_ready(self, config: Any) -> None:
@@ -378,7 +378,7 @@ def test_two_features_that_give_a_schedule_are_named(activate, monkeypatch):
 class _Replacing(Feature[FeatureArgs]):
     """Puts a function of its own in place of one that has a hook point, and implements the hook."""
 
-    spec = FeatureSpec("replacing", "a test", Category.TOOL)
+    spec = FeatureSpec("replacing", Category.TOOL)
 
     @hookimpl
     def patches(self) -> list[Patch]:
@@ -424,7 +424,7 @@ def test_a_feature_is_told_when_its_plan_begins_and_ends(monkeypatch):
     order = []
 
     class Alive(Feature[FeatureArgs]):
-        spec = FeatureSpec("alive", "a test", Category.TOOL)
+        spec = FeatureSpec("alive", Category.TOOL)
 
         @hookimpl
         def activated(self) -> None:
@@ -441,7 +441,7 @@ def test_a_feature_is_told_when_its_plan_begins_and_ends(monkeypatch):
 
 def test_a_feature_that_fails_when_its_plan_begins_ends_the_plan(monkeypatch):
     class Failing(Feature[FeatureArgs]):
-        spec = FeatureSpec("failing", "a test", Category.TOOL)
+        spec = FeatureSpec("failing", Category.TOOL)
 
         @hookimpl
         def activated(self) -> None:

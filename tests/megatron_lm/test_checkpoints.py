@@ -61,7 +61,7 @@ COUNTER = """
 from mindspeed.plugins import Category, Feature, FeatureSpec, hookimpl
 
 class Counter(Feature):
-    spec = FeatureSpec("counter", "keeps how often it was saved", Category.TOOL)
+    spec = FeatureSpec("counter", Category.TOOL)
 
     def __init__(self, args, world):
         super().__init__(args, world)

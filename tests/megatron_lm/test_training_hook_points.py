@@ -24,7 +24,7 @@ def activate(monkeypatch):
         instances = []
         for name, hooks in features.items():
             members: dict[str, Any] = {hook: hookimpl(function) for hook, function in hooks.items()}
-            members["spec"] = FeatureSpec(name, f"the feature {name}", Category.TOOL)
+            members["spec"] = FeatureSpec(name, Category.TOOL)
             instances.append(type(name, (Feature,), members)(FeatureArgs(), World({})))
         plan = ActivationPlan(features=(), world=World({}))
         monkeypatch.setattr(session, "_session", session.Session(plan, FeatureManager(instances), applied=None, proof=None))

@@ -16,8 +16,8 @@ CPU = made_up("cpu", "0.16.1")
 
 def make(name: str, *constraints: Any, args: type[FeatureArgs] = FeatureArgs, **spec: Any) -> type[Feature[Any]]:
     """A feature class without hooks."""
-    declared = FeatureSpec(name, f"the feature {name}", Category.TOOL, constraints=constraints, **spec)
-    return type(name, (Feature,), {"spec": declared, "Args": args})
+    declared = FeatureSpec(name, Category.TOOL, constraints=constraints, **spec)
+    return type(name, (Feature,), {"__doc__": f"The feature {name}.", "spec": declared, "Args": args})
 
 
 def catalog(*features: type[Feature[Any]]) -> Catalog:

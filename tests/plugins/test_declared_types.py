@@ -24,9 +24,8 @@ CASES = {
     "level=True": "FeatureSpec.level is True, not a whole number",
     "megatron=0.16": "FeatureSpec.megatron is 0.16, not a string",
     'ops="swiglu"': "FeatureSpec.ops is 'swiglu', not a tuple of strings",
-    "applies=True": "FeatureSpec.applies is True, not a function",
     'constraints=(Requires(["linear"]),)': "Requires.name is ['linear'], not a string",
-    'constraints=(Check("cp == 1", "no"),)': "Check.test is 'cp == 1', not a function",
+    'constraints=(Check("cp == 1", "no"),)': "Condition.holds is 'cp == 1', not a function",
     'platforms={"gpu"}': "FeatureSpec.platforms has 'gpu', not one of npu, cuda, cpu",
     'sizes={"tq": None}': "FeatureSpec.sizes has 'tq', not one of tp, pp, vpp, cp, ep, dp",
     'state=CheckpointState("mine")': "CheckpointState.kind is 'mine', not 'none' or 'resharded' or 'own'",
@@ -50,7 +49,7 @@ def row(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("field", CASES)
 def test_a_field_with_a_wrong_type_is_a_broken_row_with_distribution_field_and_expected_type(row, field):
-    problem = row(f'FeatureSpec("clip", "clips", Category.TOOL, {field})').problem
+    problem = row(f'FeatureSpec("clip", Category.TOOL, {field})').problem
     assert (problem.code, problem.message) == ("MS104", f"the declaration of feature clip is wrong: {CASES[field]}")
     assert problem.where.startswith("acme 1.0")
 
@@ -61,6 +60,6 @@ def test_a_spec_of_another_type_is_a_broken_row(row):
 
 
 def test_a_list_stands_for_a_tuple(row):
-    found = row('FeatureSpec("clip", "clips", Category.TOOL, constraints=[Requires("tensor-parallel")])')
+    found = row('FeatureSpec("clip", Category.TOOL, constraints=[Requires("tensor-parallel")])')
     assert found.problem is None
     assert len(found.feature.spec.constraints) == 1

@@ -11,7 +11,7 @@ from tests.plugins.synthetic import catalog, make
 GOOD = """
 from mindspeed.plugins import Category, Feature, FeatureSpec
 class Acme(Feature):
-    spec = FeatureSpec("{name}", "something of acme", Category.TOOL)
+    spec = FeatureSpec("{name}", Category.TOOL)
 """
 
 

@@ -19,7 +19,7 @@ ARGS, WORLD = FeatureArgs(), World({})
 
 
 def feature(name, **hooks):
-    spec = FeatureSpec(name, "made up", Category.TOOL)
+    spec = FeatureSpec(name, Category.TOOL)
     return type(name, (Feature,), {"spec": spec, **{key: hookimpl(hook) for key, hook in hooks.items()}})(ARGS, WORLD)
 
 
@@ -99,7 +99,7 @@ def test_a_hook_that_does_not_exist_is_named_with_its_line_and_near_names():
     assert str(caught.value) == (
         "MS104 feature a implements pathces, which is not a hook\n"
         f"  where: {line}\n"
-        "  fix: did you mean patches?\n"
+        "  fix: did you mean patches or notes?\n"
         "MS104 feature b implements zzz, which is not a hook\n"
         f"  where: {line}\n"
         "  fix: remove @hookimpl; docs/hooks.md lists the hooks"

@@ -28,7 +28,7 @@ py-modules = ["{module}"]
 FEATURE = """
 from mindspeed.plugins import Category, Feature, FeatureSpec, Requires
 class Made(Feature):
-    spec = FeatureSpec("{name}", "made up", Category.TOOL, constraints=({constraints}))
+    spec = FeatureSpec("{name}", Category.TOOL, constraints=({constraints}))
 """
 
 

@@ -26,7 +26,7 @@ from tests.training.conftest import TINY, Run, losses
 
 def made_up(name, **state):
     class MadeUp(Feature):
-        spec = FeatureSpec(name, "made up", Category.TOOL, state=CheckpointState(**state))
+        spec = FeatureSpec(name, Category.TOOL, state=CheckpointState(**state))
 
     return DiscoveredFeature(name, "acme", "1.0", "acme:MadeUp", MadeUp)
 
@@ -34,7 +34,7 @@ def made_up(name, **state):
 class Secret(Feature):
     """Saves data and does not say so."""
 
-    spec = FeatureSpec("secret", "made up", Category.TOOL)
+    spec = FeatureSpec("secret", Category.TOOL)
 
     @hookimpl
     def save_extra(self, state):
@@ -230,7 +230,7 @@ from mindspeed.plugins import *
 class Acme(Feature):
     """Counts the steps of all runs."""
 
-    spec = FeatureSpec("acme", "made up", Category.TOOL, state=CheckpointState("own", "it counts steps"{more}))
+    spec = FeatureSpec("acme", Category.TOOL, state=CheckpointState("own", "it counts steps"{more}))
     count = 0
 
     @hookimpl

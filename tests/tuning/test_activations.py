@@ -61,11 +61,12 @@ def test_a_formula_that_takes_no_arrays_is_asked_for_one_layout_at_a_time() -> N
     layouts = job.question(Machine(DEFAULTS["cuda"]), float("inf")).layouts
     rows, everywhere = np.arange(len(layouts)), np.ones(len(layouts), dtype=np.bool_)
 
-    def saved(args: Any, world: Any, tensors: Any) -> Any:
-        return tuple(replace(t, bytes=t.bytes // 2) if world.tp > 1 and world.pp > 1 else t for t in tensors)
+    class Halving(job.catalog.feature("tflops")):  # type: ignore[misc]
+        def saved_tensors(self, tensors: Any) -> Any:
+            split = self.world.tp > 1 and self.world.pp > 1
+            return tuple(replace(t, bytes=t.bytes // 2) if split else t for t in tensors)
 
-    spec = replace(job.catalog.specs["tflops"], saved=saved)
-    catalog: Any = SimpleNamespace(specs={"tflops": spec}, models=job.catalog.models)
+    catalog: Any = SimpleNamespace(specs=job.catalog.specs, models=job.catalog.models, feature={"tflops": Halving}.get)
     plain, halved = (KeptTables(catalog, layouts).of(rows, active, {}) for active in ({}, {"tflops": everywhere}))
     has = (layouts.tp > 1) & (layouts.pp > 1)
     assert has.any()

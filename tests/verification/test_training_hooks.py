@@ -18,7 +18,7 @@ from mindspeed.verification import training
 class Around(Feature[FeatureArgs]):
     """Acts only around the steps of a training loop."""
 
-    spec = FeatureSpec("around", "a test", Category.TOOL)
+    spec = FeatureSpec("around", Category.TOOL)
 
     @hookimpl
     @contextmanager

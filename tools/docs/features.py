@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, get_args, get_origin
 
@@ -15,10 +15,10 @@ from pydantic.fields import FieldInfo
 
 from mindspeed.engine.resolution.environment import SUPPORTED_MEGATRON
 from mindspeed.job.world import PLATFORMS, World
+from mindspeed.plugins.conditions import Condition, ModelCondition
 from mindspeed.plugins.constraints import (
     After,
     Before,
-    Check,
     Conflicts,
     Requires,
     RequiresAny,
@@ -28,6 +28,7 @@ from mindspeed.plugins.constraints import (
 )
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec, Numerics
+from mindspeed.plugins.fixes import filled, on_command_line
 from mindspeed.plugins.hookspecs import HOOKS
 from mindspeed.plugins.patches import ArgOverride, Patch, Ref, When
 from tools.docs.drawing import Picture
@@ -68,7 +69,7 @@ def feature_page(found: DiscoveredFeature) -> str:
     if feature is None:
         raise ValueError(f"{found.name} is not loaded")
     parts = [
-        [feature.spec.summary + "."],
+        [feature.summary() + "."],
         _text(feature),
         _shown(feature),
         _declaration(found, feature),
@@ -82,7 +83,14 @@ def feature_page(found: DiscoveredFeature) -> str:
 def index_page(catalog: Catalog) -> str:
     """One line per feature."""
     rows = [
-        (f"[{name}]({name}.md)", spec.category.value, str(spec.level), spec.numerics.claim, spec.stability.value, spec.summary)
+        (
+            f"[{name}]({name}.md)",
+            spec.category.value,
+            str(spec.level),
+            spec.numerics.claim,
+            spec.stability.value,
+            catalog.feature(name).summary(),
+        )
         for name, spec in catalog.specs.items()
     ]
     headers = ("feature", "category", "level", "numerics", "stability", "what it does")
@@ -91,7 +99,7 @@ def index_page(catalog: Catalog) -> str:
 
 def _text(feature: type[Feature[Any]]) -> list[str]:
     text = inspect.cleandoc(feature.__doc__ or "").replace("``", "`")
-    return [text] if text and text.rstrip(".") != feature.spec.summary else []
+    return [text] if text and text.rstrip(".") != feature.summary() else []
 
 
 def pictures(feature: type[Feature[Any]]) -> Sequence[Picture]:
@@ -192,7 +200,7 @@ def _settings(feature: type[Feature[Any]]) -> list[str]:
 def _constraints(feature: type[Feature[Any]]) -> list[str]:
     lines = []
     for constraint in feature.spec.constraints:
-        when = f" This holds when {code(condition(constraint.when))}." if constraint.when else ""
+        when = _when(constraint.when)
         lines.append(f"- {_sentence(feature.spec.name, constraint)}{when}")
     for refusal in feature.spec.megatron_refusals:
         when = f" when {code(condition(refusal.when))}" if refusal.when else ""
@@ -201,13 +209,26 @@ def _constraints(feature: type[Feature[Any]]) -> list[str]:
     return ["## Constraints", "", *(lines or ["None."])]
 
 
+_OUTCOMES: Final = {"refuse": "Refused", "warn": "Warned of", "idle": "Nothing to do"}
+
+
+def _when(function: Callable[..., Any] | None) -> str:
+    """The docstring of a predicate as a sentence about when a constraint counts."""
+    if function is None:
+        return ""
+    about = (inspect.getdoc(function) or "").partition("\n")[0].removesuffix(".").removeprefix("Return whether ")
+    return f" This holds when {about or code(condition(function))}."
+
+
 def _sentence(name: str, constraint: Any) -> str:
     because = f", because {constraint.reason}" if getattr(constraint, "reason", "") else ""
-    if isinstance(constraint, Check):
-        message, fix = (_placeholders(name, text, constraint.of) for text in (constraint.message, constraint.fix))
+    if isinstance(constraint, Condition):
+        fix = on_command_line(filled(constraint.fix, name, str))
+        message, fix = (_placeholders(name, text, constraint.of) for text in (constraint.message, fix))
         fix = f" Fix: {fix}." if fix else ""
-        verb = "Warns unless" if constraint.warns else f"Checked with {constraint.of}:" if constraint.of else "Checked:"
-        return f"{verb} {code(condition(constraint.test))}; otherwise “{message}”.{fix}"
+        return f"{_OUTCOMES[constraint.otherwise]}{f' with {constraint.of}' if constraint.of else ''}: “{message}”.{fix}"
+    if isinstance(constraint, ModelCondition):
+        return f"Checked when the model is built: {_placeholders(name, constraint.message)}."
     if isinstance(constraint, RequiresAny):
         return f"Requires one of {', '.join(constraint.names)}{because}."
     if isinstance(constraint, RequiresSlot):
@@ -228,6 +249,7 @@ def _sentence(name: str, constraint: Any) -> str:
 def _placeholders(name: str, message: str, other: str = "") -> str:
     """``{args.size}``, ``{other.size}`` and ``{world.tp}`` as *feature.size*, *other feature.size* and *tp*."""
     message = re.sub(r"\{other\.(\w+)[^}]*\}", rf"*{other}.\1*", message)
+    message = message.replace("{feature}", name)
     message = re.sub(r"\{world\.(\w+)[^}]*\}", r"*\1*", message)
     message = re.sub(r"\{args\.(\w+)[^}]*\}", rf"*{name}.\1*", message)
     return re.sub(r"\{(\w+)[^}]*\}", r"*\1*", message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from mindspeed.engine.inspection.megatron_copies import mixed_roots
 from mindspeed.engine.inspection.target_info import is_installed
@@ -14,6 +14,8 @@ from mindspeed.engine.resolution.environment import Environment, version_in
 from mindspeed.engine.resolution.planned_feature import PlannedFeature, PlanNote
 from mindspeed.engine.resolution.resolver import Resolution
 from mindspeed.job.world import World
+from mindspeed.plugins.conditions import Condition, ModelCondition
+from mindspeed.plugins.constraints import Constraint
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.hookspecs import HOOKS
@@ -21,8 +23,11 @@ from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import ArgOverride, Patch, Replace
 from mindspeed.plugins.problems import Problem, ResolutionError
 
-HookPatches = Callable[[Collection[str], Collection[str], Environment, bool], Sequence[tuple[str, Patch]]]
-"""``(hooks, overridden arguments, environment, proven) -> [(owner, patch)]``; ``proven``: the plan has features to watch."""
+HookPatches = Callable[[Collection[str], Collection[str], Environment, bool, frozenset[str]], Sequence[tuple[str, Patch]]]
+"""``(hooks, overridden arguments, environment, proven, asked) -> [(owner, patch)]``.
+
+``proven``: the plan has features to watch; ``asked``: the hooks before which conditions are asked.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +63,13 @@ def build_plan(resolution: Resolution, catalog: Catalog, environment: Environmen
     slots = {slot for feature in resolution.features for slot in feature.slots}
     hooks = [name for name in HOOKS if names & manager.owners(name)]
     taken = [planned.override.argument for planned in overrides]
+    asked = _asked_before(catalog.specs[name].constraints for name in names)
     ground, own = _layers(manager.call("patches"), names)
     proposed = [(owner, patch, True) for owner, answer in ground for patch in answer]
     # a hook point stays around what a feature puts in place of the original
-    proposed += [(owner, patch, False) for owner, patch in framework.hook_patches(hooks, taken, environment, bool(names))]
+    proposed += [
+        (owner, patch, False) for owner, patch in framework.hook_patches(hooks, taken, environment, bool(names), asked)
+    ]
     proposed += [(owner, patch, False) for owner, answer in own for patch in answer]
     patches = [
         PlannedPatch(owner, patch, patch.target, ground, _skipped(patch, environment, slots))
@@ -85,6 +93,16 @@ def build_plan(resolution: Resolution, catalog: Catalog, environment: Environmen
         environment=environment.versions(),
         strict=resolution.strict,
     )
+
+
+_ASKED_BEFORE: Final = {"spec": "layer_spec", "model": "model_built", "optimizer": "optimizer_built"}
+
+
+def _asked_before(declared: Iterable[Iterable[Constraint]]) -> frozenset[str]:
+    """Return the hooks before which conditions are asked once more: about a configuration, or about live objects."""
+    constraints = [constraint for given in declared for constraint in given]
+    live = {_ASKED_BEFORE[c.subject] for c in constraints if isinstance(c, ModelCondition)}
+    return frozenset(live | {"config_ready" for c in constraints if isinstance(c, Condition)})
 
 
 def _instance(feature: type[Feature[Any]], args: Any, world: World, planned: PlannedFeature) -> Feature[Any]:

@@ -9,9 +9,11 @@ from mindspeed.engine.resolution.environment import version_in
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.request_merge import LAUNCH
 from mindspeed.engine.resolution.resolution_state import ResolutionState, because
-from mindspeed.job.world import UnknownValue, World, size_name
-from mindspeed.plugins.constraints import Check, Conflicts, RequiresAny, RequiresCapability, RequiresSlot
-from mindspeed.plugins.feature import FeatureArgs
+from mindspeed.job.world import UnknownValue, size_name
+from mindspeed.plugins.answers import answer, implements
+from mindspeed.plugins.conditions import Condition, ConditionError, Failure, Loose, ModelCondition, failure, texts
+from mindspeed.plugins.constraints import Conflicts, RequiresAny, RequiresCapability, RequiresSlot
+from mindspeed.plugins.fixes import on_command_line
 from mindspeed.plugins.problems import Problem
 
 
@@ -115,49 +117,46 @@ def check_operators(state: ResolutionState) -> None:
 def add_notes(state: ResolutionState) -> None:
     """A row for every sentence that an active feature says about its settings; none where a value is not known."""
     for name in sorted(state.active):
-        notes, args = state.specs[name].notes, state.args_of(name)
-        if notes is None or args is None:
+        feature, args = state.catalog.feature(name), state.args_of(name)
+        if args is None or not implements(feature, "notes"):
             continue
         with suppress(UnknownValue):
-            state.rows.extend([PlanNote("note", name, text) for text in notes(args, state.world)])
+            state.rows += [PlanNote("note", name, text) for text in answer(feature, "notes", args, state.world)]
 
 
-def run_checks(state: ResolutionState) -> None:
-    for name, check in state.constraints(Check):
+def check_conditions(state: ResolutionState) -> None:
+    """Ask every condition of the active features, of all of those on an unknown value a row."""
+    for name, condition in state.constraints(Condition):
         args = state.args_of(name)
-        other = state.args_of(check.of) if check.of in state.active else None
-        if args is None or (check.of and other is None):
+        other = state.args_of(condition.of) if condition.of in state.active else None
+        if args is None or (condition.of and other is None):
             continue
         try:
-            found = failed(check, args, state.world, other)
+            found = failure(condition, name, args, state.world, other)
         except UnknownValue as unknown:
-            state.not_checked(name, unknown, check.format(check.message, args, Loose(state.world), other))
+            state.not_checked(name, unknown, texts(condition, name, args, Loose(state.world), other)[0])
             continue
-        except Exception as error:  # a plugin's predicate may fail in any way; the message must name the plugin
-            state.failed_itself("a check", name, error)
+        except ConditionError as error:
+            state.faulty_condition(name, condition, error)
             continue
-        if found and check.warns:
-            state.rows.append(PlanNote("warning", name, f"{name}: {found[0]}"))
-        elif found:
-            names = (name, check.of) if check.of else (name,)
-            state.problem("MS304", f"{name}: {found[0]}", names, found[1])
+        if found is not None:
+            _report(state, name, found)
 
 
-def failed(check: Check, args: FeatureArgs, world: World, other: FeatureArgs | None = None) -> tuple[str, str] | None:
-    """Message and fix of a check that does not hold; raises whatever it raises, `UnknownValue` too."""
-    if check.test(args, world, *((other,) if check.of else ())):
-        return None
-    return check.format(check.message, args, world, other), check.format(check.fix, args, world, other)
+def _report(state: ResolutionState, name: str, found: Failure) -> None:
+    condition = found.condition
+    if condition.otherwise == "refuse":
+        names = (name, condition.of) if condition.of else (name,)
+        state.problem("MS304", f"{name}: {found.message}", names, on_command_line(found.fix))
+    else:
+        kind = "warning" if condition.otherwise == "warn" else "note"
+        state.rows.append(PlanNote(kind, name, f"{name}: {found.message}"))
 
 
-class Loose:
-    """A world for messages only: an unknown value reads as a question mark."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._world, name) if self._world.knows(name) else "?"
+def note_model_conditions(state: ResolutionState) -> None:
+    """List the conditions that only a live model can decide."""
+    for name, condition in state.constraints(ModelCondition):
+        state.rows.append(PlanNote("at-build", name, f"checked when the model is built: {condition.message}"))
 
 
 def _listing(names: Sequence[str]) -> str:

@@ -7,13 +7,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from mindspeed._version import __version__
 from mindspeed.engine.resolution.planned_feature import PlanNote, Value
 from mindspeed.engine.resolution.request import MEGATRON_DEFAULTS
 from mindspeed.engine.resolution.request_merge import MergedRequest
 from mindspeed.engine.resolution.setting_validation import Arguments, flag
 from mindspeed.job.world import UnknownValue, World
-from mindspeed.plugins.constraints import Constraint, Predicate, Requires
-from mindspeed.plugins.discovery import Catalog
+from mindspeed.plugins.answers import answer
+from mindspeed.plugins.conditions import Condition, ConditionError, Predicate
+from mindspeed.plugins.constraints import Constraint, Requires
+from mindspeed.plugins.discovery import BUILT_IN, Catalog
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec
 from mindspeed.plugins.near_names import suggestion
 from mindspeed.plugins.problems import Problem
@@ -46,7 +49,7 @@ class ResolutionState:
         self.models = {**catalog.models, **{name: feature.Args for name, feature in self.base.items()}}
         self.specs = {**catalog.specs, **{name: feature.spec for name, feature in self.base.items()}}
         self.has_variant = has_variant
-        self.world = merged.as_world()
+        self.world = self._given = merged.as_world()
         self.active: dict[str, Active] = {}
         self.args: dict[str, FeatureArgs] = {}
         self.rows: list[PlanNote] = list(merged.notes)
@@ -112,7 +115,6 @@ class ResolutionState:
 
     def freeze(self) -> None:
         """Index the active features and those of every plan by what they hold and declare; called once, after propagation."""
-        self._complete_world()
         for name in sorted({*self.active, *self.base}):
             spec = self.specs[name]
             for slot in self.slots(name):
@@ -120,25 +122,25 @@ class ResolutionState:
             for constraint in spec.constraints:
                 self._by_kind[type(constraint)].append((name, constraint))
 
-    def _complete_world(self) -> None:
-        """Add what settings of active features say of the model: sizes that nobody gave, and the layers of each chunk."""
-        for name in sorted(self.active):
-            spec, args = self.specs[name], self.args_of(name)
+    def complete_world(self) -> None:
+        """Add what settings of active features say of the job: values that nobody gave, and the layers of each chunk."""
+        self.world = self._given
+        for name in sorted(self.catalog.describing.intersection(self.active)):
+            feature, args = self.catalog.feature(name), self.args_of(name)
             if args is None:
                 continue
             with suppress(UnknownValue):
-                if spec.model is not None:
-                    given = spec.model(args, self.world)
-                    added = {size: value for size, value in given.items() if not self.world.is_set(size)}
-                    self.world = World(self.world.known() | added, self.world.layer_split)
-                if spec.layer_split is not None:
-                    self.world = World(self.world.known(), spec.layer_split(args, self.world))
+                values = answer(feature, "job_values", args, self.world) or {}
+                added = {field: value for field, value in values.items() if not self.world.is_set(field)}
+                self.world = World(self.world.known() | added, self.world.layer_split)
+                split = answer(feature, "layer_split", args, self.world)
+                self.world = World(self.world.known(), split or self.world.layer_split)
 
     def constraints(self, *kinds: type[Any]) -> Iterator[tuple[str, Any]]:
         """Constraints of these kinds over the active features, in name order, whose ``when`` holds."""
         for kind in kinds:
             for name, constraint in self._by_kind[kind]:
-                if constraint.when is None or self.holds(name, constraint):
+                if kind is Condition or constraint.when is None or self.holds(name, constraint):
                     yield name, constraint
 
     def holds(self, name: str, constraint: Constraint) -> bool:
@@ -148,6 +150,10 @@ class ResolutionState:
     def slots(self, name: str) -> frozenset[str] | set[str]:
         """The slots that a feature holds with its arguments."""
         spec = self.specs[name]
+        if spec.slots and name in self.catalog.usable and (args := self.args_of(name)) is not None:
+            held = answer(self.catalog.feature(name), "held_slots", args, self.world)
+            if held is not None:
+                return frozenset(held)
         return spec.slots if spec.slots_when is None or self._decide(name, spec.slots_when, spec) else frozenset()
 
     def _decide(self, name: str, when: Predicate, declared: Constraint | FeatureSpec) -> bool:
@@ -165,6 +171,15 @@ class ResolutionState:
         except Exception as error:  # a plugin's predicate may fail in any way; the message must name the plugin
             self.failed_itself("a condition", name, error)
             return False
+
+    def faulty_condition(self, name: str, condition: Condition, error: ConditionError) -> None:
+        """Report a condition whose function fails, as a problem of the package that declares it."""
+        row = self.catalog.usable.get(name)
+        author, version = (row.distribution, row.version) if row else (BUILT_IN, __version__)
+        text = f"the condition {condition.name} of {name} {error}"
+        where = f"{author} {version}, {condition.where}"
+        fix = f"report it to the authors of {author}"
+        self.problems.append(Problem("MS107", text, (name,), self.why(name) if name in self.active else (), where, fix))
 
     def failed_itself(self, what: str, name: str, error: Exception) -> None:
         text = f"{what} of {name} failed itself: {type(error).__name__}: {error}"

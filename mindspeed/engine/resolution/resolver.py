@@ -26,6 +26,7 @@ from mindspeed.engine.resolution.resolution_state import Active, HasVariant, Res
 from mindspeed.engine.resolution.setting_validation import flag
 from mindspeed.engine.resolution.slot_selection import select_holders
 from mindspeed.job.world import PARALLEL_SIZES, UnknownValue, World, size_name
+from mindspeed.plugins.conditions import ConditionError, obstacle
 from mindspeed.plugins.constraints import After, Before, Conflicts, Requires, Supersedes
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec
@@ -70,6 +71,9 @@ def _resolve(state: ResolutionState, environment: Environment) -> Resolution:
     while named := list(select_holders(state)):
         _propagate(state, iter(named))
     _leave_out_excluded(state)
+    state.complete_world()
+    while _leave_out_refused(state):
+        state.complete_world()
     state.freeze()
     _report_idle_settings(state)
     constraint_checks.check_choices(state)
@@ -78,7 +82,8 @@ def _resolve(state: ResolutionState, environment: Environment) -> Resolution:
     constraint_checks.check_capabilities(state)
     constraint_checks.check_platforms(state)
     constraint_checks.check_operators(state)
-    constraint_checks.run_checks(state)
+    constraint_checks.check_conditions(state)
+    constraint_checks.note_model_conditions(state)
     constraint_checks.note_idle_owners(state)
     constraint_checks.add_notes(state)
     order = _order(state)
@@ -185,13 +190,39 @@ def _left_out(state: ResolutionState, name: str, spec: FeatureSpec) -> str:
         return f"its numerics are {spec.numerics.claim}"
     if missing := [op for op in spec.ops if not state.has_variant(op, platform)]:
         return f"only the reference of {', '.join(missing)} runs on {platform}"
-    args = state.args_of(name)
-    if args is None:
+    if state.args_of(name) is None:
         return "its settings are not valid"
+    return _refusal(state, name)
+
+
+def _refusal(state: ResolutionState, name: str) -> str:
+    """Return why a feature has nothing to do in this job or cannot run in it, also where a value is not known; else ''."""
+    args = state.args_of(name)
     try:
-        return "" if spec.applies(args, state.world) else "it does not apply to this model"
+        spec = state.specs[name]
+        if found := obstacle(spec.constraints, name, args, state.world):
+            return found.message
+        if spec.applies is not None and not spec.applies(args, state.world):
+            return "it does not apply to this model"
     except UnknownValue as unknown:
         return f"whether it applies depends on {flag(unknown.field)}, which is not known"
+    except ConditionError as error:
+        return f"a condition of it {error}"
+    return ""
+
+
+def _leave_out_refused(state: ResolutionState) -> bool:
+    """Remove the features that level 1 alone switched on and that cannot run with what active features set."""
+    needed = {constraint.name for name in state.active for constraint in state.catalog.requires[name]}
+    refused = {
+        name: refusal
+        for name, why in state.active.items()
+        if why.reason == BY_LEVEL_ONE and name not in needed and (refusal := _refusal(state, name))
+    }
+    for name, refusal in refused.items():
+        del state.active[name]
+        state.rows.append(PlanNote("left-out", name, refusal))
+    return bool(refused)
 
 
 def _leave_out_excluded(state: ResolutionState) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mindspeed.engine.resolution.constraint_checks import failed
 from mindspeed.engine.resolution.environment import version_in
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.resolution_state import Active, ResolutionState
 from mindspeed.engine.resolution.setting_validation import flag
 from mindspeed.job.world import UnknownValue
-from mindspeed.plugins.constraints import AUTO, Check, Conflicts, Constraint, Cost, RequiresCapability, RequiresSlot
+from mindspeed.plugins.answers import answer, implements
+from mindspeed.plugins.conditions import conditions, failure
+from mindspeed.plugins.constraints import AUTO, Conflicts, Constraint, Cost, RequiresCapability, RequiresSlot
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +101,15 @@ def _candidate(state: ResolutionState, name: str, slot: str) -> Candidate:
         return Candidate(name, refusal=f"it and {excluded} exclude each other")
     if (args := state.args_of(name)) is None:
         return Candidate(name, refusal="its settings are not valid")
-    if spec.cost is None:
+    feature = state.catalog.feature(name)
+    if not implements(feature, "cost"):
         return Candidate(name, refusal="it does not say what it costs")
     try:
-        cost = spec.cost(args, state.world)
+        cost = answer(feature, "cost", args, state.world)
         args = state.models[name](**(dict(cost.settings) | args.model_dump(exclude_unset=True)))
-        checks = [
-            c for c in spec.constraints if isinstance(c, Check) and not c.of and (c.when is None or c.when(args, state.world))
-        ]
-        for found in filter(None, (failed(check, args, state.world) for check in checks)):
-            return Candidate(name, refusal=found[0])
+        own = [condition for condition in conditions(spec.constraints) if not condition.of]
+        for found in filter(None, (failure(condition, name, args, state.world) for condition in own)):
+            return Candidate(name, refusal=found.message)
     except UnknownValue as unknown:
         return Candidate(name, unknown=unknown.fields)
     except Exception as error:  # a plugin's formula may fail in any way; the message must name the plugin

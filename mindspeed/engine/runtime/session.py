@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -152,9 +152,9 @@ def report() -> EffectReport | None:
     return _session.proof.report() if _session is not None else None
 
 
-def call(hook: str, **arguments: Any) -> list[tuple[str, Any]]:
-    """Call a hook on the active plan's features: ``[(feature, result)]`` in plan order; empty without a plan."""
-    return _session.manager.call(hook, **arguments) if _session is not None else []
+def call(hook: str, without: Collection[str] = (), **arguments: Any) -> list[tuple[str, Any]]:
+    """Call a hook on the active plan's features, but those of ``without``: ``[(feature, result)]`` in plan order."""
+    return _session.manager.call(hook, without, **arguments) if _session is not None else []
 
 
 def answers(hook: str, **arguments: Any) -> list[tuple[str, Any]]:

@@ -144,13 +144,13 @@ def test_a_check_of_another_feature_holds_where_that_one_is_active():
 
 def test_a_check_that_raises_names_its_feature():
     known = catalog(make("a", Check(lambda a, w: 1 / 0, "never")))
-    assert messages(ask(known, "a")) == ["a check of a failed itself: ZeroDivisionError: division by zero"]
+    assert messages(ask(known, "a")) == ["the condition <lambda> of a raised ZeroDivisionError: division by zero"]
 
 
 def test_a_check_of_a_plugin_that_every_plan_has_may_raise_too():
     platform = make("platform", Check(lambda a, w: 1 / 0, "never"))
     (problem,) = resolve([], catalog(), CPU, base=(platform,)).problems
-    assert problem.message == "a check of platform failed itself: ZeroDivisionError: division by zero"
+    assert problem.message == "the condition <lambda> of platform raised ZeroDivisionError: division by zero"
     assert problem.fix == "report it to the authors of mindspeed"
 
 

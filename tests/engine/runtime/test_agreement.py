@@ -81,7 +81,7 @@ def acme(folder: Path, version: str, glue: str) -> Path:
     (folder / "acme_feature.py").write_text(
         "from mindspeed.plugins import *\n"
         "class Acme(Feature):\n"
-        '    spec = FeatureSpec("acme", "made up", Category.TOOL)\n'
+        '    spec = FeatureSpec("acme", Category.TOOL)\n'
         "    @hookimpl\n"
         "    def patches(self):\n"
         '        return [Wrap("megatron.core.utils:divide", "acme_glue:wrap", reason="made up")]\n'

@@ -41,7 +41,7 @@ def start(fake_megatron: object, said: Said) -> Iterator[Start]:  # noqa: F811
     def make(
         *patches: Patch, strict: bool = False, argument: str = "", ops: tuple[str, ...] = (), **hooks: Any
     ) -> EffectTracker:
-        spec = FeatureSpec("alpha", "a test", Category.TOOL, ops=ops)
+        spec = FeatureSpec("alpha", Category.TOOL, ops=ops)
         members = {"spec": spec, **{name: hookimpl(function) for name, function in hooks.items()}}
         feature = type("Alpha", (Feature,), members)(FeatureArgs(), World({}))
         plan = ActivationPlan(

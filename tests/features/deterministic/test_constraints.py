@@ -8,11 +8,13 @@ import torch
 from mindspeed.features.deterministic.digests import digest
 from mindspeed.features.deterministic.feature import Deterministic
 from mindspeed.features.deterministic.torch_settings import TorchSettings, refusals_named
-from mindspeed.plugins import MindSpeedError
+from mindspeed.plugins import MindSpeedError, World
+from mindspeed.plugins.answers import answer
 from mindspeed.plugins.process_variables import unset_variables, variable_problems
 from tests.features.resolving import active, overrides
 
-VARIABLES = {name: variable.value for name, variable in Deterministic.spec.variables.items()}
+NEEDED = answer(Deterministic, "process_variables", Deterministic.Args(), World({}))
+VARIABLES = {name: variable.value for name, variable in NEEDED.items()}
 
 
 def test_it_sets_megatrons_mode_and_adds_nothing() -> None:
@@ -22,13 +24,13 @@ def test_it_sets_megatrons_mode_and_adds_nothing() -> None:
 
 def test_a_launcher_gives_the_variables_that_it_does_not_have() -> None:
     environ = {"NCCL_ALGO": "Tree", "PYTHONHASHSEED": "7"}
-    given = unset_variables([Deterministic], environ)
+    given = unset_variables([NEEDED], environ)
     assert given == {name: value for name, value in VARIABLES.items() if name not in environ}
-    assert variable_problems([Deterministic], environ | given) == []
+    assert variable_problems({"deterministic": NEEDED}, environ | given) == []
 
 
 def test_a_process_without_them_is_a_problem_with_the_line_to_export() -> None:
-    (problem,) = variable_problems([Deterministic], VARIABLES | {"NCCL_ALGO": "NVLS", "PYTHONHASHSEED": "random"})
+    (problem,) = variable_problems({"deterministic": NEEDED}, VARIABLES | {"NCCL_ALGO": "NVLS", "PYTHONHASHSEED": "random"})
     assert problem.code == "MS517"
     assert problem.message == (
         "deterministic needs variables that a process has from its start: NCCL_ALGO is 'NVLS', PYTHONHASHSEED is 'random'"

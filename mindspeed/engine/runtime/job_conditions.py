@@ -1,0 +1,89 @@
+"""Ask the conditions of the active features about the job that this process really builds.
+
+The plan has asked the same conditions about what was known before the launch; arguments that Megatron-LM has parsed and the
+configuration of a model say the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from mindspeed.engine.runtime import session
+from mindspeed.job.world import UnknownValue, World
+from mindspeed.plugins.conditions import ConditionError, ModelCondition, conditions, failure
+from mindspeed.plugins.feature import Feature
+from mindspeed.plugins.fixes import Fix, on_command_line
+from mindspeed.plugins.problems import MindSpeedError, Problem
+
+Wrong = tuple[Feature[Any], str, Fix]
+"""A feature, the sentence that says what it cannot run with, and the fix."""
+
+
+def features_without(facts: Mapping[str, Any]) -> frozenset[str]:
+    """Ask every condition about the job with these ``facts``, fields of a World, in place of what the plan knew.
+
+    Returns the features that level 1 alone switched on and that step aside, with MS413. Raises MindSpeedError with an MS304 for
+    each requested feature that cannot run so.
+    """
+    active = session.current()
+    return frozenset() if active is None else _decided(_failures(active.manager.features, facts))
+
+
+def features_without_model(subject: str, *found: Any) -> frozenset[str]:
+    """Ask the conditions that only a live object can decide: ``subject`` names its kind, ``found`` are the objects."""
+    active = session.current()
+    return frozenset() if active is None else _decided(_model_failures(active.manager.features, subject, found))
+
+
+def _failures(features: Iterable[Feature[Any]], facts: Mapping[str, Any]) -> Iterator[Wrong]:
+    arguments = {feature.spec.name: feature.args for feature in features}
+    for feature in features:
+        name, world = feature.spec.name, feature.world
+        job = World(world.known() | dict(facts), world.layer_split)
+        for condition in conditions(feature.spec.constraints):
+            if condition.otherwise != "refuse" or (condition.of and condition.of not in arguments):
+                continue
+            try:
+                wrong = failure(condition, name, feature.args, job, arguments.get(condition.of))
+            except UnknownValue:
+                continue
+            except ConditionError as error:
+                text = f"the condition {condition.name} of {name} {error}"
+                raise MindSpeedError([Problem("MS107", text, (name,), where=condition.where)]) from error
+            if wrong is not None:
+                yield feature, wrong.message, wrong.fix
+
+
+def _model_failures(features: Iterable[Feature[Any]], subject: str, found: tuple[Any, ...]) -> Iterator[Wrong]:
+    for feature in features:
+        for condition in feature.spec.constraints:
+            if not isinstance(condition, ModelCondition) or condition.subject != subject:
+                continue
+            if condition.when is not None and not condition.when(feature.args, feature.world):
+                continue
+            function: Callable[..., Iterable[str]] = pkgutil.resolve_name(condition.function)
+            yield from ((feature, text, condition.fix) for text in function(feature, *found))
+
+
+def _decided(wrong: Iterable[Wrong]) -> frozenset[str]:
+    """Raise for requested features, report the others and return their names."""
+    problems, aside = [], set()
+    for feature, text, fix in wrong:
+        name = feature.spec.name
+        if feature.requested:
+            problems.append(Problem("MS304", f"{name}: {text}", (name,), fix=on_command_line(fix) or f"remove {name}"))
+        elif name not in aside:
+            aside.add(name)
+            report_step_aside(name, text)
+    if problems:
+        raise MindSpeedError(dict.fromkeys(problems))
+    return frozenset(aside)
+
+
+def report_step_aside(name: str, text: str) -> None:
+    """Report MS413: a feature that level 1 alone switched on leaves a part as Megatron has it."""
+    problem = Problem("MS413", f"{name}: {text}; that part stays as Megatron has it", (name,), fix=f"--without {name}")
+    session.report_problem(problem, log=os.environ.get("RANK", "0") == "0")

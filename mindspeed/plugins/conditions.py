@@ -1,0 +1,235 @@
+"""Conditions of a feature: named functions over its arguments and the job, asked at every stage by one piece of code.
+
+The stages are optimization level 1, the plan, the arguments that Megatron-LM has parsed, the configuration that a process
+builds, and the search of a layout. What only a live module can decide is a `ModelCondition`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from mindspeed.job.world import UnknownValue, World
+from mindspeed.plugins.fixes import Advice, Fix, filled
+
+Predicate = Callable[..., bool]
+"""``(args, world) -> bool``; reads only the feature's own arguments and the job."""
+
+TextValues = Callable[[Any, Any], Mapping[str, Any]]
+"""``(args, world) -> values``: further names for the texts of a condition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition on a feature's own arguments and the job.
+
+    ``message`` and the strings of ``fix`` are format strings over ``args``, ``world`` and ``feature``, the name of the
+    declaring feature: ``"window {args.window} does not divide the context-parallel size {world.cp}"``. Where the condition
+    does not hold, a requested feature is refused; with ``otherwise`` "warn" the plan has a warning, with "idle" a note that
+    the feature has nothing to do. Optimization level 1 skips the feature in the first and the last case. ``when`` limits the
+    condition to some settings and jobs. ``of`` names another feature: the function takes its arguments too,
+    ``(args, world, other)``, and is asked where that feature is active. ``values(args, world)`` adds names to the texts.
+    """
+
+    holds: Predicate
+    message: str
+    fix: Fix = ()
+    when: Predicate | None = None
+    otherwise: Literal["refuse", "warn", "idle"] = "refuse"
+    of: str = ""
+    values: TextValues | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return self.holds.__name__
+
+    @property
+    def about(self) -> str:
+        """The first line of the function's docstring."""
+        return (inspect.getdoc(self.holds) or "").partition("\n")[0]
+
+    @property
+    def where(self) -> str:
+        """``package/module.py:line`` of the function."""
+        code = getattr(self.holds, "__code__", None)
+        if code is None:
+            return str(getattr(self.holds, "__module__", ""))
+        root = (self.holds.__module__ or "").partition(".")[0]
+        parts = Path(code.co_filename).parts
+        inside = parts[parts.index(root) :] if root in parts else parts[-1:]
+        return f"{'/'.join(inside)}:{code.co_firstlineno}"
+
+
+def condition(
+    message: str,
+    *,
+    fix: Fix = (),
+    when: Predicate | None = None,
+    otherwise: Literal["refuse", "warn", "idle"] = "refuse",
+    of: str = "",
+    values: TextValues | None = None,
+) -> Callable[[Predicate], Condition]:
+    """Make a condition of a named function with a docstring; it is listed in ``FeatureSpec.constraints``."""
+
+    def declare(holds: Predicate) -> Condition:
+        return Condition(holds, message, fix, when, otherwise, of, values)
+
+    return declare
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCondition:
+    """A condition that only a live object can decide, such as the class of a layer that a script brings along.
+
+    ``function`` is ``module:name`` of a function ``(feature, subject) -> Iterable[str]`` that returns what is wrong, imported
+    when the ``subject`` exists: the layer ``spec`` (with its configuration as a third argument), the ``model`` chunks or the
+    ``optimizer``. ``message`` states the requirement; the plan lists it as checked when the model is built. A requested
+    feature is refused there, one that level 1 alone switched on steps aside.
+    """
+
+    function: str
+    message: str
+    subject: Literal["spec", "model", "optimizer"] = "model"
+    fix: Fix = ()
+    when: Predicate | None = None
+
+
+def unset(field: str, message: str, fix: Fix = ()) -> Condition:
+    """Require that a field of the job is not given, false or 0; what is not known passes until the configuration is built."""
+
+    def is_unset(args: Any, world: World) -> bool:
+        return not world.is_set(field)
+
+    is_unset.__name__ = f"no_{field}"
+    is_unset.__doc__ = f"Check that {field} is not set."
+    return Condition(is_unset, message, fix)
+
+
+class ConditionError(Exception):
+    """The function of a condition failed: a mistake of its author."""
+
+
+def obstacle(constraints: Iterable[Any], feature: str, args: Any, world: World) -> Failure | None:
+    """Return the first condition on the feature alone that keeps it from doing something in this job; None without one.
+
+    Raises as `failure` does.
+    """
+    for condition in conditions(constraints):
+        if not condition.of and condition.otherwise != "warn" and (found := failure(condition, feature, args, world)):
+            return found
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A condition that does not hold, with its texts filled in."""
+
+    condition: Condition
+    message: str
+    fix: Fix
+
+
+def failure(condition: Condition, feature: str, args: Any, world: World, other: Any = None) -> Failure | None:
+    """Ask a condition; None where it holds, or where its ``when`` does not.
+
+    Raises `UnknownValue` for a value that nobody gave, and ConditionError for a function that fails or returns no bool.
+    """
+    others = (other,) if condition.of else ()
+    if condition.when is not None and not _asked(condition.when, args, world):
+        return None
+    if _asked(condition.holds, args, world, *others):
+        return None
+    return Failure(condition, *texts(condition, feature, args, world, other))
+
+
+def _asked(function: Predicate, *arguments: Any) -> bool:
+    try:
+        answer = function(*arguments)
+    except UnknownValue:
+        raise
+    except Exception as error:  # a plugin's function may fail in any way; its author must be named, and others go on
+        raise ConditionError(f"raised {type(error).__name__}: {error}") from error
+    if not isinstance(answer, bool):
+        raise ConditionError(f"returned {answer!r}, not True or False")
+    return answer
+
+
+def texts(condition: Condition, feature: str, args: Any, world: Any, other: Any = None) -> tuple[str, Fix]:
+    """Return the message and the fix of a condition for one feature and job. Raises ConditionError for a bad format string."""
+    names: Mapping[str, Any] = {"args": args, "world": world, "other": other, "feature": feature}
+    try:
+        if isinstance(world, Loose):
+            names = defaultdict(_unknown, names)
+        elif condition.values is not None:
+            names = {**condition.values(args, world), **names}
+        return condition.message.format_map(names), filled(condition.fix, feature, _Filler(names))
+    except UnknownValue:
+        raise
+    except Exception as error:  # a format string or values of a plugin may fail in any way
+        raise ConditionError(f"has texts that cannot be filled: {type(error).__name__}: {error}") from error
+
+
+class _Filler:
+    """Fill the strings of a fix."""
+
+    def __init__(self, names: Mapping[str, Any]) -> None:
+        self._names = names
+
+    def __call__(self, text: str) -> str:
+        return text.format_map(self._names)
+
+
+class Loose:
+    """A job for messages only: an unknown value reads as a question mark."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._world, name) if self._world.knows(name) else _UNKNOWN
+
+
+class _Unknown:
+    """A value that nobody gave: arithmetic and formatting give a question mark again."""
+
+    def __format__(self, spec: str) -> str:
+        return "?"
+
+    def _again(self, *_: object) -> _Unknown:
+        return self
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = __rfloordiv__ = _again
+    __truediv__ = __rtruediv__ = __mod__ = __rmod__ = __neg__ = __getitem__ = _again
+
+    def __str__(self) -> str:
+        return "?"
+
+
+_UNKNOWN: Final = _Unknown()
+
+
+def _unknown() -> _Unknown:
+    return _UNKNOWN
+
+
+def conditions(constraints: Iterable[Any]) -> Sequence[Condition]:
+    """Return the conditions among constraints."""
+    return [constraint for constraint in constraints if isinstance(constraint, Condition)]
+
+
+def Check(  # noqa: N802 - the former class
+    test: Predicate,
+    message: str,
+    fix: str = "",
+    when: Predicate | None = None,
+    warns: bool = False,
+    of: str = "",
+    values: TextValues | None = None,
+) -> Condition:
+    """Make a condition in the former form."""
+    return Condition(test, message, (Advice(fix),) if fix else (), when, "warn" if warns else "refuse", of, values)
