@@ -1,0 +1,62 @@
+"""Conditions on the job that several features declare: each fact, sentence and fix stands once."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from mindspeed.job.world import World
+from mindspeed.plugins.conditions import condition, unset
+from mindspeed.plugins.fixes import GiveField, RemoveFeature
+
+_REMOVE: Final = RemoveFeature()
+
+NO_CUDA_GRAPHS: Final = unset(
+    "cuda_graphs",
+    "layers are captured as CUDA graphs, which {feature} does not support",
+    fix=(GiveField("cuda_graphs", False), _REMOVE),
+)
+NO_LOW_PRECISION: Final = unset(
+    "low_precision",
+    "linear layers multiply in fp8 or fp4, which {feature} does not support",
+    fix=(GiveField("low_precision", False), _REMOVE),
+)
+NO_OVERLAPPED_MICRO_BATCHES: Final = unset(
+    "overlapped_micro_batches",
+    "Megatron overlaps expert all-to-alls with another micro-batch, which {feature} does not support",
+    fix=(GiveField("overlapped_micro_batches", False), _REMOVE),
+)
+NO_FSDP: Final = unset(
+    "fsdp",
+    "parameters are fully sharded over data-parallel ranks (FSDP), which {feature} does not support",
+    fix=(GiveField("fsdp", False), _REMOVE),
+)
+NO_TRANSFORMER_ENGINE_LAYERS: Final = unset(
+    "transformer_engine_layers",
+    "layers are Transformer Engine's, and {feature} works on Megatron's local layers",
+    fix=(GiveField("transformer_engine_layers", False), _REMOVE),
+)
+NO_CPU_OFFLOADING: Final = unset(
+    "cpu_offloading",
+    "Megatron offloads activations to host memory, which {feature} does not support",
+    fix=(GiveField("cpu_offloading", False), _REMOVE),
+)
+NO_FINE_GRAINED_OFFLOADING: Final = unset(
+    "fine_grained_offloading",
+    "Megatron offloads activations of single modules to host memory, which {feature} does not support",
+    fix=(GiveField("fine_grained_offloading", False), _REMOVE),
+)
+
+
+@condition(
+    "every layer is recomputed as a whole (recompute_granularity full), which {feature} does not support",
+    fix=(GiveField("recompute_granularity", "selective"), _REMOVE),
+)
+def no_full_recompute(args: Any, world: World) -> bool:
+    """Check that layers are not recomputed as a whole."""
+    return not (world.knows("recompute_granularity") and world.recompute_granularity == "full")
+
+
+@condition("the model is dense, and {feature} works on experts", fix=(GiveField("num_experts"), _REMOVE))
+def has_experts(args: Any, world: World) -> bool:
+    """Check that the model has experts."""
+    return bool(world.num_experts > 0)
