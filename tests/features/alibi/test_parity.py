@@ -4,64 +4,36 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
+from tests.features.parity import DTYPES, FULL, RINGS, Given, cp, given, trains
 
-from tests.conftest import Prove
-
-pytestmark = pytest.mark.long
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_the_operator_trains_as_megatrons_scores(prove: Prove, dtype: str) -> None:
-    assert prove("alibi", world={"dtype": dtype}).problems == []
+HEADS = {"num_attention_heads": 12, "num_query_groups": 4, "hidden_size": 48}
+LAYOUTS = ("tensor-parallel", "pipeline-parallel", "recompute", "eod-reset", "bf16")
 
 
-CASES: dict[str, tuple[list[str], dict[str, Any], dict[str, Any]]] = {
-    "a matrix": ([], {"alibi": {"fused_type": 0}}, {}),
-    "the root": ([], {"alibi": {"fused_type": 3}}, {}),
-    "square, filled": ([], {"alibi": {"square": True, "fill": True}}, {}),
-    "shared key heads": ([], {}, {"num_query_groups": 2}),
-    "six heads": ([], {}, {"num_attention_heads": 6, "num_query_groups": 3, "hidden_size": 48}),
-    "documents": (["eod-reset"], {}, {"micro_batch_size": 2}),
-    "pipeline": (["pipeline-parallel"], {}, {}),
-    "recomputed": (["recompute"], {"recompute": {"granularity": "full", "method": "uniform", "num_layers": 1}}, {}),
-}
+def shared(algorithm: str, other: str) -> Given:
+    """A share of the sequence beside another layout."""
+    features = () if other == "bf16" else (other,)
+    world: dict[str, Any] = HEADS | ({"dtype": "bf16"} if other == "bf16" else {})
+    return given(algorithm, *features, settings=cp(2, **(FULL if other == "recompute" else {})), **world)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_every_form_does(prove: Prove, case: str) -> None:
-    features, settings, world = CASES[case]
-    assert prove("alibi", *features, settings=settings, world=world).problems == []
-
-
-def test_tensor_parallel_ranks_have_the_slopes_of_their_heads(prove: Prove) -> None:
-    world = {"num_attention_heads": 6, "num_query_groups": 2, "hidden_size": 48}
-    assert prove("alibi", "tensor-parallel", "sequence-parallel", world=world).problems == []
-
-
-def cp(size: int, **settings: Any) -> dict[str, dict[str, Any]]:
-    return {"context-parallel": {"size": size}, **settings}
-
-
-ALGORITHMS = ["ring-attention", "ulysses-attention", "kv-allgather-cp"]
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_share_of_the_sequence_trains_as_the_whole(prove: Prove, algorithm: str) -> None:
-    assert prove("alibi", algorithm, settings=cp(2)).problems == []
-
-
-@pytest.mark.parametrize("algorithm", ["ring-attention", "ulysses-attention", "kv-allgather-cp", "hybrid-attention"])
-def test_four_ranks_do(prove: Prove, algorithm: str) -> None:
-    more = {"hybrid-attention": {"ulysses_degree": 2}} if algorithm == "hybrid-attention" else {}
-    assert prove("alibi", algorithm, settings=cp(4, **more)).problems == []
-
-
-@pytest.mark.parametrize("algorithm", ["ring-attention", "ulysses-attention", "kv-allgather-cp"])
-@pytest.mark.parametrize("other", ["tensor-parallel", "pipeline-parallel", "recompute", "eod-reset", "bf16"])
-def test_they_do_beside_other_layouts(prove: Prove, algorithm: str, other: str) -> None:
-    world = {"num_attention_heads": 12, "num_query_groups": 4, "hidden_size": 48}
-    features = [] if other == "bf16" else [other]
-    more = {"recompute": {"granularity": "full", "method": "uniform", "num_layers": 1}} if other == "recompute" else {}
-    dtype = {"dtype": "bf16"} if other == "bf16" else {}
-    assert prove("alibi", algorithm, *features, settings=cp(2, **more), world=world | dtype).problems == []
+test_training_is_that_of_megatrons_scores = trains(
+    "alibi",
+    {dtype: given(dtype=dtype) for dtype in DTYPES}
+    | {
+        "a matrix": given(settings={"alibi": {"fused_type": 0}}),
+        "the root": given(settings={"alibi": {"fused_type": 3}}),
+        "square, filled": given(settings={"alibi": {"square": True, "fill": True}}),
+        "shared key heads": given(num_query_groups=2),
+        "six heads": given(num_attention_heads=6, num_query_groups=3, hidden_size=48),
+        "documents": given("eod-reset", micro_batch_size=2),
+        "pipeline": given("pipeline-parallel"),
+        "recomputed": given("recompute", settings=FULL),
+        "slopes of the heads of tensor ranks": given(
+            "tensor-parallel", "sequence-parallel", num_attention_heads=6, num_query_groups=2, hidden_size=48
+        ),
+        "hybrid, four ranks": given("hybrid-attention", settings=cp(4, **{"hybrid-attention": {"ulysses_degree": 2}})),
+    }
+    | {f"{name}, {size} ranks": given(name, settings=cp(size)) for name in RINGS for size in (2, 4)}
+    | {f"{name}, {other}": shared(name, other) for name in RINGS for other in LAYOUTS},
+)

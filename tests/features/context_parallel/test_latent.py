@@ -1,56 +1,15 @@
-"""Multi-latent attention, whose keys are wider than its values, against stock Megatron and against the formula."""
+"""Megatron's own multi-latent attention, whose keys are wider than its values, against the formula."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 from mindspeed import plan
 from mindspeed.verification.pool import WorkerPool
-from tests.conftest import Prove
 from tests.context_parallel.shards import causal, dense
-
-LONG = pytest.mark.long
-LATENT = {"multi_latent_attention": True}
-
-
-def cp(size: int, **settings: Any) -> dict[str, dict[str, Any]]:
-    return {"context-parallel": {"size": size}, **settings}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("algorithm", ["ring-attention", "ulysses-attention", pytest.param("kv-allgather-cp", marks=LONG)])
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=LONG)])
-def test_a_share_of_the_sequence_trains_as_the_whole(prove: Prove, algorithm: str, size: int) -> None:
-    assert prove(algorithm, settings=cp(size), world=LATENT).problems == []
-
-
-@pytest.mark.long
-def test_it_does_with_neighbours_that_trade_heads_in_a_ring(prove: Prove) -> None:
-    settings = cp(4, **{"hybrid-attention": {"ulysses_degree": 2}})
-    assert prove("hybrid-attention", settings=settings, world=LATENT).problems == []
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("algorithm", ["ring-attention", "ulysses-attention", "kv-allgather-cp"])
-def test_it_does_beside_tensor_parallelism(prove: Prove, algorithm: str) -> None:
-    """Held to stock with as many tensor-parallel ranks: there it loses a part of the gradient of the keys' positions."""
-    settings = cp(2, **{"tensor-parallel": {"size": 2}})
-    also = ["tensor-parallel", "sequence-parallel"]
-    assert prove(algorithm, settings=settings, world=LATENT, also=also, nproc=4).problems == []
-
-
-@pytest.mark.long
-def test_it_does_in_bf16(prove: Prove) -> None:
-    assert prove("ring-attention", settings=cp(2), world={**LATENT, "dtype": "bf16"}).problems == []
-
-
-@pytest.mark.long
-def test_attention_without_the_score_matrix_does_it(prove: Prove) -> None:
-    assert prove("flash-attention", world=LATENT).problems == []
 
 
 class Formula(torch.nn.Module):

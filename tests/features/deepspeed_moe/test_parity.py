@@ -2,54 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
-
-from tests.conftest import Prove
-
-pytestmark = pytest.mark.long
-
-SPLIT = ("deepspeed-moe", "expert-parallel")
-TENSOR = (*SPLIT, "tensor-parallel", "sequence-parallel")
+from tests.features.parity import BUCKETS, DTYPES, FULL, TENSOR, Given, given, trains
 
 
-def settings(expert: int | None = None, **gate: Any) -> dict[str, dict[str, Any]]:
-    return {"deepspeed-moe": gate} | ({"expert-parallel": {"expert_tensor_size": expert}} if expert else {})
+def tensor(ep: int, expert: int, groups: int, nproc: int) -> Given:
+    settings = {"deepspeed-moe": {"groups": groups}, "expert-parallel": {"expert_tensor_size": expert}}
+    return given("expert-parallel", *TENSOR, settings=settings, nproc=nproc, ep=ep, tp=2)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("factor", [0.5, 1.0, 8.0])
-def test_one_process_computes_the_formula(prove: Prove, dtype: str, factor: float) -> None:
-    assert prove("deepspeed-moe", settings=settings(capacity_factor=factor), world={"dtype": dtype, "ep": 1}).problems == []
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_experts_are_spread_over_ranks(prove: Prove, dtype: str, ranks: int) -> None:
-    assert prove(*SPLIT, world={"ep": ranks, "dtype": dtype}, nproc=ranks).problems == []
-
-
-@pytest.mark.parametrize(("ep", "expert"), [(2, 1), (1, 2)])
-def test_tensor_ranks_have_groups_of_their_own(prove: Prove, ep: int, expert: int) -> None:
-    assert prove(*TENSOR, settings=settings(expert, groups=2), world={"ep": ep, "tp": 2}, nproc=2).problems == []
-
-
-def test_four_ranks_share_and_spread_experts(prove: Prove) -> None:
-    assert prove(*TENSOR, settings=settings(2, groups=4), world={"ep": 2, "tp": 2}, nproc=4).problems == []
-
-
-@pytest.mark.parametrize("vpp", [1, 2])
-def test_stages_of_a_pipeline(prove: Prove, vpp: int) -> None:
-    features = ("deepspeed-moe", "pipeline-parallel", *(["virtual-pipeline"] if vpp > 1 else []))
-    assert prove(*features, world={"ep": 1, "pp": 2, "vpp": vpp}, nproc=2).problems == []
-
-
-def test_with_the_distributed_optimizer_and_hooks_of_buckets(prove: Prove) -> None:
-    features = ("distributed-optimizer", "async-ddp", "async-param-gather")
-    assert prove(*SPLIT, *features, world={"ep": 2}, nproc=4).problems == []
-
-
-@pytest.mark.parametrize("modules", [{"modules": ("moe",)}, {"granularity": "full", "method": "uniform", "num_layers": 1}])
-def test_recomputed_layers(prove: Prove, modules: dict[str, Any]) -> None:
-    assert prove(*SPLIT, "recompute", settings={"recompute": modules}, world={"ep": 2}, nproc=2).problems == []
+test_training_is_that_of_the_formula = trains(
+    "deepspeed-moe",
+    {
+        f"capacity {factor}, {dtype}": given(settings={"deepspeed-moe": {"capacity_factor": factor}}, dtype=dtype, ep=1)
+        for factor in (0.5, 1.0, 8.0)
+        for dtype in DTYPES
+    }
+    | {
+        f"{ranks} ranks, {dtype}": given("expert-parallel", nproc=ranks, ep=ranks, dtype=dtype)
+        for ranks in (2, 4)
+        for dtype in DTYPES
+    }
+    | {
+        "tensor ranks with experts of their own": tensor(2, 1, groups=2, nproc=2),
+        "tensor ranks that share experts": tensor(1, 2, groups=2, nproc=2),
+        "four ranks": tensor(2, 2, groups=4, nproc=4),
+        "stages": given("pipeline-parallel", nproc=2, ep=1, pp=2, vpp=1),
+        "chunks": given("pipeline-parallel", "virtual-pipeline", nproc=2, ep=1, pp=2, vpp=2),
+        "buckets": given("expert-parallel", *BUCKETS, nproc=4, ep=2),
+        "experts recomputed": given(
+            "expert-parallel", "recompute", settings={"recompute": {"modules": ("moe",)}}, nproc=2, ep=2
+        ),
+        "layers recomputed": given("expert-parallel", "recompute", settings=FULL, nproc=2, ep=2),
+    },
+)

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
-
-from tests.conftest import Prove
-
-pytestmark = pytest.mark.long
-
-ROOMY: dict[str, dict[str, Any]] = {"deepspeed-moe": {"capacity_factor": 8.0}}
+from tests.features.parity import Given, given, trains
 
 
-@pytest.mark.parametrize("padding", [False, True])
-@pytest.mark.parametrize("rearranged", [False, True])
-def test_it_is_the_layer_that_drops_nothing(prove: Prove, padding: bool, rearranged: bool) -> None:
-    names = ("deepspeed-moe-dropless", "expert-parallel", *(["deepspeed-moe-rearrange"] if rearranged else []))
-    given = ROOMY | {"deepspeed-moe-dropless": {"padding": padding}}
-    assert prove(*names, also=["deepspeed-moe"], settings=given, world={"ep": 2}, nproc=2).problems == []
+def roomy(*features: str, nproc: int = 2, padding: bool | None = None, **world: int) -> Given:
+    own = {} if padding is None else {"deepspeed-moe-dropless": {"padding": padding}}
+    settings = {"deepspeed-moe": {"capacity_factor": 8.0}, **own}
+    return given("expert-parallel", *features, also=["deepspeed-moe"], settings=settings, nproc=nproc, ep=2, **world)
 
 
-def test_stages_of_a_pipeline_have_maxima_of_their_own(prove: Prove) -> None:
-    names = ("deepspeed-moe-dropless", "pipeline-parallel", "expert-parallel")
-    assert prove(*names, also=["deepspeed-moe"], settings=ROOMY, world={"pp": 2, "ep": 2}, nproc=4).problems == []
+test_it_is_the_layer_that_drops_nothing = trains(
+    "deepspeed-moe-dropless",
+    {f"padding {padding}": roomy(padding=padding) for padding in (False, True)}
+    | {f"by index, padding {padding}": roomy("deepspeed-moe-rearrange", padding=padding) for padding in (False, True)}
+    | {"stages with maxima of their own": roomy("pipeline-parallel", nproc=4, pp=2)},
+)

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
+from tests.features.parity import DTYPES, TENSOR, given, trains
 
-from tests.conftest import Prove
-
-pytestmark = pytest.mark.long
-
-
-@pytest.mark.parametrize("also", [(), ("deepspeed-moe",)], ids=["formula", "masks"])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_rows_by_index_are_rows_by_masks(prove: Prove, dtype: str, also: tuple[str, ...]) -> None:
-    features = ("deepspeed-moe-rearrange", "expert-parallel")
-    assert prove(*features, also=also, world={"ep": 2, "dtype": dtype}, nproc=2).problems == []
-
-
-def test_rows_by_index_of_tensor_ranks(prove: Prove) -> None:
-    names = ("deepspeed-moe-rearrange", "expert-parallel", "tensor-parallel", "sequence-parallel")
-    assert (
-        prove(
-            *names,
+test_rows_by_index_are_rows_by_masks = trains(
+    "deepspeed-moe-rearrange",
+    {f"formula, {dtype}": given("expert-parallel", nproc=2, ep=2, dtype=dtype) for dtype in DTYPES}
+    | {f"masks, {dtype}": given("expert-parallel", also=["deepspeed-moe"], nproc=2, ep=2, dtype=dtype) for dtype in DTYPES}
+    | {
+        "tensor ranks": given(
+            "expert-parallel",
+            *TENSOR,
             settings={"deepspeed-moe": {"groups": 4}, "expert-parallel": {"expert_tensor_size": 2}},
-            world={"ep": 2, "tp": 2},
             nproc=4,
-        ).problems
-        == []
-    )
+            ep=2,
+            tp=2,
+        )
+    },
+)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import pytest
+from tests.features.parity import given, trains
 
-from tests.conftest import Prove
-
-pytestmark = pytest.mark.long
-
-
-@pytest.mark.parametrize("vpp", [1, 2])
-def test_pipelines_with_shapes_train_as_one_process(prove: Prove, vpp: int) -> None:
-    also = ["virtual-pipeline"] if vpp > 1 else []
-    assert prove("dynamic-shapes", *also, world={"pp": 2, "vpp": vpp}, nproc=2).problems == []
-
-
-def test_a_list_of_operations_announces_shapes_and_keeps_megatrons_bits(prove: Prove) -> None:
-    also = ["virtual-pipeline", "dynamic-shapes"]
-    assert prove("nano-pipe", also=also, world={"pp": 2, "vpp": 2}, nproc=2).problems == []
+test_pipelines_with_shapes_train_as_one_process = trains(
+    "dynamic-shapes",
+    {
+        "stages": given(nproc=2, pp=2, vpp=1),
+        "interleaved": given("virtual-pipeline", nproc=2, pp=2, vpp=2),
+        "ragged chunks": given(pp=2, vpp=2),
+        "ragged, bf16": given(pp=2, dtype="bf16"),
+        "ragged, tensor ranks": given(pp=2, tp=2),
+        "ragged, split sequence": given("sequence-parallel", pp=2, tp=2),
+        "ragged, experts": given(also=["moe-token-permute"], nproc=2, pp=2),
+        "ragged, four stages": given(nproc=4, pp=4, num_layers=8),
+    },
+)
+test_a_list_of_operations_announces_shapes_and_keeps_megatrons_bits = trains(
+    "nano-pipe",
+    {
+        "chunks": given(also=["virtual-pipeline", "dynamic-shapes"], nproc=2, pp=2, vpp=2),
+        "ragged, four stages": given(also=["pipeline-parallel", "dynamic-shapes"], nproc=4, pp=4, num_layers=8),
+    },
+)

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+from tests.features.parity import TENSOR, given, trains
 
-from tests.conftest import Prove
-
-pytestmark = pytest.mark.long
-
-
-@pytest.mark.parametrize("dispatcher", ["alltoall", "allgather"])
-def test_spread_experts_train_as_one_process(prove: Prove, dispatcher: str) -> None:
-    assert prove("expert-parallel", settings={"expert-parallel": {"dispatcher": dispatcher}}).problems == []
-
-
-@pytest.mark.parametrize("dispatcher", ["alltoall", "allgather"])
-def test_spread_experts_train_as_one_process_beside_tensor_parallel(prove: Prove, dispatcher: str) -> None:
-    settings = {"expert-parallel": {"dispatcher": dispatcher}}
-    assert prove("expert-parallel", "tensor-parallel", "sequence-parallel", settings=settings, nproc=4).problems == []
-
-
-def test_spread_experts_train_as_one_process_in_bf16(prove: Prove) -> None:
-    assert prove("expert-parallel", world={"dtype": "bf16"}).problems == []
-
-
-def test_spread_experts_shard_their_optimizer(prove: Prove) -> None:
-    assert prove("expert-parallel", "distributed-optimizer", nproc=4).problems == []
+DISPATCHERS = {name: {"expert-parallel": {"dispatcher": name}} for name in ("alltoall", "allgather")}
+test_spread_experts_train_as_one_process = trains(
+    "expert-parallel",
+    {name: given(settings=settings) for name, settings in DISPATCHERS.items()}
+    | {f"{name}, tensor ranks": given(*TENSOR, settings=settings, nproc=4) for name, settings in DISPATCHERS.items()}
+    | {
+        "whole experts beside split attention": given(settings={"expert-parallel": {"expert_tensor_size": 1}}, tp=2, ep=2),
+        "bf16": given(dtype="bf16"),
+        "sharded optimizer": given("distributed-optimizer", nproc=4),
+    },
+)

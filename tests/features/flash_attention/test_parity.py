@@ -7,35 +7,25 @@ from typing import Any
 import pytest
 
 from tests.conftest import Prove
+from tests.features.parity import DTYPES, FULL, given, trains
 
-pytestmark = pytest.mark.long
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("also", [[], ["tensor-parallel"]], ids=["one process", "two tensor-parallel processes"])
-def test_the_operator_trains_as_megatron(prove: Prove, dtype: str, also: list[str]) -> None:
-    assert prove("flash-attention", *also, world={"dtype": dtype}).problems == []
-
-
-CASES: dict[str, tuple[list[str], dict[str, Any], dict[str, Any]]] = {
-    "shared key heads": ([], {}, {"num_query_groups": 2}),
-    "a causal mode that reads no mask": ([], {"flash-attention": {"sparse_mode": 3}}, {"num_query_groups": 1}),
-    "a window as long as the sequence": ([], {"flash-attention": {"sparse_mode": 4}}, {}),
-    "sequence parallel": (["sequence-parallel"], {}, {"num_query_groups": 2}),
-    "recomputed core attention": (["recompute"], {}, {}),
-    "pipeline": (["pipeline-parallel"], {}, {}),
-}
+test_the_operator_trains_as_megatron = trains(
+    "flash-attention",
+    {dtype: given(dtype=dtype) for dtype in DTYPES}
+    | {f"tensor ranks, {dtype}": given("tensor-parallel", dtype=dtype) for dtype in DTYPES}
+    | {
+        "shared key heads": given(num_query_groups=2),
+        "a causal mode that reads no mask": given(settings={"flash-attention": {"sparse_mode": 3}}, num_query_groups=1),
+        "a window as long as the sequence": given(settings={"flash-attention": {"sparse_mode": 4}}),
+        "keys wider than values": given(multi_latent_attention=True),
+        "sequence parallel": given("sequence-parallel", num_query_groups=2),
+        "recomputed core attention": given("recompute"),
+        "pipeline": given("pipeline-parallel"),
+    },
+)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_training_is_that_of_megatron(prove: Prove, case: str) -> None:
-    also, settings, world = CASES[case]
-    assert prove("flash-attention", *also, settings=settings, world=world).problems == []
-
-
-FULL = {"recompute": {"granularity": "full", "method": "uniform", "num_layers": 1}}
-
-
+@pytest.mark.long
 @pytest.mark.parametrize("settings", [{}, FULL], ids=["core attention", "whole layers"])
 @pytest.mark.parametrize("also", [[], ["tensor-parallel"]], ids=["one process", "two tensor-parallel processes"])
 def test_recomputation_drops_the_same_elements_again(prove: Prove, also: list[str], settings: dict[str, Any]) -> None:

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
+from tests.features.parity import DTYPES, TENSOR, given, trains
 
-from tests.conftest import Prove
-
-pytestmark = pytest.mark.long
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_grouped_experts_are_spread_over_ranks(prove: Prove, dtype: str) -> None:
-    assert prove("moe-grouped-gemm", "expert-parallel", world={"dtype": dtype}, nproc=2).problems == []
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_grouped_experts_are_split_by_tensor_ranks(prove: Prove, dtype: str) -> None:
-    also = ["tensor-parallel", "sequence-parallel"]
-    assert prove("moe-grouped-gemm", also=also, world={"dtype": dtype}, nproc=2).problems == []
+test_grouped_experts_train_as_single_ones = trains(
+    "moe-grouped-gemm",
+    {f"spread, {dtype}": given("expert-parallel", nproc=2, dtype=dtype) for dtype in DTYPES}
+    | {f"split by tensor ranks, {dtype}": given(also=TENSOR, nproc=2, dtype=dtype) for dtype in DTYPES},
+)

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
-from tests.conftest import Prove
-
-pytestmark = pytest.mark.long
+from tests.features.parity import DTYPES, FULL, Given, given, trains
 
 
-@pytest.mark.parametrize("layers", ["auto", (0, 5)], ids=["auto", "places"])
-@pytest.mark.parametrize("world", [{}, {"dtype": "bf16"}], ids=["fp32", "bf16"])
-def test_uneven_stages_train_as_one_process(prove: Prove, layers: object, world: dict[str, object]) -> None:
-    shape = {"pp": 2, "num_layers": 4, "vpp": 1, **world}
-    assert prove("noop-layers", settings={"noop-layers": {"layers": layers}}, world=shape).problems == []
+def uneven(layers: str | tuple[int, ...], num_layers: int = 4, also: tuple[str, ...] = (), **case: Any) -> Given:
+    settings = {"noop-layers": {"layers": layers}}
+    return given(also=also, settings=settings, **{"pp": 2, "num_layers": num_layers, "vpp": 1, **case})
 
 
-def test_uneven_chunks_with_recompute_train_as_one_process(prove: Prove) -> None:
-    settings = {"recompute": {"granularity": "full", "method": "uniform", "num_layers": 1}}
-    assert prove("noop-layers", settings=settings, also=["recompute"]).problems == []
-
-
-def test_uneven_stages_with_experts_train_as_one_process(prove: Prove) -> None:
-    settings = {"noop-layers": {"layers": (0, 5)}}
-    world = {"pp": 2, "num_layers": 4, "vpp": 1}
-    assert prove("noop-layers", settings=settings, world=world, also=["moe-token-permute"], nproc=2).problems == []
-
-
-@pytest.mark.parametrize("world", [{"pp": 4}, {"tp": 2}], ids=["pp4", "tp2"])
-def test_uneven_stages_on_four_ranks_train_as_one_process(prove: Prove, world: dict[str, object]) -> None:
-    shape = {"pp": 2, "num_layers": 6, "vpp": 1, **world}
-    assert prove("noop-layers", settings={"noop-layers": {"layers": (0, 7)}}, world=shape, nproc=4).problems == []
+test_uneven_stages_train_as_one_process = trains(
+    "noop-layers",
+    {f"auto, {dtype}": uneven("auto", dtype=dtype) for dtype in DTYPES}
+    | {f"places, {dtype}": uneven((0, 5), dtype=dtype) for dtype in DTYPES}
+    | {
+        "recompute": given(also=["recompute"], settings=FULL),
+        "experts": uneven((0, 5), also=("moe-token-permute",), nproc=2),
+        "four stages": uneven((0, 7), 6, nproc=4, pp=4),
+        "tensor ranks": uneven((0, 7), 6, nproc=4, tp=2),
+    },
+)

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from tests.features.parity import given, trains
 
-from tests.conftest import Prove
-
-pytestmark = pytest.mark.long
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_stages_train_as_one_process(prove: Prove, size: int) -> None:
-    assert prove("pipeline-parallel", settings={"pipeline-parallel": {"size": size}}).problems == []
-
-
-def test_stages_train_as_one_process_in_bf16(prove: Prove) -> None:
-    assert prove("pipeline-parallel", world={"dtype": "bf16"}).problems == []
-
-
-def test_replicas_of_a_pipeline_train_as_one_process(prove: Prove) -> None:
-    assert prove("pipeline-parallel", "data-parallel").problems == []
+test_stages_train_as_one_process = trains(
+    "pipeline-parallel",
+    {f"{size} stages": given(settings={"pipeline-parallel": {"size": size}}) for size in (2, 4)}
+    | {
+        "freed outputs": given(settings={"pipeline-parallel": {"free_outputs": True}}, pp=2),
+        "bf16": given(dtype="bf16"),
+        "replicas": given("data-parallel"),
+    },
+)

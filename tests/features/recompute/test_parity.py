@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import Prove, differences
+from tests.features.parity import Given, given, trains
 
 pytestmark = pytest.mark.long
 
+DISTRIBUTED = {"granularity": "full", "method": "uniform", "num_layers": 1, "distribute": True}
 FULL = {"granularity": "full", "method": "uniform", "num_layers": 1}
 BLOCK = {"granularity": "full", "method": "block", "num_layers": 1}
 SELECTIVE = {"granularity": "selective"}
 EXPERTS = {"granularity": "selective", "modules": ["moe"]}
 LATENT = {"multi_latent_attention": True, "normalization": "RMSNorm"}
-BOTH = pytest.mark.parametrize("settings", [FULL, SELECTIVE], ids=["full", "selective"])
 
 
 @pytest.mark.parametrize("settings", [FULL, BLOCK, SELECTIVE, EXPERTS], ids=["full", "block", "selective", "moe"])
@@ -25,15 +26,25 @@ def test_recomputed_activations_are_bit_equal(prove: Prove, settings: dict[str, 
     assert recomputed < without
 
 
-@BOTH
-@pytest.mark.parametrize("also", [["sequence-parallel"], ["virtual-pipeline"]], ids=lambda names: names[0])
-def test_recomputed_activations_are_bit_equal_in_a_layout(prove: Prove, settings: dict[str, object], also: list[str]) -> None:
-    assert prove("recompute", settings={"recompute": settings}, also=also).problems == []
+def layouts(name: str, settings: dict[str, object]) -> dict[str, Given]:
+    chosen = {"recompute": settings}
+    return {
+        f"{name}, sequence parallel": given(also=["sequence-parallel"], settings=chosen),
+        f"{name}, interleaved": given(also=["virtual-pipeline"], settings=chosen),
+        f"{name}, bf16": given(settings=chosen, dtype="bf16"),
+    }
 
 
-@BOTH
-def test_recomputed_activations_are_bit_equal_in_bf16(prove: Prove, settings: dict[str, object]) -> None:
-    assert prove("recompute", settings={"recompute": settings}, world={"dtype": "bf16"}).problems == []
+test_recomputed_activations_are_bit_equal_in_a_layout = trains(
+    "recompute",
+    layouts("full", FULL)
+    | layouts("selective", SELECTIVE)
+    | {
+        "MLPs beside the norm": given("rms-norm", settings={"recompute": {"modules": ["mlp"]}}),
+        "experts that are spread": given("expert-parallel", settings={"recompute": {"modules": ["moe"]}}),
+        "distributed inputs": given("tensor-parallel", settings={"recompute": DISTRIBUTED}, tp=2),
+    },
+)
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from tests.features.parity import cp, given, trains
 
-from tests.conftest import Prove
-
-pytestmark = pytest.mark.long
-
-RING = {"context-parallel": {"size": 2}}
-
-
-def test_a_ring_that_merges_by_the_operator_trains_as_one_process(prove: Prove) -> None:
-    assert prove("ring-attention", "ring-attention-update", settings=RING).problems == []
-
-
-def test_it_changes_nothing_beside_a_ring(prove: Prove) -> None:
-    assert prove("ring-attention-update", settings=RING, also=["ring-attention"]).problems == []
+test_a_ring_that_merges_by_the_operator_trains_as_one_process = trains(
+    "ring-attention-update",
+    {
+        "one process": given("ring-attention", settings=cp(2)),
+        "the same ring": given(also=["ring-attention"], settings=cp(2)),
+    },
+)

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
+from tests.features.parity import DTYPES, FULL, given, trains
 
-from tests.conftest import Prove
-
-pytestmark = pytest.mark.long
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("beside", [[], ["tensor-parallel"]], ids=["one process", "two tensor-parallel processes"])
-def test_the_operator_trains_as_megatron(prove: Prove, dtype: str, beside: list[str]) -> None:
-    assert prove("rotary-embedding", *beside, world={"dtype": dtype}).problems == []
-
-
-def test_the_operator_is_called_again_in_recompute(prove: Prove) -> None:
-    full = {"recompute": {"granularity": "full", "method": "uniform", "num_layers": 1}}
-    assert prove("rotary-embedding", "recompute", settings=full).problems == []
+test_the_operator_trains_as_megatron = trains(
+    "rotary-embedding",
+    {dtype: given(dtype=dtype) for dtype in DTYPES}
+    | {f"tensor ranks, {dtype}": given("tensor-parallel", dtype=dtype) for dtype in DTYPES}
+    | {"called again in recompute": given("recompute", settings=FULL)},
+)

@@ -5,23 +5,18 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import Prove
+from tests.features.parity import given, trains
 
-pytestmark = pytest.mark.long
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_a_share_of_the_sequence_trains_as_the_whole(prove: Prove, size: int) -> None:
-    assert prove("tensor-parallel", "sequence-parallel", settings={"tensor-parallel": {"size": size}}).problems == []
-
-
-def test_it_changes_nothing_beside_tensor_parallel(prove: Prove) -> None:
-    assert prove("sequence-parallel", also=["tensor-parallel"]).problems == []
+test_a_share_of_the_sequence_trains_as_the_whole = trains(
+    "sequence-parallel",
+    {f"{size} ranks": given("tensor-parallel", settings={"tensor-parallel": {"size": size}}) for size in (2, 4)}
+    | {"bf16": given(dtype="bf16")},
+)
 
 
-def test_a_share_of_the_sequence_trains_as_the_whole_in_bf16(prove: Prove) -> None:
-    assert prove("sequence-parallel", world={"dtype": "bf16"}).problems == []
-
-
-def test_it_keeps_fewer_activations_than_tensor_parallel(prove: Prove) -> None:
-    alone, shared = prove("sequence-parallel", also=["tensor-parallel"]).proof.bytes["saved activations"]
+@pytest.mark.long
+def test_it_changes_nothing_beside_tensor_parallel_and_keeps_fewer_activations(prove: Prove) -> None:
+    verdict = prove("sequence-parallel", also=["tensor-parallel"])
+    alone, shared = verdict.proof.bytes["saved activations"]
+    assert verdict.problems == []
     assert shared < 0.9 * alone

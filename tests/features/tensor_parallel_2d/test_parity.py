@@ -7,58 +7,46 @@ from typing import Any
 import pytest
 
 from tests.conftest import Prove
+from tests.features.parity import BUCKETS, DTYPES, FULL, LLAMA, Given, given, trains
 
-pytestmark = pytest.mark.long
 NAME = "tensor-parallel-2d"
 ONE_COLUMN = f"effect of {NAME}: no function of mindspeed.features.tensor_parallel_2d.products was called"
 """All that verification finds where ranks form one column, whose products are Megatron's."""
 OVERLAPS = {"overlap_gather": True, "overlap_scatter": True, "overlap_backward": True}
+SELECTIVE = {"recompute": {"granularity": "selective"}}
 
 
-def grid(x: int, y: int, **overlaps: bool) -> dict[str, dict[str, Any]]:
-    return {NAME: {"x": x, "y": y, **overlaps}}
+def grid(*features: str, x: int = 1, y: int = 2, also: Any = (), own: Any = None, more: Any = None, **world: Any) -> Given:
+    settings = {NAME: {"x": x, "y": y, **(own or {})}, **(more or {})}
+    return given(*features, also=also, settings=settings, **world)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize(("x", "y"), [(1, 2), (2, 1), (2, 2), (1, 4)])
-def test_a_grid_trains_as_one_process(prove: Prove, x: int, y: int, dtype: str) -> None:
-    world = {"tp": x * y, "dtype": dtype, "normalization": "RMSNorm", "gated_linear_unit": True, "activation": "silu"}
-    problems = prove(NAME, settings=grid(x, y), world={**world, "num_query_groups": 2}).problems
-    assert [problem.message for problem in problems] == ([] if y > 1 else [ONE_COLUMN])
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_products_of_one_column_are_megatrons(prove: Prove, dtype: str) -> None:
+    problems = prove(NAME, settings={NAME: {"x": 2, "y": 1}}, world={"tp": 2, "dtype": dtype, **LLAMA}).problems
+    assert [problem.message for problem in problems] == [ONE_COLUMN]
 
 
-@pytest.mark.parametrize(("x", "y"), [(1, 2), (2, 2)])
-def test_transfers_in_parts_train_as_one_process(prove: Prove, x: int, y: int) -> None:
-    world = {"tp": x * y, "seq_length": 64}
-    assert prove(NAME, settings=grid(x, y, **OVERLAPS), world=world).problems == []
-
-
-@pytest.mark.parametrize(
-    ("also", "world"),
-    [
-        (["pipeline-parallel"], {"pp": 2}),
-        (["ulysses-attention"], {"cp": 2}),
-        (["ring-attention"], {"cp": 2}),
-        (["distributed-optimizer", "async-ddp", "async-param-gather"], {"world_size": 4}),
-        (["matmul-add"], {}),
-        (["expert-parallel"], {"ep": 2}),
-        ([], {"mtp_num_layers": 1}),
-    ],
-    ids=str,
+test_a_grid_trains_as_one_process = trains(
+    NAME,
+    {
+        f"{x} x {y}, {dtype}": grid(x=x, y=y, tp=x * y, dtype=dtype, **LLAMA)
+        for x, y in ((1, 2), (2, 2), (1, 4))
+        for dtype in DTYPES
+    }
+    | {f"{x} x 2, in parts": grid(x=x, own=OVERLAPS, tp=2 * x, seq_length=64) for x in (1, 2)}
+    | {
+        "pipeline": grid("pipeline-parallel", tp=2, seq_length=32, pp=2),
+        "Ulysses": grid("ulysses-attention", tp=2, seq_length=32, cp=2),
+        "ring": grid("ring-attention", tp=2, seq_length=32, cp=2),
+        "buckets": grid(*BUCKETS, tp=2, seq_length=32, world_size=4),
+        "matmul-add": grid("matmul-add", tp=2, seq_length=32),
+        "experts": grid("expert-parallel", tp=2, seq_length=32, ep=2),
+        "multi-token prediction": grid(tp=2, seq_length=32, mtp_num_layers=1),
+        "layers recomputed": grid("recompute", more=FULL),
+        "attention recomputed": grid("recompute", more=SELECTIVE),
+        # against sequence parallelism: Megatron's own differs from one process in multi-latent attention
+        "latent": grid(also=["sequence-parallel"], tp=2, seq_length=64, multi_latent_attention=True, rotary=True),
+    },
 )
-def test_it_composes(prove: Prove, also: list[str], world: dict[str, Any]) -> None:
-    world = {"tp": 2, "seq_length": 32, **world}
-    assert prove(NAME, *also, settings=grid(1, 2), world=world).problems == []
-
-
-@pytest.mark.parametrize(
-    "settings", [{"granularity": "full", "method": "uniform", "num_layers": 1}, {"granularity": "selective"}]
-)
-def test_it_composes_with_recomputation(prove: Prove, settings: dict[str, Any]) -> None:
-    assert prove(NAME, "recompute", settings={**grid(1, 2), "recompute": settings}).problems == []
-
-
-def test_it_composes_with_multi_latent_attention(prove: Prove) -> None:
-    """Against sequence parallelism: Megatron's own differs from one process there."""
-    world = {"tp": 2, "seq_length": 64, "multi_latent_attention": True, "rotary": True}
-    assert prove(NAME, also=["sequence-parallel"], settings=grid(1, 2), world=world).problems == []

@@ -5,19 +5,15 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import Prove
+from tests.features.parity import given, trains
 
-pytestmark = pytest.mark.long
+test_interleaved_chunks_train_as_one_process = trains(
+    "virtual-pipeline", {"replicas": given("data-parallel"), "bf16": given(dtype="bf16")}
+)
 
 
-def test_interleaved_chunks_train_as_one_process(prove: Prove) -> None:
+@pytest.mark.long
+def test_the_layout_is_that_of_the_settings(prove: Prove) -> None:
     verdict = prove("virtual-pipeline", settings={"virtual-pipeline": {"overlap_p2p": True}})
     assert verdict.problems == []
     assert (verdict.proof.world["pp"], verdict.proof.world["vpp"]) == (2, 2)
-
-
-def test_replicas_of_interleaved_chunks_train_as_one_process(prove: Prove) -> None:
-    assert prove("virtual-pipeline", "data-parallel").problems == []
-
-
-def test_interleaved_chunks_train_as_one_process_in_bf16(prove: Prove) -> None:
-    assert prove("virtual-pipeline", world={"dtype": "bf16"}).problems == []

@@ -12,7 +12,7 @@ from mindspeed.plugins import Numerics
 from mindspeed.verification.case import DROPOUT, build_case
 from mindspeed.verification.harness import Verdict, verify
 from mindspeed.verification.pool import WorkerPool
-from tests.conftest import Prove
+from tests.features.parity import BUCKETS, Given, given, trains
 
 pytestmark = pytest.mark.long
 
@@ -41,36 +41,23 @@ def test_searched_schedules_are_megatrons(
     assert loop_verdict(pool, pipeline, world, settings).problems == []
 
 
-V = {"zero-bubble": {"placement": "v"}}
+def v(*features: str, also: tuple[str, ...] = (), nproc: int = 2, own: Any = None, **world: Any) -> Given:
+    settings = {"zero-bubble": {"placement": "v", **(own or {})}}
+    return given(*features, also=also, settings=settings, nproc=nproc, **{"pp": 2, "vpp": 2, **world})
 
 
-@pytest.mark.parametrize(
-    ("also", "world", "settings"),
-    [
-        ([], {}, {}),
-        ([], {"global_batch_size": 4}, {}),
-        ([], {"dtype": "bf16"}, {}),
-        ([], {}, {"recompute": "all", "costs": "measured"}),
-        (["moe-token-permute"], {}, {}),
-        (["matmul-add"], {"dtype": "bf16"}, {"output_layer": True}),
-    ],
+test_stages_placed_as_a_v_train_as_one_process = trains(
+    "zero-bubble",
+    {
+        "stages": v(),
+        "few micro-batches": v(global_batch_size=4),
+        "bf16": v(dtype="bf16"),
+        "recomputed, costs measured": v(own={"recompute": "all", "costs": "measured"}),
+        "experts": v(also=("moe-token-permute",)),
+        "matmul-add in bf16": v(also=("matmul-add",), own={"output_layer": True}, dtype="bf16"),
+        "four stages": v(nproc=4, pp=4, num_layers=8),
+        "sequence parallel": v("sequence-parallel", nproc=4, tp=2, num_layers=8),
+        "buckets": v(*BUCKETS, nproc=4, num_layers=8),
+        "ring": v("ring-attention", nproc=4, cp=2, num_layers=8),
+    },
 )
-def test_stages_placed_as_a_v_train_as_one_process(
-    prove: Prove, also: list[str], world: dict[str, Any], settings: dict[str, Any]
-) -> None:
-    settings = {"zero-bubble": {"placement": "v", **settings}}
-    assert prove("zero-bubble", also=also, settings=settings, world={"pp": 2, "vpp": 2, **world}, nproc=2).problems == []
-
-
-@pytest.mark.parametrize(
-    ("features", "world"),
-    [
-        ([], {"pp": 4}),
-        (["sequence-parallel"], {"tp": 2}),
-        (["distributed-optimizer", "async-ddp", "async-param-gather"], {}),
-        (["ring-attention"], {"cp": 2}),
-    ],
-)
-def test_a_v_on_four_ranks_trains_as_one_process(prove: Prove, features: list[str], world: dict[str, Any]) -> None:
-    world = {"pp": 2, "vpp": 2, "num_layers": 8, **world}
-    assert prove("zero-bubble", *features, settings=V, world=world, nproc=4).problems == []

@@ -1,0 +1,59 @@
+"""Training beside the baseline: a table of cases as one long test of a feature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pytest
+
+from tests.conftest import Prove
+
+DTYPES: Final = ("fp32", "bf16")
+FULL: Final = {"recompute": {"granularity": "full", "method": "uniform", "num_layers": 1}}
+BUCKETS: Final = ("distributed-optimizer", "async-ddp", "async-param-gather")
+TENSOR: Final = ("tensor-parallel", "sequence-parallel")
+LLAMA: Final = {"normalization": "RMSNorm", "gated_linear_unit": True, "activation": "silu", "num_query_groups": 2}
+RINGS: Final = ("ring-attention", "ulysses-attention", "kv-allgather-cp")
+"""The algorithms of context parallelism that need no settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What stands beside a feature under test: others, those of both runs (``also``), settings and the job."""
+
+    features: Sequence[str]
+    also: Sequence[str]
+    settings: Mapping[str, Mapping[str, Any]]
+    nproc: int | None
+    world: Mapping[str, Any]
+
+
+def given(
+    *features: str,
+    also: Sequence[str] = (),
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+    nproc: int | None = None,
+    **world: Any,
+) -> Given:
+    """One case of a table."""
+    return Given(features, also, settings or {}, nproc, world)
+
+
+def cp(size: int, **settings: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Settings with this context-parallel size."""
+    return {"context-parallel": {"size": size}, **settings}
+
+
+def trains(name: str, cases: Mapping[str, Given]) -> Callable[..., None]:
+    """A long test that the feature keeps its claim in each case."""
+
+    @pytest.mark.long
+    @pytest.mark.parametrize("case", cases)
+    def test(prove: Prove, case: str) -> None:
+        row = cases[case]
+        verdict = prove(name, *row.features, also=row.also, settings=row.settings, world=row.world, nproc=row.nproc)
+        assert not verdict.problems, verdict.problems
+
+    return test
