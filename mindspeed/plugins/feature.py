@@ -136,11 +136,14 @@ class VerifyWith:
     """The smallest surroundings in which a feature does its work, for ``mindspeed features verify`` without options.
 
     ``features`` are in the baseline as well; ``settings`` and ``world`` hold values that the caller did not give.
+    ``algorithm`` names the modules of which a function runs in each step, for a feature whose results are Megatron's also where
+    it does nothing.
     """
 
     features: tuple[str, ...] = ()
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     world: Mapping[str, Any] = field(default_factory=dict)
+    algorithm: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -157,8 +160,7 @@ class FeatureSpec:
     (``{"tp": "size"}``; None for a size that is only derived), and a size above one adds the feature;
     ``megatron_flags`` the arguments of Megatron-LM that switch it on or out or are a setting of it, ``megatron_refusals``
     those that it cannot run with;
-    ``ops`` the operators it switches to; ``algorithm`` the modules of which a function runs in each step, for a feature whose
-    results are Megatron's also where it does nothing; ``applies`` whether level 1 has anything to do here;
+    ``ops`` the operators it switches to; ``applies`` whether level 1 has anything to do here;
     ``layer_split`` the layers of each model chunk, for a feature that deals them out unevenly (`World.layer_split`);
     ``model`` values of the world that its settings give, for those that are unknown or 0 without it;
     ``cost`` what it costs, for a slot whose holder mindspeed may choose;
@@ -188,7 +190,6 @@ class FeatureSpec:
     megatron_flags: tuple[MegatronFlag, ...] = ()
     megatron_refusals: tuple[MegatronRefusal, ...] = ()
     ops: tuple[str, ...] = ()
-    algorithm: tuple[str, ...] = ()
     applies: Callable[[Any, World], bool] | None = None
     layer_split: Callable[[Any, World], tuple[int, ...]] | None = None
     model: Callable[[Any, World], Mapping[str, Any]] | None = None

@@ -95,7 +95,7 @@ def missing_effects(case: VerificationCase, baseline: Sequence[RankResult], feat
         if uncalled := [op for op in spec.ops if op not in called]:
             yield _failed(name, f"the operator {', '.join(uncalled)} was not called")
             continue
-        if (algorithm := ", ".join(spec.algorithm)) and algorithm not in called:
+        if (algorithm := ", ".join(spec.verify_with.algorithm)) and algorithm not in called:
             yield _failed(name, f"no function of {algorithm} was called")
             continue
         arguments = {planned.override.argument for planned in case.plan.overrides if name in planned.owners}

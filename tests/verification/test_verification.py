@@ -241,7 +241,7 @@ def test_exchanged_layers_that_compute_as_megatrons_are_no_effect(
     case = asked(feature)
     for target in targets:
         case = planted(case, target, fault)
-    algorithm = ", ".join(catalog(frozenset()).specs[feature].algorithm)
+    algorithm = ", ".join(catalog(frozenset()).specs[feature].verify_with.algorithm)
     assert failing(verify(case, pool)) == [f"effect of {feature}: no function of {algorithm} was called"]
 
 

@@ -209,8 +209,8 @@ class EffectTracker:
                     yield _Watched(name, "argument", planned.override.argument, "build", planned.optional)
             for op in feature.spec.ops:
                 yield _Watched(name, "op", op, "step")
-            if feature.spec.algorithm:
-                yield _Watched(name, "algorithm", ", ".join(feature.spec.algorithm), "step", optional=True)
+            if algorithm := feature.spec.verify_with.algorithm:
+                yield _Watched(name, "algorithm", ", ".join(algorithm), "step", optional=True)
 
     def _count_code(self) -> None:
         """Count the functions of the features' operators and algorithms, whose modules are loaded when the model is built."""

@@ -43,7 +43,6 @@ class Ampipe(Feature[AmpipeArgs]):
         summary="Attention and experts in chunks of the sequence, transfers of one chunk behind another",
         category=Category.DEEPSPEED_MOE,
         megatron=">=0.14,<0.17",
-        algorithm=("mindspeed.features.ampipe.attention",),
         constraints=(
             RequiresAny(
                 "deepspeed-moe", "moe-alltoall-overlap", reason="the layer posts its transfers, and waits for them later"
@@ -107,7 +106,12 @@ class Ampipe(Feature[AmpipeArgs]):
             reason="against the same layer in one piece, of deepspeed-moe with equal groups: gradients of weights and keys are "
             "summed chunk by chunk; with dropout or noise of the gate other elements are drawn"
         ),
-        verify_with=VerifyWith(features=("deepspeed-moe",), settings={"deepspeed-moe": {"groups": 2}}, world={"ep": 2}),
+        verify_with=VerifyWith(
+            algorithm=("mindspeed.features.ampipe.attention",),
+            features=("deepspeed-moe",),
+            settings={"deepspeed-moe": {"groups": 2}},
+            world={"ep": 2},
+        ),
     )
 
     @hookimpl

@@ -37,7 +37,6 @@ class Coc(Feature[CocArgs]):
         summary="Linear layers in parts, the collective of one part behind the product of another",
         category=Category.COMMUNICATION,
         slots={Slot.LINEAR},
-        algorithm=("mindspeed.features.coc.products", "mindspeed.tensor_parallel.fused"),
         constraints=(
             Requires("tensor-parallel", reason="its collectives are those of tensor-parallel linear layers"),
             Check(
@@ -55,7 +54,9 @@ class Coc(Feature[CocArgs]):
         notes=lambda args, world: describe_fused_products(world) if args.fused else [],
         numerics=Numerics.reordered(reason="tensor parallelism splits sums; parts of rows change no sum"),
         verify_with=VerifyWith(
-            features=("sequence-parallel",), world={"tp": 2, "seq_length": 32, "num_layers": 2, "global_batch_size": 4}
+            algorithm=("mindspeed.features.coc.products", "mindspeed.tensor_parallel.fused"),
+            features=("sequence-parallel",),
+            world={"tp": 2, "seq_length": 32, "num_layers": 2, "global_batch_size": 4},
         ),
     )
 

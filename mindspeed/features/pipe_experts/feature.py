@@ -37,7 +37,6 @@ class PipeExperts(Feature[PipeExpertsArgs]):
         summary="Dispatch, products and return of capacity-gated experts overlap, expert by expert and slice by slice",
         category=Category.DEEPSPEED_MOE,
         megatron=">=0.14,<0.17",
-        algorithm=("mindspeed.moe.units",),
         constraints=(
             Requires("deepspeed-moe", reason="its experts have a number of places that can be sliced, equal on all ranks"),
             Requires("moe-grouped-gemm", reason="the experts of a rank are computed one by one, with one weight gradient each"),
@@ -70,7 +69,12 @@ class PipeExperts(Feature[PipeExpertsArgs]):
         numerics=Numerics.reordered(
             reason="an expert's products have fewer rows, and its weight gradient sums rows in another order"
         ),
-        verify_with=VerifyWith(features=("deepspeed-moe",), settings={"pipe-experts": {"parts": 2}}, world={"ep": 2}),
+        verify_with=VerifyWith(
+            algorithm=("mindspeed.moe.units",),
+            features=("deepspeed-moe",),
+            settings={"pipe-experts": {"parts": 2}},
+            world={"ep": 2},
+        ),
     )
 
     @hookimpl

@@ -57,7 +57,6 @@ class TensorParallel2D(Feature[TensorParallel2DArgs]):
         summary="Weights of linear layers split along both dimensions, so that large tensor-parallel groups send fewer bytes",
         category=Category.COMMUNICATION,
         slots={Slot.LINEAR},
-        algorithm=("mindspeed.features.tensor_parallel_2d.products",),
         constraints=(
             Requires("sequence-parallel", reason="its layers have the inputs and outputs of sequence parallelism"),
             Check(
@@ -78,7 +77,9 @@ class TensorParallel2D(Feature[TensorParallel2DArgs]):
         notes=describe_costs,
         numerics=Numerics.reordered(reason="sums over the hidden dimension are split over ranks"),
         state=CheckpointState("resharded", "weights are saved as blocks that any other split can load"),
-        verify_with=VerifyWith(settings={_NAME: {"x": 1, "y": 2}}, world={"tp": 2}),
+        verify_with=VerifyWith(
+            algorithm=("mindspeed.features.tensor_parallel_2d.products",), settings={_NAME: {"x": 1, "y": 2}}, world={"tp": 2}
+        ),
     )
 
     grid: Grid | None = None
