@@ -29,6 +29,7 @@ from mindspeed.engine.runtime import rendezvous, session
 from mindspeed.engine.runtime.effects import EffectReport
 from mindspeed.engine.runtime.session import ActivationReport, DeactivationReport, Surroundings, suspended
 from mindspeed.job.world import PLATFORMS
+from mindspeed.ops.public_functions import public_functions
 from mindspeed.plugins.answers import answer, implements
 from mindspeed.plugins.cache_folder import CACHE_VARIABLE
 from mindspeed.plugins.constraints import AUTO
@@ -260,7 +261,7 @@ def activate(plan: ActivationPlan) -> ActivationReport:
         ):
             raise MindSpeedError(wrong)
         content = partial(content_of, plan)
-        report = session.start(plan, manager, Surroundings(content, activate_child))
+        report = session.start(plan, manager, Surroundings(content, activate_child, public_functions))
         if not was_active:
             rendezvous.begin(content)
     except Exception as error:

@@ -10,6 +10,11 @@ from pathlib import Path
 
 import pytest
 
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10, where import-linter brings it
+    import tomli as tomllib
+
 from mindspeed.ops import OPERATORS
 from mindspeed.plugins.constraints import Slot
 
@@ -22,6 +27,25 @@ SOURCES = {
 FEATURES = {file.parent.name.replace("_", "-") for file in (PACKAGE / "features").glob("*/feature.py")}
 OTHER_MEANINGS = {value for name, value in vars(Slot).items() if name[0] != "_"} | {*OPERATORS, "profiler", "deepspeed-moe"}
 """Names of features that name a slot, a category, an operator or a module of torch as well, which the framework may use."""
+CONTRACTS = {
+    contract["name"]: contract
+    for contract in tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
+}
+
+
+def layers_of(contract: str) -> dict[str, int]:
+    """The packages of a contract about layers, each with its place; the lowest has 0."""
+    rows = enumerate(reversed(CONTRACTS[contract]["layers"]))
+    return {package: place for place, row in rows for package in re.findall(r"\w+", row)}
+
+
+LAYERS, ENGINE = layers_of("the framework is layered"), layers_of("the engine is layered")
+WORDS_OF_OTHERS = {
+    "mindspeed.plugins.found",  # the entry point group, and the folders of features
+    "mindspeed.megatron_lm.training_plan",  # modules that a script for Megatron-LM imports
+    "mindspeed.legacy.old_modules",
+}
+"""Modules with words that look like names of modules, and are not imported."""
 TABLES_OF_FEATURES = ("mindspeed.features", "mindspeed.legacy", "mindspeed.megatron_lm.old_flags")
 """Packages that name features: the features, and the tables of the features that old names and flags stand for."""
 CIRCLES_OF_OLD_NAMES = "mindspeed.legacy"
@@ -86,3 +110,21 @@ def test_the_framework_names_no_feature_in_a_string():
         for match in named.findall(prose.sub("", text.value))
     ]
     assert found == []
+
+
+def test_no_string_names_a_module_of_a_higher_package():
+    """An import by name is an arrow as well, which import-linter does not see."""
+    found = [
+        f"{module}:{text.lineno} names {text.value}"
+        for module, tree in SOURCES.items()
+        if module not in WORDS_OF_OTHERS
+        for text in texts(tree)
+        if (name := re.fullmatch(r"(mindspeed(?:\.\w+)+)\.?(?::[\w.]+)?", text.value)) and height(name[1]) > height(module)
+    ]
+    assert found == []
+
+
+def height(name: str) -> tuple[int, int]:
+    """The place of a module among the layers of the framework, and of the engine."""
+    _, package, inner = f"{name}..".split(".", 2)
+    return LAYERS.get(package, -1), ENGINE.get(inner.partition(".")[0], -1) if package == "engine" else -1

@@ -131,11 +131,11 @@ def follow(
     look like a feature, records the checkout, and verifies the claim of every feature on it, first of those whose targets
     differ. Writes FOLDER/VERSION.md. The exit status is 1 when a target is changed or gone, or a claim was not seen to hold.
     """
-    from mindspeed.diagnostics import following
-    from mindspeed.diagnostics.claims_on_checkout import Limits
     from mindspeed.megatron.release_recording import record_release
     from mindspeed.plugins.discovery import discover
     from mindspeed.registry import megatron_targets
+    from mindspeed.verification import following
+    from mindspeed.verification.claims_on_checkout import Limits
 
     catalog = discover(only=())
     verified = names or (sorted(catalog.specs) if claims else ())

@@ -1,1 +1,1 @@
-"""Check the contract of features: for authors, by `mindspeed.plugins.testing` and ``mindspeed features test``."""
+"""Check the contract of features: for authors, by `mindspeed.conformance.testing` and ``mindspeed features test``."""

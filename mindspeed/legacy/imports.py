@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import pkgutil
 import sys
+import warnings
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Final
 
 from mindspeed.legacy.old_modules import OLD_MODULES, replacement
-from mindspeed.legacy.provided_names import BUILDERS, BUILDERS_OF_FEATURES, PROVIDED, VARIABLES
+from mindspeed.legacy.provided_names import BUILDERS, BUILDERS_OF_FEATURES, PROVIDED, RENAMED, VARIABLES
 from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
@@ -46,6 +47,8 @@ class _Loader:
     @staticmethod
     def exec_module(module: ModuleType) -> None:
         """Set the variables of the module; there is nothing to run."""
+        if new := RENAMED.get(module.__name__):
+            warnings.warn(f"{module.__name__} is {new} now", DeprecationWarning, stacklevel=2)
         vars(module).update(VARIABLES.get(module.__name__, {}))
 
 
@@ -110,7 +113,7 @@ def _wanted(name: str) -> tuple[str, str]:
 def _modules() -> list[str]:
     from mindspeed.legacy.feature_classes import CLASSES
 
-    return [*PROVIDED, _BUILDERS, *(f"{_FEATURES}.{old.module}" for old in CLASSES.values())]
+    return [*PROVIDED, *RENAMED, _BUILDERS, *(f"{_FEATURES}.{old.module}" for old in CLASSES.values())]
 
 
 def _names(module: str) -> list[str]:
@@ -119,6 +122,8 @@ def _names(module: str) -> list[str]:
 
     if module == _BUILDERS:
         return [*BUILDERS]
+    if module in RENAMED:
+        return [*pkgutil.resolve_name(RENAMED[module]).__all__]
     classes = classes_in(module) if module.startswith(_FEATURES) else []
     return [*classes, *PROVIDED.get(module, ())]
 
@@ -132,6 +137,8 @@ def _value(module: str, name: str) -> Any:
 
         return builder(name)
     provided = PROVIDED.get(module, {})
+    if module in RENAMED:
+        return pkgutil.resolve_name(f"{RENAMED[module]}:{name}")
     if name in provided:
         return pkgutil.resolve_name(provided[name])
     from mindspeed.legacy.feature_classes import stand_in

@@ -107,6 +107,9 @@ PROVIDED: Final[dict[str, dict[str, str]]] = {
 }
 """Modules that exist in MindSpeed alone, and their names; ``"module"`` or ``"module:name"`` is what a name stands for."""
 
+RENAMED: Final[dict[str, str]] = {"mindspeed.plugins.testing": "mindspeed.conformance.testing"}
+"""Public modules of this framework that have another name now."""
+
 VARIABLES: Final[dict[str, dict[str, None]]] = {"mindspeed.args_utils": {"_MINDSPEED_ARGS": None}}
 """Variables of old modules, with their first values; consumers write to them."""
 

@@ -230,7 +230,7 @@ def test_pytest_runs_the_suite_for_a_distribution_without_any_test_file(acme, py
 def test_a_test_file_has_a_case_for_each_check(acme, pytester, monkeypatch, tmp_path):
     acme()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    pytester.makepyfile("from mindspeed.plugins.testing import conformance\ntest_acme = conformance('acme-made')\n")
+    pytester.makepyfile("from mindspeed.conformance.testing import conformance\ntest_acme = conformance('acme-made')\n")
     done = pytester.runpytest_subprocess("--collect-only", "-q")
     assert [line.partition("::")[2] for line in done.outlines if "::" in line] == [f"test_acme[acme-made-{c}]" for c in CHECKS]
 
@@ -270,7 +270,7 @@ def test_a_patch_of_what_the_made_up_megatron_lacks_is_refused(fake_megatron):
 
 
 def test_the_real_megatron_is_back_after_the_made_up_one(tmp_path):
-    from mindspeed.plugins.testing import fake_megatron
+    from mindspeed.conformance.testing import fake_megatron
 
     before = {name: module for name, module in sys.modules.items() if name.startswith("megatron")}
     with fake_megatron(tmp_path, METHOD) as tree:

@@ -213,6 +213,15 @@ def test_an_old_name_works_where_an_update_has_left_a_folder_with_bytecode(tmp_p
     assert (done.stderr, done.returncode) == ("", 0)
 
 
+def test_a_module_that_was_renamed_works_with_a_warning_that_names_the_new_one():
+    from mindspeed.conformance.testing import conformance
+
+    sys.modules.pop("mindspeed.plugins.testing", None)
+    with pytest.warns(DeprecationWarning, match=r"^mindspeed\.plugins\.testing is mindspeed\.conformance\.testing now$"):
+        exec("from mindspeed.plugins.testing import conformance", names := {})
+    assert names["conformance"] is conformance
+
+
 def test_a_consumer_writes_the_namespace_of_arguments():
     code = (
         "import sys, mindspeed.args_utils\n"

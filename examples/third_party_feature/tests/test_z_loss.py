@@ -7,8 +7,8 @@ from acme_mindspeed.feature import ZLoss
 from acme_mindspeed.loss import log_normalizer, with_z_loss
 
 import mindspeed
+from mindspeed.conformance.testing import conformance
 from mindspeed.plugins import MindSpeedError
-from mindspeed.plugins.testing import conformance
 
 SITE = "megatron.core.models.common.language_module.language_module:LanguageModule.compute_language_model_loss"
 

@@ -1,17 +1,9 @@
-"""The functions whose calls show that an operator or an algorithm of a feature runs."""
+"""The functions whose calls show that an algorithm of a feature runs."""
 
 from __future__ import annotations
 
 import sys
 from types import FunctionType
-
-
-def functions_of_operator(name: str) -> list[FunctionType]:
-    """Return the public function of an operator: the one that has its name, else every one of its module."""
-    module = sys.modules.get(f"mindspeed.ops.{name}")
-    public = {key: value for key, value in vars(module).items() if not key.startswith("_")} if module else {}
-    functions = {key: f for key, f in public.items() if isinstance(f, FunctionType) and f.__module__ == f"mindspeed.ops.{name}"}
-    return [functions[name]] if name in functions else list(functions.values())
 
 
 def functions_of_modules(names: str) -> list[FunctionType]:

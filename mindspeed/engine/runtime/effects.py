@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mindspeed.engine.planning.plan import ActivationPlan, PlannedPatch
 from mindspeed.engine.runtime.call_count import CallCount
-from mindspeed.engine.runtime.counted_functions import functions_of_modules, functions_of_operator
+from mindspeed.engine.runtime.counted_functions import functions_of_modules
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.hookspecs import HOOKS
 from mindspeed.plugins.manager import FeatureManager
@@ -111,6 +111,15 @@ class _Watched:
     elsewhere: str = "never reached"
 
 
+FunctionsOf = Callable[[str], Sequence[FunctionType]]
+"""The functions whose calls show that an operator or an algorithm runs, by its name."""
+
+
+def no_functions(name: str) -> Sequence[FunctionType]:
+    """Know no function of any operator."""
+    return ()
+
+
 class EffectTracker:
     """Watches one active plan.
 
@@ -122,8 +131,9 @@ class EffectTracker:
     applied: AppliedPatches | None = None
     """The patches that are in force; set when all loaded modules are patched."""
 
-    def __init__(self, plan: ActivationPlan, manager: FeatureManager) -> None:
+    def __init__(self, plan: ActivationPlan, manager: FeatureManager, operator_functions: FunctionsOf = no_functions) -> None:
         self.plan = plan
+        self._functions: dict[str, FunctionsOf] = {"op": operator_functions, "algorithm": functions_of_modules}
         self.path: str | Path | None = os.environ.get(REPORT_VARIABLE)
         self.say: Callable[[str], None] | None = _to_stderr
         self._manager = manager
@@ -215,8 +225,8 @@ class EffectTracker:
     def _count_code(self) -> None:
         """Count the functions of the features' operators and algorithms, whose modules are loaded when the model is built."""
         for watched in self._watched:
-            if watched.kind in _FUNCTIONS and not watched.counts:
-                self._count(watched, _FUNCTIONS[watched.kind](watched.name))
+            if watched.kind in self._functions and not watched.counts:
+                self._count(watched, self._functions[watched.kind](watched.name))
 
     def _count(self, watched: _Watched, functions: Sequence[FunctionType]) -> None:
         if watched.phase in self._ended or self._finished:
@@ -335,9 +345,6 @@ def _functions_of(planned: PlannedPatch, made: Any) -> list[FunctionType]:
 
 
 _KINDS: Final = {"patch": "the patched", "hook": "the hook", "argument": "Megatron's argument", "op": "the operator"}
-
-
-_FUNCTIONS: Final = {"op": functions_of_operator, "algorithm": functions_of_modules}
 
 
 def _problems_of(feature: FeatureProof) -> Iterator[Problem]:

@@ -15,7 +15,7 @@ from mindspeed.engine.planning.fingerprint import Content
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.runtime.call_count import CodeSwap
-from mindspeed.engine.runtime.effects import EffectReport, EffectTracker
+from mindspeed.engine.runtime.effects import EffectReport, EffectTracker, FunctionsOf, no_functions
 from mindspeed.plugins.active import ActiveFeatures, MakeRange, set_active
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.manager import FeatureManager
@@ -28,11 +28,13 @@ class Surroundings:
     """Functions that `mindspeed.registry` hands to the session of a plan.
 
     ``content`` gives the facts of the plan in this process, when they are first needed. ``activate_child`` is a function of
-    a module that activates a plan, as JSON text, in a spawned process with this import path.
+    a module that activates a plan, as JSON text, in a spawned process with this import path. ``operator_functions`` gives the
+    public functions of an operator.
     """
 
     content: Callable[[], Content]
     activate_child: Callable[[str, Sequence[str]], None]
+    operator_functions: FunctionsOf = no_functions
 
 
 @dataclass(slots=True)
@@ -109,7 +111,7 @@ def start(plan: ActivationPlan, manager: FeatureManager, surroundings: Surroundi
 
 
 def _started(plan: ActivationPlan, manager: FeatureManager, surroundings: Surroundings | None) -> Session:
-    proof = EffectTracker(plan, manager)
+    proof = EffectTracker(plan, manager, no_functions if surroundings is None else surroundings.operator_functions)
     proof.applied = applied = apply(plan.patches, proof.bound)
     set_active(ActiveFeatures({feature.spec.name: feature for feature in manager.features}, report_problem, named_ranges))
     return Session(plan, manager, applied, proof, surroundings)

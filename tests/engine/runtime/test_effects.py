@@ -18,6 +18,7 @@ from mindspeed.engine.runtime import session
 from mindspeed.engine.runtime.counted_functions import functions_of_modules
 from mindspeed.engine.runtime.effects import EffectTracker
 from mindspeed.job.world import World
+from mindspeed.ops.public_functions import public_functions
 from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, hookimpl
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import ArgOverride, Mixin, Patch, Replace, Set, Wrap
@@ -51,7 +52,8 @@ def start(fake_megatron: object, said: Said) -> Iterator[Start]:  # noqa: F811
             overrides=(PlannedOverride(("alpha",), ArgOverride(argument, 1, "a test")),) if argument else (),
             strict=strict,
         )
-        session.start(plan, FeatureManager([feature]))
+        surroundings = session.Surroundings(dict, lambda plan, path: None, public_functions)
+        session.start(plan, FeatureManager([feature]), surroundings)
         active = session.current()
         assert active is not None
         active.proof.say = said.append

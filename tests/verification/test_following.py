@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed.diagnostics import claims_on_checkout
-from mindspeed.diagnostics.claims_on_checkout import Limits, Verifier, in_order, verify_on
-from mindspeed.diagnostics.following import Report, follow, markdown
 from mindspeed.diagnostics.release_comparison import compare_releases, overlaps
 from mindspeed.engine.planning.targets import Target
 from mindspeed.plugins.feature import Category, FeatureSpec
 from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.verification import claims_on_checkout
+from mindspeed.verification.claims_on_checkout import Limits, Verifier, in_order, verify_on
+from mindspeed.verification.following import Report, follow, markdown
 
 UTILS = """\
 def slice_batch(batch, group=None):

@@ -2,7 +2,7 @@
 
 In a test file of a package with features:
 
->>> from mindspeed.plugins.testing import conformance
+>>> from mindspeed.conformance.testing import conformance
 >>> test_conformance = conformance("acme-mindspeed")
 
 or without any file, ``pytest --mindspeed-dist acme-mindspeed``, or without pytest, ``mindspeed features test

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from mindspeed.diagnostics.claims_on_checkout import NO_VERDICT, NOT_VERIFIED, OUT_OF_RANGE, Limits, in_order, verify_on
 from mindspeed.diagnostics.release_comparison import CHANGED, Comparison, compare_releases
 from mindspeed.engine.planning.drift import source_tree
 from mindspeed.engine.planning.targets import Target
 from mindspeed.plugins.feature import FeatureSpec
 from mindspeed.plugins.problems import MindSpeedError
+from mindspeed.verification.claims_on_checkout import NO_VERDICT, NOT_VERIFIED, OUT_OF_RANGE, Limits, in_order, verify_on
 
 Recorder = Callable[[Any, Sequence[Target], Path], Path]
 """``record_release`` of `mindspeed.megatron.release_recording`."""
