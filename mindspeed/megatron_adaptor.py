@@ -50,7 +50,7 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
         return
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     name = f"rank {os.environ.get('RANK', '0')}: " if ranks > 1 else ""
-    print("\n".join(f"{name}{problem}" for problem in error.problems), file=sys.stderr)
+    print("\n".join(f"{name}{problem.text(error.words)}" for problem in error.problems), file=sys.stderr)
 
 
 __path__: list[str] = []  # `mindspeed.legacy.imports` is asked for the names that are not here

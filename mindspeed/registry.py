@@ -34,6 +34,7 @@ from mindspeed.plugins.answers import answer, implements
 from mindspeed.plugins.cache_folder import CACHE_VARIABLE
 from mindspeed.plugins.constraints import AUTO
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature, discover
+from mindspeed.plugins.fixes import in_python
 from mindspeed.plugins.problems import MindSpeedError, PatchError, Problem, ResolutionError
 from mindspeed.plugins.process_variables import Variables, unset_variables, variable_problems
 from mindspeed.plugins.tracing import trace, tracing
@@ -238,7 +239,11 @@ def plan(
         text = f"environment is {environment!r}, not an Environment"
         fix = "mindspeed.engine.resolution.environment.made_up(platform, megatron)"
         raise ResolutionError([Problem("MS301", text, where="mindspeed.plan", fix=fix)])
-    return resolve([layer_from_environment(os.environ), api], environment)
+    try:
+        return resolve([layer_from_environment(os.environ), api], environment)
+    except MindSpeedError as error:
+        error.words = in_python
+        raise
 
 
 def activate(plan: ActivationPlan) -> ActivationReport:

@@ -165,6 +165,6 @@ def _why_not(plan: ActivationPlan, known: Catalog, row: DiscoveredFeature) -> li
 
 def _ways(row: DiscoveredFeature, spec: FeatureSpec | None) -> list[str]:
     if row.problem is not None:
-        return [row.problem.fix]
+        return [row.problem.fix_text]
     sizes = [f"--{size} N, N above 1" for size in (spec.sizes if spec else ()) if size != "dp"]
     return [*sizes, f"--features {row.name}"]

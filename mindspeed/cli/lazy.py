@@ -49,5 +49,5 @@ class Main(Group):
         try:
             return super().invoke(ctx)
         except MindSpeedError as error:
-            print_problems(error.problems)
+            print_problems(error.problems, error.words)
             ctx.exit(exit_code(error.problems))

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from mindspeed.plugins.fixes import CommandLine, on_command_line
 from mindspeed.plugins.problems import Problem
 
 OK: Final = 0
@@ -61,13 +62,16 @@ def print_result(data: dict[str, Any], lines: Iterable[str]) -> None:
             click.echo(line)
 
 
-def print_problems(problems: Sequence[Problem]) -> None:
-    """Print problems: ``{"problems": [...], "plan": null}`` under ``--json``, else text on standard error."""
+def print_problems(problems: Sequence[Problem], words: CommandLine = on_command_line) -> None:
+    """Print problems: ``{"problems": [...], "plan": null}`` under ``--json``, else text on standard error.
+
+    ``words`` says their fixes, as `MindSpeedError.words` does.
+    """
     if wants_json():
-        print_json({"problems": [problem.to_json() for problem in problems], "plan": None})
+        print_json({"problems": [problem.to_json(words) for problem in problems], "plan": None})
         return
     for problem in problems:
-        click.echo(str(problem), err=True)
+        click.echo(problem.text(words), err=True)
     if len(problems) > 1:
         click.echo(f"{len(problems)} problems", err=True)
 

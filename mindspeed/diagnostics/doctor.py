@@ -141,7 +141,7 @@ def megatron() -> Iterator[Finding]:
             text = f"{version} ({copy.root}) is not supported, which needs {SUPPORTED_MEGATRON}"
             yield Finding("megatron-core", text, "missing", "pip install megatron-core==0.16.1")
     if (mixed := mixed_roots()) is not None:
-        yield Finding("megatron", mixed.message, "missing", mixed.fix)
+        yield Finding("megatron", mixed.message, "missing", mixed.fix_text)
 
 
 def packages() -> Iterator[Finding]:
@@ -190,4 +190,4 @@ def _features() -> Iterator[Finding]:
     yield Finding("features", f"{len(catalog.usable)}{others}")
     for row in catalog.broken.values():
         if row.problem is not None:
-            yield Finding(row.name, f"{row.problem.code} {row.problem.message}", "warning", row.problem.fix)
+            yield Finding(row.name, f"{row.problem.code} {row.problem.message}", "warning", row.problem.fix_text)

@@ -70,7 +70,7 @@ def _megatron() -> Iterator[Check]:
     found = "; ".join(f"{copy.version or 'unknown version'} in {copy.root}{' (wins)' * copy.wins}" for copy in copies)
     mixed = mixed_roots()
     single = len({copy.version for copy in copies}) == 1 and mixed is None
-    fix = mixed.fix if mixed is not None else "uninstall the other copies, or remove them from PYTHONPATH"
+    fix = mixed.fix_text if mixed is not None else "uninstall the other copies, or remove them from PYTHONPATH"
     yield Check("megatron-copies", single, found or "none", "copies of one version", fix, "MS506")
 
 
@@ -114,7 +114,7 @@ def _plan(lock: Lock) -> Check:
         made = registry.resolve([job_from_data(dict(lock.job), "lock file").layer])
     except MindSpeedError as error:
         found = "; ".join(f"{problem.code} {problem.message}" for problem in error.problems)
-        return Check("plan", False, found, wanted, "; ".join(p.fix for p in error.problems if p.fix))
+        return Check("plan", False, found, wanted, "; ".join(p.fix_text for p in error.problems if p.fix))
     if made.digest == lock.plan.digest:
         return Check("plan", True, f"plan {made.digest}", wanted)
     before, now = plan_facts(lock.plan, None), plan_facts(made, None)

@@ -195,7 +195,10 @@ def _converts(kind: Any, text: str) -> bool:
 
 def _located(problem: Problem, command: LaunchedCommand, known: Surface, catalog: Catalog) -> Problem:
     """The problem with file and line of the option that it is about."""
-    options = [*_OPTION.findall(" ".join((problem.where, problem.message, problem.fix))), *_flags_of(problem, known, catalog)]
+    options = [
+        *_OPTION.findall(" ".join((problem.where, problem.message, problem.fix_text))),
+        *_flags_of(problem, known, catalog),
+    ]
     line = next((line for option in options if (line := command.line_of(option)) is not None), None)
     if line is None or problem.where.startswith(command.source):
         return problem

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mindspeed.engine.inspection.cli_arguments import Surface, surface
+from mindspeed.engine.inspection.cli_arguments import Argument, Surface, surface
 from mindspeed.engine.inspection.releases import recorded_releases
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.request import Layer
@@ -131,10 +131,12 @@ def _parser(known: Surface) -> argparse.ArgumentParser:
             parser.add_argument(*argument.options, dest=argument.dest, action=_Give, nargs=argument.nargs, type=kind)
             continue
         for option in argument.options:
-            const = argument.const if argument.action == "store_const" else _constant(argument.action, option)
-            parser.add_argument(option, dest=argument.dest, action=_Give, nargs=0, const=const)
+            parser.add_argument(option, dest=argument.dest, action=_Give, nargs=0, const=constant(argument, option))
     return parser
 
 
-def _constant(action: str, option: str) -> bool:
-    return not option.startswith("--no-") if action == "boolean_optional" else action != "store_false"
+def constant(argument: Argument, option: str) -> Any:
+    """Return the value that an option without one stands for."""
+    if argument.action == "store_const":
+        return argument.const
+    return not option.startswith("--no-") if argument.action == "boolean_optional" else argument.action != "store_false"

@@ -21,10 +21,12 @@ from mindspeed.job import megatron_arguments as flags
 from mindspeed.job.world import PARALLEL_SIZES
 from mindspeed.megatron.hook_points import MegatronHookPoints, hook_points_for
 from mindspeed.megatron.parsed_arguments import contradiction, unsupported_arguments
+from mindspeed.megatron_lm.argument_words import ArgumentWords
 from mindspeed.megatron_lm.field_options import field_options_in
 from mindspeed.megatron_lm.given_arguments import Given, surface_or_nearest, without_option
 from mindspeed.megatron_lm.training_request import ScriptRequest, read_command_line
 from mindspeed.plugins.discovery import Catalog
+from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.patches import ArgOverride
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
 
@@ -68,20 +70,26 @@ def plan_training(
     request = read_command_line(arguments, environ, version, registry.catalog_for, also, world_size, below)
     layers = (*request.defaults, *below, *request.layers, *also, request.command_line)
     environment = replace(environment, training=training is not None)
+    words = ArgumentWords(version, frozenset(request.given))
     try:
         plan = registry.resolve(layers, environment)
     except ResolutionError as error:
-        raise ResolutionError(replace(problem, fix=in_megatrons_words(problem.fix)) for problem in error.problems) from None
+        raise ResolutionError(map(_with_translated_advice, error.problems), words) from None
     plan = replace(plan, rows=(*plan.rows, *request.notes))
     request, plan = _with_fields(request, _with_served(plan, request.given), surface_or_nearest(version))
     problems = [*contradicted(request.given, plan.overrides), *_ignored_by_layers(request.given, plan.overrides)]
     if problems := [*problems, *refused(request.given, plan, registry.catalog_for(plan.names))]:
-        raise ResolutionError(problems)
+        raise ResolutionError(problems, words)
     return request, plan
 
 
+def _with_translated_advice(problem: Problem) -> Problem:
+    fix = (Advice(in_megatrons_words(step.text)) if isinstance(step, Advice) else step for step in problem.fix)
+    return replace(problem, fix=tuple(fix))
+
+
 def in_megatrons_words(fix: str) -> str:
-    """A fix with Megatron's flags instead of those of ``mindspeed features``: ``--tp 2`` has a longer name there."""
+    """A sentence with Megatron's flags instead of ours, until features declare their fixes as data."""
     for ours, theirs in _SPELLINGS:
         fix = re.sub(rf"{ours}(?![\w-])", theirs, fix)
     return fix

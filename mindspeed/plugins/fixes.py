@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from typing import Any
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from dataclasses import field as declared
+from typing import Any, Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +14,7 @@ class GiveField:
     """Give a field of the job (`mindspeed.job.world`) a value; without one, any value of which ``note`` says more."""
 
     field: str
-    value: Any = None
+    value: Any = declared(default=None, hash=False)
     note: str = ""
 
 
@@ -28,7 +30,7 @@ class GiveSetting:
     """Give ``feature.setting`` a value; without a dot it is a setting of the declaring feature."""
 
     setting: str
-    value: Any = None
+    value: Any = declared(default=None, hash=False)
     note: str = ""
 
 
@@ -37,6 +39,22 @@ class DropSetting:
     """Stop giving ``feature.setting``."""
 
     setting: str
+
+
+@dataclass(frozen=True, slots=True)
+class GiveOption:
+    """Give a command an option that is neither a field of the job nor a setting, with a value or as a switch (True)."""
+
+    option: str
+    value: Any = declared(default=True, hash=False)
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DropOption:
+    """Remove an option from a command."""
+
+    option: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,59 +85,174 @@ class Advice:
     text: str
 
 
-FixStep = GiveField | DropField | GiveSetting | DropSetting | AddFeature | RemoveFeature | RunCommand | Advice
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Several steps of which none alone mends the problem."""
+
+    steps: tuple[FixStep, ...]
+
+
+FixStep = (
+    GiveField
+    | DropField
+    | GiveSetting
+    | DropSetting
+    | GiveOption
+    | DropOption
+    | AddFeature
+    | RemoveFeature
+    | RunCommand
+    | Advice
+    | Together
+)
 Fix = tuple[FixStep, ...]
 """Alternatives: each of them alone mends the problem."""
+
+KINDS: Final[Mapping[str, type[Any]]] = {
+    re.sub(r"(?<=[a-z])(?=[A-Z])", "-", kind.__name__).lower(): kind for kind in FixStep.__args__
+}
+"""Name of every kind of step in JSON (``give-field``), and its class."""
+_KIND_OF: Final = {kind: name for name, kind in KINDS.items()}
 
 
 def filled(fix: Fix, feature: str, text: Callable[[str], str]) -> Fix:
     """Return a fix in which ``text`` has filled every string, and the declaring ``feature`` every name that is left out."""
-    return tuple(_named(_with_texts(step, text), feature) for step in fix)
+    return tuple(_filled(step, feature, text) for step in fix)
 
 
-def _with_texts(step: FixStep, text: Callable[[str], str]) -> FixStep:
+def _filled(step: FixStep, feature: str, text: Callable[[str], str]) -> FixStep:
+    if isinstance(step, Together):
+        return Together(filled(step.steps, feature, text))
     values: dict[str, Any] = {f.name: getattr(step, f.name) for f in fields(step)}
-    return type(step)(**{name: text(value) if isinstance(value, str) else value for name, value in values.items()})
+    values = {name: text(value) if isinstance(value, str) else value for name, value in values.items()}
+    if isinstance(step, RemoveFeature):
+        values["name"] = values["name"] or feature
+    elif isinstance(step, GiveSetting | DropSetting) and "." not in step.setting:
+        values["setting"] = f"{feature}.{values['setting']}"
+    return type(step)(**values)
 
 
-def _named(step: FixStep, feature: str) -> FixStep:
-    if isinstance(step, RemoveFeature) and not step.name:
-        return replace(step, name=feature)
-    if isinstance(step, GiveSetting | DropSetting) and "." not in step.setting:
-        return replace(step, setting=f"{feature}.{step.setting}")
-    return step
+def fix_to_json(fix: Fix) -> list[dict[str, Any]]:
+    """Return the steps of a fix as JSON objects with a ``kind``."""
+    return [
+        {"kind": _KIND_OF[type(step)], "steps": fix_to_json(step.steps)}
+        if isinstance(step, Together)
+        else {"kind": _KIND_OF[type(step)], **asdict(step)}
+        for step in fix
+    ]
 
 
-def on_command_line(fix: Fix) -> str:
-    """Return a fix in the options of mindspeed's command line, alternatives joined by "or"."""
-    return ", or ".join(map(_on_command_line, fix))
+def fix_from_json(rows: list[dict[str, Any]]) -> Fix:
+    """Inverse of `fix_to_json`."""
+    steps = []
+    for row in rows:
+        values = {name: value for name, value in row.items() if name != "kind"}
+        values |= {"steps": fix_from_json(row["steps"])} if "steps" in row else {}
+        steps.append(KINDS[row["kind"]](**values))
+    return tuple(steps)
 
 
-def _on_command_line(step: FixStep) -> str:
-    match step:
-        case GiveField(field, value, note):
-            return _with_note(_option(field, value), note)
-        case DropField(field):
-            return f"drop --{field.replace('_', '-')}"
-        case GiveSetting(setting, value, note):
-            return _with_note(f"--set {setting}={'VALUE' if value is None else value}", note)
-        case DropSetting(setting):
-            return f"drop {setting}"
-        case AddFeature(name):
-            return f"add {name} to the features"
-        case RemoveFeature(name):
-            return f"remove {name}"
-        case RunCommand(command):
-            return command
-        case Advice(text):
-            return text
+class CommandLine:
+    """Say fixes in the options of mindspeed's command line. Other audiences override what they call otherwise."""
+
+    def __call__(self, fix: Fix) -> str:
+        text = ""
+        for before, step in zip((None, *fix), fix, strict=False):
+            are_removals = isinstance(before, RemoveFeature) and isinstance(step, RemoveFeature)
+            joint = " or " if are_removals else ", or "
+            text += (joint if before is not None else "") + self.step(step)
+        return text
+
+    def step(self, step: FixStep) -> str:
+        """Return one alternative."""
+        match step:
+            case GiveField(name, value, note):
+                return _with_note(self.give_field(name, value), note)
+            case DropField(name):
+                return self.drop_field(name)
+            case GiveSetting(setting, value, note):
+                return _with_note(self.give_setting(setting, value), note)
+            case DropSetting(setting):
+                return f"drop {setting}"
+            case GiveOption(option, value, note):
+                return _with_note(self.give_option(option, value), note)
+            case DropOption(option):
+                return f"remove {option}"
+            case AddFeature(name):
+                return self.add_feature(name)
+            case RemoveFeature(name):
+                return f"remove {name}"
+            case RunCommand(command):
+                return command
+            case Advice(text):
+                return text
+            case Together(steps):
+                return self.together(steps)
+
+    def give_field(self, name: str, value: Any) -> str:
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            return f"--{option}" if value else f"--no-{option}"
+        return f"--{option} {'N' if value is None else value}"
+
+    def drop_field(self, name: str) -> str:
+        return f"drop --{name.replace('_', '-')}"
+
+    def give_setting(self, setting: str, value: Any) -> str:
+        return f"--set {setting}={_as_yaml(value)}"
+
+    def give_option(self, option: str, value: Any) -> str:
+        return option if value is True else f"{option} {value}"
+
+    def add_feature(self, name: str) -> str:
+        return f"add {name} to the features"
+
+    def together(self, steps: Fix) -> str:
+        texts = dict.fromkeys(map(self.step, steps))
+        return (" " if all(isinstance(step, GiveField | GiveOption) for step in steps) else " and ").join(texts)
 
 
-def _option(field: str, value: Any) -> str:
-    option = field.replace("_", "-")
+_KEYWORDS: Final = {"--optimization-level": "level", "--strict": "strict", "--without": "without", "--features": "features"}
+
+
+class PythonApi(CommandLine):
+    """Say fixes in the arguments of ``mindspeed.plan``."""
+
+    def give_field(self, name: str, value: Any) -> str:
+        return f'world={{"{name}": {_as_python(value)}}}'
+
+    def drop_field(self, name: str) -> str:
+        return f'leave "{name}" out of world'
+
+    def give_setting(self, setting: str, value: Any) -> str:
+        feature, _, name = setting.partition(".")
+        return f'settings={{"{feature}": {{"{name}": {_as_python(value)}}}}}'
+
+    def give_option(self, option: str, value: Any) -> str:
+        keyword = _KEYWORDS.get(option)
+        return f"{keyword}={value!r}" if keyword is not None else super().give_option(option, value)
+
+    def add_feature(self, name: str) -> str:
+        return f'add "{name}" to features'
+
+    def together(self, steps: Fix) -> str:
+        fields = [f'"{step.field}": {_as_python(step.value)}' for step in steps if isinstance(step, GiveField)]
+        others = [self.step(step) for step in steps if not isinstance(step, GiveField)]
+        return " and ".join([*([f"world={{{', '.join(fields)}}}"] if fields else []), *others])
+
+
+on_command_line: Final = CommandLine()
+in_python: Final = PythonApi()
+
+
+def _as_yaml(value: Any) -> str:
     if isinstance(value, bool):
-        return f"--{option}" if value else f"--no-{option}"
-    return f"--{option} {'N' if value is None else value}"
+        return str(value).lower()
+    return "VALUE" if value is None else str(value)
+
+
+def _as_python(value: Any) -> str:
+    return "..." if value is None else f'"{value}"' if isinstance(value, str) else repr(value)
 
 
 def _with_note(text: str, note: str) -> str:

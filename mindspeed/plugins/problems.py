@@ -1,61 +1,121 @@
 """Problems: one per mistake. ``error_codes.yaml`` explains every code once.
 
-A problem is written for the person who must act on it: a code, one sentence, who is
-involved, where it was declared, and the fix. Nothing here raises at the first problem;
-callers collect them and raise one error that carries them all.
+A problem is a value: a code, one sentence, who is involved, where it was declared, what is at fault, and the fix as data.
+Nothing here raises at the first problem; callers collect them and raise one error that carries them all. An error knows the
+words of its audience, so a fix is spelled where it is printed.
 """
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from mindspeed.plugins.fixes import Advice, CommandLine, Fix, FixStep, fix_from_json, fix_to_json, on_command_line
+
 
 @dataclass(frozen=True, slots=True)
+class Fact:
+    """A value at fault: a field of the job (``tp``), a setting (``feature.name``) or an argument, and where it came from.
+
+    ``option`` is the option that gives it on a command line, as it is written there.
+    """
+
+    name: str
+    value: Any = field(default=None, hash=False)
+    source: str = ""
+    option: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"value": json.loads(json.dumps(self.value, default=repr))}
+
+
+@dataclass(frozen=True, slots=True, init=False)
 class Problem:
     """Describe one mistake in the user's words.
 
     ``code`` is a key of `error_codes`; ``message`` one sentence; ``features`` the names involved;
     ``chain`` the lines that explain why each of them is there; ``where`` a place the reader
-    can open (distribution, version, file:line, or the source of a value); ``fix`` what to do.
+    can open (distribution, version, file:line, or the source of a value); ``fix`` what to do, as alternatives;
+    ``facts`` the values at fault.
     """
 
     code: str
     message: str
-    features: tuple[str, ...] = ()
-    chain: tuple[str, ...] = ()
-    where: str = ""
-    fix: str = ""
+    features: tuple[str, ...]
+    chain: tuple[str, ...]
+    where: str
+    fix: Fix
+    facts: tuple[Fact, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        features: Iterable[str] = (),
+        chain: Iterable[str] = (),
+        where: str = "",
+        fix: Fix | FixStep | str = (),
+        facts: Iterable[Fact] = (),
+    ) -> None:
+        if isinstance(fix, str):
+            fix = (Advice(fix),) if fix else ()
+        values = (code, message, tuple(features), tuple(chain), where, fix if isinstance(fix, tuple) else (fix,), tuple(facts))
+        for name, value in zip(self.__slots__, values, strict=True):
+            object.__setattr__(self, name, value)
 
-    def __str__(self) -> str:
+    @property
+    def fix_text(self) -> str:
+        """The fix in the options of mindspeed's command line."""
+        return on_command_line(self.fix)
+
+    def to_json(self, words: CommandLine = on_command_line) -> dict[str, Any]:
+        """A JSON object; ``fix`` is the text for an audience, ``fixes`` the same as data."""
+        texts = {name: getattr(self, name) for name in ("code", "message", "features", "chain", "where")}
+        facts = [fact.to_json() for fact in self.facts]
+        return texts | {"fix": words(self.fix), "fixes": fix_to_json(self.fix), "facts": facts}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Problem:
+        """Inverse of `to_json`."""
+        facts = (Fact(**fact) for fact in data.get("facts", ()))
+        fix = fix_from_json(data["fixes"]) if "fixes" in data else data["fix"]
+        return cls(data["code"], data["message"], data["features"], data["chain"], data["where"], fix, facts)
+
+    def text(self, words: CommandLine = on_command_line) -> str:
+        """The lines of the problem, with the fix in the words of an audience."""
         lines = [f"{self.code} {self.message}"]
         lines += [f"  because: {line}" for line in self.chain]
         if self.where:
             lines.append(f"  where: {self.where}")
         if self.fix:
-            lines.append(f"  fix: {self.fix}")
+            lines.append(f"  fix: {words(self.fix)}")
         return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.text()
 
 
 class MindSpeedError(Exception):
-    """Base of every error that mindspeed raises; ``problems`` holds all of them."""
+    """Base of every error that mindspeed raises; ``problems`` holds all of them, ``words`` says fixes to who reads them."""
 
-    def __init__(self, problems: Iterable[Problem] | str) -> None:
+    def __init__(self, problems: Iterable[Problem] | str, words: CommandLine = on_command_line) -> None:
         if isinstance(problems, str):  # of Megatron's build_module, which raises errors again by their type and a longer text
             before = sys.exc_info()[1]
             problems = before.problems if isinstance(before, MindSpeedError) else ()
         self.problems: tuple[Problem, ...] = tuple(problems)
-        super().__init__("\n".join(map(str, self.problems)))
+        self.words = words
+        super().__init__(self.problems)
+
+    def __str__(self) -> str:
+        return "\n".join(problem.text(self.words) for problem in self.problems)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.problems,)
+        return type(self), (self.problems,), {"words": self.words}
 
 
 class ResolutionError(MindSpeedError):

@@ -152,7 +152,7 @@ def _problems(rank: int, failure: ProcessFailure) -> list[Problem]:
     """The problems that a process left, or that it was lost."""
     data: dict[str, Any] = failure.error_file_data
     if data.get("problems"):
-        return [Problem(**problem | {k: tuple(problem[k]) for k in ("features", "chain")}) for problem in data["problems"]]
+        return [Problem.from_json(problem) for problem in data["problems"]]
     end = f"was killed by {failure.signal_name()}" if failure.exitcode < 0 else f"ended with exit status {failure.exitcode}"
     message, fix = data["message"], ""
     chain: tuple[str, ...] = ()

@@ -108,7 +108,7 @@ def test_the_first_difference_from_a_lock_is_named_and_the_others_follow(locked)
     assert problem.chain[0] == "optimization level 2, the lock has 1"
     digest = locked.content["source mindspeed.features.swiglu.layers"]
     assert problem.chain[1:] == (f"mindspeed.features.swiglu.layers with content {digest}, the lock has content 0",)
-    assert problem.fix == "start it as it was locked, or lock it again with mindspeed lock"
+    assert problem.fix_text == "start it as it was locked, or lock it again with mindspeed lock"
 
 
 def test_a_size_that_only_the_launcher_knows_is_no_difference():

@@ -50,7 +50,7 @@ def test_the_feature_in_the_guide_is_one_that_resolves():
     known = Catalog([DiscoveredFeature("acme-clip", "acme", "1.0", "acme_mindspeed.feature:Clip", feature)])
     asked = Layer("test", ("acme-clip",), {"acme-clip": {"limit": 9}}, {"vocab_size": 8})
     (problem,) = resolve([asked], known, made_up("cpu", "0.16.1")).problems
-    assert (problem.message, problem.fix) == ("acme-clip: a limit of 9.0 never clips 8 words", "--set acme-clip.limit=30")
+    assert (problem.message, problem.fix_text) == ("acme-clip: a limit of 9.0 never clips 8 words", "--set acme-clip.limit=30")
 
 
 @pytest.mark.parametrize(("page", "count"), [("README.md", 1), ("docs/first-run.md", 2)])

@@ -52,7 +52,7 @@ def ask(
 def refusals(*names: str, settings: dict[str, dict[str, Any]] | None = None, **world: Any) -> list[str]:
     """``"CODE message | fix"`` of every problem."""
     found = ask(*names, settings=settings, **world).problems
-    return [f"{problem.code} {problem.message} | {problem.fix}" for problem in found]
+    return [f"{problem.code} {problem.message} | {problem.fix_text}" for problem in found]
 
 
 def active(*names: str, **request: Any) -> list[str]:

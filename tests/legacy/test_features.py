@@ -117,13 +117,13 @@ def test_the_two_checks_raise_what_they_mean():
     feature = features.CheckingFeature()
     (problem,) = problems_of(feature.incompatible_check, Namespace(checking=True, num_layers=4), "num_layers")
     assert problem.message == "checking and num_layers exclude each other"
-    assert problem.fix == "remove checking or remove num_layers"
+    assert problem.fix_text == "remove checking or remove num_layers"
     feature.incompatible_check(Namespace(checking=False), "num_layers")
     (problem,) = problems_of(feature.dependency_check, Namespace(checking=True), "sequence_parallel")
     assert problem.message == "checking requires sequence_parallel, which is not on"
     (problem,) = problems_of(feature.dependency_check, Namespace(checking=True), "sequence_paralel")
     assert problem.code == "MS110"
-    assert problem.fix.startswith("did you mean sequence_parallel")
+    assert problem.fix_text.startswith("did you mean sequence_parallel")
 
 
 def test_two_old_features_that_exclude_each_other_are_refused():
@@ -312,7 +312,7 @@ def test_a_feature_that_needs_a_package_that_is_missing_says_so():
     assert problem.message == (
         "compat:needy imports what is not installed here when it registers its patches: No module named 'no_such_accelerator'"
     )
-    assert problem.fix == "install no_such_accelerator"
+    assert problem.fix_text == "install no_such_accelerator"
 
 
 def test_a_feature_that_is_written_for_another_version_of_a_package_says_so():
@@ -326,4 +326,4 @@ def test_a_feature_that_is_written_for_another_version_of_a_package_says_so():
             patch_manager.register_patch("tests.legacy.targets.double", no_longer_there)
 
     (problem,) = problems_of(apply, Elsewhere())
-    assert (problem.code, problem.fix) == ("MS406", "use the version of tests that it was written for")
+    assert (problem.code, problem.fix_text) == ("MS406", "use the version of tests that it was written for")

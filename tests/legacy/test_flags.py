@@ -57,7 +57,7 @@ def test_a_flag_of_a_feature_that_is_not_there_yet_is_a_problem_that_says_so():
         ),
     ]
     assert found.rest == ()
-    assert found.problems[0].fix == "remove --moe-zero-memory"
+    assert found.problems[0].fix_text == "remove --moe-zero-memory"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_the_value_of_context_parallel_algo_chooses_the_feature(value, feature):
 def test_the_hybrid_of_adaptive_attention_without_its_degree_is_no_plain_one():
     algorithm = ["--context-parallel-algo", "hybrid_adaptive_cp_algo"]
     (problem,) = read_old_flags(algorithm, (), catalog()).problems
-    assert (problem.code, problem.message, problem.fix) == (
+    assert (problem.code, problem.message, problem.fix_text) == (
         "MS301",
         "--context-parallel-algo hybrid_adaptive_cp_algo needs --ulysses-degree-in-cp",
         "give --ulysses-degree-in-cp 2 or more",
@@ -116,7 +116,7 @@ def test_wrong_and_missing_values_are_problems_all_at_once():
         "--context-parallel-algo is 'ring'",
         "--tp-x has no value",
     ]
-    assert found.problems[1].fix.startswith("use one of megatron_cp_algo, ulysses_cp_algo")
+    assert found.problems[1].fix_text.startswith("use one of megatron_cp_algo, ulysses_cp_algo")
 
 
 def test_a_flag_that_the_other_parser_has_is_left_to_it():

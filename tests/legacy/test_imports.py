@@ -150,7 +150,7 @@ def test_a_name_that_is_not_there_says_what_does_its_work(statement):
     (problem,) = caught.value.problems
     name, fix = REPLACED[statement]
     assert problem.code == "MS112"
-    assert (problem.message, problem.fix) == (f"{name} is an import name of MindSpeed that does not exist here", fix)
+    assert (problem.message, problem.fix_text) == (f"{name} is an import name of MindSpeed that does not exist here", fix)
     assert caught.value.name == statement.split()[1]
 
 
@@ -258,7 +258,7 @@ def test_what_does_the_work_of_a_module_is_said_for_one_feature_and_for_several(
 def test_an_operator_that_does_not_exist_suggests_near_ones():
     with pytest.raises(OldNameError) as caught:
         importlib.import_module("mindspeed.ops.swiglus")
-    assert caught.value.problems[0].fix == "did you mean mindspeed.ops.swiglu?"
+    assert caught.value.problems[0].fix_text == "did you mean mindspeed.ops.swiglu?"
 
 
 def test_a_name_that_was_never_mindspeeds_is_an_ordinary_error():

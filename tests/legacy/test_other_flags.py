@@ -152,7 +152,7 @@ def test_what_megatron_says_in_other_words_is_translated_with_a_note(line, words
 def test_what_changes_the_model_is_refused(line, message):
     made = translate_others(line.split(), KNOWN)
     assert [(problem.code, problem.message) for problem in made.problems] == [("MS113", message)]
-    assert all(problem.fix for problem in made.problems)
+    assert all(problem.fix_text for problem in made.problems)
 
 
 def test_what_only_saves_time_is_left_out_and_strict_refuses_it():

@@ -64,7 +64,7 @@ def test_a_wrapper_without_the_suffix_is_refused_before_it_fails_in_a_call():
     (problem,) = problems_of(Manager.apply_patches)
     assert problem.code == "MS409"
     assert problem.message == (f"compat:patches replaces {HERE}.double with forgotten_suffix, which is written as a wrapper")
-    assert problem.fix == "end its name with a suffix that says so: forgotten_suffix_wrapper"
+    assert problem.fix_text == "end its name with a suffix that says so: forgotten_suffix_wrapper"
     assert targets.double(1) == 2
 
 
@@ -77,7 +77,7 @@ def test_a_missing_target_is_an_error_with_near_names_and_nothing_is_planted():
     (problem,) = problems_of(Manager.apply_patches)
     assert problem.code == "MS401"
     assert problem.message == "compat:patches patches megatron.core.transformer.mlp:MLPSubmodule, which does not exist"
-    assert problem.fix.startswith("did you mean megatron.core.transformer.mlp:MLPSubmodules")
+    assert problem.fix_text.startswith("did you mean megatron.core.transformer.mlp:MLPSubmodules")
     assert vars(mlp) == before
     assert session.current() is None
 
@@ -88,7 +88,7 @@ def test_a_dummy_in_a_package_that_exists_is_refused():
     assert codes["MS409"].message == (
         "compat:patches asks for a dummy megatron.core.transformer.mlp.brand_new, which does not exist"
     )
-    assert codes["MS409"].fix == "mindspeed never plants a name: define it in your own package and call it there"
+    assert codes["MS409"].fix_text == "mindspeed never plants a name: define it in your own package and call it there"
 
 
 def test_a_dummy_of_a_package_that_is_not_installed_is_left_out_and_said(capsys):

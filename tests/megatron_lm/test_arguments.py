@@ -120,7 +120,7 @@ def test_a_size_that_megatron_makes_another_one_is_a_problem():
         "the plan was made for vpp 2, and Megatron's num_virtual_stages_per_pipeline_rank makes it 1",
         "the plan was made for dtype fp32, and Megatron's bf16 makes it bf16",
     ]
-    assert found[0].fix == (
+    assert found[0].fix_text == (
         "give --num-layers on the command line, where mindspeed reads it too, or change the plan's num_layers"
     )
 

@@ -256,7 +256,7 @@ def test_environment_variables_and_the_level_count(plan):
     line = f"{SHAPE} --swiglu --normalization RMSNorm"
     assert set(plan(line, environ={"MINDSPEED_FEATURES": "rms-norm,swiglu"}).names) == {"rms-norm", "swiglu"}
     (problem,) = problems_of(plan, f"{line} --features swiglu --optimization-level 0")
-    assert (problem.code, problem.fix) == ("MS207", "--optimization-level 1")
+    assert (problem.code, problem.fix_text) == ("MS207", "--optimization-level 1")
 
 
 def test_the_cpu_sets_what_it_needs_and_each_is_a_row_of_the_plan(plan):
@@ -309,7 +309,7 @@ def test_a_backend_that_the_platform_can_serve_stays_and_is_said(plan):
 
 def test_a_fix_names_megatrons_flags(plan):
     found = problems_of(plan, f"{SHAPE} --features swiglu --pipeline-model-parallel-size 3 --ffn-hidden-size 256", 3)
-    fixes = {problem.features: problem.fix for problem in found}
+    fixes = {problem.features: problem.fix_text for problem in found}
     assert fixes["swiglu",] == "--swiglu, or remove swiglu"
     assert fixes["pipeline-parallel",] == "use a --pipeline-model-parallel-size that divides 4"
 

@@ -56,7 +56,7 @@ def refusals(plan, line):
     try:
         plan(line, 2)
     except ResolutionError as error:
-        return [f"{problem.code} {problem.message} | {problem.fix}" for problem in error.problems]
+        return [f"{problem.code} {problem.message} | {problem.fix_text}" for problem in error.problems]
     return []
 
 
@@ -91,7 +91,7 @@ def test_a_v_refuses_arguments_with_uneven_stages_and_a_loop_does_not():
         layer = Layer("test", features=("zero-bubble",), settings={"zero-bubble": {"placement": placement}}, world=V)
         made = registry.resolve([layer], environment=made_up("cpu", "0.16.1"))
         found[placement] = [
-            f"{one.code} {one.message} | {one.fix}" for one in refused(given, made, registry.catalog_for(made.names))
+            f"{one.code} {one.message} | {one.fix_text}" for one in refused(given, made, registry.catalog_for(made.names))
         ]
     assert found["loop"] == []
     assert found["v"] == [

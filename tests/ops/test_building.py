@@ -161,7 +161,7 @@ def test_a_source_that_does_not_compile_is_one_problem_with_its_first_errors(sou
         f"{file}:1:18: error: 'missing' was not declared in this scope",
         f"{file}:2:24: error: expected primary-expression before ';' token",
     )
-    assert problem.fix == "read the log; with an unchanged mindspeed, report it or name another compiler with CXX"
+    assert problem.fix_text == "read the log; with an unchanged mindspeed, report it or name another compiler with CXX"
     with open(problem.where, encoding="utf-8") as log:
         assert log.readline().startswith("$ g++ -std=c++17 -O3 -march=native ")
     assert not list(cache.glob("ops/*/*.json"))
@@ -192,7 +192,7 @@ def test_a_cache_that_cannot_be_written_is_said_with_the_way_out(sources, tmp_pa
         "MS514",
         "the folder of built operators cannot be written: Not a directory",
     )
-    assert problem.fix == "MINDSPEED_CACHE=FOLDER mindspeed ops build, and the same variable where training runs"
+    assert problem.fix_text == "MINDSPEED_CACHE=FOLDER mindspeed ops build, and the same variable where training runs"
 
 
 def test_without_a_compiler_the_problem_says_what_to_install(sources, cache, monkeypatch):

@@ -270,7 +270,7 @@ def tied() -> str:
     with pytest.raises(MindSpeedError) as refusal:
         build(True)
     (problem,) = refusal.value.problems
-    return f"{problem.message} | {problem.fix}"
+    return f"{problem.message} | {problem.fix_text}"
 
 
 def out_of_order(feature: str) -> dict[str, Any]:
@@ -306,7 +306,7 @@ def refused(feature: str) -> list[tuple[str, str]]:
     for name in ("p2p_communicator", "adjust_tensor_shapes_fn"):
         with pytest.raises(RunError) as refusal:
             run(partial(engine, **{name: object()}), chunks, 1)
-        found.append((str(refusal.value.problems[0].message), refusal.value.problems[0].fix))
+        found.append((str(refusal.value.problems[0].message), refusal.value.problems[0].fix_text))
     if parallel_state.is_pipeline_first_stage():
         shape = PipelineShape(2, 1, MICRO_BATCHES)
         function = partial(forward, None, {})
@@ -318,5 +318,5 @@ def refused(feature: str) -> list[tuple[str, str]]:
         stages.expected = (LENGTH + 1, 2, HIDDEN)
         with pytest.raises(RunError) as refusal:
             stages.forward(Op("F", 0, 1), None)
-        found.append((str(refusal.value.problems[0].message), refusal.value.problems[0].fix))
+        found.append((str(refusal.value.problems[0].message), refusal.value.problems[0].fix_text))
     return found

@@ -93,4 +93,4 @@ def test_a_coefficient_that_drowns_the_cross_entropy_is_refused():
     (problem,) = caught.value.problems
     assert problem.code == "MS304"
     assert problem.message == "acme-z-loss: a coefficient of 1.0 drowns the cross entropy of 256 words"
-    assert problem.fix == "--set acme-z-loss.coefficient=0.0001"
+    assert problem.fix_text == "--set acme-z-loss.coefficient=0.0001"

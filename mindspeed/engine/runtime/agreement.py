@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from mindspeed.engine.planning.fingerprint import Content, describe, describe_value, diff, digest_of
 from mindspeed.plugins.problems import Problem, RunError
@@ -186,8 +186,7 @@ def _read(store: Store, key: str) -> Problem | None:
     text = store.get(key).decode()
     if text == "agreed":
         return None
-    data: dict[str, Any] = json.loads(text)
-    return Problem(**data | {name: tuple(data[name]) for name in ("features", "chain")})
+    return Problem.from_json(json.loads(text))
 
 
 def unreachable(host: str, port: int, reason: str) -> Problem:

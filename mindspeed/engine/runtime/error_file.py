@@ -30,6 +30,6 @@ def leave_problems(error: BaseException) -> None:
                 "timestamp": str(int(time.time())),
             },
         },
-        "problems": [problem.to_json() for problem in error.problems] if isinstance(error, MindSpeedError) else [],
+        "problems": [problem.to_json(error.words) for problem in error.problems] if isinstance(error, MindSpeedError) else [],
     }
     Path(path).write_text(json.dumps(last_words), encoding="utf-8")

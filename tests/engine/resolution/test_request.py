@@ -44,7 +44,7 @@ def test_every_mistake_of_a_job_file_is_reported_at_once(tmp_path):
         ("MS305", "level is 'high', not 0, 1 or 2"),
         ("MS305", "settings.a is 2, not a mapping of settings"),
     ]
-    assert caught.value.problems[0].fix == "did you mean features?"
+    assert caught.value.problems[0].fix_text == "did you mean features?"
     assert all(p.where == str(path) for p in caught.value.problems)
 
 

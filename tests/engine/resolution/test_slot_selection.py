@@ -57,7 +57,7 @@ def test_naming_counts_as_asking_under_strict_but_what_it_requires_does_not():
 
 def test_a_name_that_contradicts_a_request_is_a_problem_that_names_both():
     (problem,) = ask(known(A, B), "a", **method("b")).problems
-    assert (problem.code, problem.message, problem.fix) == (
+    assert (problem.code, problem.message, problem.fix_text) == (
         "MS342",
         "owner.method (command line) names b, and a is active in its place",
         "remove a, or --set owner.method=a",
@@ -100,7 +100,7 @@ def test_nothing_is_named_or_chosen_where_the_slot_is_not_needed():
 
 def test_without_the_setting_it_is_as_ever_and_the_fix_says_that_auto_exists():
     (problem,) = ask(known(A, B), world={"cp": 2, "world_size": 2}).problems
-    assert (problem.code, problem.message, problem.fix) == (
+    assert (problem.code, problem.message, problem.fix_text) == (
         "MS205",
         "owner needs a feature for attention, because somebody must",
         "add one of a, b to the features, or --set owner.method=auto",
@@ -155,7 +155,7 @@ def test_auto_with_nobody_left_says_why_of_each():
 
 def test_auto_is_not_decided_without_the_values_that_decide_it_and_names_all_of_them():
     (problem,) = ask(known(A, make("h", slots={"attention"}, cost=by_heads)), **method("auto")).problems
-    assert (problem.code, problem.message, problem.fix) == (
+    assert (problem.code, problem.message, problem.fix_text) == (
         "MS341",
         "owner.method is auto, and the choice is not decided: num_attention_heads, seq_length not known",
         "give --num-attention-heads and --seq-length, or name one of a, h",

@@ -21,7 +21,7 @@ def test_it_brings_the_group_and_the_mask_along():
 def test_without_a_mask_it_is_refused():
     layer = Layer("command line", features=(NAME,), without=("shared-attention-mask",), world={**MODEL, "cp": 2})
     (problem,) = resolve([layer], CATALOG, made_up("cpu", "0.16.1"), has_variant=lambda op, platform: False).problems
-    assert f"{problem.code} {problem.message} | {problem.fix}" == (
+    assert f"{problem.code} {problem.message} | {problem.fix_text}" == (
         "MS210 adaptive-cp requires shared-attention-mask, because all ranks know one mask before the first batch; "
         "else --set adaptive-cp.dynamic_mask=true, and command line removes shared-attention-mask "
         "| drop --without shared-attention-mask, or remove adaptive-cp"

@@ -45,7 +45,7 @@ def planned(budget, strict=False, swap=False, also=(), **world):
 def refused(budget, **request):
     with pytest.raises(ResolutionError) as error:
         planned(budget, **request)
-    return [f"{problem.code} {problem.message} | {problem.fix}" for problem in error.value.problems]
+    return [f"{problem.code} {problem.message} | {problem.fix_text}" for problem in error.value.problems]
 
 
 @pytest.mark.parametrize(

@@ -215,4 +215,4 @@ def test_configurations_that_do_not_fit_are_refused(changes: dict[str, Any], tex
     feature.config_ready(config(num_moe_experts=None, **changes))
     with pytest.raises(MindSpeedError) as raised:
         feature.config_ready(config(**changes))
-    assert [f"{found.code} {found.message} | {found.fix}" for found in raised.value.problems] == [f"MS304 ampipe: {text}"]
+    assert [f"{found.code} {found.message} | {found.fix_text}" for found in raised.value.problems] == [f"MS304 ampipe: {text}"]

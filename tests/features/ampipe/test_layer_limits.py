@@ -24,7 +24,7 @@ def refusal(call: Callable[..., object], *args: Any) -> list[str]:
     try:
         call(*args)
     except MindSpeedError as error:
-        return [f"{problem.code} {problem.message} | {problem.fix}" for problem in error.problems]
+        return [f"{problem.code} {problem.message} | {problem.fix_text}" for problem in error.problems]
     return []
 
 

@@ -57,7 +57,7 @@ def test_options_and_layers_that_it_cannot_follow_are_refused_when_the_model_is_
     with pytest.raises(MindSpeedError) as engine:
         feature.layer_spec(SimpleNamespace(), SimpleNamespace(tp_comm_overlap=False))
     (problem,) = engine.value.problems
-    assert (problem.message, problem.fix) == (
+    assert (problem.message, problem.fix_text) == (
         "coc: the layers of the model that is being built are not Megatron's ColumnParallelLinear and RowParallelLinear",
         "--transformer-impl local, or remove coc",
     )

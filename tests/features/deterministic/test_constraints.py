@@ -35,7 +35,7 @@ def test_a_process_without_them_is_a_problem_with_the_line_to_export() -> None:
     assert problem.message == (
         "deterministic needs variables that a process has from its start: NCCL_ALGO is 'NVLS', PYTHONHASHSEED is 'random'"
     )
-    assert problem.fix == "export NCCL_ALGO=Ring PYTHONHASHSEED=0"
+    assert problem.fix_text == "export NCCL_ALGO=Ring PYTHONHASHSEED=0"
 
 
 def test_torchs_switches_stand_afterwards_as_before() -> None:
@@ -49,7 +49,7 @@ def test_a_refused_operator_is_named() -> None:
     with pytest.raises(MindSpeedError) as caught, refusals_named():
         raise RuntimeError("put_ does not have a deterministic implementation, but you set ...")
     (problem,) = caught.value.problems
-    assert (problem.code, problem.fix) == ("MS616", "remove deterministic")
+    assert (problem.code, problem.fix_text) == ("MS616", "remove deterministic")
     assert problem.message == "the operator put_ has no deterministic implementation on this device"
 
 

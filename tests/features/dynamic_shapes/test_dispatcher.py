@@ -15,7 +15,7 @@ def planned(dispatcher: str) -> list[str]:
         settings = {"expert-parallel": {"dispatcher": dispatcher}}
         mindspeed.plan([NAME], settings, world=MODEL | {"num_experts": 8, "pp": 2, "ep": 2})
     except MindSpeedError as error:
-        return [f"{problem.code} {problem.message} | {problem.fix}" for problem in error.problems]
+        return [f"{problem.code} {problem.message} | {problem.fix_text}" for problem in error.problems]
     return []
 
 

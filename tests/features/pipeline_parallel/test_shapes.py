@@ -50,7 +50,7 @@ def test_a_shorter_tensor_is_refused_before_it_is_sent():
     assert problem.message == (
         "pipeline-parallel: a stage sends a tensor of shape (4, 1, 4), and its neighbour expects (6, 1, 4)"
     )
-    assert problem.fix == "add dynamic-shapes, or give every micro-batch one length"
+    assert problem.fix_text == "add dynamic-shapes, or give every micro-batch one length"
     assert stage.passed == 1
 
 

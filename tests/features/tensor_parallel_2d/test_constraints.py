@@ -94,7 +94,7 @@ def test_options_that_its_layers_cannot_follow_are_refused_when_the_model_is_bui
     feature = TensorParallel2D(TensorParallel2DArgs(), World({}))
     with pytest.raises(MindSpeedError) as error:
         feature.layer_spec(None, SimpleNamespace(moe_shared_expert_overlap=True, gtp_weight_remat_size=2))
-    assert [(problem.message, problem.fix) for problem in error.value.problems] == [
+    assert [(problem.message, problem.fix_text) for problem in error.value.problems] == [
         (
             f"{NAME}: moe_shared_expert_overlap is set, under which shared experts do without their collectives",
             "remove --moe-shared-expert-overlap",
@@ -115,7 +115,7 @@ def test_a_layer_needs_the_groups_of_its_grid_and_features_that_y_divides(monkey
     with pytest.raises(MindSpeedError) as error:
         module._feature_and_grid(four)
     (problem,) = error.value.problems
-    assert (problem.message, problem.fix) == (
+    assert (problem.message, problem.fix_text) == (
         f"{NAME}: a layer is built for 4 ranks without the groups of a grid of as many",
         "call initialize_model_parallel of Megatron before the model is built",
     )
@@ -125,7 +125,7 @@ def test_a_layer_needs_the_groups_of_its_grid_and_features_that_y_divides(monkey
     with pytest.raises(MindSpeedError) as error:
         module._require_split(66, feature.grid, "an input")
     (problem,) = error.value.problems
-    assert (problem.message, problem.fix) == (
+    assert (problem.message, problem.fix_text) == (
         f"{NAME}: an input of 66 features cannot be split over y = 4 ranks",
         f"use a --set {NAME}.y that divides 66",
     )
@@ -137,7 +137,7 @@ def test_the_cheapest_grid_needs_the_shape_of_the_model():
         feature.groups_created({"tp": 4}, lambda name: None)
     (problem,) = error.value.problems
     assert problem.message.startswith(f"{NAME}: x and y are auto, and hidden_size")
-    assert problem.fix == f"--set {NAME}.y=2"
+    assert problem.fix_text == f"--set {NAME}.y=2"
 
 
 def test_an_optimizer_that_reads_one_split_dimension_is_refused():
@@ -150,7 +150,7 @@ def test_an_optimizer_that_reads_one_split_dimension_is_refused():
         with pytest.raises(MindSpeedError) as error:
             build()
         (problem,) = error.value.problems
-        assert (problem.code, problem.message, problem.fix) == (
+        assert (problem.code, problem.message, problem.fix_text) == (
             "MS304",
             f"{NAME}: Muon reads one split dimension of a weight, and the weights of linear layers are split along both",
             f"--optimizer adam, or remove {NAME}",
