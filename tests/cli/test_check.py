@@ -168,9 +168,10 @@ def test_a_job_file_and_a_setting_that_cannot_be_read_are_reported_together(chec
 def test_json_holds_the_problems_and_nothing_else(mindspeed):
     done = mindspeed("features", "check", *LAPTOP, "swigl", "--json")
     assert (done.exit_code, done.stderr) == (1, "")
+    advice = {"kind": "advice", "text": "did you mean swiglu?"}
     near = {"code": "MS201", "message": "there is no feature 'swigl'", "features": ["swigl"], "chain": []}
     assert json.loads(done.stdout) == {
-        "problems": [near | {"where": "command line", "fix": "did you mean swiglu?"}],
+        "problems": [near | {"where": "command line", "fix": "did you mean swiglu?", "fixes": [advice], "facts": []}],
         "plan": None,
     }
 
