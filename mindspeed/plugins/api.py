@@ -35,17 +35,20 @@ from mindspeed.plugins.fixes import (
     AddFeature,
     Advice,
     DropField,
+    DropOption,
     DropSetting,
     Fix,
     GiveField,
+    GiveOption,
     GiveSetting,
     RemoveFeature,
     RunCommand,
+    Together,
 )
 from mindspeed.plugins.hookspecs import hookimpl
 from mindspeed.plugins.megatron_flags import MegatronFlag, MegatronRefusal
 from mindspeed.plugins.patches import ArgOverride, Mixin, Patch, Ref, Replace, Set, When, Wrap
-from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.plugins.problems import Fact, MindSpeedError, Problem
 from mindspeed.plugins.process_variables import ProcessVariable
 from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors, in_backward, leave, resized
 from mindspeed.plugins.specs import is_unpatched, with_modules, with_parts
@@ -65,14 +68,17 @@ __all__ = [
     "Constraint",
     "Cost",
     "DropField",
+    "DropOption",
     "DropSetting",
     "Estimate",
+    "Fact",
     "Feature",
     "FeatureArgs",
     "FeatureSpec",
     "Field",
     "Fix",
     "GiveField",
+    "GiveOption",
     "GiveSetting",
     "MegatronFlag",
     "MegatronRefusal",
@@ -97,6 +103,7 @@ __all__ = [
     "Slot",
     "Stability",
     "Supersedes",
+    "Together",
     "Traffic",
     "UnknownValue",
     "VerifyWith",

@@ -13,7 +13,6 @@ from mindspeed.job.world import UnknownValue, size_name
 from mindspeed.plugins.answers import answer, implements
 from mindspeed.plugins.conditions import Condition, ConditionError, Failure, Loose, ModelCondition, failure, texts
 from mindspeed.plugins.constraints import Conflicts, RequiresAny, RequiresCapability, RequiresSlot
-from mindspeed.plugins.fixes import on_command_line
 from mindspeed.plugins.problems import Problem
 
 
@@ -147,7 +146,7 @@ def _report(state: ResolutionState, name: str, found: Failure) -> None:
     condition = found.condition
     if condition.otherwise == "refuse":
         names = (name, condition.of) if condition.of else (name,)
-        state.problem("MS304", f"{name}: {found.message}", names, on_command_line(found.fix))
+        state.problem("MS304", f"{name}: {found.message}", names, found.fix)
     else:
         kind = "warning" if condition.otherwise == "warn" else "note"
         state.rows.append(PlanNote(kind, name, f"{name}: {found.message}"))

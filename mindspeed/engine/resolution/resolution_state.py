@@ -18,6 +18,7 @@ from mindspeed.plugins.conditions import Condition, ConditionError, Predicate
 from mindspeed.plugins.constraints import Constraint, Requires
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec
+from mindspeed.plugins.fixes import Fix, FixStep
 from mindspeed.plugins.near_names import suggestion
 from mindspeed.plugins.problems import Problem
 
@@ -186,7 +187,7 @@ class ResolutionState:
         author = self.catalog.usable[name].distribution if name in self.catalog.usable else "mindspeed"
         self.problem("MS901", text, (name,), f"report it to the authors of {author}")
 
-    def problem(self, code: str, message: str, names: tuple[str, ...], fix: str) -> None:
+    def problem(self, code: str, message: str, names: tuple[str, ...], fix: Fix | FixStep | str) -> None:
         chain = tuple(line for name in names if name in self.active for line in self.why(name))
         where = "; ".join(self.catalog.usable[name].where for name in names if name in self.catalog.usable)
         problem = Problem(code, message, names, chain, where, fix)

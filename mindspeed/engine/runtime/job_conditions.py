@@ -15,7 +15,7 @@ from mindspeed.engine.runtime import session
 from mindspeed.job.world import UnknownValue, World
 from mindspeed.plugins.conditions import ConditionError, ModelCondition, conditions, failure
 from mindspeed.plugins.feature import Feature
-from mindspeed.plugins.fixes import Fix, on_command_line
+from mindspeed.plugins.fixes import Fix, RemoveFeature
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
 Wrong = tuple[Feature[Any], str, Fix]
@@ -74,7 +74,7 @@ def _decided(wrong: Iterable[Wrong]) -> frozenset[str]:
     for feature, text, fix in wrong:
         name = feature.spec.name
         if feature.requested:
-            problems.append(Problem("MS304", f"{name}: {text}", (name,), fix=on_command_line(fix) or f"remove {name}"))
+            problems.append(Problem("MS304", f"{name}: {text}", (name,), fix=fix or RemoveFeature(name)))
         elif name not in aside:
             aside.add(name)
             report_step_aside(name, text)
