@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from mindspeed.cli.explain import show_code
-from mindspeed.cli.feature_plan import as_lines, setting_lines
+from mindspeed.cli.feature_plan import as_lines, reason_lines, setting_lines
 from mindspeed.cli.output import json_option, print_result
 from mindspeed.cli.request_options import JobCommand, Request, request_options
 from mindspeed.plugins.found import declared_at
@@ -63,9 +63,9 @@ def _explain_active(plan: ActivationPlan, known: Catalog, name: str) -> None:
 
 
 def _active(explanation: Explanation, feature: Any, count: int) -> Sections:
-    planned, name = explanation.feature, explanation.feature.name
+    planned = explanation.feature
     yield "from", [f"{planned.distribution} {planned.version}, {declared_at(feature)}", *_traits(feature.spec)]
-    yield "why", [line.removeprefix(f"{name}: ") for line in planned.why]
+    yield "why", reason_lines(planned)
     free = "no order is declared with another active feature; ties go by name"
     yield f"position {explanation.number} of {count}", [str(edge) for edge in explanation.edges] or [free]
     settings = zip(setting_lines(planned), planned.settings, strict=True)

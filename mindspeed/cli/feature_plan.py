@@ -94,9 +94,14 @@ def _pairs(values: Mapping[str, object], but: tuple[str, ...] = ()) -> str:
 def _feature(feature: PlannedFeature) -> list[str]:
     return [
         f"{feature.name}  ({feature.distribution} {feature.version}, level {feature.level})",
-        *(f"  because  {line.removeprefix(f'{feature.name}: ')}" for line in feature.why),
+        *(f"  because  {line}" for line in reason_lines(feature)),
         *(f"  setting  {line}" for line in setting_lines(feature)),
     ]
+
+
+def reason_lines(feature: PlannedFeature) -> list[str]:
+    """A line for each reason of a feature, from its own to the request."""
+    return [str(reason) if reason.feature == feature.name else reason.line for reason in feature.why]
 
 
 def setting_lines(feature: PlannedFeature) -> list[str]:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from mindspeed import registry
 from mindspeed._version import __version__
 from mindspeed.engine.planning.plan import ActivationPlan
-from mindspeed.engine.resolution.planned_feature import PlanNote
+from mindspeed.engine.resolution.planned_feature import PlanNote, ReasonKind
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.engine.runtime import session
 from mindspeed.engine.runtime.rendezvous import place_in
@@ -37,7 +37,7 @@ from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
 SOURCE: Final = "old names"
 """Source of values in a plan that came in through the old Python names."""
 
-_REQUESTED: Final = (": you asked for it", " asks for it")
+_REQUESTED: Final = (ReasonKind.REQUESTED, ReasonKind.ARGUMENT)
 """The words of a plan for a feature that stands in the request itself."""
 
 _SHOWN: Final = 8
@@ -322,7 +322,7 @@ def _layer_of(plan: ActivationPlan, above: Layer) -> Layer:
     """A plan as a request below ``above``: what it set, without the sizes that are asked for anew."""
     owners = {owner: size for size, (owner, _) in registry.catalog().owners.items()}
     gone = _state.removed | {name for name, size in owners.items() if size in above.world}
-    requested = {feature.name for feature in plan.features if feature.why[0].endswith(_REQUESTED)}  # the rest follows again
+    requested = {feature.name for feature in plan.features if feature.why[0].kind in _REQUESTED}  # the rest follows again
     features = tuple(feature.name for feature in plan.features if feature.name in requested - gone)
     settings = {
         feature.name: {key: value.value for key, value in feature.settings.items() if value.source != "default"}

@@ -41,14 +41,14 @@ class ArgumentLayers:
     notes: list[PlanNote] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
-    def layer(self, source: str) -> Layer:
-        return self.given.get(source, Layer(source))
+    def layer(self, argument: Given) -> Layer:
+        return self.given.get(argument.source, Layer(argument.source, option=argument.option))
 
-    def put(self, source: str, **fields: Any) -> None:
-        self.given[source] = replace(self.layer(source), **fields)
+    def put(self, argument: Given, **fields: Any) -> None:
+        self.given[argument.source] = replace(self.layer(argument), **fields)
 
-    def request(self, source: str, feature: str) -> None:
-        self.put(source, features=(*self.layer(source).features, feature))
+    def request(self, argument: Given, feature: str) -> None:
+        self.put(argument, features=(*self.layer(argument).features, feature))
 
     def note(self, feature: str, text: str) -> None:
         self.notes.append(PlanNote("note", feature, text))
@@ -90,7 +90,7 @@ def _put_sizes(made: ArgumentLayers, world: Mapping[str, Any], given: Mapping[st
             continue  # one of them may come from the checkpoint
         decided = next((given[name] for name in names if name in given), None)
         if decided is not None:
-            made.put(decided.source, world={**made.layer(decided.source).world, size: value})
+            made.put(decided, world={**made.layer(decided).world, size: value})
         elif complete:
             fallback[size] = value
     made.defaults = replace(made.defaults, world=fallback)
@@ -107,9 +107,9 @@ def _put_switches(made: ArgumentLayers, given: Mapping[str, Given], catalog: Cat
         if argument is None or (flag.size and sizes[flag.size] == 1):
             continue
         if flag.switch == "on" and not flag.is_choice:
-            made.request(argument.source, feature)
+            made.request(argument, feature)
         elif flag.switch == "off" and argument.value in flag.values:
-            made.put(argument.source, without=(*made.layer(argument.source).without, feature))
+            made.put(argument, without=(*made.layer(argument).without, feature))
 
 
 def _put_choices(
@@ -128,7 +128,7 @@ def _put_choices(
             if by_value.get(values[0]) != holder or len(values) > 1:
                 made.note(holder.partition(".")[0], f"{what} is not read: {holder} is requested")
         elif len(values) == 1 and values[0] in by_value:
-            made.request(argument.source, by_value[values[0]])
+            made.request(argument, by_value[values[0]])
             made.note(by_value[values[0]], f"{what} is {by_value[values[0]]}")
         else:
             known = ", ".join(sorted(map(str, by_value)))
@@ -161,7 +161,7 @@ def _put_settings(
         argument = given.get(flag.dest)
         if argument is not None and not _left_to_megatron(made, feature, flag, argument):
             value = flag.convert(argument.value) if flag.convert is not None else argument.value
-            made.put(argument.source, settings={**made.layer(argument.source).settings, feature: {flag.setting: value}})
+            made.put(argument, settings={**made.layer(argument).settings, feature: {flag.setting: value}})
         elif flag.follows_default and flag.dest in defaults:
             settings.setdefault(feature, {})[flag.setting] = defaults[flag.dest]
     made.defaults = replace(made.defaults, settings=settings)

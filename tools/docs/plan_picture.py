@@ -7,6 +7,7 @@ from typing import Final
 from mindspeed import registry
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import made_up
+from mindspeed.engine.resolution.planned_feature import Reason, ReasonKind
 from mindspeed.engine.resolution.request import Layer
 from tools.docs.drawing import Flow, Node, Picture
 
@@ -24,7 +25,7 @@ def plan_picture() -> Picture:
     plan = registry.resolve([REQUEST], made_up("cpu", "0.16.1"))
     requested = [name for name in plan.names if name in REQUEST.features]
     changes = _changes(plan)
-    active = [Node(f.name, _reason(f.name, f.why), 0 if f.name in requested else 1) for f in plan.features]
+    active = [Node(f.name, _reason(f.why[0]), 0 if f.name in requested else 1) for f in plan.features]
     columns = (
         ("requested", [Node(name, "", 3) for name in requested]),
         ("active, in this order", active),
@@ -40,9 +41,8 @@ def plan_picture() -> Picture:
     return Picture("plan", "A plan: 4 processes, tensor parallelism of 2", text, ((Flow(columns, edges),),))
 
 
-def _reason(name: str, why: tuple[str, ...]) -> str:
-    reason = why[0].removeprefix(f"{name}: ").partition(", because")[0]
-    return "requested" if reason == "you asked for it" else reason
+def _reason(reason: Reason) -> str:
+    return "requested" if reason.kind is ReasonKind.REQUESTED else str(reason._replace(note=""))
 
 
 def _changes(plan: ActivationPlan) -> list[tuple[str, Node]]:

@@ -14,7 +14,7 @@ from mindspeed.engine.resolution.planned_feature import PlannedFeature, PlanNote
 from mindspeed.job.world import World
 from mindspeed.plugins.patches import ArgOverride, Patch, Ref, Set, patch_from_json
 
-PLAN_FORMAT: Final = 2
+PLAN_FORMAT: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class ActivationPlan:
 def plan_from_json(data: Mapping[str, Any]) -> ActivationPlan:
     """Inverse of `ActivationPlan.to_json`. Raises ValueError for a plan of another format or with a wrong digest."""
     if data.get("format") != PLAN_FORMAT:
-        raise ValueError(f"plan format {data.get('format')!r} is not {PLAN_FORMAT}")
+        raise ValueError(f"it has plan format {data.get('format')!r}, and this mindspeed reads {PLAN_FORMAT}; make it again")
 
     features = TypeAdapter(tuple[PlannedFeature, ...]).validate_python
     plan = ActivationPlan(

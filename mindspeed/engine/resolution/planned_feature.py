@@ -1,22 +1,83 @@
-"""PlannedFeature and PlanNote: one active feature with the reasons for it, and one line that the reader of a plan must know."""
+"""PlannedFeature, Reason and PlanNote: an active feature, why it is active, and a line that the reader of a plan must know."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple
 
-BY_LEVEL_ONE: Final = "optimization level 1 switches it on"
-"""The reason for a feature that nothing else brings in."""
+from mindspeed.job.world import size_name
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A setting's value, where it came from, and what it overrode (``"job file: 1"``)."""
+    """A setting's value, where it came from, and what it overrode (``"job file: 1"``).
+
+    ``option`` is the argument of Megatron-LM that gives it, ``required_by`` the feature that requires it;
+    plans keep neither.
+    """
 
     value: Any
     source: str
     overrode: tuple[str, ...] = ()
+    option: str = field(default="", compare=False)
+    required_by: str = field(default="", compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"value": self.value, "source": self.source, "overrode": self.overrode}
+
+
+class ReasonKind(str, Enum):
+    """Kinds of reasons for an active feature."""
+
+    REQUESTED = "requested"
+    ARGUMENT = "argument"
+    REQUIRED = "required"
+    SIZE = "size"
+    LEVEL_ONE = "level-one"
+    NAMED = "named"
+    CHOSEN = "chosen"
+    EVERY_PLAN = "every-plan"
+
+
+_SENTENCES: Mapping[ReasonKind, str] = {
+    ReasonKind.REQUESTED: "you asked for it",
+    ReasonKind.ARGUMENT: "{source} asks for it",
+    ReasonKind.REQUIRED: "required by {by}",
+    ReasonKind.SIZE: "the {size} is {value}",
+    ReasonKind.LEVEL_ONE: "optimization level 1 switches it on",
+    ReasonKind.NAMED: "{by}.{name} ({source}) names it",
+    ReasonKind.CHOSEN: "{by}.{name} is auto ({source}), and it {note}",
+    ReasonKind.EVERY_PLAN: "every plan has it",
+}
+
+
+class Reason(NamedTuple):
+    """The reason why ``feature`` is active.
+
+    ``by`` is the feature that requires it or whose setting ``name`` names or chooses it, empty where the request itself does;
+    ``name`` and ``value`` are the size above one; ``source`` is where the request, size or setting comes from; ``note`` is the
+    author's reason of a requirement, or what a choice costs.
+    """
+
+    feature: str
+    kind: ReasonKind
+    by: str = ""
+    name: str = ""
+    value: Any = None
+    source: str = ""
+    note: str = ""
+
+    def __str__(self) -> str:
+        words = self._asdict() | {"size": size_name(self.name) if self.kind is ReasonKind.SIZE else ""}
+        sentence = _SENTENCES[self.kind].format_map(words)
+        return f"{sentence}, because {self.note}" if self.kind is ReasonKind.REQUIRED and self.note else sentence
+
+    @property
+    def line(self) -> str:
+        """The sentence behind the name of the feature."""
+        return f"{self.feature}: {self}"
 
 
 class PlannedFeature(NamedTuple):
@@ -25,7 +86,7 @@ class PlannedFeature(NamedTuple):
     name: str
     distribution: str
     version: str
-    why: tuple[str, ...]
+    why: tuple[Reason, ...]
     settings: Mapping[str, Value]
     level: int = 2
     slots: tuple[str, ...] = ()
@@ -33,7 +94,7 @@ class PlannedFeature(NamedTuple):
     @property
     def requested(self) -> bool:
         """Return whether the request asks for it or for a feature that requires it; False where level 1 alone brought it in."""
-        return not self.why[-1].endswith(f": {BY_LEVEL_ONE}")
+        return self.why[-1].kind is not ReasonKind.LEVEL_ONE
 
     @property
     def args(self) -> dict[str, Any]:
@@ -41,7 +102,8 @@ class PlannedFeature(NamedTuple):
         return {name: value.value for name, value in self.settings.items()}
 
     def to_json(self) -> dict[str, Any]:
-        return self._asdict() | {"settings": {name: asdict(value) for name, value in self.settings.items()}}
+        settings = {name: value.to_json() for name, value in self.settings.items()}
+        return self._asdict() | {"why": [reason._asdict() for reason in self.why], "settings": settings}
 
 
 @dataclass(frozen=True, slots=True)

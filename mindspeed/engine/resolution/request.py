@@ -24,7 +24,7 @@ class Layer:
     """A source of a request. Later layers win; features of all layers add up.
 
     ``without`` contradicts a feature that is requested; ``disabled`` removes it from a request that stays as it is.
-    ``notes`` become rows of the plan.
+    ``notes`` become rows of the plan. ``option`` is the argument of Megatron-LM that the layer was read from.
     """
 
     source: str
@@ -37,6 +37,7 @@ class Layer:
     platform: str | None = None
     disabled: tuple[str, ...] = ()
     notes: tuple[PlanNote, ...] = ()
+    option: str = ""
 
 
 @dataclass(frozen=True, slots=True)

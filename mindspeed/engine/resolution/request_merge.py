@@ -26,12 +26,12 @@ LAUNCH: Final = "WORLD_SIZE"
 class MergedRequest:
     """The request after merging: one value per setting and size, and what was wrong with the sources."""
 
-    requested: dict[str, str] = field(default_factory=dict)
+    requested: dict[str, Layer] = field(default_factory=dict)
     settings: Settings = field(default_factory=dict)
     world: dict[str, Value] = field(default_factory=dict)
-    without: dict[str, str] = field(default_factory=dict)
-    withdrawn: dict[str, str] = field(default_factory=dict)
-    disabled: dict[str, str] = field(default_factory=dict)
+    without: dict[str, Layer] = field(default_factory=dict)
+    withdrawn: dict[str, Layer] = field(default_factory=dict)
+    disabled: dict[str, Layer] = field(default_factory=dict)
     notes: list[PlanNote] = field(default_factory=list)
     level: int = 2
     strict: bool = False
@@ -41,7 +41,7 @@ class MergedRequest:
         """Return the code and the source of the removal of a feature; None for one that may be active."""
         for code, removed in (("MS211", self.disabled), ("MS210", self.without)):
             if name in removed:
-                return code, removed[name]
+                return code, removed[name].source
         return None
 
     def as_world(self) -> World:
@@ -49,7 +49,7 @@ class MergedRequest:
 
 
 def merge(layers: Sequence[Layer], catalog: Catalog, environment: Environment) -> MergedRequest:
-    """Fold the layers, low to high. ``requested``, ``without`` and ``disabled`` map names to their first source.
+    """Fold the layers, low to high. ``requested``, ``without`` and ``disabled`` map names to their first layer.
 
     ``withdrawn`` holds requests that a higher layer takes out.
     """
@@ -62,15 +62,15 @@ def merge(layers: Sequence[Layer], catalog: Catalog, environment: Environment) -
     for layer in layers:
         merged.notes += [note for note in layer.notes if note not in merged.notes]
         for name in layer.without:
-            if name in merged.requested and not merged.requested[name].startswith("Megatron's "):
+            if name in merged.requested and not merged.requested[name].option:
                 merged.withdrawn[name] = merged.requested.pop(name)
             _remove_sizes(merged, catalog, name, layer.source)
         for name in layer.features:
-            merged.requested.setdefault(name, layer.source)
+            merged.requested.setdefault(name, layer)
         for name in layer.without:
-            merged.without.setdefault(name, layer.source)
+            merged.without.setdefault(name, layer)
         for name in layer.disabled:
-            merged.disabled.setdefault(name, layer.source)
+            merged.disabled.setdefault(name, layer)
         merged.level = layer.level if layer.level is not None else merged.level
         merged.strict = layer.strict if layer.strict is not None else merged.strict
         world, settings = _unify_size_spellings(layer, catalog, merged.problems)
@@ -79,10 +79,10 @@ def merge(layers: Sequence[Layer], catalog: Catalog, environment: Environment) -
                 text = f"{layer.source} says world size {value}, but this process belongs to a job of {environment.world_size}"
                 fix = f"drop --world-size or start {value} processes"
                 merged.problems.append(Problem("MS306", text, where=LAUNCH, fix=fix))
-            _put(merged.world, name, value, layer.source)
+            _put(merged.world, name, value, layer)
         for feature, fields in settings.items():
             for name, value in fields.items():
-                _put(merged.settings.setdefault(feature, {}), name, value, layer.source)
+                _put(merged.settings.setdefault(feature, {}), name, value, layer)
     if merged.level not in (0, 1, 2):
         merged.problems.append(
             Problem("MS301", f"optimization level {merged.level} is not 0, 1 or 2", fix="--optimization-level 2")
@@ -112,10 +112,10 @@ def remaining_features(layers: Sequence[Layer]) -> list[str]:
     return names
 
 
-def _put(values: dict[str, Value], name: str, value: Any, source: str) -> None:
+def _put(values: dict[str, Value], name: str, value: Any, layer: Layer) -> None:
     old = values.get(name)
     overrode = (*old.overrode, f"{old.source}: {old.value}") if old is not None and old.value != value else ()
-    values[name] = Value(value, source, overrode)
+    values[name] = Value(value, layer.source, overrode, layer.option)
 
 
 def _unify_size_spellings(

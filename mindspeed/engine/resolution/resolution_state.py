@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from mindspeed._version import __version__
-from mindspeed.engine.resolution.planned_feature import PlanNote, Value
+from mindspeed.engine.resolution.planned_feature import PlanNote, Reason, Value
 from mindspeed.engine.resolution.request import MEGATRON_DEFAULTS
 from mindspeed.engine.resolution.request_merge import MergedRequest
 from mindspeed.engine.resolution.setting_validation import Arguments, flag
@@ -18,7 +18,7 @@ from mindspeed.plugins.conditions import Condition, ConditionError, Predicate
 from mindspeed.plugins.constraints import Constraint, Requires
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec
-from mindspeed.plugins.fixes import Fix, FixStep
+from mindspeed.plugins.fixes import Fix, FixStep, GiveSetting, RemoveFeature
 from mindspeed.plugins.near_names import suggestion
 from mindspeed.plugins.problems import Problem
 
@@ -29,13 +29,6 @@ HasVariant = Callable[[str, str], bool]
 def because(reason: str) -> str:
     """The reason of a constraint as the end of a sentence; empty without one."""
     return f", because {reason}" if reason else ""
-
-
-class Active(NamedTuple):
-    """The reason for an active feature: ``parent`` names the feature that required it, "" is the request itself."""
-
-    reason: str
-    parent: str = ""
 
 
 class ResolutionState:
@@ -51,7 +44,7 @@ class ResolutionState:
         self.specs = {**catalog.specs, **{name: feature.spec for name, feature in self.base.items()}}
         self.has_variant = has_variant
         self.world = self._given = merged.as_world()
-        self.active: dict[str, Active] = {}
+        self.active: dict[str, Reason] = {}
         self.args: dict[str, FeatureArgs] = {}
         self.rows: list[PlanNote] = list(merged.notes)
         self.problems: list[Problem] = list(merged.problems)
@@ -99,20 +92,19 @@ class ResolutionState:
 
     def require_settings(self, name: str, constraint: Requires) -> None:
         """Give a required feature the values that the requirement names, or report who gives another one."""
-        needed, own = constraint.name, f"required by {name}"
+        needed = constraint.name
         for key, value in constraint.settings.items():
             given = self.merged.settings.get(needed, {}).get(key)
             if given is None or (given.value != value and given.source == MEGATRON_DEFAULTS):
                 old = () if given is None else (f"{given.source}: {given.value}",)
-                self.merged.settings.setdefault(needed, {})[key] = Value(value, own, old)
+                self.merged.settings.setdefault(needed, {})[key] = Value(value, f"required by {name}", old, required_by=name)
                 self.args.pop(needed, None)
             elif given.value != value:
                 text = f"{name} requires {needed}.{key}={value}{because(constraint.reason)}"
                 text = f"{text}, and it is {given.value} ({given.source})"
-                other = given.source.removeprefix("required by ")
-                by_feature = other != given.source
-                fix = f"remove {name} or {other}" if by_feature else f"--set {needed}.{key}={value}, or remove {name}"
-                self.problem("MS212", text, (name, other) if by_feature else (name, needed), fix)
+                other = given.required_by
+                ways = RemoveFeature(other) if other else GiveSetting(f"{needed}.{key}", value)
+                self.problem("MS212", text, (name, other or needed), (ways, RemoveFeature(name)))
 
     def freeze(self) -> None:
         """Index the active features and those of every plan by what they hold and declare; called once, after propagation."""
@@ -180,7 +172,7 @@ class ResolutionState:
         text = f"the condition {condition.name} of {name} {error}"
         where = f"{author} {version}, {condition.where}"
         fix = f"report it to the authors of {author}"
-        self.problems.append(Problem("MS107", text, (name,), self.why(name) if name in self.active else (), where, fix))
+        self.problems.append(Problem("MS107", text, (name,), self.chain(name), where, fix))
 
     def failed_itself(self, what: str, name: str, error: Exception) -> None:
         text = f"{what} of {name} failed itself: {type(error).__name__}: {error}"
@@ -188,20 +180,23 @@ class ResolutionState:
         self.problem("MS901", text, (name,), f"report it to the authors of {author}")
 
     def problem(self, code: str, message: str, names: tuple[str, ...], fix: Fix | FixStep | str) -> None:
-        chain = tuple(line for name in names if name in self.active for line in self.why(name))
+        chain = self.chain(*names)
         where = "; ".join(self.catalog.usable[name].where for name in names if name in self.catalog.usable)
         problem = Problem(code, message, names, chain, where, fix)
         if problem not in self.problems:
             self.problems.append(problem)
 
-    def why(self, name: str) -> tuple[str, ...]:
+    def why(self, name: str) -> tuple[Reason, ...]:
         """The chain of reasons from ``name`` back to the request."""
-        lines = []
+        reasons = []
         while name:
-            reason, parent = self.active[name]
-            lines.append(f"{name}: {reason}")
-            name = parent
-        return tuple(lines)
+            reasons.append(self.active[name])
+            name = reasons[-1].by
+        return tuple(reasons)
+
+    def chain(self, *names: str) -> tuple[str, ...]:
+        """The lines that explain why those of these features are there that are active."""
+        return tuple(reason.line for name in names if name in self.active for reason in self.why(name))
 
     def not_checked(self, name: str, unknown: UnknownValue, what: str) -> None:
         """A row, or under strict a problem, for a check that needs a value nobody gave."""
@@ -215,6 +210,6 @@ class ResolutionState:
 
     def root(self, name: str) -> str:
         """The feature of the request that brought ``name`` in."""
-        while self.active[name].parent:
-            name = self.active[name].parent
+        while self.active[name].by:
+            name = self.active[name].by
         return name

@@ -19,10 +19,10 @@ from mindspeed._version import __version__
 from mindspeed.engine.inspection.gc_pause import collector_paused
 from mindspeed.engine.resolution import constraint_checks
 from mindspeed.engine.resolution.environment import Environment
-from mindspeed.engine.resolution.planned_feature import BY_LEVEL_ONE, PlannedFeature, PlanNote
+from mindspeed.engine.resolution.planned_feature import PlannedFeature, PlanNote, Reason, ReasonKind
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.engine.resolution.request_merge import merge
-from mindspeed.engine.resolution.resolution_state import Active, HasVariant, ResolutionState, because
+from mindspeed.engine.resolution.resolution_state import HasVariant, ResolutionState, because
 from mindspeed.engine.resolution.setting_validation import flag
 from mindspeed.engine.resolution.slot_selection import select_holders
 from mindspeed.job.world import PARALLEL_SIZES, UnknownValue, World, size_name
@@ -94,30 +94,32 @@ def _resolve(state: ResolutionState, environment: Environment) -> Resolution:
     )
     if not state.problems:
         result.features = tuple(_planned(state, name, state.why(name)) for name in order)
-        result.base = tuple(_planned(state, name, ("every plan has it",)) for name in state.base)
+        result.base = tuple(_planned(state, name, (Reason(name, ReasonKind.EVERY_PLAN),)) for name in state.base)
         result.supersedes = tuple((n, c.name, c.reason) for n, c in state.constraints(Supersedes) if c.name in state.active)
     return result
 
 
-def _roots(state: ResolutionState) -> Iterator[tuple[str, Active]]:
+def _roots(state: ResolutionState) -> Iterator[tuple[str, Reason]]:
     """Every name that the request itself makes active, with its reason."""
-    for name, source in state.merged.requested.items():
+    for name, layer in state.merged.requested.items():
         if name in state.merged.disabled:
             continue
         if name in state.merged.without:
-            text = f"{name} is requested ({source}) and removed ({state.merged.without[name]})"
+            text = f"{name} is requested ({layer.source}) and removed ({state.merged.without[name].source})"
             state.problems.append(Problem("MS210", text, (name,), fix=f"drop {name} from one of the two"))
-        elif state.known(name, source):
+        elif state.known(name, layer.source):
             if state.specs[name].level > state.merged.level:
                 level = state.specs[name].level
                 text = f"{name} has optimization level {level}, this job has {state.merged.level}"
                 state.problems.append(Problem("MS207", text, (name,), fix=f"--optimization-level {level}"))
-            yield name, Active(f"{source} asks for it" if source.startswith("Megatron's ") else "you asked for it")
-    for name, source in state.merged.without.items():
+            kind = ReasonKind.ARGUMENT if layer.option else ReasonKind.REQUESTED
+            yield name, Reason(name, kind, source=layer.source)
+    for name, layer in state.merged.without.items():
         if name not in state.merged.requested and name not in state.catalog.not_loaded:
-            state.known(name, source)
-    for name, source in state.merged.withdrawn.items():
-        state.rows.append(PlanNote("note", name, f"{source} asks for it, {state.merged.without[name]} removes it"))
+            state.known(name, layer.source)
+    for name, layer in state.merged.withdrawn.items():
+        text = f"{layer.source} asks for it, {state.merged.without[name].source} removes it"
+        state.rows.append(PlanNote("note", name, text))
     state.rows += _disabled(state)
     yield from _owners_of_sizes(state)
     if state.merged.level >= 1:
@@ -126,23 +128,24 @@ def _roots(state: ResolutionState) -> Iterator[tuple[str, Active]]:
 
 def _disabled(state: ResolutionState) -> Iterator[PlanNote]:
     """List the features that the off-switch removes, and warn of names that are no feature."""
-    for name, source in state.merged.disabled.items():
+    for name, layer in state.merged.disabled.items():
         if name in state.catalog.names:
             asked = state.merged.requested.get(name)
-            yield PlanNote("disabled", name, f"removed by {source}{f', though requested ({asked})' if asked else ''}")
+            though = f", though requested ({asked.source})" if asked is not None else ""
+            yield PlanNote("disabled", name, f"removed by {layer.source}{though}")
         else:
             fix = suggestion(state.catalog.near(name), "mindspeed features list shows every name")
-            yield PlanNote("warning", name, f"{source} names {name}, which is no feature; {fix}")
+            yield PlanNote("warning", name, f"{layer.source} names {name}, which is no feature; {fix}")
 
 
-def _owners_of_sizes(state: ResolutionState) -> Iterator[tuple[str, Active]]:
+def _owners_of_sizes(state: ResolutionState) -> Iterator[tuple[str, Reason]]:
     for size in (*PARALLEL_SIZES, "dp"):
         value = getattr(state.world, size) if state.world.knows(size) else 1
         owner, _ = state.catalog.owners.get(size, ("", None))
         if value <= 1 or (size == "dp" and _is_platform_alone(state)):
             continue
         if owner and not state.merged.removal(owner):
-            yield owner, Active(f"the {size_name(size)} is {value}")
+            yield owner, Reason(owner, ReasonKind.SIZE, name=size, value=value)
         elif size != "dp":
             state.problems.append(_size_problem(state, size, value, owner))
 
@@ -168,21 +171,21 @@ def _is_platform_alone(state: ResolutionState) -> bool:
     return not (merged.level or wanted or layout or world.knows("global_batch_size"))
 
 
-def _level_one(state: ResolutionState) -> Iterator[tuple[str, Active]]:
+def _level_one(state: ResolutionState) -> Iterator[tuple[str, Reason]]:
     for name in state.catalog.level_one:
         if name in state.merged.requested or name in state.merged.disabled:
             continue
         if left_out := _left_out(state, name, state.specs[name]):
             state.rows.append(PlanNote("left-out", name, left_out))
         else:
-            yield name, Active(BY_LEVEL_ONE)
+            yield name, Reason(name, ReasonKind.LEVEL_ONE)
 
 
 def _left_out(state: ResolutionState, name: str, spec: FeatureSpec) -> str:
     """Return the reason why level 1 does not switch a feature on, or ''."""
     if name in state.merged.without:
-        source = state.merged.without[name]
-        return f"removed by {source}" if source.startswith("Megatron's ") else "removed by --without"
+        layer = state.merged.without[name]
+        return f"removed by {layer.source if layer.option else '--without'}"
     platform = str(state.world.platform)
     if spec.platforms and platform not in spec.platforms:
         return f"not for {platform}"
@@ -217,7 +220,7 @@ def _leave_out_refused(state: ResolutionState) -> bool:
     refused = {
         name: refusal
         for name, why in state.active.items()
-        if why.reason == BY_LEVEL_ONE and name not in needed and (refusal := _refusal(state, name))
+        if why.kind is ReasonKind.LEVEL_ONE and name not in needed and (refusal := _refusal(state, name))
     }
     for name, refusal in refused.items():
         del state.active[name]
@@ -227,7 +230,7 @@ def _leave_out_refused(state: ResolutionState) -> bool:
 
 def _leave_out_excluded(state: ResolutionState) -> None:
     """Take out every feature that level 1 alone switched on where an active feature excludes it."""
-    switched_on = {name for name, why in state.active.items() if why.reason == BY_LEVEL_ONE}
+    switched_on = {name for name, why in state.active.items() if why.kind is ReasonKind.LEVEL_ONE}
     for name in list(state.active):
         for needed in state.catalog.requires[name]:
             if needed.name in switched_on and state.holds(name, needed):
@@ -241,8 +244,8 @@ def _leave_out_excluded(state: ResolutionState) -> None:
                 state.rows.append(PlanNote("left-out", constraint.name, text))
 
 
-def _propagate(state: ResolutionState, roots: Iterator[tuple[str, Active]]) -> None:
-    queue = deque[tuple[str, Active]](roots)
+def _propagate(state: ResolutionState, roots: Iterator[tuple[str, Reason]]) -> None:
+    queue = deque[tuple[str, Reason]](roots)
     asked = {name for name, _ in queue}
     active, strict = state.active, state.merged.strict
     requires, usable = state.catalog.requires, state.catalog.usable
@@ -271,7 +274,7 @@ def _propagate(state: ResolutionState, roots: Iterator[tuple[str, Active]]) -> N
             elif strict and needed not in asked:
                 state.problem("MS204", text, (name, needed), f"add {needed} to the features, or drop --strict")
             elif needed in usable or state.known(needed, f"required by {name}"):
-                queue.append((needed, Active(f"required by {name}{because(constraint.reason)}", name)))
+                queue.append((needed, Reason(needed, ReasonKind.REQUIRED, name, note=constraint.reason)))
 
 
 def _report_idle_settings(state: ResolutionState) -> None:
@@ -314,7 +317,7 @@ def _step(state: ResolutionState, first: str, second: str) -> str:
     return f"{first} comes before {second}, declared by {second if second in declarers else first}"
 
 
-def _planned(state: ResolutionState, name: str, why: tuple[str, ...]) -> PlannedFeature:
+def _planned(state: ResolutionState, name: str, why: tuple[Reason, ...]) -> PlannedFeature:
     row, spec = state.catalog.usable.get(name), state.specs[name]
     distribution, version = (row.distribution, row.version) if row else (BUILT_IN, __version__)
     settings = state.arguments.settings_of(name, state.args[name])

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mindspeed.engine.resolution.environment import version_in
-from mindspeed.engine.resolution.planned_feature import PlanNote
-from mindspeed.engine.resolution.resolution_state import Active, ResolutionState
+from mindspeed.engine.resolution.planned_feature import PlanNote, Reason, ReasonKind
+from mindspeed.engine.resolution.resolution_state import ResolutionState
 from mindspeed.engine.resolution.setting_validation import flag
 from mindspeed.job.world import UnknownValue
 from mindspeed.plugins.answers import answer, implements
@@ -28,7 +28,7 @@ class Candidate:
     unknown: tuple[str, ...] = ()
 
 
-def select_holders(state: ResolutionState) -> Iterator[tuple[str, Active]]:
+def select_holders(state: ResolutionState) -> Iterator[tuple[str, Reason]]:
     """Every feature that is named by a setting of an active one, or chosen for it, with its reason; each is given once."""
     for name in state.catalog.choosers:
         for need in state.specs[name].constraints if name in state.active else ():
@@ -39,7 +39,7 @@ def select_holders(state: ResolutionState) -> Iterator[tuple[str, Active]]:
                     yield from _automatic(state, name, need) if wanted == AUTO else _named(state, name, need, wanted)
 
 
-def _named(state: ResolutionState, name: str, need: RequiresSlot, wanted: str) -> Iterator[tuple[str, Active]]:
+def _named(state: ResolutionState, name: str, need: RequiresSlot, wanted: str) -> Iterator[tuple[str, Reason]]:
     setting, source = _setting(state, name, need)
     if not state.known(wanted, f"{setting} ({source})"):
         return
@@ -58,10 +58,10 @@ def _named(state: ResolutionState, name: str, need: RequiresSlot, wanted: str) -
         text = f"{setting} names {wanted}, and {removal[1]} removes {wanted}"
         state.problem(removal[0], text, (name, wanted), f"name another in {setting}, or leave {wanted} on")
     else:
-        yield wanted, Active(f"{setting} ({source}) names it", name)
+        yield wanted, Reason(wanted, ReasonKind.NAMED, name, need.setting, source=source)
 
 
-def _automatic(state: ResolutionState, name: str, need: RequiresSlot) -> Iterator[tuple[str, Active]]:
+def _automatic(state: ResolutionState, name: str, need: RequiresSlot) -> Iterator[tuple[str, Reason]]:
     setting, source = _setting(state, name, need)
     judged = [_candidate(state, other, need.slot) for other in state.holders_known(need.slot)]
     if here := _holders(state, need.slot):
@@ -84,7 +84,8 @@ def _automatic(state: ResolutionState, name: str, need: RequiresSlot) -> Iterato
     state.rows += [PlanNote("choice", name, _line(candidate)) for *_, candidate in eligible[1:]]
     state.rows += [PlanNote("choice", name, _line(candidate)) for candidate in judged if candidate.cost is None]
     state.give(best.name, best.cost.settings if best.cost else {}, f"{setting}=auto")
-    yield best.name, Active(f"{setting} is auto ({source}), and it {why}: {_text(best)}", name)
+    note = f"{why}: {_text(best)}"
+    yield best.name, Reason(best.name, ReasonKind.CHOSEN, name, need.setting, source=source, note=note)
 
 
 def _candidate(state: ResolutionState, name: str, slot: str) -> Candidate:

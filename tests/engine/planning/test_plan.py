@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from mindspeed.engine.planning.plan import ActivationPlan, PlannedOverride, PlannedPatch, plan_from_json
-from mindspeed.engine.resolution.planned_feature import PlannedFeature, PlanNote, Value
+from mindspeed.engine.resolution.planned_feature import PlannedFeature, PlanNote, Reason, ReasonKind, Value
 from mindspeed.plugins import ArgOverride, Mixin, Ref, Replace, Set, When, World, Wrap
 
 PATCHES = [
@@ -23,7 +23,15 @@ PATCHES = [
 @pytest.fixture
 def plan():
     return ActivationPlan(
-        features=(PlannedFeature("a", "acme", "1.0", ("a: you asked for it",), {"size": Value(2, "API", ("default: 1",))}),),
+        features=(
+            PlannedFeature(
+                "a",
+                "acme",
+                "1.0",
+                (Reason("a", ReasonKind.REQUESTED, source="API"),),
+                {"size": Value(2, "API", ("default: 1",))},
+            ),
+        ),
         world=World({"tp": 2, "platform": "cpu"}),
         overrides=(PlannedOverride(("a",), ArgOverride("tensor_model_parallel_size", 2, "two ranks")),),
         patches=tuple(PlannedPatch("a", patch, patch.target) for patch in PATCHES),
@@ -57,6 +65,12 @@ def test_a_plan_whose_content_was_changed_is_refused(plan):
     data["world"]["tp"] = 4
     with pytest.raises(ValueError, match=f"plan digest {plan.digest} does not match its content"):
         plan_from_json(data)
+
+
+def test_a_plan_of_an_older_format_is_refused_with_what_to_do(plan):
+    message = "^it has plan format 2, and this mindspeed reads 3; make it again$"
+    with pytest.raises(ValueError, match=message):
+        plan_from_json(plan.to_json() | {"format": 2})
 
 
 @pytest.mark.parametrize(

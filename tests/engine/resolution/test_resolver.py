@@ -38,7 +38,10 @@ def messages(resolution):
 def test_a_requirement_is_added_and_says_who_asked():
     result = ask(catalog(make("ring", Requires("base", reason="it owns the group")), make("base")), "ring")
     assert order(result) == ["base", "ring"]
-    assert result.features[0].why == ("base: required by ring, because it owns the group", "ring: you asked for it")
+    assert tuple(reason.line for reason in result.features[0].why) == (
+        "base: required by ring, because it owns the group",
+        "ring: you asked for it",
+    )
 
 
 def test_strict_refuses_to_add_a_requirement():
@@ -177,7 +180,7 @@ def test_both_spellings_of_a_size_are_one_value():
     known = catalog(make("tensor", args=SizeArgs, sizes={"tp": "size"}))
     by_flag = ask(known, world={"tp": 2})
     assert order(by_flag) == ["tensor"]
-    assert by_flag.features[0].why == ("tensor: the tensor-parallel size is 2",)
+    assert [reason.line for reason in by_flag.features[0].why] == ["tensor: the tensor-parallel size is 2"]
     assert by_flag.features[0].args == {"size": 2}
     by_setting = ask(known, settings={"tensor": {"size": 2}})
     assert by_setting.world.tp == 2

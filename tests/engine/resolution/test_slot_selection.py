@@ -46,7 +46,10 @@ def method(value: str):
 def test_a_setting_makes_the_feature_that_it_names_active_and_says_so():
     result = ask(known(A, B), **method("b"))
     assert order(result) == ["b", "owner"]
-    assert result.features[0].why == ("b: owner.method (command line) names it", "owner: the context-parallel size is 2")
+    assert tuple(reason.line for reason in result.features[0].why) == (
+        "b: owner.method (command line) names it",
+        "owner: the context-parallel size is 2",
+    )
 
 
 def test_naming_counts_as_asking_under_strict_but_what_it_requires_does_not():
@@ -110,7 +113,7 @@ def test_without_the_setting_it_is_as_ever_and_the_fix_says_that_auto_exists():
 def test_auto_takes_the_cheapest_and_shows_reason_and_alternatives():
     result = ask(known(A, B, make("c", slots={"attention"})), **method("auto"))
     assert order(result) == ["b", "owner"]
-    assert result.features[0].why[0] == "b: owner.method is auto (command line), and it costs least: 20 bytes"
+    assert result.features[0].why[0].line == "b: owner.method is auto (command line), and it costs least: 20 bytes"
     assert rows(result) == [
         "owner.method is auto, and b is chosen, which costs least: 20 bytes",
         "a: 30 bytes",

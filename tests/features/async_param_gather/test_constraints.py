@@ -12,7 +12,7 @@ def test_it_brings_along_what_shards_and_buckets_the_weights():
 
 
 def test_the_plan_says_why_each_requirement_is_there():
-    why = {feature.name: feature.why[0] for feature in ask("async-param-gather", world_size=1).features}
+    why = {feature.name: feature.why[0].line for feature in ask("async-param-gather", world_size=1).features}
     assert why["distributed-optimizer"] == (
         "distributed-optimizer: required by async-param-gather, because its sharded step leaves weights to gather"
     )

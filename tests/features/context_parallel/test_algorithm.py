@@ -38,7 +38,7 @@ def winner(**world: Any) -> str:
 
 def test_a_name_is_enough():
     resolution = ask(settings={"context-parallel": {"size": 4, "algorithm": "ulysses-attention"}}, world_size=4)
-    assert [(feature.name, feature.why[0]) for feature in resolution.features] == [
+    assert [(feature.name, feature.why[0].line) for feature in resolution.features] == [
         ("context-parallel", "context-parallel: the context-parallel size is 4"),
         ("ulysses-attention", "ulysses-attention: context-parallel.algorithm (command line) names it"),
     ]

@@ -8,7 +8,7 @@ from tests.features.resolving import active, ask, refusals
 def test_it_brings_sequence_parallelism_and_the_plan_says_so():
     assert {"mc2", "sequence-parallel", "tensor-parallel"} <= set(active("mc2", tp=2))
     (added,) = [feature for feature in ask("mc2", tp=2).features if feature.name == "sequence-parallel"]
-    assert added.why[0] == (
+    assert added.why[0].line == (
         "sequence-parallel: required by mc2, because it fuses the all-gather and the reduce-scatter of sequence parallelism"
     )
 
