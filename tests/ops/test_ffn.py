@@ -7,7 +7,7 @@ import torch
 
 from mindspeed.ops import ffn, npu_ffn
 from mindspeed.ops.errors import OperatorError
-from tests.ops.operator_checks import TOLERANCE, assert_same_in_inference_mode, assert_same_when_compiled, randn, strided
+from tests.ops.operator_checks import TOLERANCE, randn, strided
 
 ACTIVATIONS = {
     "gelu": lambda x: x / 2 * (1 + torch.erf(x / math.sqrt(2))),
@@ -121,21 +121,6 @@ def test_int8_weights_alone_are_widened_by_channel_or_by_group(groups):
     y = ffn(x, w1, w2, "silu", **given)
     expected = formula(x.double(), widened(w1, s1, o1), widened(w2, s2, o2), 0, 0, "silu")
     torch.testing.assert_close(y.double(), expected, rtol=1e-2, atol=1e-2)
-
-
-def test_it_compiles_and_runs_in_inference_mode():
-    x, (w1, w2, b1, b2) = randn(7, 4, grad=False), tensors(3)
-
-    def call(x, w1, w2, b1, b2):
-        return ffn(x, w1, w2, "gelu", expert_tokens=[3, 0, 4], bias1=b1, bias2=b2)
-
-    assert_same_when_compiled(call, x, w1, w2, b1, b2)
-    assert_same_in_inference_mode(call, x, w1, w2, b1, b2)
-
-
-def test_the_operator_is_registered_as_pytorch_wants_it():
-    x, weights = randn(7, 4, grad=False), tensors(3)
-    torch.library.opcheck(torch.ops.mindspeed.ffn.default, (x, *weights, *[None] * 8, "gelu", [3, 0, 4], False, torch.float64))
 
 
 def test_backward_through_it_says_that_it_has_none():

@@ -6,7 +6,7 @@ import torch
 from mindspeed.ops import npu_fused_moe_token_permute as permute
 from mindspeed.ops import npu_fused_moe_token_unpermute as unpermute
 from mindspeed.ops.errors import OperatorError
-from tests.ops.operator_checks import TOLERANCE, assert_close_to_fp64, assert_holds_everywhere, randn, strided
+from tests.ops.operator_checks import TOLERANCE, assert_close_to_fp64, randn, strided
 
 
 def experts(tokens, topk, number=4, seed=1):
@@ -166,30 +166,6 @@ def test_backward_of_unpermute_keeps_the_rows_only_for_the_probabilities():
         assert rows.data_ptr() not in saved
         unpermute(rows, slots, probs.requires_grad_())
     assert rows.data_ptr() in saved
-
-
-def test_it_is_the_same_compiled_recomputed_and_in_inference_mode():
-    indices = experts(6, 2)
-
-    def there_and_back(tokens, probs):
-        rows, slots = permute(tokens, indices, 10)
-        return unpermute(rows, slots, probs)
-
-    assert_holds_everywhere(there_and_back, randn(6, 4, dtype=torch.bfloat16), randn(6, 2, dtype=torch.float32))
-
-
-def test_the_operators_are_registered_as_pytorch_wants_it():
-    tokens, indices, probs = randn(5, 3, dtype=torch.float32), experts(5, 2), randn(5, 2, dtype=torch.float32)
-    ops = torch.ops.mindspeed
-    torch.library.opcheck(ops.npu_fused_moe_token_permute.default, (tokens, indices, 8, False))
-    torch.library.opcheck(ops.npu_fused_moe_token_permute.default, (tokens, indices % 4, 10, True))
-    rows, slots = permute(randn(5, 3, dtype=torch.float32, grad=False), indices)
-    rows.requires_grad_()
-    torch.library.opcheck(ops.npu_fused_moe_token_unpermute.default, (rows, slots, probs, 5, 2, False))
-    torch.library.opcheck(ops.npu_fused_moe_token_unpermute.default, (rows, slots % 5, probs, 5, 1, True))
-    dout, rows, probs = torch.ones(5, 3), rows.detach(), probs.detach()
-    torch.library.opcheck(ops.npu_fused_moe_token_unpermute_backward.default, (dout, rows, slots, probs, 10, 2, False))
-    torch.library.opcheck(ops.npu_fused_moe_token_unpermute_backward.default, (dout, None, slots % 5, None, 10, 1, True))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 
 from mindspeed.ops import npu_gmm, npu_gmm_v2
 from mindspeed.ops.errors import OperatorError
-from tests.ops.operator_checks import TOLERANCE, assert_close_to_fp64, assert_holds_everywhere, randn, strided
+from tests.ops.operator_checks import TOLERANCE, assert_close_to_fp64, randn, strided
 
 SIZES = {
     "balanced": [3, 3, 3],
@@ -118,22 +118,6 @@ def test_gemm_fusion_adds_the_weight_gradient_to_main_grad(function, zero):
     assert torch.equal(y, plain.to(torch.bfloat16))
     assert not zero or not w.grad.any()
     torch.testing.assert_close(x.grad.double(), 2 * wide[0].grad, rtol=1e-2, atol=1e-2)
-
-
-def test_it_is_the_same_compiled_recomputed_and_in_inference_mode():
-    groups = torch.tensor([2, 2, 6])
-    inputs = randn(6, 4, dtype=torch.bfloat16), randn(3, 4, 5, dtype=torch.bfloat16), randn(3, 5, dtype=torch.bfloat16)
-    assert_holds_everywhere(lambda x, w, b: npu_gmm(x, w, bias=b, group_list=groups), *inputs)
-
-
-def test_the_operators_are_registered_as_pytorch_wants_it():
-    groups = torch.tensor([2, 3])
-    x, w, b = randn(5, 3, dtype=torch.float32), randn(2, 3, 4, dtype=torch.float32), randn(2, 4, dtype=torch.float32)
-    ops = torch.ops.mindspeed
-    torch.library.opcheck(ops.npu_gmm.default, (x, w, b, groups, False))
-    torch.library.opcheck(ops.npu_gmm.default, (x, w, None, groups.cumsum(0), True))
-    torch.library.opcheck(ops.npu_gmm_sum.default, (x, randn(5, 4, dtype=torch.float32), groups, False))
-    torch.library.opcheck(ops.npu_gmm_bias.default, (x.detach(), groups, False))
 
 
 @pytest.mark.parametrize(

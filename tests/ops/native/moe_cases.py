@@ -24,11 +24,13 @@ SHAPES = [(1, 1), (3, 5), (64, 48), (65, 49), (130, 200), (7, 400), (0, 3)]
 """K and N: of one block, of several, of parts of tiles, odd, empty."""
 
 
-def need(operator: str) -> None:
-    """Skip unless the library is built and holds ``operator``."""
+def need(*operators: str) -> None:
+    """Skip unless the library is built and holds these operators."""
     built = native_library.loaded()
-    if built is None or operator not in built.operators:
-        pytest.skip(f"the C++ library is not built with {operator} here: mindspeed ops build")
+    if built is None or not {*operators} <= {*built.operators}:
+        pytest.skip(f"the C++ library is not built with {', '.join(operators)} here: mindspeed ops build")
+    for operator in operators:
+        reference(operator)  # importing it registers it
 
 
 def reference(operator: str):
