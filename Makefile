@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: train test ops test-long test-changed test-versions test-pythons releases test-triton test-npu-contract test-deepspeed lint bench docs clean
+.PHONY: train test ops test-long test-changed test-versions test-pythons releases feature test-triton test-npu-contract test-deepspeed lint bench docs clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -35,7 +35,7 @@ test-changed: ops  ## the tests of the default run that changes since SINCE can 
 MEGATRONS := 0.14.0 0.15.0 0.15.3 0.16.0
 
 build/megatron/%/installed: | $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D) megatron-core==$*
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python --upgrade --target $(@D) megatron-core==$*
 	touch $@
 
 test-versions: $(VENV)/installed $(MEGATRONS:%=build/megatron/%/installed)  ## the features on the other Megatron versions, and on the checkouts in MINDSPEED_MEGATRONS
@@ -56,10 +56,22 @@ test-pythons: $(VENV)/installed $(MEGATRONS:%=build/megatron/%/installed) $(if $
 	MINDSPEED_PYTHONS=$(MINDSPEED_PYTHONS) MINDSPEED_MEGATRONS=build/megatron:$(MINDSPEED_MEGATRONS) $(BIN)/python -m pytest -q -m long tests/pythons
 	$(BIN)/python -m tools.docs.python_results build/python-results
 
-RECORDED := 0.16.1 0.12.1 0.14.0 0.15.3
+RECORDED := 0.12.1 0.14.0 0.15.3 0.16.1 0.17.1 0.18.2 0.19.1
+record = $(patsubst %/installed,$(BIN)/mindspeed patches record --megatron % &&,$(1)) true
 
 releases: $(RECORDED:%=build/megatron/%/installed)  ## record every patch target again, in each recorded megatron-core
-	$(foreach version,$(RECORDED),$(BIN)/mindspeed patches record --megatron build/megatron/$(version) &&) true
+	$(call record,$^)
+
+KIND ?= patch
+FOLDER := $(subst -,_,$(NAME))
+
+feature: $(VENV)/installed  ## NAME=my-feature: scaffold it (KIND=patch, hook or op), record its targets, write its pages, run its tests
+	$(if $(NAME),,$(error give the name of the feature: make feature NAME=my-feature))
+	test -d mindspeed/features/$(FOLDER) || $(BIN)/mindspeed features new $(NAME) --kind $(KIND)
+	$(BIN)/mindspeed patches record
+	$(call record,$(wildcard $(RECORDED:%=build/megatron/%/installed)))
+	$(MAKE) docs
+	$(BIN)/python -m pytest -q -m "not long" tests/features/$(FOLDER)
 
 build/triton/installed: | $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D) triton==3.9.0

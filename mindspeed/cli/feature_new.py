@@ -145,8 +145,7 @@ def _built_in(name: str, checkout: Path) -> Layout:
     features = checkout / "mindspeed" / "features"
     steps = (
         f"write mindspeed/features/{module}/algorithm.py, then expected in tests/features/{module}/test_algorithm.py",
-        f"pytest tests/features/{module}",
-        f"mindspeed features test {name} --parity",
+        f"make feature NAME={name}",
     )
     text, fix = f"{checkout.resolve()} is no checkout of mindspeed", "-o CHECKOUT, or --package for a distribution of your own"
     wrong = () if features.is_dir() else ((text, fix),)

@@ -93,7 +93,7 @@ def _compare(target: Target, before: _Release, after: _Release) -> Comparison | 
     if new is None:
         return None
     if old is None or (old.kind == ABSENT and new.kind != ABSENT):
-        return Comparison(target.feature, name, "new" if old is not None else "unrecorded")
+        return Comparison(target.feature, name, "new" if old is not None else "not recorded")
     row = Comparison(target.feature, name, compare(old, new, target.by_name), difference(old, new))
     if row.verdict in ("appended", "body changed", "changed"):
         return replace(row, diff=_diff(name, before, after))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed.engine.inspection.config_arguments import known_arguments
-from mindspeed.engine.inspection.contracts import part_of
 from mindspeed.engine.inspection.releases import FOLDER, Section, read_release, release_file, write_release
 from mindspeed.engine.planning.drift import Tree, read_targets
 from mindspeed.engine.planning.targets import Target
@@ -32,9 +31,8 @@ def record_release(tree: Tree, targets: Sequence[Target], folder: Path = FOLDER)
     if recorded.is_file():
         sections |= {name: content for name, content in read_release(recorded).items() if name != "megatron"}  # type: ignore[misc]
     rows = {target: contract.to_json() for target, contract in read_targets(tree, targets).items()}
-    parts = {part_of(target) for target in rows}
     wanted = {target.target for target in targets}
-    kept = {target: row for target, row in sections["targets"].items() if target in wanted and part_of(target) not in parts}
+    kept = {target: row for target, row in sections["targets"].items() if target in wanted}
     sections["targets"] = dict(sorted((kept | rows).items()))
     if any(version_in(tree.version, versions) for versions in (SUPPORTED_MEGATRON, UNTESTED_MEGATRON)):
         sections["configuration"] = {name: sorted(names) for name, names in known_arguments().items()}

@@ -132,7 +132,7 @@ def _target_lines(row: Comparison, owners: Sequence[str]) -> Iterator[str]:
 
 def _counted(verdicts: Iterable[str]) -> str:
     counts = Counter(verdicts)
-    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in (*_ORDER, "unrecorded") if counts[verdict])
+    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in (*_ORDER, "not recorded") if counts[verdict])
 
 
 def _claim(row: Mapping[str, Any] | None) -> str:

@@ -53,6 +53,16 @@ def test_a_package_has_these_files_and_the_next_steps_are_said(mindspeed, tmp_pa
     ]
 
 
+def test_the_next_step_of_a_built_in_feature_is_one_command(mindspeed, tmp_path):
+    (tmp_path / "mindspeed" / "features").mkdir(parents=True)
+    lines = mindspeed("features", "new", "grad-cap", "-o", tmp_path).stdout.splitlines()
+    assert lines[lines.index("next:") :] == [
+        "next:",
+        "  write mindspeed/features/grad_cap/algorithm.py, then expected in tests/features/grad_cap/test_algorithm.py",
+        "  make feature NAME=grad-cap",
+    ]
+
+
 def test_json_names_files_and_next_steps(mindspeed, tmp_path):
     data = json.loads(mindspeed("features", "new", "acme-cap", "--package", "-o", tmp_path, "--json").stdout)
     assert (list(data), data["name"], len(data["files"]), len(data["next"])) == (["name", "files", "next"], "acme-cap", 8, 4)

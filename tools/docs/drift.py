@@ -21,6 +21,7 @@ _MEANING: Final = (
     "- *gone*: no such name",
     "- *new*: absent from the baseline",
     "- *not applied*: the patch is for other versions only",
+    "- *not recorded*: the record of the release, or of the baseline, has no row; `make releases` adds what it can read",
 )
 
 

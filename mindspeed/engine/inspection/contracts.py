@@ -23,12 +23,12 @@ CHECKOUT: Final = "megatron-lm"
 Part = Literal["core", "megatron-lm"]
 _SCRIPTS: Final = ("pretrain_gpt", "gpt_builders", "model_provider")
 
-Verdict = Literal["same", "appended", "body changed", "changed", "gone", "new", "not applied", "unrecorded"]
+Verdict = Literal["same", "appended", "body changed", "changed", "gone", "new", "not applied", "not recorded"]
 """Name the way in which a target differs from its contract.
 
 appended: every call that was valid means the same; body changed: equal signature; changed: another signature or kind;
-new: absent in the contract, here now; not applied: every patch of it is guarded for other versions; unrecorded: there is
-no contract to compare with.
+new: absent in the contract, here now; not applied: every patch of it is guarded for other versions; not recorded: a
+release file has no row for it, or this Megatron lacks the part that has it. It fails nothing.
 """
 
 
@@ -55,7 +55,12 @@ def part_of(target: str) -> Part | None:
     module = target.partition(":")[0]
     if module == "megatron.core" or module.startswith("megatron.core."):
         return CORE
-    return CHECKOUT if module.startswith("megatron.") or module in _SCRIPTS else None
+    return CHECKOUT if module.startswith("megatron.") or is_script(target) else None
+
+
+def is_script(target: str) -> bool:
+    """Tell whether a target lies in a script beside ``megatron/``, which the megatron-core distribution lacks."""
+    return target.partition(":")[0] in _SCRIPTS
 
 
 @lru_cache(maxsize=16)

@@ -18,6 +18,7 @@ from mindspeed.engine.inspection.contracts import (
     Verdict,
     compare,
     difference,
+    is_script,
     part_of,
     recorded_contracts,
 )
@@ -79,7 +80,7 @@ def source_tree(path: Path) -> Iterator[Tree]:
         raise MindSpeedError([Problem("MS502", text, fix="give the folder that holds megatron/, or a recorded version")])
     root = root.resolve()
     with only_tree(root, "megatron"), trees_kept():
-        yield Tree(version_of(root / "megatron"), _reader((root / "megatron" / "training").is_dir()), root)
+        yield Tree(version_of(root / "megatron"), _reader(root / "megatron"), root)
 
 
 @contextmanager
@@ -89,7 +90,7 @@ def installed_tree() -> Iterator[Tree]:
     if root is None:
         raise MindSpeedError([Problem("MS502", "megatron-core is not installed", fix="pip install megatron-core==0.16.1")])
     with trees_kept():
-        yield Tree(megatron_version(), _reader(package_root("training") is not None), root.parent)
+        yield Tree(megatron_version(), _reader(package_root("training")), root.parent)
 
 
 def read_targets(tree: Tree, targets: Sequence[Target]) -> dict[str, Contract]:
@@ -104,9 +105,20 @@ def read_targets(tree: Tree, targets: Sequence[Target]) -> dict[str, Contract]:
     return contracts
 
 
-def _reader(has_training: bool) -> Callable[[str], Contract | None]:
-    parts = (CORE, CHECKOUT) if has_training else (CORE,)
-    return lambda target: read_contract(target) if part_of(target) in parts else None
+def _reader(megatron: Path | None) -> Callable[[str], Contract | None]:
+    """Read targets of megatron-core, and of Megatron-LM as far as ``megatron`` has it or the scripts beside it."""
+    has_training = megatron is not None and (megatron / "training").is_dir()
+
+    def read(target: str) -> Contract | None:
+        if part_of(target) == CORE:
+            return read_contract(target)
+        if is_script(target):
+            present = megatron is not None and (megatron.parent / f"{target.partition(':')[0]}.py").is_file()
+        else:
+            present = has_training and part_of(target) == CHECKOUT
+        return read_contract(target) if present else None
+
+    return read
 
 
 def _baseline(target: str) -> Contract | None:
@@ -121,10 +133,17 @@ def _row(target: Target, tree: Tree) -> DriftRow:
         return DriftRow(target.feature, target.target, "not applied", why=why)
     found, recorded = tree.find(target.target), _baseline(target.target)
     if found is None or (recorded is None and found.kind != ABSENT):
-        why = "no Megatron-LM there" if found is None and part_of(target.target) == CHECKOUT else "no contract to compare with"
-        return DriftRow(target.feature, target.target, "unrecorded", why=why)
+        return DriftRow(target.feature, target.target, "not recorded", why=_missing_row(tree, found))
     if found.kind == ABSENT:
         near = found.near if tree.root is None else tuple(successors(target.target, recorded or found))
         return DriftRow(target.feature, target.target, "gone", near)
     verdict = compare(recorded or found, found, target.by_name)
     return DriftRow(target.feature, target.target, verdict, why=difference(recorded or found, found))
+
+
+def _missing_row(tree: Tree, found: Contract | None) -> str:
+    """Say what a target without a verdict lacks: a row in a release file, or its part in this Megatron."""
+    if found is None and tree.root is not None:
+        return "no Megatron-LM there"
+    version = BASELINE if found is not None else tree.version
+    return f"the record of megatron-core {version} has no row; mindspeed patches record --megatron PATH adds it"

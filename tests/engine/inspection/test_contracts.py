@@ -17,11 +17,10 @@ from mindspeed.engine.inspection.contracts import (
     difference,
     part_of,
 )
+from mindspeed.engine.inspection.releases import recorded_releases
 from mindspeed.plugins.discovery import discover
 from mindspeed.registry import megatron_targets
 from tools.docs.drift import drift_page, guarded
-
-ROOT = Path(__file__).parents[3]
 
 
 def function(signature: str, body: str = "one") -> Contract:
@@ -227,13 +226,12 @@ def test_a_version_between_recorded_ones_is_held_to_the_nearest_below() -> None:
     assert contract_for(target, "0.11.0") is None
 
 
-def test_the_page_of_drift_is_up_to_date_and_has_a_row_for_every_target() -> None:
+def test_the_page_of_drift_has_a_row_for_every_target_and_a_column_for_every_release() -> None:
     catalog = discover(only=())
     text = drift_page(catalog)
-    assert (ROOT / "docs" / "drift.md").read_text(encoding="utf-8") == text, "run make docs"
     for target in megatron_targets(catalog):
         assert f"| {target.feature} | `{target.target}` |" in text
-    assert "| feature | target | 0.12.1 | 0.14.0 | 0.15.3 | 0.16.1 |" in text
+    assert f"| feature | target | {' | '.join(recorded_releases())} |" in text
 
 
 def test_patches_for_some_releases_only_are_listed_and_stay_few() -> None:
@@ -242,5 +240,5 @@ def test_patches_for_some_releases_only_are_listed_and_stay_few() -> None:
     rows = guarded(catalog, targets)
     assert ("eod-reset", "megatron.training.utils:get_batch_on_this_tp_rank", "<0.18") in rows
     assert not [row for row in rows if row[0] == "ampipe"], "the range of a feature is no guard of a patch"
-    assert len(rows) <= 37, "another guard is the last resort: can mindspeed/megatron serve both releases?"
+    assert len(rows) <= len(targets) / 5, "another guard is the last resort: can mindspeed/megatron serve both releases?"
     assert f"{len(rows)} of {len(targets)} patches are for some releases only" in drift_page(catalog)

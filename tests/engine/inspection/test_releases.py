@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed.engine.inspection.contracts import BASELINE, recorded_contracts
+from mindspeed.engine.inspection.contracts import BASELINE, CORE, part_of, recorded_contracts
 from mindspeed.engine.inspection.releases import recorded_releases, recorded_section, release_file
 from mindspeed.engine.planning.drift import Tree, installed_tree, source_tree
 from mindspeed.engine.resolution.environment import SUPPORTED_MEGATRON, version_in
@@ -19,13 +19,12 @@ from mindspeed.plugins.discovery import discover
 from mindspeed.registry import megatron_targets
 
 CHECKOUT = os.environ.get("MEGATRON_LM_PATH", "")
-RELEASES = ("0.12.1", "0.14.0", "0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.1")
-AGAIN = "record the releases again, see 'A new Megatron release' in CONTRIBUTING.md"
+AGAIN = "run: mindspeed patches record"
 
 
 def test_supported_releases_have_every_section() -> None:
-    assert recorded_releases() == RELEASES
-    supported = tuple(version for version in RELEASES if version_in(version, SUPPORTED_MEGATRON))
+    supported = tuple(version for version in recorded_releases() if version_in(version, SUPPORTED_MEGATRON))
+    assert BASELINE in supported
     assert recorded_releases("configuration") == recorded_releases("command_line") == supported
 
 
@@ -34,12 +33,12 @@ def test_a_version_between_recorded_ones_has_the_section_of_the_nearest_below() 
     assert recorded_section("0.13.0", "configuration") is None
 
 
-@pytest.mark.parametrize("version", RELEASES)
 @pytest.mark.guards(10)
-def test_every_target_of_every_built_in_feature_platform_and_hook_point_is_recorded(version: str) -> None:
-    recorded = recorded_contracts(version)
+def test_every_target_in_megatron_core_is_recorded_in_the_baseline() -> None:
+    """Other releases may lack a row, which then reads "not recorded"; every distribution of the baseline can be recorded."""
+    recorded = recorded_contracts(BASELINE)
     assert recorded is not None
-    wanted = {target.target for target in megatron_targets(discover(only=()))}
+    wanted = {target.target for target in megatron_targets(discover(only=())) if part_of(target.target) == CORE}
     assert wanted - recorded[1].keys() == set(), f"without a row; {AGAIN}"
 
 
