@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from mindspeed.engine.inspection.contracts import ABSENT, Contract
+from mindspeed.engine.inspection.releases import release_file
 from mindspeed.engine.planning.drift import FAILED, DriftRow, Tree, measure_drift, recorded_tree, source_tree
 from mindspeed.engine.planning.targets import Target
-from mindspeed.megatron.release_recording import record_release
+from mindspeed.megatron import release_recording
 
 NEW = "megatron.core.utils:nobody_patches_this_yet"
-RECORDED = "megatron.core.parallel_state:destroy_model_parallel"
 SCRIPT = "pretrain_gpt:forward_step"
 
 
@@ -48,14 +50,15 @@ def test_a_target_that_nobody_recorded_and_that_does_not_exist_is_gone() -> None
     assert drift(NEW, Tree("0.16.1", lambda target: Contract(ABSENT, near=("megatron.core.utils:near",)))).verdict == "gone"
 
 
-def test_a_script_that_the_distribution_lacks_keeps_its_row(tmp_path: Path) -> None:
-    with source_tree(wheel(tmp_path / "wheel")) as tree:
-        assert drift(SCRIPT, tree) == DriftRow("acme", SCRIPT, "not recorded", why="no Megatron-LM there")
-        targets = [Target("acme", "acme", target) for target in (NEW, SCRIPT)]
-        rows = json.loads(record_release(tree, targets, tmp_path).read_text())["targets"]
-    assert rows[NEW] == {"kind": "function", "signature": "(x)", "body": rows[NEW]["body"]}
-    assert rows[SCRIPT]["kind"] == "function"
-    (tmp_path / "wheel" / "pretrain_gpt.py").write_text("def forward_step(batch): ...\n")
+def test_a_script_that_the_distribution_lacks_keeps_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(release_recording, "release_file", lambda version, folder=tmp_path: release_file(version, folder))
+    targets = [Target("acme", "acme", target) for target in (NEW, SCRIPT)]
+    script = wheel(tmp_path / "wheel") / "pretrain_gpt.py"
+    script.write_text("def forward_step(batch): ...\n")
     with source_tree(tmp_path / "wheel") as tree:
-        assert record_release(tree, targets, tmp_path).name == "0.12.1.json"
-    assert json.loads((tmp_path / "0.12.1.json").read_text())["targets"][SCRIPT]["signature"] == "(batch)"
+        recorded = release_recording.record_release(tree, targets, tmp_path).read_text()
+    assert {name: row["signature"] for name, row in json.loads(recorded)["targets"].items()} == {NEW: "(x)", SCRIPT: "(batch)"}
+    script.unlink()
+    with source_tree(tmp_path / "wheel") as tree:
+        assert drift(SCRIPT, tree) == DriftRow("acme", SCRIPT, "not recorded", why="no Megatron-LM there")
+        assert release_recording.record_release(tree, targets, tmp_path).read_text() == recorded
