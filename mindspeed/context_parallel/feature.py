@@ -20,7 +20,7 @@ NEEDS_GROUP: Final = Requires("context-parallel", reason="it owns the group and 
 
 
 class AlgorithmFeature(Feature[ArgsT]):
-    """Base of an algorithm: its core attention stands in the place of Megatron's where several ranks share a sequence."""
+    """Base of an algorithm: its core attention replaces Megatron's. Not called where one rank has the whole sequence."""
 
     def core_attention(self) -> type[CoreAttention]:
         """Return the class of the core attention."""
@@ -28,19 +28,17 @@ class AlgorithmFeature(Feature[ArgsT]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        return [NO_DATALOADER_MASK] if self.world.cp > 1 else []
+        return [NO_DATALOADER_MASK]
 
     @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
-        if self.world.cp == 1:
-            return spec
         from mindspeed.context_parallel.core_attention import with_core_attention
 
         return with_core_attention(spec, config, self.core_attention(), self)
 
     @hookimpl
     def patches(self) -> list[Patch]:
-        return self.slicing() if self.world.cp > 1 else []
+        return self.slicing()
 
     def slicing(self) -> list[Patch]:
         """Return the patches that slice the sequence; by default those of packed rows in Megatron's zig-zag."""
@@ -56,7 +54,7 @@ class TwoLevelFeature(AlgorithmFeature[ArgsT]):
     @hookimpl
     def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
         degree: int = getattr(self.args, "ulysses_degree", None) or 1
-        if degree > 1 and self.world.cp > 1:
+        if degree > 1:
             from mindspeed.context_parallel.groups import make_groups
 
             self.groups = make_groups(get_group("cp"), degree)

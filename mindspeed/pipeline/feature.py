@@ -49,8 +49,6 @@ class ScheduleFeature(Feature[ArgsT]):
 
     @hookimpl
     def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
-        if sizes["pp"] == 1:
-            return
         from mindspeed.pipeline.megatron import Engine
         from mindspeed.pipeline.transport import open_links
 

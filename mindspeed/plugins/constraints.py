@@ -40,6 +40,10 @@ class Slot:
     RECOMPUTE_POLICY = "recompute-policy"
 
 
+SERVED_SIZES: Final[dict[str, str]] = {Slot.CONTEXT_PARALLEL: "cp"}
+"""The parallel size that the holder of a slot serves: at size 1 it has nothing to do."""
+
+
 @dataclass(frozen=True, slots=True)
 class Requires:
     """The named feature must be active; it is added, and the plan says who asked for it.

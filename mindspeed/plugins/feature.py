@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from mindspeed.job.world import PARALLEL_SIZES, PLATFORMS, World
 from mindspeed.plugins.active import report_problem
 from mindspeed.plugins.conditions import Condition, Predicate
-from mindspeed.plugins.constraints import Constraint, CostOf
+from mindspeed.plugins.constraints import SERVED_SIZES, Constraint, CostOf
 from mindspeed.plugins.declared_types import DeclarationError, require_types
 from mindspeed.plugins.estimates import EstimateOf, Variants
 from mindspeed.plugins.megatron_flags import MegatronFlag, MegatronRefusal
@@ -225,6 +225,11 @@ class FeatureSpec:
         object.__setattr__(self, "slots", frozenset(self.slots))
         object.__setattr__(self, "provides", frozenset(self.provides))
         object.__setattr__(self, "platforms", frozenset(self.platforms))
+
+    def idle_size(self, world: World) -> str | None:
+        """Return the parallel size that the feature serves, by itself or in its slot, if it is 1: there is nothing to do."""
+        served = (*self.sizes, *(SERVED_SIZES[slot] for slot in sorted(self.slots & SERVED_SIZES.keys())))
+        return next((size for size in served if world.knows(size) and getattr(world, size) == 1), None)
 
 
 def _require_known(field_name: str, given: Iterable[str], known: Sequence[str]) -> None:

@@ -25,6 +25,7 @@ _MARK: Final = f"{PROJECT}_impl"
 class FeatureManager(pluggy.PluginManager):
     """Holds the feature instances of one plan, in plan order.
 
+    Hooks of a feature whose parallel size is 1 are not called, but for the arguments of Megatron that the owner of a size sets.
     pluggy calls the last registered implementation first; features are therefore registered in reverse,
     and `call` gives one result per feature that has the hook, in plan order. ``calls`` counts them by (feature, hook),
     ``effects`` those that did something: changed what they were given to change, returned an answer where None is one of
@@ -48,9 +49,16 @@ class FeatureManager(pluggy.PluginManager):
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
         """Return the mark of `hookimpl` on a method. Hooks are methods of the class, so nothing else is searched."""
         marked = getattr(getattr(type(plugin), name, None), _MARK, None) if name[0] != "_" else None
+        if marked is not None and self._is_idle(plugin, name):
+            return None
         if marked is not None:
             vars(plugin)[name] = getattr(plugin, name)  # pluggy looks there first; its static search is most of its time
         return marked
+
+    @staticmethod
+    def _is_idle(feature: Feature[Any], hook: str) -> bool:
+        sets_size = hook == "megatron_args" and bool(feature.spec.sizes)
+        return not sets_size and feature.spec.idle_size(feature.world) is not None
 
     def parse_hookspec_opts(self, module_or_class: Any, name: str) -> Any:
         """Return pluggy's mark of a hook specification, looked up only for names that a hook can have."""

@@ -78,12 +78,11 @@ def check_sizes(state: ResolutionState) -> None:
         state.problems.append(Problem("MS302", text, fix=fix))
 
 
-def note_idle_owners(state: ResolutionState) -> None:
+def note_idle_features(state: ResolutionState) -> None:
     """A row for every active feature whose parallel size is 1: it is there and changes nothing."""
     for name in sorted(state.active):
-        for size in state.specs[name].sizes:
-            if state.world.knows(size) and getattr(state.world, size) == 1:
-                state.rows.append(PlanNote("note", name, f"the {size_name(size)} is 1, so {name} changes nothing"))
+        if size := state.specs[name].idle_size(state.world):
+            state.rows.append(PlanNote("note", name, f"the {size_name(size)} is 1, so {name} changes nothing"))
 
 
 def check_platforms(state: ResolutionState) -> None:

@@ -84,7 +84,7 @@ def _resolve(state: ResolutionState, environment: Environment) -> Resolution:
     constraint_checks.check_operators(state)
     constraint_checks.check_conditions(state)
     constraint_checks.note_model_conditions(state)
-    constraint_checks.note_idle_owners(state)
+    constraint_checks.note_idle_features(state)
     constraint_checks.add_notes(state)
     order = _order(state)
     for name in state.base:

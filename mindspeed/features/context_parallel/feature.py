@@ -85,7 +85,7 @@ class ContextParallel(Feature[ContextParallelArgs]):
 
     @hookimpl
     def config_ready(self, config: Any) -> None:
-        if self.args.size > 1 and getattr(config, "hybrid_context_parallel", False):
+        if getattr(config, "hybrid_context_parallel", False):
             text = (
                 "hybrid_context_parallel spreads every sample over ranks of its own, "
                 f"and context-parallel.size={self.args.size} spreads all samples over one group"
@@ -95,8 +95,6 @@ class ContextParallel(Feature[ContextParallelArgs]):
 
     @hookimpl
     def patches(self) -> list[Patch]:
-        if self.args.size == 1:
-            return []
         return [
             Wrap(
                 "megatron.core.pipeline_parallel.schedules:forward_step_calc_loss",
@@ -108,7 +106,7 @@ class ContextParallel(Feature[ContextParallelArgs]):
 
     @hookimpl
     def around_schedule(self, forward_only: bool) -> AbstractContextManager[None] | None:
-        if self.args.size == 1 or forward_only:
+        if forward_only:
             return None
         from megatron.core import parallel_state
 

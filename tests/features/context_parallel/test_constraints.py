@@ -9,7 +9,9 @@ import pytest
 
 from mindspeed.features.context_parallel.feature import ContextParallel, ContextParallelArgs
 from mindspeed.plugins import MindSpeedError, World
-from tests.features.resolving import MODEL, active, ask, not_checked, overrides, refusals
+from mindspeed.plugins.hookspecs import HOOKS
+from mindspeed.plugins.manager import FeatureManager
+from tests.features.resolving import CATALOG, MODEL, active, ask, not_checked, overrides, refusals
 
 ALGORITHMS = ["ring-attention", "ulysses-attention", "kv-allgather-cp"]
 ALL = [*ALGORITHMS, "hybrid-attention", "adaptive-cp"]
@@ -288,8 +290,18 @@ def test_megatrons_hybrid_context_parallelism_is_not_doubled():
     ]
 
 
-@pytest.mark.parametrize(
-    ("size", "config"), [(1, {"hybrid_context_parallel": True}), (2, {"hybrid_context_parallel": False}), (2, {})]
-)
-def test_one_kind_of_context_parallelism_is_fine(size, config):
-    context_parallel(size).config_ready(SimpleNamespace(**config))
+@pytest.mark.parametrize("config", [{"hybrid_context_parallel": False}, {}])
+def test_one_kind_of_context_parallelism_is_fine(config):
+    context_parallel(2).config_ready(SimpleNamespace(**config))
+
+
+@pytest.mark.parametrize("name", ["context-parallel", *ALL])
+def test_one_rank_is_left_to_megatron(name):
+    feature = CATALOG.feature(name)
+    manager = FeatureManager([feature(feature.Args(), World({"cp": 1}))])
+    implemented = {hook for hook in HOOKS if manager.owners(hook)}
+    assert implemented == ({"megatron_args"} if name == "context-parallel" else set())
+    overrides = [override for _, answer in manager.call("megatron_args") for override in answer]
+    assert [(override.argument, override.value) for override in overrides] == (
+        [("context_parallel_size", 1)] if name == "context-parallel" else []
+    )
