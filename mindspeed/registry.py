@@ -102,7 +102,7 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
     environment = environment or probe(platform)
     if platform is not None and platform != environment.platform:
         environment = replace(environment, platform=platform)
-    runs: HasVariant = has_variant
+    runs: HasVariant | None = None
     if environment.source == "probed":
         from mindspeed.ops.availability import build_obstacle, running
 
@@ -111,7 +111,7 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
             text = f"the C++ operators are not built, so their references run, and {obstacle}"
             layers.append(Layer("cache", notes=(PlanNote("warning", CACHE_VARIABLE, text),)))
     framework = _framework(environment.platform)
-    resolution = resolve_names(layers, known, environment, framework.base, runs)
+    resolution = resolve_names(layers, known, environment, framework.base, has_variant, runs)
     if resolution.problems:
         raise ResolutionError(resolution.problems)
     made = build_plan.build_plan(resolution, known, environment, framework)

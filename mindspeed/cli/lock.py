@@ -17,18 +17,24 @@ def lock(request: Request, output: str) -> None:
 
     mindspeed lock -f job.yaml -o mindspeed.lock
 
-    It holds the resolved plan, the versions of features, mindspeed, Megatron and torch, and the content of the files
-    that patches come from and go to. Write it where the job's image is installed; mindspeed preflight checks nodes
-    against it.
+    It holds the resolved plan, the versions of features, mindspeed and Megatron, and the content of the files that patches
+    come from. On a machine that can run the job it also holds what is installed there: the versions of Python and torch,
+    the variants of operators, and the content of Megatron's files. On another, such as a CI runner without torch, --megatron
+    gives Megatron's version, and the plan and its digest are the same. mindspeed preflight checks nodes against it.
     """
     import yaml
 
     from mindspeed import registry
-    from mindspeed.engine.planning.lock import Lock, facts_of
+    from mindspeed.engine.planning.lock import Lock, facts_of, facts_to_lock
     from mindspeed.job.world import PARALLEL_SIZES
-    from mindspeed.training.job import job_file
+    from mindspeed.ops.availability import can_run
+    from mindspeed.plugins.problems import MindSpeedError, Problem
+    from mindspeed.training.request_text import job_file
 
     plan = request.plan_of_run()
+    if "megatron" not in plan.environment:
+        text = "megatron-core is not installed here, and a lock holds its version"
+        raise MindSpeedError([Problem("MS502", text, fix="--megatron 0.16.1, or the version that the job has")])
     job = yaml.safe_load(job_file(request.layers, {"job file": request.train})) or {}
     sizes = plan.world.known()
     if request.train:  # the values that the trainer adds; preflight resolves the job without it
@@ -37,7 +43,8 @@ def lock(request: Request, output: str) -> None:
     elif "world_size" in sizes:
         job.setdefault("world", {})["world_size"] = sizes["world_size"]
     job["platform"] = plan.environment["platform"]
-    made = Lock(job, plan, registry.content_of(plan, {}))
+    content = facts_to_lock(plan, registry.content_of(plan, {}), can_run(job["platform"]))
+    made = Lock(job, plan, content)
     made.write(output)
     files = len(facts_of(made.content, "source") | facts_of(made.content, "target"))
     versions = ", ".join(f"{name} {version}" for name, version in made.versions().items())

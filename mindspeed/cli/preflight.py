@@ -29,9 +29,5 @@ def preflight(ctx: click.Context, path: str, run: str | None, free_disk: float, 
         rows = [result.to_json() for result in results]
         print_json({"passed": all(result.passed for result in results), "checks": rows})
     else:
-        for result in results:
-            click.echo(f"{'pass' if result.passed else 'FAIL'}  {result.name:<22} {result.found}")
-            if not result.passed:
-                click.echo(f"      {'':<22}   wanted: {result.wanted}")
-                click.echo(f"      {'':<22}   fix: {result.fix}")
+        click.echo("\n".join(map(str, results)))
     ctx.exit(exit_code([problem for result in results if (problem := result.problem()) is not None]))

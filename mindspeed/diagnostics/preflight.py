@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
@@ -15,8 +15,9 @@ from typing import Any, Final
 
 from mindspeed.diagnostics.doctor import probe
 from mindspeed.engine.inspection.megatron_copies import megatron_copies, mixed_roots, package_root
-from mindspeed.engine.planning.fingerprint import describe, diff
-from mindspeed.engine.planning.lock import Lock, facts_of
+from mindspeed.engine.planning.fingerprint import Content, describe, kind_of
+from mindspeed.engine.planning.lock import Lock, differing, locked_value
+from mindspeed.engine.resolution.request import job_from_data
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
 GIB: Final = 2**30
@@ -24,6 +25,12 @@ INT32: Final = 2**31 - 1
 SHARED_MEMORY: Final = Path("/dev/shm")
 LOCKED: Final = "MS618"
 """Code of a node that differs from the lock; every other check has a code of the environment."""
+
+SHOWN: Final = 12
+"""Differences of one kind that are listed at most."""
+_GROUPS: Final = {"source": "patch-contents", "target": "megatron-contents", "version": "", "operator": ""}
+_OPERATORS_FIX: Final = "mindspeed ops build, or install what is missing; see mindspeed ops list"
+_SAME_PACKAGES: Final = "install the packages that the lock was made with, or lock the job again"
 
 YOUNG: Final = 10.0
 """Seconds in which a lock without a known holder may belong to one that has just started."""
@@ -44,6 +51,13 @@ class Check:
         fields = asdict(self) | {"fix": "" if self.passed else self.fix}
         return {name: value for name, value in fields.items() if name != "code"}
 
+    def __str__(self) -> str:
+        """Say in one line what differs, which side has what, and what to do."""
+        if self.passed:
+            return f"pass  {self.name:<22} {self.found}"
+        sides = f"this node has {self.found}, the lock has" if self.code == LOCKED else f"{self.found}; wanted:"
+        return f"FAIL  {self.name:<22} {sides} {self.wanted}; fix: {self.fix}"
+
     def problem(self) -> Problem | None:
         """The problem of a check that has not passed."""
         if self.passed:
@@ -53,10 +67,12 @@ class Check:
 
 def checks(lock: Lock, run: str, free_disk: float, free_shm: float) -> Iterator[Check]:
     """Every check, in the order of the report; the run folder and shared memory need so much room, in GiB."""
+    here, refusals = _facts_here(lock)
+    keys = differing(lock, here)
     yield from _megatron()
-    yield from _versions(lock)
-    yield from _features_and_plan(lock)
-    yield _operators(lock)
+    yield from _versions(lock, here, keys)
+    yield from _contents_and_plan(lock, here, keys, refusals)
+    yield from _operators(lock, here, keys)
     yield _data_helpers()
     yield _sample_numbers(lock)
     yield from _build_locks()
@@ -74,66 +90,84 @@ def _megatron() -> Iterator[Check]:
     yield Check("megatron-copies", single, found or "none", "copies of one version", fix, "MS506")
 
 
-def _versions(lock: Lock) -> Iterator[Check]:
-    from mindspeed.engine.planning.fingerprint import installed_versions
-
-    here = installed_versions()
-    for name, wanted in lock.versions().items():
-        found = here.get(name)
-        fix = f"pip install {name}=={wanted}" if name not in ("python", "megatron") else f"use the image with {name} {wanted}"
-        yield Check(f"version-{name}", found == wanted, found or "not installed", wanted, fix)
-
-
-def _features_and_plan(lock: Lock) -> Iterator[Check]:
-    """Packages of features, contents of files, and the plan that the locked request becomes here."""
+def _facts_here(lock: Lock) -> tuple[Content, list[Check]]:
+    """Return the facts of the locked request on this node, and why it has no plan here; those of the locked plan then."""
     from mindspeed import registry
 
-    here = registry.content_of(lock.plan, {})
-    for name, wanted in facts_of(lock.content, "feature").items():
-        found = here.get(f"feature {name}", "")
-        if not wanted.startswith("mindspeed "):  # those of mindspeed have its version
-            fix = f"pip install {wanted.replace(' ', '==')}"
-            yield Check(f"feature-{name}", found == wanted, found or "not installed", wanted, fix)
-    for kind, what in (("source", "patch-contents"), ("target", "megatron-contents")):
-        locked, found_files = facts_of(lock.content, kind), facts_of(here, kind)
-        changed = [name for name in locked if found_files.get(name) != locked[name]]
-        names = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
-        same = f"{len(locked)} files as locked"
-        text = f"{len(changed)} of {len(locked)} files differ: {names}" if changed else same
-        yield Check(what, not changed, text, same, "install the packages that the lock was made with")
-    yield _plan(lock)
-
-
-def _plan(lock: Lock) -> Check:
-    from mindspeed import registry
-    from mindspeed.engine.planning.fingerprint import plan_facts
-    from mindspeed.engine.resolution.request import job_from_data
-
-    wanted = f"plan {lock.plan.digest}"
+    plan, refusals = lock.plan, list[Check]()
     try:
-        made = registry.resolve([job_from_data(dict(lock.job), "lock file").layer])
+        plan = registry.resolve([job_from_data(dict(lock.job), "lock file").layer])
     except MindSpeedError as error:
-        found = "; ".join(f"{problem.code} {problem.message}" for problem in error.problems)
-        return Check("plan", False, found, wanted, "; ".join(p.fix_text for p in error.problems if p.fix))
-    if made.digest == lock.plan.digest:
-        return Check("plan", True, f"plan {made.digest}", wanted)
-    before, now = plan_facts(lock.plan, None), plan_facts(made, None)
-    here, locked = ("; ".join(describe(key, facts.get(key)) for key in diff(now, before)[:5]) for facts in (now, before))
-    return Check("plan", False, here, locked, "make this node's packages those of the lock, or lock the job again")
+        wanted = f"plan {lock.plan.digest}"
+        refusals = [Check("plan", False, f"{p.code} {p.message}", wanted, p.fix_text) for p in error.problems]
+    return registry.content_of(plan, {}), refusals
 
 
-def _operators(lock: Lock) -> Check:
+def _versions(lock: Lock, here: Content, keys: Sequence[str]) -> Iterator[Check]:
+    for key in {**lock.content, **here}:
+        if kind_of(key) == "version" and key not in keys:
+            found = here[key] if key in lock.content else f"{here[key]} (not in the lock)"
+            yield Check(_name(key), True, found, here[key])
+        elif kind_of(key) == "version":
+            yield _difference(lock, key, here)
+
+
+def _contents_and_plan(lock: Lock, here: Content, keys: Sequence[str], refusals: Sequence[Check]) -> Iterator[Check]:
+    """A line for every file and every fact of the plan that differs, and one for each group without a difference."""
+    yield from refusals
+    for group in ("patch-contents", "megatron-contents", "plan"):
+        found = [key for key in keys if _group(key) == group]
+        yield from (_difference(lock, key, here) for key in found[:SHOWN])
+        if len(found) > SHOWN:
+            yield Check(group, False, f"{len(found) - SHOWN} more facts that differ", "none", _SAME_PACKAGES)
+        elif not found and not (group == "plan" and refusals):
+            files = sum(_group(key) == group for key in lock.content)
+            as_locked = f"{files} files as locked" if files else "not in the lock"
+            as_locked = f"plan {lock.plan.digest}" if group == "plan" else as_locked
+            yield Check(group, True, as_locked, as_locked)
+
+
+def _group(key: str) -> str:
+    """Return the name under which a fact counts that agrees; '' for those with a line of their own."""
+    return _GROUPS.get(kind_of(key), "plan")
+
+
+def _name(key: str) -> str:
+    return key.replace(" ", "-", 1)
+
+
+def _difference(lock: Lock, key: str, here: Content) -> Check:
+    return Check(
+        _name(key), False, describe(key, here.get(key)), locked_value(lock, key, here), _fix(key, lock.content.get(key))
+    )
+
+
+def _fix(key: str, locked: str | None) -> str:
+    """Return what makes a fact of this node the locked one; None is one that the lock has not."""
+    kind, _, name = key.partition(" ")
+    if kind == "operator":
+        return _OPERATORS_FIX
+    if kind == "version" and locked is not None:
+        return f"use the image with {name} {locked}" if name in ("python", "megatron") else f"pip install {name}=={locked}"
+    if kind == "feature" and locked is not None and not locked.startswith("mindspeed "):
+        return f"pip install {locked.replace(' ', '==')}"
+    return _SAME_PACKAGES
+
+
+def _operators(lock: Lock, here: Content, keys: Sequence[str]) -> Iterator[Check]:
     """Return whether this node runs the variants that the platform has; a node without them holds up all the others."""
     from mindspeed import registry
     from mindspeed.ops.availability import standings
 
+    locked = [key for key in keys if kind_of(key) == "operator"]
+    yield from (_difference(lock, key, here) for key in locked)
     catalog, platform = registry.catalog_for(lock.plan.names), lock.plan.environment["platform"]
     ops = {op for name in lock.plan.names if name in catalog.specs for op in catalog.specs[name].ops}
-    rows = [row for row in standings(platform) if row.name in ops]
+    rows = [row for row in standings(platform) if row.name in ops and f"operator {row.name}" not in locked]
     slow = [row for row in rows if row.runs != row.variant]
     words = [f"{row.name} {row.runs or 'nothing'}{f' ({row.why})' if row in slow else ''}" for row in rows]
-    fix = "mindspeed ops build, or install what is missing; see mindspeed ops list"
-    return Check("operators", not slow, ", ".join(words) or "none needed", "the best variant of each operator", fix, "MS515")
+    found, wanted = ", ".join(words) or "none needed", "the best variant of each operator"
+    yield Check("operators", not slow, found, wanted, _OPERATORS_FIX, "MS515")
 
 
 def _data_helpers() -> Check:

@@ -144,7 +144,7 @@ def replan(args: Namespace | None = None, again: bool = False) -> None:
             _state.base = before
         _state.args = args if args is not None else _state.args
         plan, rows = _plan()
-        if again or before is None or before.digest != plan.digest:
+        if again or before is None or not before.is_same(plan):
             _exchange(before, plan)
         _state.digest = plan.digest
         _say(rows)

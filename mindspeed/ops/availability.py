@@ -64,20 +64,20 @@ def variant(op: str, platform: str) -> str:
 def running(platform: str) -> Callable[[str, str], bool]:
     """``(op, platform) -> bool``: whether a call on this machine runs more than the reference. Looks once, when first asked.
 
-    For a platform that this machine is not of, what is declared counts: the plan is for another machine.
+    On a machine that cannot run the job, what is declared counts: the plan is for another machine.
     """
     machine = _Machine(platform)
 
     def runs(op: str, where: str) -> bool:
-        return has_variant(op, where) and (not machine.is_here or machine.runs(op))
+        return has_variant(op, where) and (not machine.can_run or machine.runs(op))
 
     return runs
 
 
 def kinds(ops: Iterable[str], platform: str) -> dict[str, str]:
-    """Map these operators to the variants that run on this machine; nothing where it is not one of that platform."""
+    """Map these operators to the variants that run on this machine; nothing where it cannot run a job of that platform."""
     machine = _Machine(platform)
-    best = {op: variant(op, platform) for op in sorted(ops)} if machine.is_here else {}
+    best = {op: variant(op, platform) for op in sorted(ops)} if machine.can_run else {}
     return {op: kind if kind == REFERENCE or machine.runs(op) else REFERENCE for op, kind in best.items()}
 
 
@@ -91,6 +91,11 @@ def build_obstacle(platform: str) -> str:
 def is_here(platform: str) -> bool:
     """Return whether this machine has a device of that platform."""
     return platform not in _DEVICES or bool(glob.glob(_DEVICES[platform]))
+
+
+def can_run(platform: str) -> bool:
+    """Return whether this machine can run a job of that platform: it has torch and such a device."""
+    return is_here(platform) and find_spec("torch") is not None
 
 
 def _standing(op: str, machine: _Machine) -> VariantStatus:
@@ -109,6 +114,7 @@ class _Machine:
     def __init__(self, platform: str) -> None:
         self.platform = platform
         self.is_here = is_here(platform)
+        self.can_run = can_run(platform)
 
     def runs(self, op: str) -> bool:
         """Return whether the declared variant of an operator runs."""

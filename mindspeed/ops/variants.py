@@ -35,5 +35,5 @@ def variants(platform: str) -> frozenset[str]:
 
 
 def has_variant(op: str, platform: str) -> bool:
-    """Return whether ``op`` can run something else than its plain-torch reference on ``platform``."""
-    return op in variants(platform)
+    """Return whether ``op`` can run something else than its plain-torch reference on ``platform``, built here or not."""
+    return not reference_only() and op in variants(platform)

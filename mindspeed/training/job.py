@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
-
-import yaml
 
 from mindspeed import registry
 from mindspeed.diagnostics import doctor
@@ -21,12 +18,11 @@ from mindspeed.engine.planning.checkpoint_state import Change
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.engine.resolution.request_merge import remaining_features
 from mindspeed.megatron.indexed_data import Index, read_index
 from mindspeed.plugins.answers import answer
 from mindspeed.plugins.cache_folder import why_unwritable
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError, RunError
-from mindspeed.training import checkpoints, corpus, shape
+from mindspeed.training import checkpoints, corpus, request_text, shape
 from mindspeed.training import resume as resuming
 from mindspeed.training.config import TrainConfig, train_config
 from mindspeed.training.tokenizer import Tokenizer, load_tokenizer, tokenizer_of
@@ -124,7 +120,7 @@ def make_job(
     saved = problems.collect(lambda: resuming.read_request(resume, registry.catalog_for(()).owners)) if resume else None
     notes: list[str] = []
     if saved and resume:
-        kept, notes = resuming.keep_schedule(saved.train, _merged(train))
+        kept, notes = resuming.keep_schedule(saved.train, request_text.merged(train))
         train = {resuming.RESUMED: {"run": resume, **kept}, **train}
         notes += resuming.schedule_changes(train_config({resuming.RESUMED: kept})[0], train_config(train)[0])
     config, wrong = train_config(train)
@@ -144,7 +140,7 @@ def make_job(
     checkpoint = problems.collect(lambda: checkpoints.find_checkpoint(resume, step)) if resume else None
     problems += _folder_problems(run, resume)
     if plan and data:
-        request = job_file(layers, train)
+        request = request_text.job_file(layers, train)
         job = Job(plan, config, run, data.index.prefix, str(checkpoint or ""), request, tuple(notes))
         problems += _window_problems(plan, config.train_iters, checkpoints.step_of(checkpoint) if checkpoint else 0)
         problems += _enough_data(data, config.held_out, plan.world.seq_length)
@@ -198,25 +194,6 @@ def _window_problems(plan: ActivationPlan, last: int, done: int) -> list[Problem
     return problems
 
 
-def job_file(layers: Sequence[Layer], train: Mapping[str, Mapping[str, Any]]) -> str:
-    """Merge the layers into one job file."""
-    owners = registry.catalog_for(name for layer in layers for name in (*layer.features, *layer.settings)).owners
-    settings, world = resuming.merge_spellings(layers, owners)
-    values = _merged(train)
-    if values.get("data"):
-        values["data"] = os.path.abspath(values["data"])
-    data: dict[str, Any] = {
-        "features": remaining_features(layers),
-        "without": list(dict.fromkeys(name for layer in layers for name in layer.without)),
-        "settings": settings,
-        "world": {name: value for name, value in world.items() if name != "world_size"},
-        "train": {name: value for name, value in values.items() if name != "run" and value is not None},
-    }
-    for name in ("level", "strict", "platform"):
-        data[name] = next((value for layer in reversed(layers) if (value := getattr(layer, name)) is not None), None)
-    return yaml.safe_dump({key: value for key, value in data.items() if value not in (None, [], {})}, sort_keys=False)
-
-
 def open_data(prefix: str, tokenizer: str | None) -> DataSource:
     """Indexed data and its tokenizer. Raises RunError with MS601."""
     index = read_index(prefix)
@@ -255,11 +232,6 @@ class _Problems(list[Problem]):
         except MindSpeedError as error:
             self += [problem for problem in error.problems if problem not in self]
             return None
-
-
-def _merged(train: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The values that sources give together, the last one winning."""
-    return {name: value for section in train.values() for name, value in section.items()}
 
 
 def _enough_data(data: DataSource, share: float, seq_length: int) -> list[Problem]:

@@ -7,12 +7,13 @@ import json
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from mindspeed.plugins.problems import Problem, RunError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 BYTES: Final = "bytes"
 END_OF_TEXT: Final = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "<end_of_turn>", "[SEP]")
@@ -41,6 +42,8 @@ class ByteTokenizer:
     eod = 256
 
     def encode(self, text: bytes) -> npt.NDArray[np.int64]:
+        import numpy as np
+
         return np.frombuffer(text, np.uint8).astype(np.int64)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -68,6 +71,8 @@ class FileTokenizer:
         self.eod = next((int(i) for i in ids if i is not None), -1)
 
     def encode(self, text: bytes) -> npt.NDArray[np.int64]:
+        import numpy as np
+
         ids = self._backend.encode(text.decode("utf-8", errors="replace"), add_special_tokens=False).ids
         return np.array(ids, np.int64)
 

@@ -13,7 +13,7 @@ from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.engine.resolution.request_merge import remaining_features
 from mindspeed.job.world import PARALLEL_SIZES
-from mindspeed.ops.availability import running
+from mindspeed.ops.variants import has_variant
 from mindspeed.plugins.answers import implements
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
@@ -65,7 +65,6 @@ class SearchJob:
 
         ``count`` has the last word on the bytes of what the planner of memory does not find far too large.
         """
-        has_variant: Callable[[str, str], bool] = running(self.environment.platform)
 
         def accepts(choice: Choice, world: Mapping[str, Any]) -> Resolved | None:
             found = self.resolved(choice, world)
@@ -75,14 +74,13 @@ class SearchJob:
 
         found = search(self.question(machine, device_bytes), self.catalog, has_variant, accepts, top)
         if not found.rows:
-            raise ResolutionError(self._nothing_feasible(has_variant))
+            raise ResolutionError(self._nothing_feasible())
         if not any(row.fits for row in found.rows):
             raise ResolutionError([self._nothing_fits(found, device_bytes)])
         return found
 
     def telling(self, machine: Machine, device_bytes: float, count: int) -> list[Configuration]:
         """Return up to ``count`` configurations to measure, which the resolver takes and which fit."""
-        has_variant: Callable[[str, str], bool] = running(self.environment.platform)
         found = search(self.question(machine, device_bytes), self.catalog, has_variant, _takes, CANDIDATES)
         chosen = telling([row for row in found.rows if row.fits] or found.rows, count, machine)
         taken = [(row, self.resolved(row.choice, {**self.model, **row.sizes})) for row in chosen]
@@ -130,7 +128,7 @@ class SearchJob:
     def _environment(self, world: Mapping[str, Any]) -> Environment:
         return replace(self.environment, world_size=int(world["world_size"]))
 
-    def _nothing_feasible(self, has_variant: Callable[[str, str], bool]) -> list[Problem]:
+    def _nothing_feasible(self) -> list[Problem]:
         """Name each pinned value without which there is a configuration."""
         problems = []
         for name in self.pinned:

@@ -170,13 +170,24 @@ def test_a_plan_for_another_machine_takes_what_is_declared(cache, mindspeed, mon
     ]
 
 
-def test_level_one_takes_an_operator_only_where_it_is_built(cache, mindspeed, monkeypatch):
+def test_level_one_takes_an_operator_whether_it_is_built_here_or_not(cache, mindspeed, monkeypatch):
     monkeypatch.setattr("mindspeed.ops.variants.variants", lambda platform: {"swiglu"})
+    level_one = [argument for argument in PLAN if argument != "swiglu"]
+    here, made_up = (
+        planned(mindspeed, *level_one, "--strict"),
+        planned(mindspeed, *level_one, "--strict", "--megatron", "0.16.1"),
+    )
+    assert "swiglu" in [feature["name"] for feature in here["features"]]
+    assert here["digest"] == made_up["digest"]
+    text = "only the reference of swiglu runs on cpu, which is slower; mindspeed ops list says why"
+    assert {"kind": "note", "feature": "swiglu", "text": text} in here["rows"]
+
+
+def test_level_one_leaves_operators_out_that_run_their_reference_on_request(cache, mindspeed, monkeypatch):
+    monkeypatch.setenv("MINDSPEED_OPS", "reference")
     level_one = [argument for argument in PLAN if argument != "swiglu"]
     left_out = {row["feature"]: row["text"] for row in planned(mindspeed, *level_one)["rows"] if row["kind"] == "left-out"}
     assert left_out["swiglu"] == "only the reference of swiglu runs on cpu"
-    made_up = planned(mindspeed, *level_one, "--megatron", "0.16.1")
-    assert "swiglu" in [feature["name"] for feature in made_up["features"]]
 
 
 def planned(mindspeed, *arguments):

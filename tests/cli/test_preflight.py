@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
+from importlib import metadata
 
 import pytest
 
@@ -94,25 +96,71 @@ def test_another_version_than_the_lock_says_which_is_wanted(node):
 def test_a_patch_file_with_another_content_is_named(node):
     name = "mindspeed.features.swiglu.layers"
     rows = node(1, edit=lambda data: data["content"].update({f"source {name}": "0123456789abcdef"}))
-    assert failed(rows) == ["patch-contents"]
-    assert rows["patch-contents"]["found"].startswith("1 of ")
-    assert rows["patch-contents"]["found"].endswith(f" files differ: {name}")
+    assert failed(rows) == [f"source-{name}"]
+    row = rows[f"source-{name}"]
+    assert re.fullmatch(f"{name} with content [0-9a-f]{{16}}", row["found"])
+    assert row["wanted"] == "content 0123456789abcdef"
+    assert row["fix"] == "install the packages that the lock was made with, or lock the job again"
+
+
+def test_of_many_files_with_another_content_the_first_are_named(node):
+    def changed(data):
+        data["content"] |= {key: "0" for key in data["content"] if key.startswith("target ")}
+
+    rows = node(1, edit=changed)
+    assert [name.partition("-")[0] for name in failed(rows)] == ["megatron", *["target"] * 12]
+    assert re.fullmatch(r"\d+ more facts that differ", rows["megatron-contents"]["found"])
 
 
 def test_a_request_that_becomes_another_plan_here_says_what_differs(node):
     rows = node(1, edit=lambda data: data["job"]["world"].update(seq_length=128))
-    assert (rows["plan"]["found"], rows["plan"]["wanted"]) == ("seq_length=128", "seq_length=64")
+    assert failed(rows) == ["world-seq_length"]
+    assert (rows["world-seq_length"]["found"], rows["world-seq_length"]["wanted"]) == ("seq_length=128", "64")
     rows = node(1, edit=lambda data: data["job"].update(features=["swigl"]))
     assert rows["plan"]["found"] == "MS201 there is no feature 'swigl'"
     assert rows["plan"]["fix"] == "did you mean swiglu?"
 
 
-def test_a_node_on_which_the_operators_are_not_built_would_hold_up_the_others(node, monkeypatch):
-    monkeypatch.setenv("MINDSPEED_OPS", "reference")
-    rows = node(1)  # level 1 leaves them out where they are not built, so that the plan is another one too
-    assert failed(rows) == ["operators", "plan"]
-    assert rows["operators"]["found"].split(", ")[-1] == "swiglu reference (MINDSPEED_OPS is reference)"
-    assert rows["operators"]["fix"] == "mindspeed ops build, or install what is missing; see mindspeed ops list"
+def test_a_difference_is_one_line_that_names_both_sides_and_what_to_do(mindspeed, locked):
+    data = json.loads(locked.read_text())
+    data["content"]["version torch"] = "2.6.0"
+    locked.write_text(json.dumps(data))
+    done = mindspeed("preflight", "--lock", locked, "--free-disk", "0.001", "--free-shm", "0.001")
+    (line,) = [line for line in done.stdout.splitlines() if not line.startswith("pass  ")]
+    here = metadata.version("torch")
+    fix = "pip install torch==2.6.0"
+    assert line == f"FAIL  version-torch          this node has torch {here}, the lock has 2.6.0; fix: {fix}"
+
+
+def test_a_lock_without_the_facts_of_a_machine_holds_on_every_machine(node):
+    def as_made_in_ci(data):
+        kinds = ("operator ", "target ", "version torch", "version python")
+        data["content"] = {key: value for key, value in data["content"].items() if not key.startswith(kinds)}
+
+    rows = node(0, edit=as_made_in_ci)
+    assert rows["version-torch"]["found"] == f"{metadata.version('torch')} (not in the lock)"
+    assert rows["megatron-contents"]["found"] == "not in the lock"
+
+
+def test_a_node_on_which_the_operators_are_not_built_would_hold_up_the_others(node, monkeypatch, tmp_path):
+    monkeypatch.setenv("MINDSPEED_CACHE", str(tmp_path / "empty"))
+    rows = node(1)
+    assert failed(rows) == ["operator-swiglu"]
+    row = rows["operator-swiglu"]
+    assert (row["found"], row["wanted"]) == ("the operator swiglu as reference", "C++")
+    assert row["fix"] == "mindspeed ops build, or install what is missing; see mindspeed ops list"
+
+
+def test_operators_that_a_lock_does_not_know_are_to_be_the_best_ones(node, monkeypatch, tmp_path):
+    monkeypatch.setenv("MINDSPEED_CACHE", str(tmp_path / "empty"))
+
+    def as_made_in_ci(data):
+        kinds = ("operator ", "version torch", "version python")
+        data["content"] = {key: value for key, value in data["content"].items() if not key.startswith(kinds)}
+
+    rows = node(3, edit=as_made_in_ci)
+    assert failed(rows) == ["operators"]
+    assert rows["operators"]["found"].split(", ")[-1].startswith("swiglu reference (not built")
 
 
 @pytest.mark.guards(1)

@@ -12,7 +12,7 @@ from mindspeed.engine.runtime import session
 from mindspeed.legacy import activation
 from mindspeed.legacy.manager import MindSpeedFeaturesManager
 from mindspeed.legacy.patches import MindSpeedPatchesManager
-from mindspeed.ops import availability
+from mindspeed.ops import variants
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
 
@@ -22,8 +22,7 @@ def old_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "argv", ["train.py"])
     monkeypatch.setenv("MINDSPEED_PLATFORM", "cpu")
     monkeypatch.setenv("MINDSPEED_REPORT", "")
-    # level 1 would add operators to every plan, more of them where the C++ ones are built
-    monkeypatch.setattr(availability, "running", lambda platform: lambda op, where: False)
+    monkeypatch.setattr(variants, "has_variant", lambda op, platform: False)  # level 1 would add features to every plan
     monkeypatch.setattr(args_utils, "_MINDSPEED_ARGS", None)
     monkeypatch.setattr(activation, "_state", activation._State())
     yield

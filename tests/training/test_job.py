@@ -10,7 +10,8 @@ from mindspeed.cli import main
 from mindspeed.diagnostics import doctor
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.training.config import train_config
-from mindspeed.training.job import Job, job_file
+from mindspeed.training.job import Job
+from mindspeed.training.request_text import job_file
 from mindspeed.training.shape import trainer_layer
 
 

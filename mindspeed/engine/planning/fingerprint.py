@@ -66,6 +66,8 @@ OWN_VARIABLES: Final = (
 """Variables of mindspeed that name files of one node, or belong to one process."""
 
 _PACKAGES: Final = {"torch": "torch", "torch_npu": "torch-npu", "transformer_engine": "transformer-engine"}
+_OF_PLAN: Final = ("mindspeed", "megatron")
+"""Packages whose version a plan is made for; the versions of the others, and Python's, are facts of a machine."""
 _KINDS: Final = (
     *("version", "operator", "feature", "setting", "level", "world", "argument"),
     *("variable", "source", "target", "patch", "order", "plan"),
@@ -143,6 +145,17 @@ def diff(first: Content, second: Content) -> list[str]:
     if len(keys) > 1:  # its digest says no more than that something differs
         keys = [key for key in keys if key != "plan"]
     return sorted(keys, key=lambda key: (_KINDS.index(key.partition(" ")[0]), key))
+
+
+def kind_of(key: str) -> str:
+    """Return the kind of a fact: version, operator, setting ..."""
+    return key.partition(" ")[0]
+
+
+def is_of_machine(key: str) -> bool:
+    """Return whether a fact belongs to a machine, not to the plan: a version of torch, the variant of an operator."""
+    kind, _, name = key.partition(" ")
+    return kind == "operator" or (kind == "version" and name not in _OF_PLAN)
 
 
 def describe(key: str, value: str | None) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from mindspeed.engine.planning.fingerprint import Content, describe, describe_value, diff
+from mindspeed.engine.planning.fingerprint import Content, describe, describe_value, diff, is_of_machine, kind_of
 from mindspeed.engine.planning.plan import ActivationPlan, plan_from_json
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.plugins.text_files import write_files
@@ -23,8 +23,7 @@ SHOWN: Final = 12
 class Lock:
     """A job as it was locked.
 
-    ``job`` is the request as the mapping of a job file. ``content`` has the facts of `content_of` without environment
-    variables, which belong to the machines of the job.
+    ``job`` is the request as the mapping of a job file. ``content`` has the facts that `facts_to_lock` selects.
     """
 
     job: Mapping[str, Any]
@@ -55,24 +54,51 @@ def read_lock(path: str | Path) -> Lock:
         ) from error
 
 
-def require_match(lock: Lock, here: Content, where: str) -> None:
-    """Raise MindSpeedError with MS618 when the facts of a plan in this process are not the locked ones.
+def facts_to_lock(plan: ActivationPlan, here: Content, can_run: bool) -> dict[str, str]:
+    """Select the facts of a plan here that hold wherever the job runs; ``can_run``: this machine can run the job.
 
-    What the lock does not know of the world, such as sizes that only the launcher says, may be anything.
+    One that cannot, such as a laptop without torch, says nothing of versions of torch and operators. Without the Megatron
+    that the plan is for, the lock has its version and not the content of its files.
     """
-    keys = [key for key in diff(here, lock.content) if key in lock.content or not key.startswith("world ")]
+    locked = {key: value for key, value in here.items() if can_run or not is_of_machine(key)}
+    megatron = plan.environment.get("megatron")
+    if megatron is not None and here.get("version megatron") != megatron:
+        locked = {key: value for key, value in locked.items() if kind_of(key) != "target"} | {"version megatron": megatron}
+    return locked
+
+
+def differing(lock: Lock, here: Content) -> list[str]:
+    """List the facts in which a process differs from a lock, the most telling first.
+
+    Facts that the lock does not know may be anything: those of a machine where it was made on one that cannot run the job,
+    the content of Megatron's files where it was made without them, and sizes, such as the number of processes.
+    """
+    free = {"world"}
+    if not any(map(is_of_machine, lock.content)):
+        free |= {"version", "operator"}
+    if not facts_of(lock.content, "target"):
+        free.add("target")
+    return [key for key in diff(here, lock.content) if key in lock.content or kind_of(key) not in free]
+
+
+def require_match(lock: Lock, here: Content, where: str) -> None:
+    """Raise MindSpeedError with MS618 when the facts of a plan in this process are not the locked ones."""
+    keys = differing(lock, here)
     if keys:
-        differences = [f"{describe(key, here.get(key))}, the lock has {_locked(key, here, lock.content)}" for key in keys]
+        differences = [f"{describe(key, here.get(key))}, the lock has {locked_value(lock, key, here)}" for key in keys]
         more = [f"and {len(differences) - SHOWN} more differences"] if len(differences) > SHOWN else []
-        fix = "start it as it was locked, or lock it again with mindspeed lock"
+        size = here.get("world world_size")
+        again = f" --world-size {size}" if size is not None and "world world_size" not in lock.content else ""
+        fix = f"start it as it was locked, or lock it again with mindspeed lock{again}"
         text = f"this job is not the one that was locked: it has {differences[0]}"
         raise MindSpeedError([Problem("MS618", text, chain=(*differences[1:SHOWN], *more), where=where, fix=fix)])
 
 
-def _locked(key: str, here: Mapping[str, str], locked: Mapping[str, str]) -> str:
-    return describe(key, locked.get(key)) if key not in here else describe_value(key, locked.get(key))
+def locked_value(lock: Lock, key: str, here: Content) -> str:
+    """Describe the value of a fact in a lock, briefly where this process has the fact too."""
+    return describe(key, lock.content.get(key)) if key not in here else describe_value(key, lock.content.get(key))
 
 
 def facts_of(content: Mapping[str, str], kind: str) -> dict[str, str]:
     """The facts of one kind by name."""
-    return {key.partition(" ")[2]: value for key, value in content.items() if key.startswith(f"{kind} ")}
+    return {key.partition(" ")[2]: value for key, value in content.items() if kind_of(key) == kind}

@@ -15,6 +15,8 @@ from mindspeed.job.world import World
 from mindspeed.plugins.patches import ArgOverride, Patch, Ref, Set, patch_from_json
 
 PLAN_FORMAT: Final = 3
+OF_JOB: Final = ("torch", "world_size")
+"""Values that only the processes of a job know for certain: they stand beside the digest, not in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class PlannedPatch:
 
 @dataclass(frozen=True, slots=True)
 class ActivationPlan:
-    """Features in activation order, with everything they change. Equal plans have equal digests.
+    """Features in activation order, with everything they change. Plans of equal requests have equal digests.
 
     ``base`` are the platform and compatibility plugins of level 0, then come ``features``.
     ``world`` holds the known values, ``environment`` versions and platform of the process the plan is for.
@@ -76,12 +78,12 @@ class ActivationPlan:
 
     @property
     def digest(self) -> str:
-        """Hash of names, settings, world, versions and patch contents; never of paths, sources or host names."""
+        """Hash of names, settings, world and patch contents; never of paths, sources, host names, or what only a rank knows."""
         content = {
             "format": PLAN_FORMAT,
             "features": [[f.name, f.distribution, f.version, f.args] for f in (*self.base, *self.features)],
-            "world": self.world.known(),
-            "environment": dict(self.environment),
+            "world": _shared(self.world.known()),
+            "environment": _shared(self.environment),
             "level": self.level,
             "strict": self.strict,
             "overrides": [[o.override.argument, o.override.value, o.override.only] for o in self.overrides],
@@ -89,6 +91,10 @@ class ActivationPlan:
         }
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def is_same(self, other: ActivationPlan) -> bool:
+        """Return whether another plan does the same in this process: the number of processes is equal too."""
+        return (self.digest, self.world) == (other.digest, other.world)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object from which `plan_from_json` makes an equal plan."""
@@ -109,6 +115,11 @@ class ActivationPlan:
             ],
             "rows": [asdict(row) for row in self.rows],
         }
+
+
+def _shared(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Select the values that a laptop and the ranks of a job have alike."""
+    return {name: value for name, value in values.items() if name not in OF_JOB}
 
 
 def plan_from_json(data: Mapping[str, Any]) -> ActivationPlan:

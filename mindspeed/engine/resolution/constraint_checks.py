@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from mindspeed.engine.resolution.environment import version_in
-from mindspeed.engine.resolution.planned_feature import PlanNote
+from mindspeed.engine.resolution.planned_feature import PlanNote, ReasonKind
 from mindspeed.engine.resolution.request_merge import LAUNCH
 from mindspeed.engine.resolution.resolution_state import ResolutionState, because
 from mindspeed.job.world import UnknownValue, size_name
@@ -98,14 +98,17 @@ def check_platforms(state: ResolutionState) -> None:
 
 
 def check_operators(state: ResolutionState) -> None:
-    """A row for every active feature with an operator that runs its plain-torch reference; under strict a problem."""
+    """Add a row for every active feature with an operator that runs its plain-torch reference here.
+
+    Under strict it is a problem, unless level 1 alone switched the feature on.
+    """
     platform = str(state.world.platform)
     for name in sorted(state.active):
-        missing = [op for op in state.specs[name].ops if not state.has_variant(op, platform)]
+        missing = [op for op in state.specs[name].ops if not state.runs(op, platform)]
         if not missing:
             continue
         text = f"only the reference of {', '.join(missing)} runs on {platform}"
-        if state.merged.strict:
+        if state.merged.strict and state.active[name].kind is not ReasonKind.LEVEL_ONE:
             fix = "mindspeed ops list says why; mindspeed ops build builds those in C++"
             state.problem("MS515", f"{name}: {text}", (name,), fix)
         else:

@@ -35,14 +35,19 @@ class ResolutionState:
     """Made for one resolution and thrown away with it."""
 
     def __init__(
-        self, merged: MergedRequest, catalog: Catalog, base: Sequence[type[Feature[Any]]], has_variant: HasVariant
+        self,
+        merged: MergedRequest,
+        catalog: Catalog,
+        base: Sequence[type[Feature[Any]]],
+        has_variant: HasVariant,
+        runs: HasVariant,
     ) -> None:
         self.merged = merged
         self.catalog = catalog
         self.base = {feature.spec.name: feature for feature in base}
         self.models = {**catalog.models, **{name: feature.Args for name, feature in self.base.items()}}
         self.specs = {**catalog.specs, **{name: feature.spec for name, feature in self.base.items()}}
-        self.has_variant = has_variant
+        self.has_variant, self.runs = has_variant, runs
         self.world = self._given = merged.as_world()
         self.active: dict[str, Reason] = {}
         self.args: dict[str, FeatureArgs] = {}

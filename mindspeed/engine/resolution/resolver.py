@@ -55,13 +55,16 @@ def resolve(
     environment: Environment,
     base: Sequence[type[Feature[Any]]] = (),
     has_variant: HasVariant = lambda op, platform: True,
+    runs: HasVariant | None = None,
 ) -> Resolution:
     """Decide a request. Pure and total: never raises for bad input, reports every problem it can find.
 
-    ``base`` are the plugins of level 0 that every plan has; only their settings are decided here.
+    ``base`` are the plugins of level 0 that every plan has; only their settings are decided here. ``has_variant`` tells
+    what a platform has, by which level 1 decides; ``runs`` what this machine runs, of which rows tell.
     """
     with collector_paused():
-        return _resolve(ResolutionState(merge(layers, catalog, environment), catalog, base, has_variant), environment)
+        state = ResolutionState(merge(layers, catalog, environment), catalog, base, has_variant, runs or has_variant)
+        return _resolve(state, environment)
 
 
 def _resolve(state: ResolutionState, environment: Environment) -> Resolution:

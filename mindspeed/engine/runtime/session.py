@@ -103,7 +103,7 @@ def start(plan: ActivationPlan, manager: FeatureManager, surroundings: Surroundi
             except BaseException:
                 stop()
                 raise
-        elif _session.plan.digest != plan.digest:
+        elif not _session.plan.is_same(plan):
             active = f"plan {_session.plan.digest} ({_names(_session.plan)}) is active"
             text = f"{active}, and {plan.digest} ({_names(plan)}) is another one"
             raise MindSpeedError([Problem("MS405", text, plan.names, fix="call mindspeed.deactivate() first")])

@@ -60,6 +60,14 @@ def test_the_digest_sees_settings_versions_and_patches_but_not_sources(plan):
     assert len({plan.digest, *(other.digest for other in others)}) == 6
 
 
+def test_the_digest_leaves_out_what_only_the_processes_of_a_job_know(plan):
+    with_torch = dataclasses.replace(plan, environment={**plan.environment, "torch": "2.13.0"})
+    launched = dataclasses.replace(plan, world=World({"tp": 2, "platform": "cpu", "world_size": 2}))
+    assert with_torch.digest == launched.digest == plan.digest
+    assert plan.is_same(with_torch)
+    assert not plan.is_same(launched)
+
+
 def test_a_plan_whose_content_was_changed_is_refused(plan):
     data = plan.to_json()
     data["world"]["tp"] = 4

@@ -1,0 +1,120 @@
+"""One request has one digest: where torch is not installed, where it is, and in the running job."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from mindspeed.engine.planning.fingerprint import is_of_machine, kind_of
+from mindspeed.engine.planning.lock import read_lock
+
+ROOT = Path(__file__).resolve().parents[2]
+REQUESTS = {
+    "level 1 alone": [],
+    "a feature that changes an argument": ["--features", "swiglu", "--activation", "silu", "--gated-linear-unit"],
+    "parallel sizes": ["--features", "ring-attention", "--tp", "2", "--cp", "2", "--world-size", "8"],
+}
+SCRIPT = """
+import os, pathlib
+from mindspeed.engine.runtime import session
+pathlib.Path(__file__).with_suffix("." + os.environ["RANK"]).write_text(session.current().plan.digest)
+"""
+
+
+def needed_by(distribution: str) -> set[str]:
+    """Return the distributions that one needs without its extras, itself included."""
+    found, waiting = set(), [distribution]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            requirements = map(Requirement, metadata.requires(name) or ())
+            waiting += [one.name for one in requirements if one.marker is None or one.marker.evaluate({"extra": ""})]
+    return found
+
+
+@pytest.fixture(scope="module")
+def without_torch(tmp_path_factory):
+    """Run mindspeed in an environment that has what ``pip install mindspeed`` brings: ``without_torch(*words)``."""
+    packages = tmp_path_factory.mktemp("packages")
+    for name in needed_by("mindspeed") - {"mindspeed"}:
+        files = metadata.distribution(name).files or ()
+        for top in {file.parts[0] for file in files if file.parts[0] not in ("..", "__pycache__")}:
+            (packages / top).symlink_to(metadata.distribution(name).locate_file(top))
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("MINDSPEED_", "PYTHON"))}
+    variables |= {"PYTHONPATH": f"{packages}{os.pathsep}{ROOT}"}
+
+    def run(*words) -> str:
+        command = [sys.executable, "-S", "-m", "mindspeed", *map(str, words)]
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    missing = "import importlib.util as u; print([n for n in ('torch', 'numpy', 'megatron') if u.find_spec(n)])"
+    assert subprocess.run([sys.executable, "-S", "-c", missing], env=variables, capture_output=True, text=True).stdout == "[]\n"
+    return run
+
+
+def megatron():
+    return ["--platform", "cpu", "--megatron", metadata.version("megatron-core")]
+
+
+@pytest.mark.budget(10)
+@pytest.mark.parametrize("request_words", REQUESTS.values(), ids=REQUESTS)
+def test_a_check_without_torch_has_the_digest_of_one_with_torch(mindspeed, without_torch, request_words):
+    words = ["features", "check", *request_words, *megatron(), "--json"]
+    bare, here = (json.loads(text)["plan"] for text in (without_torch(*words), mindspeed(*words).stdout))
+    assert bare["digest"] == here["digest"]
+    beside = {"torch": metadata.version("torch").partition("+")[0]}
+    assert here["environment"] == bare["environment"] | beside
+    assert {key: bare[key] for key in bare if key != "environment"} == {key: here[key] for key in here if key != "environment"}
+
+
+@pytest.mark.budget(10)
+def test_the_sections_of_a_trainer_have_one_digest_too(mindspeed, without_torch, tmp_path):
+    (tmp_path / "job.yaml").write_text("features: [swiglu]\nworld: {tp: 2}\ntrain: {train_iters: 1}\n")
+    words = ["features", "check", "-f", tmp_path / "job.yaml", *megatron(), "--json"]
+    bare, here = (json.loads(text)["plan"] for text in (without_torch(*words), mindspeed(*words).stdout))
+    assert bare["digest"] == here["digest"]
+    assert bare["rows"] == here["rows"]
+
+
+@pytest.mark.budget(10)
+def test_a_lock_that_is_made_without_torch_lacks_only_facts_of_a_machine(mindspeed, without_torch, tmp_path):
+    request = ["--platform", "cpu", *REQUESTS["a feature that changes an argument"]]
+    without_torch("lock", "-o", tmp_path / "ci.lock", *request, *megatron())
+    assert mindspeed("lock", "-o", tmp_path / "here.lock", *request).exit_code == 0
+    ci, here = (read_lock(tmp_path / f"{name}.lock") for name in ("ci", "here"))
+    assert (ci.plan.digest, ci.job) == (here.plan.digest, here.job)
+    missing = here.content.keys() - ci.content.keys()
+    assert ci.content == {key: value for key, value in here.content.items() if key not in missing}
+    assert {key for key in missing if not is_of_machine(key) and kind_of(key) != "target"} == set()
+    assert {"version torch", "version python"} <= missing
+
+
+@pytest.mark.budget(60)
+def test_a_lock_that_is_made_without_torch_holds_in_the_running_job(without_torch, tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    request = ["--platform", "cpu", *REQUESTS["a feature that changes an argument"]]
+    said = without_torch("lock", "-o", tmp_path / "ci.lock", *request, "--world-size", "2", *megatron(), "--json")
+    command = [sys.executable, "-m", "mindspeed", "run", "--nproc", "2", "--lock", str(tmp_path / "ci.lock"), *request]
+    done = subprocess.run([*command, "--", str(tmp_path / "script.py")], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert {(tmp_path / f"script.{rank}").read_text() for rank in (0, 1)} == {json.loads(said)["digest"]}
+
+
+def test_a_lock_needs_a_version_of_megatron(mindspeed, monkeypatch, tmp_path):
+    monkeypatch.setattr("mindspeed.engine.inspection.megatron_copies.megatron_version", lambda: None)
+    done = mindspeed("lock", "-o", tmp_path / "job.lock", "--platform", "cpu")
+    assert (done.exit_code, done.stderr) == (
+        3,
+        "MS502 megatron-core is not installed here, and a lock holds its version\n"
+        "  fix: --megatron 0.16.1, or the version that the job has\n",
+    )
