@@ -9,12 +9,15 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 try:
     import tomllib
 except ModuleNotFoundError:  # Python 3.10, where import-linter brings it
     import tomli as tomllib
 
+from mindspeed.engine.resolution.environment import SUPPORTED_MEGATRON
 from mindspeed.ops import OPERATORS
 from mindspeed.plugins.constraints import Slot
 
@@ -128,3 +131,12 @@ def height(name: str) -> tuple[int, int]:
     """The place of a module among the layers of the framework, and of the engine."""
     _, package, inner = f"{name}..".split(".", 2)
     return LAYERS.get(package, -1), ENGINE.get(inner.partition(".")[0], -1) if package == "engine" else -1
+
+
+def test_the_package_asks_for_every_megatron_that_the_resolver_supports_and_ci_installs_one_of_them():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    (asked,) = [one for one in map(Requirement, project["optional-dependencies"]["train"]) if one.name == "megatron-core"]
+    assert (asked.specifier, asked.marker) == (SpecifierSet(SUPPORTED_MEGATRON), None)
+    pins = [line.partition("==") for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines()]
+    (pinned,) = [version for name, _, version in pins if name == "megatron-core"]
+    assert (pinned, pinned in asked.specifier) == ("0.16.1", True)
