@@ -15,8 +15,8 @@ from mindspeed.plugins.problems import MindSpeedError
 
 
 def function_of(name: str) -> Any:
-    """A function by its dotted name."""
-    module, _, function = name.rpartition(".")
+    """A function by its name, ``package.module:function``."""
+    module, _, function = name.partition(":")
     return getattr(import_module(module), function)
 
 

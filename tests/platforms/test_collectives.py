@@ -38,89 +38,42 @@ def on_both(*values):
     return list(values) if len(values) == 2 else [values[0], values[0]]
 
 
+GATHERED, EXCHANGED = [[1], [2, 2, 2]], ([[10], [10]], [[1, 1]])
+COUNTS = {
+    "all_reduce TENSOR_MODEL_PARALLEL_GROUP": [2, 32],
+    "all_gather TENSOR_MODEL_PARALLEL_GROUP": [1, 32],
+    "reduce_scatter default": [1, 16],
+}
+EXPECTED = {
+    "backend_is_gloo": on_both(["gloo", "gloo"]),
+    "sums_are_poison_until_the_wait": on_both([True, True, [3, 3], [2, 2]]),
+    "a_gather_in_place_keeps_its_own_share": on_both([[1, 2], [1, 1, 2, 2]], [[2, 2], [1, 1, 2, 2]]),
+    "a_scatter_into_its_own_input_is_poison_until_the_wait": on_both([True, [0, 2]], [True, [4, 6]]),
+    "a_broadcast_is_poison_where_it_arrives": on_both([True, [1, 1]], [False, [1, 1]]),
+    "coalesced_gathers_are_poison_until_their_one_wait": on_both([[True, True], [[1, 2], [2, 4]]]),
+    "batched_messages_are_poison_until_the_wait": on_both([True, [1, 1]], [True, [0, 0]]),
+    "synchronizing_the_device_waits_for_everything": on_both([2, 2]),
+    "a_future_brings_the_output": on_both([2, 2]),
+    "a_missing_wait_poisons_the_loss": on_both(["finite", "poison"]),
+    "uneven_parts_are_gathered_and_scattered": on_both([[GATHERED, [2]]] * 2, [[GATHERED, [4, 4, 4]]] * 2),
+    "uneven_parts_are_exchanged": on_both(
+        [[[[0]], EXCHANGED[0]], [[], EXCHANGED[0]]] * 2, [[EXCHANGED[1], [[11, 11]] * 2], [EXCHANGED[1], []]] * 2
+    ),
+    "a_gather_asks_for_sizes_and_not_for_shapes": on_both([[1] * 8 + [2] * 8, [2] * 4 + [4] * 4]),
+    "parts_are_scaled_before_they_are_summed": on_both(
+        [[1.5, 1.5], [0, 1], [0, 1, 2, 3], [1]], [[1.5, 1.5], [2, 3], [0, 1, 2, 3], [3]]
+    ),
+    "a_message_outlives_the_storage_of_its_tensor": on_both(True),
+    "traffic_is_counted": on_both([COUNTS, 16]),
+    "a_spawned_process_gets_the_platform": on_both([True, [1], "cpu"], None),
+}
+
+
 @pytest.mark.budget(15)
-def test_nccl_is_served_by_gloo(results):
-    assert results["backend_is_gloo"] == on_both(["gloo", "gloo"])
-
-
-def test_sums_are_poison_until_the_wait(results):
-    assert results["sums_are_poison_until_the_wait"] == on_both([True, True, [3, 3], [2, 2]])
-
-
-def test_a_gather_in_place_keeps_its_own_share(results):
-    whole = [1, 1, 2, 2]
-    assert results["a_gather_in_place_keeps_its_own_share"] == on_both([[1, 2], whole], [[2, 2], whole])
-
-
-def test_a_scatter_into_its_own_input_is_poison_until_the_wait(results):
-    assert results["a_scatter_into_its_own_input_is_poison_until_the_wait"] == on_both([True, [0, 2]], [True, [4, 6]])
-
-
-def test_a_broadcast_is_poison_where_it_arrives(results):
-    assert results["a_broadcast_is_poison_where_it_arrives"] == on_both([True, [1, 1]], [False, [1, 1]])
-
-
-def test_coalesced_gathers_are_poison_until_their_one_wait(results):
-    brought = [[True, True], [[1, 2], [2, 4]]]
-    assert results["coalesced_gathers_are_poison_until_their_one_wait"] == on_both(brought)
-
-
-def test_batched_messages_are_poison_until_the_wait(results):
-    assert results["batched_messages_are_poison_until_the_wait"] == on_both([True, [1, 1]], [True, [0, 0]])
-
-
-def test_synchronizing_the_device_waits_for_everything(results):
-    assert results["synchronizing_the_device_waits_for_everything"] == on_both([2, 2])
-
-
-def test_a_future_brings_the_output(results):
-    assert results["a_future_brings_the_output"] == on_both([2, 2])
-
-
-def test_a_missing_wait_poisons_the_loss(results):
-    assert results["a_missing_wait_poisons_the_loss"] == on_both(["finite", "poison"])
-
-
-def test_uneven_parts_are_gathered_and_scattered(results):
-    gathered = [[1], [2, 2, 2]]
-    assert results["uneven_parts_are_gathered_and_scattered"] == on_both(
-        [[gathered, [2]]] * 2,
-        [[gathered, [4, 4, 4]]] * 2,
-    )
-
-
-def test_uneven_parts_are_exchanged(results):
-    first, second = [[10], [10]], [[1, 1]]
-    assert results["uneven_parts_are_exchanged"] == on_both(
-        [[[[0]], first], [[], first]] * 2,
-        [[second, [[11, 11]] * 2], [second, []]] * 2,
-    )
-
-
-def test_a_gather_asks_for_sizes_and_not_for_shapes(results):
-    flat = [[1] * 8 + [2] * 8, [2] * 4 + [4] * 4]
-    assert results["a_gather_asks_for_sizes_and_not_for_shapes"] == on_both(flat)
-
-
-def test_parts_are_scaled_before_they_are_summed(results):
-    total, parts = [1.5, 1.5], [0, 1, 2, 3]
-    assert results["parts_are_scaled_before_they_are_summed"] == on_both(
-        [total, [0, 1], parts, [1]], [total, [2, 3], parts, [3]]
-    )
-
-
-def test_a_message_outlives_the_storage_of_its_tensor(results):
-    assert results["a_message_outlives_the_storage_of_its_tensor"] == on_both(True)
-
-
-def test_traffic_is_counted_by_kind_and_group_in_nested_blocks(results):
-    group = "TENSOR_MODEL_PARALLEL_GROUP"
-    counts = {f"all_reduce {group}": [2, 32], f"all_gather {group}": [1, 32], "reduce_scatter default": [1, 16]}
-    assert results["traffic_is_counted"] == on_both([counts, 16])
-
-
-def test_a_spawned_process_gets_the_platform(results):
-    assert results["a_spawned_process_gets_the_platform"] == on_both([True, [1], "cpu"], None)
+@pytest.mark.parametrize("check", EXPECTED)
+def test_collectives_do_as_on_cuda(results, check):
+    """The names of the checks are sentences; of traffic, calls and bytes are counted by kind and group in nested blocks."""
+    assert results[check] == EXPECTED[check]
 
 
 def test_the_log_shows_which_use_came_before_its_wait(rows):
