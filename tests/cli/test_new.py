@@ -29,7 +29,9 @@ def package(mindspeed, tmp_path):
 def checkout(mindspeed, tmp_path):
     """A checkout with the new built-in feature grad-cap."""
     (tmp_path / "mindspeed" / "features").mkdir(parents=True)
-    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    (tmp_path / "tests").mkdir()
+    for file in ("pyproject.toml", "tests/__init__.py", "tests/conftest.py"):
+        (tmp_path / file).write_text((ROOT / file).read_text())
     assert mindspeed("features", "new", "grad-cap", "-o", tmp_path).exit_code == 0
     return tmp_path
 

@@ -233,6 +233,7 @@ def test_the_guide_has_every_field_of_a_declaration_and_every_constraint():
     text = read("docs/writing-a-feature.md")
     named = set(re.findall(r"`(\w+)", text))
     assert {field.name for field in fields(FeatureSpec)} - named == set()
-    constraints = {"Requires", "RequiresAny", "RequiresSlot", "Conflicts", "After", "Before", "Supersedes", "Check"}
+    constraints = {"Requires", "RequiresAny", "RequiresSlot", "Conflicts", "After", "Before", "Supersedes", "ModelCondition"}
     assert constraints - named == set()
+    assert "`@condition(" in text
     assert "CheckpointState(" in text

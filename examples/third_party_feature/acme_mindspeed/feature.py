@@ -7,14 +7,16 @@ from typing import Any
 
 from mindspeed.plugins import (
     Category,
-    Check,
     Feature,
     FeatureArgs,
     FeatureSpec,
     Field,
+    GiveSetting,
     Numerics,
     Patch,
+    World,
     Wrap,
+    condition,
     hookimpl,
 )
 
@@ -23,21 +25,26 @@ class ZLossArgs(FeatureArgs):
     coefficient: float = Field(1e-4, gt=0, description="weight of (log Z)^2 beside the cross entropy")
 
 
+@condition(
+    "a coefficient of {args.coefficient} drowns the cross entropy of {world.vocab_size} words",
+    fix=(GiveSetting("coefficient", 1e-4),),
+)
+def cross_entropy_dominates(args: ZLossArgs, world: World) -> bool:
+    """Check that the term is small beside the cross entropy of a uniform guess."""
+    return args.coefficient * log(world.vocab_size) < 0.1
+
+
 class ZLoss(Feature[ZLossArgs]):
-    """Add ``coefficient * (log Z)^2`` to the loss of every token, Z being the sum of its exponentiated logits."""
+    """Keep the normalizer of the output softmax near one, against drifting logits.
+
+    Adds ``coefficient * (log Z)^2`` to the loss of every token, Z being the sum of its exponentiated logits.
+    """
 
     spec = FeatureSpec(
         name="acme-z-loss",
-        summary="Keep the normalizer of the output softmax near one, against drifting logits",
         category=Category.COMPUTE,
         slots={"z-loss"},
-        constraints=(
-            Check(
-                lambda args, world: args.coefficient * log(world.vocab_size) < 0.1,
-                "a coefficient of {args.coefficient} drowns the cross entropy of {world.vocab_size} words",
-                fix="--set acme-z-loss.coefficient=0.0001",
-            ),
-        ),
+        constraints=(cross_entropy_dominates,),
         numerics=Numerics.approximate(loss=0.1, gradient=0.1, reason="the loss has one more term; that is its purpose"),
     )
 
