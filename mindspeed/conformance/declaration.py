@@ -21,7 +21,7 @@ from mindspeed.engine.inspection.source import find_module, read_scope
 from mindspeed.engine.planning.explanation import code_place
 from mindspeed.engine.resolution.request import Layer, parse_assignments
 from mindspeed.job.world import World
-from mindspeed.plugins.conditions import Condition, ConditionError, Loose, texts
+from mindspeed.plugins.conditions import ConditionError, Loose, conditions, texts
 from mindspeed.plugins.feature import Feature, FeatureArgs
 from mindspeed.plugins.hookspecs import HOOKS, PROJECT
 from mindspeed.plugins.manager import FeatureManager
@@ -84,6 +84,7 @@ def metadata(subject: Subject) -> Outcome:
         wrong.append("the class has no docstring")
     wrong += _unmarked_hooks(subject.feature)
     wrong += [f"the {type(c).__name__} has no reason" for c in spec.constraints if getattr(c, "reason", "-") == ""]
+    wrong += [f"the condition {c.name} at {c.where} has no docstring" for c in conditions(spec.constraints) if not c.about]
     if subject.plan is not None:
         args = subject.feature.Args(**_planned_args(subject))
         wrong += _unreadable_messages(spec.constraints, args)
@@ -108,12 +109,12 @@ def _unmarked_hooks(feature: type[Feature[Any]]) -> Iterator[str]:
 
 def _unreadable_messages(constraints: Any, args: FeatureArgs) -> Iterator[str]:
     world = Loose(World({}))
-    for constraint in constraints:
-        if isinstance(constraint, Condition) and not constraint.of:
+    for condition in conditions(constraints):
+        if not condition.of:
             try:
-                texts(constraint, "", args, world)
+                texts(condition, "", args, world)
             except ConditionError as error:
-                yield f"the condition {constraint.name} {error}"
+                yield f"the condition {condition.name} {error}"
 
 
 def references(subject: Subject) -> Outcome:

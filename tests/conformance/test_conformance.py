@@ -112,6 +112,11 @@ MISTAKES = {
         ("{args.rate}", "{args.speed}"),
         "the condition is_slow has texts that cannot be filled: AttributeError: 'MadeArgs' object has no attribute 'speed'",
     ),
+    "a condition without docstring": (
+        "metadata",
+        ("    '''Check that the rate is small.'''\n", ""),
+        "the condition is_slow at acme_made.py:11 has no docstring",
+    ),
     "a requirement without reason": (
         "metadata",
         ("constraints=(", 'constraints=(Requires("recompute"),'),
