@@ -55,7 +55,7 @@ def plan(
     without: tuple[str, ...] = (),
 ) -> Any:
     """A plan for two ranks with experts (x ``tp``): the layer in ``parts`` chunks, whole with 0."""
-    settings: dict[str, dict[str, Any]] = {"cpu-platform": cpu or {}}
+    settings: dict[str, dict[str, Any]] = {"device-emulation": cpu or {}}
     if layer == "deepspeed-moe":
         settings[layer] = {"groups": 4 * tp, "min_capacity": 1}
     if parts:

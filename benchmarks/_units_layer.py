@@ -44,7 +44,7 @@ def plan(tp: int = 1, **cpu: Any) -> Any:
     settings: dict[str, dict[str, Any]] = {
         "pipe-experts": {"parts": 2},
         "deepspeed-moe": {"capacity_factor": 1.25},
-        "cpu-platform": cpu,
+        "device-emulation": cpu,
     }
     return plan_of("pipe-experts", "deepspeed-moe-rearrange", settings=settings, tp=tp)
 

@@ -25,7 +25,8 @@ from mindspeed import registry
 from mindspeed.diagnostics.job_memory import options_of, stages_of
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.memory.knapsack import EXACT, Option, choose
-from mindspeed.platforms import collective_log, transfers
+from mindspeed.platforms import transfers
+from mindspeed.platforms.emulation import collective_log
 from mindspeed.verification.case import build_case
 from mindspeed.verification.pool import WorkerPool
 from mindspeed.verification.shape import ModelShape, Recipe

@@ -73,7 +73,7 @@ def times(name: str, turns: int = 30) -> float:
 
 def plan(name: str, ranks: int = 2, **settings: Any) -> Any:
     slow = {"link_gbps": 1} if settings.pop("link", False) else {}
-    given = {name: {**SETTINGS[name], **settings}, "cpu-platform": slow}
+    given = {name: {**SETTINGS[name], **settings}, "device-emulation": slow}
     return mindspeed.plan(features=[name], platform="cpu", settings=given, world={"world_size": ranks, "tp": ranks})
 
 

@@ -95,8 +95,9 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
     Without ``known``, of other distributions only the named features are loaded, and what those require.
     """
     from mindspeed.ops.variants import has_variant
+    from mindspeed.platforms.emulation.former_settings import with_present_names
 
-    layers = [*layers, disabled_layer()]
+    layers = [*map(with_present_names, layers), disabled_layer()]
     known = known or catalog_for(_named(layers))
     platform = next((layer.platform for layer in reversed(layers) if layer.platform), None)
     environment = environment or probe(platform)
@@ -140,16 +141,18 @@ def probe(platform: str | None = None, environ: Mapping[str, str] = os.environ) 
 
 
 def base_features(platform: str) -> tuple[type[Feature[Any]], ...]:
-    """The level-0 features of a platform: the platform itself, the Megatron fixes, the hook points and the agreement of ranks.
+    """Level-0 features of a platform: itself, the emulation of a device, Megatron fixes, hook points, agreement of ranks.
 
     Raises PlatformError for an unknown platform.
     """
     from mindspeed.megatron.fixes.feature import MegatronFixes
     from mindspeed.megatron.hook_points import MegatronHookPoints
     from mindspeed.platforms import device_layer
+    from mindspeed.platforms.emulation.feature import DeviceEmulation
     from mindspeed.platforms.plan_agreement import PlanAgreement
 
-    return device_layer(platform), MegatronFixes, MegatronHookPoints, PlanAgreement
+    features = (device_layer(platform), DeviceEmulation, MegatronFixes, MegatronHookPoints, PlanAgreement)
+    return tuple(feature for feature in features if not feature.spec.platforms or platform in feature.spec.platforms)
 
 
 def _framework(platform: str) -> Framework:

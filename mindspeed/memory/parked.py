@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from torch import UntypedStorage
 
-from mindspeed.platforms import absent, runtime
+from mindspeed.platforms import runtime
+from mindspeed.platforms.emulation import absent
 from mindspeed.plugins.active import active_feature
 
 _POISON: Final = 0xFF
@@ -50,8 +51,8 @@ class Source:
 class Parked:
     """Storages that leave together and come back in place, so that whoever saved a tensor over them notices nothing.
 
-    Nothing may read them between `park` and `wait`. With ``cpu-platform.poison`` they are filled with NaN instead of freed, and
-    an operator that reads one raises RunError with MS617.
+    Nothing may read them between `park` and `wait`. With ``device-emulation.poison`` they are filled with NaN instead of freed,
+    and an operator that reads one raises RunError with MS617.
     """
 
     def __init__(self, storages: Sequence[UntypedStorage], source: Source, part: Part | None = None) -> None:
@@ -120,5 +121,5 @@ def _event() -> Any:
 
 
 def _is_poisoned() -> bool:
-    layer: Any = active_feature("cpu-platform")
+    layer: Any = active_feature("device-emulation")
     return layer is not None and bool(layer.args.poison)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import faulthandler
 import sys
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from typing import Final
 
 from mindspeed.plugins import (
@@ -20,7 +20,6 @@ from mindspeed.plugins import (
     Feature,
     FeatureArgs,
     FeatureSpec,
-    Field,
     Patch,
     Ref,
     Replace,
@@ -231,33 +230,18 @@ _WRAPPED: Final[tuple[tuple[str, str, str, str], ...]] = (
     ),
     ("multiprocessing.spawn:", "children:bring_plan", "a spawned process gets the platform too", "get_preparation_data"),
 )
-
-_COLLECTIVES: Final = (
-    "broadcast all_reduce reduce all_gather all_gather_into_tensor _all_gather_base gather scatter reduce_scatter "
-    "reduce_scatter_tensor _reduce_scatter_base all_to_all all_to_all_single send recv isend irecv"
+COLLECTIVES: Final = tuple(
+    name
+    for names in (
+        "broadcast all_reduce reduce all_gather all_gather_into_tensor _all_gather_base gather scatter reduce_scatter",
+        "reduce_scatter_tensor _reduce_scatter_base all_to_all all_to_all_single send recv isend irecv",
+    )
+    for name in names.split()
 )
+"""Functions of torch.distributed that move tensors."""
 
 
-class CpuPlatformArgs(FeatureArgs):
-    poison: bool = Field(
-        False,
-        description="fill outputs of asynchronous collectives, and storages that are elsewhere, with NaN until the wait",
-    )
-    collective_log: str = Field(
-        "",
-        description="write launch, wait and first use of asynchronous collectives and transfers to this file, one per rank: "
-        "{rank} in the name is the rank, and a name without it gets .RANK at its end",
-    )
-    transfer_delay: float = Field(
-        0.0, ge=0, description="milliseconds that a copy between device and host takes at least, to see whether work hides it"
-    )
-    link_ms: float = Field(
-        0.0, ge=0, description="milliseconds that every transfer takes on an emulated link; 0 with link_gbps 0 is no such link"
-    )
-    link_gbps: float = Field(0.0, ge=0, description="gigabits per second that a rank sends on an emulated link; 0 is no limit")
-
-
-class CpuPlatform(Feature[CpuPlatformArgs]):
+class CpuPlatform(Feature[FeatureArgs]):
     """Run code written for CUDA and NCCL on the CPU with gloo."""
 
     spec = FeatureSpec(
@@ -277,7 +261,6 @@ class CpuPlatform(Feature[CpuPlatformArgs]):
         ),
     )
 
-    _guard: AbstractContextManager[None] | None = None
     _prints_crashes = False
 
     @hookimpl
@@ -294,59 +277,21 @@ class CpuPlatform(Feature[CpuPlatformArgs]):
         patches += (Set(target, Ref(f"{_HERE}.cpu_nccl:ProcessGroupNCCL"), _OPTIONS, optional=True) for target in _NCCL_GROUPS)
         for prefix, wrapper, reason, names in _WRAPPED:
             patches += _wraps(prefix, wrapper, reason, names.split())
-        return patches + self._observers()
+        counts = "proofs count the bytes of every collective"
+        return patches + _wraps(f"{_C10D}:", "collectives:counted", counts, COLLECTIVES)
 
     @hookimpl
     def activated(self) -> None:
-        if self.args.poison:
-            from mindspeed.platforms.absent import reads_refused
-
-            self._guard = reads_refused()
-            self._guard.__enter__()
-        elif sys.__stderr__ is not None and not faulthandler.is_enabled():
+        if sys.__stderr__ is not None and not faulthandler.is_enabled():
             with suppress(OSError, ValueError, RuntimeError):  # a stream without a file
                 faulthandler.enable(sys.__stderr__)  # who reads a storage that is away ends the process: Python prints the line
             self._prints_crashes = faulthandler.is_enabled()
 
     @hookimpl
     def deactivated(self) -> None:
-        if self.args.collective_log:
-            from mindspeed.platforms.collective_log import stop_watching
-
-            stop_watching()
-        if self._guard is not None:
-            self._guard.__exit__(None, None, None)
-            self._guard = None
         if self._prints_crashes:
             faulthandler.disable()
             self._prints_crashes = False
-
-    def _observers(self) -> list[Patch]:
-        """Inside out: byte count, launch/wait log, emulated link, poison."""
-        names = _COLLECTIVES.split()
-        patches = _wraps(f"{_C10D}:", "collectives:counted", "proofs count the bytes of every collective", names)
-        if self.args.transfer_delay:
-            reason = "copies between device and host take their time"
-            patches.append(Set(f"{_HERE}.transfers:DELAY", self.args.transfer_delay / 1e3, reason))
-        if self.args.collective_log:
-            reason = "launch, wait and use of asynchronous collectives are logged"
-            patches.append(Set(f"{_HERE}.collective_log:PATH", self.args.collective_log, reason))
-            patches += _wraps(f"{_C10D}:", "collective_log:logged", reason, names)
-            patches += _wraps(f"{_C10D}:", "collective_log:logged_group", reason, ["_coalescing_manager"])
-            patches += _wraps(f"{_C10D}:", "collective_log:watching", reason, ["init_process_group"])
-        if self.args.link_ms or self.args.link_gbps:
-            reason = "transfers take the time of an emulated link"
-            speed = self.args.link_gbps * 1e9 / 8 or float("inf")
-            patches.append(Set(f"{_HERE}.link:LATENCY", self.args.link_ms / 1e3, reason))
-            patches.append(Set(f"{_HERE}.link:BYTES_PER_SECOND", speed, reason))
-            patches += _wraps(f"{_C10D}:", "link:delayed", reason, names)
-            patches += _wraps(f"{_C10D}:", "link:delayed_group", reason, ["_coalescing_manager"])
-        if self.args.poison:
-            reason = "the output of an asynchronous collective is poison until it is waited for"
-            patches += _wraps(f"{_C10D}:", "poison:poisoned", reason, names)
-            patches += _wraps(f"{_C10D}:", "poison:poisoned_group", reason, ["_coalescing_manager"])
-            patches.append(Set(f"{_HERE}.transfers:POISON", True, "so is the target of a copy between device and host"))
-        return patches
 
 
 def _wraps(prefix: str, wrapper: str, reason: str, names: Iterable[str]) -> list[Patch]:

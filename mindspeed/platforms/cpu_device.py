@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import torch
 
-from mindspeed.platforms import poison
 from mindspeed.plugins.wrapping import Function, wrapper
 
 _CAPABILITY = (8, 0)
@@ -163,8 +162,7 @@ def refuse_cuda_sources(load: Function, *args: Any, **kwargs: Any) -> Any:
 
 
 def synchronize(device: Any = None) -> None:
-    """Everything but a collective has already run; those in flight are waited for, as on a device."""
-    poison.wait_all()
+    """Everything has already run."""
 
 
 def ipc_collect() -> None:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from mindspeed.platforms import collective_log, runtime
-from mindspeed.platforms.poison import fill
+from mindspeed.platforms import runtime
+from mindspeed.platforms.emulation import collective_log
+from mindspeed.platforms.emulation.poison import fill
 
 DELAY: float = 0.0
 """Seconds that a copy takes at least on the CPU. Set by the plan."""

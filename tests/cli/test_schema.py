@@ -81,7 +81,7 @@ def test_every_feature_and_setting_has_a_description_and_a_default(schema):
 
 
 def test_settings_of_the_platform_are_known(errors):
-    assert errors({"settings": {"cpu-platform": {"poison": True}}}) == []
+    assert errors({"settings": {"device-emulation": {"poison": True}}}) == []
 
 
 def test_settings_of_a_third_party_are_known(errors, mindspeed, install):

@@ -102,4 +102,4 @@ def with_poison(cases: dict[str, Algorithm], tensors: Any) -> tuple[Any, Any]:
 
 
 def poison() -> Any:
-    return mindspeed.plan(features=[], platform="cpu", settings={"cpu-platform": {"poison": True}})
+    return mindspeed.plan(features=[], platform="cpu", settings={"device-emulation": {"poison": True}})

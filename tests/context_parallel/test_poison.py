@@ -17,7 +17,7 @@ from mindspeed.verification.pool import WorkerPool
 from tests.conftest import Prove
 
 LONG = pytest.mark.long
-POISON: dict[str, dict[str, Any]] = {"context-parallel": {"size": 2}, "cpu-platform": {"poison": True}}
+POISON: dict[str, dict[str, Any]] = {"context-parallel": {"size": 2}, "device-emulation": {"poison": True}}
 WAIT = "mindspeed.context_parallel.exchange:Pending.wait"
 OTHERS = ("ulysses-attention", "kv-allgather-cp", "adaptive-cp")
 FOUR = {"ring-attention": {"window": 2}, "hybrid-attention": {"ulysses_degree": 2}, "adaptive-cp": {"ulysses_degree": 2}}

@@ -39,7 +39,7 @@ DROPOUT = (*SEQUENCE, "--dropout", "0.1")
 def losses_of(nproc: int, cases: dict[str, tuple[str, ...]], search_path: str = "") -> dict[str, list[float]]:
     """Losses by case; ``search_path`` comes before the places where this process finds Megatron."""
     command = [sys.executable, "-m", "mindspeed", "run", "--platform", "cpu", "--nproc", str(nproc)]
-    command += ["--set", "cpu-platform.poison=true", "--", str(SCRIPT), json.dumps(cases)]
+    command += ["--set", "device-emulation.poison=true", "--", str(SCRIPT), json.dumps(cases)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     if search_path:
         environment["PYTHONPATH"] = os.pathsep.join([search_path, *filter(None, [environment.get("PYTHONPATH")])])

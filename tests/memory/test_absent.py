@@ -16,7 +16,7 @@ import torch
 from mindspeed.memory.on_host import HostBuffers, OnHost
 from mindspeed.memory.parked import Parked, Part
 from mindspeed.memory.region import Region
-from mindspeed.platforms.absent import AbsenceGuard
+from mindspeed.platforms.emulation.absent import AbsenceGuard
 from mindspeed.plugins.active import ActiveFeatures, set_active
 from mindspeed.plugins.problems import RunError
 
@@ -30,7 +30,7 @@ READ = (
 def poison() -> Iterator[None]:
     """The platform with poison, as far as storages that are away know it."""
     layer = SimpleNamespace(args=SimpleNamespace(poison=True))
-    set_active(ActiveFeatures({"cpu-platform": layer}, lambda problem, log: None, lambda make: nullcontext()))
+    set_active(ActiveFeatures({"device-emulation": layer}, lambda problem, log: None, lambda make: nullcontext()))
     try:
         with AbsenceGuard():
             yield

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.long
 
 BLOCK = {"recompute": {"granularity": "full", "method": "block", "num_layers": 1}}
 LLAMA = {"normalization": "RMSNorm", "gated_linear_unit": True, "activation": "silu", "num_query_groups": 2, "rotary": True}
-POISON = {"cpu-platform": {"poison": True}}
+POISON = {"device-emulation": {"poison": True}}
 NORM, ACTIVATION, SWAP, REUSE, HOST, ADAPTIVE = (
     "norm-recompute",
     "activation-recompute",

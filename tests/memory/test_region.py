@@ -202,7 +202,7 @@ def test_a_region_leaves_alone_what_other_hooks_have_moved():
 
 def test_poison_fills_with_nan_what_would_be_freed():
     layer = SimpleNamespace(args=SimpleNamespace(poison=True))
-    set_active(ActiveFeatures({"cpu-platform": layer}, lambda problem, log: None, lambda make: nullcontext()))
+    set_active(ActiveFeatures({"device-emulation": layer}, lambda problem, log: None, lambda make: nullcontext()))
     try:
         poisoned = train(Region("test"), watch=True)
     finally:

@@ -7,7 +7,8 @@ from benchmarks._swapped_layers import DELAY, INNER, LAYERS, ROWS, SIZE, Layer, 
 from mindspeed.memory.meter import Meter
 from mindspeed.memory.parked import Parked
 from mindspeed.memory.swap import LayerSwap
-from mindspeed.platforms import collective_log, transfers
+from mindspeed.platforms import transfers
+from mindspeed.platforms.emulation import collective_log
 
 
 def equal(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:

@@ -43,7 +43,7 @@ def run_with_faults(shape: Shape) -> dict[str, list[Tensor]]:
 
 def waits_that_matter(shape: Shape) -> list[bool]:
     """Whether results differ where each wait of a forward and backward pass is left out. The platform must poison."""
-    from mindspeed.platforms import poison
+    from mindspeed.platforms.emulation import poison
     from tests.moe.faults import without_wait
 
     with without_wait(-1) as ended:
@@ -219,7 +219,7 @@ def test_a_layer_is_evaluated_as_megatrons(pool: WorkerPool, features: Any, sett
     ids=["all-to-all", "all-gather", "overlapped", "gathers overlapped", "parts", "once per rank", "level 0", "level 1"],
 )
 def test_every_wait_is_needed(pool: WorkerPool, features: Any, settings: Any, waits: int) -> None:
-    plan = plan_of(*features, settings={**settings, "cpu-platform": {"poison": True}})
+    plan = plan_of(*features, settings={**settings, "device-emulation": {"poison": True}})
     for matter in pool.call(waits_that_matter, 2, Shape(shared=96), plan=plan):
         assert len(matter) == waits
         assert all(matter), matter

@@ -60,7 +60,7 @@ def plan(feature: str, vpp: int, settings: dict[str, Any], *also: str, cpu: dict
     world = {"world_size": STAGES, "pp": STAGES, "vpp": vpp, "num_layers": 8, "micro_batch_size": 2}
     batch = {"global_batch_size": 2 * MICRO_BATCHES, "tied_embeddings": False, "mtp_num_layers": 0}
     names = (feature, *also, *(["virtual-pipeline"] if vpp > 1 else []))
-    values = {feature: settings, "cpu-platform": cpu or {}}
+    values = {feature: settings, "device-emulation": cpu or {}}
     layer = Layer("test", features=names, settings=values, world=world | batch, platform="cpu")
     return registry.resolve([layer])
 

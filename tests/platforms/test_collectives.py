@@ -20,7 +20,7 @@ def log(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def results(log):
-    settings = ["--set", "cpu-platform.poison=true", "--set", f"cpu-platform.collective_log={log}"]
+    settings = ["--set", "device-emulation.poison=true", "--set", f"device-emulation.collective_log={log}"]
     command = [sys.executable, "-m", "mindspeed", "run", "--platform", "cpu", "--nproc", "2", *settings, "--", str(SCRIPT)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)

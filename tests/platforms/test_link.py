@@ -34,7 +34,7 @@ def moments() -> tuple[list[float], list[float]]:
 
 
 def test_a_transfer_is_done_some_time_after_its_launch_and_those_of_a_group_one_after_another(pool: WorkerPool) -> None:
-    settings = {"cpu-platform": {"link_ms": MS, "poison": True}}
+    settings = {"device-emulation": {"link_ms": MS, "poison": True}}
     for (launched, *done), sums in pool.call(moments, 2, plan=mindspeed.plan(platform="cpu", settings=settings)):
         assert sums == [0.0, 2.0, 4.0]
         assert launched < done[0]
@@ -43,13 +43,13 @@ def test_a_transfer_is_done_some_time_after_its_launch_and_those_of_a_group_one_
 
 def test_bytes_take_time_by_the_speed_of_the_link(pool: WorkerPool) -> None:
     sent = 4000  # of 1000 fp32 numbers in an all-reduce of two ranks
-    settings = {"cpu-platform": {"link_gbps": sent * 8 / (MS / 1e3) / 1e9}}
+    settings = {"device-emulation": {"link_gbps": sent * 8 / (MS / 1e3) / 1e9}}
     for (_, *done), _ in pool.call(moments, 2, plan=mindspeed.plan(platform="cpu", settings=settings)):
         assert all(seconds >= 0.999 * (number + 1) * MS / 1e3 for number, seconds in enumerate(done))
 
 
 def test_a_link_is_not_faster_than_none() -> None:
     with pytest.raises(MindSpeedError) as error:
-        mindspeed.plan(platform="cpu", settings={"cpu-platform": {"link_ms": -1}})
+        mindspeed.plan(platform="cpu", settings={"device-emulation": {"link_ms": -1}})
     (problem,) = error.value.problems
-    assert "cpu-platform.link_ms" in problem.message
+    assert "device-emulation.link_ms" in problem.message

@@ -9,13 +9,15 @@ from importlib import util
 
 import pytest
 
+import mindspeed
 from mindspeed import platforms, registry
 from mindspeed.engine.inspection.megatron_copies import megatron_version
 from mindspeed.engine.planning.patch_checks import check_patches
 from mindspeed.engine.planning.plan import PlannedPatch
 from mindspeed.engine.resolution.environment import version_in
 from mindspeed.megatron.fixes.feature import MegatronFixes
-from mindspeed.platforms.cpu import CpuPlatform, CpuPlatformArgs
+from mindspeed.platforms.cpu import CpuPlatform
+from mindspeed.platforms.emulation.feature import DeviceEmulation, DeviceEmulationArgs
 from mindspeed.plugins import FeatureArgs, World
 from mindspeed.plugins.problems import PlatformError
 
@@ -58,7 +60,22 @@ def test_the_environment_variable_decides_before_the_devices(machine, monkeypatc
 def test_every_platform_has_a_feature_of_its_own_and_what_megatron_needs_everywhere():
     names = {name: [feature.spec.name for feature in registry.base_features(name)] for name in platforms.PLATFORMS}
     everywhere = ["megatron-fixes", "megatron-hook-points", "plan-agreement"]
-    assert names == {name: [f"{name}-platform", *everywhere] for name in ("npu", "cuda", "cpu")}
+    assert names == {
+        "npu": ["npu-platform", *everywhere],
+        "cuda": ["cuda-platform", *everywhere],
+        "cpu": ["cpu-platform", "device-emulation", *everywhere],
+    }
+
+
+def test_a_setting_of_the_emulation_works_under_its_former_name():
+    plan = mindspeed.plan(platform="cpu", settings={"cpu-platform": {"poison": True, "link_ms": 2}})
+    (emulation,) = [feature for feature in plan.base if feature.name == "device-emulation"]
+    assert emulation.args["poison"] is True
+    assert emulation.args["link_ms"] == 2.0
+    assert [row.text for row in plan.rows if row.feature == "cpu-platform"] == [
+        "cpu-platform.poison is device-emulation.poison now",
+        "cpu-platform.link_ms is device-emulation.link_ms now",
+    ]
 
 
 def test_an_unknown_platform_is_refused():
@@ -85,7 +102,8 @@ def test_cuda_is_not_patched():
 
 def test_every_target_of_the_base_plan_exists():
     features = (
-        CpuPlatform(CpuPlatformArgs(poison=True, collective_log="log"), World({})),
+        CpuPlatform(FeatureArgs(), World({})),
+        DeviceEmulation(DeviceEmulationArgs(poison=True, collective_log="log"), World({})),
         MegatronFixes(FeatureArgs(), World({})),
     )
     here = megatron_version() or ""
@@ -99,7 +117,8 @@ def test_every_target_of_the_base_plan_exists():
 
 
 def test_observers_of_a_collective_lie_around_its_fix_in_order():
-    patches = CpuPlatform(CpuPlatformArgs(poison=True, collective_log="log"), World({})).patches()
+    emulation = DeviceEmulation(DeviceEmulationArgs(poison=True, collective_log="log"), World({}))
+    patches = [*CpuPlatform(FeatureArgs(), World({})).patches(), *emulation.patches()]
     wrappers = [patch.value for patch in patches if patch.target == "torch.distributed.distributed_c10d:isend"]
     assert [wrapper.rpartition(".")[2] for wrapper in wrappers] == [
         "cpu_backend:keep_storage",

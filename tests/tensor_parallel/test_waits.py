@@ -46,7 +46,7 @@ def run(
     plan = mindspeed.plan(
         features=[name],
         platform="cpu",
-        settings={name: settings, "cpu-platform": platform},
+        settings={name: settings, "device-emulation": platform},
         world={"world_size": ranks, "tp": ranks},
     )
     return list(pool.call(job, ranks, name, plan=plan))

@@ -164,7 +164,7 @@ def test_a_job_with_a_log_of_collectives_draws_as_one_without_and_leaves_no_mode
     pool: WorkerPool, tmp_path: Path
 ) -> None:
     """A mode that stayed made later jobs of one rank fill host tensors from the device's generator."""
-    settings = {"cpu-platform": {"collective_log": str(tmp_path / "log.{rank}")}}
+    settings = {"device-emulation": {"collective_log": str(tmp_path / "log.{rank}")}}
     logged = plan(platform="cpu", settings=settings, world={"world_size": 1})
     assert pool.call(drawn_on_the_host, 1, plan=logged) == [(True, 1)]
     assert pool.call(drawn_on_the_host, 1, plan=plan(platform="cpu", world={"world_size": 1})) == [(True, 0)]

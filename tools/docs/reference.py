@@ -148,9 +148,9 @@ def settings_page(catalog: Catalog) -> str:
     for name, model in catalog.models.items():
         if lines := settings_table(name, model):
             parts.append([f"### {name}", "", *lines])
-    parts.append(["## Platforms", "", "The plan has the platform of its machine by itself; `--set cpu-platform.poison=true`."])
-    for platform in PLATFORMS:
-        layer = base_features(platform)[0]
+    usage = "Every plan has the features of its platform: `--set device-emulation.poison=true` needs no `--features`."
+    parts.append(["## Platforms", "", usage])
+    for layer in dict.fromkeys(feature for platform in PLATFORMS for feature in base_features(platform)):
         if lines := settings_table(layer.spec.name, layer.Args):
             parts.append([f"### {layer.spec.name}", "", *lines])
     trainer = "The section `train` of a job file; on the command line of `mindspeed pretrain` with dashes: `--train-iters 300`."

@@ -17,7 +17,7 @@ WORLDS = [2, pytest.param(4, marks=pytest.mark.long)]
 
 
 def plan(world: int, **platform: Any) -> Any:
-    settings = {"coc": {"parts": PARTS}, "cpu-platform": platform}
+    settings = {"coc": {"parts": PARTS}, "device-emulation": platform}
     return mindspeed.plan(features=["coc"], platform="cpu", settings=settings, world={"world_size": world, "tp": world})
 
 

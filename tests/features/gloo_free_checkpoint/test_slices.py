@@ -11,7 +11,7 @@ LENGTH = 5
 
 def check(pool: WorkerPool, ranks: int, size: int, padding: int, fault: str = "", poison: bool = False) -> None:
     whole = ranks * LENGTH - padding
-    settings = {"cpu-platform": {"poison": poison}}
+    settings = {"device-emulation": {"poison": poison}}
     plan = registry.plan(platform="cpu", level=0, settings=settings, world={"world_size": ranks})
     results = pool.call(exchange, ranks, LENGTH, whole, size, fault, plan=plan)
     numbers = [float(number + 1) for number in range(whole)]

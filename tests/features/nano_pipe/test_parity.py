@@ -7,7 +7,7 @@ from typing import Any
 from tests.features.parity import BUCKETS, FULL, Given, given, trains
 
 FREED = {"recompute": {"granularity": "selective"}, "pipeline-parallel": {"free_outputs": True}}
-SWAPPED = {"nano-pipe": {"lag": 3, "swap": True}, "cpu-platform": {"poison": True}}
+SWAPPED = {"nano-pipe": {"lag": 3, "swap": True}, "device-emulation": {"poison": True}}
 
 
 def both(case: str, *also: str, settings: Any = None, nproc: int = 2, **world: Any) -> dict[str, Given]:

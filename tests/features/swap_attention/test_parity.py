@@ -13,7 +13,7 @@ pytestmark = pytest.mark.long
 NAME = "swap-attention"
 SAVED = 24 * 32 * 4 * (1 + 3 + 1) + 3 * 4 * 24 * 24 * 4
 """Bytes of a layer: input and output of linear_qkv, input of linear_proj, and softmax with its dropout for each head."""
-POISON = {"cpu-platform": {"poison": True}}
+POISON = {"device-emulation": {"poison": True}}
 
 
 def proven(prove: Prove, *names: str, **request: Any) -> tuple[int, int]:

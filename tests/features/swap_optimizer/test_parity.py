@@ -68,7 +68,7 @@ def test_odd_sizes_are_bit_equal_together_with_residuals(pool: WorkerPool) -> No
 @pytest.mark.long
 @pytest.mark.parametrize("names", [[REUSE], [NAME], [NAME, REUSE]], ids="+".join)
 def test_nothing_reads_what_is_away_or_still_on_its_way(pool: WorkerPool, names: list[str]) -> None:
-    settings = {**{name: {"parts": PARTS} for name in names}, "cpu-platform": {"poison": True}}
+    settings = {**{name: {"parts": PARTS} for name in names}, "device-emulation": {"poison": True}}
     case = build_case(names, [Layer("test", settings=settings, world={"dtype": "bf16"})], ["distributed-optimizer"], 2)
     recipe = replace(case.recipe, steps=3)
     assert_equal(trained(pool, 2, recipe, case.baseline), trained(pool, 2, recipe, case.plan))

@@ -24,7 +24,7 @@ TWO_AXES = [pytest.param(2, 1, marks=LONG), (1, 2), *FURTHER]
 
 
 def plan(x: int, y: int, **platform: Any) -> Any:
-    settings = {NAME: {"x": x, "y": y}, "cpu-platform": platform}
+    settings = {NAME: {"x": x, "y": y}, "device-emulation": platform}
     return mindspeed.plan(features=[NAME], platform="cpu", settings=settings, world={"world_size": x * y, "tp": x * y})
 
 

@@ -63,8 +63,10 @@ class PoisonedWork:
         return getattr(self._work[-1], name)
 
 
-def wait_all() -> None:
-    """End every collective in flight, as a device-wide synchronisation does."""
+@wrapper
+def synchronized(synchronize: Function, *args: Any, **kwargs: Any) -> None:
+    """``torch.cuda.synchronize``: end every collective in flight."""
+    synchronize(*args, **kwargs)
     for work in list(_pending.values()):
         work.wait()
 

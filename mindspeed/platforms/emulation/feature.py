@@ -1,0 +1,106 @@
+"""device-emulation: asynchronous collectives and copies take time, fail and leave traces as those of a device do."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Final
+
+from mindspeed.platforms.cpu import COLLECTIVES
+from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Field, Patch, Set, Wrap, hookimpl
+
+_HERE: Final = "mindspeed.platforms.emulation"
+_COPIES: Final = "mindspeed.platforms.transfers"
+_C10D: Final = "torch.distributed.distributed_c10d"
+
+
+class DeviceEmulationArgs(FeatureArgs):
+    poison: bool = Field(
+        False,
+        description="fill outputs of asynchronous collectives, and storages that are elsewhere, with NaN until the wait",
+    )
+    collective_log: str = Field(
+        "",
+        description="write launch, wait and first use of asynchronous collectives and transfers to this file, one per rank: "
+        "{rank} in the name is the rank, and a name without it gets .RANK at its end",
+    )
+    transfer_delay: float = Field(
+        0.0, ge=0, description="milliseconds that a copy between device and host takes at least, to see whether work hides it"
+    )
+    link_ms: float = Field(
+        0.0, ge=0, description="milliseconds that every transfer takes on an emulated link; 0 with link_gbps 0 is no such link"
+    )
+    link_gbps: float = Field(0.0, ge=0, description="gigabits per second that a rank sends on an emulated link; 0 is no limit")
+
+
+class DeviceEmulation(Feature[DeviceEmulationArgs]):
+    """Emulate on the CPU how a device runs collectives and copies beside the computation."""
+
+    spec = FeatureSpec(name="device-emulation", category=Category.PLATFORM, level=0, platforms={"cpu"})
+
+    _guard: AbstractContextManager[None] | None = None
+
+    @hookimpl
+    def patches(self) -> list[Patch]:
+        """Return the wraps of collectives, inside out: launch/wait log, emulated link, poison."""
+        return [*self._delay(), *self._log(), *self._link(), *self._poison()]
+
+    @hookimpl
+    def activated(self) -> None:
+        if self.args.poison:
+            from mindspeed.platforms.emulation.absent import reads_refused
+
+            self._guard = reads_refused()
+            self._guard.__enter__()
+
+    @hookimpl
+    def deactivated(self) -> None:
+        if self.args.collective_log:
+            from mindspeed.platforms.emulation.collective_log import stop_watching
+
+            stop_watching()
+        if self._guard is not None:
+            self._guard.__exit__(None, None, None)
+            self._guard = None
+
+    def _delay(self) -> list[Patch]:
+        if not self.args.transfer_delay:
+            return []
+        return [Set(f"{_COPIES}:DELAY", self.args.transfer_delay / 1e3, "copies between device and host take their time")]
+
+    def _log(self) -> list[Patch]:
+        if not self.args.collective_log:
+            return []
+        reason = "launch, wait and use of asynchronous collectives are logged"
+        return [
+            Set(f"{_HERE}.collective_log:PATH", self.args.collective_log, reason),
+            *_wraps("collective_log:logged", reason, *COLLECTIVES),
+            *_wraps("collective_log:logged_group", reason, "_coalescing_manager"),
+            *_wraps("collective_log:watching", reason, "init_process_group"),
+        ]
+
+    def _link(self) -> list[Patch]:
+        if not (self.args.link_ms or self.args.link_gbps):
+            return []
+        reason = "transfers take the time of an emulated link"
+        return [
+            Set(f"{_HERE}.link:LATENCY", self.args.link_ms / 1e3, reason),
+            Set(f"{_HERE}.link:BYTES_PER_SECOND", self.args.link_gbps * 1e9 / 8 or float("inf"), reason),
+            *_wraps("link:delayed", reason, *COLLECTIVES),
+            *_wraps("link:delayed_group", reason, "_coalescing_manager"),
+        ]
+
+    def _poison(self) -> list[Patch]:
+        if not self.args.poison:
+            return []
+        reason = "the output of an asynchronous collective is poison until it is waited for"
+        ended = "a synchronization of the device waits for every collective"
+        return [
+            *_wraps("poison:poisoned", reason, *COLLECTIVES),
+            *_wraps("poison:poisoned_group", reason, "_coalescing_manager"),
+            Set(f"{_COPIES}:POISON", True, "so is the target of a copy between device and host"),
+            Wrap("torch.cuda:synchronize", f"{_HERE}.poison:synchronized", ended),
+        ]
+
+
+def _wraps(wrapper: str, reason: str, *names: str) -> list[Patch]:
+    return [Wrap(f"{_C10D}:{name}", f"{_HERE}.{wrapper}", reason) for name in names]
