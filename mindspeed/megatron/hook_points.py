@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mindspeed.engine.inspection.config_arguments import arguments_of
+from mindspeed.engine.inspection.contracts import ABSENT, contract_for
 from mindspeed.engine.inspection.megatron_copies import megatron_version, package_root
 from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec
 from mindspeed.plugins.patches import Patch, Phase, When, Wrap
@@ -169,7 +170,10 @@ PLATFORM_HOOK_POINTS: Final = (
     HookPoint(f"{_TRAINING}.arguments:parse_args", "parse_args_for_platform", "setup").wrap([_PLATFORM]),
     HookPoint(f"{_TRAINING}.arguments:validate_args", "validate_args_for_platform", "setup").wrap([_PLATFORM]),
 )
-"""Wraps for a process that has Megatron-LM and whose plan was not made from a command line, such as a unit test."""
+"""Wraps of a plan that was not made from a command line, such as that of a unit test, for processes that import Megatron-LM.
+
+Every such plan has them, so that it is the same with and without a checkout of Megatron-LM.
+"""
 
 
 def hook_points_for(
@@ -189,9 +193,11 @@ def hook_points_for(
     where a phase of the run begins or ends, ``platform`` those that a platform needs. Before the hooks
     ``asked`` conditions of features are asked.
     """
-    known = arguments_of(megatron or megatron_version()) if overrides else {}
+    version = megatron or megatron_version()
+    known = arguments_of(version) if overrides else {}
     wraps: list[Patch] = []
-    for point in (*CORE_HOOK_POINTS, *(filter(_is_present, TRAINING_HOOK_POINTS) if training else ())):
+    of_training = [point for point in TRAINING_HOOK_POINTS if training and _is_present(point, version)]
+    for point in (*CORE_HOOK_POINTS, *of_training):
         has_arguments = point.arguments and (known is None or not known.get(point.arguments, frozenset()).isdisjoint(overrides))
         called = [hook for hook in point.hooks if hook in hooks]
         reasons = (
@@ -204,9 +210,7 @@ def hook_points_for(
         )
         if any(reasons):
             wraps.append(point.wrap([reason for reason in reasons if reason]))
-    if not training and package_root("training") is not None:
-        wraps += PLATFORM_HOOK_POINTS
-    return wraps
+    return wraps if training else [*wraps, *PLATFORM_HOOK_POINTS]
 
 
 def all_hook_patches() -> Iterator[Patch]:
@@ -216,10 +220,12 @@ def all_hook_patches() -> Iterator[Patch]:
     yield from PLATFORM_HOOK_POINTS
 
 
-def _is_present(point: HookPoint) -> bool:
-    """Return whether this Megatron-LM has the module of a hook point, or its source is not at hand."""
+def _is_present(point: HookPoint, version: str | None) -> bool:
+    """Return whether Megatron-LM has the function of a hook point: the one here, else the recorded one of a version."""
     if not point.loop:
         return True
-    root = package_root("training")
-    module = point.target.partition(":")[0].removeprefix("megatron.")
-    return root is None or root.joinpath(*module.split(".")).with_suffix(".py").is_file()
+    if (root := package_root("training")) is not None:
+        module = point.target.partition(":")[0].removeprefix("megatron.")
+        return root.joinpath(*module.split(".")).with_suffix(".py").is_file()
+    known = contract_for(point.target, version) if version is not None else None
+    return known is None or known[1].kind != ABSENT

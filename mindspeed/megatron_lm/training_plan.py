@@ -69,7 +69,7 @@ def plan_training(
     version, world_size = environment.megatron, environment.world_size or 1
     request = read_command_line(arguments, environ, version, registry.catalog_for, also, world_size, below)
     layers = (*request.defaults, *below, *request.layers, *also, request.command_line)
-    environment = replace(environment, training=training is not None)
+    environment = replace(environment, training=True)  # also on a laptop without Megatron-LM
     words = ArgumentWords(version, frozenset(request.given))
     try:
         plan = registry.resolve(layers, environment)

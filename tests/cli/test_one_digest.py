@@ -8,10 +8,13 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from shlex import split
 
 import pytest
 from packaging.requirements import Requirement
 
+from mindspeed.engine.inspection.contracts import recorded_contracts
+from mindspeed.engine.inspection.megatron_copies import package_root
 from mindspeed.engine.planning.fingerprint import is_of_machine, kind_of
 from mindspeed.engine.planning.lock import read_lock
 
@@ -21,6 +24,27 @@ REQUESTS = {
     "a feature that changes an argument": ["--features", "swiglu", "--activation", "silu", "--gated-linear-unit"],
     "parallel sizes": ["--features", "ring-attention", "--tp", "2", "--cp", "2", "--world-size", "8"],
 }
+COMMAND = split(
+    "pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 "
+    "--swiglu --micro-batch-size 2"
+)
+SWEEP = """
+import json, sys
+from dataclasses import replace
+from mindspeed import registry
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.plugins.problems import MindSpeedError
+world = json.loads(sys.argv[1])
+for name in sorted(registry.catalog(frozenset()).usable):
+    try:
+        environment = replace(registry.probe("npu"), megatron="0.16.1")
+        plan = registry.resolve([Layer("test", (name,), world=world)], environment)
+        print(name, plan.digest, [str(row) for row in plan.rows])
+    except MindSpeedError as error:
+        print(name, error)
+"""
+MODEL = {"world_size": 8, "tp": 2, "cp": 2, "num_layers": 8, "num_attention_heads": 8, "hidden_size": 64, "seq_length": 64}
+MODEL |= {"num_experts": 0, "vocab_size": 512, "activation": "silu", "gated_linear_unit": True, "normalization": "RMSNorm"}
 SCRIPT = """
 import os, pathlib
 from mindspeed.engine.runtime import session
@@ -51,8 +75,8 @@ def without_torch(tmp_path_factory):
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("MINDSPEED_", "PYTHON"))}
     variables |= {"PYTHONPATH": f"{packages}{os.pathsep}{ROOT}"}
 
-    def run(*words) -> str:
-        command = [sys.executable, "-S", "-m", "mindspeed", *map(str, words)]
+    def run(*words, program=("-m", "mindspeed")) -> str:
+        command = [sys.executable, "-S", *program, *map(str, words)]
         done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout
@@ -64,6 +88,23 @@ def without_torch(tmp_path_factory):
 
 def megatron():
     return ["--platform", "cpu", "--megatron", metadata.version("megatron-core")]
+
+
+def checkout(folder: Path) -> Path:
+    """Make a Megatron-LM of the installed megatron.core and a megatron.training with the recorded functions."""
+    core = package_root("core")
+    assert core is not None
+    training = folder / "megatron" / "training"
+    training.mkdir(parents=True)
+    (folder / "megatron" / "core").symlink_to(core / "core")
+    (training / "__init__.py").touch()
+    _, recorded = recorded_contracts(metadata.version("megatron-core"))
+    for target, contract in recorded.items():
+        module, _, name = target.partition(":")
+        if module.startswith("megatron.training.") and contract.kind == "function":
+            with training.joinpath(f"{module.rpartition('.')[2]}.py").open("a") as file:
+                file.write(f"def {name}{contract.signature}:\n    pass\n")
+    return folder
 
 
 @pytest.mark.budget(10)
@@ -84,6 +125,31 @@ def test_the_sections_of_a_trainer_have_one_digest_too(mindspeed, without_torch,
     bare, here = (json.loads(text)["plan"] for text in (without_torch(*words), mindspeed(*words).stdout))
     assert bare["digest"] == here["digest"]
     assert bare["rows"] == here["rows"]
+
+
+@pytest.mark.budget(10)
+def test_every_feature_has_the_same_plan_or_refusal_without_torch(without_torch):
+    sweep = ["-c", SWEEP, json.dumps(MODEL)]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    here = subprocess.run([sys.executable, *sweep], env=variables, capture_output=True, text=True, check=True)
+    lines = here.stdout.splitlines()
+    assert len(lines) > 60
+    assert without_torch(program=sweep).splitlines() == lines
+
+
+@pytest.mark.budget(10)
+def test_a_command_of_megatron_lm_has_one_digest_with_a_checkout_and_without_one(mindspeed, monkeypatch, tmp_path):
+    words = ["features", "check", *megatron(), "--world-size", "2", "--json", "--", *COMMAND]
+
+    def plans():
+        made = [json.loads(mindspeed(*each).stdout)["plan"] for each in (words, words[: words.index("--")])]
+        return [{key: value for key, value in plan.items() if key != "rows"} for plan in made]  # the stub has no bodies
+
+    without = plans()
+    assert "megatron.training.arguments:validate_args" in {planned["site"] for planned in without[0]["patches"]}
+    monkeypatch.syspath_prepend(str(checkout(tmp_path)))
+    assert package_root("training") == tmp_path / "megatron"
+    assert plans() == without
 
 
 @pytest.mark.budget(10)

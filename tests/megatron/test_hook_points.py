@@ -19,7 +19,13 @@ from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.engine.runtime import session
 from mindspeed.megatron import hook_wrappers
-from mindspeed.megatron.hook_points import CORE_HOOK_POINTS, TRAINING_HOOK_POINTS, MegatronHookPoints, hook_points_for
+from mindspeed.megatron.hook_points import (
+    CORE_HOOK_POINTS,
+    PLATFORM_HOOK_POINTS,
+    TRAINING_HOOK_POINTS,
+    MegatronHookPoints,
+    hook_points_for,
+)
 from mindspeed.platforms import PLATFORMS
 from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, MindSpeedError, Patch, Replace, World, hookimpl
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
@@ -57,8 +63,9 @@ FUNCTIONS = (
 
 
 def lines(*needs: Any, **known: Any) -> list[tuple[str, str]]:
-    """Function and reason of every wrap that a plan needs."""
-    return [(patch.target.partition(":")[2], patch.reason) for patch in hook_points_for(*needs, **known)]
+    """Function and reason of every wrap that a plan needs, beside those that all plans have."""
+    needed = [patch for patch in hook_points_for(*needs, **known) if patch not in PLATFORM_HOOK_POINTS]
+    return [(patch.target.partition(":")[2], patch.reason) for patch in needed]
 
 
 def test_only_what_a_plan_needs_is_wrapped():
@@ -93,8 +100,9 @@ def test_an_upstream_function_has_one_wrap_whatever_a_plan_needs_of_it():
 
 def test_every_place_is_wrapped_when_nothing_is_known_of_megatron(monkeypatch):
     monkeypatch.setattr("mindspeed.megatron.hook_points.arguments_of", lambda version: None)
-    assert {patch.target for patch in hook_points_for([], ["anything"])} == {place.target for place in PLACES}
-    assert hook_points_for([], []) == []
+    always = {patch.target for patch in PLATFORM_HOOK_POINTS}
+    assert {patch.target for patch in hook_points_for([], ["anything"])} - always == {place.target for place in PLACES}
+    assert hook_points_for([], []) == [*PLATFORM_HOOK_POINTS]
 
 
 def test_every_hook_that_megatron_calls_has_a_hook_point():
