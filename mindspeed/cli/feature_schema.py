@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from mindspeed.cli.output import json_option, print_json
-from mindspeed.job.world import FIELDS, MAY_BE_ZERO, PLATFORMS
+from mindspeed.job.world import FIELDS, PLATFORMS
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -106,6 +106,8 @@ def _mapping(description: str, properties: dict[str, Schema]) -> Schema:
 
 
 def _size(name: str) -> Schema:
-    kind, meaning = FIELDS[name]
-    least = {"minimum": 0 if name in MAY_BE_ZERO or kind is float else 1} if kind in (int, float) else {}
-    return {"type": _TYPES[kind], "description": meaning, **least}
+    field = FIELDS[name]
+    if field.kind is tuple:
+        return {"type": "array", "items": {"type": "string"}, "minItems": 1, "description": field.meaning}
+    least = {} if field.least is None else {"minimum": field.least}
+    return {"type": _TYPES[field.kind], "description": field.meaning, **least}

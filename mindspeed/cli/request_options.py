@@ -90,6 +90,15 @@ def names_argument(metavar: str, required: bool = False) -> Decorator:
     return click.argument("names", metavar=metavar, nargs=-1, required=required, type=FeatureNames(), callback=split_words)
 
 
+class Words(click.ParamType):  # type: ignore[type-arg]
+    """Words joined by commas."""
+
+    name = "words"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        return tuple(word.strip() for word in value.split(","))
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """Hold the request of one command line.
@@ -214,15 +223,19 @@ _WORLD: Final = tuple(name for name in FIELDS if name not in ("platform", "megat
 
 
 def _world_option(name: str) -> Decorator:
-    kind, meaning = FIELDS[name]
+    field = FIELDS[name]
     flag = "--" + name.replace("_", "-")
     if name == "platform":
         choice = click.Choice(PLATFORMS)
         return click.option(flag, cls=SizeOption, type=choice, help="device to plan for  [default: what is here]")
-    if kind is bool:
-        return click.option(f"{flag}/--no-{flag[2:]}", name, cls=SizeOption, default=None, help=meaning)
-    metavar = {"megatron": "VERSION"}.get(name, "N" if kind is int else "X" if kind is float else "WORD")
-    return click.option(flag, name, cls=SizeOption, type=kind, metavar=metavar, help=meaning)
+    if field.kind is bool:
+        return click.option(f"{flag}/--no-{flag[2:]}", name, cls=SizeOption, default=None, help=field.meaning)
+    metavar = "VERSION" if name == "megatron" else _METAVARS[field.kind]
+    kind = Words() if field.kind is tuple else field.kind
+    return click.option(flag, name, cls=SizeOption, type=kind, metavar=metavar, help=field.meaning)
+
+
+_METAVARS: Final[dict[type, str]] = {int: "N", float: "X", str: "WORD", tuple: "WORD,..."}
 
 
 def _names_option(flag: str, meaning: str) -> Decorator:

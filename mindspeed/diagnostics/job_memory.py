@@ -19,7 +19,8 @@ def stages_of(made: ActivationPlan, options: JobOptions) -> list[Stage]:
         return foretold(made, options, registry.catalog())
     except UnknownValue as unknown:
         problems = [
-            Problem("MS307", f"{FIELDS[name][1]} is not known", fix=f"--{name.replace('_', '-')}") for name in unknown.fields
+            Problem("MS307", f"{FIELDS[name].meaning} is not known", fix=f"--{name.replace('_', '-')}")
+            for name in unknown.fields
         ]
         raise MindSpeedError(problems) from None
 

@@ -3,82 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-PLATFORMS: Final = ("npu", "cuda", "cpu")
-"""The devices that features run on."""
+from mindspeed.job.fields import FIELDS, LATENT_WIDTHS, PLATFORMS, Fields
+
+__all__ = ["FIELDS", "LATENT_WIDTHS", "PARALLEL_SIZES", "PLATFORMS", "UnknownValue", "World", "size_name"]
 
 PARALLEL_SIZES: Final = ("tp", "pp", "vpp", "cp", "ep")
 """Parallel sizes that a user can set; each defaults to 1."""
 
-FIELDS: Final[dict[str, tuple[type, str]]] = {
-    "world_size": (int, "number of processes"),
-    "ranks_per_node": (int, "processes of one node"),
-    "tp": (int, "tensor-parallel size"),
-    "pp": (int, "pipeline-parallel size (stages)"),
-    "vpp": (int, "virtual pipeline size (model chunks per stage)"),
-    "cp": (int, "context-parallel size"),
-    "ep": (int, "expert-parallel size"),
-    "num_layers": (int, "transformer layers"),
-    "hidden_size": (int, "hidden size"),
-    "ffn_hidden_size": (int, "hidden size of the MLP"),
-    "num_attention_heads": (int, "attention heads"),
-    "num_query_groups": (int, "key/value heads of grouped-query attention"),
-    "kv_channels": (int, "width of one attention head"),
-    "num_experts": (int, "experts of a MoE layer; 0 is a dense model"),
-    "moe_ffn_hidden_size": (int, "hidden size of one expert"),
-    "router_topk": (int, "experts of each token in a MoE layer"),
-    "shared_expert_hidden_size": (int, "hidden size of the shared expert of a MoE layer; 0 is none"),
-    "grouped_experts": (bool, "the experts of a MoE layer are one module with grouped products"),
-    "transformer_engine_experts": (bool, "the experts of a MoE layer are Transformer Engine's grouped ones"),
-    "expert_capacity_factor": (float, "rows that an expert takes at most, over its balanced share; 0 is no limit"),
-    "padded_experts": (bool, "every expert gets as many rows as its capacity"),
-    "latent_expert_size": (int, "width of the latent vectors that experts work on; 0 is none"),
-    "overlapped_micro_batches": (bool, "Megatron hides the transfers of experts behind another micro-batch"),
-    "vocab_size": (int, "size of the padded vocabulary"),
-    "tied_embeddings": (bool, "the embedding and the output layer share one weight"),
-    "seq_length": (int, "tokens per sample"),
-    "micro_batch_size": (int, "samples per micro-batch"),
-    "global_batch_size": (int, "samples per step over all ranks"),
-    "normalization": (str, "LayerNorm or RMSNorm"),
-    "zero_centered_norm": (bool, "the weights of the norms are zero-centered (layernorm-1p)"),
-    "gated_linear_unit": (bool, "the MLP is gated (SwiGLU)"),
-    "linear_bias": (bool, "linear layers have biases"),
-    "activation": (str, "activation function of the MLP: gelu, silu ..."),
-    "rotary": (bool, "positions are rotary, not learned"),
-    "multi_latent_attention": (bool, "keys and values are made from a short latent vector (MLA)"),
-    "q_lora_rank": (int, "width of the latent vector of queries (MLA); 0 is none"),
-    "kv_lora_rank": (int, "width of the latent vector of keys and values (MLA)"),
-    "qk_head_dim": (int, "width of a head of queries and keys without positions (MLA)"),
-    "qk_pos_emb_head_dim": (int, "width of a head of queries and keys with rotary positions (MLA)"),
-    "v_head_dim": (int, "width of a head of values (MLA)"),
-    "mtp_num_layers": (int, "layers of multi-token prediction; 0 is none"),
-    "dtype": (str, "fp32, bf16 or fp16"),
-    "low_precision": (bool, "linear layers multiply in fp8 or fp4"),
-    "cuda_graphs": (bool, "layers are captured as CUDA graphs"),
-    "platform": (str, "npu, cuda or cpu"),
-    "megatron": (str, "version of megatron-core"),
-}
-"""Every field of a world: its type and meaning. The command line makes its options from this table."""
-
-
-MAY_BE_ZERO: Final = ("num_experts", "mtp_num_layers", "shared_expert_hidden_size", "latent_expert_size", "q_lora_rank")
-"""Whole numbers of which 0 is one; the others are at least 1."""
-
-LATENT_WIDTHS: Final = ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
-"""Fields that a model with multi-latent attention has beside ``q_lora_rank``."""
-
-WORDS: Final[dict[str, tuple[str, ...]]] = {
-    "normalization": ("LayerNorm", "RMSNorm"),
-    "activation": ("gelu", "silu", "relu", "squared_relu", "quick_gelu"),
-    "dtype": ("fp32", "bf16", "fp16"),
-}
-"""Fields that are one of a few words."""
+_DEFAULTS: Final = {name: field.default for name, field in FIELDS.items() if field.has_default}
 
 
 def size_name(size: str) -> str:
     """Return a parallel size of the world, or the derived ``dp``, in words."""
-    return "data-parallel size" if size == "dp" else FIELDS[size][1]
+    return "data-parallel size" if size == "dp" else FIELDS[size].meaning
 
 
 class UnknownValue(Exception):  # noqa: N818 - a signal to the resolver, not an error
@@ -90,33 +29,35 @@ class UnknownValue(Exception):  # noqa: N818 - a signal to the resolver, not an 
         super().__init__(f"{', '.join(fields)} is not known")
 
 
-class World:
-    """Frozen set of known values. Reading an unknown one raises `UnknownValue`, so no check ever sees None.
+class World(Fields):
+    """Frozen set of known values.
+
+    Reading what nobody gave returns Megatron's default, and raises `UnknownValue` where there is none, so no check ever
+    sees None. Values are taken as they are: a request has typed them (`mindspeed.engine.resolution.request_merge`).
 
     Derived: ``dp`` = world_size / (tp * pp * cp), ``num_micro_batches`` = global_batch_size / (micro_batch_size * dp).
     ``layer_split`` has the layers of each model chunk, in the order of the model, where a feature deals them out unevenly.
     """
 
-    __slots__ = ("_known", "layer_split")
-
-    layer_split: tuple[int, ...]
+    layer_split: tuple[int, ...] = ()
 
     def __init__(self, values: Mapping[str, Any], layer_split: Sequence[int] = ()) -> None:
-        known = dict.fromkeys(PARALLEL_SIZES, 1) | {k: v for k, v in values.items() if v is not None}
+        known = dict.fromkeys(PARALLEL_SIZES, 1) | {name: value for name, value in values.items() if value is not None}
         if unknown := known.keys() - FIELDS.keys():
             raise KeyError(f"not a field of a world: {', '.join(sorted(unknown))}")
-        object.__setattr__(self, "_known", known)
-        object.__setattr__(self, "layer_split", tuple(layer_split))
+        object.__setattr__(self, "__dict__", known | {"layer_split": tuple(layer_split)})
+        object.__setattr__(self, "__pydantic_fields_set__", set(known))
+        object.__setattr__(self, "__pydantic_extra__", None)
+        object.__setattr__(self, "__pydantic_private__", None)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError("a World is frozen")
+    if not TYPE_CHECKING:  # a name that is no field is an error of mypy
 
-    def __getattr__(self, name: str) -> Any:
-        if name not in FIELDS:
+        def __getattr__(self, name: str) -> Any:
+            if name in _DEFAULTS:
+                return _DEFAULTS[name]
+            if name in FIELDS:
+                raise UnknownValue(name)
             raise AttributeError(name)
-        if name not in self._known:
-            raise UnknownValue(name)
-        return self._known[name]
 
     @property
     def dp(self) -> int:
@@ -152,14 +93,17 @@ class World:
         return bool(self.knows(name) and getattr(self, name))
 
     def known(self) -> dict[str, Any]:
-        """The given values, in the order of `FIELDS`."""
-        return {name: self._known[name] for name in FIELDS if name in self._known}
+        """The given values and the parallel sizes, in the order of `FIELDS`."""
+        given = self.__dict__
+        return {name: given[name] for name in FIELDS if name in given}
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, World) and (self._known, self.layer_split) == (other._known, other.layer_split)
+        return isinstance(other, World) and self.__dict__ == other.__dict__
 
     def __hash__(self) -> int:
         return hash(tuple(self.known().items()))
 
     def __repr__(self) -> str:
         return f"World({self.known()})"
+
+    __str__ = __repr__

@@ -186,7 +186,7 @@ def assumed_world(world: World) -> set[str]:
 
 def world_of(args: Mapping[str, Any]) -> dict[str, Any]:
     """The world's values among arguments in Megatron's names; what has another type is left out."""
-    world = {field: args[name] for name, field in MEGATRON_SIZES.items() if type(args.get(name)) is FIELDS[field][0]}
+    world = {field: args[name] for name, field in MEGATRON_SIZES.items() if type(args.get(name)) is FIELDS[field].kind}
     if args.get("bf16") is True or args.get("fp16") is True:
         world["dtype"] = "bf16" if args.get("bf16") is True else "fp16"
     if args.get("swiglu") is True:

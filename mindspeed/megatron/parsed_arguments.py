@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 from mindspeed.engine.planning.plan import PlannedOverride
-from mindspeed.job import megatron_arguments as flags
+from mindspeed.job.fact import Values
 from mindspeed.plugins.problems import Problem
 
 _THEIR: Final = "Megatron's "
@@ -35,7 +35,7 @@ _UNSUPPORTED: Final = {
 """Arguments that Megatron's local layers (``--transformer-impl local``) ignore or cannot build: option and reason."""
 
 
-def unsupported_arguments(values: flags.Values, sources: Mapping[str, str]) -> list[Problem]:
+def unsupported_arguments(values: Values, sources: Mapping[str, str]) -> list[Problem]:
     """MS605 for every argument in ``values`` that local layers do not support; none for other layers.
 
     ``values`` are Megatron-LM's arguments by dest with the plan's in place; ``sources`` names where an argument comes from.

@@ -11,7 +11,7 @@ from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.request import MEGATRON_DEFAULTS as DEFAULTS
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.job.megatron_arguments import OF_PLATFORMS, dests_of, world_of
-from mindspeed.job.world import PARALLEL_SIZES
+from mindspeed.job.world import FIELDS, PARALLEL_SIZES
 from mindspeed.megatron_lm.given_arguments import Given
 from mindspeed.plugins.constraints import RequiresSlot
 from mindspeed.plugins.discovery import Catalog
@@ -91,9 +91,15 @@ def _put_sizes(made: ArgumentLayers, world: Mapping[str, Any], given: Mapping[st
         decided = next((given[name] for name in names if name in given), None)
         if decided is not None:
             made.put(decided, world={**made.layer(decided).world, size: value})
-        elif complete:
+        elif complete and not _is_default(size, value):
             fallback[size] = value
     made.defaults = replace(made.defaults, world=fallback)
+
+
+def _is_default(name: str, value: Any) -> bool:
+    """Return whether a world has the value without being told; parallel sizes are told, with their source."""
+    field = FIELDS[name]
+    return name not in PARALLEL_SIZES and field.has_default and bool(field.default == value)
 
 
 def _parallel_sizes(world: Mapping[str, Any], world_size: int) -> dict[str, int]:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.job.world import FIELDS, WORDS
+from mindspeed.job.world import FIELDS
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.training.config import JOB_FILE, TrainConfig, train_config
 
@@ -120,7 +120,7 @@ def check_world(world: Mapping[str, Any], vocab_size: int) -> list[Problem]:
     """Find the values of a request that the trainer cannot train."""
     problems = []
     activation = world.get("activation")
-    if activation in WORDS["activation"] and activation not in ACTIVATIONS:
+    if activation in FIELDS["activation"].words and activation not in ACTIVATIONS:
         text = f"activation is {activation!r}, and the trainer knows {', '.join(ACTIVATIONS)}"
         problems.append(Problem("MS301", text, fix=f"--activation {ACTIVATIONS[0]}"))
     for name in NOT_BUILT:

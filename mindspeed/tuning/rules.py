@@ -51,26 +51,24 @@ class FixedRequest:
 class ReadWorld(World):
     """A world that notes which of its varied values are read."""
 
-    __slots__ = ("_read",)
-
     def __init__(self, values: Mapping[str, Any], read: set[str]) -> None:
         super().__init__(values)
         object.__setattr__(self, "_read", read)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattribute__(self, name: str) -> Any:
         if name in SIZES:
-            self._read.add(name)
-        return super().__getattr__(name)
+            object.__getattribute__(self, "_read").add(name)
+        return super().__getattribute__(name)
 
     @property
     def dp(self) -> int:
         self._read.add("dp")
-        return World(self._known).dp
+        return World(self.known()).dp
 
     @property
     def num_micro_batches(self) -> int:
         self._read.add("num_micro_batches")
-        return World(self._known).num_micro_batches
+        return World(self.known()).num_micro_batches
 
 
 class Rules:

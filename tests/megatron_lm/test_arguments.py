@@ -116,11 +116,11 @@ def test_a_size_that_megatron_makes_another_one_is_a_problem():
     assert differences(active({"num_layers": 8, "tp": 2, "dtype": "bf16", "num_query_groups": 4}), args) == []
     found = differences(active({"num_layers": 4, "tp": 2, "dtype": "fp32", "vpp": 2}), args)
     assert [problem.message for problem in found] == [
-        "the plan was made for num_layers 4, and Megatron's num_layers makes it 8",
         "the plan was made for vpp 2, and Megatron's num_virtual_stages_per_pipeline_rank makes it 1",
+        "the plan was made for num_layers 4, and Megatron's num_layers makes it 8",
         "the plan was made for dtype fp32, and Megatron's bf16 makes it bf16",
     ]
-    assert found[0].fix_text == (
+    assert found[1].fix_text == (
         "give --num-layers on the command line, where mindspeed reads it too, or change the plan's num_layers"
     )
 

@@ -126,12 +126,6 @@ def test_sizes_and_switches_of_megatron_are_the_features_of_the_plan(plan):
         "grouped_experts": False,
         "router_topk": 2,
         "shared_expert_hidden_size": 0,
-        "expert_capacity_factor": 0.0,
-        "padded_experts": False,
-        "latent_expert_size": 0,
-        "overlapped_micro_batches": False,
-        "low_precision": False,
-        "cuda_graphs": False,
         "tied_embeddings": True,
         "seq_length": 32,
         "micro_batch_size": 1,
@@ -146,6 +140,10 @@ def test_sizes_and_switches_of_megatron_are_the_features_of_the_plan(plan):
         "dtype": "fp32",
         "platform": "cpu",
         "megatron": "0.16.1",
+        "sequence_parallel": True,
+        "dispatcher": "allgather",
+        "optimizer": "adam",
+        "distributed_optimizer": True,
     }
 
 

@@ -124,7 +124,7 @@ def settings_page(catalog: Catalog) -> str:
         "Sources of a value, low to high: default, job file, environment variable, command line, API. "
         "`mindspeed features plan` shows the source of each value and what it overrode."
     )
-    world = [(code(name), kind.__name__, meaning) for name, (kind, meaning) in FIELDS.items()]
+    world = [(code(name), field.kind.__name__, field.meaning) for name, field in FIELDS.items()]
     train = [
         (code(name), code(type_text(field)), "" if field.default is None else code(field.default), field.description or "")
         for name, field in TrainConfig.model_fields.items()

@@ -12,7 +12,7 @@ from typing import Any, Final
 from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.planned_feature import PlanNote, Value
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.job.world import FIELDS, MAY_BE_ZERO, WORDS, World, size_name
+from mindspeed.job.world import FIELDS, World, size_name
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import Problem
@@ -129,7 +129,7 @@ def _unify_size_spellings(
             continue
         given = settings.get(owner, {}).get(argument)
         if size in world and given is not None and given != world[size]:
-            text = f"{layer.source} gives {FIELDS[size][1]} twice: {size} = {world[size]} and {owner}.{argument} = {given}"
+            text = f"{layer.source} gives {FIELDS[size].meaning} twice: {size} = {world[size]} and {owner}.{argument} = {given}"
             fix = f"keep one of the two, they are spellings of the same value (--{size})"
             problems.append(Problem("MS303", text, (owner,), where=layer.source, fix=fix))
         elif size in world:
@@ -149,23 +149,27 @@ def _typed_world(layer: Layer, problems: list[Problem]) -> dict[str, Any]:
             fix = suggestion(near, f"known: {', '.join(FIELDS)}")
             problems.append(Problem("MS301", f"{name!r} is not a value of the world", where=layer.source, fix=fix))
             continue
-        kind, meaning = FIELDS[name]
-        smallest = 0 if name in MAY_BE_ZERO or kind is float else 1
-        if kind is float and type(value) is int:
-            value = float(value)
-        if type(value) is not kind:
-            text = f"{name} ({meaning}) is {value!r}, not {_KINDS[kind]}"
+        field = FIELDS[name]
+        typed = field.typed(value)
+        if typed is None:
+            text = f"{name} ({field.meaning}) is {value!r}, not {_KINDS[field.kind]}"
             problems.append(Problem("MS301", text, where=layer.source))
-        elif isinstance(value, int | float) and kind is not bool and not value >= smallest:  # also not a number
-            text = f"{name} ({meaning}) is {value}, which is below {smallest}"
+        elif field.least is not None and not typed >= field.least:  # also not a number
+            text = f"{name} ({field.meaning}) is {value}, which is below {field.least}"
             problems.append(Problem("MS301", text, where=layer.source))
-        elif name in WORDS and value not in WORDS[name]:
-            near = near_names(value, WORDS[name], number=1) or list(WORDS[name])
-            text = f"{name} is {value!r}, which is none of {', '.join(WORDS[name])}"
+        elif field.words and typed not in field.words:
+            near = near_names(typed, field.words, number=1) or list(field.words)
+            text = f"{name} is {value!r}, which is none of {', '.join(field.words)}"
             problems.append(Problem("MS301", text, where=layer.source, fix=f"--{name} {near[0]}"))
         else:
-            world[name] = value
+            world[name] = typed
     return world
 
 
-_KINDS: Mapping[type, str] = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
+_KINDS: Final[Mapping[type, str]] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a word",
+    bool: "true or false",
+    tuple: "a list of words",
+}

@@ -1,0 +1,143 @@
+"""Fields of the job that follow from several values of Megatron, or from one in another form. Named functions, light."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from mindspeed.job.fact import Names, Values
+
+ACTIVATIONS: Final = ("gelu", "silu", "relu", "squared_relu", "quick_gelu")
+"""Activation functions of an MLP."""
+
+ROTARY: Final = ("rope", "mrope", "yarn")
+"""Kinds of ``position_embedding_type`` that are rotary."""
+
+
+def any_set(values: Values, names: Names) -> bool:
+    """Return whether one of these is set."""
+    return any(bool(values.get(name)) for name in names)
+
+
+def any_given(values: Values, names: Names) -> bool:
+    """Return whether one of these is given, 0 included."""
+    return any(values.get(name) is not None for name in names)
+
+
+def number_or_zero(values: Values, names: Names) -> int:
+    """Return the whole number, 0 where Megatron has none."""
+    return values.get(names[0]) or 0
+
+
+def of_latent_attention(values: Values, names: Names) -> int | None:
+    """Return a width that Megatron-LM's parser has for every model, where attention is latent."""
+    return (values.get(names[0]) or 0) if values.get("multi_latent_attention") else None
+
+
+def chunks(values: Values, names: Names) -> int | None:
+    """Count the model chunks of a stage."""
+    if known := values.get("virtual_pipeline_model_parallel_size") or values.get("num_virtual_stages_per_pipeline_rank"):
+        return int(known)
+    per_chunk, layers = values.get("num_layers_per_virtual_pipeline_stage"), values.get("num_layers")
+    if per_chunk is None:
+        return None if values.get("pipeline_model_parallel_layout") else 1
+    return layers // (values.get("pipeline_model_parallel_size") or 1) // per_chunk if layers and per_chunk else None
+
+
+def built_chunks(values: Values, names: Names) -> int | None:
+    """Count the model chunks of a stage of a configuration; a layout may deal out several that it does not tell."""
+    return values.get(names[0]) or (None if values.get("pipeline_model_parallel_layout") else 1)
+
+
+def query_groups(values: Values, names: Names) -> int | None:
+    """Return the key/value heads; as many as query heads where they are not grouped."""
+    grouped = values.get("group_query_attention")
+    return values.get("num_query_groups") if grouped else values.get("num_attention_heads")
+
+
+def built_query_groups(values: Values, names: Names) -> int | None:
+    """Return the key/value heads of a configuration."""
+    return values.get("num_query_groups") or values.get("num_attention_heads")
+
+
+def mlp_size(values: Values, names: Names) -> int | None:
+    """Return the hidden size of the MLP: the given one, or the one that Megatron makes."""
+    if (given := values.get("ffn_hidden_size")) is not None:
+        return int(given)
+    if (hidden := values.get("hidden_size")) is None:
+        return None
+    return int(4 * hidden * 2 / 3 / 64) * 64 if values.get("swiglu") else 4 * int(hidden)
+
+
+def activation(values: Values, names: Names) -> str:
+    """Name the activation function of the MLP."""
+    if values.get("swiglu"):
+        return "silu"
+    return "squared_relu" if values.get("squared_relu") else "quick_gelu" if values.get("quick_geglu") else "gelu"
+
+
+def built_activation(values: Values, names: Names) -> str | None:
+    """Name the activation function of a configuration; None for a function that no argument asks for."""
+    name = getattr(values.get("activation_func"), "__name__", None)
+    return name if name in ACTIVATIONS else None
+
+
+def rotary(values: Values, names: Names) -> bool:
+    """Return whether positions are rotary."""
+    return bool(values.get("use_rotary_position_embeddings")) or values.get("position_embedding_type") in ROTARY
+
+
+def cuda_graphs(values: Values, names: Names) -> bool:
+    """Return whether layers are captured as CUDA graphs, by one of the names that it has had."""
+    recorded = values.get("cuda_graph_impl") not in (None, "none")
+    return bool(recorded or values.get("enable_cuda_graph") or values.get("external_cuda_graph"))
+
+
+def transformer_engine_layers(values: Values, names: Names) -> bool | None:
+    """Return whether layers are those of Transformer Engine."""
+    return None if (layers := values.get("transformer_impl")) is None else layers != "local"
+
+
+def transformer_engine_experts(values: Values, names: Names) -> bool | None:
+    """Return whether experts are Transformer Engine's grouped ones."""
+    if (layers := values.get("transformer_impl")) is None:
+        return None
+    grouped = values.get("num_experts") and values.get("moe_grouped_gemm") and not values.get("moe_use_legacy_grouped_gemm")
+    return bool(grouped and layers == "transformer_engine")
+
+
+def low_precision_weights(values: Values, names: Names) -> bool:
+    """Return whether weights are kept in fp8 or fp4."""
+    kept = {name[:3] for name in names if values.get(name)}
+    return any(values.get(name) for name in kept)
+
+
+def dtype(values: Values, names: Names) -> str:
+    """Name the type of the weights."""
+    return "bf16" if values.get("bf16") else "fp16" if values.get("fp16") else "fp32"
+
+
+def tied_embeddings(values: Values, names: Names) -> bool:
+    """Return whether the embedding and the output layer share one weight."""
+    return not values.get("untie_embeddings_and_output_weights")
+
+
+def recompute_granularity(values: Values, names: Names) -> str:
+    """Return how much is recomputed: none, selective or full."""
+    return str(values.get("recompute_granularity") or ("selective" if values.get("recompute_activations") else "none"))
+
+
+def recompute_modules(values: Values, names: Names) -> tuple[str, ...]:
+    """Return the modules of a layer that selective recomputation takes: core attention where none is named."""
+    return tuple(values.get(names[0]) or ("core_attn",))
+
+
+def balancing(values: Values, names: Names) -> tuple[str, ...]:
+    """Return how the load of experts is balanced, by one word or several."""
+    given: Any = values.get(names[0]) or "aux_loss"
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def experts_of_layers(values: Values, names: Names) -> bool:
+    """Return whether some layers have experts and others have none."""
+    frequency = values.get(names[0])
+    return not (frequency in (None, 1) or (isinstance(frequency, list | tuple) and all(frequency)))

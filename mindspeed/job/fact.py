@@ -1,0 +1,101 @@
+"""What a field of the job says of itself: meaning, unit, allowed values, and where Megatron has it. Light, data only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, get_origin
+
+from pydantic.fields import FieldInfo
+
+Values = Mapping[str, Any]
+"""Values by the name that Megatron has for them; what is not known is missing or None."""
+
+Names = tuple[str, ...]
+Derivation = Callable[[Values, Names], Any]
+"""Compute a field from Megatron's values, the names of its own at hand; None where they do not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Declare a field of the job.
+
+    ``arguments`` are the dests of Megatron-LM's arguments that it is read from, the deciding one first. ``attributes`` are
+    those of a configuration of megatron-core where they have other names, empty where no configuration has it. ``derive``
+    computes the field; without it the first value counts as it stands. ``derive_built`` computes it from a configuration
+    that says it in another form. ``by_platform`` are arguments whose default is another one on some platforms, so that they
+    decide only where they are given. ``words`` are the allowed words, ``least`` is the smallest number, ``since`` the first
+    Megatron that has it.
+    """
+
+    meaning: str
+    arguments: Names = ()
+    attributes: Names | None = None
+    derive: Derivation | None = None
+    derive_built: Derivation | None = None
+    unit: str = ""
+    words: Names = ()
+    least: int = 1
+    since: str = ""
+    by_platform: Names = ()
+
+    @property
+    def built_names(self) -> Names:
+        """Names of the attributes of a configuration that the field is read from."""
+        return self.arguments if self.attributes is None else self.attributes
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A declared field: its fact, the type of its values, and Megatron's default where there is one for every job."""
+
+    name: str
+    fact: Fact
+    kind: type
+    has_default: bool
+    default: Any
+
+    @classmethod
+    def of(cls, name: str, info: FieldInfo) -> Field:
+        """Read a field of a pydantic model."""
+        fact = next(known for known in info.metadata if isinstance(known, Fact))
+        kind: Any = get_origin(info.annotation) or info.annotation
+        return cls(name, fact, kind, not info.is_required(), info.default)
+
+    @property
+    def meaning(self) -> str:
+        return self.fact.meaning
+
+    @property
+    def words(self) -> Names:
+        return self.fact.words
+
+    @property
+    def least(self) -> int | None:
+        """The smallest number; None for what is no number."""
+        return self.fact.least if self.kind in (int, float) else None
+
+    def of_arguments(self, values: Values) -> Any:
+        """Read the field from Megatron-LM's arguments; None where they do not tell."""
+        return self._read(values, self.fact.arguments, self.fact.derive)
+
+    def of_attributes(self, values: Values) -> Any:
+        """Read the field from the attributes of a configuration; None where they do not tell, or it is older than they are."""
+        names = self.fact.built_names
+        there = any(name in values for name in names)
+        return self._read(values, names, self.fact.derive_built or self.fact.derive) if there else None
+
+    def _read(self, values: Values, names: Names, derive: Derivation | None) -> Any:
+        if not names:
+            return None
+        value = values.get(names[0]) if derive is None else derive(values, names)
+        return self.default if value is None and self.has_default and names[0] in values else value
+
+    def typed(self, value: Any) -> Any:
+        """Return a value in the field's type, a whole number as one with a fraction and a list as a tuple; None for others."""
+        if self.kind is tuple:
+            words = tuple(value) if isinstance(value, list | tuple) else ()
+            return words if words and all(isinstance(word, str) for word in words) else None
+        if self.kind is float and type(value) is int:
+            return float(value)
+        return value if type(value) is self.kind else None
