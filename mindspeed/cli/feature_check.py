@@ -39,6 +39,7 @@ def check(
     """
     request = request.naming(names)
     plan = plan_of_command(ctx, request, script) or _with_padding(request.plan_of_run(), request.train)
+    plan = _with_unknown_megatron(plan)
     if device_memory is not None:
         _require_memory(plan, device_memory)
     kinds = {"not-checked": "not checked", "choice": "choice", "warning": "warning"}
@@ -53,6 +54,16 @@ def _require_memory(plan: ActivationPlan, device_memory: float) -> None:
 
     if problems := over_budget(plan, device_memory):
         raise MindSpeedError(problems)
+
+
+def _with_unknown_megatron(plan: ActivationPlan) -> ActivationPlan:
+    """The plan with a warning row when it knows no version of Megatron, unlike that of every job."""
+    from mindspeed.engine.resolution.planned_feature import PlanNote
+
+    if "megatron" in plan.environment:
+        return plan
+    text = "no megatron-core is installed here, so patches are not checked and the digest is not that of a job"
+    return replace(plan, rows=(*plan.rows, PlanNote("warning", "megatron-core", f"{text}; give --megatron VERSION")))
 
 
 def _with_padding(plan: ActivationPlan, train: dict[str, Any]) -> ActivationPlan:

@@ -295,6 +295,20 @@ def test_what_a_plan_is_made_of_names_no_folder(tmp_path):
     assert not [value for value in (*facts, *facts.values()) if "/" in value]
 
 
+def test_ranks_with_one_digest_are_compared_on_the_facts_of_their_machines():
+    plan = registry.plan(["swiglu"], world={"activation": "silu", "gated_linear_unit": True}, platform="cpu")
+    here = registry.content_of(plan, {}) | {"version torch": "2.13.0", "operator swiglu": "C++"}
+    contents = {"a": here, "b": here | {"version torch": "2.12.0", "operator swiglu": "reference"}}
+    problem = agreement.compare(contents, {"a": [0, 1, 3], "b": [2]}, dict.fromkeys(range(4), HERE))
+    assert len({content["plan"] for content in contents.values()}) == 1
+    assert str(problem) == (
+        "MS610 the ranks do not have the same plan: rank 2 has torch 2.12.0, the others 2.13.0\n"
+        "  because: rank 2 has the operator swiglu as reference, the others C++\n"
+        f"  because: rank 2 runs on {HERE}\n"
+        f"{FIX}"
+    )
+
+
 def test_a_rank_whose_operators_are_not_built_is_odd(monkeypatch):
     plan = registry.plan(features=["swiglu"], platform="cpu")
     monkeypatch.setattr(availability, "variant", lambda op, platform: "C++")
