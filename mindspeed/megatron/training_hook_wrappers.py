@@ -18,7 +18,9 @@ from mindspeed.engine.planning.fingerprint import Content
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.runtime import session
 from mindspeed.job import megatron_arguments as flags
+from mindspeed.job.world import World
 from mindspeed.megatron.parsed_arguments import contradiction, unsupported_arguments
+from mindspeed.plugins.answers import completed
 from mindspeed.plugins.problems import MindSpeedError, Problem, RunError
 from mindspeed.plugins.wrapping import Function, wrapper
 
@@ -126,11 +128,17 @@ def put_platform_values(args: Any) -> None:
 
 
 def differences(active: session.Session, args: Any) -> list[Problem]:
-    """MS306 for every size and property of the model that the plan was made for and Megatron's arguments have otherwise."""
+    """MS306 for every size and property of the model that the plan was made for and Megatron's arguments have otherwise.
+
+    What features make of the arguments counts: some set a size in the configuration alone.
+    """
     planned = active.plan.world.known()
+    made = flags.world_of(vars(args))
+    features = ((type(feature), feature.args) for feature in active.manager.features)
+    world = completed(World({field: value for field, (value, _) in made.items()}), features).known()
     problems = []
-    for field, (value, names) in flags.world_of(vars(args)).items():
-        if field in planned and planned[field] != value:
+    for field, (_, names) in made.items():
+        if field in planned and planned[field] != (value := world[field]):
             text = f"the plan was made for {field} {planned[field]}, and Megatron's {names[0]} makes it {value}"
             option = f"--{names[0].replace('_', '-')}"
             fix = f"give {option} on the command line, where mindspeed reads it too, or change the plan's {field}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, Final
 
+from mindspeed.job.world import UnknownValue, World
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.saved_tensors import SavedTensors
 
@@ -55,3 +57,18 @@ def changed_tensors(feature: type[Feature[Any]], hook: str, args: Any, world: An
         return tensors if changed is None else changed
 
     return change
+
+
+def completed(world: World, features: Iterable[tuple[type[Feature[Any]], Any]]) -> World:
+    """Return the world with what these features, each with its arguments, say of the job: values nobody gave, layer splits.
+
+    What a feature says that reads a value nobody gave stays out.
+    """
+    for feature, args in features:
+        with suppress(UnknownValue):
+            values = answer(feature, "job_values", args, world) or {}
+            added = {field: value for field, value in values.items() if not world.is_set(field)}
+            world = World(world.known() | added, world.layer_split)
+            split = answer(feature, "layer_split", args, world)
+            world = World(world.known(), split or world.layer_split)
+    return world

@@ -23,6 +23,7 @@ from mindspeed.megatron.training_hook_wrappers import (
     validate_args_for_platform,
 )
 from mindspeed.plugins import ArgOverride, MindSpeedError, World
+from mindspeed.registry import catalog
 from tests.megatron_lm import stub
 from tests.megatron_lm.checkout import ROOT
 
@@ -34,7 +35,7 @@ def active(world=None, **overrides):
         PlannedOverride(("some-feature",), ArgOverride(name, value, "it needs that")) for name, value in overrides.items()
     ]
     plan = ActivationPlan((), World(world or {}), overrides=tuple(planned), environment={"megatron": "0.16.1"})
-    return SimpleNamespace(plan=plan, proof=SimpleNamespace(taken={}))
+    return SimpleNamespace(plan=plan, proof=SimpleNamespace(taken={}), manager=SimpleNamespace(features=()))
 
 
 def parsed(**values):
@@ -123,6 +124,25 @@ def test_a_size_that_megatron_makes_another_one_is_a_problem():
     assert found[1].fix_text == (
         "give --num-layers on the command line, where mindspeed reads it too, or change the plan's num_layers"
     )
+
+
+@pytest.mark.parametrize("count", ["--n-shared-experts 2", "--set moe-shared-experts.count=2 --features moe-shared-experts"])
+def test_a_size_that_a_feature_makes_of_others_is_no_difference(plan, count):
+    line = "--num-experts 4 --moe-ffn-hidden-size 96 --disable-bias-linear --transformer-impl local"
+    planned = plan(f"{SHAPE} {line} {count}")
+    assert planned.world.shared_expert_hidden_size == 192
+    features = [catalog().feature(feature.name) for feature in planned.features]
+    made = [of(of.Args(**feature.args), planned.world) for of, feature in zip(features, planned.features, strict=True)]
+    session = SimpleNamespace(plan=planned, manager=SimpleNamespace(features=made))
+    sizes = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "seq_length": 16, "micro_batch_size": 1}
+    sizes |= {"global_batch_size": 4, "num_experts": 4, "add_bias_linear": False, "transformer_impl": "local"}
+    args = parsed(**sizes, moe_ffn_hidden_size=96)
+    assert differences(session, args) == []
+    args.moe_ffn_hidden_size = 48
+    assert [problem.message for problem in differences(session, args)] == [
+        "the plan was made for moe_ffn_hidden_size 96, and Megatron's moe_ffn_hidden_size makes it 48",
+        "the plan was made for shared_expert_hidden_size 192, and Megatron's moe_shared_expert_intermediate_size makes it 96",
+    ]
 
 
 def test_sizes_that_follow_from_others_follow_as_in_megatron():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from mindspeed._version import __version__
@@ -12,8 +11,8 @@ from mindspeed.engine.resolution.planned_feature import PlanNote, Reason, Value
 from mindspeed.engine.resolution.request import MEGATRON_DEFAULTS
 from mindspeed.engine.resolution.request_merge import MergedRequest
 from mindspeed.engine.resolution.setting_validation import Arguments, flag
-from mindspeed.job.world import UnknownValue, World
-from mindspeed.plugins.answers import answer
+from mindspeed.job.world import UnknownValue
+from mindspeed.plugins.answers import answer, completed
 from mindspeed.plugins.conditions import Condition, ConditionError, Predicate
 from mindspeed.plugins.constraints import Constraint, Requires
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
@@ -122,17 +121,10 @@ class ResolutionState:
 
     def complete_world(self) -> None:
         """Add what settings of active features say of the job: values that nobody gave, and the layers of each chunk."""
+        describing = sorted(self.catalog.describing.intersection(self.active))
+        asked = ((self.catalog.feature(name), self.args_of(name)) for name in describing)
         self.world = self._given
-        for name in sorted(self.catalog.describing.intersection(self.active)):
-            feature, args = self.catalog.feature(name), self.args_of(name)
-            if args is None:
-                continue
-            with suppress(UnknownValue):
-                values = answer(feature, "job_values", args, self.world) or {}
-                added = {field: value for field, value in values.items() if not self.world.is_set(field)}
-                self.world = World(self.world.known() | added, self.world.layer_split)
-                split = answer(feature, "layer_split", args, self.world)
-                self.world = World(self.world.known(), split or self.world.layer_split)
+        self.world = completed(self._given, [(feature, args) for feature, args in asked if args is not None])
 
     def constraints(self, *kinds: type[Any]) -> Iterator[tuple[str, Any]]:
         """Constraints of these kinds over the active features, in name order, whose ``when`` holds."""
