@@ -153,21 +153,25 @@ def seconds(tokens: int, hidden: int, clock: str, passes: int = 12) -> tuple[flo
 @contextmanager
 def planted(how: Run) -> Iterator[list[int]]:
     """Plant a fault, and count the waits."""
-    waits, wait, post = [0], transfer.Pending.wait, transfer.post_all_to_all
+    waits, wait, post = [0], transfer.PendingCollective.wait, transfer.post_all_to_all
 
-    def counted(pending: transfer.Pending) -> Tensor:
+    def counted(pending: transfer.PendingCollective) -> Tensor:
         if pending._work is None:
             return wait(pending)
         waits[0] += 1
         return pending.received if waits[0] - 1 == how.skip else wait(pending)
 
-    def posted(*args: Any) -> transfer.Pending:
+    def posted(*args: Any) -> transfer.PendingCollective:
         pending = post(*args)
         if how.fault == "wait at the post":
             pending.wait()
         return pending
 
-    with patch.object(transfer.Pending, "wait", counted), patch.object(transfer, "post_all_to_all", posted), _moved(how.fault):
+    with (
+        patch.object(transfer.PendingCollective, "wait", counted),
+        patch.object(transfer, "post_all_to_all", posted),
+        _moved(how.fault),
+    ):
         yield waits
 
 

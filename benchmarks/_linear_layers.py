@@ -18,7 +18,7 @@ from benchmarks._sockets import bytes_on_sockets
 from mindspeed.features.coc import products as coc
 from mindspeed.features.tensor_parallel_2d import costs
 from mindspeed.features.tensor_parallel_2d import products as grid_products
-from mindspeed.platforms.collectives import Traffic, traffic
+from mindspeed.platforms.collectives import CollectiveTraffic, traffic
 from mindspeed.platforms.emulation import link
 from mindspeed.tensor_parallel.linear import plain_weight_gradient
 
@@ -42,8 +42,8 @@ class LayerRun:
     """Outputs and gradients by name, calls and bytes of collectives in both directions, and the bytes kept for backward."""
 
     values: dict[str, Tensor]
-    forward: Traffic
-    backward: Traffic
+    forward: CollectiveTraffic
+    backward: CollectiveTraffic
     saved: int
 
 
@@ -193,7 +193,7 @@ def hidden_by_coc(late: bool) -> dict[tuple[str, int], float]:
     return hidden
 
 
-def sent_on_grid(traffic: Traffic, x: int, y: int) -> float:
+def sent_on_grid(traffic: CollectiveTraffic, x: int, y: int) -> float:
     """Bytes that a rank sends, of what it hands over."""
     ranks = {"X": x, "Y": y}
     total = 0.0

@@ -17,7 +17,7 @@ from torch import Tensor
 import mindspeed
 from benchmarks._virtual_time import virtual_time
 from mindspeed.moe import transfer
-from mindspeed.moe.transfer import Pending
+from mindspeed.moe.transfer import PendingCollective
 from mindspeed.platforms.collectives import traffic
 
 
@@ -128,8 +128,8 @@ def run(shape: Shape, dtype: torch.dtype = torch.float32, delay: float = 0.0) ->
 def waits_at_once() -> Iterator[None]:
     """Wait right after every post of a transfer."""
 
-    def eager(original: Callable[..., Pending]) -> Callable[..., Pending]:
-        def post(*args: Any) -> Pending:
+    def eager(original: Callable[..., PendingCollective]) -> Callable[..., PendingCollective]:
+        def post(*args: Any) -> PendingCollective:
             pending = original(*args)
             pending.wait()
             return pending

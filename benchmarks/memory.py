@@ -29,14 +29,14 @@ from mindspeed.platforms import transfers
 from mindspeed.platforms.emulation import collective_log
 from mindspeed.verification.case import build_case
 from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.shape import ModelShape, Recipe
+from mindspeed.verification.shape import GptShape, Recipe
 
 COMMAND: Final = "python -m benchmarks.memory"
 PARTS: Final = 16
 TURNS: Final = 12
 STEPS: Final = 6
 WARM: Final = 2
-SHAPE: Final = ModelShape(
+SHAPE: Final = GptShape(
     "llama",
     num_layers=2,
     hidden_size=128,

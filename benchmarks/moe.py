@@ -214,7 +214,7 @@ def transfers_of_units(pool: WorkerPool) -> list[Row]:
 def sent_bytes(pool: WorkerPool) -> list[Row]:
     """Bytes at the process groups, beside the formula and beside Megatron."""
     shape = Shape()
-    call = costs.Call(shape.tokens, shape.topk, shape.hidden, 4, 4, shape.experts, ranks=2)
+    call = costs.ExpertWork(shape.tokens, shape.topk, shape.hidden, 4, 4, shape.experts, ranks=2)
     ours = pool.call(run, 2, shape, plan=plan_of("moe-alltoall-overlap"))[0]
     megatrons = pool.call(run, 2, shape, plan=plan_of(level=0))[0]
     gathered = pool.call(run, 2, shape, plan=plan_of("moe-allgather-overlap"))[0]
@@ -238,7 +238,7 @@ def once_per_rank(pool: WorkerPool) -> list[Row]:
     plan = plan_of("moe-alltoall-overlap", settings=settings)
     outcome, sent, received = pool.call(run_counting_pairs, 2, shape, plan=plan)[0]
     every = pool.call(run, 2, shape, plan=plan_of("moe-alltoall-overlap"))[0].sent["all_to_all"]
-    call = costs.Call(shape.tokens, shape.topk, shape.hidden, 4, 4, shape.experts, ranks=2)
+    call = costs.ExpertWork(shape.tokens, shape.topk, shape.hidden, 4, 4, shape.experts, ranks=2)
     formula, ours = costs.once_per_rank(call, sent, received), outcome.sent["all_to_all"]
     return [
         Row("once_per_rank, top 4: all-to-all bytes / those of distinct pairs", 1, ours / formula, "x", COMMAND),

@@ -21,7 +21,7 @@ from benchmarks._published import published_rows
 from benchmarks._tuning_runs import accuracy_rows, deterministic_rows, flops_rows, memory_rows
 from benchmarks.table import Row, main, medians
 from mindspeed.features.profiler.feature import ProfilerArgs
-from mindspeed.features.profiler.window import Window
+from mindspeed.features.profiler.window import TraceWindow
 from mindspeed.features.tflops.meter import StepMeter
 from mindspeed.plugins.discovery import discover
 from mindspeed.tuning.rules import FixedRequest
@@ -79,7 +79,7 @@ def search_rows() -> list[Row]:
 def idle_rows() -> list[Row]:
     """Time around a step in which a tool has nothing to do."""
     torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]  # a wait for the device is not the tool's
-    meter, window = StepMeter(10**9, 1), Window(ProfilerArgs(), "cpu")
+    meter, window = StepMeter(10**9, 1), TraceWindow(ProfilerArgs(), "cpu")
     meter.executed = 1.0
     rounds = 10_000
 
@@ -109,7 +109,7 @@ def traced_rows() -> list[Row]:
             values @ values
 
     with TemporaryDirectory() as folder:
-        window = Window(ProfilerArgs(start=0, end=10**6, folder=folder), "cpu")
+        window = TraceWindow(ProfilerArgs(start=0, end=10**6, folder=folder), "cpu")
 
         def traced() -> None:
             with window.step(1) or nullcontext():

@@ -40,7 +40,7 @@ from mindspeed.plugins.process_variables import Variables, unset_variables, vari
 from mindspeed.plugins.tracing import trace, tracing
 
 if TYPE_CHECKING:
-    from mindspeed.engine.planning.targets import Target
+    from mindspeed.engine.planning.targets import PatchTarget
     from mindspeed.plugins.feature import Feature
     from mindspeed.plugins.patches import Patch
 
@@ -171,7 +171,7 @@ def _hook_patches(
     return [(MegatronHookPoints.spec.name, patch) for patch in patches]
 
 
-def megatron_targets(known: Catalog) -> list[Target]:
+def megatron_targets(known: Catalog) -> list[PatchTarget]:
     """Every place in Megatron that the framework or a feature of a catalog may patch."""
     from mindspeed.engine.planning.targets import megatron_targets
     from mindspeed.megatron.hook_points import MegatronHookPoints, all_hook_patches

@@ -14,10 +14,10 @@ from unittest.mock import patch
 
 import torch.distributed as dist
 
-from mindspeed.context_parallel.exchange import Pending
+from mindspeed.context_parallel.exchange import PendingExchange
 
 WAITS: Final[tuple[tuple[Any, str], ...]] = (
-    (Pending, "wait"),
+    (PendingExchange, "wait"),
     (dist, "all_gather_into_tensor"),
     (dist, "reduce_scatter_tensor"),
 )

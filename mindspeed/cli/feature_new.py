@@ -26,7 +26,7 @@ _SUFFIX: Final = ".template"
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class FeatureLocation:
     """A place for a new feature: ``code`` is the folder of ``module``; the templates of ``tree`` go below ``root``.
 
     ``wrong`` has a text and a fix for everything that speaks against this place.
@@ -89,7 +89,7 @@ def new(name: str, kind: str, package: bool, into: Path | None, folder: Path) ->
     print_result({"name": name, "files": [str(path) for path in files], "next": list(place.steps)}, lines)
 
 
-def _files(name: str, kind: str, place: Layout) -> dict[Path, str]:
+def _files(name: str, kind: str, place: FeatureLocation) -> dict[Path, str]:
     """Every file to write, with its text."""
     words = {
         "name": name,
@@ -107,7 +107,7 @@ def _files(name: str, kind: str, place: Layout) -> dict[Path, str]:
     return files
 
 
-def _package(name: str, folder: Path) -> Layout:
+def _package(name: str, folder: Path) -> FeatureLocation:
     """A distribution of its own in ``folder``."""
     root, module = folder / name, _identifier(name)
     wrong = []
@@ -122,10 +122,10 @@ def _package(name: str, folder: Path) -> Layout:
         "pytest tests",
         f"mindspeed features test {name} --parity",
     )
-    return Layout(root / module, module, "package", root, steps, tuple(wrong))
+    return FeatureLocation(root / module, module, "package", root, steps, tuple(wrong))
 
 
-def _into(name: str, package: Path) -> Layout:
+def _into(name: str, package: Path) -> FeatureLocation:
     """A folder inside an existing package, and its test."""
     folder, module = _identifier(name), f"{package.resolve().name}.{_identifier(name)}"
     steps = (
@@ -136,10 +136,10 @@ def _into(name: str, package: Path) -> Layout:
     )
     is_package = (package / "__init__.py").is_file()
     wrong = () if is_package else ((f"{package} is no package: it has no __init__.py", "--into FOLDER/PACKAGE"),)
-    return Layout(package / folder, module, "package/tests", package.parent / "tests", steps, wrong)
+    return FeatureLocation(package / folder, module, "package/tests", package.parent / "tests", steps, wrong)
 
 
-def _built_in(name: str, checkout: Path) -> Layout:
+def _built_in(name: str, checkout: Path) -> FeatureLocation:
     """A feature among mindspeed's own."""
     module = _identifier(name)
     features = checkout / "mindspeed" / "features"
@@ -149,7 +149,7 @@ def _built_in(name: str, checkout: Path) -> Layout:
     )
     text, fix = f"{checkout.resolve()} is no checkout of mindspeed", "-o CHECKOUT, or --package for a distribution of your own"
     wrong = () if features.is_dir() else ((text, fix),)
-    return Layout(features / module, f"mindspeed.features.{module}", "built_in", checkout, steps, wrong)
+    return FeatureLocation(features / module, f"mindspeed.features.{module}", "built_in", checkout, steps, wrong)
 
 
 def _identifier(name: str) -> str:

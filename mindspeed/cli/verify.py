@@ -11,7 +11,7 @@ from mindspeed.cli.output import PROBLEMS, json_option, print_json, print_proble
 from mindspeed.cli.request_options import JobCommand, Request, names_argument, request_options
 
 if TYPE_CHECKING:
-    from mindspeed.verification.comparison import Check
+    from mindspeed.verification.comparison import ComparisonResult
     from mindspeed.verification.harness import Verdict
 
 
@@ -67,6 +67,6 @@ def _print(verdict: Verdict) -> None:
     click.echo(f"{verdict.feature}: {verdict.claim} {'holds' if verdict.holds else 'does not hold'}")
 
 
-def _kind(check: Check) -> str:
+def _kind(check: ComparisonResult) -> str:
     """``gradient`` of ``gradient of decoder.layers.0...``."""
     return check.what.partition(" of ")[0]

@@ -52,7 +52,7 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BlockCall:
     """Describe a call of the operator: a tile, the rows of the batch that it is for, its mask and the seed of its dropout."""
 
     tile: Tile
@@ -71,7 +71,7 @@ def start(q: Tensor, value_width: int) -> Running:
 
 def parts(
     scoring: Scoring, queries: Sequence[Span], keys: Sequence[Span], device: torch.device, rows: Span | None = None
-) -> Iterator[Part]:
+) -> Iterator[BlockCall]:
     """The calls for local queries and a block of keys, both given by their global ranges; of the queries only ``rows``."""
     seen = scoring.visibility
     mask = None if seen.mask is None else torch.cat([seen.mask[..., a:b] for a, b in keys], -1)
@@ -80,7 +80,7 @@ def parts(
         for tile in tiles(_between(queries, first, last), keys, seen.causal, ends, join=scoring.slopes is None):
             here = tile._replace(rows=(first + tile.rows[0], first + tile.rows[1]))
             cut = None if mask is None else mask[..., slice(*here.rows), slice(*here.columns)]
-            yield Part(here, batch, compressed_mask(device) if here.causal else cut, seed(scoring, device))
+            yield BlockCall(here, batch, compressed_mask(device) if here.causal else cut, seed(scoring, device))
 
 
 def seed(scoring: Scoring, device: torch.device) -> Tensor | None:
@@ -103,7 +103,7 @@ def _between(spans: Sequence[Span], first: int, last: int) -> list[Span]:
     return found
 
 
-def accumulate_block(running: Running, scoring: Scoring, part: Part, q: Tensor, k: Tensor, v: Tensor) -> None:
+def accumulate_block(running: Running, scoring: Scoring, part: BlockCall, q: Tensor, k: Tensor, v: Tensor) -> None:
     """Merge a part of a block of keys into the running result."""
     here, there = slice(*part.tile.rows), slice(*part.tile.columns)
     inputs = [x[tokens, part.batch].flatten(2) for x, tokens in ((q, here), (k, there), (v, there))]
@@ -123,7 +123,7 @@ def merge(out: Tensor, lse: Tensor, new_out: Tensor, new_lse: Tensor) -> None:
 
 
 def gradients(
-    scoring: Scoring, part: Part, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+    scoring: Scoring, part: BlockCall, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """This part's share of the gradients of the queries of its rows and of the keys and values of its columns."""
     here, there = slice(*part.tile.rows), slice(*part.tile.columns)
@@ -146,11 +146,11 @@ def gradients(
     return unflatten(dq, 2, (heads, -1)), unflatten(dk, 2, (groups, -1)), unflatten(dv, 2, (groups, -1))
 
 
-def _optional_tensors(scoring: Scoring, part: Part) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+def _optional_tensors(scoring: Scoring, part: BlockCall) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     return scoring.slopes, part.mask, part.seed
 
 
-def _options(scoring: Scoring, part: Part, q: Tensor) -> tuple[Any, ...]:
+def _options(scoring: Scoring, part: BlockCall, q: Tensor) -> tuple[Any, ...]:
     mode = _TO_LAST_KEY if part.tile.causal else _ALL_KEYS if part.mask is None else _BY_MASK
     arithmetic = (scoring.scale, 1 - scoring.dropout_p, UNBOUNDED, UNBOUNDED)
     pse_type = 1 if scoring.slopes is None else 2

@@ -49,7 +49,7 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
-class Bytes:
+class SentBytes:
     """Sent by one rank in forward and in backward."""
 
     forward: int
@@ -59,18 +59,18 @@ class Bytes:
     def both(self) -> int:
         return self.forward + self.backward
 
-    def __add__(self, other: Bytes) -> Bytes:
-        return Bytes(self.forward + other.forward, self.backward + other.backward)
+    def __add__(self, other: SentBytes) -> SentBytes:
+        return SentBytes(self.forward + other.forward, self.backward + other.backward)
 
 
-NOTHING: Final = Bytes(0, 0)
+NOTHING: Final = SentBytes(0, 0)
 
 
-def ring(a: Attention, ranks: int, keep: Keep = "none") -> Bytes:
+def ring(a: Attention, ranks: int, keep: Keep = "none") -> SentBytes:
     """Keys and values go round once in each direction of time, but for what is kept, their gradients once."""
     forward = (ranks - 1) * a.block * a.element
     again = forward - (ranks - 1) * a.named(keep) * a.element
-    return Bytes(forward, again + (ranks - 1) * a.block * WIDE)
+    return SentBytes(forward, again + (ranks - 1) * a.block * WIDE)
 
 
 def kept_by_ring(a: Attention, ranks: int, keep: Keep = "none") -> int:
@@ -78,7 +78,7 @@ def kept_by_ring(a: Attention, ranks: int, keep: Keep = "none") -> int:
     return a.own + (ranks - 1) * a.named(keep) * a.element
 
 
-def ulysses(a: Attention, ranks: int, keep: Keep = "none") -> Bytes:
+def ulysses(a: Attention, ranks: int, keep: Keep = "none") -> SentBytes:
     """Query, key, value and result are exchanged once forward, their gradients once backward, and what is kept as it was again.
 
     Where one key head is gathered as much is sent.
@@ -86,7 +86,7 @@ def ulysses(a: Attention, ranks: int, keep: Keep = "none") -> Bytes:
     times = copies(a.heads, a.groups, ranks)
     numbers = (a.tokens * a.heads * (a.width + a.value_width), times * a.block, times * a.named(keep))
     query, keys, again = (number * a.element * (ranks - 1) // ranks for number in numbers)
-    return Bytes(query + keys, query + keys + again)
+    return SentBytes(query + keys, query + keys + again)
 
 
 def kept_by_ulysses(a: Attention, ranks: int, keep: Keep = "none") -> int:
@@ -95,7 +95,7 @@ def kept_by_ulysses(a: Attention, ranks: int, keep: Keep = "none") -> int:
     return inside.own - (inside.named(keep) - a.named(keep)) * a.element
 
 
-def hybrid(a: Attention, inner: int, outer: int) -> Bytes:
+def hybrid(a: Attention, inner: int, outer: int) -> SentBytes:
     """Ulysses over ``inner`` ranks around a ring of ``outer``, whose ranks have more tokens of fewer heads."""
     return ulysses(a, inner) + ring(head_all_to_all(a, inner), outer)
 
@@ -106,10 +106,10 @@ def head_all_to_all(a: Attention, ranks: int) -> Attention:
     return Attention(a.tokens * ranks, a.heads // ranks, keys, a.width, a.value_width, a.element)
 
 
-def gathered(a: Attention, ranks: int) -> Bytes:
+def gathered(a: Attention, ranks: int) -> SentBytes:
     """Keys and values are gathered in forward and again in backward; gradients are scattered to their owners."""
     forward = (ranks - 1) * a.block * a.element
-    return Bytes(forward, forward + (ranks - 1) * a.block * WIDE)
+    return SentBytes(forward, forward + (ranks - 1) * a.block * WIDE)
 
 
 ACROSS: Final = 9
@@ -129,7 +129,7 @@ def near(world: World) -> int:
     return gcd(max(1, world.ranks_per_node // world.tp), world.cp) if world.knows("ranks_per_node") else int(world.cp)
 
 
-def cost(hidden: Bytes, waiting: Bytes, across: int, **settings: Any) -> Cost:
+def cost(hidden: SentBytes, waiting: SentBytes, across: int, **settings: Any) -> Cost:
     """Bytes as a `Cost`: of all those that ``waiting`` says, ``across`` go from node to node.
 
     What a computation hides counts once, wherever it goes; where two send as much, the one that waits for less is better.
@@ -169,6 +169,6 @@ def cost_of_hybrid(degree: int | None, world: World) -> Cost:
     return min(found, key=lambda one: one.amounts)
 
 
-def _between(sent: Bytes, ranks: int, near: int) -> int:
+def _between(sent: SentBytes, ranks: int, near: int) -> int:
     """Give the share of equal messages to all other ranks that goes to other nodes."""
     return sent.both * (ranks - near) // (ranks - 1) if ranks > 1 else 0

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 @dataclass(slots=True)
-class Pending:
+class PendingExchange:
     """A posted exchange; what is sent and received must not be touched before `wait`."""
 
     received: Tensor
@@ -34,26 +34,26 @@ class Exchange:
     group: dist.ProcessGroup
     second: dist.ProcessGroup | None = None
 
-    def post(self, sent: Tensor, to: int, source: int) -> Pending:
+    def post(self, sent: Tensor, to: int, source: int) -> PendingExchange:
         """Send to rank ``to`` of the group and receive as much from rank ``source``."""
         received = torch.empty_like(sent)
         here, there = self._group(self.group.rank()), self._group(source)
         send = dist.P2POp(dist.isend, sent, group=here, group_peer=to)
         receive = dist.P2POp(dist.irecv, received, group=there, group_peer=source)
         if here is there:
-            return Pending(received, sent, dist.batch_isend_irecv([send, receive]))
+            return PendingExchange(received, sent, dist.batch_isend_irecv([send, receive]))
         ordered = [send, receive] if here is self.group else [receive, send]
-        return Pending(received, sent, [work for one in ordered for work in dist.batch_isend_irecv([one])])
+        return PendingExchange(received, sent, [work for one in ordered for work in dist.batch_isend_irecv([one])])
 
     def _group(self, sender: int) -> dist.ProcessGroup:
         """The communicator of what ``sender`` sends."""
         return self.second if self.second is not None and sender % 2 else self.group
 
 
-def post_all_to_all(sent: Tensor, group: dist.ProcessGroup) -> Pending:
+def post_all_to_all(sent: Tensor, group: dist.ProcessGroup) -> PendingExchange:
     """Send slice r of dimension 0 to rank r of the group; what is received has the sender in dimension 0."""
     received = torch.empty_like(sent)
-    return Pending(received, sent, [dist.all_to_all_single(received, sent, group=group, async_op=True)])
+    return PendingExchange(received, sent, [dist.all_to_all_single(received, sent, group=group, async_op=True)])
 
 
 def pack(tensors: Sequence[Tensor]) -> Tensor:

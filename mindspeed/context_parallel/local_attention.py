@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mindspeed.context_parallel.blocks import Part, Scoring, accumulate_block, gradients, parts, start
+from mindspeed.context_parallel.blocks import BlockCall, Scoring, accumulate_block, gradients, parts, start
 from mindspeed.context_parallel.layout import Span
 
 
@@ -37,7 +37,7 @@ class _Local(torch.autograd.Function):
 
 def local_attention(
     query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, queries: Sequence[Span], keys: Sequence[Span]
-) -> tuple[Tensor, Tensor, list[Part]]:
+) -> tuple[Tensor, Tensor, list[BlockCall]]:
     """The result, the logarithm of the softmax's denominators, and the parts, which know the seeds of their dropout."""
     running, work = start(query, value.shape[-1]), list(parts(scoring, queries, keys, query.device))
     for part in work:
@@ -45,14 +45,14 @@ def local_attention(
     return running.out.to(query.dtype), running.lse, work
 
 
-def gradients_of(scoring: Scoring, work: Sequence[Part], dout: Tensor, *saved: Tensor) -> list[Tensor]:
+def gradients_of(scoring: Scoring, work: Sequence[BlockCall], dout: Tensor, *saved: Tensor) -> list[Tensor]:
     """Gradients of query, key and value, in their types; ``saved`` are query, key, value, result and denominators."""
     sums = [torch.zeros_like(x, dtype=saved[4].dtype) for x in saved[:3]]
     add_gradients(sums, scoring, work, dout, *saved)
     return [total.to(x.dtype) for total, x in zip(sums, saved[:3], strict=True)]
 
 
-def add_gradients(sums: Sequence[Tensor], scoring: Scoring, work: Sequence[Part], dout: Tensor, *saved: Tensor) -> None:
+def add_gradients(sums: Sequence[Tensor], scoring: Scoring, work: Sequence[BlockCall], dout: Tensor, *saved: Tensor) -> None:
     """Add the shares of all parts to the wide gradients of query, key and value; ``saved`` as `gradients` takes them."""
     for part in work:
         here, there = slice(*part.tile.rows), slice(*part.tile.columns)

@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindspeed.context_parallel.blocks import Part, Scoring, accumulate_block, parts, start
+from mindspeed.context_parallel.blocks import BlockCall, Scoring, accumulate_block, parts, start
 from mindspeed.context_parallel.checks import check_shares
-from mindspeed.context_parallel.exchange import Exchange, Pending, pack, unpack
+from mindspeed.context_parallel.exchange import Exchange, PendingExchange, pack, unpack
 from mindspeed.context_parallel.layout import Layout, contiguous, zigzag
 from mindspeed.context_parallel.local_attention import add_gradients
 from mindspeed.context_parallel.ring_schedule import Rounds
@@ -77,7 +77,7 @@ class _Plan:
     exchange: Exchange
     keep: Keep
 
-    def work(self, rank: int, tokens: int, device: torch.device) -> list[list[Part]]:
+    def work(self, rank: int, tokens: int, device: torch.device) -> list[list[BlockCall]]:
         """The parts of each step, and last of all those of the own block that wait for the end of backward."""
         length, layout = tokens * self.rounds.ranks, self.layout
         blocks = [layout.spans(self.rounds.block(rank, step), length) for step in range(self.rounds.ranks)]
@@ -94,7 +94,7 @@ class _Ring(torch.autograd.Function):
         work = plan.work(rank, query.shape[0], query.device)
         running = start(query, value.shape[-1])
         block, kept = pack([key, value]), list[Tensor]()
-        arriving: dict[int, Pending] = {}
+        arriving: dict[int, PendingExchange] = {}
         for step in range(ranks):
             if step:
                 block = arriving.pop(step).wait()
@@ -126,8 +126,8 @@ class _Ring(torch.autograd.Function):
             add_gradients([dq, *unpack(total, like)], plan.scoring, work[step], dout, query, k, v, out, lse)
 
         block = pack(sent) if sent else None
-        arriving: dict[int, Pending] = {}
-        returning: Pending | None = None
+        arriving: dict[int, PendingExchange] = {}
+        returning: PendingExchange | None = None
         for step in range(ranks):
             if block is not None:
                 block = arriving.pop(step).wait() if step else block

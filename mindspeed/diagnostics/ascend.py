@@ -24,7 +24,7 @@ SECONDS: Final = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class AscendHost:
     """Hold the root of the file system and the environment variables, both real unless a test makes them up."""
 
     root: Path = Path("/")
@@ -45,12 +45,12 @@ class Machine:
         return self.root / (noted or "/usr/local/Ascend").lstrip("/")
 
 
-def findings(machine: Machine | None = None) -> Iterator[Finding]:
+def findings(machine: AscendHost | None = None) -> Iterator[Finding]:
     """Report a finding per layer on a machine that looks like an Ascend one, none on any other.
 
     What is missing is a ``warning``; on a machine with device nodes, where training would use them, it is ``missing``.
     """
-    machine = machine or Machine()
+    machine = machine or AscendHost()
     if not machine.is_ascend():
         return
     absent = "missing" if machine.devices() else "warning"
@@ -64,7 +64,7 @@ def findings(machine: Machine | None = None) -> Iterator[Finding]:
     yield _nnal(machine)
 
 
-def _driver(machine: Machine, absent: str) -> Iterator[Finding]:
+def _driver(machine: AscendHost, absent: str) -> Iterator[Finding]:
     folder = machine.install_folder()
     for layer in ("driver", "firmware"):
         file = folder / layer / "version.info"
@@ -76,7 +76,7 @@ def _driver(machine: Machine, absent: str) -> Iterator[Finding]:
             yield Finding(f"ascend {layer}", f"no version in {file}", absent if layer == "driver" else "warning", fix)
 
 
-def _npu_smi(machine: Machine, absent: str) -> Finding:
+def _npu_smi(machine: AscendHost, absent: str) -> Finding:
     tool = shutil.which("npu-smi", path=machine.environ.get("PATH", os.defpath))
     if tool is None:
         fix = "it comes with the driver; in a container, mount /usr/local/bin/npu-smi"
@@ -96,7 +96,7 @@ def _npu_smi(machine: Machine, absent: str) -> Finding:
     return Finding("npu-smi", said)
 
 
-def _toolkit_folder(machine: Machine) -> Path | None:
+def _toolkit_folder(machine: AscendHost) -> Path | None:
     given = [machine.environ[name] for name in HOME_VARIABLES if machine.environ.get(name)]
     folders = [*(machine.root / path.lstrip("/") for path in given), *(machine.root / path for path in TOOLKITS)]
     return next((folder for folder in folders if folder.is_dir()), None)
@@ -118,7 +118,7 @@ def _installed_version(folder: Path, package: str) -> str | None:
     return next((version for file in files if (version := _value_in(file, "version"))), None)
 
 
-def _variables(machine: Machine, toolkit: Path | None) -> Iterator[Finding]:
+def _variables(machine: AscendHost, toolkit: Path | None) -> Iterator[Finding]:
     """Environment variables that ``set_env.sh`` of CANN sets."""
     source = f"source {_set_env(toolkit)}" if toolkit else "install CANN, then source its set_env.sh"
     for name in HOME_VARIABLES:
@@ -145,7 +145,7 @@ def _kernels(toolkit: Path, absent: str) -> Finding:
     return Finding("CANN kernels", f"none below {toolkit / 'opp'}", absent, fix)
 
 
-def _nnal(machine: Machine) -> Finding:
+def _nnal(machine: AscendHost) -> Finding:
     value = machine.environ.get("ATB_HOME_PATH")
     installed = machine.root / ATB
     if value and (machine.root / value.lstrip("/")).is_dir():

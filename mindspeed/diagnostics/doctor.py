@@ -161,7 +161,7 @@ def _devices(torch: dict[str, Any]) -> Iterator[Finding]:
     yield Finding("cpu", f"{os.cpu_count()} cores, {memory:.0f} GiB memory")
     gpus = torch.get("gpus") or []
     yield Finding("cuda devices", ", ".join(gpus) or "none", "ok" if gpus else "optional")
-    npus = ascend.Machine().devices()
+    npus = ascend.AscendHost().devices()
     yield Finding("npu devices", ", ".join(npus) or "none", "ok" if npus else "optional")
     yield Finding("platform", f"{detect()} is used unless --platform says otherwise")
 

@@ -37,7 +37,7 @@ YOUNG: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class PreflightCheck:
     """Describe a line of the report; ``code`` is that of its problem when it has not passed."""
 
     name: str
@@ -65,7 +65,7 @@ class Check:
         return Problem(self.code, f"{self.name}: found {self.found}, wanted {self.wanted}", fix=self.fix)
 
 
-def checks(lock: Lock, run: str, free_disk: float, free_shm: float) -> Iterator[Check]:
+def checks(lock: Lock, run: str, free_disk: float, free_shm: float) -> Iterator[PreflightCheck]:
     """Every check, in the order of the report; the run folder and shared memory need so much room, in GiB."""
     here, refusals = _facts_here(lock)
     keys = differing(lock, here)
@@ -81,50 +81,52 @@ def checks(lock: Lock, run: str, free_disk: float, free_shm: float) -> Iterator[
         yield _space("shared-memory", SHARED_MEMORY, free_shm, "start the container with a larger --shm-size")
 
 
-def _megatron() -> Iterator[Check]:
+def _megatron() -> Iterator[PreflightCheck]:
     copies = megatron_copies()
     found = "; ".join(f"{copy.version or 'unknown version'} in {copy.root}{' (wins)' * copy.wins}" for copy in copies)
     mixed = mixed_roots()
     single = len({copy.version for copy in copies}) == 1 and mixed is None
     fix = mixed.fix_text if mixed is not None else "uninstall the other copies, or remove them from PYTHONPATH"
-    yield Check("megatron-copies", single, found or "none", "copies of one version", fix, "MS506")
+    yield PreflightCheck("megatron-copies", single, found or "none", "copies of one version", fix, "MS506")
 
 
-def _facts_here(lock: Lock) -> tuple[Content, list[Check]]:
+def _facts_here(lock: Lock) -> tuple[Content, list[PreflightCheck]]:
     """Return the facts of the locked request on this node, and why it has no plan here; those of the locked plan then."""
     from mindspeed import registry
 
-    plan, refusals = lock.plan, list[Check]()
+    plan, refusals = lock.plan, list[PreflightCheck]()
     try:
         plan = registry.resolve([job_from_data(dict(lock.job), "lock file").layer])
     except MindSpeedError as error:
         wanted = f"plan {lock.plan.digest}"
-        refusals = [Check("plan", False, f"{p.code} {p.message}", wanted, p.fix_text) for p in error.problems]
+        refusals = [PreflightCheck("plan", False, f"{p.code} {p.message}", wanted, p.fix_text) for p in error.problems]
     return registry.content_of(plan, {}), refusals
 
 
-def _versions(lock: Lock, here: Content, keys: Sequence[str]) -> Iterator[Check]:
+def _versions(lock: Lock, here: Content, keys: Sequence[str]) -> Iterator[PreflightCheck]:
     for key in {**lock.content, **here}:
         if kind_of(key) == "version" and key not in keys:
             found = here[key] if key in lock.content else f"{here[key]} (not in the lock)"
-            yield Check(_name(key), True, found, here[key])
+            yield PreflightCheck(_name(key), True, found, here[key])
         elif kind_of(key) == "version":
             yield _difference(lock, key, here)
 
 
-def _contents_and_plan(lock: Lock, here: Content, keys: Sequence[str], refusals: Sequence[Check]) -> Iterator[Check]:
+def _contents_and_plan(
+    lock: Lock, here: Content, keys: Sequence[str], refusals: Sequence[PreflightCheck]
+) -> Iterator[PreflightCheck]:
     """A line for every file and every fact of the plan that differs, and one for each group without a difference."""
     yield from refusals
     for group in ("patch-contents", "megatron-contents", "plan"):
         found = [key for key in keys if _group(key) == group]
         yield from (_difference(lock, key, here) for key in found[:SHOWN])
         if len(found) > SHOWN:
-            yield Check(group, False, f"{len(found) - SHOWN} more facts that differ", "none", _SAME_PACKAGES)
+            yield PreflightCheck(group, False, f"{len(found) - SHOWN} more facts that differ", "none", _SAME_PACKAGES)
         elif not found and not (group == "plan" and refusals):
             files = sum(_group(key) == group for key in lock.content)
             as_locked = f"{files} files as locked" if files else "not in the lock"
             as_locked = f"plan {lock.plan.digest}" if group == "plan" else as_locked
-            yield Check(group, True, as_locked, as_locked)
+            yield PreflightCheck(group, True, as_locked, as_locked)
 
 
 def _group(key: str) -> str:
@@ -136,8 +138,8 @@ def _name(key: str) -> str:
     return key.replace(" ", "-", 1)
 
 
-def _difference(lock: Lock, key: str, here: Content) -> Check:
-    return Check(
+def _difference(lock: Lock, key: str, here: Content) -> PreflightCheck:
+    return PreflightCheck(
         _name(key), False, describe(key, here.get(key)), locked_value(lock, key, here), _fix(key, lock.content.get(key))
     )
 
@@ -154,7 +156,7 @@ def _fix(key: str, locked: str | None) -> str:
     return _SAME_PACKAGES
 
 
-def _operators(lock: Lock, here: Content, keys: Sequence[str]) -> Iterator[Check]:
+def _operators(lock: Lock, here: Content, keys: Sequence[str]) -> Iterator[PreflightCheck]:
     """Return whether this node runs the variants that the platform has; a node without them holds up all the others."""
     from mindspeed import registry
     from mindspeed.ops.availability import standings
@@ -167,27 +169,27 @@ def _operators(lock: Lock, here: Content, keys: Sequence[str]) -> Iterator[Check
     slow = [row for row in rows if row.runs != row.variant]
     words = [f"{row.name} {row.runs or 'nothing'}{f' ({row.why})' if row in slow else ''}" for row in rows]
     found, wanted = ", ".join(words) or "none needed", "the best variant of each operator"
-    yield Check("operators", not slow, found, wanted, _OPERATORS_FIX, "MS515")
+    yield PreflightCheck("operators", not slow, found, wanted, _OPERATORS_FIX, "MS515")
 
 
-def _data_helpers() -> Check:
+def _data_helpers() -> PreflightCheck:
     """Megatron's compiled data helpers load in a process of their own, or can be compiled."""
     wanted = "compiled data helpers that load, or a compiler for them"
     root = package_root("core")
     if root is None:
-        return Check("data-helpers", False, "no megatron", wanted, "install megatron-core", "MS507")
+        return PreflightCheck("data-helpers", False, "no megatron", wanted, "install megatron-core", "MS507")
     folder = root / "core" / "datasets"
     built = [folder / f"helpers_cpp{suffix}" for suffix in EXTENSION_SUFFIXES if (folder / f"helpers_cpp{suffix}").is_file()]
     if built:
         error = probe(_LOAD, str(built[0])).get("error", "")
         fix = f"remove {built[0]} and let Megatron compile it again"
-        return Check("data-helpers", not error, error or f"{built[0].name} loads", wanted, fix, "MS507")
+        return PreflightCheck("data-helpers", not error, error or f"{built[0].name} loads", wanted, fix, "MS507")
     missing = [tool for tool in ("g++", "make") if shutil.which(tool) is None]
     missing += [] if find_spec("pybind11") is not None else ["pybind11"]
     missing += [] if os.access(folder, os.W_OK) else [f"permission to write to {folder}"]
     text = "not compiled, but can be" if not missing else f"not compiled, and there is no {' and no '.join(missing)}"
     fix = "install megatron-core's wheel, or what is missing"
-    return Check("data-helpers", not missing, text, wanted, fix, "MS507")
+    return PreflightCheck("data-helpers", not missing, text, wanted, fix, "MS507")
 
 
 _LOAD: Final = """
@@ -199,18 +201,18 @@ print("{}")
 """
 
 
-def _sample_numbers(lock: Lock) -> Check:
+def _sample_numbers(lock: Lock) -> PreflightCheck:
     """Old data helpers number all tokens of a run in 32 bits."""
     world, train = lock.plan.world.known(), lock.job.get("train", {})
     sizes = (train.get("train_iters"), world.get("global_batch_size"), world.get("seq_length"))
     wanted = "fewer tokens than 2^31, or data helpers that count in 64 bits"
     if not all(isinstance(size, int) for size in sizes):
-        return Check("token-numbers", True, "number of tokens unknown", wanted, code="MS508")
+        return PreflightCheck("token-numbers", True, "number of tokens unknown", wanted, code="MS508")
     iters, batch, length = sizes
     tokens = iters * batch * length
     wide = tokens <= INT32 or _counts_in_64_bits()
     text = f"{iters} x {batch} x {length} = {tokens} tokens"
-    return Check("token-numbers", wide, text, wanted, "use Megatron 0.8 or newer", "MS508")
+    return PreflightCheck("token-numbers", wide, text, wanted, "use Megatron 0.8 or newer", "MS508")
 
 
 def _counts_in_64_bits() -> bool:
@@ -222,7 +224,7 @@ def _counts_in_64_bits() -> bool:
     return re.search(r"int64_t\s+num_samples\s*=\s*0|int64_t\s+sample_idx_index", source) is not None
 
 
-def _build_locks() -> Iterator[Check]:
+def _build_locks() -> Iterator[PreflightCheck]:
     """Locks of extension builds that nobody will release; they are reported, never removed.
 
     torch makes an empty file ``lock`` in the folder of a build and keeps it open; every other process waits until it is
@@ -233,12 +235,12 @@ def _build_locks() -> Iterator[Check]:
     found = "; ".join(map(str, stale or locks)) or f"none in {extension_cache()}"
     names = " ".join(str(lock.path) for lock in stale)
     fix = f"rm {names}, unless another host builds in that folder"
-    yield Check("build-locks", not stale, found, "no lock that nobody will release", fix, "MS504")
+    yield PreflightCheck("build-locks", not stale, found, "no lock that nobody will release", fix, "MS504")
 
 
-def _space(name: str, folder: Path, wanted: float, fix: str) -> Check:
+def _space(name: str, folder: Path, wanted: float, fix: str) -> PreflightCheck:
     free = shutil.disk_usage(folder).free / GIB
-    return Check(name, free >= wanted, f"{free:.1f} GiB free in {folder}", f"{wanted:g} GiB", fix, "MS503")
+    return PreflightCheck(name, free >= wanted, f"{free:.1f} GiB free in {folder}", f"{wanted:g} GiB", fix, "MS503")
 
 
 def _existing(folder: Path) -> Path:

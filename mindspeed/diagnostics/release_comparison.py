@@ -17,11 +17,11 @@ from typing import Final
 
 from mindspeed.engine.inspection.config_arguments import known_arguments
 from mindspeed.engine.inspection.contract_reading import definition_nodes, successors
-from mindspeed.engine.inspection.contracts import ABSENT, Contract, Verdict, compare, difference
+from mindspeed.engine.inspection.contracts import ABSENT, Contract, ContractVerdict, compare, difference
 from mindspeed.engine.inspection.releases import recorded_releases, recorded_section
 from mindspeed.engine.inspection.sites import definitions, find_site
 from mindspeed.engine.planning.drift import Tree, read_targets, recorded_tree, source_tree
-from mindspeed.engine.planning.targets import Target
+from mindspeed.engine.planning.targets import PatchTarget
 from mindspeed.engine.resolution.environment import version_in
 
 CHANGED: Final = ("appended", "body changed", "changed", "gone")
@@ -34,7 +34,7 @@ class Comparison:
 
     feature: str
     target: str
-    verdict: Verdict
+    verdict: ContractVerdict
     why: str = ""
     near: tuple[str, ...] = ()
     diff: str = ""
@@ -51,7 +51,7 @@ class _Release:
 
 
 def compare_releases(
-    targets: Sequence[Target], features: Mapping[str, Sequence[str]], new: Path, since: str | None = None
+    targets: Sequence[PatchTarget], features: Mapping[str, Sequence[str]], new: Path, since: str | None = None
 ) -> tuple[str, str, list[Comparison], list[tuple[str, str]]]:
     """``(version, older version, rows, overlaps)`` of the checkout ``new`` against ``since``.
 
@@ -85,7 +85,7 @@ def _words(name: str) -> frozenset[str]:
     return frozenset(word.removesuffix("s") for word in re.split(r"[-_.]", name.lower()) if word)
 
 
-def _compare(target: Target, before: _Release, after: _Release) -> Comparison | None:
+def _compare(target: PatchTarget, before: _Release, after: _Release) -> Comparison | None:
     """None for a target that this Megatron need not have, or that lies in a part which is not there."""
     if target.guards and not any(version_in(after.version, guard) for guard in target.guards):
         return None
@@ -113,12 +113,12 @@ def _diff(target: str, before: _Release, after: _Release) -> str:
     return "\n".join(lines)
 
 
-def _read(tree: AbstractContextManager[Tree], targets: Sequence[Target]) -> _Release:
+def _read(tree: AbstractContextManager[Tree], targets: Sequence[PatchTarget]) -> _Release:
     with tree as found:
         return _of_tree(found, targets)
 
 
-def _of_tree(tree: Tree, targets: Sequence[Target]) -> _Release:
+def _of_tree(tree: Tree, targets: Sequence[PatchTarget]) -> _Release:
     contracts = read_targets(tree, targets)
     texts = {name: text for name in contracts if (text := _definition(name))}
     return _Release(tree.version or "of unknown version", contracts, texts, _arguments(known_arguments(), tree.root))

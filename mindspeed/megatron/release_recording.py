@@ -12,12 +12,12 @@ from typing import Any
 from mindspeed.engine.inspection.config_arguments import known_arguments
 from mindspeed.engine.inspection.releases import FOLDER, Section, read_release, release_file, write_release
 from mindspeed.engine.planning.drift import Tree, read_targets
-from mindspeed.engine.planning.targets import Target
+from mindspeed.engine.planning.targets import PatchTarget
 from mindspeed.engine.resolution.environment import SUPPORTED_MEGATRON, UNTESTED_MEGATRON, version_in
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
 
-def record_release(tree: Tree, targets: Sequence[Target], folder: Path = FOLDER) -> Path:
+def record_release(tree: Tree, targets: Sequence[PatchTarget], folder: Path = FOLDER) -> Path:
     """Write the release file of a source tree and return its path.
 
     What the tree cannot tell stays as it was recorded: of the megatron-core distribution alone, the targets and command-line

@@ -26,7 +26,7 @@ from mindspeed.plugins.wrapping import Function, wrapper
 
 
 @dataclass(slots=True)
-class TrainState:
+class LoopState:
     """The state of a training loop, as `mindspeed.plugins.hookspecs.TrainState` describes it."""
 
     chunks: list[Any]
@@ -157,7 +157,7 @@ def train_step(
     """
     if session.current() is None:
         return original(forward, data, model, optimizer, scheduler, *rest, **kwargs)
-    state = TrainState(list(model), optimizer, scheduler, _steps_done())
+    state = LoopState(list(model), optimizer, scheduler, _steps_done())
     with session.around("around_train_step", state=state):
         result = original(forward, data, model, optimizer, scheduler, *rest, **kwargs)
     state.step += 1
@@ -204,7 +204,7 @@ def generate_state_dict(
     content = original(args, model, optimizer, scheduler, rng_state, iteration, *rest, **kwargs)
     if iteration is None:
         return content
-    state = TrainState(list(model), optimizer, scheduler, iteration)
+    state = LoopState(list(model), optimizer, scheduler, iteration)
     if extra := dict(session.call("save_extra", state=state)):
         content[EXTRA] = extra
     return content
@@ -250,7 +250,7 @@ def load_checkpoint(original: Function, model: Any, optimizer: Any, scheduler: A
     """Wrap ``load_checkpoint(model, optimizer, opt_param_scheduler, ...)``: features take back what they have saved."""
     _extra.clear()
     result = original(model, optimizer, scheduler, *rest, **kwargs)
-    state = TrainState(list(model), optimizer, scheduler, result[0] if isinstance(result, tuple) else 0)
+    state = LoopState(list(model), optimizer, scheduler, result[0] if isinstance(result, tuple) else 0)
     for feature, extra in _extra.items():
         session.tell("load_extra", feature, state=state, data=extra)
     _extra.clear()

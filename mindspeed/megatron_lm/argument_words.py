@@ -14,7 +14,7 @@ from mindspeed.plugins.fixes import CommandLine, Fix, GiveField
 
 
 @dataclass(frozen=True)
-class ArgumentWords(CommandLine):
+class MegatronCommandLine(CommandLine):
     """Say fixes in the arguments of Megatron-LM ``version``; ``given`` are the dests of those on the command line."""
 
     version: str | None = None

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from mindspeed.megatron_lm.shell_words import Part, Token, tokens
+from mindspeed.megatron_lm.shell_words import Token, WordPart, tokens
 
 Fragment = tuple[str, int]
 """Text and its line."""
@@ -160,7 +160,7 @@ class _Shell:
             self.values[name] = [*(self.values.get(name, []) if appended else []), *elements]
             return
         name, appended, first = _assignment(token) or ("", False, "")
-        head = Part("text", first, token.parts[0].line)
+        head = WordPart("text", first, token.parts[0].line)
         value = [fragment for part in (head, *token.parts[1:]) for fragment in self._joined(self._part(part), part.line)]
         before = self.values.get(name, [[]])[0] if appended and self.values.get(name) else []
         self.values[name] = [[*before, *value]]
@@ -192,7 +192,7 @@ class _Shell:
             if word or kept
         ]
 
-    def _part(self, part: Part) -> list[Value]:
+    def _part(self, part: WordPart) -> list[Value]:
         """Expand a part of a word to values: one, or those of an array."""
         if part.kind == "text":
             return [[(part.text, part.line)]]
@@ -207,7 +207,7 @@ class _Shell:
     def _joined(self, values: list[Value], line: int) -> Value:
         return [fragment for number, value in enumerate(values) for fragment in ([(" ", line)] if number else []) + value]
 
-    def _parameter(self, part: Part) -> list[Value]:
+    def _parameter(self, part: WordPart) -> list[Value]:
         match = _PARAMETER.fullmatch(part.text)
         if match is None:
             return [[]]
@@ -245,7 +245,7 @@ class _Shell:
         special = {"?": "0", "#": str(len(self.arguments))}
         return [[(special[name], 0)]] if name in special else self.values.get(name)
 
-    def _arithmetic(self, part: Part) -> str:
+    def _arithmetic(self, part: WordPart) -> str:
         def value(match: re.Match[str]) -> str:
             known = self._lookup(match.group(1))
             return "".join(text for text, _ in known[0]) if known else "0"
@@ -307,8 +307,8 @@ def _assignment(token: Token) -> tuple[str, bool, str] | None:
 
 def _protected(token: Token) -> Token:
     """A word of a test, in which an empty variable is an empty word."""
-    quoted = tuple(Part(part.kind, part.text, part.line, quoted=True) for part in token.parts)
-    return Token("word", token.line, (*quoted, Part("text", "", token.line, quoted=True)))
+    quoted = tuple(WordPart(part.kind, part.text, part.line, quoted=True) for part in token.parts)
+    return Token("word", token.line, (*quoted, WordPart("text", "", token.line, quoted=True)))
 
 
 def _trimmed(text: str, sign: str, pattern: str) -> str:

@@ -11,7 +11,7 @@ Kind = Literal["text", "parameter", "arithmetic", "command"]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WordPart:
     """Hold a piece of a word: text, or the inside of ``${...}``, ``$((...))`` or ``$(...)``, and whether quotes surround it."""
 
     kind: Kind
@@ -26,7 +26,7 @@ class Token:
 
     kind: Literal["word", "operator", "array"]
     line: int
-    parts: tuple[Part, ...] = ()
+    parts: tuple[WordPart, ...] = ()
     text: str = ""
     elements: tuple[Token, ...] = ()
 
@@ -111,59 +111,59 @@ class _Lexer:
             elif self.text.startswith("\\\n", self.at):
                 self._continuation()
             elif character == "\\":
-                parts.append(Part("text", self.text[self.at + 1 : self.at + 2], self.line, quoted=True))
+                parts.append(WordPart("text", self.text[self.at + 1 : self.at + 2], self.line, quoted=True))
                 self.at += 2
             else:
                 stop = re.compile(r"[\s;|&<>()\"'$`\\]").search(self.text, self.at)
                 stop_at = stop.start() if stop else len(self.text)
                 if end and end in self.text[self.at : stop_at]:
                     stop_at = self.text.index(end, self.at)
-                parts.append(Part("text", self.text[self.at : stop_at], self.line))
+                parts.append(WordPart("text", self.text[self.at : stop_at], self.line))
                 self.at = stop_at
         return Token("word", line, tuple(parts))
 
-    def _quoted(self, quote: str) -> list[Part]:
+    def _quoted(self, quote: str) -> list[WordPart]:
         """The parts between quotes, one for each line of text; an empty pair is one empty part."""
         parts, text, line = [], "", self.line
         self.at += 1
         while self.at < len(self.text) and self.text[self.at] != quote:
             character = self.text[self.at]
             if character == "\n":
-                parts.append(Part("text", text + "\n", line, quoted=True))
+                parts.append(WordPart("text", text + "\n", line, quoted=True))
                 self.at, self.line = self.at + 1, self.line + 1
                 text, line = "", self.line
             elif quote == '"' and self.text.startswith("\\\n", self.at):
-                parts.append(Part("text", text, line, quoted=True))
+                parts.append(WordPart("text", text, line, quoted=True))
                 self._continuation()
                 text, line = "", self.line
             elif quote == '"' and character == "\\" and self.text[self.at + 1 : self.at + 2] in tuple('$`"\\'):
                 text += self.text[self.at + 1]
                 self.at += 2
             elif quote == '"' and character in "$`":
-                parts.append(Part("text", text, line, quoted=True))
+                parts.append(WordPart("text", text, line, quoted=True))
                 parts.append(self._expansion(quoted=True))
                 text, line = "", self.line
             else:
                 text += character
                 self.at += 1
         self.at += 1
-        return [*parts, Part("text", text, line, quoted=True)]
+        return [*parts, WordPart("text", text, line, quoted=True)]
 
-    def _expansion(self, quoted: bool) -> Part:
+    def _expansion(self, quoted: bool) -> WordPart:
         line, at = self.line, self.at
         if self.text[at] == "`":
             stop = _or_end(self.text.find("`", at + 1), self.text)
             self.at = stop + 1
-            return Part("command", self.text[at + 1 : stop], line, quoted)
+            return WordPart("command", self.text[at + 1 : stop], line, quoted)
         for opening, closing, kind in (("$((", "))", "arithmetic"), ("$(", ")", "command"), ("${", "}", "parameter")):
             if self.text.startswith(opening, at):
                 stop = _closing(self.text, at + len(opening), opening[-1], closing[-1]) - (len(closing) - 1)
                 self.at = stop + len(closing)
                 self.line += self.text.count("\n", at, self.at)
-                return Part(kind, self.text[at + len(opening) : stop], line, quoted)  # type: ignore[arg-type]
+                return WordPart(kind, self.text[at + len(opening) : stop], line, quoted)  # type: ignore[arg-type]
         name = _NAME.match(self.text, at + 1)
         self.at = name.end() if name else at + 1
-        return Part("parameter", name.group(), line, quoted) if name else Part("text", "$", line, quoted)
+        return WordPart("parameter", name.group(), line, quoted) if name else WordPart("text", "$", line, quoted)
 
 
 def _closing(text: str, at: int, opening: str, closing: str) -> int:

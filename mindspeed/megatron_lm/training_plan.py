@@ -21,7 +21,7 @@ from mindspeed.job import megatron_arguments as flags
 from mindspeed.job.world import PARALLEL_SIZES
 from mindspeed.megatron.hook_points import MegatronHookPoints, hook_points_for
 from mindspeed.megatron.parsed_arguments import contradiction, unsupported_arguments
-from mindspeed.megatron_lm.argument_words import ArgumentWords
+from mindspeed.megatron_lm.argument_words import MegatronCommandLine
 from mindspeed.megatron_lm.field_options import field_options_in
 from mindspeed.megatron_lm.given_arguments import Given, surface_or_nearest, without_option
 from mindspeed.megatron_lm.training_request import ScriptRequest, read_command_line
@@ -70,7 +70,7 @@ def plan_training(
     request = read_command_line(arguments, environ, version, registry.catalog_for, also, world_size, below)
     layers = (*request.defaults, *below, *request.layers, *also, request.command_line)
     environment = replace(environment, training=True)  # also on a laptop without Megatron-LM
-    words = ArgumentWords(version, frozenset(request.given))
+    words = MegatronCommandLine(version, frozenset(request.given))
     try:
         plan = registry.resolve(layers, environment)
     except ResolutionError as error:

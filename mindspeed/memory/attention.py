@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from mindspeed.memory.model_layers import chosen_layers, model_region
-from mindspeed.memory.parked import Part
+from mindspeed.memory.parked import LayerPart
 from mindspeed.memory.region import RegionPass
 from mindspeed.memory.swap import LayerSwap
 
@@ -60,7 +60,7 @@ class SwappedLayer:
         self._swap = swap
         self._begins = begins
         self._region = model_region(owner, f"layer {layer.layer_number} self_attention")
-        self.part: Part = self._region.part
+        self.part: LayerPart = self._region.part
         self.part.active = bool(modules)
         self.handles = list(self._hooks(layer, modules))
         self._pass: RegionPass | None = None

@@ -16,7 +16,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from mindspeed.memory.windows import MainWeight, Window
+from mindspeed.memory.windows import MainWeight, OptimizerWindow
 
 TIE: Final = -0x8000
 """The residual of a tie."""
@@ -24,7 +24,7 @@ _LOWER: Final = 0 if sys.byteorder == "little" else 1
 
 
 @contextmanager
-def joined(window: Window) -> Iterator[None]:
+def joined(window: OptimizerWindow) -> Iterator[None]:
     """Give a window its main weights, and keep residuals of them outside of windows.
 
     The main weights of bf16 weights are joined on entry, where they have been split before. On exit they are split and freed;

@@ -10,7 +10,7 @@ from torch import Tensor, UntypedStorage
 
 from mindspeed.memory.parked import Source
 from mindspeed.platforms import runtime
-from mindspeed.platforms.transfers import Transfer, transfer
+from mindspeed.platforms.transfers import CopiesInFlight, transfer
 
 TO_HOST = "to host"
 TO_DEVICE = "to device"
@@ -45,7 +45,7 @@ class OnHost(Source):
         self._pool = buffers
         self._buffers = [buffers.take(storage.nbytes()) for storage in storages]
         pairs = [(bytes_of(storage), buffer) for storage, buffer in zip(storages, self._buffers, strict=True)]
-        self._transfer: Transfer = transfer(pairs, TO_HOST)
+        self._transfer: CopiesInFlight = transfer(pairs, TO_HOST)
 
     def settle(self) -> None:
         self._transfer.wait()

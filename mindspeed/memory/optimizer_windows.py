@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from mindspeed.memory.byte_count import Bytes
-from mindspeed.memory.windows import MainWeight, Use, Window, divide, step
+from mindspeed.memory.windows import MainWeight, OptimizerWindow, Use, divide, step
 from mindspeed.plugins.wrapping import Function, wrapper
 
-Around = Callable[[Window], AbstractContextManager[Any]]
+Around = Callable[[OptimizerWindow], AbstractContextManager[Any]]
 
 _SHARDS: Final = (
     ("shard_float16_groups", "shard_fp32_from_float16_groups"),  # the distributed optimizer
@@ -39,7 +39,7 @@ class Managed:
     use: Use | None = None
 
     @contextmanager
-    def around(self, window: Window) -> Iterator[None]:
+    def around(self, window: OptimizerWindow) -> Iterator[None]:
         with ExitStack() as stack:
             for context in self.contexts:
                 stack.enter_context(context(window))
@@ -50,7 +50,7 @@ class Managed:
         """Give a checkpoint all main weights and states."""
         self.use = use
         try:
-            with torch.no_grad(), self.around(Window(self.weights, use)):
+            with torch.no_grad(), self.around(OptimizerWindow(self.weights, use)):
                 yield
         finally:
             self.use = None

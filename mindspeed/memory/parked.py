@@ -17,7 +17,7 @@ _POISON: Final = 0xFF
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class LayerPart:
     """A part of a layer that can leave: whether it does, its bytes in the last pass, and its returns while these are timed.
 
     ``owner`` is the feature that has it leave, ``module`` what it is a part of. ``beside`` are the bytes of inputs
@@ -55,10 +55,10 @@ class Parked:
     and an operator that reads one raises RunError with MS617.
     """
 
-    def __init__(self, storages: Sequence[UntypedStorage], source: Source, part: Part | None = None) -> None:
+    def __init__(self, storages: Sequence[UntypedStorage], source: Source, part: LayerPart | None = None) -> None:
         self._storages = tuple(storages)
         self._source: Source | None = source
-        self._part = part or Part()
+        self._part = part or LayerPart()
         self._sizes: tuple[int, ...] = ()
         self._started = False
 

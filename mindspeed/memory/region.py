@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, UntypedStorage
 from torch.nn import Parameter
 
-from mindspeed.memory.parked import Parked, Part, Source
+from mindspeed.memory.parked import LayerPart, Parked, Source
 from mindspeed.memory.randomness import RandomState, generators, replayed
 from mindspeed.plugins.problems import Problem, RunError
 
@@ -38,7 +38,7 @@ class Region:
     """
 
     def __init__(self, owner: str, random: Sequence[RandomState] = (), module: str = "a region") -> None:
-        self.part = Part(owner, module)
+        self.part = LayerPart(owner, module)
         self._random = tuple(random)
         self._made: dict[Layout, frozenset[int]] = {}
 
@@ -52,7 +52,7 @@ class Region:
 class RegionPass(AbstractContextManager["RegionPass"]):
     """Watch one forward pass through a region."""
 
-    def __init__(self, repetition: Repetition | None, made: dict[Layout, frozenset[int]], part: Part) -> None:
+    def __init__(self, repetition: Repetition | None, made: dict[Layout, frozenset[int]], part: LayerPart) -> None:
         self._repetition = repetition
         self._known = made
         self._part = part
@@ -132,7 +132,7 @@ class RegionPass(AbstractContextManager["RegionPass"]):
 class Repetition(Source):
     """The source of recomputed contents: a function with its inputs and the random states of before its first call."""
 
-    def __init__(self, part: Part, function: Function, inputs: Sequence[Any], random: Sequence[RandomState]) -> None:
+    def __init__(self, part: LayerPart, function: Function, inputs: Sequence[Any], random: Sequence[RandomState]) -> None:
         self._part = part
         self._function = function
         self.inputs = [value.detach() if isinstance(value, Tensor) else value for value in inputs]

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, UntypedStorage
 
 from mindspeed.memory.on_host import HostBuffers, OnHost
-from mindspeed.memory.parked import Parked, Part
+from mindspeed.memory.parked import LayerPart, Parked
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +61,7 @@ class LayerSwap:
         if self._current.parked:
             self._current.parked[-1].park()
 
-    def leave(self, storages: Sequence[UntypedStorage], output: Tensor, part: Part | None = None) -> None:
+    def leave(self, storages: Sequence[UntypedStorage], output: Tensor, part: LayerPart | None = None) -> None:
         """Give away the storages of a layer until the gradient of ``output`` arrives."""
         if not storages:
             return

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from mindspeed.memory.windows import MainWeight, Window
+from mindspeed.memory.windows import MainWeight, OptimizerWindow
 from mindspeed.platforms import runtime
 from mindspeed.platforms.transfers import transfer
 
@@ -33,12 +33,12 @@ class Swapped:
         self._coming: dict[int, _Moved] = {}
         self._leaving: list[_Moved] = []
 
-    def around(self, window: Window) -> AbstractContextManager[None]:
+    def around(self, window: OptimizerWindow) -> AbstractContextManager[None]:
         """Give a step its window on the device, and a checkpoint all windows on the host."""
         return self._on_device(window) if window.use == "step" else self._on_host(window)
 
     @contextmanager
-    def _on_device(self, window: Window) -> Iterator[None]:
+    def _on_device(self, window: OptimizerWindow) -> Iterator[None]:
         (self._coming.pop(id(window), None) or self._fetch(window)).wait()
         if window.following is not None:
             self._coming[id(window.following)] = self._fetch(window.following)
@@ -51,7 +51,7 @@ class Swapped:
                 self._settle()
 
     @contextmanager
-    def _on_host(self, window: Window) -> Iterator[None]:
+    def _on_host(self, window: OptimizerWindow) -> Iterator[None]:
         """Show the buffers to a checkpoint that is loaded; one that is saved may outlive the next step and gets copies."""
         saved = window.use == "save"
         resting = [(member, member.moments, self._buffers.get(member, {})) for member in window.weights]
@@ -75,7 +75,7 @@ class Swapped:
             moved.wait()
         self._leaving.clear()
 
-    def _fetch(self, window: Window) -> _Moved:
+    def _fetch(self, window: OptimizerWindow) -> _Moved:
         """Begin to bring a window to the device."""
         moved = _Moved()
         for member in window.weights:

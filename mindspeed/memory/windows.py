@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, UntypedStorage
 
-from mindspeed.memory.parked import Parked, Part, Source
+from mindspeed.memory.parked import LayerPart, Parked, Source
 
 Use = Literal["step", "save", "load"]
 
@@ -50,7 +50,7 @@ class MainWeight(Source):
     def park(self, fill: Callable[[Tensor], object]) -> None:
         """Free the main weights until `restore`, when ``fill(main)`` writes them."""
         self._fill = fill
-        self._parked = Parked([self.main.untyped_storage()], self, Part(self.owner, "the main weights"))
+        self._parked = Parked([self.main.untyped_storage()], self, LayerPart(self.owner, "the main weights"))
         self._parked.park()
 
     def restore(self) -> None:
@@ -76,7 +76,7 @@ class MainWeight(Source):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Window:
+class OptimizerWindow:
     """Parameters whose main weights and states are needed at one time.
 
     ``use`` says for what. *step*: the inner optimizer updates them on the device. *save*: a checkpoint takes them and keeps
@@ -86,10 +86,10 @@ class Window:
 
     weights: tuple[MainWeight, ...]
     use: Use = "step"
-    following: Window | None = None
+    following: OptimizerWindow | None = None
 
 
-def divide(weights: Sequence[MainWeight], parts: int) -> tuple[Window, ...]:
+def divide(weights: Sequence[MainWeight], parts: int) -> tuple[OptimizerWindow, ...]:
     """Return windows of at most the elements of ``weights`` divided by ``parts``, plus those of the largest parameter."""
     share = sum(weight.main.numel() for weight in weights) / parts
     members: list[list[MainWeight]] = [[]]
@@ -100,16 +100,18 @@ def divide(weights: Sequence[MainWeight], parts: int) -> tuple[Window, ...]:
             filled = 0
         members[-1].append(weight)
         filled += weight.main.numel()
-    following: Window | None = None
-    windows: list[Window] = []
+    following: OptimizerWindow | None = None
+    windows: list[OptimizerWindow] = []
     for part in reversed(members):
-        following = Window(tuple(part), following=following)
+        following = OptimizerWindow(tuple(part), following=following)
         windows.append(following)
     return tuple(reversed(windows))
 
 
 @torch.no_grad()
-def step(optimizer: Any, windows: Sequence[Window], around: Callable[[Window], AbstractContextManager[Any]]) -> None:
+def step(
+    optimizer: Any, windows: Sequence[OptimizerWindow], around: Callable[[OptimizerWindow], AbstractContextManager[Any]]
+) -> None:
     """Step an inner optimizer window by window, and copy the main weights of each to the model before it ends.
 
     An optimizer that updates each element by itself gives the bits of one step. Groups are copied for each window: fused
@@ -132,5 +134,5 @@ def step(optimizer: Any, windows: Sequence[Window], around: Callable[[Window], A
         groups[index].update((name, value) for name, value in group.items() if name != "params")
 
 
-def _members(window: Window, group: int) -> Iterator[Tensor]:
+def _members(window: OptimizerWindow, group: int) -> Iterator[Tensor]:
     return (weight.main for weight in window.weights if weight.group == group)

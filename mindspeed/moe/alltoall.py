@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindspeed.moe.routing import chunk_order, padded_positions, positions_of, probabilities_of, reorder, sum_rows, take_rows
-from mindspeed.moe.transfer import Pending, Transfer, all_to_all, post_all_gather
+from mindspeed.moe.transfer import PendingCollective, TokenTransfer, all_to_all, post_all_gather
 
 TensorRanks = Callable[[Tensor, list[int]], Tensor]
 """Gather the rows of the ranks that share an expert, or sum them and keep this rank's; with the rows of each rank."""
@@ -81,7 +81,7 @@ class AllToAllCall:
         alone = place.ranks * place.tensor_ranks == 1 or capacity is not None
         sources = place.ranks * place.tensor_ranks
         repeated = counts.expand(sources, -1).reshape(-1) if alone else counts
-        self._gathered = Pending(repeated, None, None) if alone else post_all_gather(place.everyone, counts)
+        self._gathered = PendingCollective(repeated, None, None) if alone else post_all_gather(place.everyone, counts)
 
     @cached_property
     def counts(self) -> Tensor:
@@ -140,12 +140,12 @@ class AllToAllCall:
         sizes = [sum(splits.sent) for splits in self.on_host] if self.place.parts > 1 else [len(rows)]
         return torch.split(rows, sizes)
 
-    def dispatch(self, part: int) -> Transfer:
+    def dispatch(self, part: int) -> TokenTransfer:
         """The transfer of a part's rows to the ranks of their experts."""
         splits = self.on_host[part]
         return all_to_all(self.place.group, splits.sent, splits.received)
 
-    def combine(self, part: int) -> Transfer:
+    def combine(self, part: int) -> TokenTransfer:
         """The transfer of a part's results back."""
         splits = self.on_host[part]
         return all_to_all(self.place.group, splits.received, splits.sent)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mindspeed.moe.costs import capacity_of
 from mindspeed.moe.gating import Routing
-from mindspeed.moe.transfer import Transfer, all_gather, all_to_all, post, reduce_scatter, wait
+from mindspeed.moe.transfer import TokenTransfer, all_gather, all_to_all, post, reduce_scatter, wait
 from mindspeed.ops.npu_fused_moe_token_permute import npu_fused_moe_token_permute
 from mindspeed.ops.npu_fused_moe_token_unpermute import npu_fused_moe_token_unpermute
 from mindspeed.plugins import with_parts
@@ -116,7 +116,7 @@ class ExpertRanks:
 
         return read
 
-    def exchange(self, rows: int) -> Transfer:
+    def exchange(self, rows: int) -> TokenTransfer:
         """The all-to-all of a table of ``rows`` rows, forth or back."""
         share = rows // self.group.size()
         splits = [share] * self.group.size()
@@ -143,7 +143,7 @@ class ExpertRanks:
         return _transposed(answers, local, self.sources)
 
 
-def _posted(rows: Tensor, transfer: Transfer | None) -> Callable[[], Tensor]:
+def _posted(rows: Tensor, transfer: TokenTransfer | None) -> Callable[[], Tensor]:
     """Post rows; the result waits for what arrives, which is the rows themselves where there is no transfer."""
     return (lambda: rows) if transfer is None else partial(wait, post(rows, transfer), transfer)
 

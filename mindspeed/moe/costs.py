@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 
-class Call(NamedTuple):
+class ExpertWork(NamedTuple):
     """A micro-batch in a layer, on one of ``ranks`` ranks: tokens, experts of each, sizes, and bytes of a value and a
     probability."""
 
@@ -29,12 +29,12 @@ class Call(NamedTuple):
         return self.tokens * self.topk
 
 
-def counts(call: Call) -> int:
+def counts(call: ExpertWork) -> int:
     """Bytes of the numbers of rows of all ranks, 64 bits each."""
     return 8 * call.experts * call.ranks
 
 
-def alltoall(call: Call, received: int | None = None) -> int:
+def alltoall(call: ExpertWork, received: int | None = None) -> int:
     """Bytes of rows and probabilities, forward and backward, for a rank that receives ``received`` rows; balanced if None.
 
     Rows and probabilities go out and the gradients of answers too; answers come back and the gradients of the former.
@@ -59,7 +59,7 @@ def equal_tables(rows: int, hidden: int, value: int, ranks: int) -> int:
     return 4 * rows * hidden * value * (ranks - 1) // ranks
 
 
-def shared_by_tensor_ranks(call: Call, tensor_ranks: int) -> int:
+def shared_by_tensor_ranks(call: ExpertWork, tensor_ranks: int) -> int:
     """Bytes by which ``tensor_ranks`` that share every expert gather balanced rows and sum answers, forward and backward.
 
     Answers are summed in the type of probabilities.
@@ -70,13 +70,13 @@ def shared_by_tensor_ranks(call: Call, tensor_ranks: int) -> int:
     return 2 * call.rows * tensor_ranks * row
 
 
-def once_per_rank(call: Call, sent: int, received: int) -> int:
+def once_per_rank(call: ExpertWork, sent: int, received: int) -> int:
     """Bytes as `alltoall`, for a rank that sends and receives so many pairs of a token and a rank with experts of it."""
     experts = call.experts // call.ranks
     return 2 * max(sent, received) * (2 * call.hidden * call.value + experts * call.probability)
 
 
-def allgather(call: Call) -> tuple[int, int]:
+def allgather(call: ExpertWork) -> tuple[int, int]:
     """Bytes of all-gathers and of reduce-scatters, forward and backward.
 
     Indices of 4 bytes, probabilities and tokens are gathered, and so are gradients of answers. Answers are summed in the type

@@ -14,20 +14,20 @@ import torch
 from torch import Tensor
 
 from mindspeed.moe.alltoall import AllToAllCall
-from mindspeed.moe.transfer import Pending, Transfer, post, post_all_to_all, wait
+from mindspeed.moe.transfer import PendingCollective, TokenTransfer, post, post_all_to_all, wait
 
 
 class InFlight(NamedTuple):
     """A tensor that was posted, and its transfer."""
 
     received: Tensor
-    transfer: Transfer
+    transfer: TokenTransfer
 
     def wait(self) -> Tensor:
         return wait(self.received, self.transfer)
 
 
-def send(rows: Tensor, transfer: Transfer) -> InFlight:
+def send(rows: Tensor, transfer: TokenTransfer) -> InFlight:
     """Post rows."""
     return InFlight(post(rows, transfer), transfer)
 
@@ -39,7 +39,7 @@ class Redispatch:
     call: AllToAllCall
     part: int
     source: Tensor
-    _pending: Pending | None = None
+    _pending: PendingCollective | None = None
 
     def start(self) -> None:
         """Post the transfer, unless it is under way."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 @dataclass(slots=True)
-class Pending:
+class PendingCollective:
     """A collective that was posted. ``received`` must not be read, and what was sent not be changed, before `wait`."""
 
     received: Tensor
@@ -32,25 +32,25 @@ class Pending:
         return self.received
 
 
-Post = Callable[[Tensor], Pending]
+Post = Callable[[Tensor], PendingCollective]
 
 
 @dataclass(slots=True)
-class Transfer:
+class TokenTransfer:
     """One transfer of one call: ``forth`` starts it, ``back`` that of its gradient, ``pending`` is the one under way."""
 
     forth: Post
     back: Post
-    pending: Pending | None = None
+    pending: PendingCollective | None = None
 
 
-def post(sent: Tensor, transfer: Transfer) -> Tensor:
+def post(sent: Tensor, transfer: TokenTransfer) -> Tensor:
     """Start a transfer. The result has the shape of what is received, and is for `wait` alone."""
     received: Tensor = _Post.apply(sent, transfer)  # type: ignore[no-untyped-call]
     return received
 
 
-def wait(received: Tensor, transfer: Transfer) -> Tensor:
+def wait(received: Tensor, transfer: TokenTransfer) -> Tensor:
     """Give what a transfer received, once it is there."""
     arrived: Tensor = _Wait.apply(received, transfer)  # type: ignore[no-untyped-call]
     return arrived
@@ -62,42 +62,42 @@ def do_first(rows: Tensor, action: Callable[[], None]) -> Tensor:
     return same
 
 
-def all_to_all(group: dist.ProcessGroup, sent: Sequence[int], received: Sequence[int]) -> Transfer:
+def all_to_all(group: dist.ProcessGroup, sent: Sequence[int], received: Sequence[int]) -> TokenTransfer:
     """Send ``sent[r]`` rows to rank r of the group, and receive ``received[r]`` from it."""
-    return Transfer(
+    return TokenTransfer(
         lambda rows: post_all_to_all(group, rows, sent, received), lambda rows: post_all_to_all(group, rows, received, sent)
     )
 
 
-def all_gather(group: dist.ProcessGroup) -> Transfer:
+def all_gather(group: dist.ProcessGroup) -> TokenTransfer:
     """Receive the rows of all ranks, in order of rank; gradients of rows are summed over the ranks."""
-    return Transfer(lambda rows: post_all_gather(group, rows), lambda rows: post_reduce_scatter(group, rows))
+    return TokenTransfer(lambda rows: post_all_gather(group, rows), lambda rows: post_reduce_scatter(group, rows))
 
 
-def reduce_scatter(group: dist.ProcessGroup) -> Transfer:
+def reduce_scatter(group: dist.ProcessGroup) -> TokenTransfer:
     """Receive this rank's share of the rows, summed over the ranks."""
-    return Transfer(lambda rows: post_reduce_scatter(group, rows), lambda rows: post_all_gather(group, rows))
+    return TokenTransfer(lambda rows: post_reduce_scatter(group, rows), lambda rows: post_all_gather(group, rows))
 
 
-def post_all_to_all(group: dist.ProcessGroup, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Pending:
+def post_all_to_all(group: dist.ProcessGroup, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> PendingCollective:
     rows, arriving = rows.contiguous(), rows.new_empty((sum(received), *rows.shape[1:]))
     work = dist.all_to_all_single(arriving, rows, list(received), list(sent), group=group, async_op=True)
-    return Pending(arriving, rows, work)
+    return PendingCollective(arriving, rows, work)
 
 
-def post_all_gather(group: dist.ProcessGroup, rows: Tensor) -> Pending:
+def post_all_gather(group: dist.ProcessGroup, rows: Tensor) -> PendingCollective:
     rows, arriving = rows.contiguous(), rows.new_empty((rows.shape[0] * group.size(), *rows.shape[1:]))
-    return Pending(arriving, rows, dist.all_gather_into_tensor(arriving, rows, group=group, async_op=True))
+    return PendingCollective(arriving, rows, dist.all_gather_into_tensor(arriving, rows, group=group, async_op=True))
 
 
-def post_reduce_scatter(group: dist.ProcessGroup, rows: Tensor) -> Pending:
+def post_reduce_scatter(group: dist.ProcessGroup, rows: Tensor) -> PendingCollective:
     rows, arriving = rows.contiguous(), rows.new_empty((rows.shape[0] // group.size(), *rows.shape[1:]))
-    return Pending(arriving, rows, dist.reduce_scatter_tensor(arriving, rows, group=group, async_op=True))
+    return PendingCollective(arriving, rows, dist.reduce_scatter_tensor(arriving, rows, group=group, async_op=True))
 
 
 class _Post(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, sent: Tensor, transfer: Transfer) -> Tensor:
+    def forward(ctx: Any, sent: Tensor, transfer: TokenTransfer) -> Tensor:
         ctx.transfer = transfer
         transfer.pending = transfer.forth(sent)
         return transfer.pending.received
@@ -110,7 +110,7 @@ class _Post(torch.autograd.Function):
 
 class _Wait(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, received: Tensor, transfer: Transfer) -> Tensor:
+    def forward(ctx: Any, received: Tensor, transfer: TokenTransfer) -> Tensor:
         ctx.transfer = transfer
         if transfer.pending is not None:
             transfer.pending.wait()

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mindspeed.moe.capacity import ExpertRanks
 from mindspeed.moe.overlap import ExpertCall, InFlight, send
-from mindspeed.moe.transfer import Transfer, all_gather, reduce_scatter
+from mindspeed.moe.transfer import TokenTransfer, all_gather, reduce_scatter
 
 Act = Literal["post", "wait", "compute", "weights"]
 Leg = Literal["dispatch", "gather", "scatter", "return", ""]
@@ -195,7 +195,7 @@ class UnitCall(ExpertCall):
         expert, _ = self.units.slices[step.unit]
         self._rows[step.unit] = products.of(self._rows.pop(step.unit), expert, between)
 
-    def _transfer(self, leg: Leg, rows: int) -> Transfer:
+    def _transfer(self, leg: Leg, rows: int) -> TokenTransfer:
         if leg == "gather":
             return all_gather(self.ranks.tensor_group)
         return reduce_scatter(self.ranks.tensor_group) if leg == "scatter" else self.ranks.exchange(rows)

@@ -12,7 +12,7 @@ from mindspeed.ops.attention_scores import COMPRESSED_ROWS
 from mindspeed.ops.errors import require
 
 if TYPE_CHECKING:
-    from mindspeed.ops.fusion_attention import Options
+    from mindspeed.ops.fusion_attention import AttentionOptions
 
 _OP: Final = "fusion_attention"
 _COMPRESSED: Final = dict.fromkeys((2, 3, 4, 7, 8), (2048, 2048)) | {6: (3072, 2048)}
@@ -27,7 +27,7 @@ def check_call(
     mask: Tensor | None,
     padding_mask: Tensor | None,
     softmax_layout: str,
-    options: Options,
+    options: AttentionOptions,
 ) -> None:
     """Raise OperatorError for what no kernel could compute."""
     layout, mode = options.layout, options.mode
@@ -58,7 +58,7 @@ def check_call(
         require(isinstance(start, int), _OP, f"{name} is {start}; it is a list of one integer")
 
 
-def check_results(dy: Tensor, out: Tensor, maximum: Tensor, total: Tensor, like: Tensor, options: Options) -> None:
+def check_results(dy: Tensor, out: Tensor, maximum: Tensor, total: Tensor, like: Tensor, options: AttentionOptions) -> None:
     """Raise OperatorError unless results of a forward call belong to one whose result would be like ``like``."""
     fits = dy.shape == out.shape == like.shape and dy.dtype == out.dtype == like.dtype
     shapes = f"dy and attention_in have shapes {tuple(dy.shape)} and {tuple(out.shape)}"
@@ -73,7 +73,7 @@ def check_results(dy: Tensor, out: Tensor, maximum: Tensor, total: Tensor, like:
     require(same, "fusion_attention_grad", f"{text}; both start with {rows} and end with a repetition")
 
 
-def _check_heads(query: Tensor, key: Tensor, value: Tensor, options: Options) -> None:
+def _check_heads(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> None:
     heads, layout = options.heads, options.layout
     own = heads if layout in ("SBH", "BSH") else query.shape[1 if layout in ("BNSD", "TND") else 2]
     divides = heads > 0 and own == heads and (layout not in ("SBH", "BSH") or query.shape[-1] % heads == 0)
@@ -90,7 +90,7 @@ def _check_heads(query: Tensor, key: Tensor, value: Tensor, options: Options) ->
     require(same, _OP, f"value of shape {tuple(value.shape)} does not have the {groups} heads of the key")
 
 
-def _check_lengths(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[int, int, int]:
+def _check_lengths(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> tuple[int, int, int]:
     """The (longest) number of queries and of keys, and the number of sequences."""
     if options.layout == "TND":
         require(key.shape[0] == value.shape[0], _OP, f"key has {key.shape[0]} tokens and value {value.shape[0]}")
@@ -123,7 +123,7 @@ def _ascending(ends: list[int]) -> bool:
     return all(a <= b for a, b in zip([0, *ends], ends, strict=False))
 
 
-def _check_mask(mask: Tensor, sizes: tuple[int, int, int, int], options: Options) -> None:
+def _check_mask(mask: Tensor, sizes: tuple[int, int, int, int], options: AttentionOptions) -> None:
     require(mask.dtype in (torch.bool, torch.uint8), _OP, f"atten_mask is {mask.dtype}, not bool or uint8")
     batch, heads, queries, keys = sizes
     shape = tuple(mask.shape)
@@ -137,7 +137,7 @@ def _check_mask(mask: Tensor, sizes: tuple[int, int, int, int], options: Options
     require(full or shape == compressed, _OP, f"atten_mask has shape {shape}; {text} of {queries} x {keys}")
 
 
-def _check_pse(pse: Tensor, dtype: torch.dtype, sizes: tuple[int, int, int, int], options: Options) -> None:
+def _check_pse(pse: Tensor, dtype: torch.dtype, sizes: tuple[int, int, int, int], options: AttentionOptions) -> None:
     batch, heads, queries, keys = sizes
     shape, kind, mode = tuple(pse.shape), options.pse_type, options.mode
     require(kind in (0, 1, 2, 3), _OP, f"pse_type is {kind}; it is 0, 1, 2 or 3")

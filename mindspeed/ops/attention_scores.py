@@ -100,7 +100,7 @@ class Bias:
 
 
 @dataclass(frozen=True)
-class Scores:
+class AttentionScores:
     """Everything between queries and keys and their probabilities."""
 
     scale: float

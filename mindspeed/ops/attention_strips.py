@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from mindspeed.ops.attention_scores import Scores, Span
+from mindspeed.ops.attention_scores import AttentionScores, Span
 from mindspeed.ops.numerics import wide
 
 _NUMBERS: Final = 1 << 22
@@ -20,7 +20,7 @@ _NUMBERS: Final = 1 << 22
 _ROWS: Final = 64
 
 
-def _strips(q_BKGSD: Tensor, scores: Scores) -> Iterator[tuple[Span, Span]]:
+def _strips(q_BKGSD: Tensor, scores: AttentionScores) -> Iterator[tuple[Span, Span]]:
     """Ranges of queries, each with the range of keys that they may see."""
     b, k, g, queries, _ = q_BKGSD.shape
     rows = max(_ROWS, _NUMBERS // max(b * k * g * scores.size[1], 1))
@@ -40,7 +40,9 @@ def _shifted(logits: Tensor, maximum: Tensor) -> Tensor:
     return torch.exp(logits - maximum.masked_fill(maximum == -torch.inf, 0)[..., None])
 
 
-def forward(q_BKGSD: Tensor, k_BKTD: Tensor, v_BKTE: Tensor, scores: Scores, out_BKGSE: Tensor) -> tuple[Tensor, Tensor]:
+def forward(
+    q_BKGSD: Tensor, k_BKTD: Tensor, v_BKTE: Tensor, scores: AttentionScores, out_BKGSE: Tensor
+) -> tuple[Tensor, Tensor]:
     """Write the result to ``out`` and give the maximum and the sum of each row's softmax, [B, K, G, S]."""
     k_wide, v_wide = wide(k_BKTD), wide(v_BKTE)
     maximum = k_wide.new_full(q_BKGSD.shape[:-1], -torch.inf)
@@ -71,7 +73,7 @@ def backward(
     out_BKGSE: Tensor,
     maximum: Tensor,
     total: Tensor,
-    scores: Scores,
+    scores: AttentionScores,
 ) -> None:
     """Write the gradients of q, k, v to the first three of ``grads`` and add that of the bias to the fourth, if there is one.
 

@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 
 from mindspeed.ops import build_cache
 from mindspeed.ops.build_cache import Built, Key
-from mindspeed.ops.compiler import CANDIDATES, Compiler, Outcome, compile_object, find_compiler, link, run
+from mindspeed.ops.compiler import CANDIDATES, Compiler, CompilerResult, compile_object, find_compiler, link, run
 from mindspeed.ops.sources import digest, operator_files, source_digest, source_files
 from mindspeed.ops.variants import SOURCES
 from mindspeed.plugins.problems import PlatformError, Problem
@@ -143,7 +143,7 @@ def _compile(job: _Job, files: list[Path], folder: Path) -> list[Path]:
     if missing:
         job.say(f"compiling {len(missing)} of {len(files)} sources, once for this machine")
 
-    def compile_one(source: Path, part: Path) -> Outcome:
+    def compile_one(source: Path, part: Path) -> CompilerResult:
         started = time.perf_counter()
         draft = folder / part.name
         outcome = compile_object(job.compiler, source, job.sources / "common", draft)
@@ -168,7 +168,7 @@ def _forget(folder: Path, used: list[Path]) -> None:
             part.unlink(missing_ok=True)
 
 
-def _require(job: _Job, outcomes: Mapping[str, Outcome], what: str) -> None:
+def _require(job: _Job, outcomes: Mapping[str, CompilerResult], what: str) -> None:
     """Raise MS511 with the first errors of the commands that failed, and write all their output into the log."""
     failed = {name: outcome for name, outcome in outcomes.items() if outcome.status != 0}
     if not failed:

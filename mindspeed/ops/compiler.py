@@ -29,7 +29,7 @@ class Compiler:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CompilerResult:
     """Hold the result of one command of the compiler."""
 
     command: tuple[str, ...]
@@ -62,12 +62,12 @@ def _version(command: tuple[str, ...]) -> str | None:
     return line.removeprefix(command[-1]).removeprefix(Path(command[-1]).name).strip() if done.returncode == 0 else None
 
 
-def compile_object(compiler: Compiler, source: Path, headers: Path, made: Path) -> Outcome:
+def compile_object(compiler: Compiler, source: Path, headers: Path, made: Path) -> CompilerResult:
     """Compile one source against torch's headers and ``headers``."""
     return run([*compiler.command, *FLAGS, *_macros(), *_includes(), f"-I{headers}", "-c", str(source), "-o", str(made)])
 
 
-def link(compiler: Compiler, parts: Iterable[Path], made: Path) -> Outcome:
+def link(compiler: Compiler, parts: Iterable[Path], made: Path) -> CompilerResult:
     """Make one library, in which nothing may stay undefined, on the OpenMP runtime that torch itself runs on."""
     torch = _torch()
     folder = torch / "lib"
@@ -106,8 +106,8 @@ def _torch() -> Path:
     return folder
 
 
-def run(command: list[str]) -> Outcome:
+def run(command: list[str]) -> CompilerResult:
     """Run a command to its end; its messages are in English."""
     environment = {**os.environ, "LC_ALL": "C"}
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, env=environment)
-    return Outcome(tuple(command), done.returncode, done.stdout + done.stderr)
+    return CompilerResult(tuple(command), done.returncode, done.stdout + done.stderr)

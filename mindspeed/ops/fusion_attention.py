@@ -19,7 +19,7 @@ from mindspeed.ops.attention_checks import check_call, check_results
 from mindspeed.ops.attention_layout import head_view, head_width, heads_like, ranges_of, sequence_view, sizes
 from mindspeed.ops.attention_mask import FULL_MASK_MODES, AttentionVisibility, visibility
 from mindspeed.ops.attention_operations import visible_pairs
-from mindspeed.ops.attention_scores import COMPRESSED_ROWS, Bias, Dropout, Scores
+from mindspeed.ops.attention_scores import COMPRESSED_ROWS, AttentionScores, Bias, Dropout
 from mindspeed.ops.npu_ring_attention_update import sequence_major, token_major
 from mindspeed.ops.numerics import unflatten, wide_type
 from mindspeed.ops.registration import define
@@ -28,7 +28,7 @@ LANES = 8
 UNBOUNDED = 2147483647
 
 
-class Options(NamedTuple):
+class AttentionOptions(NamedTuple):
     """Hold the arguments of a call beside its tensors, in the order of the schema."""
 
     heads: int
@@ -168,12 +168,14 @@ def fusion_attention_grad(
 npu_fusion_attention_grad = fusion_attention_grad
 
 
-def _options(sizes: tuple[Any, ...], lists: tuple[Any, ...], modes: tuple[int, int], starts: tuple[Any, Any]) -> Options:
+def _options(
+    sizes: tuple[Any, ...], lists: tuple[Any, ...], modes: tuple[int, int], starts: tuple[Any, Any]
+) -> AttentionOptions:
     """The options from the arguments of a call: lists of tensors or sequences, starts as numbers (others are refused later)."""
     integers = [_integers(start) for start in starts]
     numbers = [0 if start is None else start[0] if len(start) == 1 else start for start in integers]
     values: list[Any] = [*sizes, *map(_integers, lists), *modes, *numbers]
-    return Options._make(values)
+    return AttentionOptions._make(values)
 
 
 def _integers(values: Sequence[int] | Tensor | None) -> list[int] | None:
@@ -182,7 +184,7 @@ def _integers(values: Sequence[int] | Tensor | None) -> list[int] | None:
     return values.tolist() if isinstance(values, Tensor) else list(values)
 
 
-def _dropout_size(query: Tensor, key: Tensor, options: Options) -> int:
+def _dropout_size(query: Tensor, key: Tensor, options: AttentionOptions) -> int:
     if options.layout == "TND":
         spans = zip(ranges_of(options.q_ends), ranges_of(options.kv_ends), strict=True)
         return options.heads * sum((q1 - q0) * (k1 - k0) for (q0, q1), (k0, k1) in spans)
@@ -190,13 +192,13 @@ def _dropout_size(query: Tensor, key: Tensor, options: Options) -> int:
     return batch * options.heads * queries * keys
 
 
-class Part(NamedTuple):
+class AttentionBatch(NamedTuple):
     """A batch of equally long sequences: views of tensors as [B, K, G, S, D] (queries) and [B, K, T, D] (keys)."""
 
     query_side: list[Tensor]
     key_side: list[Tensor]
     stats: list[Tensor]
-    scores: Scores
+    scores: AttentionScores
 
 
 def _parts(
@@ -206,8 +208,8 @@ def _parts(
     pse: Tensor | None,
     mask: Tensor | None,
     seed: Tensor | None,
-    options: Options,
-) -> Iterator[Part]:
+    options: AttentionOptions,
+) -> Iterator[AttentionBatch]:
     """Views of the query and key side tensors and of the statistics, with the scores: one part, or one per packed sequence."""
     heads, layout = options.heads, options.layout
     groups = heads_like(key_side[0], layout, query_side[0], heads)
@@ -219,7 +221,7 @@ def _parts(
         dropout = None if seed is None else Dropout(options.keep_prob, seed, 0, (b, k, g, s, keys[0].shape[2]))
         prefix = None if options.prefix is None else tuple(options.prefix)
         scores = _scores(s, keys[0].shape[2], prefix, False, pse, mask, dropout, split, options)
-        yield Part(queries, keys, [unflatten(stat, 1, split) for stat in stats], scores)
+        yield AttentionBatch(queries, keys, [unflatten(stat, 1, split) for stat in stats], scores)
         return
     first, spans = 0, list(zip(ranges_of(options.q_ends), ranges_of(options.kv_ends), strict=True))
     lengths = [q[1] - q[0] for q, _ in spans]
@@ -234,7 +236,7 @@ def _parts(
         prefix = None if options.prefix is None else (options.prefix[n],)
         own = pse[n : n + 1] if pse is not None and pse.dim() > 1 and pse.shape[0] > 1 else pse
         scores = _scores(*shape[3:], prefix, n in edge, own, mask, dropout, split, options)
-        yield Part(queries, keys, [unflatten(stat[q[0] : q[1]].t()[None], 1, split) for stat in stats], scores)
+        yield AttentionBatch(queries, keys, [unflatten(stat[q[0] : q[1]].t()[None], 1, split) for stat in stats], scores)
 
 
 def _scores(
@@ -246,8 +248,8 @@ def _scores(
     mask: Tensor | None,
     dropout: Dropout | None,
     split: tuple[int, int],
-    options: Options,
-) -> Scores:
+    options: AttentionOptions,
+) -> AttentionScores:
     bias = None
     if pse is not None:
         compressed = _is_compressed(pse, queries, options)
@@ -255,10 +257,10 @@ def _scores(
         by_head = by_head if by_head.dim() == 4 else by_head[None]
         bias = Bias(options.pse_type, unflatten(by_head, 1, split), options.q_start, options.kv_start, compressed)
     if mask is None:
-        return Scores(options.scale, (queries, keys), AttentionVisibility(), bias, dropout)
+        return AttentionScores(options.scale, (queries, keys), AttentionVisibility(), bias, dropout)
     by_group = _mask_by_group(mask[..., :queries, :keys], split) if options.mode in FULL_MASK_MODES else None
     seen = visibility(options.mode, queries, keys, options.before, options.after, prefix, by_group, at_edge)
-    return Scores(options.scale, (queries, keys), seen, bias, dropout)
+    return AttentionScores(options.scale, (queries, keys), seen, bias, dropout)
 
 
 def _mask_by_group(mask: Tensor, split: tuple[int, int]) -> Tensor:
@@ -266,19 +268,19 @@ def _mask_by_group(mask: Tensor, split: tuple[int, int]) -> Tensor:
     return unflatten(by_head, 1, split) if by_head.shape[1] > 1 else by_head.unsqueeze(1)
 
 
-def _is_compressed(pse: Tensor, queries: int, options: Options) -> bool:
+def _is_compressed(pse: Tensor, queries: int, options: AttentionOptions) -> bool:
     external = options.pse_type < 2 and pse.shape[-2] == COMPRESSED_ROWS
     return external and (options.layout == "TND" or queries > COMPRESSED_ROWS)
 
 
-def _out_like(query: Tensor, key: Tensor, value: Tensor, options: Options) -> Tensor:
+def _out_like(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
     groups = heads_like(key, options.layout, query, options.heads)
     width = head_width(value, options.layout, groups)
     last = options.heads * width if options.layout in ("SBH", "BSH") else width
     return query.new_empty((*query.shape[:-1], last))
 
 
-def _stats_like(query: Tensor, options: Options) -> Tensor:
+def _stats_like(query: Tensor, options: AttentionOptions) -> Tensor:
     if options.layout == "TND":
         return query.new_empty(query.shape[:2], dtype=wide_type(query.dtype))
     batch, length = sizes(query, options.layout)
@@ -289,7 +291,7 @@ def _forward(
     query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, seed: Tensor | None, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Reference: the result and lean statistics, [B, N, S] or [T, N]."""
-    options = Options(*rest)
+    options = AttentionOptions(*rest)
     out, maximum = _out_like(query, key, value, options), _stats_like(query, options)
     total = torch.empty_like(maximum)
     for part in _parts([query, out], [key, value], [maximum, total], pse, mask, seed, options):
@@ -314,7 +316,7 @@ def _backward(
     *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Reference: gradients of query, key, value and, with ``of_pse``, of the bias (else empty)."""
-    options = Options(*rest)
+    options = AttentionOptions(*rest)
     dq, dk, dv = (x.new_empty(x.shape) for x in (query, key, value))
     dpse = None if pse is None or not of_pse else pse.new_zeros(pse.shape, dtype=wide_type(pse.dtype))
     query_side, key_side = [query, out, dout, dq], [key, value, dk, dv]
@@ -331,7 +333,7 @@ def _backward(
 
 
 def _forward_shapes(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    options = Options(*rest[3:])
+    options = AttentionOptions(*rest[3:])
     maximum = _stats_like(query, options)
     return _out_like(query, key, value, options), maximum, maximum.new_empty(maximum.shape)
 
@@ -360,7 +362,7 @@ def _forward_operations(
     query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, seed: Tensor | None, *rest: Any
 ) -> int:
     """Count ``Q K^T`` and ``P V`` of the pairs that mask and sparse mode let see."""
-    options = Options(*rest)
+    options = AttentionOptions(*rest)
     groups = heads_like(key, options.layout, query, options.heads)
     widths = head_width(query, options.layout, options.heads) + head_width(value, options.layout, groups)
     return 2 * widths * visible_pairs(query, key, mask, options)

@@ -13,7 +13,7 @@ from megatron.core.tensor_parallel import layers
 from torch import Tensor, UntypedStorage
 
 from mindspeed.pipeline.running_step import running_step
-from mindspeed.pipeline.weight_gradients import Kept, Unit, WeightGradients
+from mindspeed.pipeline.weight_gradients import QueuedTensor, Unit, WeightGradients
 
 Linear = Callable[..., Tensor]
 
@@ -38,8 +38,8 @@ class LinearProduct:
     def __init__(self, call: LinearCall, given: Tensor, grad_output: Tensor) -> None:
         self.weight = call.weight
         self._call = call
-        self._input = Kept(given)
-        self._grad_output = Kept(grad_output)
+        self._input = QueuedTensor(given)
+        self._grad_output = QueuedTensor(grad_output)
         self._gather: tuple[Tensor, Any] | None = None
 
     def storages(self) -> list[UntypedStorage]:

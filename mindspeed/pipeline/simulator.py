@@ -19,7 +19,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class SimulationResult:
     """Result of a simulation. With ``problems`` the schedule cannot run, and the numbers are those up to the stop.
 
     ``floor`` is the least makespan of this placement: the work of a rank after the forwards of the stages before its first one.
@@ -45,7 +45,7 @@ class Verdict:
         }
 
 
-def judge(schedule: Schedule, costs: Costs | None = None) -> Verdict:
+def judge(schedule: Schedule, costs: Costs | None = None) -> SimulationResult:
     """Run a schedule by its dependencies and return what came of it."""
     costs = costs or Costs()
     problems = tuple(incomplete(schedule))
@@ -55,7 +55,7 @@ def judge(schedule: Schedule, costs: Costs | None = None) -> Verdict:
     work = [sum(span.end - span.begin for span in rank) for rank in spans]
     makespan = max((rank[-1].end for rank in spans if rank), default=0.0)
     idle = [1 - done / (rank[-1].end - rank[0].begin) if rank else 0.0 for done, rank in zip(work, spans, strict=True)]
-    return Verdict(
+    return SimulationResult(
         problems=problems,
         spans=spans,
         makespan=makespan,

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from mindspeed.pipeline.operations import Costs, Op, PipelineShape, Placement, Schedule
 from mindspeed.pipeline.recomputation import LimitTooSmallError, recompute_all, recompute_least
-from mindspeed.pipeline.simulator import Verdict, judge
+from mindspeed.pipeline.simulator import SimulationResult, judge
 
 LAGS: Final = tuple(step / 4 for step in (4, 0, 1, 2, 3, 5, 6, 7, 8))
 """Factors of the rank that a search tries as the lag of weight gradients; 1 comes first, the best where F = B = W."""
@@ -129,7 +129,7 @@ def recomputed(base: Schedule, recompute: Recomputation, limit: int | None = Non
 
 def fastest(
     shape: PipelineShape, costs: Costs, recompute: Recomputation = "none", limit: int | None = None
-) -> tuple[Schedule, Verdict]:
+) -> tuple[Schedule, SimulationResult]:
     """Return the schedule with the least makespan of those with weight gradients behind, and its verdict.
 
     ``limit`` bounds the activation sets of every rank. The search ends at the floor.
@@ -141,7 +141,7 @@ def fastest(
     else:
         base = megatron(shape)
         candidates = (delayed(base, lag_by_rank(factor, shape.pp)) for factor in LAGS)
-    best: tuple[Schedule, Verdict] | None = None
+    best: tuple[Schedule, SimulationResult] | None = None
     least: list[int] = []
     for candidate in candidates:
         try:

@@ -130,7 +130,7 @@ class WeightGradients:
 
 
 @dataclass(slots=True)
-class Kept:
+class QueuedTensor:
     """Tensor that waits in the queue, and its version: a change in place would make another gradient."""
 
     tensor: Tensor

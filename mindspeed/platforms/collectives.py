@@ -28,7 +28,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CollectiveCall:
     """Describe a call of a collective: its kind, its arguments by name, the tensors that go in and those that come out."""
 
     kind: str
@@ -57,7 +57,7 @@ class Call:
         return bool(self.arguments.get("async_op")) or self.kind in ("isend", "irecv")
 
 
-def read_call(collective: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+def read_call(collective: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CollectiveCall:
     """Describe ``collective(*args, **kwargs)``."""
     kind, arguments = collective.__name__, signature(collective).bind(*args, **kwargs).arguments
     inputs = _tensors(arguments, _INPUTS)
@@ -66,7 +66,7 @@ def read_call(collective: Function, args: tuple[Any, ...], kwargs: dict[str, Any
         outputs = (arguments["tensor"],)
     if kind in ("recv", "irecv", "scatter"):
         inputs = _tensors(arguments, ("scatter_list",))
-    return Call(kind, arguments, inputs, outputs)
+    return CollectiveCall(kind, arguments, inputs, outputs)
 
 
 def _tensors(arguments: dict[str, Any], names: tuple[str, ...]) -> tuple[torch.Tensor, ...]:
@@ -96,13 +96,13 @@ def coalesced(
 
 @dataclass(slots=True)
 class Count:
-    """Number of calls and sum of their payloads in bytes (see `Call.size`)."""
+    """Number of calls and sum of their payloads in bytes (see `CollectiveCall.size`)."""
 
     calls: int = 0
     bytes: int = 0
 
 
-class Traffic(dict[tuple[str, str], Count]):
+class CollectiveTraffic(dict[tuple[str, str], Count]):
     """``{(kind, group): Count}``; kinds are those of torch.distributed without their spellings, as all_gather."""
 
     def total(self, kind: str) -> Count:
@@ -110,19 +110,19 @@ class Traffic(dict[tuple[str, str], Count]):
         counts = [count for (name, _), count in self.items() if name == kind]
         return Count(sum(c.calls for c in counts), sum(c.bytes for c in counts))
 
-    def add(self, call: Call) -> None:
+    def add(self, call: CollectiveCall) -> None:
         count = self.setdefault((_NAMES.get(call.kind, call.kind), call.group), Count())
         count.calls += 1
         count.bytes += call.size
 
 
-_listeners: list[Traffic] = []
+_listeners: list[CollectiveTraffic] = []
 
 
 @contextmanager
-def traffic() -> Iterator[Traffic]:
+def traffic() -> Iterator[CollectiveTraffic]:
     """Count the collectives of this process while the block runs. Needs an active cpu-platform plan."""
-    counted = Traffic()
+    counted = CollectiveTraffic()
     _listeners.append(counted)
     try:
         yield counted

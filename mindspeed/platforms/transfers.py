@@ -24,14 +24,14 @@ Pairs = Sequence[tuple[Tensor, Tensor]]
 _streams: Final[dict[str, Any]] = {}
 
 
-class Transfer(Protocol):
+class CopiesInFlight(Protocol):
     """Copies in flight: neither side may be written, and the targets not be read, before `wait`."""
 
     def wait(self) -> None:
         """Let what follows on the current stream see the copies. Later calls change nothing."""
 
 
-def transfer(pairs: Pairs, kind: str) -> Transfer:
+def transfer(pairs: Pairs, kind: str) -> CopiesInFlight:
     """Copy each source to its target beside the computation; ``kind`` is the name of the transfer in the launch/wait log.
 
     A source holds what has been computed on the current stream so far. Host tensors are page-locked.
@@ -40,7 +40,7 @@ def transfer(pairs: Pairs, kind: str) -> Transfer:
         with _disable_current_modes():
             for _, target in pairs:
                 fill(target)
-    copies: Transfer = _LateCopies(pairs) if runtime.platform() == "cpu" else _StreamCopies(pairs, kind)
+    copies: CopiesInFlight = _LateCopies(pairs) if runtime.platform() == "cpu" else _StreamCopies(pairs, kind)
     if collective_log.PATH is None:
         return copies
     return _LoggedTransfer(copies, kind, sum(source.nbytes for source, _ in pairs))
@@ -81,8 +81,8 @@ class _LateCopies:
 
 
 class _LoggedTransfer:
-    def __init__(self, copies: Transfer, kind: str, size: int) -> None:
-        self._copies: Transfer | None = copies
+    def __init__(self, copies: CopiesInFlight, kind: str, size: int) -> None:
+        self._copies: CopiesInFlight | None = copies
         self._id = collective_log.log_launch(kind, "host", size)
 
     def wait(self) -> None:

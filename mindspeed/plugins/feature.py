@@ -88,8 +88,8 @@ class Numerics:
         return cls("approximate", loss, gradient, reason)
 
 
-Verdict = Literal["safe", "convertible", "refused"]
-_VERDICTS: Final[dict[str, tuple[Verdict, Verdict, Verdict, Verdict]]] = {
+ResumeVerdict = Literal["safe", "convertible", "refused"]
+_VERDICTS: Final[dict[str, tuple[ResumeVerdict, ResumeVerdict, ResumeVerdict, ResumeVerdict]]] = {
     # kind: verdict when the feature was added, was removed, has another setting, has another version
     "none": ("safe", "safe", "safe", "safe"),
     "resharded": ("convertible", "convertible", "convertible", "safe"),
@@ -111,19 +111,19 @@ class CheckpointState:
 
     kind: Literal["none", "resharded", "own"] = "none"
     reason: str = ""
-    added: Verdict | None = None
-    removed: Verdict | None = None
-    changed: Verdict | None = None
-    upgraded: Verdict | None = None
-    settings: Mapping[str, Verdict] = field(default_factory=dict)
+    added: ResumeVerdict | None = None
+    removed: ResumeVerdict | None = None
+    changed: ResumeVerdict | None = None
+    upgraded: ResumeVerdict | None = None
+    settings: Mapping[str, ResumeVerdict] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require_types(self)
 
-    def verdict(self, what: Literal["added", "removed", "changed", "upgraded"], setting: str = "") -> Verdict:
+    def verdict(self, what: Literal["added", "removed", "changed", "upgraded"], setting: str = "") -> ResumeVerdict:
         """Return the verdict on a checkpoint after this difference."""
         of_kind = _VERDICTS[self.kind][("added", "removed", "changed", "upgraded").index(what)]
-        given: Verdict | None = getattr(self, what)
+        given: ResumeVerdict | None = getattr(self, what)
         return self.settings.get(setting) or given or of_kind
 
     def __str__(self) -> str:

@@ -37,7 +37,7 @@ from mindspeed.training.job import Job
 
 
 @dataclass(slots=True)
-class TrainState:
+class TrainerState:
     """Everything that a run continues from; hooks of features get it as ``state``."""
 
     chunks: list[Any]
@@ -47,7 +47,7 @@ class TrainState:
     samples: int = 0
 
 
-def save(job: Job, state: TrainState, data: str) -> None:
+def save(job: Job, state: TrainerState, data: str) -> None:
     """Write a checkpoint beside the others, and give it its name only when it is complete; collective.
 
     ``data`` identifies the data that the samples were of. Raises RunError with MS603 when a rank cannot write; what was
@@ -78,7 +78,7 @@ def save(job: Job, state: TrainState, data: str) -> None:
         raise _not_saved(job, state.step, str(error)) from error
 
 
-def load(job: Job, state: TrainState, data: str) -> list[str]:
+def load(job: Job, state: TrainerState, data: str) -> list[str]:
     """Continue from the job's checkpoint; collective. Returns sentences about what could not be taken over."""
     checkpoint = Path(job.checkpoint)
     manifest, record = read_manifest(checkpoint), read_record(checkpoint)
@@ -124,7 +124,7 @@ def _new_features(job: Job, record: CheckpointManifest | None) -> tuple[str, ...
 
 
 def _state_dict(
-    state: TrainState, is_loading: bool = False, with_random: bool = True, without_data: Collection[str] = ()
+    state: TrainerState, is_loading: bool = False, with_random: bool = True, without_data: Collection[str] = ()
 ) -> dict[str, Any]:
     metadata = {
         "chained_optim_avoid_prefix": True,
@@ -141,7 +141,7 @@ def _state_dict(
     return content
 
 
-def _model_keys(state: TrainState) -> list[tuple[str, Any]]:
+def _model_keys(state: TrainerState) -> list[tuple[str, Any]]:
     chunks = unwrap_model(state.chunks)
     return [("model" if len(chunks) == 1 else f"model{index}", chunk) for index, chunk in enumerate(chunks)]
 
@@ -157,7 +157,7 @@ def _layout() -> dict[str, int]:
     }
 
 
-def _manifest(job: Job, state: TrainState, data: str, folder: Path) -> Manifest:
+def _manifest(job: Job, state: TrainerState, data: str, folder: Path) -> Manifest:
     layout, files = _layout(), file_sizes(folder)
     return Manifest(state.step, state.samples, job.model, job.optimizer, data, layout, job.plan.digest, files)
 

@@ -53,7 +53,7 @@ class Trainer:
         self.seq_length, self.samples_per_step = world.seq_length, world.global_batch_size
         chunks = build_model(world, self.config)
         optimizer = build_optimizer(chunks, self.config)
-        self.state = saving.TrainState(chunks, optimizer, build_scheduler(optimizer, self.config))
+        self.state = saving.TrainerState(chunks, optimizer, build_scheduler(optimizer, self.config))
         notes = saving.load(job, self.state, source.identity) if job.checkpoint else []
         if dist.get_rank() == 0:  # not before the checkpoint is loaded: a run whose resume fails stays as it was
             write_job(job)

@@ -26,7 +26,7 @@ from typing import Any, Final
 from mindspeed.engine.runtime import parent_process
 from mindspeed.plugins.problems import Problem
 from mindspeed.verification import worker as work
-from mindspeed.verification.job import Answer, Job
+from mindspeed.verification.job import Answer, WorkerCall
 
 RANKS_AT_ONCE: Final = 4
 """Ranks that run at the same time, whatever the number of clients; a larger job runs alone."""
@@ -72,7 +72,7 @@ class Broker:
         self._clients: list[Connection[Any, Any]] = []
         self._idle: list[_Worker] = []
         self._running: list[_Running] = []
-        self._queue: deque[tuple[Connection[Any, Any], list[Job]]] = deque()
+        self._queue: deque[tuple[Connection[Any, Any], list[WorkerCall]]] = deque()
         self._started = 0
         self._warm = False
 

@@ -17,7 +17,7 @@ and may differ by several such roundings. Unmodified Megatron in bf16 is up to 5
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class ComparisonResult:
     """The result of a comparison. ``largest_difference`` is None where there was nothing to compare: then it does not hold."""
 
     what: str
@@ -45,7 +45,7 @@ class Tolerances:
         return cls(numerics.loss, numerics.gradient, numerics.gradient)
 
 
-def compare(baseline: Sequence[RankResult], feature: Sequence[RankResult], tolerances: Tolerances) -> list[Check]:
+def compare(baseline: Sequence[RankResult], feature: Sequence[RankResult], tolerances: Tolerances) -> list[ComparisonResult]:
     """Losses, the input gradient, every parameter gradient of the first step, and every weight after the last step."""
     expected, actual = _by_tensor(baseline), _by_tensor(feature)
     bounds = {"input gradient": tolerances.gradient, "gradient": tolerances.gradient}
@@ -54,20 +54,20 @@ def compare(baseline: Sequence[RankResult], feature: Sequence[RankResult], toler
     for kind, name in sorted(expected.keys() | actual.keys(), key=lambda key: (list(bounds).index(key[0]), key[1])):
         both = (kind, name) in expected and (kind, name) in actual
         difference = _difference(expected[kind, name], actual[kind, name]) if both else None
-        checks.append(Check(f"{kind} of {name}", difference, bounds[kind]))
+        checks.append(ComparisonResult(f"{kind} of {name}", difference, bounds[kind]))
     return checks
 
 
-def zero_or_not_finite(records: Sequence[RankResult]) -> list[Check]:
+def zero_or_not_finite(records: Sequence[RankResult]) -> list[ComparisonResult]:
     """A failing check for each gradient that is zero or not finite anywhere: a run that proves nothing."""
     checks = []
     for (kind, name), pieces in _by_tensor(records).items():
         if "gradient" not in kind:
             continue
         if not all(np.isfinite(piece.values).all() for piece in pieces):
-            checks.append(Check(f"{kind} of {name} is not finite", None, 0.0))
+            checks.append(ComparisonResult(f"{kind} of {name} is not finite", None, 0.0))
         elif not any(piece.values.any() for piece in pieces):
-            checks.append(Check(f"{kind} of {name} is zero", None, 0.0))
+            checks.append(ComparisonResult(f"{kind} of {name} is zero", None, 0.0))
     return checks
 
 
@@ -80,12 +80,12 @@ def losses_by_step(records: Iterable[RankResult]) -> list[float]:
     return [float(np.mean([loss for (of, _), loss in sorted(merged.items()) if of == step])) for step in steps]
 
 
-def _compare_losses(baseline: Sequence[RankResult], feature: Sequence[RankResult], tolerance: float) -> Check:
+def _compare_losses(baseline: Sequence[RankResult], feature: Sequence[RankResult], tolerance: float) -> ComparisonResult:
     expected, actual = losses_by_step(baseline), losses_by_step(feature)
     what = f"loss over {len(expected)} steps"
     if len(expected) != len(actual) or not expected or not np.isfinite(actual).all():
-        return Check(what, None, tolerance)
-    return Check(what, max(abs(a - b) / abs(a) for a, b in zip(expected, actual, strict=True)), tolerance)
+        return ComparisonResult(what, None, tolerance)
+    return ComparisonResult(what, max(abs(a - b) / abs(a) for a, b in zip(expected, actual, strict=True)), tolerance)
 
 
 def _by_tensor(records: Iterable[RankResult]) -> dict[tuple[str, str], list[TensorShard]]:

@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from mindspeed.diagnostics.release_comparison import CHANGED, Comparison, compare_releases
 from mindspeed.engine.planning.drift import source_tree
-from mindspeed.engine.planning.targets import Target
+from mindspeed.engine.planning.targets import PatchTarget
 from mindspeed.plugins.feature import FeatureSpec
 from mindspeed.plugins.problems import MindSpeedError
 from mindspeed.verification.claims_on_checkout import NO_VERDICT, NOT_VERIFIED, OUT_OF_RANGE, Limits, in_order, verify_on
 
-Recorder = Callable[[Any, Sequence[Target], Path], Path]
+Recorder = Callable[[Any, Sequence[PatchTarget], Path], Path]
 """``record_release`` of `mindspeed.megatron.release_recording`."""
 
 FAILED: Final = ("changed", "gone")
@@ -59,7 +59,7 @@ class Report:
 def follow(
     checkout: Path,
     since: str | None,
-    targets: Sequence[Target],
+    targets: Sequence[PatchTarget],
     specs: Mapping[str, FeatureSpec],
     record: Recorder,
     into: Path,

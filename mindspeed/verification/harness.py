@@ -14,7 +14,7 @@ from mindspeed.plugins import Category
 from mindspeed.plugins.answers import implements
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.verification.case import VerificationCase, required_by
-from mindspeed.verification.comparison import Check, Tolerances, compare, zero_or_not_finite
+from mindspeed.verification.comparison import ComparisonResult, Tolerances, compare, zero_or_not_finite
 from mindspeed.verification.pool import WorkerPool
 from mindspeed.verification.record import RankResult
 
@@ -43,7 +43,7 @@ class Verdict:
 
     feature: str
     claim: str
-    checks: tuple[Check, ...]
+    checks: tuple[ComparisonResult, ...]
     proof: VerificationDetails
 
     @property
@@ -77,7 +77,9 @@ def verify(case: VerificationCase, pool: WorkerPool, progress: Callable[[str], N
     return Verdict(", ".join(case.features), case.numerics.claim, tuple(checks), details)
 
 
-def missing_effects(case: VerificationCase, baseline: Sequence[RankResult], feature: Sequence[RankResult]) -> Iterator[Check]:
+def missing_effects(
+    case: VerificationCase, baseline: Sequence[RankResult], feature: Sequence[RankResult]
+) -> Iterator[ComparisonResult]:
     """A failing check for every feature under test that left no trace.
 
     A feature whose group has one rank has nothing to do: a row, unless that holds for every feature under test.
@@ -89,7 +91,7 @@ def missing_effects(case: VerificationCase, baseline: Sequence[RankResult], feat
         if name in idle:
             all_idle = len(idle) == len(case.features)
             reason = f"the group of {', '.join(idle[name])} has one rank"
-            yield _failed(name, reason) if all_idle else Check(f"idle of {name}: {reason}", 0.0, 0.0)
+            yield _failed(name, reason) if all_idle else ComparisonResult(f"idle of {name}: {reason}", 0.0, 0.0)
             continue
         spec, called = known.feature(name).spec, {place for record in feature for place in _called(record, name)}
         if uncalled := [op for op in spec.ops if op not in called]:
@@ -109,7 +111,7 @@ def missing_effects(case: VerificationCase, baseline: Sequence[RankResult], feat
             yield _failed(name, "no patch site was reached, and no hook changed anything")
 
 
-def byte_checks(formula: Mapping[str, tuple[int, int]], counted: Mapping[str, tuple[int, int]]) -> Iterator[Check]:
+def byte_checks(formula: Mapping[str, tuple[int, int]], counted: Mapping[str, tuple[int, int]]) -> Iterator[ComparisonResult]:
     """Compare each change of bytes that features declare with the change that was counted.
 
     A formula that does not give the counted bytes of the baseline is shown and not held to: experts whose tokens are dealt out
@@ -120,7 +122,7 @@ def byte_checks(formula: Mapping[str, tuple[int, int]], counted: Mapping[str, tu
         for kind, (before, after) in formula.items():
             if change := before - after:
                 found = without[kind] - counted.get(kind, (0, 0))[1]
-                yield Check(f"{_BYTES_OF}{kind}", abs(found - change) / abs(change), _BYTES)
+                yield ComparisonResult(f"{_BYTES_OF}{kind}", abs(found - change) / abs(change), _BYTES)
 
 
 def _saves_bytes(case: VerificationCase) -> bool:
@@ -149,8 +151,8 @@ def _values(arguments: Iterable[str], settings: Mapping[str, str]) -> dict[str, 
     return {place: value for place, value in settings.items() if place.partition(".")[2] in arguments}
 
 
-def _failed(name: str, why: str) -> Check:
-    return Check(f"effect of {name}: {why}", None, 0.0)
+def _failed(name: str, why: str) -> ComparisonResult:
+    return ComparisonResult(f"effect of {name}: {why}", None, 0.0)
 
 
 def _processes(plan: ActivationPlan) -> str:
@@ -210,7 +212,7 @@ def _most(records: Sequence[RankResult], kind: str) -> int:
     return max(record.traffic.get(kind, 0) for record in records)
 
 
-def _problem(feature: str, check: Check) -> Problem:
+def _problem(feature: str, check: ComparisonResult) -> Problem:
     if check.largest_difference is None:
         text = check.what if "effect of" in check.what or " is " in check.what else f"{check.what} could not be compared"
     elif check.what.startswith(_BYTES_OF):

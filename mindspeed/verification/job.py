@@ -9,7 +9,7 @@ from mindspeed.plugins.problems import Problem
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class WorkerCall:
     """Call the function ``name`` of a source file as one rank of a gloo job that meets at ``store``, a file.
 
     ``plan``, when there is one, is active then, in its JSON form. Arguments and result travel as pickles of their own:

@@ -19,7 +19,7 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
 from mindspeed.verification.placement import fill_weights
-from mindspeed.verification.shape import LATENT, ModelShape, Recipe
+from mindspeed.verification.shape import LATENT, GptShape, Recipe
 
 FLATNESS: Final = 1e6
 """Epsilon of Adam. It dwarfs every gradient, so that a step is the gradient times the learning rate to 1e-6: steepest
@@ -30,7 +30,7 @@ BUCKET_SIZE: Final = 8192
 """Elements in a bucket of gradients. In Megatron's own size the tiny model is one bucket, and nothing overlaps."""
 
 
-def transformer_config(shape: ModelShape, dtype: torch.dtype) -> TransformerConfig:
+def transformer_config(shape: GptShape, dtype: torch.dtype) -> TransformerConfig:
     """The shape as Megatron's configuration, without any size of a layout."""
     experts: dict[str, Any] = {}
     if shape.num_experts:
@@ -70,7 +70,7 @@ def transformer_config(shape: ModelShape, dtype: torch.dtype) -> TransformerConf
     )
 
 
-def layer_specs(config: TransformerConfig, shape: ModelShape, vp_stage: int | None) -> tuple[Any, Any]:
+def layer_specs(config: TransformerConfig, shape: GptShape, vp_stage: int | None) -> tuple[Any, Any]:
     """The specs of the decoder and of multi-token prediction, None where this chunk has none of the latter."""
     latent, norm = shape.multi_latent_attention, shape.normalization
     if config.moe_layer_freq == 1 or not shape.num_experts:

@@ -18,7 +18,7 @@ from typing import Any, Final
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.verification import baselines
-from mindspeed.verification.job import Answer, Job
+from mindspeed.verification.job import Answer, WorkerCall
 from mindspeed.verification.record import RankResult
 from mindspeed.verification.shape import Recipe
 
@@ -114,7 +114,7 @@ class WorkerPool:
         data, arguments = plan.to_json(), pickle.dumps((recipe,))
         found = []
         for rank in range(0, ranks, ranks // stages):
-            job = Job(_DRY_RUN, "measure", arguments, rank, ranks, "", data, alone=True)
+            job = WorkerCall(_DRY_RUN, "measure", arguments, rank, ranks, "", data, alone=True)
             found += self._send([job], f"a dry run of rank {rank}")
         return found
 
@@ -144,10 +144,10 @@ class WorkerPool:
         self._runs += 1
         store = str(Path(self._folder.name) / f"store-{self._runs}")
         data, sent = plan.to_json() if plan is not None else None, pickle.dumps(arguments)
-        jobs = [Job(file, name, sent, rank, world_size, store, data) for rank in range(world_size)]
+        jobs = [WorkerCall(file, name, sent, rank, world_size, store, data) for rank in range(world_size)]
         return self._send(jobs, f"{name} with {', '.join(plan.names) or 'no features'}" if plan is not None else name)
 
-    def _send(self, jobs: list[Job], title: str) -> list[Any]:
+    def _send(self, jobs: list[WorkerCall], title: str) -> list[Any]:
         """Have jobs done by one worker each and wait for all results."""
         try:
             self._connection.send(jobs)

@@ -28,7 +28,7 @@ class TensorShard:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class RoutingChoice:
     """Experts that one rank chose in a call of a router: ``indices`` [rows, B, ...] of each ``topk``, for tokens at ``rows``.
 
     ``place`` is the step, the micro-batch of the global batch, and the name of the router in the whole model.
@@ -61,4 +61,4 @@ class RankResult:
     traffic: dict[str, int] = field(default_factory=dict)
     activations: Bytes = field(default_factory=Bytes)
     optimizer: Bytes = field(default_factory=Bytes)
-    choices: list[Choice] = field(default_factory=list)
+    choices: list[RoutingChoice] = field(default_factory=list)

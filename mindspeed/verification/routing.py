@@ -18,16 +18,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from mindspeed.verification.record import Choice
+from mindspeed.verification.record import RoutingChoice
 
 Place = tuple[int, int, str]
-"""A call of a router: see `Choice`."""
+"""A call of a router: see `RoutingChoice`."""
 Indices = NDArray[np.int16]
 Choices = Mapping[Place, tuple[Indices, ...]]
 """The indices of all tokens of each call, [S, B, ...]."""
 
 
-def merge(choices: Iterable[Choice], length: int) -> Choices:
+def merge(choices: Iterable[RoutingChoice], length: int) -> Choices:
     """Join the choices of all ranks for sequences of ``length`` tokens."""
     whole: dict[Place, tuple[Indices, ...]] = {}
     for choice in choices:
@@ -50,7 +50,7 @@ class RoutingRecord:
 
     replayed: Choices
     where: Callable[[int], tuple[int, int, Sequence[int]]]
-    made: list[Choice] = field(default_factory=list)
+    made: list[RoutingChoice] = field(default_factory=list)
     _seen: dict[tuple[str, bytes], tuple[Place, tuple[int, ...]]] = field(default_factory=dict)
     _taken: Counter[Place] = field(default_factory=Counter)
 
@@ -68,7 +68,7 @@ class RoutingRecord:
         chosen_SBK = original(scores_SBE)
         if place in self.replayed:
             return torch.from_numpy(self.replayed[place][0][list(rows)]).to(chosen_SBK)
-        self.made.append(Choice(place, rows, (chosen_SBK.cpu().numpy().astype(np.int16),)))
+        self.made.append(RoutingChoice(place, rows, (chosen_SBK.cpu().numpy().astype(np.int16),)))
         return chosen_SBK
 
     def _route(self, router: str, original: Callable[..., Any], logits_SBE: Tensor, *rest: Any, **more: Any) -> Any:
@@ -77,7 +77,7 @@ class RoutingRecord:
         with _Choosing(logits_SBE.shape[:2], known) as choosing:
             result = original(logits_SBE, *rest, **more)
         if not known:
-            self.made.append(Choice(place, rows, tuple(choosing.made)))
+            self.made.append(RoutingChoice(place, rows, tuple(choosing.made)))
         return result
 
     def _located(self, router: str, logits_SBE: Tensor) -> tuple[Place, tuple[int, ...]]:

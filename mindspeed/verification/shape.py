@@ -26,7 +26,7 @@ LATENT: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape:
+class GptShape:
     """A GPT-like model, by the names of `mindspeed.job.world.FIELDS` where they exist.
 
     ``rotary`` takes rotary instead of learned positions, ``tied_embeddings`` shares
@@ -66,19 +66,19 @@ class ModelShape:
         latent = LATENT | dict(self.options) if self.multi_latent_attention else {}
         return known | {name: latent[name] or 0 for name in ("q_lora_rank", *LATENT_WIDTHS) if latent}
 
-    def changed(self, world: Mapping[str, Any]) -> ModelShape:
+    def changed(self, world: Mapping[str, Any]) -> GptShape:
         """This shape with the values of ``world`` that describe a model."""
         own = {field.name for field in fields(self)} & FIELDS.keys()
         return replace(self, **{name: value for name, value in world.items() if name in own and value is not None})
 
-    def with_options(self, options: Mapping[str, Any]) -> ModelShape:
+    def with_options(self, options: Mapping[str, Any]) -> GptShape:
         """This shape with further fields of Megatron's configuration; lists become tuples."""
         frozen = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
         return replace(self, options=tuple(sorted({**dict(self.options), **frozen}.items())))
 
 
-GPT: Final = ModelShape("gpt")
-LLAMA: Final = ModelShape(
+GPT: Final = GptShape("gpt")
+LLAMA: Final = GptShape(
     "llama",
     num_query_groups=2,
     normalization="RMSNorm",
@@ -102,7 +102,7 @@ class Recipe:
     with ``adam`` plain Adam with clipping and decay.
     """
 
-    shape: ModelShape
+    shape: GptShape
     dtype: str = "fp32"
     steps: int = 5
     micro_batch_size: int = 1

@@ -19,7 +19,7 @@ from megatron.core.utils import get_attr_wrapped_model, unwrap_model
 from mindspeed.engine.runtime import session
 from mindspeed.megatron.batches import slice_batch
 from mindspeed.megatron.hook_wrappers import group_sizes
-from mindspeed.megatron.training_hook_wrappers import TrainState, step_metrics
+from mindspeed.megatron.training_hook_wrappers import LoopState, step_metrics
 from mindspeed.memory.byte_count import Bytes
 from mindspeed.memory.meter import Meter
 from mindspeed.memory.optimizer_windows import resting_bytes, whole_tensors
@@ -27,7 +27,7 @@ from mindspeed.memory.step_memory import StepMemory
 from mindspeed.platforms import runtime
 from mindspeed.verification.model import build_chunks, build_optimizer
 from mindspeed.verification.placement import pieces_of, placed_parameters
-from mindspeed.verification.record import Choice, RankResult, TensorShard
+from mindspeed.verification.record import RankResult, RoutingChoice, TensorShard
 from mindspeed.verification.routing import RoutingRecord, merge
 from mindspeed.verification.shape import Recipe
 
@@ -39,7 +39,7 @@ _PASS: Final = "forward pass"
 
 
 @dataclass(slots=True)
-class Batch:
+class MicroBatch:
     """A micro-batch: its number in the global batch, and the inputs of a GPT model. Tokens are [samples, sequence].
 
     ``rows`` are the places in the sequence that this rank has tokens of. ``embedded`` is set once the decoder has its input,
@@ -55,7 +55,7 @@ class Batch:
     embedded: bool = False
 
 
-def train(recipe: Recipe, choices: Sequence[Choice] = ()) -> RankResult:
+def train(recipe: Recipe, choices: Sequence[RoutingChoice] = ()) -> RankResult:
     """Train on the groups that exist and record losses, gradients of step 1, final weights, and the effects of features.
 
     Routers repeat the ``choices`` of another run where the recipe says so.
@@ -85,7 +85,7 @@ def measure(recipe: Recipe) -> tuple[int, int]:
     return run.kept.total.device, memory.ended_step() or 0
 
 
-def micro_batches(recipe: Recipe, step: int, rank: int, size: int) -> Iterator[Batch]:
+def micro_batches(recipe: Recipe, step: int, rank: int, size: int) -> Iterator[MicroBatch]:
     """The micro-batches of data-parallel ``rank`` of ``size``; every layout draws them from the same global batch."""
     shape = recipe.shape
     generator = torch.Generator("cpu").manual_seed(recipe.seed + step)
@@ -100,7 +100,7 @@ def micro_batches(recipe: Recipe, step: int, rank: int, size: int) -> Iterator[B
         mask, positions = _masks(recipe, tokens)
         whole = {"tokens": tokens, "labels": part[:, 1:].contiguous(), "position_ids": positions, "attention_mask": mask}
         share = slice_batch({name: x if x is None else x.cuda() for name, x in (*whole.items(), ("rows", rows))})
-        yield Batch(number, share["rows"][0].tolist(), *(share[name] for name in whole))
+        yield MicroBatch(number, share["rows"][0].tolist(), *(share[name] for name in whole))
 
 
 def _masks(recipe: Recipe, tokens_BS: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
@@ -169,7 +169,7 @@ class _Run:
             self.config.param_sync_func = _one_or_all([chunk.start_param_sync for chunk in self.chunks])
 
     def train(self) -> None:
-        state = TrainState(self.chunks, self.optimizer, None)
+        state = LoopState(self.chunks, self.optimizer, None)
         for step in range(self.recipe.steps):
             with session.around("around_train_step", state=state):
                 self.train_step(step)
@@ -208,7 +208,7 @@ class _Run:
         for number, loss in losses:
             self.record.losses[step, number] = float(loss)
 
-    def _forward(self, step: int, batches: Iterator[Batch], chunk: Any) -> tuple[torch.Tensor, Any]:
+    def _forward(self, step: int, batches: Iterator[MicroBatch], chunk: Any) -> tuple[torch.Tensor, Any]:
         batch = next(batches)
         self.batch, self.step = batch, step
         self.kept.end()
@@ -219,7 +219,7 @@ class _Run:
             self.kept.end()  # backward follows at once
         return output, partial(_loss_per_token if self.config.calculate_per_token_loss else _mean_loss, batch.number)
 
-    def watch(self, choices: Sequence[Choice]) -> None:
+    def watch(self, choices: Sequence[RoutingChoice]) -> None:
         """Keep the gradient of what the embedding gives the decoder, in the first step, and repeat routing where it must."""
         if self.recipe.repeats_routing:
             replayed = merge(choices, self.recipe.shape.seq_length)
@@ -233,7 +233,7 @@ class _Run:
             self.batch.embedded = True
             output.register_hook(partial(self._record_input_gradient, self.batch))  # type: ignore[no-untyped-call]
 
-    def _record_input_gradient(self, batch: Batch, gradient_SBH: torch.Tensor) -> None:
+    def _record_input_gradient(self, batch: MicroBatch, gradient_SBH: torch.Tensor) -> None:
         shape = self.recipe.shape
         rows = _local_rows(batch, gradient_SBH.shape[0])
         samples = slice(batch.number * self.recipe.micro_batch_size, (batch.number + 1) * self.recipe.micro_batch_size)
@@ -279,7 +279,7 @@ class _Run:
             self.record.pieces.append(piece)
 
 
-def _local_rows(batch: Batch, length: int) -> list[int]:
+def _local_rows(batch: MicroBatch, length: int) -> list[int]:
     """The rows of a batch of which a layer has ``length``: all, or this tensor-parallel rank's share."""
     first = parallel_state.get_tensor_model_parallel_rank() * length if len(batch.rows) > length else 0
     return batch.rows[first : first + length]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mindspeed.plugins.problems import Problem
-from mindspeed.verification.job import Answer, Job
+from mindspeed.verification.job import Answer, WorkerCall
 
 PATIENCE: Final = timedelta(seconds=60)
 """Seconds that a collective waits for a rank that does not come."""
@@ -31,7 +31,7 @@ ENDING: Final = 0.5
 _TASKS: Final = Path("/proc/self/task")
 
 
-def serve(connection: Connection[Answer, Job]) -> None:
+def serve(connection: Connection[Answer, WorkerCall]) -> None:
     """Do jobs until the broker closes the connection."""
     while True:
         try:
@@ -85,7 +85,7 @@ def _thread_names() -> list[str]:
     return names
 
 
-def _outcome(job: Job) -> bytes | Problem:
+def _outcome(job: WorkerCall) -> bytes | Problem:
     try:
         with _variables_kept():
             return _call(job)
@@ -105,7 +105,7 @@ def _variables_kept() -> Iterator[None]:
         os.environ.update(before)
 
 
-def _call(job: Job) -> bytes:
+def _call(job: WorkerCall) -> bytes:
     """Call a function in a gloo group of its own, or under its plan in Megatron's groups, and undo the plan."""
     from mindspeed import registry
     from mindspeed.engine.planning.plan import plan_from_json
@@ -126,7 +126,7 @@ def _call(job: Job) -> bytes:
         registry.deactivate()
 
 
-def _pickled_result(job: Job) -> bytes:
+def _pickled_result(job: WorkerCall) -> bytes:
     function = _function(job.file, job.name)  # with the platform in place, for its file may import Megatron
     return pickle.dumps(function(*pickle.loads(job.arguments)))
 
@@ -143,7 +143,7 @@ def _function(file: str, name: str) -> Callable[..., Any]:
 
 
 @contextmanager
-def _process_group(job: Job, backend: str) -> Iterator[None]:
+def _process_group(job: WorkerCall, backend: str) -> Iterator[None]:
     import torch.distributed as dist
     from torch.distributed import FileStore  # type: ignore[attr-defined]
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -159,7 +159,7 @@ def _process_group(job: Job, backend: str) -> Iterator[None]:
 
 
 @contextmanager
-def _megatron_groups(job: Job) -> Iterator[None]:
+def _megatron_groups(job: WorkerCall) -> Iterator[None]:
     import torch
     import torch.distributed as dist
     from megatron.core import parallel_state

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mindspeed.diagnostics import ascend, doctor
-from mindspeed.diagnostics.ascend import Machine
+from mindspeed.diagnostics.ascend import AscendHost
 
 CANN = "usr/local/Ascend/ascend-toolkit/latest"
 
@@ -62,11 +62,11 @@ def complete(tmp_path, npu_smi):
 
 
 def found(root, environ):
-    return {finding.subject: finding for finding in ascend.findings(Machine(root, environ))}
+    return {finding.subject: finding for finding in ascend.findings(AscendHost(root, environ))}
 
 
 def test_a_machine_without_anything_of_ascend_has_no_findings(tmp_path):
-    assert list(ascend.findings(Machine(tmp_path, {}))) == []
+    assert list(ascend.findings(AscendHost(tmp_path, {}))) == []
 
 
 def test_every_layer_is_shown_with_its_version(complete):

@@ -55,12 +55,12 @@ class Algorithm:
         far = [dist.new_group(list(range(n, world, self.inner))) for n in range(self.inner)][rank % self.inner]
         return partial(_hybrid, inner=near, attend=partial(_ring, group=far, window=self.window))
 
-    def sent(self, a: costs.Attention, world: int, rank: int) -> costs.Bytes:
+    def sent(self, a: costs.Attention, world: int, rank: int) -> costs.SentBytes:
         """Bytes that ``rank`` sends, by the closed forms; fp64 is not among the types that they know."""
         if self.kind == "ring":
             whole = costs.ring(a, world)
             spared = {"none": 0, "half": a.width, "full": a.width + a.value_width}[self.keep]
-            return costs.Bytes(whole.forward, whole.backward - (world - 1) * a.tokens * a.groups * spared * a.element)
+            return costs.SentBytes(whole.forward, whole.backward - (world - 1) * a.tokens * a.groups * spared * a.element)
         if self.kind == "ulysses":
             return costs.ulysses(a, world)
         if self.kind == "kv-allgather":
@@ -96,7 +96,7 @@ def hidden(mask: str, tokens: int) -> Tensor:
     return ~{"full": seen, "causal": seen.tril(), "window": seen.tril().triu(1 - tokens // 8)}[mask]
 
 
-def _blocks_sent(mask: str, a: costs.Attention, world: int, rank: int) -> costs.Bytes:
+def _blocks_sent(mask: str, a: costs.Attention, world: int, rank: int) -> costs.SentBytes:
     """Adaptive: keys and values to who computes a block and their gradients back, or queries there and results back."""
     seen = ~hidden(mask, 8 * world).view(world, 8, world, 8).all(3).all(1)
     query, out = a.tokens * a.heads * a.width, a.tokens * a.heads * a.value_width
@@ -111,7 +111,7 @@ def _blocks_sent(mask: str, a: costs.Attention, world: int, rank: int) -> costs.
             forward, backward = forward + query * a.element, backward + (query + 2 * out) * a.element + statistics
         if block.moves_queries and rank == block.where:
             forward, backward = forward + out * costs.WIDE + statistics, backward + query * costs.WIDE
-    return costs.Bytes(forward, backward)
+    return costs.SentBytes(forward, backward)
 
 
 def algorithms(world: int) -> dict[str, Algorithm]:

@@ -17,8 +17,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks._sockets import bytes_on_sockets
-from mindspeed.context_parallel.exchange import Pending
-from mindspeed.platforms.collectives import Traffic, traffic
+from mindspeed.context_parallel.exchange import PendingExchange
+from mindspeed.platforms.collectives import CollectiveTraffic, traffic
 from tests.context_parallel.algorithms import Algorithm, Attend
 
 DELAY = 0.02
@@ -75,7 +75,7 @@ def counted(cases: dict[str, Algorithm], tensors: Sequence[Tensor]) -> dict[str,
     return found
 
 
-def _sent(counts: Traffic, inner: int) -> int:
+def _sent(counts: CollectiveTraffic, inner: int) -> int:
     """Bytes that leave a rank: of what it hands to a collective of n ranks, all but its own n-th."""
     world = dist.get_world_size()
     others = counts.total("all_to_all").bytes * (inner - 1) // inner
@@ -245,19 +245,19 @@ def _held(node: Any) -> Iterator[Tensor]:
 
 def results(cases: dict[str, Algorithm], tensors: Sequence[Tensor], early: bool = False) -> dict[str, list[Tensor]]:
     """Results and gradients; with ``early`` what is used is what was there before a wait."""
-    wait = Pending.wait
+    wait = PendingExchange.wait
     if early:
-        Pending.wait = used_early(wait)  # type: ignore[method-assign]
+        PendingExchange.wait = used_early(wait)  # type: ignore[method-assign]
     try:
         return {name: Share.of(algorithm, tensors).both() for name, algorithm in cases.items()}
     finally:
-        Pending.wait = wait  # type: ignore[method-assign]
+        PendingExchange.wait = wait  # type: ignore[method-assign]
 
 
-def used_early(wait: Callable[[Pending], Tensor]) -> Callable[[Pending], Tensor]:
-    """Around ``Pending.wait``: the received tensor as it was before; the wait itself keeps the transport in order."""
+def used_early(wait: Callable[[PendingExchange], Tensor]) -> Callable[[PendingExchange], Tensor]:
+    """Around ``PendingExchange.wait``: the received tensor as it was before; the wait itself keeps the transport in order."""
 
-    def late(pending: Pending) -> Tensor:
+    def late(pending: PendingExchange) -> Tensor:
         found = pending.received.clone()
         wait(pending)
         return found

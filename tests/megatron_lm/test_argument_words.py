@@ -2,10 +2,10 @@
 
 import pytest
 
-from mindspeed.megatron_lm.argument_words import ArgumentWords
+from mindspeed.megatron_lm.argument_words import MegatronCommandLine
 from mindspeed.plugins.fixes import DropField, GiveField, GiveSetting, Together
 
-WORDS = ArgumentWords("0.16.1")
+WORDS = MegatronCommandLine("0.16.1")
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_a_field_is_the_argument_that_gives_it(fix, text):
 
 
 def test_of_several_arguments_those_on_the_command_line_are_removed():
-    words = ArgumentWords("0.16.1", frozenset({"bf16", "enable_cuda_graph"}))
+    words = MegatronCommandLine("0.16.1", frozenset({"bf16", "enable_cuda_graph"}))
     assert (
         words((GiveField("dtype", "fp32"), GiveField("cuda_graphs", False))) == "remove --bf16, or remove --enable-cuda-graph"
     )

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from mindspeed.memory.on_host import HostBuffers, OnHost
-from mindspeed.memory.parked import Parked, Part
+from mindspeed.memory.parked import LayerPart, Parked
 from mindspeed.memory.region import Region
 from mindspeed.platforms.emulation.absent import AbsenceGuard
 from mindspeed.plugins.active import ActiveFeatures, set_active
@@ -40,7 +40,7 @@ def poison() -> Iterator[None]:
 
 def parked(tensor: torch.Tensor) -> Parked:
     storage = tensor.untyped_storage()
-    made = Parked([storage], OnHost([storage], HostBuffers()), Part("acme", "layer 3 norm"))
+    made = Parked([storage], OnHost([storage], HostBuffers()), LayerPart("acme", "layer 3 norm"))
     made.park()
     return made
 

@@ -9,12 +9,12 @@ from mindspeed.job.world import UnknownValue, World
 from mindspeed.memory.estimate import JobOptions, chunk_tensors, live_passes, parameters, stages
 from mindspeed.plugins.discovery import discover
 from mindspeed.plugins.saved_tensors import SavedTensor, in_backward, leave, resized
-from mindspeed.verification.shape import GPT, LLAMA, MOE, ModelShape
+from mindspeed.verification.shape import GPT, LLAMA, MOE, GptShape
 
 MLA = replace(GPT, multi_latent_attention=True)
 
 
-def world(shape: ModelShape = GPT, **values):
+def world(shape: GptShape = GPT, **values):
     batch = {"micro_batch_size": 1, "global_batch_size": 8, "world_size": 1, "dtype": "fp32"}
     return World({**shape.world(), **batch, **values})
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from mindspeed.memory.joined import join, joined, split
-from mindspeed.memory.windows import MainWeight, Window
+from mindspeed.memory.windows import MainWeight, OptimizerWindow
 
 BORDERS = (0, 1, 2, 0x7FFE, 0x7FFF, 0x8000, 0x8001, 0xFFFE, 0xFFFF)
 
@@ -57,26 +57,26 @@ def managed() -> tuple[MainWeight, Tensor]:
 
 def test_main_weights_exist_only_inside_a_window() -> None:
     weight, before = managed()
-    with joined(Window((weight,), "load")):
+    with joined(OptimizerWindow((weight,), "load")):
         pass
     assert weight.main.untyped_storage().nbytes() == 0
-    with joined(Window((weight,))):
+    with joined(OptimizerWindow((weight,))):
         assert torch.equal(weight.main, before)
         weight.main.add_(1e-3)
         assert weight.weight is not None
         weight.weight.copy_(weight.main)
     assert weight.main.untyped_storage().nbytes() == 0
-    with joined(Window((weight,))):
+    with joined(OptimizerWindow((weight,))):
         assert torch.equal(weight.main, before + 1e-3)
 
 
 def test_what_a_checkpoint_keeps_stays_and_is_not_what_the_next_step_writes() -> None:
     weight, before = managed()
-    with joined(Window((weight,), "load")):
+    with joined(OptimizerWindow((weight,), "load")):
         pass
-    with joined(Window((weight,), "save")):
+    with joined(OptimizerWindow((weight,), "save")):
         kept = weight.main.detach()
-    with joined(Window((weight,))):
+    with joined(OptimizerWindow((weight,))):
         weight.main.zero_()
     assert torch.equal(kept, before)
 
@@ -84,8 +84,8 @@ def test_what_a_checkpoint_keeps_stays_and_is_not_what_the_next_step_writes() ->
 def test_what_a_checkpoint_loads_reaches_the_weights_of_the_model() -> None:
     weight, before = managed()
     for _ in range(2):
-        with joined(Window((weight,), "load")):
+        with joined(OptimizerWindow((weight,), "load")):
             weight.main.copy_(before * 3)
     assert torch.equal(weight.weight, (before * 3).bfloat16())  # type: ignore[arg-type]
-    with joined(Window((weight,), "save")):
+    with joined(OptimizerWindow((weight,), "save")):
         assert torch.equal(weight.main, before * 3)

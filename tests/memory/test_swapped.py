@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mindspeed.memory.joined import joined
 from mindspeed.memory.swapped import Swapped
-from mindspeed.memory.windows import MainWeight, Window, divide, step
+from mindspeed.memory.windows import MainWeight, OptimizerWindow, divide, step
 
 SIZES = ((3, 5), (7,), (2, 2), (1,))
 
@@ -24,11 +24,11 @@ class Run:
         self.contexts = [*([Swapped().around] if swapped else []), *([joined] if residuals else [])]
         self.generator = generator
         if swapped:
-            with self.around(Window(tuple(self.weights), "load")):
+            with self.around(OptimizerWindow(tuple(self.weights), "load")):
                 pass
 
     @contextmanager
-    def around(self, window: Window) -> Iterator[None]:
+    def around(self, window: OptimizerWindow) -> Iterator[None]:
         with ExitStack() as stack:
             for context in self.contexts:
                 stack.enter_context(context(window))
@@ -41,7 +41,7 @@ class Run:
 
     def saved(self) -> list[Tensor]:
         """Main weights and states, as a checkpoint takes them."""
-        with self.around(Window(tuple(self.weights), "save")):
+        with self.around(OptimizerWindow(tuple(self.weights), "save")):
             return [tensor.detach() for weight in self.weights for tensor in (weight.main, *weight.moments.values())]
 
 
@@ -76,9 +76,9 @@ def test_what_a_checkpoint_loads_is_what_the_next_step_begins_with() -> None:
         first, second = Run(True, residuals), Run(True, residuals)
         for _ in range(2):
             first.step()
-        with second.around(Window(tuple(second.weights), "load")):
+        with second.around(OptimizerWindow(tuple(second.weights), "load")):
             for weight, value in zip(second.weights, first.weights, strict=True):
-                with first.around(Window(tuple(first.weights), "save")):
+                with first.around(OptimizerWindow(tuple(first.weights), "save")):
                     weight.main.copy_(value.main)
                     state = {name: v.clone() for name, v in first.optimizer.state[value.main].items()}
                 second.optimizer.state[weight.main] = state
@@ -94,7 +94,7 @@ def test_a_window_its_neighbours_and_no_others_are_on_the_device() -> None:
     seen: list[tuple[int, ...]] = []
 
     @contextmanager
-    def watched(window: Window) -> Iterator[None]:
+    def watched(window: OptimizerWindow) -> Iterator[None]:
         seen.append(tuple(i for i, weight in enumerate(run.weights) if weight.main.untyped_storage().nbytes()))
         yield
 

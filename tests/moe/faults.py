@@ -12,24 +12,24 @@ from torch import Tensor
 from mindspeed.moe import grouped_experts
 from mindspeed.moe.allgather import AllGatherCall
 from mindspeed.moe.alltoall import AllToAllCall
-from mindspeed.moe.transfer import Pending
+from mindspeed.moe.transfer import PendingCollective
 
 Function = Callable[..., Any]
 
 
 @contextmanager
-def without_wait(number: int) -> Iterator[list[Pending]]:
+def without_wait(number: int) -> Iterator[list[PendingCollective]]:
     """Leave out the wait ``number`` of those that end a transfer; gives the transfers that were waited for."""
-    original, ended = Pending.wait, []
+    original, ended = PendingCollective.wait, []
 
-    def wait(pending: Pending) -> Tensor:
+    def wait(pending: PendingCollective) -> Tensor:
         if pending._work is not None:
             ended.append(pending)
             if len(ended) == number + 1:
                 pending._work = pending._sent = None
         return original(pending)
 
-    with patch.object(Pending, "wait", wait):
+    with patch.object(PendingCollective, "wait", wait):
         yield ended
 
 

@@ -305,7 +305,7 @@ def test_transfers_are_hidden(pool: WorkerPool, features: Any, shared: int, sett
 def test_bytes_are_those_of_the_formula(pool: WorkerPool, hot: float, ranks: int) -> None:
     shape = Shape(hot=hot)
     for rank in outcomes(pool, shape, "moe-alltoall-overlap", ranks=ranks):
-        call = costs.Call(shape.tokens, shape.topk, shape.hidden, 4, 4, shape.experts, ranks)
+        call = costs.ExpertWork(shape.tokens, shape.topk, shape.hidden, 4, 4, shape.experts, ranks)
         expected = costs.alltoall(call, received=rank.rows)
         assert rank.sent["all_to_all"] == expected
         assert rank.sent["all_gather"] == costs.counts(call)
@@ -325,7 +325,7 @@ def test_a_token_goes_once_to_each_rank_that_has_experts_of_it(pool: WorkerPool,
     shape = Shape(hot=hot, topk=4)
     plan = plan_of("moe-alltoall-overlap", settings=ONCE, ep=ranks)
     expected = outcomes(pool, shape, "moe-alltoall-overlap", ranks=ranks)
-    call = costs.Call(shape.tokens, shape.topk, shape.hidden, 4, 4, shape.experts, ranks)
+    call = costs.ExpertWork(shape.tokens, shape.topk, shape.hidden, 4, 4, shape.experts, ranks)
     for rank, (outcome, sent, received) in enumerate(pool.call(run_counting_pairs, ranks, shape, plan=plan)):
         assert close(outcome.values, expected[rank].values)
         assert outcome.sent["all_to_all"] == costs.once_per_rank(call, sent, received)
@@ -336,7 +336,7 @@ def test_a_token_goes_once_to_each_rank_that_has_experts_of_it(pool: WorkerPool,
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_gathered_bytes_are_those_of_the_formula(pool: WorkerPool, ranks: int) -> None:
     shape = Shape(hot=100.0)
-    call = costs.Call(shape.tokens, shape.topk, shape.hidden, 4, 4, shape.experts, ranks)
+    call = costs.ExpertWork(shape.tokens, shape.topk, shape.hidden, 4, 4, shape.experts, ranks)
     for rank in outcomes(pool, shape, "moe-allgather-overlap", ranks=ranks):
         assert (rank.sent["all_gather"], rank.sent["reduce_scatter"]) == costs.allgather(call)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mindspeed.ops.cuda import fusion_attention as cuda
-from mindspeed.ops.fusion_attention import Options, _backward, _forward
+from mindspeed.ops.fusion_attention import AttentionOptions, _backward, _forward
 from mindspeed.ops.kernel import with_reference
 from tests.ops.flash_stand_in import flash_on_cpu
 from tests.ops.operator_checks import randn
@@ -27,7 +27,7 @@ def flash(monkeypatch):
 
 
 def options(layout, heads, mode=0, before=NO_BOUND, after=NO_BOUND, q_ends=None, kv_ends=None, keep=1.0):
-    return Options(heads, layout, 0.3, keep, before, after, None, q_ends, kv_ends, mode, 1, 0, 0)
+    return AttentionOptions(heads, layout, 0.3, keep, before, after, None, q_ends, kv_ends, mode, 1, 0, 0)
 
 
 def laid_out(layout, batch, length, heads, width, seed, dtype=torch.bfloat16):

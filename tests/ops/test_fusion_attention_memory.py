@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.autograd.profiler import profile
 
-from mindspeed.ops.fusion_attention import Options
+from mindspeed.ops.fusion_attention import AttentionOptions
 from tests.ops.attention_calls import KERNELS, choose
 from tests.ops.attention_formula import MASKS
 
@@ -33,7 +33,7 @@ def peak_of_training(length: int, mode: int, keep: float = 1.0) -> int:
     """Of one forward or one backward call, beside their inputs."""
     q, k, v, dout = (torch.randn(1, 1, length, WIDTH) for _ in range(4))
     seed = torch.tensor(5) if keep < 1 else None
-    how = Options(1, "BNSD", 0.3, keep, BEFORE, 0, None, None, None, mode, 1, 0, 0)
+    how = AttentionOptions(1, "BNSD", 0.3, keep, BEFORE, 0, None, None, None, mode, 1, 0, 0)
     ops = torch.ops.mindspeed
     forward, results = peak_bytes(lambda: ops.fusion_attention(q, k, v, None, MASKS[2], seed, *how))
     inputs = (dout, q, k, v, None, MASKS[2], seed, *results, False, *how)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, UntypedStorage, nn
 
 from mindspeed.memory.checkpoint import Checkpoint
-from mindspeed.pipeline.weight_gradients import Kept, WeightGradients
+from mindspeed.pipeline.weight_gradients import QueuedTensor, WeightGradients
 
 
 def gradients(model: nn.Module, given: Tensor, early: bool | None) -> list[Tensor]:
@@ -85,7 +85,7 @@ def test_a_product_runs_behind_a_collective_only_while_its_unit_is_due() -> None
 
 def test_a_tensor_that_is_changed_while_it_waits_is_refused() -> None:
     tensor = torch.zeros(2)
-    kept = Kept(tensor)
+    kept = QueuedTensor(tensor)
     assert kept.take() is tensor
     tensor.add_(1)
     with pytest.raises(RuntimeError, match="changed in place"):

@@ -15,7 +15,7 @@ from mindspeed.tuning.search import Question, Scores
 from mindspeed.tuning.space import SIZES, Choice, Layouts
 from mindspeed.tuning.time import DEFAULTS, Machine, exposed
 from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.shape import LLAMA, MOE, ModelShape, Recipe
+from mindspeed.verification.shape import LLAMA, MOE, GptShape, Recipe
 from tests.tuning.messages import sent
 
 FULL = {"recompute": {"granularity": "full", "method": "uniform", "num_layers": 1}}
@@ -29,7 +29,7 @@ class Case:
 
     group: str
     names: tuple[str, ...]
-    shape: ModelShape = LLAMA
+    shape: GptShape = LLAMA
     sizes: dict[str, int] = field(default_factory=dict)
     choice: Choice = field(default_factory=Choice)
     calls: float = 0.0

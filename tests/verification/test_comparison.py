@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mindspeed.plugins.feature import Numerics
-from mindspeed.verification.comparison import Check, Tolerances, compare, losses_by_step, zero_or_not_finite
+from mindspeed.verification.comparison import ComparisonResult, Tolerances, compare, losses_by_step, zero_or_not_finite
 from mindspeed.verification.record import RankResult, TensorShard
 
 EXACT = Tolerances.of(Numerics.exact(), "fp32")
@@ -27,12 +27,12 @@ def record(*pieces: tuple[Any, Any], kind: str = "gradient", loss: float = 2.0) 
 BASELINE = [record((WHOLE, FULL))]
 
 
-def gradient_check(*feature: RankResult, tolerances: Tolerances = EXACT) -> Check:
+def gradient_check(*feature: RankResult, tolerances: Tolerances = EXACT) -> ComparisonResult:
     return compare(BASELINE, feature, tolerances)[1]
 
 
 def test_shards_that_make_up_the_full_tensor_are_equal() -> None:
-    assert gradient_check(record((TOP, FULL[:2])), record((BOTTOM, FULL[2:]))) == Check("gradient of w", 0.0, 0.0)
+    assert gradient_check(record((TOP, FULL[:2])), record((BOTTOM, FULL[2:]))) == ComparisonResult("gradient of w", 0.0, 0.0)
 
 
 def test_the_difference_is_relative_to_the_norm_of_the_baseline() -> None:

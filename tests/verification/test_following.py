@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mindspeed.diagnostics.release_comparison import compare_releases, overlaps
-from mindspeed.engine.planning.targets import Target
+from mindspeed.engine.planning.targets import PatchTarget
 from mindspeed.plugins.feature import Category, FeatureSpec
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.verification import claims_on_checkout
@@ -32,7 +32,7 @@ ARGUMENTS = """\
 def add_arguments(parser):
     parser.add_argument("--tensor-model-parallel-size", type=int)
 """
-TARGETS = [Target("demo", "mindspeed", f"megatron.core.utils:{name}") for name in ("slice_batch", "gather", "kept")]
+TARGETS = [PatchTarget("demo", "mindspeed", f"megatron.core.utils:{name}") for name in ("slice_batch", "gather", "kept")]
 SPECS = {"demo": FeatureSpec(name="demo", category=Category.COMPUTE)}
 SPECS |= {name: FeatureSpec(name=name, category=Category.COMPUTE) for name in ("ring-attention", "swiglu")}
 
@@ -110,7 +110,7 @@ def test_an_argument_overlaps_with_all_words_of_a_name_and_not_with_some() -> No
 
 def test_a_recorded_release_gives_verdicts_without_diffs(tmp_path: Path) -> None:
     new = tree(tmp_path / "new", "0.20.0")
-    targets = [Target("demo", "mindspeed", "megatron.core.utils:get_batch_on_this_cp_rank")]
+    targets = [PatchTarget("demo", "mindspeed", "megatron.core.utils:get_batch_on_this_cp_rank")]
     version, since, rows, _ = compare_releases(targets, {}, new)
     assert (version, since) == ("0.20.0", "0.19.1")
     assert [(row.verdict, row.diff) for row in rows] == [("gone", "")]
@@ -118,7 +118,7 @@ def test_a_recorded_release_gives_verdicts_without_diffs(tmp_path: Path) -> None
 
 def test_a_target_for_other_releases_is_left_out(tmp_path: Path) -> None:
     old, new = tree(tmp_path / "old", "0.19.1"), tree(tmp_path / "new", "0.20.0")
-    _, _, rows, _ = compare_releases([Target("demo", "mindspeed", TARGETS[0].target, ("<0.17",))], {}, new, str(old))
+    _, _, rows, _ = compare_releases([PatchTarget("demo", "mindspeed", TARGETS[0].target, ("<0.17",))], {}, new, str(old))
     assert rows == []
 
 

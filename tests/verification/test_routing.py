@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mindspeed.verification.record import Choice
+from mindspeed.verification.record import RoutingChoice
 from mindspeed.verification.routing import RoutingRecord, merge
 
 ROWS = 4
@@ -26,8 +26,8 @@ class Router(nn.Module):
         return scores, experts
 
 
-def watched(replayed: Any, rows: range, places: list[tuple[int, int]]) -> tuple[Router, list[Choice]]:
-    router, made = Router(), list[Choice]()
+def watched(replayed: Any, rows: range, places: list[tuple[int, int]]) -> tuple[Router, list[RoutingChoice]]:
+    router, made = Router(), list[RoutingChoice]()
     chunk = nn.Module()
     chunk.mlp = nn.Module()
     chunk.mlp.router = router
@@ -78,8 +78,8 @@ class Gate(nn.Module):
         return scores_SBE.topk(2, dim=-1).indices
 
 
-def watched_gate(replayed: Any, places: list[tuple[int, int]]) -> tuple[Gate, list[Choice]]:
-    gate, made = Gate(), list[Choice]()
+def watched_gate(replayed: Any, places: list[tuple[int, int]]) -> tuple[Gate, list[RoutingChoice]]:
+    gate, made = Gate(), list[RoutingChoice]()
     RoutingRecord(replayed, lambda length: (*places.pop(0), range(ROWS)), made).watch([nn.Sequential(gate)])
     return gate, made
 

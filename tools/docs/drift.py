@@ -8,7 +8,7 @@ from typing import Final
 from mindspeed.engine.inspection.contracts import BASELINE
 from mindspeed.engine.inspection.releases import recorded_releases
 from mindspeed.engine.planning.drift import FAILED, DriftRow, measure_drift, recorded_tree
-from mindspeed.engine.planning.targets import Target
+from mindspeed.engine.planning.targets import PatchTarget
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.registry import megatron_targets
 from tools.docs.markdown import code, page, table
@@ -49,7 +49,7 @@ def drift_page(catalog: Catalog) -> str:
     )
 
 
-def guarded(catalog: Catalog, targets: Sequence[Target]) -> list[tuple[str, str, str]]:
+def guarded(catalog: Catalog, targets: Sequence[PatchTarget]) -> list[tuple[str, str, str]]:
     """``(feature, target, releases)`` of every target whose patch has a guard of its own (``When(megatron=...)``)."""
     ranges = {name: catalog.specs[name].megatron for name in catalog.usable}
     return [
@@ -59,7 +59,7 @@ def guarded(catalog: Catalog, targets: Sequence[Target]) -> list[tuple[str, str,
     ]
 
 
-def _guards(catalog: Catalog, targets: Sequence[Target]) -> list[str]:
+def _guards(catalog: Catalog, targets: Sequence[PatchTarget]) -> list[str]:
     rows = [(feature, code(target), code(releases)) for feature, target, releases in guarded(catalog, targets)]
     words = (
         f"{len(rows)} of {len(targets)} patches are for some releases only (`When(megatron=...)`), since Megatron has the "

@@ -23,7 +23,7 @@ CHECKOUT: Final = "megatron-lm"
 Part = Literal["core", "megatron-lm"]
 _SCRIPTS: Final = ("pretrain_gpt", "gpt_builders", "model_provider")
 
-Verdict = Literal["same", "appended", "body changed", "changed", "gone", "new", "not applied", "not recorded"]
+ContractVerdict = Literal["same", "appended", "body changed", "changed", "gone", "new", "not applied", "not recorded"]
 """Name the way in which a target differs from its contract.
 
 appended: every call that was valid means the same; body changed: equal signature; changed: another signature or kind;
@@ -80,7 +80,7 @@ def contract_for(target: str, version: str) -> tuple[str, Contract] | None:
     return (known[0], contract) if known is not None and contract is not None else None
 
 
-def compare(recorded: Contract, found: Contract, by_name: bool = False) -> Verdict:
+def compare(recorded: Contract, found: Contract, by_name: bool = False) -> ContractVerdict:
     """Compare the contract that was found with the recorded one; ``by_name``: new optional parameters may stand anywhere."""
     if found.kind == ABSENT:
         return "same" if recorded.kind == ABSENT else "gone"

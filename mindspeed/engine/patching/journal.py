@@ -58,7 +58,7 @@ KEY: Final = Accessor(lambda holder, key: next((k for k in holder if k is key), 
 MEMBER: Final = Accessor(lambda holder, key: next((k for k in holder if k is key), ABSENT), _rename_member)
 
 
-class Change(NamedTuple):
+class JournalEntry(NamedTuple):
     """Record a value that was exchanged. Keys and set members are their own value: there ``key`` is the present one."""
 
     place: Accessor
@@ -77,12 +77,12 @@ class Journal:
     """Every change in order; undone last first."""
 
     def __init__(self) -> None:
-        self.changes: list[Change] = []
+        self.changes: list[JournalEntry] = []
 
     def write(self, place: Accessor, holder: Any, key: Any, old: Any, new: Any) -> None:
         """Change a place and remember how to change it back."""
         place.write(holder, key, new)
-        self.changes.append(Change(place, holder, new if place in (KEY, MEMBER) else key, old, new))
+        self.changes.append(JournalEntry(place, holder, new if place in (KEY, MEMBER) else key, old, new))
 
     def undo(self, mark: int = 0) -> None:
         """Revert everything that was written after the journal had ``mark`` changes.

@@ -16,7 +16,7 @@ from mindspeed.engine.planning.lock import facts_of
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import version_in
 from mindspeed.engine.resolution.planned_feature import PlannedFeature
-from mindspeed.plugins.feature import CheckpointState, Feature, Verdict
+from mindspeed.plugins.feature import CheckpointState, Feature, ResumeVerdict
 from mindspeed.plugins.problems import Problem, RunError
 
 FILE: Final = "features.json"
@@ -62,7 +62,7 @@ class Change:
 
     feature: str
     what: str
-    verdict: Verdict
+    verdict: ResumeVerdict
     reason: str
     saved: str = ""
     now: str = ""

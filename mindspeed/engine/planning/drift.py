@@ -15,7 +15,7 @@ from mindspeed.engine.inspection.contracts import (
     CHECKOUT,
     CORE,
     Contract,
-    Verdict,
+    ContractVerdict,
     compare,
     difference,
     is_script,
@@ -25,7 +25,7 @@ from mindspeed.engine.inspection.contracts import (
 from mindspeed.engine.inspection.megatron_copies import megatron_version, package_root, version_of
 from mindspeed.engine.inspection.releases import recorded_releases
 from mindspeed.engine.inspection.source import only_tree, trees_kept
-from mindspeed.engine.planning.targets import Target
+from mindspeed.engine.planning.targets import PatchTarget
 from mindspeed.engine.resolution.environment import version_in
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
@@ -39,7 +39,7 @@ class DriftRow:
 
     feature: str
     target: str
-    verdict: Verdict
+    verdict: ContractVerdict
     near: tuple[str, ...] = ()
     why: str = ""
 
@@ -56,7 +56,7 @@ class Tree:
     root: Path | None = None
 
 
-def measure_drift(targets: Sequence[Target], tree: Tree) -> list[DriftRow]:
+def measure_drift(targets: Sequence[PatchTarget], tree: Tree) -> list[DriftRow]:
     """A row for every target, in the order given."""
     return [_row(target, tree) for target in targets]
 
@@ -93,7 +93,7 @@ def installed_tree() -> Iterator[Tree]:
         yield Tree(megatron_version(), _reader(package_root("training")), root.parent)
 
 
-def read_targets(tree: Tree, targets: Sequence[Target]) -> dict[str, Contract]:
+def read_targets(tree: Tree, targets: Sequence[PatchTarget]) -> dict[str, Contract]:
     """Read the contract of every target in the parts that a source tree has; the baseline finds ``near`` of a missing one."""
     contracts = {}
     for target in sorted({target.target for target in targets}):
@@ -126,7 +126,7 @@ def _baseline(target: str) -> Contract | None:
     return known[1].get(target) if known is not None else None
 
 
-def _row(target: Target, tree: Tree) -> DriftRow:
+def _row(target: PatchTarget, tree: Tree) -> DriftRow:
     version = tree.version
     if target.guards and version is not None and not any(version_in(version, guard) for guard in target.guards):
         why = f"only for megatron-core {' or '.join(target.guards)}"

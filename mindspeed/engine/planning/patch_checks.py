@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from mindspeed.engine.inspection.contract_reading import successors
-from mindspeed.engine.inspection.contracts import ABSENT, Contract, Verdict, compare, contract_for, difference, part_of
+from mindspeed.engine.inspection.contracts import ABSENT, Contract, ContractVerdict, compare, contract_for, difference, part_of
 from mindspeed.engine.inspection.megatron_copies import megatron_version, package_root
 from mindspeed.engine.inspection.sites import Site, near_targets
 from mindspeed.engine.inspection.target_info import TargetInfo, find_places, is_installed
@@ -87,7 +87,7 @@ def _untested(active: Sequence[PlannedPatch], places: Places, version: str) -> I
     if not version_in(version, UNTESTED_MEGATRON):
         return
     text = f"megatron-core {version} is newer than the releases that features are tested on, {SUPPORTED_MEGATRON}"
-    verdicts_of: dict[str, set[Verdict]] = defaultdict(set)
+    verdicts_of: dict[str, set[ContractVerdict]] = defaultdict(set)
     for planned in active:
         target = planned.patch.target
         release, found = contract_for(target, version), places[target].contract

@@ -46,7 +46,7 @@ _LAUNCH_PATH: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class PatchTarget:
     """Describe a place that an owner may patch. ``guards`` are the Megatron versions it is patched on; none means all.
 
     ``by_name``: every patch of it is a wrap that does not mind where a new optional parameter stands.
@@ -61,7 +61,7 @@ class Target:
 
 def megatron_targets(
     catalog: Catalog, base: Iterable[type[Feature[Any]]], hook_patches: Iterable[tuple[str, Patch]]
-) -> list[Target]:
+) -> list[PatchTarget]:
     """List every target in Megatron, by feature and name. Targets elsewhere (torch, our own modules) are no Megatron's.
 
     ``base`` are the level-0 features of all platforms, ``hook_patches`` the ``(owner, patch)`` pairs of the hook points.
@@ -86,7 +86,7 @@ def megatron_targets(
                 guards.setdefault((owner, distribution, target), set()).add(",".join(filter(None, given)) or None)
     positional |= {names for names in guards if names[0] == "megatron-lm"}
     return [
-        Target(*names, tuple(sorted(map(str, given))) if None not in given else (), names not in positional)
+        PatchTarget(*names, tuple(sorted(map(str, given))) if None not in given else (), names not in positional)
         for names, given in sorted(guards.items())
     ]
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindspeed.context_parallel.blocks import Part, Running, Scoring, accumulate_block, merge, seed, start
+from mindspeed.context_parallel.blocks import BlockCall, Running, Scoring, accumulate_block, merge, seed, start
 from mindspeed.context_parallel.checks import check_shares
 from mindspeed.context_parallel.layout import Layout, contiguous
 from mindspeed.context_parallel.local_attention import add_gradients
@@ -40,14 +40,14 @@ class AdaptivePlan:
     mask: Mask
     layout: Layout
     rounds: Sequence[Round]
-    _parts: dict[tuple[int, int], Part] = field(default_factory=dict, repr=False, compare=False)
+    _parts: dict[tuple[int, int], BlockCall] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def ranks(self) -> int:
         """Size of the group."""
         return self.layout.ranks
 
-    def part(self, block: Block, device: torch.device) -> Part:
+    def part(self, block: Block, device: torch.device) -> BlockCall:
         """Give the visible part of a block: the smallest rectangle around it, with its mask unless that is empty or causal."""
         place = block.query, block.key
         if place not in self._parts:
@@ -87,13 +87,13 @@ def adaptive_attention(
     return result
 
 
-def _part(tile: Tensor) -> Part:
+def _part(tile: Tensor) -> BlockCall:
     seen = ~tile
     rows, columns = (_around(seen.any(dim)) for dim in (1, 0))
     tile = tile[slice(*rows), slice(*columns)]
     causal = tile.shape[0] == tile.shape[1] and torch.equal(tile, torch.ones_like(tile).triu_(1))
     mask = compressed_mask(tile.device) if causal else tile.contiguous() if bool(tile.any()) else None
-    return Part(Tile(rows, columns, causal, 0), slice(None), mask, None)
+    return BlockCall(Tile(rows, columns, causal, 0), slice(None), mask, None)
 
 
 def _around(marked: Tensor) -> tuple[int, int]:
@@ -108,7 +108,7 @@ class _Adaptive(torch.autograd.Function):
     ) -> Tensor:
         own = [x.contiguous() for x in (query, key, value)]
         running = start(query, value.shape[-1])
-        parts: dict[Block, Part] = {}
+        parts: dict[Block, BlockCall] = {}
 
         def compute(block: Block, arrived: Tensors) -> Tensors:
             q = arrived[0] if block.moves_queries else own[0]

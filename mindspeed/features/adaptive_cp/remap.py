@@ -20,13 +20,13 @@ from mindspeed.features.adaptive_cp.schedule import schedule
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class LayoutCost:
     """The cost of a layout, compared in this order: needed blocks, then rounds in which they are computed."""
 
     blocks: int
     rounds: int
 
-    def __lt__(self, other: Cost) -> bool:
+    def __lt__(self, other: LayoutCost) -> bool:
         return (self.blocks, self.rounds) < (other.blocks, other.rounds)
 
 
@@ -47,9 +47,9 @@ def best_layout(mask: Tensor | Mask, ranks: int, pieces: int, inner: int = 1) ->
     return best
 
 
-def cost(needed: Tensor) -> Cost:
+def cost(needed: Tensor) -> LayoutCost:
     """Give the cost of the blocks ``needed`` [ranks, ranks]."""
-    return Cost(int(needed.sum()), len(schedule(needed.tolist())))
+    return LayoutCost(int(needed.sum()), len(schedule(needed.tolist())))
 
 
 def grid(seen: Tensor, layout: Layout) -> Tensor:

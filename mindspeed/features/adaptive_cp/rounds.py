@@ -15,7 +15,7 @@ from mindspeed.features.adaptive_cp.schedule import Block, Round
 Tensors = list[Tensor]
 
 
-class Message(NamedTuple):
+class BlockMessage(NamedTuple):
     """Tensors on their way for a block; on the target they are room to receive into."""
 
     block: Block
@@ -44,18 +44,18 @@ def run(rounds: Sequence[Round], group: dist.ProcessGroup, work: Work, returns: 
     rank = group.rank()
     computed: dict[Block, Tensors] = {}
 
-    def inputs(turn: Round) -> Iterator[Message]:
+    def inputs(turn: Round) -> Iterator[BlockMessage]:
         for block in turn:
             source = block.key if block.moves_keys else block.query
             if source != block.where:
-                yield Message(block, source, block.where, _sent_or_room(rank, source, block, work.given))
+                yield BlockMessage(block, source, block.where, _sent_or_room(rank, source, block, work.given))
 
-    def results(turn: Round) -> Iterator[Message]:
+    def results(turn: Round) -> Iterator[BlockMessage]:
         for block in turn:
             target = block.key if block.moves_keys else block.query
             if target != block.where and returns(block):
                 sent = computed.pop(block) if rank == block.where else _room(work.sums(block))
-                yield Message(block, block.where, target, sent)
+                yield BlockMessage(block, block.where, target, sent)
 
     turns = [(), *rounds, (), ()]
     coming, going = _post(group, [*inputs(turns[1])]), _post(group, [])
@@ -73,17 +73,17 @@ def run(rounds: Sequence[Round], group: dist.ProcessGroup, work: Work, returns: 
 
 @dataclass(frozen=True, slots=True)
 class _Posted:
-    messages: list[Message]
+    messages: list[BlockMessage]
     works: list[dist.Work]
 
-    def wait(self) -> list[Message]:
+    def wait(self) -> list[BlockMessage]:
         """Give the messages that arrived for this rank."""
         for work in self.works:
             work.wait()
         return self.messages
 
 
-def _post(group: dist.ProcessGroup, messages: Iterable[Message]) -> _Posted:
+def _post(group: dist.ProcessGroup, messages: Iterable[BlockMessage]) -> _Posted:
     """Begin all messages of which this rank is an end, in one order on all ranks."""
     rank, operations, arriving = group.rank(), [], []
     for message in messages:

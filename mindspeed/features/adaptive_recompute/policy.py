@@ -15,7 +15,7 @@ from mindspeed.memory.attention import SwappedLayer, swap_attention
 from mindspeed.memory.knapsack import Option, choose
 from mindspeed.memory.model_layers import chosen_layers
 from mindspeed.memory.norms import recompute_norms
-from mindspeed.memory.parked import Part
+from mindspeed.memory.parked import LayerPart
 from mindspeed.memory.region_checkpoint import RegionCheckpoint
 from mindspeed.memory.step_memory import StepMemory, largest_of_ranks
 from mindspeed.memory.swap import LayerSwap
@@ -33,12 +33,12 @@ class RecomputedPart(RegionCheckpoint):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Choice:
+class RecomputeChoice:
     """A part of a layer of one model chunk, and the way in which it leaves."""
 
     chunk: int
     away: str
-    part: Part
+    part: LayerPart
 
 
 class Policy:
@@ -64,15 +64,15 @@ class Policy:
             fix = f"build the model with local layers, or remove {NAME}"
             raise MindSpeedError([Problem("MS304", f"{NAME}: no norm or activation of the model can leave", (NAME,), fix=fix)])
 
-    def _parts_of(self, chunks: Sequence[Any]) -> Iterator[Choice]:
+    def _parts_of(self, chunks: Sequence[Any]) -> Iterator[RecomputeChoice]:
         for number, chunk in enumerate(chunks):
             for layer in chosen_layers([chunk], None, NAME):
                 for region in (*recompute_norms(layer, NAME), *recompute_activations(layer, NAME)):
-                    yield Choice(number, "recompute", region.part)
+                    yield RecomputeChoice(number, "recompute", region.part)
             if self._swap is not None:
                 swapped = swap_attention(self._swap, [chunk], SWAPPED, NAME)
                 self._swapped += swapped
-                yield from (Choice(number, "swap", layer.part) for layer in swapped if layer.part.active)
+                yield from (RecomputeChoice(number, "swap", layer.part) for layer in swapped if layer.part.active)
 
     @contextmanager
     def step(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ def sent_bytes(args: Any, world: Any) -> dict[str, int]:
     shared = args.expert_tensor_size or world.tp
     value = 4 if world.dtype == "fp32" else 2
     tokens = world.micro_batch_size * world.seq_length // (world.tp * world.cp)
-    call = costs.Call(tokens, world.router_topk, world.hidden_size, value, value, world.num_experts, args.size)
+    call = costs.ExpertWork(tokens, world.router_topk, world.hidden_size, value, value, world.num_experts, args.size)
     everyone = call._replace(ranks=args.size * shared)
     sent = costs.alltoall(call) + costs.counts(everyone) + costs.shared_by_tensor_ranks(call, shared)
     return {"alltoall": sent, "allgather": sum(costs.allgather(everyone))}

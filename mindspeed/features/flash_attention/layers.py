@@ -41,10 +41,10 @@ def with_flash_attention(spec: Any, args: FlashAttentionArgs) -> Any:
     """
     if not is_unpatched(DotProductAttention.forward, DotProductAttention):
         return spec
-    return with_modules(spec, {DotProductAttention: ModuleSpec(FlashAttention, {"settings": args})})
+    return with_modules(spec, {DotProductAttention: ModuleSpec(FlashCoreAttention, {"settings": args})})
 
 
-class FlashAttention(DotProductAttention):  # type: ignore[misc]  # megatron has no types
+class FlashCoreAttention(DotProductAttention):  # type: ignore[misc]  # megatron has no types
     """Megatron's local core attention, whose arguments, scale and dropout it has, without the score matrix.
 
     Beyond it: packed sequences. Queries that see no key give zeros, where Megatron gives the mean of all values.

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindspeed.context_parallel.blocks import Part, Scoring, accumulate_block, parts, start
+from mindspeed.context_parallel.blocks import BlockCall, Scoring, accumulate_block, parts, start
 from mindspeed.context_parallel.checks import check_shares
 from mindspeed.context_parallel.exchange import pack, unpack
 from mindspeed.context_parallel.layout import Layout, contiguous, zigzag
@@ -57,7 +57,7 @@ class _Plan:
     layout: Layout
     group: dist.ProcessGroup
 
-    def work(self, query: Tensor) -> list[Part]:
+    def work(self, query: Tensor) -> list[BlockCall]:
         length = query.shape[0] * self.layout.ranks
         return list(parts(self.scoring, self.layout.spans(self.group.rank(), length), [(0, length)], query.device))
 

@@ -23,7 +23,7 @@ from mindspeed.plugins import (
 )
 
 if TYPE_CHECKING:
-    from mindspeed.features.profiler.window import Window
+    from mindspeed.features.profiler.window import TraceWindow
 
 
 class ProfilerArgs(FeatureArgs):
@@ -98,16 +98,16 @@ class Profiler(Feature[ProfilerArgs]):
         numerics=Numerics.exact(),
         verify_with=VerifyWith(settings={"profiler": {"start": 0, "end": 1, "folder": f"{gettempdir()}/mindspeed-profile"}}),
     )
-    window: Window | None = None
+    window: TraceWindow | None = None
 
     @hookimpl
     def around_train_step(self, state: Any) -> AbstractContextManager[None] | None:
         if self.window is None:
-            from mindspeed.features.profiler.window import Window, is_traced
+            from mindspeed.features.profiler.window import TraceWindow, is_traced
 
             if not is_traced(self.args.ranks) or state.step >= self.args.end:
                 return None
-            self.window = Window(self.args, self.world.platform if self.world.knows("platform") else "cpu")
+            self.window = TraceWindow(self.args, self.world.platform if self.world.knows("platform") else "cpu")
         return self.window.step(state.step + 1)
 
     @hookimpl

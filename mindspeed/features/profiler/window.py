@@ -30,7 +30,7 @@ def is_traced(ranks: Sequence[int]) -> bool:
     return ALL in ranks or rank() in ranks
 
 
-class Window:
+class TraceWindow:
     """Trace the steps after ``start`` up to ``end``; the trace is written when the last one ends, or the run does."""
 
     def __init__(self, args: ProfilerArgs, platform: str) -> None:

@@ -259,7 +259,7 @@ class GatherBeside:
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class ActivationTransfer:
     """A product from one form of activations to the other.
 
     ``gathers`` and ``scatters`` let the parts of what is gathered, and of what is summed, travel beside the products of others.
@@ -342,13 +342,13 @@ class Products2D:
     parts: Callable[[int], int]
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
-        transfer = Transfer(self.source, self.target, self.overlap.gather, self.overlap.scatter)
+        transfer = ActivationTransfer(self.source, self.target, self.overlap.gather, self.overlap.scatter)
         in_parts = self.overlap.gather or self.overlap.scatter
         return transfer.multiply(x, weight.t(), self.parts(self.source.rows(x)) if in_parts else 1)
 
     def input_gradient(self, g: Tensor, weight: Tensor) -> Tensor:
         in_parts = self.overlap.backward
-        transfer = Transfer(self.target, self.source, in_parts, in_parts)
+        transfer = ActivationTransfer(self.target, self.source, in_parts, in_parts)
         return transfer.multiply(g, weight, self.parts(self.target.rows(g)) if in_parts else 1)
 
     def gradients(self, g: Tensor, x: Tensor, weight: Tensor, weight_gradient: WeightGradient) -> tuple[Tensor, Tensor | None]:
@@ -377,7 +377,7 @@ class Products2D:
         def make(g_rows: Tensor) -> None:
             grad_weight.append(weight_gradient(g_rows, again.rows()))
 
-        grad_input = Transfer(self.target, self.source, True, True).multiply(g, weight, parts, again.advance, make)
+        grad_input = ActivationTransfer(self.target, self.source, True, True).multiply(g, weight, parts, again.advance, make)
         return grad_input, grad_weight[0]
 
 

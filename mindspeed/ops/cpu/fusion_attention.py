@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mindspeed.ops.attention_scores import Scores, Span
-from mindspeed.ops.fusion_attention import Options, Part, _out_like, _parts, _stats_like
+from mindspeed.ops.attention_scores import AttentionScores, Span
+from mindspeed.ops.fusion_attention import AttentionBatch, AttentionOptions, _out_like, _parts, _stats_like
 from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.numerics import wide_type
 
@@ -25,7 +25,7 @@ _NUMBERS: Final = 1 << 20
 _ROWS: Final = 64
 
 
-class Tile(NamedTuple):
+class ScoreTile(NamedTuple):
     """Queries ``rows`` against the keys ``columns``, causal from its own corner or with ``added`` to the logits.
 
     ``added`` is [B | 1, N | 1, rows, columns], -inf for a hidden key. ``more``: an earlier tile has the same queries.
@@ -38,7 +38,7 @@ class Tile(NamedTuple):
     more: bool = False
 
 
-def _tiles(scores: Scores, dtype: torch.dtype, device: torch.device) -> Iterator[Tile]:
+def _tiles(scores: AttentionScores, dtype: torch.dtype, device: torch.device) -> Iterator[ScoreTile]:
     """All that any query sees; a query in no tile sees nothing."""
     seen, (queries, keys) = scores.visibility, scores.size
     if not queries or not keys:  # a packed sequence without tokens; the kernel divides by their number
@@ -46,24 +46,24 @@ def _tiles(scores: Scores, dtype: torch.dtype, device: torch.device) -> Iterator
     whole = scores.bias is None and seen.mask is None and seen.prefix is None
     if whole and (seen.first is None or queries - 1 + seen.first <= 0):
         if seen.last is None or seen.last >= keys - 1:
-            yield Tile((0, queries), (0, keys))
+            yield ScoreTile((0, queries), (0, keys))
             return
         if seen.last <= 0:
             if -seen.last < queries:
-                yield Tile((-seen.last, queries), (0, keys), causal=True)
+                yield ScoreTile((-seen.last, queries), (0, keys), causal=True)
             return
-        yield Tile((0, queries), (0, seen.last))
-        yield Tile((0, queries), (seen.last, min(keys, seen.last + queries)), causal=True, more=True)
+        yield ScoreTile((0, queries), (0, seen.last))
+        yield ScoreTile((0, queries), (seen.last, min(keys, seen.last + queries)), causal=True, more=True)
         return
     rows = max(_ROWS, _NUMBERS // (keys * _masks(scores)))
     for start in range(0, queries, rows):
         end = min(start + rows, queries)
         columns = seen.columns(start, end, keys)
         if columns[0] < columns[1]:
-            yield Tile((start, end), columns, added=_added((start, end), columns, scores, dtype, device))
+            yield ScoreTile((start, end), columns, added=_added((start, end), columns, scores, dtype, device))
 
 
-def _masks(scores: Scores) -> int:
+def _masks(scores: AttentionScores) -> int:
     """In how many planes [queries, keys] the mask or bias is laid out."""
     planes = 1 if scores.visibility.prefix is None else len(scores.visibility.prefix)
     for tensor in (scores.visibility.mask, None if scores.bias is None else scores.bias.tensor):
@@ -72,7 +72,7 @@ def _masks(scores: Scores) -> int:
     return planes
 
 
-def _added(rows: Span, columns: Span, scores: Scores, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+def _added(rows: Span, columns: Span, scores: AttentionScores, dtype: torch.dtype, device: torch.device) -> Tensor | None:
     hidden = scores.visibility.hidden(rows, columns, device)
     size = (rows[1] - rows[0], columns[1] - columns[0])
     if scores.bias is not None:
@@ -103,7 +103,7 @@ def _heads(tensors: list[Tensor]) -> list[Tensor]:
     return [x.flatten(1, 2) for x in tensors]
 
 
-def _forward_part(part: Part) -> None:
+def _forward_part(part: AttentionBatch) -> None:
     q_view, out = _heads(part.query_side)
     maximum, total = _heads(part.stats)
     q, k, v = _padded([q_view, *part.key_side])
@@ -132,7 +132,7 @@ def _merge(out: Tensor, logsumexp: Tensor, more: Tensor, its_logsumexp: Tensor) 
     logsumexp.copy_(together)
 
 
-def _backward_part(part: Part) -> None:
+def _backward_part(part: AttentionBatch) -> None:
     q_view, out, dout, dq = _heads(part.query_side)
     k_view, v_view, dk, dv = part.key_side
     maximum, total = _heads(part.stats)
@@ -182,7 +182,7 @@ def forward(
     query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, seed: Tensor | None, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The result and lean statistics, [B, N, S] or [T, N]."""
-    options = Options(*rest)
+    options = AttentionOptions(*rest)
     out, maximum = _out_like(query, key, value, options), _stats_like(query, options)
     total = torch.empty_like(maximum)
     for part in _parts([query, out], [key, value], [maximum, total], pse, mask, seed, options):
@@ -206,7 +206,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key and value; the statistics may be any whose ``maximum + log(sum)`` is the logsumexp."""
     dq, dk, dv = (x.new_empty(x.shape) for x in (query, key, value))
-    parts = _parts([query, out, dout, dq], [key, value, dk, dv], [maximum, total], pse, mask, seed, Options(*rest))
+    parts = _parts([query, out, dout, dq], [key, value, dk, dv], [maximum, total], pse, mask, seed, AttentionOptions(*rest))
     for part in parts:
         _backward_part(part)
     return dq, dk, dv, query.new_empty(0)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mindspeed.ops.attention_layout import head_view, head_width, heads_like, ranges_of, sizes
-from mindspeed.ops.fusion_attention import Options
+from mindspeed.ops.fusion_attention import AttentionOptions
 from mindspeed.ops.kernel import Kernel
 
 _WIDEST: Final = 256
@@ -25,7 +25,7 @@ _ALL: Final = -1
 Lengths = list[tuple[int, int]]
 
 
-class Window(NamedTuple):
+class AttentionWindow(NamedTuple):
     """Query i sees key j if ``i + d - left <= j <= i + d + right``, d being keys minus queries; -1 is no bound."""
 
     left: int
@@ -38,7 +38,7 @@ def _device_takes(device: torch.device) -> bool:
     return torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def _lengths(query: Tensor, key: Tensor, options: Options) -> Lengths:
+def _lengths(query: Tensor, key: Tensor, options: AttentionOptions) -> Lengths:
     """``(queries, keys)`` of each sequence, of one where all are equal."""
     if options.layout != "TND":
         return [(sizes(query, options.layout)[1], sizes(key, options.layout)[1])]
@@ -46,25 +46,25 @@ def _lengths(query: Tensor, key: Tensor, options: Options) -> Lengths:
     return [(q1 - q0, k1 - k0) for (q0, q1), (k0, k1) in spans]
 
 
-def window(lengths: Lengths, masked: bool, options: Options) -> Window | None:
+def window(lengths: Lengths, masked: bool, options: AttentionOptions) -> AttentionWindow | None:
     """Express the visibility of keys as a window; None if the kernel does not have it."""
     if any(queries and not keys for queries, keys in lengths):
         return None
     if not masked:
-        return Window(_ALL, _ALL)
+        return AttentionWindow(_ALL, _ALL)
     if any(queries > keys for queries, keys in lengths):  # a row might see nothing, and the kernel bounds d + right by the keys
         return None
     if options.mode == 2 and all(queries == keys for queries, keys in lengths):
-        return Window(_ALL, 0)
+        return AttentionWindow(_ALL, 0)
     if options.mode == 3:
-        return Window(_ALL, 0)
+        return AttentionWindow(_ALL, 0)
     if options.mode == 4 and options.before >= 0 and options.after >= 0:
         longest = max(keys for _, keys in lengths)
-        return Window(*(_ALL if side >= longest else side for side in (options.before, options.after)))
+        return AttentionWindow(*(_ALL if side >= longest else side for side in (options.before, options.after)))
     return None
 
 
-class Call(NamedTuple):
+class KernelInputs(NamedTuple):
     """Tensors as the kernel wants them, [B, S, N, D] or packed [T, N, D], and the rest of its arguments."""
 
     query: Tensor
@@ -79,7 +79,7 @@ class Call(NamedTuple):
 def _supports(
     query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, seed: Tensor | None, *rest: Any
 ) -> bool:
-    options = Options(*rest)
+    options = AttentionOptions(*rest)
     if query.dtype not in (torch.bfloat16, torch.float16) or pse is not None or seed is not None:
         return False
     if not all(x.numel() for x in (query, key, value)) or not _device_takes(query.device):
@@ -92,16 +92,16 @@ def _supports_backward(dout: Tensor, *args: Any) -> bool:
     return _supports(*args[:6], *args[10:])
 
 
-def _widths(query: Tensor, key: Tensor, value: Tensor, options: Options) -> list[int]:
+def _widths(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> list[int]:
     """Widths of the heads of queries and of values."""
     groups = heads_like(key, options.layout, query, options.heads)
     return [head_width(x, options.layout, heads) for x, heads in ((query, options.heads), (value, groups))]
 
 
-def _call(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Options) -> Call:
+def _call(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: AttentionOptions) -> KernelInputs:
     """The call of the kernel."""
     lengths, groups = _lengths(query, key, options), heads_like(key, options.layout, query, options.heads)
-    seen = window(lengths, mask is not None, options) or Window(_ALL, _ALL)
+    seen = window(lengths, mask is not None, options) or AttentionWindow(_ALL, _ALL)
     width = -(-max(_widths(query, key, value, options)) // 8) * 8
     views = [_padded(_view(x, options.layout, n), width) for x, n in ((query, options.heads), (key, groups), (value, groups))]
     ends: tuple[Tensor | None, Tensor | None] = (None, None)
@@ -109,9 +109,13 @@ def _call(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, option
         lists = (options.q_ends or [], options.kv_ends or [])
         ends = tuple(torch.tensor([0, *known], dtype=torch.int32, device=query.device) for known in lists)  # type: ignore[assignment]
     longest = max(queries for queries, _ in lengths), max(keys for _, keys in lengths)
-    causal = seen == Window(_ALL, 0)
-    bounds = {} if causal or seen == Window(_ALL, _ALL) else {"window_size_left": seen.left, "window_size_right": seen.right}
-    return Call(views[0], views[1], views[2], ends, longest, causal, {"scale": options.scale, **bounds})
+    causal = seen == AttentionWindow(_ALL, 0)
+    bounds = (
+        {}
+        if causal or seen == AttentionWindow(_ALL, _ALL)
+        else {"window_size_left": seen.left, "window_size_right": seen.right}
+    )
+    return KernelInputs(views[0], views[1], views[2], ends, longest, causal, {"scale": options.scale, **bounds})
 
 
 def _view(x: Tensor, layout: str, heads: int) -> Tensor:
@@ -138,7 +142,7 @@ def forward(
     query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, seed: Tensor | None, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The result and lean statistics, [B, N, S] or [T, N]."""
-    options = Options(*rest)
+    options = AttentionOptions(*rest)
     call = _call(query, key, value, mask, options)
     out, logsumexp, *_ = torch.ops.aten._flash_attention_forward(
         call.query, call.key, call.value, *call.ends, *call.longest, 0.0, call.causal, False, **call.sides
@@ -163,7 +167,7 @@ def backward(
     *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key and value; the statistics may be any whose ``maximum + log(sum)`` is the logsumexp."""
-    options = Options(*rest)
+    options = AttentionOptions(*rest)
     call = _call(query, key, value, mask, options)
     # exp(logit - inf) is zero: a row that saw no key among all of which this is a block has no gradient
     logsumexp = torch.where(total > 0, maximum + total.log(), torch.inf)

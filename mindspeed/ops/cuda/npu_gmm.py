@@ -20,7 +20,7 @@ _GROUPS: Final = 4096
 """Groups that a program can hold; more are left to the reference."""
 
 
-class Tile(NamedTuple):
+class TileSizes(NamedTuple):
     """Sizes of one tile of a product: result rows, result columns, and the length of one step of the sum."""
 
     rows: int
@@ -30,14 +30,14 @@ class Tile(NamedTuple):
     stages: int
 
 
-_LARGE: Final = Tile(128, 256, 64, 8, 3)
-_MIDDLE: Final = Tile(128, 128, 64, 8, 3)
-_FLAT: Final = Tile(64, 128, 64, 4, 4)
-_FP32: Final = Tile(64, 64, 32, 4, 3)
-_TINY: Final = Tile(16, 16, 16, 4, 1)
+_LARGE: Final = TileSizes(128, 256, 64, 8, 3)
+_MIDDLE: Final = TileSizes(128, 128, 64, 8, 3)
+_FLAT: Final = TileSizes(64, 128, 64, 4, 4)
+_FP32: Final = TileSizes(64, 64, 32, 4, 3)
+_TINY: Final = TileSizes(16, 16, 16, 4, 1)
 
 
-def tile_of(dtype: torch.dtype, rows: int, columns: int) -> Tile:
+def tile_of(dtype: torch.dtype, rows: int, columns: int) -> TileSizes:
     """The tile for results of ``rows`` (of one group, on average) x ``columns``: one fixed choice, so results repeat."""
     if INTERPRETED:
         return _TINY

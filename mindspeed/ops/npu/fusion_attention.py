@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mindspeed.ops.attention_layout import head_width, heads_like, ranges_of, sizes
 from mindspeed.ops.attention_mask import FULL_MASK_MODES
-from mindspeed.ops.fusion_attention import LANES, UNBOUNDED, Options
+from mindspeed.ops.fusion_attention import LANES, UNBOUNDED, AttentionOptions
 from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu import TYPES, filled
 
@@ -41,7 +41,7 @@ class MaskArguments(NamedTuple):
     statistics: str
 
 
-def _lengths(query: Tensor, key: Tensor, options: Options) -> list[tuple[int, int]]:
+def _lengths(query: Tensor, key: Tensor, options: AttentionOptions) -> list[tuple[int, int]]:
     """``(queries, keys)`` of each sequence."""
     if options.layout == "TND":
         spans = zip(ranges_of(options.q_ends), ranges_of(options.kv_ends), strict=True)
@@ -50,7 +50,9 @@ def _lengths(query: Tensor, key: Tensor, options: Options) -> list[tuple[int, in
     return [(queries, sizes(key, options.layout)[1])] * batch
 
 
-def _supports(query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, seed: Tensor | None, options: Options) -> bool:
+def _supports(
+    query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, seed: Tensor | None, options: AttentionOptions
+) -> bool:
     """Return whether torch_npu documents the call."""
     if seed is not None or query.dtype not in TYPES or not filled(query, key, value):
         return False
@@ -75,7 +77,7 @@ def _compressed_mask(with_prefix: bool, device: torch.device) -> Tensor:
     return torch.cat((mask, half))
 
 
-def _full_mask(mask: Tensor, lengths: list[tuple[int, int]], options: Options) -> Tensor:
+def _full_mask(mask: Tensor, lengths: list[tuple[int, int]], options: AttentionOptions) -> Tensor:
     """``mask`` that also hides what the window of mode 0 or the prefixes of mode 5 do: torch_npu expects to find it there."""
     queries, keys = max(q for q, _ in lengths), max(k for _, k in lengths)
     mask = mask[..., :queries, :keys]
@@ -89,7 +91,7 @@ def _full_mask(mask: Tensor, lengths: list[tuple[int, int]], options: Options) -
     return mask.contiguous()
 
 
-def mask_arguments(query: Tensor, key: Tensor, mask: Tensor | None, options: Options) -> MaskArguments:
+def mask_arguments(query: Tensor, key: Tensor, mask: Tensor | None, options: AttentionOptions) -> MaskArguments:
     """The mask, mode and tokens of a call."""
     statistics = "TND" if options.layout == "TND" else ""
     if mask is None:
@@ -104,7 +106,7 @@ def mask_arguments(query: Tensor, key: Tensor, mask: Tensor | None, options: Opt
     return MaskArguments(mask, mode, options.before, options.after, prefix, _HIDES_ROWS if hides else 0, statistics)
 
 
-def _spread(pse: Tensor | None, query: Tensor, options: Options) -> Tensor | None:
+def _spread(pse: Tensor | None, query: Tensor, options: AttentionOptions) -> Tensor | None:
     """The bias; one row for all queries is taken with one entry per sequence only."""
     if pse is None or options.pse_type >= 2 or pse.shape[-2] > 1 or options.layout == "TND":
         return pse
@@ -114,18 +116,18 @@ def _spread(pse: Tensor | None, query: Tensor, options: Options) -> Tensor | Non
 def _supports_forward(
     query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, seed: Tensor | None, *rest: Any
 ) -> bool:
-    return _supports(query, key, value, pse, seed, Options(*rest))
+    return _supports(query, key, value, pse, seed, AttentionOptions(*rest))
 
 
 def _supports_backward(dout: Tensor, *args: Any) -> bool:
     (query, key, value, pse, _, seed), rest = args[:6], args[10:]
-    return _supports(query, key, value, pse, seed, Options(*rest))
+    return _supports(query, key, value, pse, seed, AttentionOptions(*rest))
 
 
 def forward(
     query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, seed: Tensor | None, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    options = Options(*rest)
+    options = AttentionOptions(*rest)
     masking, bias = mask_arguments(query, key, mask, options), _spread(pse, query, options)
     if bias is None or options.pse_type == 1:
         out, *stats = torch.ops.npu.npu_fusion_attention(
@@ -189,7 +191,7 @@ def backward(
     of_pse: bool,
     *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    options = Options(*rest)
+    options = AttentionOptions(*rest)
     masking, bias = mask_arguments(query, key, mask, options), _spread(pse, query, options)
     unseen = total == 0
     lean = (maximum.masked_fill(unseen, _LARGEST), total.masked_fill(unseen, 1.0))

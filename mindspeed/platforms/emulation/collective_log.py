@@ -20,7 +20,7 @@ from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
-from mindspeed.platforms.collectives import Call, coalesced, read_call
+from mindspeed.platforms.collectives import CollectiveCall, coalesced, read_call
 from mindspeed.plugins.wrapping import Function, wrapper
 
 PATH: str | None = None
@@ -28,7 +28,7 @@ PATH: str | None = None
 
 _ids = count()
 _files: dict[str, IO[str]] = {}
-_coalesced: list[list[Call]] = []
+_coalesced: list[list[CollectiveCall]] = []
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +46,7 @@ _watched: list[Watched] = []
 class LoggedWork:
     """Handle of a collective that writes when it is waited for."""
 
-    def __init__(self, work: Any, calls: list[Call]) -> None:
+    def __init__(self, work: Any, calls: list[CollectiveCall]) -> None:
         start_watching()
         self._work = work
         self.id = next(_ids)

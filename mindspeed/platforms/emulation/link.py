@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.distributed import distributed_c10d
 
-from mindspeed.platforms.collectives import Call, coalesced, read_call
+from mindspeed.platforms.collectives import CollectiveCall, coalesced, read_call
 from mindspeed.plugins.wrapping import Function, wrapper
 
 LATENCY: float = 0.0
@@ -22,7 +22,7 @@ BYTES_PER_SECOND: float = float("inf")
 """Bytes that a rank sends in a second. Set by the plan."""
 
 _free_at: dict[str, float] = {}
-_coalesced: list[list[Call]] = []
+_coalesced: list[list[CollectiveCall]] = []
 
 
 class DelayedWork:
@@ -67,12 +67,12 @@ def delayed_group(manager: Function, *args: Any, **kwargs: Any) -> AbstractConte
     return coalesced(manager(*args, **kwargs), _coalesced, _delayed_works)
 
 
-def _delayed_works(works: list[Any], calls: list[Call]) -> list[Any]:
+def _delayed_works(works: list[Any], calls: list[CollectiveCall]) -> list[Any]:
     done_at = _reserve(calls, time.perf_counter())
     return [DelayedWork(work, done_at) for work in works]
 
 
-def sent_bytes(call: Call) -> int:
+def sent_bytes(call: CollectiveCall) -> int:
     """Bytes that this rank sends, by an algorithm that sends no more than it must."""
     if not call.size:
         return 0
@@ -83,7 +83,7 @@ def sent_bytes(call: Call) -> int:
     return call.size * 2 * (ranks - 1) // ranks if kind == "all_reduce" else call.size
 
 
-def _reserve(calls: Sequence[Call], launched_at: float) -> float:
+def _reserve(calls: Sequence[CollectiveCall], launched_at: float) -> float:
     """Take the link of each transfer's group for as long as the transfer takes; the time at which the last one is done."""
     done_at = launched_at
     for call in calls:
@@ -95,7 +95,7 @@ def _reserve(calls: Sequence[Call], launched_at: float) -> float:
     return done_at
 
 
-def _key(call: Call) -> str:
+def _key(call: CollectiveCall) -> str:
     group: Any = call.arguments.get("group") or distributed_c10d.GroupMember.WORLD
     return str(group.group_name)
 

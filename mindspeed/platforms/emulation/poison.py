@@ -14,7 +14,7 @@ import torch
 from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import _disable_current_modes
 
-from mindspeed.platforms.collectives import Call, coalesced, read_call
+from mindspeed.platforms.collectives import CollectiveCall, coalesced, read_call
 from mindspeed.plugins.wrapping import Function, wrapper
 
 _pending: dict[int, PoisonedWork] = {}
@@ -113,7 +113,7 @@ def fill(tensor: torch.Tensor) -> None:
             tensor.data.fill_(limits.min or limits.max)
 
 
-def _spoil(call: Call) -> None:
+def _spoil(call: CollectiveCall) -> None:
     """Poison the outputs, but not what this rank may still read: the input of an all-gather or a broadcast's source."""
     kept = []
     if call.kind.lstrip("_").startswith("all_gather"):
@@ -126,14 +126,14 @@ def _spoil(call: Call) -> None:
         tensor.data.copy_(value)
 
 
-def _is_source(call: Call) -> bool:
+def _is_source(call: CollectiveCall) -> bool:
     source = call.arguments.get("group_src")
     if source is not None:
         return bool(distributed_c10d.get_rank(_group(call)) == source)
     return bool(distributed_c10d.get_rank() == call.arguments.get("src"))
 
 
-def _group(call: Call) -> Any:
+def _group(call: CollectiveCall) -> Any:
     return call.arguments.get("group") or distributed_c10d.GroupMember.WORLD
 
 

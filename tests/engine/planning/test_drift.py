@@ -10,7 +10,7 @@ import pytest
 from mindspeed.engine.inspection.contracts import ABSENT, Contract
 from mindspeed.engine.inspection.releases import release_file
 from mindspeed.engine.planning.drift import FAILED, DriftRow, Tree, measure_drift, recorded_tree, source_tree
-from mindspeed.engine.planning.targets import Target
+from mindspeed.engine.planning.targets import PatchTarget
 from mindspeed.megatron import release_recording
 
 NEW = "megatron.core.utils:nobody_patches_this_yet"
@@ -18,7 +18,7 @@ SCRIPT = "pretrain_gpt:forward_step"
 
 
 def drift(target: str, tree: Tree) -> DriftRow:
-    (row,) = measure_drift([Target("acme", "acme", target)], tree)
+    (row,) = measure_drift([PatchTarget("acme", "acme", target)], tree)
     return row
 
 
@@ -52,7 +52,7 @@ def test_a_target_that_nobody_recorded_and_that_does_not_exist_is_gone() -> None
 
 def test_a_script_that_the_distribution_lacks_keeps_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release_recording, "release_file", lambda version, folder=tmp_path: release_file(version, folder))
-    targets = [Target("acme", "acme", target) for target in (NEW, SCRIPT)]
+    targets = [PatchTarget("acme", "acme", target) for target in (NEW, SCRIPT)]
     script = wheel(tmp_path / "wheel") / "pretrain_gpt.py"
     script.write_text("def forward_step(batch): ...\n")
     with source_tree(tmp_path / "wheel") as tree:

@@ -70,7 +70,7 @@ class Channels:
             number = self.posted[source, target, end] = self.posted.get((source, target, end), -1) + 1
             return self.met.setdefault((source, target, number), (threading.Event(), threading.Event(), []))
 
-    def post(self, group: Any, messages: Iterable[rounds.Message]) -> Any:
+    def post(self, group: Any, messages: Iterable[rounds.BlockMessage]) -> Any:
         waits, arriving = [], []
         for message in messages:
             if group.rank() == message.source:
@@ -84,7 +84,7 @@ class Channels:
                 waits.append((sent, message, content))
                 arriving.append(message)
 
-        def wait() -> list[rounds.Message]:
+        def wait() -> list[rounds.BlockMessage]:
             for event, message, content in waits:
                 assert event.wait(20), "a message is waited for that the other end never posts"
                 if message is not None:

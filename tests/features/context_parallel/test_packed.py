@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mindspeed import plan
 from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.shape import GPT, LLAMA, ModelShape, Recipe
+from mindspeed.verification.shape import GPT, LLAMA, GptShape, Recipe
 
 pytestmark = pytest.mark.long
 
@@ -25,7 +25,7 @@ Result = tuple[float, list[int], Tensor, dict[str, Tensor]]
 """Loss, the places in the row of this rank's tokens, their gradients behind the embedding, gradients of parameters."""
 
 
-def recipe(shape: ModelShape) -> Recipe:
+def recipe(shape: GptShape) -> Recipe:
     return Recipe(replace(shape, num_layers=2, seq_length=TOKENS))
 
 
@@ -88,7 +88,7 @@ def assert_equal(ours: list[Result], stock: Result) -> None:
         assert float((found[name] - gradient).norm()) <= 1e-5 * float(gradient.norm()), name
 
 
-def on(pool: WorkerPool, features: list[str], ranks: int, shape: ModelShape, packed: bool, *documents: Any) -> list[Result]:
+def on(pool: WorkerPool, features: list[str], ranks: int, shape: GptShape, packed: bool, *documents: Any) -> list[Result]:
     chosen = recipe(shape)
     settings = {"hybrid-attention": {"ulysses_degree": 2}} if "hybrid-attention" in features else None
     world = {**chosen.world(), "world_size": ranks, "cp": ranks, "rotary": shape.rotary}
@@ -117,7 +117,7 @@ ALGORITHMS = [
 @pytest.mark.guards(46, processes=True)
 @pytest.mark.parametrize("shape", [LLAMA, GPT], ids=lambda shape: shape.name)
 @pytest.mark.parametrize(("algorithm", "ranks"), ALGORITHMS)
-def test_packed_sequences_train_as_under_a_dense_mask(pool: WorkerPool, algorithm: str, ranks: int, shape: ModelShape) -> None:
+def test_packed_sequences_train_as_under_a_dense_mask(pool: WorkerPool, algorithm: str, ranks: int, shape: GptShape) -> None:
     (stock,) = on(pool, [], 1, shape, False, ENDS)
     assert_equal(on(pool, [algorithm], ranks, shape, True, ENDS), stock)
 

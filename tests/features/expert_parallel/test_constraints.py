@@ -89,8 +89,8 @@ def test_the_dispatcher_that_sends_fewer_bytes_is_chosen_and_the_plan_has_both_n
 
 
 def test_bytes_of_experts_that_tensor_ranks_share_count_what_these_gather():
-    assert costs.shared_by_tensor_ranks(costs.Call(8, 2, 16, 2, 4, 8, 2), 1) == 0
-    assert costs.shared_by_tensor_ranks(costs.Call(8, 2, 16, 2, 4, 8, 2), 2) == 2 * 16 * 2 * (16 * (2 + 4) + 4)
+    assert costs.shared_by_tensor_ranks(costs.ExpertWork(8, 2, 16, 2, 4, 8, 2), 1) == 0
+    assert costs.shared_by_tensor_ranks(costs.ExpertWork(8, 2, 16, 2, 4, 8, 2), 2) == 2 * 16 * 2 * (16 * (2 + 4) + 4)
 
 
 def test_a_choice_by_bytes_needs_all_sizes():

@@ -15,9 +15,8 @@ from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from mindspeed.features.flash_attention.feature import FlashAttention as Feature
-from mindspeed.features.flash_attention.feature import FlashAttentionArgs
-from mindspeed.features.flash_attention.layers import FlashAttention, with_flash_attention
+from mindspeed.features.flash_attention.feature import FlashAttention, FlashAttentionArgs
+from mindspeed.features.flash_attention.layers import FlashCoreAttention, with_flash_attention
 from mindspeed.ops.attention_mask import compressed_mask
 from mindspeed.plugins import MindSpeedError, World
 from tests.ops.attention_formula import dense, sight
@@ -254,7 +253,7 @@ def test_local_core_attention_of_a_spec_is_exchanged_and_the_given_spec_is_not()
     given = TransformerBlockSubmodules(layer_specs=[layer] * 2)
     changed = with_flash_attention(given, FlashAttentionArgs(sparse_mode=2))
     core = changed.layer_specs[0].submodules.self_attention.submodules.core_attention
-    assert (core.module, core.params["settings"].sparse_mode) == (FlashAttention, 2)
+    assert (core.module, core.params["settings"].sparse_mode) == (FlashCoreAttention, 2)
     assert changed.layer_specs[0] is changed.layer_specs[1]
     assert layer.submodules.self_attention.submodules.core_attention is DotProductAttention
 
@@ -275,11 +274,11 @@ def test_a_patch_of_somebody_else_on_the_forward_wins(monkeypatch):
 
 def test_under_context_parallelism_the_outer_attention_is_the_algorithms():
     given = TransformerBlockSubmodules(layer_specs=[get_gpt_layer_local_spec()])
-    alone, spread = (Feature(FlashAttentionArgs(), World({"cp": size})).layer_spec(given, None) for size in (1, 2))
+    alone, spread = (FlashAttention(FlashAttentionArgs(), World({"cp": size})).layer_spec(given, None) for size in (1, 2))
     assert spread is given
     assert alone is not given
 
 
 def test_it_takes_what_megatrons_module_takes():
-    ours, theirs = (inspect.signature(module.forward).parameters for module in (FlashAttention, DotProductAttention))
+    ours, theirs = (inspect.signature(module.forward).parameters for module in (FlashCoreAttention, DotProductAttention))
     assert [(p.name, p.default) for p in ours.values()] == [(p.name, p.default) for p in theirs.values()]

@@ -14,7 +14,7 @@ import torch
 from mindspeed import registry
 from mindspeed.diagnostics.traces import summarize, summarize_folder
 from mindspeed.features.profiler.feature import ProfilerArgs
-from mindspeed.features.profiler.window import Window
+from mindspeed.features.profiler.window import TraceWindow
 from mindspeed.plugins.problems import RunError
 from mindspeed.verification.pool import WorkerPool
 from mindspeed.verification.shape import LLAMA, Recipe
@@ -52,7 +52,7 @@ def test_only_the_asked_ranks_are_traced(pool: WorkerPool, tmp_path: Path, ranks
 
 
 def test_a_step_that_fails_in_the_window_leaves_its_trace(tmp_path: Path) -> None:
-    window = Window(ProfilerArgs(start=6, end=9, folder=str(tmp_path)), "cpu")
+    window = TraceWindow(ProfilerArgs(start=6, end=9, folder=str(tmp_path)), "cpu")
     assert window.step(6) is None
     for step in (7, 8):
         with suppress(ZeroDivisionError), window.step(step) or nullcontext():

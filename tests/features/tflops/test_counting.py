@@ -10,7 +10,7 @@ import pytest
 from mindspeed import registry
 from mindspeed.job.arithmetic import layer_forward, score_forward, shape_of_world
 from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.shape import GPT, LLAMA, MOE, ModelShape, Recipe
+from mindspeed.verification.shape import GPT, LLAMA, MOE, GptShape, Recipe
 from tests.features.tflops.counting_job import counted
 
 FULL = {"recompute": {"granularity": "full", "method": "uniform", "num_layers": 1}}
@@ -19,7 +19,7 @@ SAMPLES = 8
 
 def count(
     pool: WorkerPool,
-    shape: ModelShape,
+    shape: GptShape,
     *features: str,
     settings: dict[str, dict[str, Any]] | None = None,
     ranks: int = 1,
@@ -34,12 +34,12 @@ def count(
     return dict(results[0])
 
 
-def shape_of(shape: ModelShape) -> Any:
+def shape_of(shape: GptShape) -> Any:
     plan = registry.plan(world={**Recipe(shape).world(), "world_size": 1}, platform="cpu", level=0)
     return shape_of_world(plan.world)
 
 
-def squares(shape: ModelShape) -> int:
+def squares(shape: GptShape) -> int:
     """Operations of a step that the causal mask hides and Megatron's own attention runs."""
     model = shape_of(shape)
     whole = replace(model, causal=False)
@@ -55,7 +55,7 @@ def test_megatrons_attention_runs_whole_squares_and_nothing_twice(pool: WorkerPo
 
 @pytest.mark.long
 @pytest.mark.parametrize("shape", [GPT, LLAMA, MOE], ids=lambda shape: shape.name)
-def test_with_attention_of_visible_pairs_the_hardware_runs_the_model(pool: WorkerPool, shape: ModelShape) -> None:
+def test_with_attention_of_visible_pairs_the_hardware_runs_the_model(pool: WorkerPool, shape: GptShape) -> None:
     also = ["grouped-matmul-add"] if shape.num_experts else []
     found = count(pool, shape, "flash-attention", "matmul-add", *also)
     assert found["flops.hardware"] == found["flops.model"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mindspeed.context_parallel.costs import Attention, Bytes
+from mindspeed.context_parallel.costs import Attention, SentBytes
 from mindspeed.context_parallel.layout import Layout, Span
 from mindspeed.context_parallel.ring_schedule import Rounds
 from mindspeed.context_parallel.tiles import tiles
@@ -65,7 +65,7 @@ def step_of(rounds: Rounds, rank: int, block: int) -> int:
     return next(step for step in range(rounds.ranks) if rounds.block(rank, step) == block)
 
 
-def bytes_lines(sent: Callable[[Attention, int], Bytes], ranks: Sequence[int] = (2, 4)) -> tuple[str, ...]:
+def bytes_lines(sent: Callable[[Attention, int], SentBytes], ranks: Sequence[int] = (2, 4)) -> tuple[str, ...]:
     """Lines of a table: what a rank sends for a layer by the closed form, with as many key heads as query heads and fewer."""
     models = {f"{groups} key heads": Attention(4096, 32, groups, 128, 128, 2) for groups in (32, 8)}
     rows = [
