@@ -8,6 +8,7 @@ from typing import Any
 
 from mindspeed.megatron_lm.old_flags.flags import BY_DEST, OLD_FLAGS, register_old_flags
 from mindspeed.plugins.feature import Feature
+from mindspeed.plugins.fixes import GiveOption, RemoveFeature
 from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
@@ -51,14 +52,14 @@ class MindSpeedFeature:
         """Raise MS202 when both this feature and the argument or feature ``check_args`` are on, MS110 when nobody has it."""
         if self._is_on(global_args, check_args, "excludes"):
             names = (self.feature_name, check_args)
-            fix = " or ".join(f"remove {name}" for name in names)
+            fix = tuple(map(RemoveFeature, names))
             raise MindSpeedError([Problem("MS202", f"{names[0]} and {names[1]} exclude each other", names, fix=fix)])
 
     def dependency_check(self, global_args: Namespace, check_args: str) -> None:
         """Raise MS205 when this feature is on without the argument or feature ``check_args``, MS110 when nobody has it."""
         if self._is_on(global_args, check_args, "requires") is False:
             text = f"{self.feature_name} requires {check_args}, which is not on"
-            fix = f"--{check_args.replace('_', '-')}, or remove {self.feature_name}"
+            fix = (GiveOption(f"--{check_args.replace('_', '-')}"), RemoveFeature(self.feature_name))
             raise MindSpeedError([Problem("MS205", text, (self.feature_name,), fix=fix)])
 
     def _is_on(self, args: Namespace, name: str, verb: str) -> bool | None:

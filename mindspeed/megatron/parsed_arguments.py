@@ -8,19 +8,22 @@ from typing import Any, Final
 
 from mindspeed.engine.planning.plan import PlannedOverride
 from mindspeed.job.fact import Values
-from mindspeed.plugins.problems import Problem
+from mindspeed.plugins.fixes import Advice, DropOption, RemoveFeature, Together
+from mindspeed.plugins.problems import Fact, Problem
 
-_THEIR: Final = "Megatron's "
 
-
-def contradiction(planned: PlannedOverride, source: str, value: Any, wanted: Any) -> Problem:
-    """MS605 for one argument: ``source`` gives ``value``, the plan ``wanted``."""
+def contradiction(planned: PlannedOverride, given: Fact, wanted: Any) -> Problem:
+    """MS605 for one argument: ``given`` on a command line or elsewhere, the plan has ``wanted``."""
     owners = " and ".join(planned.owners)
-    text = f"{source} gives {value!r}, and {owners} needs {wanted!r}: {planned.override.reason}"
-    fix = f"remove {source.removeprefix(_THEIR)} or {owners}"
-    if "--" not in source:
-        fix = f"change it where Megatron reads it, or remove {owners}"
-    return Problem("MS605", text, planned.owners, where=source, fix=fix)
+    text = f"{given.source} gives {given.value!r}, and {owners} needs {wanted!r}: {planned.override.reason}"
+    way = DropOption(given.option) if given.option else Advice("change it where Megatron reads it")
+    fix = (way, Together(tuple(map(RemoveFeature, planned.owners))))
+    return Problem("MS605", text, planned.owners, where=given.source, fix=fix, facts=(given,))
+
+
+def argument_fact(dest: str, value: Any) -> Fact:
+    """An argument of Megatron-LM of which only the parsed value is known."""
+    return Fact(dest, value, f"Megatron's argument {dest}")
 
 
 _UNSUPPORTED: Final = {
@@ -35,16 +38,16 @@ _UNSUPPORTED: Final = {
 """Arguments that Megatron's local layers (``--transformer-impl local``) ignore or cannot build: option and reason."""
 
 
-def unsupported_arguments(values: Values, sources: Mapping[str, str]) -> list[Problem]:
+def unsupported_arguments(values: Values, given: Mapping[str, Fact]) -> list[Problem]:
     """MS605 for every argument in ``values`` that local layers do not support; none for other layers.
 
-    ``values`` are Megatron-LM's arguments by dest with the plan's in place; ``sources`` names where an argument comes from.
+    ``values`` are Megatron-LM's arguments by dest with the plan's in place; ``given`` holds those on the command line.
     """
     has_torch_norm = values.get("normalization") in (None, "LayerNorm") and find_spec("apex") is None
     problems = []
     for dest, (option, reason) in _UNSUPPORTED.items() if values.get("transformer_impl") == "local" else ():
         if values.get(dest) and (has_torch_norm or dest != "layernorm_zero_centered_gamma"):
-            source = sources.get(dest, f"Megatron's argument {dest}")
-            text = f"{source} gives {values[dest]!r}, and the layers are local (transformer_impl): {reason}"
-            problems.append(Problem("MS605", text, where=source, fix=f"remove {option}"))
+            fact = given.get(dest) or argument_fact(dest, values[dest])
+            text = f"{fact.source} gives {values[dest]!r}, and the layers are local (transformer_impl): {reason}"
+            problems.append(Problem("MS605", text, where=fact.source, fix=DropOption(option), facts=(fact,)))
     return problems

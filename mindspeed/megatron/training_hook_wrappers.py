@@ -19,7 +19,7 @@ from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.runtime import session
 from mindspeed.job import megatron_arguments as flags
 from mindspeed.job.world import World
-from mindspeed.megatron.parsed_arguments import contradiction, unsupported_arguments
+from mindspeed.megatron.parsed_arguments import argument_fact, contradiction, unsupported_arguments
 from mindspeed.plugins.answers import completed
 from mindspeed.plugins.problems import MindSpeedError, Problem, RunError
 from mindspeed.plugins.wrapping import Function, wrapper
@@ -81,7 +81,7 @@ def put_arguments(active: session.Session, args: Any) -> None:
             continue  # it gives the number of chunks by the layers of each, and must stand alone
         value, wanted = values[target.dest], target.as_argument(planned.override.value)
         if value not in (None, _default(active, target.dest), wanted):
-            problems.append(contradiction(planned, f"Megatron's argument {target.dest}", value, wanted))
+            problems.append(contradiction(planned, argument_fact(target.dest, value), wanted))
             continue
         setattr(args, target.dest, wanted)
         active.proof.taken.setdefault(planned.override.argument, {})["Megatron-LM"] = value

@@ -15,8 +15,9 @@ from mindspeed.job.world import FIELDS, PARALLEL_SIZES
 from mindspeed.megatron_lm.given_arguments import Given
 from mindspeed.plugins.constraints import RequiresSlot
 from mindspeed.plugins.discovery import Catalog
+from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.megatron_flags import MegatronFlag
-from mindspeed.plugins.problems import Problem
+from mindspeed.plugins.problems import Fact, Problem
 
 
 def declared_flags(catalog: Catalog) -> Iterator[tuple[str, MegatronFlag]]:
@@ -139,7 +140,9 @@ def _put_choices(
         else:
             known = ", ".join(sorted(map(str, by_value)))
             text = f"{what} differs by layer; all layers need the same" if len(values) > 1 else f"{what} is not one of {known}"
-            made.problems.append(Problem("MS605", text, where=argument.source, fix=f"give one of {known}"))
+            made.problems.append(
+                Problem("MS605", text, where=argument.source, fix=Advice(f"give one of {known}"), facts=(argument.fact,))
+            )
 
 
 def requested_holder(slots: set[str], catalog: Catalog, others: Sequence[Layer]) -> str:
@@ -185,26 +188,28 @@ def _left_to_megatron(made: ArgumentLayers, feature: str, flag: MegatronFlag, ar
 def disagreements(theirs: Sequence[Layer], ours: Sequence[Layer], catalog: Catalog) -> list[Problem]:
     """MS303 for every setting or size that Megatron's flags and ours give differently on one command line."""
     spelled = {size: (owner, argument) for size, (owner, argument) in catalog.owners.items() if argument is not None}
-    said: dict[tuple[str, str], tuple[Any, str]] = {}
+    said: dict[tuple[str, str], tuple[Any, Layer]] = {}
     for layer in theirs:
         for size, value in layer.world.items():
-            said["world", size] = (value, layer.source)
+            said["world", size] = (value, layer)
             if size in spelled:
-                said[spelled[size]] = (value, layer.source)
+                said[spelled[size]] = (value, layer)
         for feature, fields in layer.settings.items():
-            said.update({(feature, name): (value, layer.source) for name, value in fields.items()})
+            said.update({(feature, name): (value, layer) for name, value in fields.items()})
     problems = []
     for layer in ours:
         mine = {("world", size): value for size, value in layer.world.items()}
         mine |= {(feature, name): value for feature, fields in layer.settings.items() for name, value in fields.items()}
         for key, value in mine.items():
-            theirs_value, source = said.get(key, (value, ""))
+            theirs_value, other = said.get(key, (value, layer))
             if _plain(theirs_value) != _plain(value):
                 what = f"--{key[1].replace('_', '-')} {value}" if key[0] == "world" else f"--set {key[0]}.{key[1]}={value}"
-                text = f"{source} is {theirs_value}, and {what} says otherwise"
+                text = f"{other.source} is {theirs_value}, and {what} says otherwise"
                 owners = (key[0],) if key[0] != "world" else ()
-                fix = "keep one of the two, they are one value"
-                problems.append(Problem("MS303", text, owners, where=layer.source, fix=fix))
+                name = key[1] if key[0] == "world" else ".".join(key)
+                facts = [Fact(name, theirs_value, other.source, other.option), Fact(name, value, layer.source)]
+                fix = Advice("keep one of the two, they are one value")
+                problems.append(Problem("MS303", text, owners, where=layer.source, fix=fix, facts=facts))
     return problems
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -17,17 +16,17 @@ from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.megatron_lm.argument_layers import removable_flags
 from mindspeed.megatron_lm.given_arguments import given_arguments, surface_or_nearest
-from mindspeed.megatron_lm.launched_command import LaunchedCommand
+from mindspeed.megatron_lm.launched_command import COMMAND_LINE, LaunchedCommand
 from mindspeed.megatron_lm.old_flags.flags import flags_of, read_old_flags, takes_text
 from mindspeed.megatron_lm.old_flags.other_flags import refused_program
 from mindspeed.megatron_lm.training_plan import plan_training
 from mindspeed.megatron_lm.training_request import split_own_flags
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.plugins.problems import Problem, ResolutionError
+from mindspeed.plugins.fixes import Advice
+from mindspeed.plugins.problems import Fact, Problem, ResolutionError
 
 _KINDS: Final = {"int": int, "float": float}
 _HIDING: Final = ("MS111", "MS113", "MS301")
-_OPTION: Final = re.compile(r"--[A-Za-z][\w-]*")
 
 
 def plan_command(
@@ -51,7 +50,7 @@ def plan_command(
             _, plan = plan_training(words, {}, replace(environment, world_size=size), below, also)
         except ResolutionError as error:
             problems += error.problems
-            refused = {option for problem in error.problems if problem.code in _HIDING for option in _named(problem)}
+            refused = {option for problem in error.problems if problem.code in _HIDING for option in _given(problem)}
             words, before = _without(words, refused), words
             if words == before:
                 break
@@ -132,11 +131,6 @@ def _without(words: Sequence[str], options: Collection[str]) -> list[str]:
     return kept
 
 
-def _named(problem: Problem) -> list[str]:
-    """The options that a problem is about, which stand before its reason."""
-    return _OPTION.findall(problem.message.partition(":")[0])
-
-
 def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """Options with the words behind each; words before the first are a problem of the name ``""``."""
     option, values = "", list[str]()
@@ -153,16 +147,18 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 def _refusal(option: str, values: list[str], known: Surface) -> Problem | None:
     """Return what Megatron's parser would say of an option and the words behind it."""
     if not option:
-        text = f"no option is before {' '.join(values)}"
-        return Problem("MS114", text, where="command line", fix="give each value behind its option") if values else None
+        text, fix = f"no option is before {' '.join(values)}", Advice("give each value behind its option")
+        return Problem("MS114", text, where=COMMAND_LINE, fix=fix) if values else None
+    fact = Fact(option, " ".join(values), COMMAND_LINE, option)
     argument = known.by_option.get(option)
     if argument is None:
         near = get_close_matches(option, known.by_option, 2, 0.8)
         text = f"{option} is an option of neither Megatron-LM {known.version} nor mindspeed"
-        fix = f"use {' or '.join(near)}" if near else f"remove {option}, unless the script registers it"
-        return Problem("MS114", text, where="command line", fix=fix)
-    wrong = _wrong_value(argument, values)
-    return Problem("MS114", f"{option} {wrong[0]}", where="command line", fix=f"{wrong[1]}") if wrong else None
+        fix = Advice(f"use {' or '.join(near)}" if near else f"remove {option}, unless the script registers it")
+        return Problem("MS114", text, where=COMMAND_LINE, fix=fix, facts=(fact,))
+    if wrong := _wrong_value(argument, values):
+        return Problem("MS114", f"{option} {wrong[0]}", where=COMMAND_LINE, fix=Advice(wrong[1]), facts=(fact,))
+    return None
 
 
 def _wrong_value(argument: Argument, values: list[str]) -> tuple[str, str] | None:
@@ -195,15 +191,17 @@ def _converts(kind: Any, text: str) -> bool:
 
 def _located(problem: Problem, command: LaunchedCommand, known: Surface, catalog: Catalog) -> Problem:
     """The problem with file and line of the option that it is about."""
-    options = [
-        *_OPTION.findall(" ".join((problem.where, problem.message, problem.fix_text))),
-        *_flags_of(problem, known, catalog),
-    ]
+    options = [*_given(problem), *_flags_of(problem, known, catalog)]
     line = next((line for option in options if (line := command.line_of(option)) is not None), None)
-    if line is None or problem.where.startswith(command.source):
+    if line is None:
         return problem
-    beside = f" ({problem.where})" if problem.where not in ("", "command line") else ""
+    beside = f" ({problem.where})" if problem.where not in ("", COMMAND_LINE) else ""
     return replace(problem, where=f"{command.source}:{line}{beside}")
+
+
+def _given(problem: Problem) -> list[str]:
+    """The options on the command line that give the values at fault."""
+    return [fact.option for fact in problem.facts if fact.option]
 
 
 def _flags_of(problem: Problem, known: Surface, catalog: Catalog) -> Iterator[str]:

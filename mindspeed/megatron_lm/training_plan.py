@@ -26,7 +26,7 @@ from mindspeed.megatron_lm.field_options import field_options_in
 from mindspeed.megatron_lm.given_arguments import Given, surface_or_nearest, without_option
 from mindspeed.megatron_lm.training_request import ScriptRequest, read_command_line
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.plugins.fixes import Advice
+from mindspeed.plugins.fixes import Advice, DropOption, RemoveFeature
 from mindspeed.plugins.patches import ArgOverride
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
 
@@ -148,7 +148,7 @@ def contradicted(given: Mapping[str, Given], overrides: Sequence[PlannedOverride
         wanted = target.as_argument(planned.override.value)
         argument = given.get(target.dest)
         if argument is not None and argument.value != wanted:
-            problems.append(contradiction(planned, argument.source, argument.value, wanted))
+            problems.append(contradiction(planned, argument.fact, wanted))
     return problems
 
 
@@ -162,14 +162,14 @@ def refused(given: Mapping[str, Given], plan: ActivationPlan, catalog: Catalog) 
                 continue
             if refusal.when is None or refusal.when(feature.Args(**planned.args), plan.world):
                 text = f"{planned.name}: {argument.source} is given: {refusal.reason}"
-                fix = f"remove {argument.option} or {planned.name}"
-                yield Problem("MS304", text, (planned.name,), where=argument.source, fix=fix)
+                fix = (DropOption(argument.option), RemoveFeature(planned.name))
+                yield Problem("MS304", text, (planned.name,), where=argument.source, fix=fix, facts=(argument.fact,))
 
 
 def _ignored_by_layers(given: Mapping[str, Given], overrides: Sequence[PlannedOverride]) -> list[Problem]:
     planned = {row.override.argument: row.override.value for row in overrides if row.override.argument == "transformer_impl"}
     values = planned | {dest: argument.value for dest, argument in given.items()}
-    return unsupported_arguments(values, {dest: argument.source for dest, argument in given.items()})
+    return unsupported_arguments(values, {dest: argument.fact for dest, argument in given.items()})
 
 
 def is_training_script(path: str | Path) -> bool:

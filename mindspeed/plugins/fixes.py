@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from dataclasses import field as declared
 from typing import Any, Final
@@ -132,6 +132,16 @@ def _filled(step: FixStep, feature: str, text: Callable[[str], str]) -> FixStep:
     return type(step)(**values)
 
 
+def named_in(fix: Fix) -> Iterator[str]:
+    """Yield the fields of the job and the settings that a fix gives or drops."""
+    for step in fix:
+        match step:
+            case GiveField(name) | DropField(name) | GiveSetting(name) | DropSetting(name):
+                yield name
+            case Together(steps):
+                yield from named_in(steps)
+
+
 def fix_to_json(fix: Fix) -> list[dict[str, Any]]:
     """Return the steps of a fix as JSON objects with a ``kind``."""
     return [
@@ -156,12 +166,13 @@ class CommandLine:
     """Say fixes in the options of mindspeed's command line. Other audiences override what they call otherwise."""
 
     def __call__(self, fix: Fix) -> str:
-        text = ""
+        parts: list[str] = []
         for before, step in zip((None, *fix), fix, strict=False):
-            are_removals = isinstance(before, RemoveFeature) and isinstance(step, RemoveFeature)
-            joint = " or " if are_removals else ", or "
-            text += (joint if before is not None else "") + self.step(step)
-        return text
+            if before is not None and _removed(before) and (removed := _removed(step)):
+                parts[-1] += f" or {removed}"
+            else:
+                parts.append(self.step(step))
+        return ", or ".join(parts)
 
     def step(self, step: FixStep) -> str:
         """Return one alternative."""
@@ -173,15 +184,13 @@ class CommandLine:
             case GiveSetting(setting, value, note):
                 return _with_note(self.give_setting(setting, value), note)
             case DropSetting(setting):
-                return f"drop {setting}"
+                return f"remove the setting {setting}"
             case GiveOption(option, value, note):
                 return _with_note(self.give_option(option, value), note)
-            case DropOption(option):
-                return f"remove {option}"
+            case DropOption() | RemoveFeature():
+                return f"remove {_removed(step)}"
             case AddFeature(name):
                 return self.add_feature(name)
-            case RemoveFeature(name):
-                return f"remove {name}"
             case RunCommand(command):
                 return command
             case Advice(text):
@@ -196,7 +205,7 @@ class CommandLine:
         return f"--{option} {'N' if value is None else value}"
 
     def drop_field(self, name: str) -> str:
-        return f"drop --{name.replace('_', '-')}"
+        return f"remove --{name.replace('_', '-')}"
 
     def give_setting(self, setting: str, value: Any) -> str:
         return f"--set {setting}={_as_yaml(value)}"
@@ -208,6 +217,8 @@ class CommandLine:
         return f"add {name} to the features"
 
     def together(self, steps: Fix) -> str:
+        if removed := _removed(Together(steps)):
+            return f"remove {removed}"
         texts = dict.fromkeys(map(self.step, steps))
         return (" " if all(isinstance(step, GiveField | GiveOption) for step in steps) else " and ").join(texts)
 
@@ -243,6 +254,17 @@ class PythonApi(CommandLine):
 
 on_command_line: Final = CommandLine()
 in_python: Final = PythonApi()
+
+
+def _removed(step: FixStep) -> str:
+    """Return what a step removes; empty for any other step."""
+    match step:
+        case DropOption(name) | RemoveFeature(name):
+            return name
+        case Together(steps):
+            names = [_removed(one) for one in steps]
+            return " and ".join(names) if all(names) else ""
+    return ""
 
 
 def _as_yaml(value: Any) -> str:

@@ -47,7 +47,7 @@ def test_an_ill_typed_setting_gets_a_line_that_is_accepted(check):
     assert check("tensor-parallel", "--set", "tensor-parallel.size=many") == (
         "MS301 tensor-parallel.size is 'many': input should be a valid integer, unable to parse string as an integer\n"
         "  where: command line\n"
-        "  fix: --set tensor-parallel.size=1  # ranks over which the weights of a layer are split\n"
+        "  fix: --set tensor-parallel.size=1 (ranks over which the weights of a layer are split)\n"
     )
 
 
@@ -87,7 +87,7 @@ def test_strict_names_the_missing_requirement_instead_of_adding_it(check):
         "MS204 distributed-optimizer requires data-parallel, because it shards the optimizer over the replicas\n"
         "  because: distributed-optimizer: you asked for it\n"
         f"  where: {_where('distributed-optimizer')}; {_where('data-parallel')}\n"
-        "  fix: add data-parallel to the features, or drop --strict\n"
+        "  fix: add data-parallel to the features, or remove --strict\n"
     )
 
 
@@ -101,7 +101,7 @@ def test_features_that_exclude_each_other_are_told_with_the_chain_behind_each(ch
         "  because: acme-root: you asked for it\n"
         "  because: bolt-clip: you asked for it\n"
         "  where: acme 1.0, acme_features.py:2; bolt 1.0, bolt_features.py:2\n"
-        "  fix: remove acme-root or remove bolt-clip\n"
+        "  fix: remove acme-root or bolt-clip\n"
     )
 
 
@@ -113,7 +113,7 @@ def test_two_features_in_one_slot_conflict_though_neither_knows_the_other(check,
         "  because: acme-clip: you asked for it\n"
         "  because: bolt-clip: you asked for it\n"
         "  where: acme 1.0, acme_features.py:2; bolt 1.0, bolt_features.py:2\n"
-        "  fix: remove acme-clip or remove bolt-clip\n"
+        "  fix: remove acme-clip or bolt-clip\n"
     )
 
 

@@ -33,7 +33,7 @@ PROBLEMS = {
     (
         "MS301",
         "recompute.num_layers is 0: input should be greater than or equal to 1",
-        "--set recompute.num_layers=1  # layers per group (uniform), or recomputed layers per chunk (block)",
+        "--set recompute.num_layers=1 (layers per group (uniform), or recomputed layers per chunk (block))",
     ),
     (
         "MS210",

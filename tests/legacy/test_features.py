@@ -117,7 +117,7 @@ def test_the_two_checks_raise_what_they_mean():
     feature = features.CheckingFeature()
     (problem,) = problems_of(feature.incompatible_check, Namespace(checking=True, num_layers=4), "num_layers")
     assert problem.message == "checking and num_layers exclude each other"
-    assert problem.fix_text == "remove checking or remove num_layers"
+    assert problem.fix_text == "remove checking or num_layers"
     feature.incompatible_check(Namespace(checking=False), "num_layers")
     (problem,) = problems_of(feature.dependency_check, Namespace(checking=True), "sequence_parallel")
     assert problem.message == "checking requires sequence_parallel, which is not on"

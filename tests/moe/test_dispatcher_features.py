@@ -39,7 +39,7 @@ def test_both_dispatchers_are_refused():
     assert refusals(sends, gathers, **WORLD) == [
         f"MS212 {gathers} requires expert-parallel.dispatcher=allgather, because it is the all-gather dispatcher that is "
         f"exchanged, and it is alltoall (required by {sends}) | remove {gathers} or {sends}",
-        f"MS203 {gathers} and {sends} all hold the slot token-permutation | remove {gathers} or remove {sends}",
+        f"MS203 {gathers} and {sends} all hold the slot token-permutation | remove {gathers} or {sends}",
     ]
 
 

@@ -51,7 +51,7 @@ def test_a_v_is_placed_where_megatron_asks_by_chunk() -> None:
 def shared(slot: str, *names: str) -> str:
     """The problem of features that hold one slot."""
     first, second = sorted(names)
-    return f"MS203 {first} and {second} all hold the slot {slot} | remove {first} or remove {second}"
+    return f"MS203 {first} and {second} all hold the slot {slot} | remove {first} or {second}"
 
 
 def test_two_schedules_are_refused_in_both_orders() -> None:
@@ -83,7 +83,7 @@ def test_a_list_that_recomputes_itself_and_another_policy_are_refused_in_both_or
     for names in (("zero-bubble", other), (other, "zero-bubble")):
         assert refusals(*names, pp=2, settings=settings) == [
             f"MS202 {first} and {second} exclude each other, because zero-bubble.recompute recomputes itself | "
-            f"remove {first} or remove {second}"
+            f"remove {first} or {second}"
         ]
     assert other in active(other, "zero-bubble", pp=2, settings=FULL)
 

@@ -44,8 +44,8 @@ EVERY_KIND: Fix = (
 
 def test_the_command_line_has_options():
     assert on_command_line(EVERY_KIND) == (
-        "--tp 2, or drop --num-experts, or --set ring-attention.window=1 (divides every size), or drop ring-attention.window, "
-        "or --optimization-level 2, or remove --tp-comm-overlap, or add swiglu to the features, or remove mc2 or remove coc, "
+        "--tp 2, or remove --num-experts, or --set ring-attention.window=1 (divides every size), "
+        "or remove the setting ring-attention.window, or --optimization-level 2, or remove --tp-comm-overlap, or add swiglu to the features, or remove mc2 or coc, "
         "or mindspeed ops build, or read the log, or --activation silu --gated-linear-unit"
     )
 
@@ -53,8 +53,8 @@ def test_the_command_line_has_options():
 def test_the_python_api_has_arguments():
     assert in_python(EVERY_KIND) == (
         'world={"tp": 2}, or leave "num_experts" out of world, or settings={"ring-attention": {"window": 1}} '
-        "(divides every size), or drop ring-attention.window, or level=2, or remove --tp-comm-overlap, "
-        'or add "swiglu" to features, or remove mc2 or remove coc, or mindspeed ops build, or read the log, '
+        "(divides every size), or remove the setting ring-attention.window, or level=2, or remove --tp-comm-overlap, "
+        'or add "swiglu" to features, or remove mc2 or coc, or mindspeed ops build, or read the log, '
         'or world={"activation": "silu", "gated_linear_unit": True}'
     )
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from string import Formatter
 
 from mindspeed.engine.resolution.environment import version_in
 from mindspeed.engine.resolution.planned_feature import PlanNote, ReasonKind
@@ -12,8 +13,8 @@ from mindspeed.engine.resolution.resolution_state import ResolutionState, becaus
 from mindspeed.job.world import UnknownValue, size_name
 from mindspeed.plugins.answers import answer, implements
 from mindspeed.plugins.conditions import Condition, ConditionError, Failure, Loose, ModelCondition, failure, texts
-from mindspeed.plugins.constraints import Conflicts, RequiresAny, RequiresCapability, RequiresSlot
-from mindspeed.plugins.problems import Problem
+from mindspeed.plugins.constraints import AUTO, Conflicts, RequiresAny, RequiresCapability, RequiresSlot
+from mindspeed.plugins.fixes import Advice, Fix, GiveField, GiveOption, GiveSetting, RemoveFeature
 
 
 def check_choices(state: ResolutionState) -> None:
@@ -21,14 +22,15 @@ def check_choices(state: ResolutionState) -> None:
         if not any(choice in state.active for choice in constraint.names):
             choices = ", ".join(constraint.names)
             text = f"{name} needs one of {choices}{because(constraint.reason)}"
-            state.problem("MS205", text, (name,), f"add one of {choices} to the features")
+            state.problem("MS205", text, (name,), Advice(f"add one of {choices} to the features"))
     for name, need in state.constraints(RequiresSlot):
         if need.slot not in state.holders:
             if (name, need.slot) in state.decided and getattr(state.args_of(name), need.setting, None) is not None:
                 continue  # a name or auto, whose problem was reported
             text = f"{name} needs a feature for {need.slot}{because(need.reason)}"
-            fix = f"add one of {', '.join(state.holders_known(need.slot))} to the features"
-            state.problem("MS205", text, (name,), f"{fix}, or --set {name}.{need.setting}=auto" if need.setting else fix)
+            fix: Fix = (Advice(f"add one of {', '.join(state.holders_known(need.slot))} to the features"),)
+            fix += (GiveSetting(f"{name}.{need.setting}", AUTO),) if need.setting else ()
+            state.problem("MS205", text, (name,), fix)
 
 
 def check_slots(state: ResolutionState) -> None:
@@ -57,14 +59,13 @@ def check_capabilities(state: ResolutionState) -> None:
             if holder != name and need.capability not in state.specs[holder].provides:
                 text = f"{name} needs {need.capability} of the feature for {need.slot}, and {holder} does not provide it"
                 others = [n for n in state.holders_known(need.slot) if need.capability in state.specs[n].provides]
-                fix = f"use {' or '.join(others)} in its place, or " if others else ""
-                state.problem("MS202", text + because(need.reason), (name, holder), f"{fix}{_ways_out(state, (name, holder))}")
+                fix: Fix = (Advice(f"use {' or '.join(others)} in its place"),) if others else ()
+                state.problem("MS202", text + because(need.reason), (name, holder), (*fix, *_ways_out(state, (name, holder))))
 
 
-def _ways_out(state: ResolutionState, names: Sequence[str]) -> str:
+def _ways_out(state: ResolutionState, names: Sequence[str]) -> Fix:
     """The smallest removals: for each side, the requested feature at the root of its chain."""
-    roots = dict.fromkeys(state.root(name) for name in names)
-    return " or ".join(f"remove {root}" for root in roots)
+    return tuple(map(RemoveFeature, dict.fromkeys(state.root(name) for name in names)))
 
 
 def check_sizes(state: ResolutionState) -> None:
@@ -73,9 +74,10 @@ def check_sizes(state: ResolutionState) -> None:
     if world.knows("world_size") and world.world_size % product:
         factors = f"tp x pp x cp = {world.tp} x {world.pp} x {world.cp} = {product}"
         text = f"world size {world.world_size} is not a multiple of {factors}"
-        option = "--nproc" if state.merged.world["world_size"].source == LAUNCH else "--world-size"
-        fix = f"{option} {-(-world.world_size // product) * product}, or smaller parallel sizes"
-        state.problems.append(Problem("MS302", text, fix=fix))
+        size = -(-world.world_size // product) * product
+        launched = state.merged.world["world_size"].source == LAUNCH
+        way = GiveOption("--nproc", size) if launched else GiveField("world_size", size)
+        state.problem("MS302", text, (), (way, Advice("smaller parallel sizes")), ("world_size", "tp", "pp", "cp"))
 
 
 def note_idle_features(state: ResolutionState) -> None:
@@ -91,10 +93,11 @@ def check_platforms(state: ResolutionState) -> None:
         spec = state.specs[name]
         if spec.platforms and platform not in spec.platforms:
             text = f"{name} does not run on {platform}, only on {', '.join(sorted(spec.platforms))}"
-            state.problem("MS208", text, (name,), f"remove {state.root(name)}")
+            state.problem("MS208", text, (name,), RemoveFeature(state.root(name)))
         if spec.megatron and state.world.knows("megatron") and not version_in(state.world.megatron, spec.megatron):
             text = f"{name} needs megatron-core {spec.megatron}, this is {state.world.megatron}"
-            state.problem("MS208", text, (name,), f"install a megatron-core {spec.megatron}, or remove {state.root(name)}")
+            fix = (Advice(f"install a megatron-core {spec.megatron}"), RemoveFeature(state.root(name)))
+            state.problem("MS208", text, (name,), fix)
 
 
 def check_operators(state: ResolutionState) -> None:
@@ -109,7 +112,7 @@ def check_operators(state: ResolutionState) -> None:
             continue
         text = f"only the reference of {', '.join(missing)} runs on {platform}"
         if state.merged.strict and state.active[name].kind is not ReasonKind.LEVEL_ONE:
-            fix = "mindspeed ops list says why; mindspeed ops build builds those in C++"
+            fix = Advice("mindspeed ops list says why; mindspeed ops build builds those in C++")
             state.problem("MS515", f"{name}: {text}", (name,), fix)
         else:
             state.rows.append(PlanNote("note", name, f"{text}, which is slower; mindspeed ops list says why"))
@@ -148,10 +151,19 @@ def _report(state: ResolutionState, name: str, found: Failure) -> None:
     condition = found.condition
     if condition.otherwise == "refuse":
         names = (name, condition.of) if condition.of else (name,)
-        state.problem("MS304", f"{name}: {found.message}", names, found.fix)
+        state.problem("MS304", f"{name}: {found.message}", names, found.fix, _named(name, condition))
     else:
         kind = "warning" if condition.otherwise == "warn" else "note"
         state.rows.append(PlanNote(kind, name, f"{name}: {found.message}"))
+
+
+def _named(name: str, condition: Condition) -> Iterator[str]:
+    """Yield the settings and the fields of the job that the message of a condition names."""
+    owners = {"args": f"{name}.", "other": f"{condition.of}.", "world": ""}
+    for _, field, _, _ in Formatter().parse(condition.message):
+        owner, _, attribute = (field or "").partition(".")
+        if owner in owners:
+            yield f"{owners[owner]}{attribute}"
 
 
 def note_model_conditions(state: ResolutionState) -> None:

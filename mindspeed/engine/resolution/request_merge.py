@@ -14,8 +14,9 @@ from mindspeed.engine.resolution.planned_feature import PlanNote, Value
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.job.world import FIELDS, World, size_name
 from mindspeed.plugins.discovery import Catalog
+from mindspeed.plugins.fixes import Advice, DropField, GiveField, GiveOption
 from mindspeed.plugins.near_names import near_names, suggestion
-from mindspeed.plugins.problems import Problem
+from mindspeed.plugins.problems import Fact, Problem
 
 Settings = dict[str, dict[str, Value]]
 LAUNCH: Final = "WORLD_SIZE"
@@ -77,7 +78,7 @@ def merge(layers: Sequence[Layer], catalog: Catalog, environment: Environment) -
         for name, value in world.items():
             if name == "world_size" and environment.world_size not in (None, value):
                 text = f"{layer.source} says world size {value}, but this process belongs to a job of {environment.world_size}"
-                fix = f"drop --world-size or start {value} processes"
+                fix = (DropField(name), Advice(f"start {value} processes"))
                 merged.problems.append(Problem("MS306", text, where=LAUNCH, fix=fix))
             _put(merged.world, name, value, layer)
         for feature, fields in settings.items():
@@ -85,7 +86,7 @@ def merge(layers: Sequence[Layer], catalog: Catalog, environment: Environment) -
                 _put(merged.settings.setdefault(feature, {}), name, value, layer)
     if merged.level not in (0, 1, 2):
         merged.problems.append(
-            Problem("MS301", f"optimization level {merged.level} is not 0, 1 or 2", fix="--optimization-level 2")
+            Problem("MS301", f"optimization level {merged.level} is not 0, 1 or 2", fix=GiveOption("--optimization-level", 2))
         )
         merged.level = 2
     return merged
@@ -130,13 +131,18 @@ def _unify_size_spellings(
         given = settings.get(owner, {}).get(argument)
         if size in world and given is not None and given != world[size]:
             text = f"{layer.source} gives {FIELDS[size].meaning} twice: {size} = {world[size]} and {owner}.{argument} = {given}"
-            fix = f"keep one of the two, they are spellings of the same value (--{size})"
-            problems.append(Problem("MS303", text, (owner,), where=layer.source, fix=fix))
+            fix = Advice(f"keep one of the two, they are spellings of the same value (--{size})")
+            facts = [_given(size, world[size], layer), _given(f"{owner}.{argument}", given, layer)]
+            problems.append(Problem("MS303", text, (owner,), (), layer.source, fix, facts))
         elif size in world:
             settings.setdefault(owner, {})[argument] = world[size]
         elif isinstance(given, int) and not isinstance(given, bool) and given >= 1:
             world[size] = given
     return world, settings
+
+
+def _given(name: str, value: Any, layer: Layer) -> Fact:
+    return Fact(name, value, layer.source, layer.option)
 
 
 def _typed_world(layer: Layer, problems: list[Problem]) -> dict[str, Any]:
@@ -146,21 +152,22 @@ def _typed_world(layer: Layer, problems: list[Problem]) -> dict[str, Any]:
             continue
         if name not in FIELDS:
             near = near_names(name, FIELDS)
-            fix = suggestion(near, f"known: {', '.join(FIELDS)}")
+            fix = Advice(suggestion(near, f"known: {', '.join(FIELDS)}"))
             problems.append(Problem("MS301", f"{name!r} is not a value of the world", where=layer.source, fix=fix))
             continue
         field = FIELDS[name]
         typed = field.typed(value)
+        facts = (_given(name, value, layer),)
         if typed is None:
             text = f"{name} ({field.meaning}) is {value!r}, not {_KINDS[field.kind]}"
-            problems.append(Problem("MS301", text, where=layer.source))
+            problems.append(Problem("MS301", text, where=layer.source, facts=facts))
         elif field.least is not None and not typed >= field.least:  # also not a number
             text = f"{name} ({field.meaning}) is {value}, which is below {field.least}"
-            problems.append(Problem("MS301", text, where=layer.source))
+            problems.append(Problem("MS301", text, where=layer.source, facts=facts))
         elif field.words and typed not in field.words:
             near = near_names(typed, field.words, number=1) or list(field.words)
             text = f"{name} is {value!r}, which is none of {', '.join(field.words)}"
-            problems.append(Problem("MS301", text, where=layer.source, fix=f"--{name} {near[0]}"))
+            problems.append(Problem("MS301", text, where=layer.source, fix=GiveField(name, near[0]), facts=facts))
         else:
             world[name] = typed
     return world

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mindspeed._version import __version__
@@ -17,9 +18,9 @@ from mindspeed.plugins.conditions import Condition, ConditionError, Predicate
 from mindspeed.plugins.constraints import Constraint, Requires
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec
-from mindspeed.plugins.fixes import Fix, FixStep, GiveSetting, RemoveFeature
+from mindspeed.plugins.fixes import Advice, Fix, FixStep, GiveField, GiveSetting, RemoveFeature, named_in
 from mindspeed.plugins.near_names import suggestion
-from mindspeed.plugins.problems import Problem
+from mindspeed.plugins.problems import Fact, Problem
 
 HasVariant = Callable[[str, str], bool]
 """``(op, platform) -> bool``: whether an operator has more than its reference there."""
@@ -168,20 +169,32 @@ class ResolutionState:
         author, version = (row.distribution, row.version) if row else (BUILT_IN, __version__)
         text = f"the condition {condition.name} of {name} {error}"
         where = f"{author} {version}, {condition.where}"
-        fix = f"report it to the authors of {author}"
+        fix = Advice(f"report it to the authors of {author}")
         self.problems.append(Problem("MS107", text, (name,), self.chain(name), where, fix))
 
     def failed_itself(self, what: str, name: str, error: Exception) -> None:
         text = f"{what} of {name} failed itself: {type(error).__name__}: {error}"
         author = self.catalog.usable[name].distribution if name in self.catalog.usable else "mindspeed"
-        self.problem("MS901", text, (name,), f"report it to the authors of {author}")
+        self.problem("MS901", text, (name,), Advice(f"report it to the authors of {author}"))
 
-    def problem(self, code: str, message: str, names: tuple[str, ...], fix: Fix | FixStep | str) -> None:
+    def problem(
+        self, code: str, message: str, names: tuple[str, ...], fix: Fix | FixStep | str, about: Iterable[str] = ()
+    ) -> None:
+        """Report a problem of features; ``about`` names further values at fault than those that the fix gives."""
         chain = self.chain(*names)
         where = "; ".join(self.catalog.usable[name].where for name in names if name in self.catalog.usable)
         problem = Problem(code, message, names, chain, where, fix)
+        problem = replace(problem, facts=tuple(self.facts(*about, *named_in(problem.fix))))
         if problem not in self.problems:
             self.problems.append(problem)
+
+    def facts(self, *names: str) -> Iterator[Fact]:
+        """Yield those of these fields of the job and settings (``feature.name``) that a source gives."""
+        for name in dict.fromkeys(names):
+            feature, _, setting = name.rpartition(".")
+            value = self.merged.settings.get(feature, {}).get(setting) if feature else self.merged.world.get(name)
+            if value is not None:
+                yield Fact(name, value.value, value.source, value.option)
 
     def why(self, name: str) -> tuple[Reason, ...]:
         """The chain of reasons from ``name`` back to the request."""
@@ -200,7 +213,7 @@ class ResolutionState:
         option = flag(unknown.field)
         if self.merged.strict:
             text = f"{name}: {unknown.field} is not known, so this is not checked: {what!r}"
-            self.problem("MS307", text, (name,), f"give {option}")
+            self.problem("MS307", text, (name,), GiveField(unknown.field))
         else:
             row = PlanNote("not-checked", name, f"{what!r} depends on {unknown.field}; give {option}")
             self.rows += [row] if row not in self.rows else []

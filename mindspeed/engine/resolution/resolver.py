@@ -30,6 +30,7 @@ from mindspeed.plugins.conditions import ConditionError, obstacle
 from mindspeed.plugins.constraints import After, Before, Conflicts, Requires, Supersedes
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec
+from mindspeed.plugins.fixes import AddFeature, Advice, DropOption, Fix, GiveField, GiveOption, RemoveFeature
 from mindspeed.plugins.near_names import suggestion
 from mindspeed.plugins.problems import Problem
 
@@ -109,12 +110,12 @@ def _roots(state: ResolutionState) -> Iterator[tuple[str, Reason]]:
             continue
         if name in state.merged.without:
             text = f"{name} is requested ({layer.source}) and removed ({state.merged.without[name].source})"
-            state.problems.append(Problem("MS210", text, (name,), fix=f"drop {name} from one of the two"))
+            state.problems.append(Problem("MS210", text, (name,), fix=Advice(f"drop {name} from one of the two")))
         elif state.known(name, layer.source):
             if state.specs[name].level > state.merged.level:
                 level = state.specs[name].level
                 text = f"{name} has optimization level {level}, this job has {state.merged.level}"
-                state.problems.append(Problem("MS207", text, (name,), fix=f"--optimization-level {level}"))
+                state.problems.append(Problem("MS207", text, (name,), fix=GiveOption("--optimization-level", level)))
             kind = ReasonKind.ARGUMENT if layer.option else ReasonKind.REQUESTED
             yield name, Reason(name, kind, source=layer.source)
     for name, layer in state.merged.without.items():
@@ -158,12 +159,15 @@ def _size_problem(state: ResolutionState, size: str, value: int, owner: str) -> 
     said = f"the {size_name(size)} is {value}"
     if removal := state.merged.removal(owner):
         code, source = removal
-        fix = f"--{size} 1, or leave {owner} on" if code == "MS211" else f"drop --without {owner} or set --{size} 1"
-        return Problem(code, f"{said}, and {source} removes {owner}, which provides it", (owner,), fix=fix)
+        way = Advice(f"leave {owner} on") if code == "MS211" else Advice(f"drop --without {owner}")
+        text = f"{said}, and {source} removes {owner}, which provides it"
+        return Problem(code, text, (owner,), fix=(GiveField(size, 1), way), facts=state.facts(size))
+    fix: Fix = (GiveField(size, 1),)
+    text = f"{said}, and no installed feature provides it"
     if state.catalog.not_loaded:
-        fix = f"--{size} 1, or name the feature of another distribution that does"
-        return Problem("MS209", f"{said}, and no built-in or named feature provides it", fix=fix)
-    return Problem("MS209", f"{said}, and no installed feature provides it", fix=f"--{size} 1")
+        text = f"{said}, and no built-in or named feature provides it"
+        fix += (Advice("name the feature of another distribution that does"),)
+    return Problem("MS209", text, fix=fix, facts=state.facts(size))
 
 
 def _is_platform_alone(state: ResolutionState) -> bool:
@@ -268,14 +272,12 @@ def _propagate(state: ResolutionState, roots: Iterator[tuple[str, Reason]]) -> N
             text = f"{name} requires {needed}{because(constraint.reason)}"
             if removal := state.merged.removal(needed):
                 code, source = removal
-                fix = (
-                    f"disable {name} too, or leave {needed} on"
-                    if code == "MS211"
-                    else f"drop --without {needed}, or remove {name}"
-                )
+                fix: Fix = (Advice(f"drop --without {needed}"), RemoveFeature(name))
+                if code == "MS211":
+                    fix = (Advice(f"disable {name} too, or leave {needed} on"),)
                 state.problem(code, f"{text}, and {source} removes {needed}", (name, needed), fix)
             elif strict and needed not in asked:
-                state.problem("MS204", text, (name, needed), f"add {needed} to the features, or drop --strict")
+                state.problem("MS204", text, (name, needed), (AddFeature(needed), DropOption("--strict")))
             elif needed in usable or state.known(needed, f"required by {name}"):
                 queue.append((needed, Reason(needed, ReasonKind.REQUIRED, name, note=constraint.reason)))
 
@@ -301,7 +303,7 @@ def _order(state: ResolutionState) -> list[str]:
     if cycle:
         steps = tuple(_step(state, first, second) for first, second in pairwise(cycle))
         text = f"the order has a cycle: {' -> '.join(cycle)}"
-        state.problems.append(Problem("MS206", text, tuple(cycle[:-1]), steps, fix="remove one of them"))
+        state.problems.append(Problem("MS206", text, tuple(cycle[:-1]), steps, fix=Advice("remove one of them")))
     return order
 
 

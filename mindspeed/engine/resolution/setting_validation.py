@@ -11,8 +11,9 @@ from pydantic.fields import FieldInfo
 from mindspeed.engine.resolution.planned_feature import Value
 from mindspeed.engine.resolution.request_merge import Settings
 from mindspeed.plugins.feature import FeatureArgs
+from mindspeed.plugins.fixes import Advice, GiveSetting
 from mindspeed.plugins.near_names import near_names, suggestion
-from mindspeed.plugins.problems import Problem
+from mindspeed.plugins.problems import Fact, Problem
 
 
 class Arguments:
@@ -55,19 +56,20 @@ class Arguments:
         key = ".".join(map(str, detail["loc"]))
         given = self._settings.get(name, {}).get(key.partition(".")[0])
         where = given.source if given else ""
+        facts = (Fact(f"{name}.{key}", given.value, given.source, given.option),) if given else ()
         if detail["type"] == "extra_forbidden":
             near = near_names(key, fields) or list(fields)
-            fix = suggestion([f"{name}.{field}" for field in near], f"{name} has no settings")
-            return Problem("MS301", f"{name} has no setting {key!r}", (name,), where=where, fix=fix)
+            fix = Advice(suggestion([f"{name}.{field}" for field in near], f"{name} has no settings"))
+            return Problem("MS301", f"{name} has no setting {key!r}", (name,), (), where, fix, facts)
         if detail["type"] == "missing":
-            return Problem("MS301", f"{name} needs the setting {key}", (name,), fix=f"--set {name}.{key}=VALUE")
+            return Problem("MS301", f"{name} needs the setting {key}", (name,), fix=GiveSetting(f"{name}.{key}"))
         if not key:
-            return Problem("MS301", f"{name}: {detail['msg'].removeprefix('Value error, ')}", (name,))
+            return Problem("MS301", f"{name}: {detail.get('ctx', {}).get('error', detail['msg'])}", (name,))
         text = f"{name}.{key} is {detail['input']!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
         if key not in fields:
-            return Problem("MS301", text, (name,), where=where)
-        fix = f"--set {name}.{key}={accepted_value(fields[key])}  # {fields[key].description}"
-        return Problem("MS301", text, (name,), where=where, fix=fix)
+            return Problem("MS301", text, (name,), (), where, facts=facts)
+        value = GiveSetting(f"{name}.{key}", accepted_value(fields[key]), fields[key].description or "")
+        return Problem("MS301", text, (name,), (), where, value, facts)
 
 
 def accepted_value(field: FieldInfo) -> Any:

@@ -16,6 +16,7 @@ from mindspeed.job.world import UnknownValue
 from mindspeed.plugins.answers import answer, implements
 from mindspeed.plugins.conditions import conditions, failure
 from mindspeed.plugins.constraints import AUTO, Conflicts, Constraint, Cost, RequiresCapability, RequiresSlot
+from mindspeed.plugins.fixes import Advice, GiveField, GiveSetting, RemoveFeature, Together
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +46,19 @@ def _named(state: ResolutionState, name: str, need: RequiresSlot, wanted: str) -
         return
     if need.slot not in state.specs[wanted].slots:
         text = f"{setting} names {wanted}, which is not a feature for {need.slot}"
-        state.problem("MS342", text, (name,), f"--set {setting}= one of {', '.join(state.holders_known(need.slot))}, or auto")
+        known = f"or {', '.join(state.holders_known(need.slot))}"
+        state.problem("MS342", text, (name,), GiveSetting(setting, AUTO, known))
         return
     others = [other for other in _holders(state, need.slot) if other != wanted]
     for other in others:
         text = f"{setting} ({source}) names {wanted}, and {other} is active in its place"
-        fix = f"remove {state.root(other)}, or --set {setting}={other}"
+        fix = (RemoveFeature(state.root(other)), GiveSetting(setting, other))
         state.problem("MS342", text, (name, other), fix)
     if others:
         return
     if removal := state.merged.removal(wanted):
         text = f"{setting} names {wanted}, and {removal[1]} removes {wanted}"
-        state.problem(removal[0], text, (name, wanted), f"name another in {setting}, or leave {wanted} on")
+        state.problem(removal[0], text, (name, wanted), Advice(f"name another in {setting}, or leave {wanted} on"), (setting,))
     else:
         yield wanted, Reason(wanted, ReasonKind.NAMED, name, need.setting, source=source)
 
@@ -70,13 +72,20 @@ def _automatic(state: ResolutionState, name: str, need: RequiresSlot) -> Iterato
         return
     if unknown := tuple(dict.fromkeys(field for candidate in judged for field in candidate.unknown)):
         text = f"{setting} is auto, and the choice is not decided: {', '.join(unknown)} not known"
-        fix = f"give {' and '.join(map(flag, unknown))}, or name one of {', '.join(state.holders_known(need.slot))}"
+        given = Together(tuple(map(GiveField, unknown))) if len(unknown) > 1 else GiveField(unknown[0])
+        fix = (given, Advice(f"name one of {', '.join(state.holders_known(need.slot))}"))
         state.problem("MS341", text, (name,), fix)
         return
     eligible = sorted((candidate.cost.amounts, candidate.name, candidate) for candidate in judged if candidate.cost is not None)
     if not eligible:
         reasons = "; ".join(f"{candidate.name}: {candidate.refusal}" for candidate in judged)
-        state.problem("MS341", f"{setting} is auto, and nothing can be chosen: {reasons}", (name,), "change what they need")
+        state.problem(
+            "MS341",
+            f"{setting} is auto, and nothing can be chosen: {reasons}",
+            (name,),
+            Advice("change what they need"),
+            (setting,),
+        )
         return
     best = eligible[0][2]
     why = "costs least" if len(eligible) > 1 else "alone can"

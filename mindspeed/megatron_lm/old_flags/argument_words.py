@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
-from mindspeed.plugins.problems import Problem
+from mindspeed.plugins.fixes import Fix, FixStep
+from mindspeed.plugins.problems import Fact, Problem
 
 Count = Literal[0, 1, "+"]
 """Number of values that an option takes."""
+
+
+def problem_of_flags(
+    code: str, message: str, flags: Iterable[str], fix: Fix | FixStep = (), features: tuple[str, ...] = ()
+) -> Problem:
+    """A problem of flags on the command line."""
+    facts = (Fact(flag, source="command line", option=flag) for flag in flags)
+    return Problem(code, message, features, where="command line", fix=fix, facts=facts)
 
 
 @dataclass(slots=True)

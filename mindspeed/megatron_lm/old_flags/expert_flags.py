@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-from mindspeed.megatron_lm.old_flags.argument_words import ArgumentWords
+from mindspeed.megatron_lm.old_flags.argument_words import ArgumentWords, problem_of_flags
+from mindspeed.plugins.fixes import DropOption
 from mindspeed.plugins.problems import Problem
 
 DISPATCHER, EXPERTS, TENSOR = "--moe-token-dispatcher-type", "--expert-model-parallel-size", "--tensor-model-parallel-size"
@@ -28,11 +29,11 @@ def without_unserved(words: Sequence[str], values: Mapping[str, Any]) -> tuple[d
     low = next((flag for flag in _LOW_PRECISION if made.value(flag)), None)
     if low is None or not (left := [dest for dest in _FULL_PRECISION if values.get(dest)]):
         return dict(values), []
-    flags = ", ".join(f"--{dest.replace('_', '-')}" for dest in left)
+    flags = [f"--{dest.replace('_', '-')}" for dest in left]
     reason = f"nothing here serves {low} that way, and Megatron's own experts compute the same"
-    text = f"{flags} {'is' if len(left) == 1 else 'are'} left out: {reason}"
+    text = f"{', '.join(flags)} {'is' if len(left) == 1 else 'are'} left out: {reason}"
     kept = {dest: value for dest, value in values.items() if dest not in left}
-    return kept, [Problem("MS113", text, where="command line", fix=f"remove {flags}")]
+    return kept, [problem_of_flags("MS113", text, flags, DropOption(", ".join(flags)))]
 
 
 def in_new_meaning(argv: Sequence[str], extends: bool) -> tuple[list[str], list[str]]:

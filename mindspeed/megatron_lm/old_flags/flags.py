@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.megatron_lm.old_flags.argument_words import ArgumentWords
+from mindspeed.megatron_lm.old_flags.argument_words import ArgumentWords, problem_of_flags
 from mindspeed.megatron_lm.old_flags.empty_layers import without_empty_layers
 from mindspeed.megatron_lm.old_flags.expert_flags import in_new_meaning, without_unserved
 from mindspeed.megatron_lm.old_flags.old_flag import TYPES, OldFlag
 from mindspeed.megatron_lm.old_flags.other_flags import counts, translate_others
 from mindspeed.megatron_lm.old_flags.recompute_flags import within_a_chunk, without_second_policy
 from mindspeed.plugins.discovery import Catalog
+from mindspeed.plugins.fixes import Advice, DropOption
 from mindspeed.plugins.problems import Problem
 
 SOURCE: Final = "old MindSpeed flag"
@@ -273,13 +274,13 @@ def request_of(values: Mapping[str, Any], catalog: Catalog) -> tuple[Layer, list
         needed = _NEEDED.get((old.flag, str(value)))
         if needed is not None and values.get(BY_FLAG[needed].dest) is None:
             text = f"{old.flag} {value} needs {needed}"
-            problems.append(Problem("MS301", text, (feature,), where="command line", fix=f"give {needed} 2 or more"))
+            problems.append(problem_of_flags("MS301", text, [old.flag], Advice(f"give {needed} 2 or more"), (feature,)))
         if old.noop_reason:
             notes.append(f"{old.flag} is not needed: {old.noop_reason}")
             continue
         if feature not in catalog.usable:
             text = f"{old.flag} stands for the feature {feature}, which this version of mindspeed does not have yet"
-            problems.append(Problem("MS111", text, (feature,), where="command line", fix=f"remove {old.flag}"))
+            problems.append(problem_of_flags("MS111", text, [old.flag], DropOption(old.flag), (feature,)))
             continue
         spelling = old.new_spelling(feature, value)
         does = "switches on" if old.switch else "is a setting of"
@@ -340,15 +341,16 @@ def _split(argv: Sequence[str], known: Collection[str]) -> tuple[dict[str, Any],
 def _converted(old: OldFlag, text: str | None) -> tuple[Any, Problem | None]:
     allowed = [*old.choices, *old.off] if old.choices and not old.chooser else []
     if text is None:
-        return None, Problem("MS301", f"{old.flag} has no value", old.features, where="command line")
+        return None, problem_of_flags("MS301", f"{old.flag} has no value", [old.flag], features=old.features)
     try:
         value = TYPES[old.takes](text)
     except ValueError:
         kind = "a whole number" if old.takes == "int" else "a number"
-        return None, Problem("MS301", f"{old.flag} is {text!r}, not {kind}", old.features, where="command line")
+        message = f"{old.flag} is {text!r}, not {kind}"
+        return None, problem_of_flags("MS301", message, [old.flag], features=old.features)
     if allowed and value not in allowed:
-        fix = f"use one of {', '.join(map(str, allowed))}"
-        return None, Problem("MS301", f"{old.flag} is {text!r}", old.features, where="command line", fix=fix)
+        fix = Advice(f"use one of {', '.join(map(str, allowed))}")
+        return None, problem_of_flags("MS301", f"{old.flag} is {text!r}", [old.flag], fix, old.features)
     return value, None
 
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from mindspeed.megatron_lm.old_flags.argument_words import ArgumentWords
-from mindspeed.plugins.problems import Problem
+from mindspeed.megatron_lm.old_flags.argument_words import ArgumentWords, problem_of_flags
+from mindspeed.plugins.fixes import Advice, DropOption, FixStep
 
 LAYER_SPECS: Final = ("qwen3_spec", "deepseek_spec", "bailing_spec", "qwen2_moe_spec")
 """Layer specs of MindSpeed-LLM that are Megatron's own layers."""
-_LIBRARY: Final = "run it with MindSpeed-LLM, or remove {}"
+OTHER_PROGRAM: Final = Advice("run it with MindSpeed-LLM")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class Rule:
     apply: Callable[[ArgumentWords], None]
 
 
-def _problem(made: ArgumentWords, text: str, fix: str) -> None:
-    made.problems.append(Problem("MS113", text, where="command line", fix=fix))
+def _problem(made: ArgumentWords, flag: str, says: str, *fix: FixStep) -> None:
+    made.problems.append(problem_of_flags("MS113", f"{flag}{says}", [flag], fix))
 
 
 def _number(values: list[str]) -> float | None:
@@ -45,8 +45,8 @@ def _tokenizer(made: ArgumentWords) -> None:
     kind = made.value("--tokenizer-type")
     if kind == "MagistralTokenizer":
         made.take("--tokenizer-type", 1)
-        fix = "use --tokenizer-type HuggingFaceTokenizer --tokenizer-model PATH"
-        _problem(made, f"--tokenizer-type {kind} belongs to MindSpeed-LLM", fix)
+        fix = Advice("use --tokenizer-type HuggingFaceTokenizer --tokenizer-model PATH")
+        _problem(made, "--tokenizer-type", f" {kind} belongs to MindSpeed-LLM", fix)
     if kind != "PretrainedFromHF":
         return
     fast = "--tokenizer-hf-use-fast"
@@ -63,8 +63,8 @@ def _layer_spec(made: ArgumentWords) -> None:
     if module.rpartition(".")[2] in LAYER_SPECS:
         made.notes.append(f"--spec {module} is not needed: Megatron builds these layers from its other arguments")
     else:
-        text = f"--spec {module} belongs to MindSpeed-LLM: Megatron's GPT does not have these layers"
-        _problem(made, text, _LIBRARY.format("--spec"))
+        text = f" {module} belongs to MindSpeed-LLM: Megatron's GPT does not have these layers"
+        _problem(made, "--spec", text, OTHER_PROGRAM, DropOption("--spec"))
 
 
 def _dense_layers(made: ArgumentWords) -> None:
@@ -73,11 +73,12 @@ def _dense_layers(made: ArgumentWords) -> None:
         return
     count = _whole(taken)
     if count is None:
-        _problem(made, f"--first-k-dense-replace is {' '.join(taken) or 'empty'}, no whole number", "give a whole number")
+        says = f" is {' '.join(taken) or 'empty'}, no whole number"
+        _problem(made, "--first-k-dense-replace", says, Advice("give a whole number"))
         return
     dense, layers, every = max(0, count), made.number("--num-layers"), made.number("--moe-layer-freq") or 1
     if layers is None:
-        _problem(made, "--first-k-dense-replace needs --num-layers", "give --num-layers N")
+        _problem(made, "--first-k-dense-replace", " needs --num-layers", Advice("give --num-layers N"))
         return
     tail = f"[1]*{layers - dense}" if every == 1 else f"[{','.join(str(int(i % every == 0)) for i in range(dense, layers))}]"
     pattern = f"[0]*{dense}+{tail}" if dense else tail
@@ -98,8 +99,9 @@ def _router(made: ArgumentWords) -> None:
         made.take("--moe-router-load-balancing-type", 1)
         _problem(
             made,
-            f"--moe-router-load-balancing-type {kind} belongs to MindSpeed-LLM: Megatron's router has no such loss",
-            "use --moe-router-load-balancing-type aux_loss",
+            "--moe-router-load-balancing-type",
+            f" {kind} belongs to MindSpeed-LLM: Megatron's router has no such loss",
+            Advice("use --moe-router-load-balancing-type aux_loss"),
         )
     elif kind in _BALANCING:
         made.replace("--moe-router-load-balancing-type", 1, ["--moe-router-load-balancing-type", _BALANCING[kind]])
@@ -179,20 +181,22 @@ def _rotary(made: ArgumentWords) -> None:
     elif kind == "linear":
         factor = _number(made.take("--rope-scaling-factor", 1) or ["1"])
         if factor is None or factor != int(factor):
-            _problem(made, "--rope-scaling-factor of --rope-scaling-type linear is no whole number", "give a whole number")
+            says = " of --rope-scaling-type linear is no whole number"
+            _problem(made, "--rope-scaling-factor", says, Advice("give a whole number"))
             return
         made.put("--rotary-seq-len-interpolation-factor", str(int(factor)))
         made.notes.append("--rope-scaling-type linear is Megatron's --rotary-seq-len-interpolation-factor")
     elif kind:
         only = ": Megatron-LM scales so with --multi-latent-attention alone" if kind == "yarn" else ""
-        _problem(made, f"--rope-scaling-type {kind} has no equivalent{only}", _LIBRARY.format("--rope-scaling-type"))
+        flag = "--rope-scaling-type"
+        _problem(made, flag, f" {kind} has no equivalent{only}", OTHER_PROGRAM, DropOption(flag))
     for flags, fixed in _ROPE_VALUES.get(kind, {}).items():
         for flag in flags:
             value = made.take(flag, 1)
             if value is not None and _number(value) != fixed:
                 given = " ".join(value) or "empty"
-                text = f"{flag} is {given}, and Megatron-LM, which has no argument for it, computes with {fixed}"
-                _problem(made, text, f"remove {flag}, or run it with MindSpeed-LLM")
+                text = f" is {given}, and Megatron-LM, which has no argument for it, computes with {fixed}"
+                _problem(made, flag, text, DropOption(flag), OTHER_PROGRAM)
     rest = [flag for flag in (*_ROPE_FLAGS, *_ROPE_OTHERS) if flag not in made.known and made.take(flag, 1) is not None]
     if rest and not kind:
         made.notes.append(f"{', '.join(rest)} means nothing without --rope-scaling-type")
@@ -206,7 +210,7 @@ def _stages(made: ArgumentWords) -> None:
         return
     layers = _layers_of_stages(taken[0])
     if layers is None:
-        _problem(made, f"{flag} is {taken[0]!r}, no list of numbers of layers", f"give {flag} 4,4,3")
+        _problem(made, flag, f" is {taken[0]!r}, no list of numbers of layers", Advice(f"give {flag} 4,4,3"))
         return
     made.take("--num-layers-per-virtual-pipeline-stage", 1)
     chunks = ["t" * count for count in layers]
@@ -252,7 +256,7 @@ def _converted_weights(made: ArgumentWords) -> None:
     if made.has("--load"):
         made.put("--exit-on-missing-checkpoint")
         text += "; --exit-on-missing-checkpoint is added, so that no run begins with random weights"
-    made.left_out.append(Problem("MS113", text, where="command line", fix=f"convert the weights and remove {flag}"))
+    made.left_out.append(problem_of_flags("MS113", text, [flag], Advice(f"convert the weights and remove {flag}")))
 
 
 RULES: Final = (

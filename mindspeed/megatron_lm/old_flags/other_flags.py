@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -10,13 +10,13 @@ from typing import Any, Final, Literal
 
 import yaml
 
-from mindspeed.megatron_lm.old_flags.argument_words import ArgumentWords, Count
-from mindspeed.megatron_lm.old_flags.model_arguments import RULES
+from mindspeed.megatron_lm.old_flags.argument_words import ArgumentWords, Count, problem_of_flags
+from mindspeed.megatron_lm.old_flags.model_arguments import OTHER_PROGRAM, RULES
+from mindspeed.plugins.fixes import Advice, DropOption
 from mindspeed.plugins.problems import Problem
 
 Kind = Literal["megatron", "not-needed", "left-out", "refused", "library"]
 TABLE: Final = Path(__file__).with_name("other_flags.yaml")
-_FIXES: Final = {"library": "run it with MindSpeed-LLM, or remove {flags}", "refused": "remove {flags}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def translate_others(words: Sequence[str], known: Collection[str]) -> ArgumentWo
 
 
 def _apply(group: FlagGroup, made: ArgumentWords) -> None:
-    present: list[str] = []
+    present: dict[str, str] = {}
     for flag, count in group.flags.items():
         if flag in made.known or not made.has(flag):
             continue
@@ -96,7 +96,7 @@ def _apply(group: FlagGroup, made: ArgumentWords) -> None:
         if group.only and set(values) <= set(group.only):
             made.notes.append(f"{flag} {' '.join(values)} is not needed: it is what Megatron does")
         else:
-            present.append(" ".join([flag, *values]) if group.only else flag)
+            present[flag] = " ".join([flag, *values]) if group.only else flag
     if present:
         _report(group, present, made)
 
@@ -105,28 +105,29 @@ def _put_means(group: FlagGroup, flag: str, count: Count, made: ArgumentWords) -
     own = group.means.split()
     if own[0] not in made.known:
         text = f"{flag} is {group.means} in Megatron-LM, which this version of it does not have"
-        made.problems.append(Problem("MS113", text, where="command line", fix=f"remove {flag}, or take a Megatron that has it"))
+        made.problems.append(problem_of_flags("MS113", text, [flag], (DropOption(flag), Advice("take a Megatron that has it"))))
         made.take(flag, count)
         return
     values = made.replace(flag, count, own) or []
     if "VALUE" in own and not values:
-        made.problems.append(Problem("MS301", f"{flag} has no value", where="command line", fix=f"give {flag} a value"))
+        made.problems.append(problem_of_flags("MS301", f"{flag} has no value", [flag], Advice(f"give {flag} a value")))
     made.notes.append(f"{flag} is Megatron's {group.means.replace('VALUE', ' '.join(values))}")
 
 
-def _report(group: FlagGroup, present: list[str], made: ArgumentWords) -> None:
-    flags = ", ".join(present)
+def _report(group: FlagGroup, present: Mapping[str, str], made: ArgumentWords) -> None:
+    flags = ", ".join(present.values())
     are = "are" if len(present) > 1 else "is"
     if group.kind == "not-needed":
         made.notes.append(f"{flags} {are} not needed: {group.reason}")
     elif group.kind == "left-out":
         text = f"{flags} {are} left out: {group.reason}"
-        made.left_out.append(Problem("MS113", text, where="command line", fix=f"remove {flags}"))
+        made.left_out.append(problem_of_flags("MS113", text, present, DropOption(flags)))
     else:
         belongs = "belongs to MindSpeed-LLM" if group.kind == "library" else "has no equivalent"
         belongs = belongs if len(present) == 1 else belongs.replace("belongs", "belong").replace("has", "have")
-        fix = group.fix or _FIXES[group.kind].format(flags=flags)
-        made.problems.append(Problem("MS113", f"{flags} {belongs}: {group.reason}", where="command line", fix=fix))
+        fix = (OTHER_PROGRAM, DropOption(flags)) if group.kind == "library" else (DropOption(flags),)
+        text = f"{flags} {belongs}: {group.reason}"
+        made.problems.append(problem_of_flags("MS113", text, present, Advice(group.fix) if group.fix else fix))
 
 
 PROGRAMS: Final = frozenset(
@@ -141,4 +142,4 @@ def refused_program(program: str) -> Problem | None:
     if name not in PROGRAMS:
         return None
     text = f"{name} belongs to MindSpeed-LLM: Megatron-LM has no such program"
-    return Problem("MS113", text, where="command line", fix="run it with MindSpeed-LLM, or take a program of Megatron-LM")
+    return Problem("MS113", text, where="command line", fix=(OTHER_PROGRAM, Advice("take a program of Megatron-LM")))

@@ -78,7 +78,7 @@ def test_a_name_that_contradicts_a_request_is_a_problem_that_names_both():
             "MS342 owner.method names c, which is not a feature for attention\n"
             "  because: owner: the context-parallel size is 2\n"
             "  where: acme 1.0, WHERE\n"
-            "  fix: --set owner.method= one of a, b, or auto",
+            "  fix: --set owner.method=auto (or a, b)",
         ),
     ],
 )
@@ -161,7 +161,7 @@ def test_auto_is_not_decided_without_the_values_that_decide_it_and_names_all_of_
     assert (problem.code, problem.message, problem.fix_text) == (
         "MS341",
         "owner.method is auto, and the choice is not decided: num_attention_heads, seq_length not known",
-        "give --num-attention-heads and --seq-length, or name one of a, h",
+        "--num-attention-heads N --seq-length N, or name one of a, h",
     )
 
 

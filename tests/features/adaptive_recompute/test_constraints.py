@@ -79,7 +79,7 @@ def test_a_budget_whose_least_depends_on_a_size_that_nobody_gave_is_not_checked(
 def test_what_it_decides_is_refused(feature):
     first, second = sorted([NAME, feature])
     assert refusals(NAME, feature, settings=BUDGET) == [
-        f"MS202 {first} and {second} exclude each other, because {NAME} decides it | remove {first} or remove {second}"
+        f"MS202 {first} and {second} exclude each other, because {NAME} decides it | remove {first} or {second}"
     ]
 
 

@@ -37,7 +37,7 @@ def test_adaptive_blocks_take_no_bias():
     assert (
         "MS202 alibi needs position-bias of the feature for context-parallel, and adaptive-cp does not provide it, because the "
         "model has no other positions | use hybrid-attention or kv-allgather-cp or ring-attention or ulysses-attention in its "
-        "place, or remove alibi or remove adaptive-cp"
+        "place, or remove alibi or adaptive-cp"
     ) in problems
 
 
@@ -50,7 +50,7 @@ def test_megatrons_own_scores_and_the_operator_exclude_each_other():
     (problem,) = refusals("alibi", "flash-attention", rotary=False, world_size=1, settings={"alibi": {"fused": False}})
     assert problem == (
         "MS202 alibi and flash-attention exclude each other, because with alibi.fused=false Megatron's own core attention has "
-        "the scores; --without flash-attention | remove alibi or remove flash-attention"
+        "the scores; --without flash-attention | remove alibi or flash-attention"
     )
 
 

@@ -133,7 +133,7 @@ EXPERTS = "it recomputes or counts what experts get per micro-batch, and chunks 
 )
 def test_features_that_do_not_fit_are_refused(other: str, reason: str):
     first, second = sorted(("ampipe", other))
-    text = f"MS202 {first} and {second} exclude each other, because {reason} | remove {first} or remove {second}"
+    text = f"MS202 {first} and {second} exclude each other, because {reason} | remove {first} or {second}"
     assert text in refused(other)
 
 
@@ -144,7 +144,7 @@ def test_overlap_of_tensor_ranks_is_refused_where_the_dispatch_has_them():
     (problem,) = refusals("ampipe", "moe-alltoall-overlap", settings=settings, **world)
     assert problem == (
         "MS202 ampipe and moe-alltoall-overlap exclude each other, because its transfers of tensor ranks are part of the "
-        "dispatch, and ampipe.overlap has none to hide | remove ampipe or remove moe-alltoall-overlap"
+        "dispatch, and ampipe.overlap has none to hide | remove ampipe or moe-alltoall-overlap"
     )
 
 

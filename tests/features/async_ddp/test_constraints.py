@@ -11,7 +11,7 @@ def test_a_bucket_holds_at_least_one_parameter():
     assert refusals("async-ddp", settings={"async-ddp": {"bucket_size": 1}}) == []
     assert refusals("async-ddp", settings={"async-ddp": {"bucket_size": 0}}) == [
         "MS301 async-ddp.bucket_size is 0: input should be greater than or equal to 1 "
-        "| --set async-ddp.bucket_size=1  # parameters per bucket; Megatron's choice if not given"
+        "| --set async-ddp.bucket_size=1 (parameters per bucket; Megatron's choice if not given)"
     ]
 
 

@@ -19,7 +19,7 @@ def test_it_needs_more_than_one_tensor_parallel_rank():
 def test_parts_are_a_power_of_two_up_to_eight():
     assert refusals("coc", tp=2, settings={"coc": {"parts": 3}}) == [
         "MS301 coc.parts is 3: input should be 1, 2, 4 or 8 | "
-        "--set coc.parts=4  # parts of a product; more hide more, and start more collectives"
+        "--set coc.parts=4 (parts of a product; more hide more, and start more collectives)"
     ]
     for parts in (1, 2, 4, 8):
         assert refusals("coc", tp=2, settings={"coc": {"parts": parts}}) == []

@@ -100,7 +100,7 @@ def test_without_the_shape_of_attention_nothing_is_decided():
     problems = ask(settings={"context-parallel": {"size": 2, "algorithm": "auto"}}, model={"seq_length": 64}).problems
     assert [f"{problem.code} {problem.message} | {problem.fix_text}" for problem in problems] == [
         "MS341 context-parallel.algorithm is auto, and the choice is not decided: num_attention_heads, num_query_groups, "
-        "hidden_size, dtype not known | give --num-attention-heads and --num-query-groups and --hidden-size and --dtype, or "
+        "hidden_size, dtype not known | --num-attention-heads N --num-query-groups N --hidden-size N --dtype N, or "
         f"name one of {', '.join(able)}"
     ]
 

@@ -36,7 +36,7 @@ def test_a_group_needs_an_algorithm():
 def test_two_algorithms_at_once_are_a_conflict():
     assert refusals(RING, ULYSSES, cp=2) == [
         "MS203 ring-attention and ulysses-attention all hold the slot context-parallel "
-        "| remove ring-attention or remove ulysses-attention"
+        "| remove ring-attention or ulysses-attention"
     ]
 
 
@@ -53,7 +53,7 @@ def test_what_an_algorithm_cannot_do_is_a_conflict(names, reason):
     assert refusals("adaptive-cp", feature, settings=settings, cp=2, rotary=False, multi_latent_attention=False) == [
         f"MS202 {feature} needs {capability} of the feature for context-parallel, and adaptive-cp does not provide it, because "
         f"{reason} | use hybrid-attention or kv-allgather-cp or ring-attention or ulysses-attention in its place, or "
-        f"remove {feature} or remove adaptive-cp"
+        f"remove {feature} or adaptive-cp"
     ]
 
 
@@ -123,7 +123,7 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {RING: {"window": 0}},
         {"cp": 4},
         "MS301 ring-attention.window is 0: input should be greater than or equal to 1 "
-        "| --set ring-attention.window=1  # neighbouring ranks of an inner ring; 1 is a single ring",
+        "| --set ring-attention.window=1 (neighbouring ranks of an inner ring; 1 is a single ring)",
     ),
     *(
         (
@@ -148,8 +148,8 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {HYBRID: {"ulysses_degree": 1}},
         {"cp": 4},
         "MS301 hybrid-attention.ulysses_degree is 1: input should be greater than or equal to 2 "
-        "| --set hybrid-attention.ulysses_degree=2  # "
-        "neighbouring ranks that exchange tokens for heads, at best those of a node",
+        "| --set hybrid-attention.ulysses_degree=2 "
+        "(neighbouring ranks that exchange tokens for heads, at best those of a node)",
     ),
     *(
         (
@@ -188,8 +188,8 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {RING: {"keep": "some"}},
         {"cp": 4},
         "MS301 ring-attention.keep is 'some': input should be 'none', 'half' or 'full' "
-        "| --set ring-attention.keep=none  # "
-        "received blocks kept for backward instead of sent again: none, their keys, keys and values",
+        "| --set ring-attention.keep=none "
+        "(received blocks kept for backward instead of sent again: none, their keys, keys and values)",
     ),
     (
         ULYSSES,

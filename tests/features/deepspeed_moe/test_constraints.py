@@ -154,7 +154,7 @@ def test_features_that_send_tokens_otherwise_are_refused(name: str, excluded: li
     assert refusals("deepspeed-moe", **world) == refusals(name, **world) == []
     assert refusals("deepspeed-moe", name, **world) == [
         f"MS202 deepspeed-moe and {other} exclude each other, because the layer has transfers of its own, of equal size on "
-        f"every rank | remove deepspeed-moe or remove {name}"
+        f"every rank | remove deepspeed-moe or {name}"
         for other in excluded
     ]
 
@@ -169,7 +169,7 @@ def test_operators_of_dispatchers_are_left_out_and_refused_where_they_are_reques
     assert "moe-token-permute" in active("moe-alltoall-dispatcher", ep=2, **MOE, **everywhere)
     assert refusals("deepspeed-moe", "moe-token-permute", **MOE) == [
         "MS202 deepspeed-moe and moe-token-permute exclude each other, because dispatchers call its operators, and the layer "
-        "has none | remove deepspeed-moe or remove moe-token-permute"
+        "has none | remove deepspeed-moe or moe-token-permute"
     ]
 
 

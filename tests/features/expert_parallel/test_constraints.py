@@ -61,8 +61,8 @@ def test_size_dispatcher_and_expert_tensor_size_reach_megatron():
 def test_an_unknown_dispatcher_is_refused():
     assert refusals("expert-parallel", num_experts=4, settings={"expert-parallel": {"dispatcher": "flex"}}) == [
         "MS301 expert-parallel.dispatcher is 'flex': input should be 'alltoall', 'allgather' or 'auto' "
-        "| --set expert-parallel.dispatcher=alltoall  # how tokens travel to their experts; "
-        "auto takes the one that sends fewer bytes"
+        "| --set expert-parallel.dispatcher=alltoall (how tokens travel to their experts; "
+        "auto takes the one that sends fewer bytes)"
     ]
 
 

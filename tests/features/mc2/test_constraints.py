@@ -23,7 +23,7 @@ def test_it_needs_more_than_one_tensor_parallel_rank():
 
 
 def test_one_feature_holds_the_linear_layers():
-    assert refusals("mc2", "coc", tp=2) == ["MS203 coc and mc2 all hold the slot linear | remove coc or remove mc2"]
+    assert refusals("mc2", "coc", tp=2) == ["MS203 coc and mc2 all hold the slot linear | remove coc or mc2"]
 
 
 def test_the_plan_says_that_the_reference_runs():

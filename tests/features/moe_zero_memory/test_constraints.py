@@ -32,7 +32,7 @@ def test_a_number_of_layers_is_for_level1():
 def test_two_ways_to_recompute_experts_are_refused():
     assert refusals(NAME, "moe-adaptive-recompute", **WORLD) == [
         f"MS202 moe-adaptive-recompute and {NAME} exclude each other, because each recomputes the experts in its own way "
-        f"| remove moe-adaptive-recompute or remove {NAME}"
+        f"| remove moe-adaptive-recompute or {NAME}"
     ]
 
 
@@ -52,7 +52,7 @@ def test_two_ways_to_recompute_experts_are_refused():
 def test_recompute_of_the_same_modules_is_refused(recompute, owner, reason):
     assert refusals(NAME, "recompute", **WORLD) == []
     assert refusals(NAME, "recompute", **WORLD | {"grouped_experts": True}, settings={"recompute": recompute}) == [
-        f"MS202 {owner} and recompute exclude each other, because {reason} | remove {NAME} or remove recompute"
+        f"MS202 {owner} and recompute exclude each other, because {reason} | remove {NAME} or recompute"
     ]
 
 

@@ -99,7 +99,7 @@ def test_saved_inputs_are_distributed_by_tensor_or_by_sequence_parallelism():
     assert refusals("recompute", settings=settings, tp=2) == []
     assert refusals("recompute", "sequence-parallel", settings=settings, tp=2) == [
         "MS202 recompute and sequence-parallel exclude each other, because the saved inputs are already a share of the "
-        "sequence; set recompute.distribute=false | remove recompute or remove sequence-parallel"
+        "sequence; set recompute.distribute=false | remove recompute or sequence-parallel"
     ]
 
 
@@ -157,7 +157,7 @@ def test_modules_without_output_fit_the_model():
 def test_a_feature_that_has_nothing_left_is_refused(settings, feature, reason):
     first, second = sorted(["recompute", feature])
     assert refusals("recompute", feature, settings={"recompute": settings}) == [
-        f"MS202 {first} and {second} exclude each other, because {reason} | remove {first} or remove {second}"
+        f"MS202 {first} and {second} exclude each other, because {reason} | remove {first} or {second}"
     ]
 
 

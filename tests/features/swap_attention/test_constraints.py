@@ -32,7 +32,7 @@ def test_a_model_of_one_layer_is_refused():
 def test_the_input_of_linear_qkv_cannot_be_recomputed_and_swapped():
     assert refusals(NAME, "norm-recompute") == [
         f"MS202 norm-recompute and {NAME} exclude each other, because the input of linear_qkv is recomputed; leave linear_qkv "
-        f"out of {NAME}.modules | remove norm-recompute or remove {NAME}"
+        f"out of {NAME}.modules | remove norm-recompute or {NAME}"
     ]
     assert refusals(NAME, "norm-recompute", settings={NAME: {"modules": ["core_attention", "linear_proj"]}}) == []
 

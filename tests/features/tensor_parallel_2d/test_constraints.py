@@ -55,7 +55,7 @@ def test_a_hidden_size_that_y_does_not_divide_is_refused():
 
 
 def test_one_feature_holds_the_linear_layers():
-    assert refusals(NAME, "coc", tp=4) == [f"MS203 coc and {NAME} all hold the slot linear | remove coc or remove {NAME}"]
+    assert refusals(NAME, "coc", tp=4) == [f"MS203 coc and {NAME} all hold the slot linear | remove coc or {NAME}"]
 
 
 def test_an_mlp_that_the_ranks_do_not_divide_is_refused():
