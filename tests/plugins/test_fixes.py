@@ -45,7 +45,8 @@ EVERY_KIND: Fix = (
 def test_the_command_line_has_options():
     assert on_command_line(EVERY_KIND) == (
         "--tp 2, or remove --num-experts, or --set ring-attention.window=1 (divides every size), "
-        "or remove the setting ring-attention.window, or --optimization-level 2, or remove --tp-comm-overlap, or add swiglu to the features, or remove mc2 or coc, "
+        "or remove the setting ring-attention.window, or --optimization-level 2, "
+        "or remove --tp-comm-overlap, or add swiglu to the features, or remove mc2 or coc, "
         "or mindspeed ops build, or read the log, or --activation silu --gated-linear-unit"
     )
 

@@ -108,8 +108,10 @@ class ResolutionState:
                 text = f"{name} requires {needed}.{key}={value}{because(constraint.reason)}"
                 text = f"{text}, and it is {given.value} ({given.source})"
                 other = given.required_by
-                ways = RemoveFeature(other) if other else GiveSetting(f"{needed}.{key}", value)
-                self.problem("MS212", text, (name, other or needed), (ways, RemoveFeature(name)))
+                fix: Fix = (GiveSetting(f"{needed}.{key}", value), RemoveFeature(name))
+                if other:
+                    fix = (RemoveFeature(name), RemoveFeature(other))
+                self.problem("MS212", text, (name, other or needed), fix, (f"{needed}.{key}",))
 
     def freeze(self) -> None:
         """Index the active features and those of every plan by what they hold and declare; called once, after propagation."""
