@@ -9,10 +9,10 @@ from typing import Any, Final
 from mindspeed.engine.planning.plan import PlannedOverride
 from mindspeed.job.fact import Values
 from mindspeed.plugins.fixes import Advice, DropOption, RemoveFeature, Together
-from mindspeed.plugins.problems import Fact, Problem
+from mindspeed.plugins.problems import GivenValue, Problem
 
 
-def contradiction(planned: PlannedOverride, given: Fact, wanted: Any) -> Problem:
+def contradiction(planned: PlannedOverride, given: GivenValue, wanted: Any) -> Problem:
     """MS605 for one argument: ``given`` on a command line or elsewhere, the plan has ``wanted``."""
     owners = " and ".join(planned.owners)
     text = f"{given.source} gives {given.value!r}, and {owners} needs {wanted!r}: {planned.override.reason}"
@@ -21,9 +21,9 @@ def contradiction(planned: PlannedOverride, given: Fact, wanted: Any) -> Problem
     return Problem("MS605", text, planned.owners, where=given.source, fix=fix, facts=(given,))
 
 
-def argument_fact(dest: str, value: Any) -> Fact:
+def argument_fact(dest: str, value: Any) -> GivenValue:
     """An argument of Megatron-LM of which only the parsed value is known."""
-    return Fact(dest, value, f"Megatron's argument {dest}")
+    return GivenValue(dest, value, f"Megatron's argument {dest}")
 
 
 _UNSUPPORTED: Final = {
@@ -38,7 +38,7 @@ _UNSUPPORTED: Final = {
 """Arguments that Megatron's local layers (``--transformer-impl local``) ignore or cannot build: option and reason."""
 
 
-def unsupported_arguments(values: Values, given: Mapping[str, Fact]) -> list[Problem]:
+def unsupported_arguments(values: Values, given: Mapping[str, GivenValue]) -> list[Problem]:
     """MS605 for every argument in ``values`` that local layers do not support; none for other layers.
 
     ``values`` are Megatron-LM's arguments by dest with the plan's in place; ``given`` holds those on the command line.

@@ -17,7 +17,7 @@ from mindspeed.plugins.constraints import RequiresSlot
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.megatron_flags import MegatronFlag
-from mindspeed.plugins.problems import Fact, Problem
+from mindspeed.plugins.problems import GivenValue, Problem
 
 
 def declared_flags(catalog: Catalog) -> Iterator[tuple[str, MegatronFlag]]:
@@ -207,7 +207,7 @@ def disagreements(theirs: Sequence[Layer], ours: Sequence[Layer], catalog: Catal
                 text = f"{other.source} is {theirs_value}, and {what} says otherwise"
                 owners = (key[0],) if key[0] != "world" else ()
                 name = key[1] if key[0] == "world" else ".".join(key)
-                facts = [Fact(name, theirs_value, other.source, other.option), Fact(name, value, layer.source)]
+                facts = [GivenValue(name, theirs_value, other.source, other.option), GivenValue(name, value, layer.source)]
                 fix = Advice("keep one of the two, they are one value")
                 problems.append(Problem("MS303", text, owners, where=layer.source, fix=fix, facts=facts))
     return problems

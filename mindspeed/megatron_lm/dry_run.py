@@ -23,7 +23,7 @@ from mindspeed.megatron_lm.training_plan import plan_training
 from mindspeed.megatron_lm.training_request import split_own_flags
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.fixes import Advice
-from mindspeed.plugins.problems import Fact, Problem, ResolutionError
+from mindspeed.plugins.problems import GivenValue, Problem, ResolutionError
 
 _KINDS: Final = {"int": int, "float": float}
 _HIDING: Final = ("MS111", "MS113", "MS301")
@@ -149,7 +149,7 @@ def _refusal(option: str, values: list[str], known: Surface) -> Problem | None:
     if not option:
         text, fix = f"no option is before {' '.join(values)}", Advice("give each value behind its option")
         return Problem("MS114", text, where=COMMAND_LINE, fix=fix) if values else None
-    fact = Fact(option, " ".join(values), COMMAND_LINE, option)
+    fact = GivenValue(option, " ".join(values), COMMAND_LINE, option)
     argument = known.by_option.get(option)
     if argument is None:
         near = get_close_matches(option, known.by_option, 2, 0.8)

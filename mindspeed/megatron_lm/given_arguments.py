@@ -13,7 +13,7 @@ from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.megatron_lm.field_options import with_field_options
 from mindspeed.plugins.megatron_flags import MegatronFlag
-from mindspeed.plugins.problems import Fact
+from mindspeed.plugins.problems import GivenValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class Given:
         return f"Megatron's {self.option}"
 
     @property
-    def fact(self) -> Fact:
+    def fact(self) -> GivenValue:
         """The argument as a value at fault."""
-        return Fact(self.option, self.value, self.source, self.option)
+        return GivenValue(self.option, self.value, self.source, self.option)
 
 
 def given_arguments(arguments: Sequence[str], known: Surface) -> dict[str, Given]:

@@ -48,7 +48,7 @@ from mindspeed.plugins.fixes import (
 from mindspeed.plugins.hookspecs import hookimpl
 from mindspeed.plugins.megatron_flags import MegatronFlag, MegatronRefusal
 from mindspeed.plugins.patches import ArgOverride, Mixin, Patch, Ref, Replace, Set, When, Wrap
-from mindspeed.plugins.problems import Fact, MindSpeedError, Problem
+from mindspeed.plugins.problems import GivenValue, MindSpeedError, Problem
 from mindspeed.plugins.process_variables import ProcessVariable
 from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors, in_backward, leave, resized
 from mindspeed.plugins.specs import is_unpatched, with_modules, with_parts
@@ -71,7 +71,6 @@ __all__ = [
     "DropOption",
     "DropSetting",
     "Estimate",
-    "Fact",
     "Feature",
     "FeatureArgs",
     "FeatureSpec",
@@ -80,6 +79,7 @@ __all__ = [
     "GiveField",
     "GiveOption",
     "GiveSetting",
+    "GivenValue",
     "MegatronFlag",
     "MegatronRefusal",
     "MindSpeedError",

@@ -19,7 +19,7 @@ from mindspeed.plugins.fixes import Advice, CommandLine, Fix, FixStep, fix_from_
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
+class GivenValue:
     """A value at fault: a field of the job (``tp``), a setting (``feature.name``) or an argument, and where it came from.
 
     ``option`` is the option that gives it on a command line, as it is written there.
@@ -50,7 +50,7 @@ class Problem:
     chain: tuple[str, ...]
     where: str
     fix: Fix
-    facts: tuple[Fact, ...]
+    facts: tuple[GivenValue, ...]
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Problem:
         chain: Iterable[str] = (),
         where: str = "",
         fix: Fix | FixStep | str = (),
-        facts: Iterable[Fact] = (),
+        facts: Iterable[GivenValue] = (),
     ) -> None:
         if isinstance(fix, str):
             fix = (Advice(fix),) if fix else ()
@@ -82,7 +82,7 @@ class Problem:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Problem:
         """Inverse of `to_json`."""
-        facts = (Fact(**fact) for fact in data.get("facts", ()))
+        facts = (GivenValue(**fact) for fact in data.get("facts", ()))
         fix = fix_from_json(data["fixes"]) if "fixes" in data else data["fix"]
         return cls(data["code"], data["message"], data["features"], data["chain"], data["where"], fix, facts)
 

@@ -24,7 +24,7 @@ from mindspeed.plugins.fixes import (
     in_python,
     on_command_line,
 )
-from mindspeed.plugins.problems import Fact, Problem, ResolutionError
+from mindspeed.plugins.problems import GivenValue, Problem, ResolutionError
 
 EVERY_KIND: Fix = (
     GiveField("tp", 2),
@@ -76,7 +76,7 @@ def test_an_open_value_and_a_switch_are_spelled_as_the_option_is(fix, text):
 
 def test_json_keeps_every_kind_and_the_text_beside_it():
     assert fix_from_json(json.loads(json.dumps(fix_to_json(EVERY_KIND)))) == EVERY_KIND
-    problem = Problem("MS302", "tp is 3", ("mc2",), fix=GiveField("tp", 2), facts=[Fact("tp", 3, "job file", "--tp")])
+    problem = Problem("MS302", "tp is 3", ("mc2",), fix=GiveField("tp", 2), facts=[GivenValue("tp", 3, "job file", "--tp")])
     assert problem.to_json() == {
         "code": "MS302",
         "message": "tp is 3",

@@ -16,7 +16,7 @@ from mindspeed.job.world import FIELDS, World, size_name
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.fixes import Advice, DropField, GiveField, GiveOption
 from mindspeed.plugins.near_names import near_names, suggestion
-from mindspeed.plugins.problems import Fact, Problem
+from mindspeed.plugins.problems import GivenValue, Problem
 
 Settings = dict[str, dict[str, Value]]
 LAUNCH: Final = "WORLD_SIZE"
@@ -141,8 +141,8 @@ def _unify_size_spellings(
     return world, settings
 
 
-def _given(name: str, value: Any, layer: Layer) -> Fact:
-    return Fact(name, value, layer.source, layer.option)
+def _given(name: str, value: Any, layer: Layer) -> GivenValue:
+    return GivenValue(name, value, layer.source, layer.option)
 
 
 def _typed_world(layer: Layer, problems: list[Problem]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from mindspeed.plugins.discovery import BUILT_IN, Catalog
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec
 from mindspeed.plugins.fixes import Advice, Fix, FixStep, GiveField, GiveSetting, RemoveFeature, named_in
 from mindspeed.plugins.near_names import suggestion
-from mindspeed.plugins.problems import Fact, Problem
+from mindspeed.plugins.problems import GivenValue, Problem
 
 HasVariant = Callable[[str, str], bool]
 """``(op, platform) -> bool``: whether an operator has more than its reference there."""
@@ -190,13 +190,13 @@ class ResolutionState:
         if problem not in self.problems:
             self.problems.append(problem)
 
-    def facts(self, *names: str) -> Iterator[Fact]:
+    def facts(self, *names: str) -> Iterator[GivenValue]:
         """Yield those of these fields of the job and settings (``feature.name``) that a source gives."""
         for name in dict.fromkeys(names):
             feature, _, setting = name.rpartition(".")
             value = self.merged.settings.get(feature, {}).get(setting) if feature else self.merged.world.get(name)
             if value is not None:
-                yield Fact(name, value.value, value.source, value.option)
+                yield GivenValue(name, value.value, value.source, value.option)
 
     def why(self, name: str) -> tuple[Reason, ...]:
         """The chain of reasons from ``name`` back to the request."""

@@ -13,7 +13,7 @@ from mindspeed.engine.resolution.request_merge import Settings
 from mindspeed.plugins.feature import FeatureArgs
 from mindspeed.plugins.fixes import Advice, GiveSetting
 from mindspeed.plugins.near_names import near_names, suggestion
-from mindspeed.plugins.problems import Fact, Problem
+from mindspeed.plugins.problems import GivenValue, Problem
 
 
 class Arguments:
@@ -56,7 +56,7 @@ class Arguments:
         key = ".".join(map(str, detail["loc"]))
         given = self._settings.get(name, {}).get(key.partition(".")[0])
         where = given.source if given else ""
-        facts = (Fact(f"{name}.{key}", given.value, given.source, given.option),) if given else ()
+        facts = (GivenValue(f"{name}.{key}", given.value, given.source, given.option),) if given else ()
         if detail["type"] == "extra_forbidden":
             near = near_names(key, fields) or list(fields)
             fix = Advice(suggestion([f"{name}.{field}" for field in near], f"{name} has no settings"))

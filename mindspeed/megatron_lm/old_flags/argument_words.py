@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Literal
 
 from mindspeed.plugins.fixes import Fix, FixStep
-from mindspeed.plugins.problems import Fact, Problem
+from mindspeed.plugins.problems import GivenValue, Problem
 
 Count = Literal[0, 1, "+"]
 """Number of values that an option takes."""
@@ -18,7 +18,7 @@ def problem_of_flags(
     code: str, message: str, flags: Iterable[str], fix: Fix | FixStep = (), features: tuple[str, ...] = ()
 ) -> Problem:
     """A problem of flags on the command line."""
-    facts = (Fact(flag, source="command line", option=flag) for flag in flags)
+    facts = (GivenValue(flag, source="command line", option=flag) for flag in flags)
     return Problem(code, message, features, where="command line", fix=fix, facts=facts)
 
 
