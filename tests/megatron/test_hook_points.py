@@ -14,7 +14,6 @@ from megatron.core.transformer.heterogeneous.heterogeneous_config import Heterog
 from mindspeed import registry
 from mindspeed.engine.inspection.config_arguments import PLACES
 from mindspeed.engine.inspection.sites import find_site
-from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.engine.runtime import session
@@ -27,28 +26,10 @@ from mindspeed.megatron.hook_points import (
     hook_points_for,
 )
 from mindspeed.platforms import PLATFORMS
-from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, MindSpeedError, Patch, Replace, World, hookimpl
+from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, MindSpeedError, Patch, Replace, hookimpl
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
 from mindspeed.plugins.hookspecs import HOOKS
-from mindspeed.plugins.manager import FeatureManager
 from mindspeed.registry import base_features
-
-
-@pytest.fixture
-def activate(monkeypatch):
-    """Make features with these hooks the active ones: ``activate(first={"schedule": function})``."""
-
-    def make(**features: dict[str, Any]) -> None:
-        instances = []
-        for name, hooks in features.items():
-            members: dict[str, Any] = {hook: hookimpl(function) for hook, function in hooks.items()}
-            members["spec"] = FeatureSpec(name, Category.TOOL)
-            instances.append(type(name, (Feature,), members)(FeatureArgs(), World({})))
-        plan = ActivationPlan(features=(), world=World({}))
-        monkeypatch.setattr(session, "_session", session.Session(plan, FeatureManager(instances), applied=None, proof=None))
-
-    return make
-
 
 FUNCTIONS = (
     "destroy_model_parallel",

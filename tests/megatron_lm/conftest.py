@@ -10,6 +10,7 @@ import pytest
 
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.megatron_lm.training_plan import plan_training
+from tests.megatron.conftest import activate  # noqa: F401
 from tests.megatron_lm import stub
 from tests.megatron_lm.checkout import LATENT, LLAMA, MOE, SHARED, Checkout, Run
 

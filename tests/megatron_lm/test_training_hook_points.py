@@ -3,33 +3,12 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
-from mindspeed.engine.planning.plan import ActivationPlan
-from mindspeed.engine.runtime import session
 from mindspeed.megatron import training_hook_wrappers as wrappers
 from mindspeed.megatron.hook_points import PLATFORM_HOOK_POINTS, hook_points_for
-from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, World, hookimpl
-from mindspeed.plugins.manager import FeatureManager
 from tests.megatron_lm import stub
-
-
-@pytest.fixture
-def activate(monkeypatch):
-    """Make features with these hooks the active ones: ``activate(first={"save_extra": function})``."""
-
-    def make(**features: dict[str, Any]) -> None:
-        instances = []
-        for name, hooks in features.items():
-            members: dict[str, Any] = {hook: hookimpl(function) for hook, function in hooks.items()}
-            members["spec"] = FeatureSpec(name, Category.TOOL)
-            instances.append(type(name, (Feature,), members)(FeatureArgs(), World({})))
-        plan = ActivationPlan(features=(), world=World({}))
-        monkeypatch.setattr(session, "_session", session.Session(plan, FeatureManager(instances), applied=None, proof=None))
-
-    return make
 
 
 def test_only_a_plan_for_the_training_loop_has_its_hook_points(tmp_path, monkeypatch):
