@@ -78,40 +78,30 @@ def gradients_of(folder: Path) -> dict[str, Tensor]:
     return whole
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", MOE)
-def test_experts_on_two_ranks_give_every_gradient_of_one_process(name: str, tmp_path: Path) -> None:
-    model = ("--llama", "--experts", "4", "--steps", "1", "--gradients")
-    options = ("--ep", "2", "--num-experts", "4", "--router-topk", "2", "--features", *MOE[name])
-    ours = losses_and_norms(2, options, (*model, str(tmp_path / "two")))
-    assert ours == pytest.approx(losses_and_norms(1, ("--optimization-level", "0"), (*model, str(tmp_path / "one"))), rel=1e-5)
-    one, two = (gradients_of(tmp_path / folder) for folder in ("one", "two"))
-    assert one.keys() == two.keys()
-    assert len(one) == 10  # of all layers a name is one gradient
-    assert any("experts.linear_fc1" in name for name in one)
-    for key, gradient in one.items():
-        norm = float(torch.linalg.norm(gradient))
-        assert norm > 0
-        assert float(torch.linalg.norm(two[key] - gradient)) <= 1e-5 * norm, key
-
-
+KNOWN = ("--num-experts", "4", "--router-topk", "2")
+LIMITED = (*KNOWN, "--set", "deepspeed-moe.capacity_factor=0.75")
 FORMULA = ("--set", "deepspeed-moe.reference=true", "--features", "deepspeed-moe,moe-grouped-gemm")
 CAPACITY = {
     "masks": "deepspeed-moe,moe-grouped-gemm",
     "rows by index, in units": "deepspeed-moe,deepspeed-moe-rearrange,pipe-experts",
 }
+GRADIENTS = {
+    **{name: ((*KNOWN, "--features", *MOE[name]), ("--optimization-level", "0"), ()) for name in MOE},
+    **{name: ((*LIMITED, "--features", CAPACITY[name]), (*LIMITED, *FORMULA), ("--balance", "0.01")) for name in CAPACITY},
+}
+"""Options of two ranks and of one, and flags of the script."""
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("features", CAPACITY)
-def test_capacity_gated_experts_on_two_ranks_give_every_gradient_of_the_formula(features: str, tmp_path: Path) -> None:
-    model = ("--llama", "--experts", "4", "--balance", "0.01", "--steps", "1", "--gradients")
-    known = ("--num-experts", "4", "--router-topk", "2", "--set", "deepspeed-moe.capacity_factor=0.75")
-    two_ranks = (*known, "--ep", "2", "--features", CAPACITY[features])
-    ours = losses_and_norms(2, two_ranks, (*model, str(tmp_path / "two")))
-    assert ours == pytest.approx(losses_and_norms(1, (*known, *FORMULA), (*model, str(tmp_path / "one"))), rel=1e-5)
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_experts_on_two_ranks_give_every_gradient_of_one_process(name: str, tmp_path: Path) -> None:
+    two_ranks, alone, flags = GRADIENTS[name]
+    model = ("--llama", "--experts", "4", *flags, "--steps", "1", "--gradients")
+    ours = losses_and_norms(2, ("--ep", "2", *two_ranks), (*model, str(tmp_path / "two")))
+    assert ours == pytest.approx(losses_and_norms(1, alone, (*model, str(tmp_path / "one"))), rel=1e-5)
     one, two = (gradients_of(tmp_path / folder) for folder in ("one", "two"))
     assert one.keys() == two.keys()
+    assert len(one) == 10 or name in CAPACITY  # of all layers a name is one gradient
     assert any("experts" in name for name in one)
     assert any("router" in name for name in one)
     for key, gradient in one.items():

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mindspeed.engine.planning.plan import ActivationPlan
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.verification.case import build_case
 from mindspeed.verification.pool import WorkerPool
 from mindspeed.verification.shape import Recipe
 
@@ -49,6 +51,17 @@ def adam_run(recipe: Recipe) -> Iterator[Any]:
 def trained(pool: WorkerPool, nproc: int, recipe: Recipe, plan: ActivationPlan) -> list[Trained]:
     """Run the steps of a recipe on every rank."""
     return [Trained(**result) for result in pool.call(train, nproc, recipe, plan=plan)]
+
+
+def without_and_with(
+    pool: WorkerPool, names: Sequence[str], nproc: int, also: Sequence[str], settings: dict[str, Any], world: dict[str, Any]
+) -> tuple[list[Trained], list[Trained]]:
+    """Every rank after five steps without and with these features, which must be equal to the bit."""
+    case = build_case(names, [Layer("test", settings=settings, world={"dtype": "bf16", **world})], also, nproc)
+    recipe = replace(case.recipe, steps=5)
+    stock, found = trained(pool, nproc, recipe, case.baseline), trained(pool, nproc, recipe, case.plan)
+    assert_equal(stock, found)
+    return stock, found
 
 
 def train(recipe: Recipe) -> dict[str, Any]:

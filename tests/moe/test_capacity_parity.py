@@ -2,73 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
+from tests.features.parity import BUCKETS, FULL, TENSOR, Given, given, trains
 
-from tests.conftest import Prove
-
-pytestmark = pytest.mark.long
-
-Settings = dict[str, dict[str, Any]]
+GROUPS = {"groups": 2}
+"""Those of all tokens of a micro-batch."""
 
 
-@dataclass(frozen=True)
-class Surroundings:
-    """Features and a layout beside a feature under test; ``groups`` are those of all tokens of a micro-batch."""
+def around(own: dict[str, Any] | None = None, **gate: Any) -> dict[str, Given]:
+    """A feature with these settings of its own and of the gate, in every layout."""
 
-    nproc: int
-    features: tuple[str, ...] = ()
-    world: dict[str, Any] = field(default_factory=dict)
-    settings: Settings = field(default_factory=dict)
-    groups: int = 2
+    def case(nproc: int, *features: str, more: dict[str, Any] | None = None, **world: Any) -> Given:
+        settings = {"deepspeed-moe": GROUPS | gate, **(own or {}), **(more or {})}
+        return given("expert-parallel", *features, settings=settings, nproc=nproc, **{"ep": 2, **world})
 
-
-UNDER_TEST: dict[str, Settings] = {
-    "deepspeed-moe-rearrange": {},
-    "deepspeed-moe-dropless": {"deepspeed-moe": {"capacity_factor": 8.0}},
-    "pipe-experts": {"pipe-experts": {"parts": 2}},
-}
-TENSOR = ("tensor-parallel", "sequence-parallel")
-BUCKETS = ("distributed-optimizer", "async-ddp", "async-param-gather")
-FULL = {"recompute": {"granularity": "full", "method": "uniform", "num_layers": 1}}
-AROUND = {
-    "ep4": Surroundings(4, world={"ep": 4}),
-    "ep2, bf16": Surroundings(2, world={"ep": 2, "dtype": "bf16"}),
-    "ep2 tp2, whole experts": Surroundings(2, TENSOR, {"ep": 2, "tp": 2}, {"expert-parallel": {"expert_tensor_size": 1}}),
-    "ep2 tp2, shared experts": Surroundings(4, TENSOR, {"ep": 2, "tp": 2}, {"expert-parallel": {"expert_tensor_size": 2}}),
-    "ep2 pp2": Surroundings(4, ("pipeline-parallel",), {"ep": 2, "pp": 2}),
-    "ep2 pp2 vpp2": Surroundings(4, ("pipeline-parallel", "virtual-pipeline"), {"ep": 2, "pp": 2, "vpp": 2}),
-    "ep2 with buckets": Surroundings(4, BUCKETS, {"ep": 2}),
-    "ep2, layers recomputed": Surroundings(2, ("recompute",), {"ep": 2}, FULL),
-    "ep2, experts recomputed": Surroundings(2, ("recompute",), {"ep": 2}, {"recompute": {"modules": ("moe",)}}),
-}
+    return {
+        "ep4": case(4, ep=4),
+        "ep2, bf16": case(2, dtype="bf16"),
+        "ep2 tp2, whole experts": case(2, *TENSOR, more={"expert-parallel": {"expert_tensor_size": 1}}, tp=2),
+        "ep2 tp2, shared experts": case(4, *TENSOR, more={"expert-parallel": {"expert_tensor_size": 2}}, tp=2),
+        "ep2 pp2": case(4, "pipeline-parallel", pp=2),
+        "ep2 pp2 vpp2": case(4, "pipeline-parallel", "virtual-pipeline", pp=2, vpp=2),
+        "ep2 with buckets": case(4, *BUCKETS),
+        "ep2, layers recomputed": case(2, "recompute", more=FULL),
+        "ep2, experts recomputed": case(2, "recompute", more={"recompute": {"modules": ("moe",)}}),
+    }
 
 
-def together(*parts: Settings) -> Settings:
-    """Settings of several parts, feature by feature."""
-    names = {name for part in parts for name in part}
-    return {name: {key: value for part in parts for key, value in part.get(name, {}).items()} for name in names}
-
-
-@pytest.mark.parametrize("around", AROUND)
-@pytest.mark.parametrize("feature", UNDER_TEST)
-def test_every_layout_gives_what_the_layer_gives(prove: Prove, feature: str, around: str) -> None:
-    case = AROUND[around]
-    settings = together(UNDER_TEST[feature], case.settings, {"deepspeed-moe": {"groups": case.groups}})
-    names = (feature, "expert-parallel", *case.features)
-    assert prove(*names, settings=settings, world=case.world, nproc=case.nproc).problems == []
-
-
-def test_streams_of_tensor_ranks_apart(prove: Prove) -> None:
-    case = AROUND["ep2 tp2, shared experts"]
-    settings = together(case.settings, {"deepspeed-moe": {"groups": 2}, "pipe-experts": {"parts": 2, "streams": True}})
-    names = ("pipe-experts", "expert-parallel", *case.features)
-    assert prove(*names, settings=settings, world=case.world, nproc=4).problems == []
-
-
-def test_all_of_them_on_four_ranks(prove: Prove) -> None:
-    settings = together(*UNDER_TEST.values(), {"ampipe": {"parts": 2}, "deepspeed-moe": {"groups": 2}})
-    names = (*UNDER_TEST, "ampipe", "expert-parallel")
-    assert prove(*names, settings=settings, world={"ep": 4}, nproc=4).problems == []
+ALL = {"pipe-experts": {"parts": 2}, "ampipe": {"parts": 2}, "deepspeed-moe": {"capacity_factor": 8.0, **GROUPS}}
+STREAMS = around({"pipe-experts": {"parts": 2, "streams": True}})["ep2 tp2, shared experts"]
+test_rows_by_index_give_what_the_layer_gives = trains("deepspeed-moe-rearrange", around())
+test_what_drops_nothing_gives_what_a_roomy_layer_gives = trains("deepspeed-moe-dropless", around(capacity_factor=8.0))
+test_units_give_what_the_layer_gives = trains(
+    "pipe-experts",
+    around({"pipe-experts": {"parts": 2}})
+    | {
+        "streams of tensor ranks apart": STREAMS,
+        "all of them on four ranks": given(
+            *("deepspeed-moe-rearrange", "deepspeed-moe-dropless", "ampipe", "expert-parallel"), settings=ALL, nproc=4, ep=4
+        ),
+    },
+)

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from mindspeed import plan
+from mindspeed.plugins import Numerics
+from mindspeed.registry import catalog
 from mindspeed.verification.pool import WorkerPool
 from mindspeed.verification.shape import GPT, Recipe
-from tests.conftest import Prove
+from tests.features.parity import FULL, RINGS, cp, given, trains
 
-LONG = pytest.mark.long
 STEPS, BATCH = 2, 2
 
 
@@ -84,31 +85,17 @@ def test_sequence_parallel_ranks_have_other_tokens_as_well(pool: WorkerPool) -> 
             assert all(0.3 < agreement(mine, theirs) < 0.7 for mine, theirs in zip(one, other, strict=True))
 
 
-FULL = {"recompute": {"granularity": "full", "method": "uniform", "num_layers": 1}}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("algorithm", "size"),
-    [
-        ("ring-attention", 2),
-        pytest.param("ulysses-attention", 2, marks=LONG),
-        pytest.param("kv-allgather-cp", 2, marks=LONG),
-        pytest.param("hybrid-attention", 4, marks=LONG),
-    ],
+HYBRID = {"hybrid-attention": {"ulysses_degree": 2}}
+BESIDE = {"tensor ranks": ("tensor-parallel", "sequence-parallel"), "stages": ("pipeline-parallel",)}
+WAYS = {"whole layers": FULL, "core attention": {}}
+# recompute claims equal bits, so that both runs have dropout; and both have this algorithm
+test_recomputation_drops_the_same_elements_again = trains(
+    "recompute",
+    {f"{name}, {way}": given(also=[name], settings=cp(2, **WAYS[way])) for name in RINGS for way in WAYS}
+    | {f"hybrid, {way}": given(also=["hybrid-attention"], settings=cp(4, **HYBRID, **WAYS[way])) for way in WAYS}
+    | {beside: given(also=["ring-attention", *BESIDE[beside]], settings=cp(2, **FULL)) for beside in BESIDE},
 )
-@pytest.mark.parametrize("settings", [FULL, pytest.param({}, marks=LONG)], ids=["whole layers", "core attention"])
-def test_recomputation_drops_the_same_elements_again(prove: Prove, algorithm: str, size: int, settings: dict[str, Any]) -> None:
-    """Recompute claims equal bits, so that both runs have dropout; and both have this algorithm."""
-    more = {"context-parallel": {"size": size}, "hybrid-attention": {"ulysses_degree": 2}}
-    given = {name: value for name, value in (settings | more).items() if name != "hybrid-attention" or name == algorithm}
-    verdict = prove("recompute", also=[algorithm], settings=given)
-    assert verdict.problems == []
-    assert verdict.claim == "exact"
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("beside", [["tensor-parallel", "sequence-parallel"], ["pipeline-parallel"]], ids="-".join)
-def test_it_does_beside_other_layouts(prove: Prove, beside: list[str]) -> None:
-    settings = {"context-parallel": {"size": 2}, **FULL}
-    assert prove("recompute", also=["ring-attention", *beside], settings=settings).problems == []
+def test_recomputation_claims_equal_bits() -> None:
+    assert catalog(frozenset()).specs["recompute"].numerics == Numerics.exact()

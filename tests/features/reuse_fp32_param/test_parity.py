@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from mindspeed.engine.resolution.request import Layer
-from mindspeed.verification.case import build_case
 from mindspeed.verification.pool import WorkerPool
-from tests.memory.adam_steps import Trained, assert_equal, trained
+from tests.memory.adam_steps import Trained, without_and_with
 
 NAME = "reuse-fp32-param"
 PARTS = 4
@@ -18,12 +15,7 @@ PARTS = 4
 
 def proven(pool: WorkerPool, nproc: int, also: tuple[str, ...] = (), **world: Any) -> tuple[list[Trained], list[Trained]]:
     """Every rank without and with the feature, which must be equal to the bit."""
-    layer = Layer("test", settings={NAME: {"parts": PARTS}}, world={"dtype": "bf16", **world})
-    case = build_case([NAME], [layer], also, nproc)
-    recipe = replace(case.recipe, steps=5)
-    stock = trained(pool, nproc, recipe, case.baseline)
-    found = trained(pool, nproc, recipe, case.plan)
-    assert_equal(stock, found)
+    stock, found = without_and_with(pool, [NAME], nproc, also, {NAME: {"parts": PARTS}}, world)
     for rank in found:
         numbers = rank.numbers
         assert rank.bytes["main"] == 0

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from mindspeed.engine.resolution.request import Layer
-from mindspeed.verification.case import build_case
 from mindspeed.verification.pool import WorkerPool
-from tests.memory.adam_steps import Trained, assert_equal, trained
+from tests.memory.adam_steps import Trained, without_and_with
 
 NAME, REUSE = "swap-optimizer", "reuse-fp32-param"
 PARTS = 4
@@ -18,12 +14,8 @@ PARTS = 4
 def proven(pool: WorkerPool, nproc: int, *also: str, dtype: str = "bf16", reuse: bool = False, **world: int) -> list[Trained]:
     """Every rank with the feature, which must be equal to the bit to one without it."""
     names = [NAME, REUSE] if reuse else [NAME]
-    layer = Layer("test", settings={name: {"parts": PARTS} for name in names}, world={"dtype": dtype, **world})
-    case = build_case(names, [layer], also, nproc)
-    recipe = replace(case.recipe, steps=5)
-    stock = trained(pool, nproc, recipe, case.baseline)
-    found = trained(pool, nproc, recipe, case.plan)
-    assert_equal(stock, found)
+    settings = {name: {"parts": PARTS} for name in names}
+    stock, found = without_and_with(pool, names, nproc, also, settings, {"dtype": dtype, **world})
     for reference, rank in zip(stock, found, strict=True):
         assert rank.bytes["state"] == rank.bytes["main"] == rank.bytes["residual"] == 0
         assert rank.bytes["host"] == sum(reference.bytes.values()) - (2 * rank.numbers if reuse else 0)
@@ -69,6 +61,4 @@ def test_odd_sizes_are_bit_equal_together_with_residuals(pool: WorkerPool) -> No
 @pytest.mark.parametrize("names", [[REUSE], [NAME], [NAME, REUSE]], ids="+".join)
 def test_nothing_reads_what_is_away_or_still_on_its_way(pool: WorkerPool, names: list[str]) -> None:
     settings = {**{name: {"parts": PARTS} for name in names}, "device-emulation": {"poison": True}}
-    case = build_case(names, [Layer("test", settings=settings, world={"dtype": "bf16"})], ["distributed-optimizer"], 2)
-    recipe = replace(case.recipe, steps=3)
-    assert_equal(trained(pool, 2, recipe, case.baseline), trained(pool, 2, recipe, case.plan))
+    without_and_with(pool, names, 2, ["distributed-optimizer"], settings, {})
