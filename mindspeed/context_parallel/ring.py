@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,15 +20,13 @@ from torch import Tensor
 
 from mindspeed.context_parallel.blocks import BlockCall, Scoring, accumulate_block, parts, start
 from mindspeed.context_parallel.checks import check_shares
+from mindspeed.context_parallel.costs import Keep
 from mindspeed.context_parallel.exchange import Exchange, PendingExchange, pack, unpack
 from mindspeed.context_parallel.layout import Layout, contiguous, zigzag
 from mindspeed.context_parallel.local_attention import add_gradients
 from mindspeed.context_parallel.ring_schedule import Rounds
 from mindspeed.ops.attention_mask import attention_visibility
 from mindspeed.ops.errors import require
-
-Keep = Literal["none", "half", "full"]
-"""Received blocks that are kept for backward: none, their keys, or keys and values. What is kept is not sent again."""
 
 
 def ring_attention(

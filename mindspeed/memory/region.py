@@ -18,8 +18,8 @@ from torch.nn import Parameter
 from mindspeed.memory.parked import LayerPart, Parked, Source
 from mindspeed.memory.randomness import RandomState, generators, replayed
 from mindspeed.plugins.problems import Problem, RunError
+from mindspeed.plugins.wrapping import Function
 
-Function = Callable[..., Any]
 Layout = tuple[int, ...]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,10 +11,9 @@ import torch
 
 from mindspeed.memory.checkpoint import Checkpoint
 from mindspeed.memory.model_layers import tracker_state
+from mindspeed.pipeline.recomputation import Unit
 from mindspeed.pipeline.running_step import running_step
-from mindspeed.pipeline.weight_gradients import Unit
-
-Function = Callable[..., Any]
+from mindspeed.plugins.wrapping import Function
 
 
 class Checkpoints:

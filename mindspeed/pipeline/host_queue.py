@@ -8,7 +8,7 @@ from torch import UntypedStorage
 
 from mindspeed.memory.on_host import HostBuffers, OnHost
 from mindspeed.memory.parked import Parked
-from mindspeed.pipeline.weight_gradients import Unit
+from mindspeed.pipeline.recomputation import Unit
 
 
 class HostQueue:

@@ -12,8 +12,9 @@ import torch.distributed as dist
 from megatron.core.tensor_parallel import layers
 from torch import Tensor, UntypedStorage
 
+from mindspeed.pipeline.recomputation import Unit
 from mindspeed.pipeline.running_step import running_step
-from mindspeed.pipeline.weight_gradients import QueuedTensor, Unit, WeightGradients
+from mindspeed.pipeline.weight_gradients import QueuedTensor, WeightGradients
 
 Linear = Callable[..., Tensor]
 

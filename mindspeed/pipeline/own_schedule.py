@@ -11,8 +11,7 @@ from mindspeed.pipeline.checkpoints import Checkpoints
 from mindspeed.pipeline.operations import Op, Schedule
 from mindspeed.pipeline.recording import Timed
 from mindspeed.pipeline.running_step import running_step
-
-Function = Callable[..., Any]
+from mindspeed.plugins.wrapping import Function
 
 
 class OwnSchedule:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 from megatron.core import parallel_state
@@ -16,8 +15,7 @@ from megatron.core import parallel_state
 from mindspeed.pipeline.operations import PipelineShape
 from mindspeed.pipeline.refusals import TIED, UNTIE
 from mindspeed.plugins.problems import MindSpeedError, Problem
-
-Function = Callable[..., Any]
+from mindspeed.plugins.wrapping import Function
 
 
 def with_v_offset(original: Function) -> Function:

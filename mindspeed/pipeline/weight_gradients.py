@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import torch
 from torch import Tensor, UntypedStorage
 
+from mindspeed.pipeline.recomputation import Unit
+
 if TYPE_CHECKING:
     from mindspeed.pipeline.host_queue import HostQueue
-
-Unit = tuple[int, int]
-"""Model chunk and micro-batch."""
 
 
 class Product(Protocol):

@@ -5,7 +5,6 @@ Position ids are what Megatron's loaders, broadcasts and scripts hand on anyway,
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +12,10 @@ import torch
 
 from mindspeed.context_parallel.documents import ends_of_positions
 from mindspeed.plugins import active_feature
+from mindspeed.plugins.wrapping import Function
 
 if TYPE_CHECKING:
     from mindspeed.features.eod_reset.feature import EodResetArgs
-
-Function = Callable[..., Any]
 
 
 def _args() -> EodResetArgs:

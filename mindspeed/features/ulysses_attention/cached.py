@@ -8,21 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from mindspeed.context_parallel.blocks import Scoring
+from mindspeed.context_parallel.costs import Keep
 from mindspeed.context_parallel.exchange import pack, unpack
 from mindspeed.context_parallel.heads import by_rank, head_all_to_all, heads_to_tokens, times_sent
 from mindspeed.context_parallel.local_attention import gradients_of, local_attention
 from mindspeed.ops.errors import require
 from mindspeed.ops.numerics import unflatten
-
-Keep = Literal["none", "half", "full"]
-"""Tensors kept for backward as before the all-to-all, and fetched again: none, the own keys, or own keys and values."""
 
 
 @dataclass(frozen=True, slots=True)
