@@ -65,13 +65,14 @@ releases: $(RECORDED:%=build/megatron/%/installed)  ## record every patch target
 KIND ?= patch
 FOLDER := $(subst -,_,$(NAME))
 
-feature: $(VENV)/installed  ## NAME=my-feature: scaffold it (KIND=patch, hook or op), record its targets, write its pages, run its tests
+feature: $(VENV)/installed  ## NAME=my-feature: scaffold it (KIND=patch, hook or op), record its targets, write its pages, test it
 	$(if $(NAME),,$(error give the name of the feature: make feature NAME=my-feature))
 	test -d mindspeed/features/$(FOLDER) || $(BIN)/mindspeed features new $(NAME) --kind $(KIND)
 	$(BIN)/mindspeed patches record
 	$(call record,$(wildcard $(RECORDED:%=build/megatron/%/installed)))
 	$(MAKE) docs
 	$(BIN)/python -m pytest -q -m "not long" tests/features/$(FOLDER)
+	$(BIN)/mindspeed features test $(NAME)
 
 build/triton/installed: | $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D) triton==3.9.0
