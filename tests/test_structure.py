@@ -115,6 +115,15 @@ def test_the_framework_names_no_feature_in_a_string():
     assert found == []
 
 
+def test_a_class_name_has_one_meaning():
+    places: dict[str, list[str]] = {}
+    for module, tree in SOURCES.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and node.name[0] != "_":
+                places.setdefault(node.name, []).append(module)
+    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
+
+
 def test_no_string_names_a_module_of_a_higher_package():
     """An import by name is an arrow as well, which import-linter does not see."""
     found = [
