@@ -15,7 +15,7 @@ from mindspeed.plugins.discovery import Catalog
 from mindspeed.registry import catalog
 from tools.docs.migration_guide import filled
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 TWO_FEATURES = Catalog(row for row in catalog().rows if row.name in ("rms-norm", "swiglu"))
 
