@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from mindspeed.cli.output import json_option, print_json
-from mindspeed.job.world import FIELDS, PLATFORMS
+from mindspeed.job.fields import FIELDS, PLATFORMS
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.shell_completion import CompletionItem
 
-from mindspeed.job.world import FIELDS, PLATFORMS
+from mindspeed.job.fields import FIELDS, PLATFORMS
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan

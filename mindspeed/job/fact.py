@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, get_origin
-
-from pydantic.fields import FieldInfo
+from typing import Any, get_args, get_origin, get_type_hints
 
 Values = Mapping[str, Any]
 """Values by the name that Megatron has for them; what is not known is missing or None."""
@@ -55,13 +53,6 @@ class Field:
     has_default: bool
     default: Any
 
-    @classmethod
-    def of(cls, name: str, info: FieldInfo) -> Field:
-        """Read a field of a pydantic model."""
-        fact = next(known for known in info.metadata if isinstance(known, Fact))
-        kind: Any = get_origin(info.annotation) or info.annotation
-        return cls(name, fact, kind, not info.is_required(), info.default)
-
     @property
     def meaning(self) -> str:
         return self.fact.meaning
@@ -99,3 +90,12 @@ class Field:
         if self.kind is float and type(value) is int:
             return float(value)
         return value if type(value) is self.kind else None
+
+
+def declared(owner: type) -> dict[str, Field]:
+    """Return the fields that a class declares: ``name: Annotated[type, Fact(...)]``, with a default or without."""
+    fields = {}
+    for name, hint in get_type_hints(owner, include_extras=True).items():
+        kind, fact = get_args(hint)
+        fields[name] = Field(name, fact, get_origin(kind) or kind, hasattr(owner, name), getattr(owner, name, None))
+    return fields

@@ -2,6 +2,7 @@
 
 A field without a default is unknown until somebody gives it. One with a default has it in every release and on every platform
 that is supported. The command line's options, the reading of Megatron-LM's arguments and of configurations follow from here.
+The classes are plain, for a help text needs no pydantic; `mindspeed.job.world.World` is the model.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from typing import Annotated, Final
 
 from mindspeed.job import derivations as derive
-from mindspeed.job.fact import Fact, Field
+from mindspeed.job.fact import Fact, Field, declared
 from mindspeed.job.shape_fields import ShapeFields
 
 PLATFORMS: Final = ("npu", "cuda", "cpu")
@@ -266,7 +267,7 @@ class Fields(ShapeFields):
     ] = False
 
 
-FIELDS: Final[dict[str, Field]] = {name: Field.of(name, info) for name, info in Fields.model_fields.items()}
+FIELDS: Final[dict[str, Field]] = declared(Fields)
 """Every field of a job, by name."""
 
 LATENT_WIDTHS: Final = ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")

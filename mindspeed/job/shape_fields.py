@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
-
 from mindspeed.job import derivations as derive
 from mindspeed.job.fact import Fact
 
 
-class ShapeFields(BaseModel):
+class ShapeFields:
     """The sizes of a job, and what it is planned for."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     # processes and layout
     world_size: Annotated[int, Fact("number of processes")]

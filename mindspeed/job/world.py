@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from pydantic import BaseModel, ConfigDict
+
 from mindspeed.job.fields import FIELDS, LATENT_WIDTHS, PLATFORMS, Fields
 
-__all__ = ["FIELDS", "LATENT_WIDTHS", "PARALLEL_SIZES", "PLATFORMS", "UnknownValue", "World", "size_name"]
+__all__ = ["FIELDS", "LATENT_WIDTHS", "PARALLEL_SIZES", "PLATFORMS", "UnknownValue", "World", "size_name", "typed_values"]
 
 PARALLEL_SIZES: Final = ("tp", "pp", "vpp", "cp", "ep")
 """Parallel sizes that a user can set; each defaults to 1."""
-
-_DEFAULTS: Final = {name: field.default for name, field in FIELDS.items() if field.has_default}
 
 
 def size_name(size: str) -> str:
     """Return a parallel size of the world, or the derived ``dp``, in words."""
     return "data-parallel size" if size == "dp" else FIELDS[size].meaning
+
+
+def typed_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values that were read from JSON in the types of their fields."""
+    return {name: FIELDS[name].typed(value) if name in FIELDS else value for name, value in values.items()}
 
 
 class UnknownValue(Exception):  # noqa: N818 - a signal to the resolver, not an error
@@ -29,15 +34,17 @@ class UnknownValue(Exception):  # noqa: N818 - a signal to the resolver, not an 
         super().__init__(f"{', '.join(fields)} is not known")
 
 
-class World(Fields):
+class World(Fields, BaseModel):
     """Frozen set of known values.
 
-    Reading what nobody gave returns Megatron's default, and raises `UnknownValue` where there is none, so no check ever
-    sees None. Values are taken as they are: a request has typed them (`mindspeed.engine.resolution.request_merge`).
+    Reading what nobody gave returns Megatron's default, an attribute of the class, and raises `UnknownValue` where there is
+    none, so no check ever sees None. Values are taken as they are: a request has typed them.
 
     Derived: ``dp`` = world_size / (tp * pp * cp), ``num_micro_batches`` = global_batch_size / (micro_batch_size * dp).
     ``layer_split`` has the layers of each model chunk, in the order of the model, where a feature deals them out unevenly.
     """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     layer_split: tuple[int, ...] = ()
 
@@ -53,8 +60,6 @@ class World(Fields):
     if not TYPE_CHECKING:  # a name that is no field is an error of mypy
 
         def __getattr__(self, name: str) -> Any:
-            if name in _DEFAULTS:
-                return _DEFAULTS[name]
             if name in FIELDS:
                 raise UnknownValue(name)
             raise AttributeError(name)

@@ -11,7 +11,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from mindspeed.engine.resolution.planned_feature import PlannedFeature, PlanNote
-from mindspeed.job.world import World
+from mindspeed.job.world import World, typed_values
 from mindspeed.plugins.patches import ArgOverride, Patch, Ref, Set, patch_from_json
 
 PLAN_FORMAT: Final = 3
@@ -130,7 +130,7 @@ def plan_from_json(data: Mapping[str, Any]) -> ActivationPlan:
     features = TypeAdapter(tuple[PlannedFeature, ...]).validate_python
     plan = ActivationPlan(
         features=features(data["features"]),
-        world=World(data["world"], data.get("layer_split", ())),
+        world=World(typed_values(data["world"]), data.get("layer_split", ())),
         level=data["level"],
         base=features(data["base"]),
         overrides=tuple(

@@ -32,7 +32,7 @@ def plan():
                 {"size": Value(2, "API", ("default: 1",))},
             ),
         ),
-        world=World({"tp": 2, "platform": "cpu"}),
+        world=World({"tp": 2, "platform": "cpu", "recompute_modules": ("mlp", "moe")}),
         overrides=(PlannedOverride(("a",), ArgOverride("tensor_model_parallel_size", 2, "two ranks")),),
         patches=tuple(PlannedPatch("a", patch, patch.target) for patch in PATCHES),
         rows=(PlanNote("note", "a", "something"),),
@@ -55,14 +55,14 @@ def test_the_digest_sees_settings_versions_and_patches_but_not_sources(plan):
         dataclasses.replace(plan, features=(feature._replace(version="1.1"),)),
         dataclasses.replace(plan, environment={"platform": "cpu", "megatron": "0.15.3"}),
         dataclasses.replace(plan, patches=plan.patches[:-1]),
-        dataclasses.replace(plan, world=World({"tp": 4, "platform": "cpu"})),
+        dataclasses.replace(plan, world=World({**plan.world.known(), "tp": 4})),
     ]
     assert len({plan.digest, *(other.digest for other in others)}) == 6
 
 
 def test_the_digest_leaves_out_what_only_the_processes_of_a_job_know(plan):
     with_torch = dataclasses.replace(plan, environment={**plan.environment, "torch": "2.13.0"})
-    launched = dataclasses.replace(plan, world=World({"tp": 2, "platform": "cpu", "world_size": 2}))
+    launched = dataclasses.replace(plan, world=World({**plan.world.known(), "world_size": 2}))
     assert with_torch.digest == launched.digest == plan.digest
     assert plan.is_same(with_torch)
     assert not plan.is_same(launched)
