@@ -33,6 +33,7 @@ class Condition:
     the feature has nothing to do. Optimization level 1 skips the feature in the first and the last case. ``when`` limits the
     condition to some settings and jobs. ``of`` names another feature: the function takes its arguments too,
     ``(args, world, other)``, and is asked where that feature is active. ``values(args, world)`` adds names to the texts.
+    ``served`` is set by the declaration: the parallel size that the feature serves in its slot. At size 1 nothing is asked.
     """
 
     holds: Predicate
@@ -42,6 +43,7 @@ class Condition:
     otherwise: Literal["refuse", "warn", "idle"] = "refuse"
     of: str = ""
     values: TextValues | None = None
+    served: str = ""
 
     @property
     def name(self) -> str:
@@ -140,6 +142,8 @@ def failure(condition: Condition, feature: str, args: Any, world: World, other: 
     Raises `UnknownValue` for a value that nobody gave, and ConditionError for a function that fails or returns no bool.
     """
     others = (other,) if condition.of else ()
+    if condition.served and getattr(world, condition.served) == 1:
+        return None
     if condition.when is not None and not _asked(condition.when, args, world):
         return None
     if _asked(condition.holds, args, world, *others):

@@ -7,7 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, ClassVar, Final, Generic, Literal, TypeVar, get_args
 
@@ -221,7 +221,8 @@ class FeatureSpec:
             raise ValueError(f"{self.name}: level {self.level} is not 0, 1 or 2")
         _require_known("platforms", self.platforms, PLATFORMS)
         _require_known("sizes", self.sizes, (*PARALLEL_SIZES, "dp"))
-        object.__setattr__(self, "constraints", tuple(self.constraints))
+        served = next((SERVED_SIZES[slot] for slot in sorted(self.slots & SERVED_SIZES.keys())), "")
+        object.__setattr__(self, "constraints", tuple(_serving(constraint, served) for constraint in self.constraints))
         object.__setattr__(self, "slots", frozenset(self.slots))
         object.__setattr__(self, "provides", frozenset(self.provides))
         object.__setattr__(self, "platforms", frozenset(self.platforms))
@@ -230,6 +231,10 @@ class FeatureSpec:
         """Return the parallel size that the feature serves, by itself or in its slot, if it is 1: there is nothing to do."""
         served = (*self.sizes, *(SERVED_SIZES[slot] for slot in sorted(self.slots & SERVED_SIZES.keys())))
         return next((size for size in served if world.knows(size) and getattr(world, size) == 1), None)
+
+
+def _serving(constraint: Constraint, size: str) -> Constraint:
+    return replace(constraint, served=size) if size and isinstance(constraint, Condition) else constraint
 
 
 def _require_known(field_name: str, given: Iterable[str], known: Sequence[str]) -> None:
