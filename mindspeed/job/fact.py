@@ -38,6 +38,11 @@ class Fact:
     by_platform: Names = ()
 
     @property
+    def as_it_stands(self) -> bool:
+        """Return whether the field is the value of one argument."""
+        return len(self.arguments) == 1 and self.derive is None
+
+    @property
     def built_names(self) -> Names:
         """Names of the attributes of a configuration that the field is read from."""
         return self.arguments if self.attributes is None else self.attributes

@@ -12,13 +12,6 @@ from typing import Any, Final
 from mindspeed.job.fact import Values
 from mindspeed.job.fields import FIELDS
 
-WORLD: Final = {
-    field.fact.arguments[0]: name
-    for name, field in FIELDS.items()
-    if len(field.fact.arguments) == 1 and field.fact.derive is None
-}
-"""Arguments that are a value of the world as they stand."""
-
 OF_PLATFORMS: Final = frozenset(dest for field in FIELDS.values() for dest in field.fact.by_platform)
 """Arguments whose default is another one on some platforms: they decide a value of the world only where they are given."""
 

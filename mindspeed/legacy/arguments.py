@@ -12,21 +12,25 @@ from typing import Any, Final
 
 from mindspeed import registry
 from mindspeed.engine.runtime import session
-from mindspeed.job.megatron_arguments import WORLD
 from mindspeed.job.megatron_arguments import world_of as derived_world
-from mindspeed.job.world import FIELDS, World
+from mindspeed.job.world import FIELDS, PARALLEL_SIZES, World
 from mindspeed.legacy.feature import MindSpeedFeature
 from mindspeed.megatron_lm.argument_layers import declared_flags
 from mindspeed.megatron_lm.old_flags.flags import OLD_FLAGS
 
-MEGATRON_SIZES: Final = WORLD | {
+MEGATRON_SIZES: Final = {
+    field.fact.arguments[0]: name
+    for name, field in FIELDS.items()
+    if field.fact.as_it_stands and (not field.has_default or name in PARALLEL_SIZES)
+} | {
+    "ffn_hidden_size": "ffn_hidden_size",
     "virtual_pipeline_model_parallel_size": "vpp",
     "world_size": "world_size",
     "num_query_groups": "num_query_groups",
     "num_experts": "num_experts",
     "swiglu": "gated_linear_unit",
 }
-"""Megatron's arguments that are values of a world, by name."""
+"""Megatron's arguments that are values of a world as they stand, by name."""
 
 _HOLDER: Final = "mindspeed.args_utils"
 """The old module whose ``_MINDSPEED_ARGS`` holds the namespace, which consumers also write."""

@@ -40,8 +40,7 @@ _SPELLINGS: Final = (
     ("--activation silu --gated-linear-unit", "--swiglu"),
     ("--dtype ", "--"),
     ("--no-rotary", "no --position-embedding-type rope and no --use-rotary-position-embeddings"),
-    ("--vpp", "--num-virtual-stages-per-pipeline-rank"),
-    *((f"--{field}", f"--{dest.replace('_', '-')}") for dest, field in flags.WORLD.items() if field in PARALLEL_SIZES),
+    *((f"--{size}", f"--{flags.dests_of(size)[0].replace('_', '-')}") for size in PARALLEL_SIZES),
 )
 """Flags of ``mindspeed features`` and what Megatron-LM calls them, where it is something else."""
 
