@@ -1,7 +1,5 @@
 """Pictures of the documents: well-formed, described, and of what the code does."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 from xml.etree import ElementTree

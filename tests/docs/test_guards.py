@@ -1,7 +1,5 @@
 """The table of reported cases is complete, and cases that no other test guards."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

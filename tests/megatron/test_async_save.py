@@ -1,7 +1,5 @@
 """Megatron's asynchronous checkpoint writers, forked and spawned, on the cpu platform."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Options for fields of Megatron's configuration that Megatron-LM's parser lacks."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 import pytest

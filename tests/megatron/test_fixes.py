@@ -1,7 +1,5 @@
 """The Megatron fixes, one by one, in this process."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The token that both pads and ends documents: when Megatron goes wrong with it, and who is told."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The plan's arguments in Megatron-LM's parsed ones: what a stub of its parser and `put_arguments` make of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

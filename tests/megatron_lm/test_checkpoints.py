@@ -1,7 +1,5 @@
 """Saving and resuming Megatron-LM's runs: asynchronous writers, spawned or forked, and another layout."""
 
-from __future__ import annotations
-
 import os
 from shlex import split
 

@@ -1,7 +1,5 @@
 """What a Megatron-LM command line asks for, read against the recorded arguments of Megatron-LM; nothing is imported."""
 
-from __future__ import annotations
-
 from shlex import split
 
 import pytest

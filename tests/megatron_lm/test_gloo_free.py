@@ -1,7 +1,5 @@
 """Megatron-LM's `torch` checkpoints with gloo-free-checkpoint: those with gloo, and resumed by either run."""
 
-from __future__ import annotations
-
 from shlex import split
 
 import pytest

@@ -1,7 +1,5 @@
 """examples/pretrain_gpt_distributed.sh: what it starts, and that it trains."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

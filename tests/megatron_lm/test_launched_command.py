@@ -1,7 +1,5 @@
 """The training command of a launch is found in words, in a shell script and in a launcher's JSON."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

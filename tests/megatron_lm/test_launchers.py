@@ -1,7 +1,5 @@
 """Megatron-LM's pretrain_gpt.py as it is, under ``mindspeed run``, and what stops it before or after its first step."""
 
-from __future__ import annotations
-
 from shlex import split
 
 import pytest

@@ -1,7 +1,5 @@
 """Megatron-LM's pretrain_gpt.py with each feature of pipelines: one stock process's losses, and a checkpoint for any layout."""
 
-from __future__ import annotations
-
 from shlex import split
 
 import pytest

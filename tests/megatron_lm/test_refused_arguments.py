@@ -1,7 +1,5 @@
 """Arguments of Megatron-LM that a feature cannot run with are refused where the command line is planned."""
 
-from __future__ import annotations
-
 from shlex import split
 
 import pytest

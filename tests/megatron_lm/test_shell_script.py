@@ -1,7 +1,5 @@
 """Launch scripts are read as bash would expand them, with the lines of their words."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 

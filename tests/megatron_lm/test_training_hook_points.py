@@ -1,7 +1,5 @@
 """The hook points on Megatron-LM's training loop, with functions that stand for Megatron-LM's."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 
 import pytest

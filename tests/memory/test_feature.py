@@ -1,7 +1,5 @@
 """Constraints of the features that recompute a part of each layer."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -3,8 +3,6 @@
 There the environment is made for torch_npu, so what starts processes runs only elsewhere.
 """
 
-from __future__ import annotations
-
 import sys
 
 _LOADED = "torch_npu" in sys.modules

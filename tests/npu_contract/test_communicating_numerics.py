@@ -1,7 +1,5 @@
 """Values of the communicating kernels for NPU on 2 x 2 gloo processes, with plain formulas behind torch_npu's operators."""
 
-from __future__ import annotations
-
 import torch
 
 from tests.npu_contract import communicating

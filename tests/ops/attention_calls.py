@@ -1,7 +1,5 @@
 """Calls of `fusion_attention` for each sparse mode, and what they are held to."""
 
-from __future__ import annotations
-
 import torch
 
 from mindspeed.ops import fusion_attention

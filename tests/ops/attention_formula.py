@@ -1,7 +1,5 @@
 """Attention as its definition says, with the whole score matrix: what `fusion_attention` is compared with."""
 
-from __future__ import annotations
-
 import torch
 
 from tests.ops.operator_checks import randn

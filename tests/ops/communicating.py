@@ -1,7 +1,5 @@
 """What `test_communicating.py` runs on every rank of a gloo job."""
 
-from __future__ import annotations
-
 import importlib
 
 import torch

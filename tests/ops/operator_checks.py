@@ -1,7 +1,5 @@
 """What every operator is held to, whatever it computes."""
 
-from __future__ import annotations
-
 import torch
 from torch.utils.checkpoint import checkpoint
 

@@ -1,7 +1,5 @@
 """``mindspeed ops build``: one library in the cache, whoever else builds, was killed, or cannot write."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Operators that communicate, on 1, 2 and 4 gloo processes, against one process that has all the inputs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Attention of CUDA: what is handed to torch's flash kernels, and what comes back. No GPU: the kernels are stood in for."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """What holds for every operator: it is the same compiled, recomputed and in inference mode, and registered as PyTorch asks."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 import pytest

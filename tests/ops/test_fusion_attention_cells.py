@@ -1,7 +1,5 @@
 """Layout x sparse mode x bias: every cell is computed by both kernels and compared with the dense formula, or refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

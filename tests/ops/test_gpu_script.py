@@ -1,7 +1,5 @@
 """The parts of `benchmarks/gpu.py` that need neither a GPU nor Triton."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

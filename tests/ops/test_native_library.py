@@ -1,7 +1,5 @@
 """The library of C++ operators is loaded where it fits, and where it does not the references run and say so."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The two products that add a weight gradient to an fp32 buffer."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """Triton is needed by nothing but its kernels, and they are not missed where it is missing."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """What `test_platform_collectives.py` runs on two ranks; each function's result, of all ranks, is printed as JSON."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

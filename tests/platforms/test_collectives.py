@@ -1,7 +1,5 @@
 """Collectives of the cpu platform on two ranks: one launch, with poison and log, whose results the tests read."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Host tensors and device tensors on the CPU: which is which, and from whose generator each draws."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy

@@ -1,7 +1,5 @@
 """Names of torch.cuda that scripts ask for, and what they answer on the CPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """A checkpoint knows its features: what becomes of it in a job that has others, and what features declare about that."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

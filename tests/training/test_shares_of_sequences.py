@@ -1,7 +1,5 @@
 """Checkpoints of context parallelism: what one number of ranks saved another continues, and the other way round."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

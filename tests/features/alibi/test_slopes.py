@@ -1,7 +1,5 @@
 """Slopes against numbers from the paper, and the values of the bias against a loop over tokens."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Data parallelism against one process with the same global batch."""
 
-from __future__ import annotations
-
 from tests.features.parity import given, trains
 
 test_replicas_train_as_one_process = trains(

@@ -1,7 +1,5 @@
 """Rows by index against products with masks, and against the formula of the layer."""
 
-from __future__ import annotations
-
 from tests.features.parity import DTYPES, TENSOR, given, trains
 
 test_rows_by_index_are_rows_by_masks = trains(

@@ -1,7 +1,5 @@
 """The distributed optimizer against one process."""
 
-from __future__ import annotations
-
 from tests.features.parity import TENSOR, given, trains
 
 test_a_sharded_step_updates_as_a_whole_one = trains(

@@ -1,7 +1,5 @@
 """Shapes that travel ahead of tensors, under Megatron's schedules and under lists of operations."""
 
-from __future__ import annotations
-
 from tests.features.parity import given, trains
 
 test_pipelines_with_shapes_train_as_one_process = trains(

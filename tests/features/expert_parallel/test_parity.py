@@ -1,7 +1,5 @@
 """Expert parallelism against one process, with each dispatcher."""
 
-from __future__ import annotations
-
 from tests.features.parity import TENSOR, given, trains
 
 DISPATCHERS = {name: {"expert-parallel": {"dispatcher": name}} for name in ("alltoall", "allgather")}

@@ -1,7 +1,5 @@
 """The core attention module: every kind of mask, packed sequences, windows, scales, dropout and types, against the formula."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from types import SimpleNamespace

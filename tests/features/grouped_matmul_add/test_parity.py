@@ -1,7 +1,5 @@
 """Grouped experts against Megatron's single experts with the same weights: its grouped ones need a CUDA package."""
 
-from __future__ import annotations
-
 from tests.features.parity import DTYPES, TENSOR, given, trains
 
 test_grouped_experts_train_as_single_ones = trains(

@@ -1,7 +1,5 @@
 """Gradient accumulation fusion against Megatron's own gradients, in one buffer and in reduced buckets."""
 
-from __future__ import annotations
-
 from tests.features.parity import DTYPES, given, trains
 
 test_gradients_added_by_the_product_are_megatrons = trains(

@@ -1,7 +1,5 @@
 """Fused linear layers against one process."""
 
-from __future__ import annotations
-
 from tests.features.parity import DTYPES, LLAMA, given, trains
 
 test_training_is_that_of_one_process = trains(

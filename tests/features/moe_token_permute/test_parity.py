@@ -1,7 +1,5 @@
 """The permutation operators against Megatron's index functions, with each dispatcher."""
 
-from __future__ import annotations
-
 from tests.features.parity import DTYPES, TENSOR, given, trains
 
 BESIDE = {

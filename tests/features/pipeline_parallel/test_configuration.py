@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 import torch
 from megatron.core.model_parallel_config import ModelParallelConfig

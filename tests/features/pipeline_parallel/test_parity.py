@@ -1,7 +1,5 @@
 """Pipeline parallelism against one process."""
 
-from __future__ import annotations
-
 from tests.features.parity import given, trains
 
 test_stages_train_as_one_process = trains(

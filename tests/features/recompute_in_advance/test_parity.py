@@ -1,7 +1,5 @@
 """Recomputation ahead of the gradient against Megatron without it: equal bits."""
 
-from __future__ import annotations
-
 from tests.features.parity import given, trains
 
 PIPELINES = {1: "pipeline-parallel", 2: "virtual-pipeline"}

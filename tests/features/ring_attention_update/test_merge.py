@@ -1,7 +1,5 @@
 """Attention over blocks of keys, merged one after another, is attention over all keys: in plain torch and by the operator."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec

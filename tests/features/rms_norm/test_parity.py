@@ -1,7 +1,5 @@
 """The RMSNorm operator against Megatron's norm."""
 
-from __future__ import annotations
-
 from tests.features.parity import given, trains
 
 test_the_operator_trains_as_the_norm_of_megatron = trains(

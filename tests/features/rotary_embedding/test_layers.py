@@ -1,7 +1,5 @@
 """The stand-in against Megatron's own function: every option, both gradients, and the tables that calls share."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

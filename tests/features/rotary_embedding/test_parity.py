@@ -1,7 +1,5 @@
 """The rotary operator against Megatron's rotary embedding."""
 
-from __future__ import annotations
-
 from tests.features.parity import DTYPES, FULL, given, trains
 
 test_the_operator_trains_as_megatron = trains(

@@ -1,7 +1,5 @@
 """The C++ kernels of streaming operators, their plain-torch references, and arguments for both."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 import pytest

@@ -1,7 +1,5 @@
 """Memory of large results: left by one, taken by the next, bounded."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

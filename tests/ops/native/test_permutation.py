@@ -1,7 +1,5 @@
 """Tokens that go to experts and back: the C++ kernels beside their plain-torch references."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

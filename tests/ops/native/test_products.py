@@ -1,7 +1,5 @@
 """Products of matrices: the C++ kernels beside their plain-torch references."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

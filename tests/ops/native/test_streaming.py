@@ -1,7 +1,5 @@
 """Operators that stream their tensors once: the C++ kernels beside their plain-torch references."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -4,8 +4,6 @@ Nothing runs: this is no statement about speed. It says that the compiler takes 
 memory, that aligned rows are read and written 128 bits at a time, and that products use the tensor cores.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 
 import pytest

@@ -1,7 +1,5 @@
 """`benchmarks/gpu.py` where there is no GPU: every row is prepared and checked, small, by the kernels themselves."""
 
-from __future__ import annotations
-
 from click.testing import CliRunner
 
 from benchmarks.accelerator import measuring, products, ring, streaming

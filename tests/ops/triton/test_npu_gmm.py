@@ -1,7 +1,5 @@
 """The three grouped products, alone and added to an fp32 buffer; tiles are 16 x 16 here, so a few rows make many."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
