@@ -219,32 +219,33 @@ def backward_of(function, x: torch.Tensor, before_backward=lambda: None) -> None
     output.sum().backward()
 
 
-FIX = "\n  fix: remove norms, or let the function compute the same at each call with the same inputs"
+SIZE_OF, TIMES = [3], [2]
 
 
-def test_other_shapes_in_the_backward_pass_are_an_error():
-    size = [3]
-    x = torch.randn(4, requires_grad=True)
-    with pytest.raises(RunError) as error:
-        backward_of(lambda value: value[: size[0]].exp(), x, lambda: size.__setitem__(0, 2))
-    assert str(error.value) == "MS614 norms: a region recomputed a tensor of 8 bytes instead of 12" + FIX
+def other_shapes(value):
+    return value[: SIZE_OF[0]].exp()
 
 
-def test_other_tensors_in_the_backward_pass_are_an_error():
-    times = [2]
-
-    def function(value):
-        for _ in range(times[0]):
-            value = value.exp()
-        return value
-
-    with pytest.raises(RunError) as error:
-        backward_of(function, torch.randn(4, requires_grad=True), lambda: times.__setitem__(0, 1))
-    assert str(error.value) == "MS614 norms: a region recomputed 2 tensors instead of 3" + FIX
+def other_tensors(value):
+    for _ in range(TIMES[0]):
+        value = value.exp()
+    return value
 
 
-def test_an_input_that_changed_in_place_is_an_error():
+@pytest.mark.parametrize(
+    ("function", "change", "what"),
+    [
+        (other_shapes, lambda x: SIZE_OF.__setitem__(0, 2), "a tensor of 8 bytes instead of 12"),
+        (other_tensors, lambda x: TIMES.__setitem__(0, 1), "2 tensors instead of 3"),
+        (torch.exp, lambda x: x.detach().zero_(), "from an input that was changed in place"),
+    ],
+)
+def test_what_differs_in_the_backward_pass_is_an_error(function, change, what):
+    SIZE_OF[0], TIMES[0] = 3, 2
     hidden = torch.randn(4, requires_grad=True) * 1
     with pytest.raises(RunError) as error:
-        backward_of(torch.exp, hidden, lambda: hidden.detach().zero_())
-    assert str(error.value) == "MS614 norms: a region recomputed from an input that was changed in place" + FIX
+        backward_of(function, hidden, lambda: change(hidden))
+    assert str(error.value) == (
+        f"MS614 norms: a region recomputed {what}\n"
+        "  fix: remove norms, or let the function compute the same at each call with the same inputs"
+    )

@@ -20,40 +20,11 @@ MESSAGE = 12 * 2 * 16 * 4
 """Bytes of a message between stages: sequence, samples of a micro-batch, hidden size, fp32."""
 
 
-def compared_on_rank(*arguments: Any) -> Any:
+def on_rank(name: str, *arguments: Any) -> Any:
+    """Run a function of `steps_job`, which imports Megatron, on this rank."""
     from tests.pipeline import steps_job
 
-    return steps_job.compared(*arguments)
-
-
-def recomputed_on_rank(*arguments: Any) -> Any:
-    from tests.pipeline import steps_job
-
-    return steps_job.recomputed_ahead(*arguments)
-
-
-def out_of_order_on_rank(feature: str) -> Any:
-    from tests.pipeline import steps_job
-
-    return steps_job.out_of_order(feature)
-
-
-def refused_on_rank(feature: str) -> Any:
-    from tests.pipeline import steps_job
-
-    return steps_job.refused(feature)
-
-
-def tied_on_rank() -> Any:
-    from tests.pipeline import steps_job
-
-    return steps_job.tied()
-
-
-def swapped_on_rank(feature: str) -> Any:
-    from tests.pipeline import steps_job
-
-    return steps_job.swapped(feature)
+    return getattr(steps_job, name)(*arguments)
 
 
 def plan(feature: str, vpp: int, settings: dict[str, Any], *also: str, cpu: dict[str, Any] | None = None) -> Any:
@@ -66,7 +37,7 @@ def plan(feature: str, vpp: int, settings: dict[str, Any], *also: str, cpu: dict
 
 
 def compared(pool: WorkerPool, feature: str, vpp: int, settings: dict[str, Any], tied: bool, arguments: dict[str, Any]) -> Any:
-    return pool.call(compared_on_rank, STAGES, feature, tied, arguments, plan=plan(feature, vpp, settings))
+    return pool.call(on_rank, STAGES, "compared", feature, tied, arguments, plan=plan(feature, vpp, settings))
 
 
 @pytest.mark.parametrize("vpp", [1, 2])
@@ -125,7 +96,7 @@ def test_gradients_recomputed_ahead_under_megatrons_own_schedule_are_its_own(
 ) -> None:
     asked = plan(feature, vpp, settings | {"trace": str(tmp_path)})
     assert not any("pipeline-schedule" in row.slots for row in asked.features)
-    ranks = pool.call(recomputed_on_rank, STAGES, feature, "", WAITS[waits], plan=asked)
+    ranks = pool.call(on_rank, STAGES, "recomputed_ahead", feature, "", WAITS[waits], plan=asked)
     for rank in ranks:
         assert rank["different"] == [] == rank["zero"]
         assert rank["losses"][0] == rank["losses"][1]
@@ -140,7 +111,7 @@ def test_gradients_recomputed_ahead_under_megatrons_own_schedule_are_its_own(
 def test_a_list_of_operations_takes_recomputation_over(
     pool: WorkerPool, engine: str, feature: str, settings: dict[str, Any], vpp: int
 ) -> None:
-    ranks = pool.call(recomputed_on_rank, STAGES, feature, engine, {}, plan=plan(feature, vpp, settings, engine))
+    ranks = pool.call(on_rank, STAGES, "recomputed_ahead", feature, engine, {}, plan=plan(feature, vpp, settings, engine))
     for rank in ranks:
         assert rank["different"] == [] == rank["zero"]
         assert rank["losses"][0] == rank["losses"][1]
@@ -179,7 +150,7 @@ def test_no_message_of_a_list_is_used_before_its_wait(
     pool: WorkerPool, tmp_path: Path, feature: str, settings: dict[str, Any], vpp: int
 ) -> None:
     cpu = {"poison": True, "collective_log": str(tmp_path / "log.{rank}")}
-    for rank in pool.call(compared_on_rank, STAGES, feature, False, {}, plan=plan(feature, vpp, settings, cpu=cpu)):
+    for rank in pool.call(on_rank, STAGES, "compared", feature, False, {}, plan=plan(feature, vpp, settings, cpu=cpu)):
         assert rank["different"] == [] == rank["zero"]
         assert rank["losses"][0] == rank["losses"][1]
         assert rank["recomputed"] == rank["listed"]
@@ -194,7 +165,7 @@ def test_no_gradient_is_used_before_its_wait_where_forward_passes_are_repeated_a
     cpu = {"poison": True, "collective_log": str(tmp_path / "log.{rank}")}
     asked = plan(feature, 2, settings, *([engine] if engine else []), cpu=cpu)
     waits = {} if engine else WAITS["overlapped"]
-    for rank in pool.call(recomputed_on_rank, STAGES, feature, engine, waits, plan=asked):
+    for rank in pool.call(on_rank, STAGES, "recomputed_ahead", feature, engine, waits, plan=asked):
         assert rank["different"] == [] == rank["zero"]
         assert rank["losses"][0] == rank["losses"][1]
         assert rank["recomputed"] == rank["listed"]
@@ -203,7 +174,7 @@ def test_no_gradient_is_used_before_its_wait_where_forward_passes_are_repeated_a
 
 def test_a_step_keeps_the_queue_on_the_host_but_for_two_chunk_steps(pool: WorkerPool) -> None:
     """By the meter: four units wait behind the last backward pass, and no more bytes are there than with three that wait."""
-    first, second = pool.call(swapped_on_rank, STAGES, "nano-pipe", plan=plan("nano-pipe", 1, {"swap": True}))
+    first, second = pool.call(on_rank, STAGES, "swapped", "nano-pipe", plan=plan("nano-pipe", 1, {"swap": True}))
     three, four, moved = second
     assert [[case["most"] for case in rank] for rank in (first, second)] == [[1, 1, 1], [3, 4, 2]]
     assert [case["bytes"] > 0 for case in second] == [False, False, True]
@@ -218,7 +189,7 @@ def test_as_many_activation_sets_are_alive_as_the_simulator_says(pool: WorkerPoo
 
 
 def test_one_weight_gradient_out_of_order_is_refused_and_changes_the_bits(pool: WorkerPool) -> None:
-    ranks = pool.call(out_of_order_on_rank, STAGES, "nano-pipe", plan=plan("nano-pipe", 1, {}))
+    ranks = pool.call(on_rank, STAGES, "out_of_order", "nano-pipe", plan=plan("nano-pipe", 1, {}))
     for rank in ranks:
         assert rank["problem"].startswith("nano-pipe: rank 1: W of chunk 0 has micro-batch 1 after 2")
     assert ranks[0]["different"] == []
@@ -229,7 +200,7 @@ def test_a_v_that_does_not_know_of_tied_embeddings_is_refused_on_every_rank_befo
     world = {"world_size": STAGES, "pp": STAGES, "vpp": 2, "num_layers": 8, "micro_batch_size": 2, "mtp_num_layers": 0}
     layer = Layer("test", features=("zero-bubble",), settings={"zero-bubble": {"placement": "v"}}, world=world, platform="cpu")
     assert (
-        pool.call(tied_on_rank, STAGES, plan=registry.resolve([layer]))
+        pool.call(on_rank, STAGES, "tied", plan=registry.resolve([layer]))
         == [
             "placement v has the embedding and the output layer in two chunks of one rank, where Megatron does not tie them | "
             "untie them (--untie-embeddings-and-output-weights), or take placement loop"
@@ -239,7 +210,7 @@ def test_a_v_that_does_not_know_of_tied_embeddings_is_refused_on_every_rank_befo
 
 
 def test_communication_of_the_caller_and_tensors_of_another_shape_are_refused(pool: WorkerPool) -> None:
-    first, second = pool.call(refused_on_rank, STAGES, "nano-pipe", plan=plan("nano-pipe", 1, {}))
+    first, second = pool.call(on_rank, STAGES, "refused", "nano-pipe", plan=plan("nano-pipe", 1, {}))
     assert first[:2] == second
     assert second == [
         (

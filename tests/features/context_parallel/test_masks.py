@@ -13,34 +13,23 @@ RECIPE = Recipe(LLAMA)
 LENGTH = LLAMA.seq_length
 
 
+LONG = pytest.mark.long
+SHARE, WHOLE = "(12, 24) or (1, 1, 12, 24)", "(24, 24) or (1, 1, 24, 24)"
+
+
 @pytest.mark.parametrize(
-    ("algorithm", "world", "expected"),
+    ("algorithm", "world", "function", "expected"),
     [
-        ("ring-attention", 2, "ring_attention: mask has shape (1, 1, 3, 5); expected is (12, 24) or (1, 1, 12, 24)"),
-        pytest.param(
-            "ulysses-attention",
-            2,
-            "ulysses_attention: mask has shape (1, 1, 3, 5); expected is (24, 24) or (1, 1, 24, 24)",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            "kv-allgather-cp",
-            2,
-            "kv_allgather_attention: mask has shape (1, 1, 3, 5); expected is (12, 24) or (1, 1, 12, 24)",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            "hybrid-attention",
-            4,
-            "ring_attention: mask has shape (1, 1, 3, 5); expected is (12, 24) or (1, 1, 12, 24)",
-            marks=pytest.mark.long,
-        ),
+        ("ring-attention", 2, "ring_attention", SHARE),
+        pytest.param("ulysses-attention", 2, "ulysses_attention", WHOLE, marks=LONG),
+        pytest.param("kv-allgather-cp", 2, "kv_allgather_attention", SHARE, marks=LONG),
+        pytest.param("hybrid-attention", 4, "ring_attention", SHARE, marks=LONG),
     ],
 )
-def test_a_mask_of_another_shape_is_refused(pool: WorkerPool, algorithm: str, world: int, expected: str) -> None:
+def test_a_mask_of_another_shape_is_refused(pool: WorkerPool, algorithm: str, world: int, function: str, expected: str) -> None:
     settings = {"context-parallel": {"size": world, "algorithm": algorithm}}
     if algorithm == "hybrid-attention":
         settings[algorithm] = {"ulysses_degree": 2}
     plan = mindspeed.plan(settings=settings, world={**RECIPE.world(), "world_size": world}, platform="cpu")
-    rows, columns = (3, 5)
-    assert pool.call(refusal, world, RECIPE, rows, columns, plan=plan) == [f"MS505 {expected}"] * world
+    text = f"MS505 {function}: mask has shape (1, 1, 3, 5); expected is {expected}"
+    assert pool.call(refusal, world, RECIPE, 3, 5, plan=plan) == [text] * world
