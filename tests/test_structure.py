@@ -149,3 +149,54 @@ def test_the_package_asks_for_every_megatron_that_the_resolver_supports_and_ci_i
     pins = [line.partition("==") for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines()]
     (pinned,) = [version for name, _, version in pins if name == "megatron-core"]
     assert (pinned, pinned in asked.specifier) == ("0.16.1", True)
+
+
+PROSE = frozenset({"message", "why", "fix", "fix_text", "reason", "refusal", "note"})
+"""Names of texts that are written for a reader: what a program must know of them is data beside them."""
+READS = frozenset({"startswith", "endswith", "removeprefix", "removesuffix", "find", "index", "split", "rsplit", "count"})
+READS |= {"partition", "rpartition"}
+PATTERNS = frozenset({"findall", "finditer", "fullmatch", "match", "search", "sub", "split"})
+
+
+def is_prose(node: ast.AST) -> bool:
+    """Return whether an expression is a text for a reader: ``problem.message``, ``why[0]``, ``str(problem)``."""
+    match node:
+        case ast.Attribute(attr=name) | ast.Name(id=name):
+            return name in PROSE
+        case ast.Subscript(value=value):
+            return is_prose(value)
+        case ast.Call(func=ast.Name(id="str"), args=[ast.Name(id="problem")]):
+            return True
+    return False
+
+
+def readings_of_prose(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines on which a module looks into such a text."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(value=text, attr=name)) if name in READS and is_prose(text):
+                yield node.lineno
+            case ast.Call(func=ast.Attribute(attr=name), args=args) if name in PATTERNS and any(map(is_prose, args)):
+                yield node.lineno
+            case ast.Compare(ops=[ast.In() | ast.NotIn()], comparators=[text]) if is_prose(text):
+                yield node.lineno
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'problem.message.startswith("MS")',
+        'feature.why[-1].endswith(" asks for it")',
+        '"--tp" in problem.message',
+        "OPTION.findall(problem.fix_text)",
+        're.sub("--tp", "--tensor-model-parallel-size", fix)',
+        'str(problem).partition(":")',
+        '[note for note in notes if not note.startswith("--x")]',
+    ],
+)
+def test_the_search_for_readers_of_prose_finds_them(line):
+    assert list(readings_of_prose(ast.parse(line)))
+
+
+def test_no_module_decides_by_the_text_of_a_message():
+    assert [f"{name}:{line}" for name, tree in SOURCES.items() for line in readings_of_prose(tree)] == []

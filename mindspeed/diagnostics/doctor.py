@@ -178,7 +178,7 @@ def _operators() -> Iterator[Finding]:
     missing = [row for row in rows if row.runs != CPP]
     if missing:
         fix = "mindspeed ops build" if compiler is not None else ""
-        yield Finding("C++ operators", f"{missing[0].why.partition(':')[0]}; the references run", "optional", fix)
+        yield Finding("C++ operators", f"{missing[0].reason}; the references run", "optional", fix)
     elif rows:
         yield Finding("C++ operators", f"{len(rows)} are built")
 

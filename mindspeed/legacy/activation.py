@@ -260,8 +260,8 @@ def _request(values: Mapping[str, Any]) -> _Request:
     for old in flags.OLD_FLAGS:
         if own.isdisjoint(old.features) and by_flag.pop(old.dest, None) and old.dest not in taken:
             unused.append(f"{old.flag} does nothing: {' or '.join(old.features)} is not in the list of features")
-    layer, notes, problems = flags.request_of({**values, **dict.fromkeys(flags.BY_DEST), **by_flag}, registry.catalog())
-    notes = [*(note for note in notes if not why or not note.startswith(flags.BY_DEST[_ALGORITHM].flag)), why]
+    layer, by_dest, problems = flags.request_of({**values, **dict.fromkeys(flags.BY_DEST), **by_flag}, registry.catalog())
+    notes = [*(note for dest, note in by_dest.items() if not (why and dest == _ALGORITHM)), why]
     features, settings = list(layer.features), {name: dict(fields) for name, fields in layer.settings.items()}
     rows = [PlanNote("note", "compat", note) for note in (*notes, *unused, _state.strange) if note]
     for name, fields in arguments.megatron_features(values).items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,17 +31,22 @@ _OPS: Final = Path(__file__).resolve().parent
 class VariantStatus:
     """Describe an operator on a platform: its best ``variant``, what ``runs`` on this machine, and why not the former.
 
-    ``runs`` is empty when this machine is not one of that platform.
+    ``runs`` is empty when this machine is not one of that platform. ``command`` mends it.
     """
 
     name: str
     platform: str
     variant: str
     runs: str
-    why: str
+    reason: str
+    command: str = ""
+
+    @property
+    def why(self) -> str:
+        return f"{self.reason}: {self.command}" if self.command else self.reason
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: getattr(self, name) for name in ("name", "platform", "variant", "runs", "why")}
 
 
 def standings(platform: str) -> list[VariantStatus]:
@@ -105,7 +110,7 @@ def _standing(op: str, machine: _Machine) -> VariantStatus:
         return VariantStatus(op, machine.platform, best, otherwise, reason(op, machine.platform))
     if machine.is_here and machine.runs(op):
         return VariantStatus(op, machine.platform, best, best, "")
-    return VariantStatus(op, machine.platform, best, otherwise, machine.obstacle(op))
+    return VariantStatus(op, machine.platform, best, otherwise, *machine.obstacle(op))
 
 
 class _Machine:
@@ -123,14 +128,14 @@ class _Machine:
         kind = variant(op, self.platform)
         return op in self.built if kind == CPP else not self.lacks(kind)
 
-    def obstacle(self, op: str) -> str:
-        """Return the reason why it does not."""
+    def obstacle(self, op: str) -> tuple[str, str]:
+        """Return the reason why it does not, and the command that mends it, if there is one."""
         if not self.is_here:
-            return f"there is no {_WORDS[self.platform]} on this machine"
+            return f"there is no {_WORDS[self.platform]} on this machine", ""
         if reference_only():
-            return "MINDSPEED_OPS is reference"
+            return "MINDSPEED_OPS is reference", ""
         kind = variant(op, self.platform)
-        return self.no_library if kind == CPP else f"{_PACKAGES[kind]} is not installed"
+        return self.no_library if kind == CPP else (f"{_PACKAGES[kind]} is not installed", "")
 
     def lacks(self, kind: str) -> bool:
         """Return whether a package that a kind of variant needs is not installed."""
@@ -144,17 +149,17 @@ class _Machine:
         return frozenset(found.operators) if found is not None else frozenset()
 
     @cached_property
-    def no_library(self) -> str:
-        """Return the reason why there is no library for this machine."""
+    def no_library(self) -> tuple[str, str]:
+        """Return the reason why there is no library for this machine, and the command that builds it, if it can."""
         if self._key is None:
-            return "torch is not installed"
+            return "torch is not installed", ""
         other = build_cache.nearest(self._key)
         what = build_cache.why_not(self._key, other) if other is not None else "not built"
         if find_compiler(os.environ.get("CXX")) is None:
-            return f"{what}, and there is no C++ compiler here"
+            return f"{what}, and there is no C++ compiler here", ""
         if obstacle := build_obstacle(self.platform):
-            return f"{what}, and {obstacle}"
-        return f"{what}: mindspeed ops build"
+            return f"{what}, and {obstacle}", ""
+        return what, "mindspeed ops build"
 
     @cached_property
     def _key(self) -> build_cache.Key | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from packaging.specifiers import SpecifierSet
@@ -22,10 +22,10 @@ _FLAGS: Final = {
 }
 
 
-def refusals(config: Any) -> Iterator[str]:
-    """Yield the argument and the reason for each argument of Megatron that a list of operations cannot run with."""
+def refusals(config: Any, without: Collection[str] = ()) -> Iterator[str]:
+    """Yield the argument and the reason for each argument of Megatron, ``without`` some, that a list of operations refuses."""
     for name, reason in _FLAGS.items():
-        if getattr(config, name, False):
+        if name not in without and getattr(config, name, False):
             yield f"{name} is set: {reason}"
     if getattr(config, "cuda_graph_impl", "none") != "none":
         yield f"cuda_graph_impl={config.cuda_graph_impl}: {_FLAGS['enable_cuda_graph']}"
@@ -39,7 +39,7 @@ _NO_FORWARD: Final = ("defer_embedding_wgrad_compute", "delay_wgrad_compute", "u
 
 def recompute_refusals(config: Any) -> Iterator[str]:
     """Yield the argument and the reason for each argument of Megatron that early recomputation cannot run with."""
-    return (text for text in refusals(config) if not text.startswith(_NO_FORWARD))
+    return refusals(config, _NO_FORWARD)
 
 
 _FUSED: Final = "linear layers of Transformer Engine compute both gradients at once"

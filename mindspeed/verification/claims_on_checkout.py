@@ -20,12 +20,13 @@ from mindspeed.engine.resolution.environment import version_in
 from mindspeed.plugins.feature import FeatureSpec
 
 Row = dict[str, Any]
-"""``{"feature", "holds", "problems", "seconds"}``; ``holds`` is None for a feature that has no verdict."""
+"""``{"feature", "holds", "problems", "seconds"}``; ``holds`` is None for a feature that has no verdict.
 
-OUT_OF_RANGE: Final = "needs megatron-core"
-NOT_VERIFIED: Final = "not verified"
-NO_VERDICT: Final = "no verdict"
-"""Begins the problem of a feature that does not support the release, whose turn did not come, or that took too long."""
+Where the checkout was not asked for one, ``open`` is ``out-of-range`` for a feature that does not support the release,
+``not-verified`` for one whose turn did not come, and ``no-verdict`` for one that took too long.
+"""
+
+OUT_OF_RANGE: Final = "out-of-range"
 END: Final = 10.0
 """Seconds that a process gets to end when it has no more to do."""
 _ERROR_LINES: Final = 3
@@ -73,7 +74,7 @@ class Verifier:
                 return row
         self._process.kill()
         self._process.wait()
-        return _row(name, f"{NO_VERDICT} within {limit:.0f} s", holds=None, seconds=limit)
+        return _open_row(name, "no-verdict", f"no verdict within {limit:.0f} s", limit)
 
     @property
     def has_ended(self) -> bool:
@@ -102,7 +103,7 @@ def verify_on(checkout: Path, version: str, specs: Mapping[str, FeatureSpec], li
     verified. A process that dies or hangs is a row of its feature; the next feature has another process.
     """
     supporting = {name: spec for name, spec in specs.items() if version_in(version, spec.megatron)}
-    rows = {name: _row(name, f"{OUT_OF_RANGE} {spec.megatron}", holds=None) for name, spec in specs.items()}
+    rows = {name: _open_row(name, OUT_OF_RANGE, f"needs megatron-core {spec.megatron}") for name, spec in specs.items()}
     waiting, end = deque(supporting), time.monotonic() + limits.total
 
     def work(_: int) -> list[Row]:
@@ -121,7 +122,7 @@ def _in_turn(checkout: Path, waiting: deque[str], limits: Limits, end: float) ->
         name = waiting.popleft()
         left = end - time.monotonic()
         if left <= 0:
-            yield _row(name, f"{NOT_VERIFIED}: {limits.total:.0f} s were over", holds=None)
+            yield _open_row(name, "not-verified", f"not verified: {limits.total:.0f} s were over")
             continue
         verifier = verifier or Verifier(checkout)
         yield verifier.verify(name, limits.feature)
@@ -132,8 +133,12 @@ def _in_turn(checkout: Path, waiting: deque[str], limits: Limits, end: float) ->
         verifier.close()
 
 
-def _row(name: str, problem: str, holds: bool | None = False, seconds: float = 0.0) -> Row:
-    return {"feature": name, "holds": holds, "problems": [problem], "seconds": seconds}
+def _row(name: str, problem: str) -> Row:
+    return {"feature": name, "holds": False, "problems": [problem], "seconds": 0.0}
+
+
+def _open_row(name: str, kind: str, problem: str, seconds: float = 0.0) -> Row:
+    return {"feature": name, "holds": None, "open": kind, "problems": [problem], "seconds": seconds}
 
 
 def in_order(names: Iterable[str], verdicts: Mapping[str, Iterable[str]]) -> list[str]:

@@ -13,7 +13,7 @@ from mindspeed.engine.planning.drift import source_tree
 from mindspeed.engine.planning.targets import PatchTarget
 from mindspeed.plugins.feature import FeatureSpec
 from mindspeed.plugins.problems import MindSpeedError
-from mindspeed.verification.claims_on_checkout import NO_VERDICT, NOT_VERIFIED, OUT_OF_RANGE, Limits, in_order, verify_on
+from mindspeed.verification.claims_on_checkout import OUT_OF_RANGE, Limits, in_order, verify_on
 
 Recorder = Callable[[Any, Sequence[PatchTarget], Path], Path]
 """``record_release`` of `mindspeed.megatron.release_recording`."""
@@ -42,7 +42,7 @@ class Report:
     @property
     def failed(self) -> list[str]:
         """Name the features that have a claim here which was not seen to hold."""
-        return [row["feature"] for row in self.claims if not row["holds"] and not row["problems"][0].startswith(OUT_OF_RANGE)]
+        return [row["feature"] for row in self.claims if not row["holds"] and row.get("open") != OUT_OF_RANGE]
 
     def to_json(self) -> dict[str, Any]:
         fields = ("feature", "target", "verdict", "why", "near", "diff")
@@ -139,6 +139,5 @@ def _claim(row: Mapping[str, Any] | None) -> str:
     if row is None:
         return "not verified"
     if row["holds"] is None:
-        first = row["problems"][0].splitlines()[0]
-        return first if first.startswith((OUT_OF_RANGE, NOT_VERIFIED, NO_VERDICT)) else "refused"
+        return str(row["problems"][0]) if "open" in row else "refused"
     return f"holds ({row['seconds']:.0f} s)" if row["holds"] else "does not hold"

@@ -240,9 +240,9 @@ def read_old_flags(argv: Sequence[str], known: Collection[str], catalog: Catalog
     rest, moved = without_second_policy(rest, values)
     values, clamped = within_a_chunk(rest, values)
     values, unserved = without_unserved(rest, values)
-    layer, notes, missing = request_of(sizes | values, catalog)
+    layer, by_flag, missing = request_of(sizes | values, catalog)
     rest, changed = in_new_meaning(rest, bool(values.get("moe_tp_extend_ep")))
-    notes += [*moved, *clamped, *changed]
+    notes = [*by_flag.values(), *moved, *clamped, *changed]
     if values.get("noop_layers"):
         rest, counted = without_empty_layers(rest, str(values["noop_layers"]))
         notes += counted
@@ -256,27 +256,28 @@ def read_old_flags(argv: Sequence[str], known: Collection[str], catalog: Catalog
     return OldFlags(layer, tuple(others.words), (*notes, *others.notes), all_problems, left_out, tuple(fallbacks))
 
 
-def request_of(values: Mapping[str, Any], catalog: Catalog) -> tuple[Layer, list[str], list[Problem]]:
-    """Translate arguments by attribute (``{"use_fused_rmsnorm": True}``), with notes and MS111 problems."""
+def request_of(values: Mapping[str, Any], catalog: Catalog) -> tuple[Layer, dict[str, str], list[Problem]]:
+    """Translate arguments by attribute (``{"use_fused_rmsnorm": True}``), with a note for each, and MS111 problems."""
     features: list[str] = []
     settings: dict[str, dict[str, Any]] = {}
-    notes, problems = [], []
+    notes: dict[str, str] = {}
+    problems = []
     for dest, value in values.items():
         old = BY_DEST.get(dest)
         feature = old.feature_for(value, values) if old is not None and old.says_something(value) else ""
         if old is None or not feature:
             if old is not None and old.chooser and old.says_something(value) and value not in old.off:
-                notes.append(f"{old.flag} means nothing with this {old.chooser}")
+                notes[dest] = f"{old.flag} means nothing with this {old.chooser}"
             continue
         if old.size and values.get(old.size) == 1:
-            notes.append(f"{old.flag} does nothing with --{old.size.replace('_', '-')} 1")
+            notes[dest] = f"{old.flag} does nothing with --{old.size.replace('_', '-')} 1"
             continue
         needed = _NEEDED.get((old.flag, str(value)))
         if needed is not None and values.get(BY_FLAG[needed].dest) is None:
             text = f"{old.flag} {value} needs {needed}"
             problems.append(problem_of_flags("MS301", text, [old.flag], Advice(f"give {needed} 2 or more"), (feature,)))
         if old.noop_reason:
-            notes.append(f"{old.flag} is not needed: {old.noop_reason}")
+            notes[dest] = f"{old.flag} is not needed: {old.noop_reason}"
             continue
         if feature not in catalog.usable:
             text = f"{old.flag} stands for the feature {feature}, which this version of mindspeed does not have yet"
@@ -284,7 +285,7 @@ def request_of(values: Mapping[str, Any], catalog: Catalog) -> tuple[Layer, list
             continue
         spelling = old.new_spelling(feature, value)
         does = "switches on" if old.switch else "is a setting of"
-        notes.append(f"{old.flag} {does} {feature}; the new spelling is {spelling}")
+        notes[dest] = f"{old.flag} {does} {feature}; the new spelling is {spelling}"
         if old.switch and feature not in features:
             features.append(feature)
         if old.setting:
