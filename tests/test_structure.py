@@ -155,7 +155,7 @@ PROSE = frozenset({"message", "why", "fix", "fix_text", "reason", "refusal", "no
 """Names of texts that are written for a reader: what a program must know of them is data beside them."""
 READS = frozenset({"startswith", "endswith", "removeprefix", "removesuffix", "find", "index", "split", "rsplit", "count"})
 READS |= {"partition", "rpartition"}
-PATTERNS = frozenset({"findall", "finditer", "fullmatch", "match", "search", "sub", "split"})
+PATTERNS = frozenset({"findall", "finditer", "fullmatch", "match", "search", "sub"})
 
 
 def is_prose(node: ast.AST) -> bool:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
@@ -29,7 +28,6 @@ from mindspeed.plugins.patches import Ref, Set
 from mindspeed.plugins.problems import MindSpeedError
 
 LONGEST_SUMMARY = 100
-_ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
 """The address of an object, which no two attempts share."""
 
 
@@ -197,4 +195,4 @@ def _answer(names: tuple[str, ...], world: dict[str, Any], platform: str) -> tup
     try:
         return True, registry.resolve([Layer("conformance", names, world=world, platform=platform)]).digest
     except MindSpeedError as error:
-        return False, sorted(_ADDRESS.sub("", problem.message) for problem in error.problems)
+        return False, sorted((problem.code, problem.features) for problem in error.problems)

@@ -18,6 +18,7 @@ from mindspeed.context_parallel.documents import are_documents, ends_of_packed, 
 from mindspeed.context_parallel.position_bias import PositionBias
 from mindspeed.ops.attention_mask import AttentionVisibility, attention_visibility
 from mindspeed.plugins import Feature, MindSpeedError, Problem, with_modules
+from mindspeed.plugins.fixes import GiveField
 
 
 class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has no types
@@ -107,7 +108,7 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has 
 
     def _refused(self, sentence: str) -> MindSpeedError:
         name = self.feature.spec.name
-        return MindSpeedError([Problem("MS304", f"{name}: {sentence}", (name,), fix="--cp 1")])
+        return MindSpeedError([Problem("MS304", f"{name}: {sentence}", (name,), fix=GiveField("cp", 1))])
 
     @abstractmethod
     def attend(self, query: Tensor, key: Tensor, value: Tensor, visibility: AttentionVisibility) -> Tensor:

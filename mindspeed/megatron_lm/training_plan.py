@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,6 @@ from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.engine.runtime.effects import REPORT_VARIABLE
 from mindspeed.job import megatron_arguments as flags
-from mindspeed.job.world import PARALLEL_SIZES
 from mindspeed.megatron.hook_points import MegatronHookPoints, hook_points_for
 from mindspeed.megatron.parsed_arguments import contradiction, unsupported_arguments
 from mindspeed.megatron_lm.argument_words import MegatronCommandLine
@@ -26,7 +24,7 @@ from mindspeed.megatron_lm.field_options import field_options_in
 from mindspeed.megatron_lm.given_arguments import Given, surface_or_nearest, without_option
 from mindspeed.megatron_lm.training_request import ScriptRequest, read_command_line
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.plugins.fixes import Advice, DropOption, RemoveFeature
+from mindspeed.plugins.fixes import DropOption, RemoveFeature
 from mindspeed.plugins.patches import ArgOverride
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
 
@@ -35,14 +33,6 @@ SCRIPT_MODULES: Final = ("megatron.training", "mindspeed.megatron_adaptor")
 
 
 REPORT_NAME: Final = "mindspeed-report.json"
-
-_SPELLINGS: Final = (
-    ("--activation silu --gated-linear-unit", "--swiglu"),
-    ("--dtype ", "--"),
-    ("--no-rotary", "no --position-embedding-type rope and no --use-rotary-position-embeddings"),
-    *((f"--{size}", f"--{flags.dests_of(size)[0].replace('_', '-')}") for size in PARALLEL_SIZES),
-)
-"""Flags of ``mindspeed features`` and what Megatron-LM calls them, where it is something else."""
 
 _SERVED: Final = {"distributed_backend": "nccl is served by gloo"}
 """Arguments whose other value the platform can serve: the user's word stays, and is a row of the plan."""
@@ -73,25 +63,14 @@ def plan_training(
     try:
         plan = registry.resolve(layers, environment)
     except ResolutionError as error:
-        raise ResolutionError(map(_with_translated_advice, error.problems), words) from None
+        error.words = words
+        raise
     plan = replace(plan, rows=(*plan.rows, *request.notes))
     request, plan = _with_fields(request, _with_served(plan, request.given), surface_or_nearest(version))
     problems = [*contradicted(request.given, plan.overrides), *_ignored_by_layers(request.given, plan.overrides)]
     if problems := [*problems, *refused(request.given, plan, registry.catalog_for(plan.names))]:
         raise ResolutionError(problems, words)
     return request, plan
-
-
-def _with_translated_advice(problem: Problem) -> Problem:
-    fix = (Advice(in_megatrons_words(step.text)) if isinstance(step, Advice) else step for step in problem.fix)
-    return replace(problem, fix=tuple(fix))
-
-
-def in_megatrons_words(fix: str) -> str:
-    """A sentence with Megatron's flags instead of ours, until features declare their fixes as data."""
-    for ours, theirs in _SPELLINGS:
-        fix = re.sub(rf"{ours}(?![\w-])", theirs, fix)
-    return fix
 
 
 def report_beside(request: ScriptRequest, environ: MutableMapping[str, str]) -> None:

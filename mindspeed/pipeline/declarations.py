@@ -9,6 +9,7 @@ from pydantic import Field
 from mindspeed.pipeline.refusals import IN_WORLD
 from mindspeed.plugins.conditions import Check, Condition, Predicate
 from mindspeed.plugins.feature import FeatureArgs
+from mindspeed.plugins.fixes import GiveField, RemoveFeature
 from mindspeed.plugins.patches import ArgOverride, When, Wrap
 
 WAITING_WEIGHTS: Final = Wrap(
@@ -72,7 +73,7 @@ def needs_stages(name: str) -> Condition:
     return Check(
         lambda args, world: world.pp > 1,
         "one pipeline stage waits for no other, and there is {world.pp}",
-        fix=f"--pp 2 or more, or remove {name}",
+        fix=(GiveField("pp", 2, or_more=True), RemoveFeature()),
     )
 
 

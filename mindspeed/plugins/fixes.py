@@ -11,11 +11,15 @@ from typing import Any, Final
 
 @dataclass(frozen=True, slots=True)
 class GiveField:
-    """Give a field of the job (`mindspeed.job.world`) a value; without one, any value of which ``note`` says more."""
+    """Give a field of the job (`mindspeed.job.fields`) a value, or a greater one with ``or_more``.
+
+    Without a value it is any, of which ``note`` says more.
+    """
 
     field: str
     value: Any = declared(default=None, hash=False)
     note: str = ""
+    or_more: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +181,8 @@ class CommandLine:
     def step(self, step: FixStep) -> str:
         """Return one alternative."""
         match step:
-            case GiveField(name, value, note):
-                return _with_note(self.give_field(name, value), note)
+            case GiveField(name, value, note, or_more):
+                return _with_note(f"{self.give_field(name, value)}{' or more' if or_more else ''}", note)
             case DropField(name):
                 return self.drop_field(name)
             case GiveSetting(setting, value, note):

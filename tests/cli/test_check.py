@@ -61,7 +61,7 @@ def test_a_size_that_does_not_divide_the_heads_says_which(check):
         "MS304 tensor-parallel: 8 attention heads cannot be split over 3 ranks\n"
         "  because: tensor-parallel: the tensor-parallel size is 3\n"
         f"  where: {_where('tensor-parallel')}\n"
-        "  fix: use a --tp that divides 8\n"
+        "  fix: --tp N (a divisor of 8)\n"
     )
 
 

@@ -36,7 +36,7 @@ def test_experts_on_one_rank_are_refused(name):
 
 def test_experts_that_cannot_be_spread_evenly_are_refused(name):
     assert refusals(name, world_size=2, ep=2, num_experts=3) == [
-        "MS304 expert-parallel: 3 experts cannot be spread evenly over 2 ranks | use a --ep that divides 3"
+        "MS304 expert-parallel: 3 experts cannot be spread evenly over 2 ranks | --ep N (a divisor of 3)"
     ]
 
 

@@ -84,7 +84,7 @@ def test_json_keeps_every_kind_and_the_text_beside_it():
         "chain": (),
         "where": "",
         "fix": "--tp 2",
-        "fixes": [{"kind": "give-field", "field": "tp", "value": 2, "note": ""}],
+        "fixes": [{"kind": "give-field", "field": "tp", "value": 2, "note": "", "or_more": False}],
         "facts": [{"name": "tp", "value": 3, "source": "job file", "option": "--tp"}],
     }
     assert Problem.from_json(json.loads(json.dumps(problem.to_json()))) == problem

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mindspeed.context_parallel.feature import NEEDS_GROUP, TwoLevelFeature
 from mindspeed.context_parallel.patches import NO_PREDICTION, any_length, sliced_by
 from mindspeed.plugins import (
+    AddFeature,
     ArgOverride,
     Capability,
     Category,
@@ -16,10 +17,13 @@ from mindspeed.plugins import (
     FeatureArgs,
     FeatureSpec,
     Field,
+    GiveField,
+    GiveSetting,
     Numerics,
     Patch,
     Requires,
     Slot,
+    Together,
     hookimpl,
 )
 
@@ -72,13 +76,16 @@ class AdaptiveCp(TwoLevelFeature[AdaptiveCpArgs]):
             Check(
                 lambda args, world: world.pp <= 2,
                 "a mask that comes with each batch does not reach the middle of {world.pp} pipeline stages",
-                fix="--pp 2 or less, or shared-attention-mask with --set adaptive-cp.dynamic_mask=false",
+                fix=(
+                    GiveField("pp", 2, "or less"),
+                    Together((AddFeature("shared-attention-mask"), GiveSetting("dynamic_mask", False))),
+                ),
                 when=lambda args, world: args.dynamic_mask,
             ),
             Check(
                 lambda args, world: world.cp % args.ulysses_degree == 0 and world.cp > args.ulysses_degree,
                 "two or more groups of {args.ulysses_degree} neighbours do not make {world.cp} context-parallel ranks",
-                fix="a --cp that is two or more times {args.ulysses_degree}, or --set adaptive-cp.ulysses_degree=1",
+                fix=(GiveField("cp", note="two or more times {args.ulysses_degree}"), GiveSetting("ulysses_degree", 1)),
                 when=lambda args, world: args.ulysses_degree > 1 and world.cp > 1,
             ),
             Check(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from mindspeed.plugins import (
+    Advice,
     After,
     ArgOverride,
     Capability,
@@ -16,6 +17,7 @@ from mindspeed.plugins import (
     FeatureArgs,
     FeatureSpec,
     Field,
+    GiveField,
     Numerics,
     Requires,
     RequiresCapability,
@@ -71,7 +73,7 @@ class Alibi(Feature[AlibiArgs]):
             Check(
                 lambda args, world: not world.rotary,
                 "the positions of the model are rotary, and a bias on scores takes their place",
-                fix="--no-rotary",
+                fix=(GiveField("rotary", False),),
             ),
             Check(
                 lambda args, world: not world.multi_latent_attention,
@@ -86,7 +88,7 @@ class Alibi(Feature[AlibiArgs]):
             Check(
                 lambda args, world: args.fused and args.kind == 2,
                 "{world.cp} context-parallel ranks have blocks of scores, whose bias comes from slopes and the distance alone",
-                fix="remove alibi's settings, or --cp 1",
+                fix=(Advice("remove alibi's settings"), GiveField("cp", 1)),
                 when=lambda args, world: world.cp > 1,
             ),
         ),

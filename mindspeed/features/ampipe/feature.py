@@ -11,13 +11,16 @@ from mindspeed.plugins import (
     Category,
     Check,
     Conflicts,
+    DropSetting,
     Feature,
     FeatureArgs,
     FeatureSpec,
     Field,
+    GiveField,
     MindSpeedError,
     Numerics,
     Problem,
+    RemoveFeature,
     RequiresAny,
     Slot,
     VerifyWith,
@@ -50,7 +53,7 @@ class Ampipe(Feature[AmpipeArgs]):
             Check(
                 lambda args, world: world.ep > 1,
                 "experts are on one rank, and there is no transfer to hide",
-                fix="--ep 2 or more, or remove ampipe",
+                fix=(GiveField("ep", 2, or_more=True), RemoveFeature()),
             ),
             Check(
                 lambda args, world: world.seq_length % (args.parts * world.tp) == 0,
@@ -73,7 +76,7 @@ class Ampipe(Feature[AmpipeArgs]):
             Check(
                 lambda args, world: world.tp > 1,
                 "overlap hides transfers of tensor ranks, and tp is {world.tp}",
-                fix="--tp 2 or more, or drop ampipe.overlap",
+                fix=(GiveField("tp", 2, or_more=True), DropSetting("overlap")),
                 when=lambda args, world: args.overlap,
             ),
             Check(

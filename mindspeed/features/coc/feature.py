@@ -11,7 +11,9 @@ from mindspeed.plugins import (
     FeatureArgs,
     FeatureSpec,
     Field,
+    GiveField,
     Numerics,
+    RemoveFeature,
     Requires,
     Slot,
     VerifyWith,
@@ -42,7 +44,7 @@ class Coc(Feature[CocArgs]):
             Check(
                 lambda args, world: world.tp > 1,
                 "linear layers have no collectives to hide at tensor-parallel size {world.tp}",
-                fix="--tp 2 or more, or remove coc",
+                fix=(GiveField("tp", 2, or_more=True), RemoveFeature()),
             ),
             Check(
                 lambda args, world: not args.fused or world.platform == "npu",

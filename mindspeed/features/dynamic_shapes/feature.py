@@ -9,7 +9,9 @@ from mindspeed.plugins import (
     Feature,
     FeatureArgs,
     FeatureSpec,
+    GiveField,
     Numerics,
+    RemoveFeature,
     Requires,
     VerifyWith,
     hookimpl,
@@ -28,7 +30,7 @@ class DynamicShapes(Feature[FeatureArgs]):
             Check(
                 lambda args, world: world.pp > 1,
                 "one stage receives no tensors, and there is {world.pp}",
-                fix="--pp 2 or more, or remove dynamic-shapes",
+                fix=(GiveField("pp", 2, or_more=True), RemoveFeature()),
             ),
             Check(
                 lambda args, world: world.seq_length % (2 * world.cp) == 0,

@@ -14,6 +14,8 @@ from mindspeed.plugins import (
     FeatureArgs,
     FeatureSpec,
     Field,
+    GiveField,
+    GiveSetting,
     MegatronFlag,
     Numerics,
     Requires,
@@ -49,19 +51,19 @@ class ExpertParallel(Feature[ExpertParallelArgs]):
             Check(
                 lambda args, world: world.num_experts % args.size == 0,
                 "{world.num_experts} experts cannot be spread evenly over {args.size} ranks",
-                fix="use a --ep that divides {world.num_experts}",
+                fix=(GiveField("ep", note="a divisor of {world.num_experts}"),),
             ),
             Check(
                 lambda args, world: world.world_size % (world.tp * args.size * world.pp) == 0,
                 "world size {world.world_size} is not a multiple of tp x ep x pp = {world.tp} x {args.size} x {world.pp}",
-                fix="use a smaller --ep, or --set expert-parallel.expert_tensor_size=1",
+                fix=(GiveField("ep", note="a smaller one"), GiveSetting("expert_tensor_size", 1)),
                 when=lambda args, world: args.expert_tensor_size is None,
             ),
             Check(
                 lambda args, world: world.world_size % (args.expert_tensor_size * args.size * world.pp) == 0,
                 "world size {world.world_size} is not a multiple of expert tensor size x ep x pp = "
                 "{args.expert_tensor_size} x {args.size} x {world.pp}",
-                fix="use a smaller --ep or expert-parallel.expert_tensor_size",
+                fix=(GiveField("ep", note="a smaller one"), GiveSetting("expert_tensor_size", note="a smaller one")),
                 when=lambda args, world: args.expert_tensor_size is not None,
             ),
             Check(

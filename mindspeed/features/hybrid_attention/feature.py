@@ -9,12 +9,14 @@ from mindspeed.context_parallel.feature import NEEDS_GROUP, TwoLevelFeature
 from mindspeed.context_parallel.patches import NO_PREDICTION, packed_in, sliced_by
 from mindspeed.context_parallel.rules import TWO_PIECES, interval_checks
 from mindspeed.plugins import (
+    Advice,
     Capability,
     Category,
     Check,
     FeatureArgs,
     FeatureSpec,
     Field,
+    GiveField,
     MegatronFlag,
     Numerics,
     Patch,
@@ -67,7 +69,10 @@ class HybridAttention(TwoLevelFeature[HybridAttentionArgs]):
             Check(
                 lambda args, world: world.cp % args.ulysses_degree == 0 and world.cp > args.ulysses_degree,
                 "{args.ulysses_degree} neighbours and a ring of two or more do not make {world.cp} context-parallel ranks",
-                fix="a --cp that is two or more times {args.ulysses_degree}, or ulysses-attention or ring-attention alone",
+                fix=(
+                    GiveField("cp", note="two or more times {args.ulysses_degree}"),
+                    Advice("use ulysses-attention or ring-attention alone"),
+                ),
                 when=_is_hybrid,
             ),
             Check(

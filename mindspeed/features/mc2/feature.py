@@ -10,7 +10,9 @@ from mindspeed.plugins import (
     Feature,
     FeatureArgs,
     FeatureSpec,
+    GiveField,
     Numerics,
+    RemoveFeature,
     Requires,
     Slot,
     VerifyWith,
@@ -33,7 +35,7 @@ class Mc2(Feature[FeatureArgs]):
             Check(
                 lambda args, world: world.tp > 1,
                 "linear layers have no collectives to fuse at tensor-parallel size {world.tp}",
-                fix="--tp 2 or more, or remove mc2",
+                fix=(GiveField("tp", 2, or_more=True), RemoveFeature()),
             ),
         ),
         applies=lambda args, world: world.tp > 1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from mindspeed.moe.feature import REORDERED, DispatcherFeature, is_set, needs_experts, unserved
-from mindspeed.plugins import Category, Check, FeatureArgs, FeatureSpec, Field, Requires, hookimpl
+from mindspeed.plugins import Category, Check, DropSetting, FeatureArgs, FeatureSpec, Field, GiveField, Requires, hookimpl
 
 NAME: Final = "moe-alltoall-dispatcher"
 
@@ -38,7 +38,7 @@ class MoeAlltoallDispatcher(DispatcherFeature[MoeAlltoallDispatcherArgs]):
             Check(
                 lambda args, world: world.ep > 1,
                 "once_per_rank saves copies of tokens between ranks, and experts are on one rank",
-                fix="--ep 2 or more, or drop moe-alltoall-dispatcher.once_per_rank",
+                fix=(GiveField("ep", 2, or_more=True), DropSetting("once_per_rank")),
                 when=lambda args, world: args.once_per_rank,
             ),
             Check(

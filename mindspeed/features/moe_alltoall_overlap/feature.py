@@ -10,9 +10,11 @@ from mindspeed.plugins import (
     FeatureArgs,
     FeatureSpec,
     Field,
+    GiveField,
     Mixin,
     Numerics,
     Patch,
+    RemoveFeature,
     Requires,
     Slot,
     hookimpl,
@@ -40,7 +42,7 @@ class MoeAlltoallOverlap(OverlapFeature[MoeAlltoallOverlapArgs]):
             Check(
                 lambda args, world: world.ep > 1,
                 "experts are on one rank, and there is no all-to-all to hide",
-                fix="--ep 2 or more, or remove moe-alltoall-overlap",
+                fix=(GiveField("ep", 2, or_more=True), RemoveFeature()),
             ),
             *unserved("moe-alltoall-overlap", "transformer_engine_experts"),
             Check(

@@ -22,7 +22,9 @@ from mindspeed.plugins import (
     FeatureArgs,
     FeatureSpec,
     Field,
+    GiveField,
     Numerics,
+    RemoveFeature,
     Requires,
     UnknownValue,
     VerifyWith,
@@ -79,7 +81,7 @@ class NoopLayers(Feature[NoopLayersArgs]):
             Check(
                 lambda args, world: world.pp > 1,
                 "one stage has every layer, and there is {world.pp}",
-                fix="--pp 2 or more, or remove noop-layers",
+                fix=(GiveField("pp", 2, or_more=True), RemoveFeature()),
             ),
             Check(
                 lambda args, world: args.layers == "auto" or places_of(args) is not None,

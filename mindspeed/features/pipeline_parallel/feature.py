@@ -11,6 +11,7 @@ from mindspeed.plugins import (
     FeatureArgs,
     FeatureSpec,
     Field,
+    GiveField,
     Numerics,
     Patch,
     Wrap,
@@ -36,7 +37,7 @@ class PipelineParallel(Feature[PipelineParallelArgs]):
             Check(
                 lambda args, world: bool(world.layer_split) or world.num_layers % args.size == 0,
                 "{world.num_layers} layers cannot be split evenly over {args.size} stages",
-                fix="use a --pp that divides {world.num_layers}",
+                fix=(GiveField("pp", note="a divisor of {world.num_layers}"),),
             ),
         ),
         numerics=Numerics.reordered(reason="the gradient of tied embeddings is summed over the first and the last stage"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Literal
 
-from mindspeed.plugins import Check, Conflicts, Constraint, FeatureArgs, Field
+from mindspeed.plugins import Check, Conflicts, Constraint, FeatureArgs, Field, GiveField, GiveSetting
 
 Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
 
@@ -100,7 +100,7 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     Check(
         lambda args, world: world.tp > 1,
         "saved inputs are distributed over tensor-parallel ranks, and there is {world.tp}",
-        fix="--set recompute.distribute=false, or --tp 2 or more",
+        fix=(GiveSetting("distribute", False), GiveField("tp", 2, or_more=True)),
         when=lambda args, world: args.distribute and full(args, world),
     ),
     Check(

@@ -12,8 +12,10 @@ from mindspeed.plugins import (
     Feature,
     FeatureArgs,
     FeatureSpec,
+    GiveField,
     MegatronFlag,
     Numerics,
+    RemoveFeature,
     Requires,
     Traffic,
     hookimpl,
@@ -42,7 +44,7 @@ class SequenceParallel(Feature[FeatureArgs]):
             Check(
                 lambda args, world: world.tp > 1,
                 "the sequence is shared out among tensor-parallel ranks, and there is {world.tp}",
-                fix="--tp 2 or more, or remove sequence-parallel",
+                fix=(GiveField("tp", 2, or_more=True), RemoveFeature()),
             ),
             Check(
                 lambda args, world: world.seq_length % (world.tp * world.cp) == 0,

@@ -11,6 +11,7 @@ from mindspeed.plugins import (
     FeatureArgs,
     FeatureSpec,
     Field,
+    GiveField,
     Numerics,
     RequiresAny,
     hookimpl,
@@ -34,17 +35,17 @@ class TensorParallel(Feature[TensorParallelArgs]):
             Check(
                 lambda args, world: world.num_attention_heads % args.size == 0,
                 "{world.num_attention_heads} attention heads cannot be split over {args.size} ranks",
-                fix="use a --tp that divides {world.num_attention_heads}",
+                fix=(GiveField("tp", note="a divisor of {world.num_attention_heads}"),),
             ),
             Check(
                 lambda args, world: world.num_query_groups % args.size == 0 or args.size % world.num_query_groups == 0,
                 "{world.num_query_groups} query groups are neither a multiple nor a divisor of {args.size} ranks",
-                fix="use a --tp that divides {world.num_query_groups}",
+                fix=(GiveField("tp", note="a divisor of {world.num_query_groups}"),),
             ),
             Check(
                 lambda args, world: world.ffn_hidden_size % args.size == 0,
                 "an MLP of {world.ffn_hidden_size} hidden units cannot be split over {args.size} ranks",
-                fix="use a --tp that divides {world.ffn_hidden_size}",
+                fix=(GiveField("tp", note="a divisor of {world.ffn_hidden_size}"),),
             ),
             Check(
                 lambda args, world: world.vocab_size % args.size == 0,

@@ -15,10 +15,12 @@ from mindspeed.plugins import (
     FeatureArgs,
     FeatureSpec,
     Field,
+    GiveField,
     MindSpeedError,
     Numerics,
     Patch,
     Problem,
+    RemoveFeature,
     Requires,
     Slot,
     UnknownValue,
@@ -62,7 +64,7 @@ class TensorParallel2D(Feature[TensorParallel2DArgs]):
             Check(
                 lambda args, world: world.tp > 1,
                 "there is no grid of {world.tp} tensor-parallel rank",
-                fix=f"--tp 2 or more, or remove {_NAME}",
+                fix=(GiveField("tp", 2, or_more=True), RemoveFeature()),
             ),
             Check(
                 fits_ranks, "a grid of x = {args.x} by y = {args.y} does not have {world.tp} tensor-parallel ranks", fix=_AUTO

@@ -9,12 +9,14 @@ from mindspeed.context_parallel.feature import NEEDS_GROUP, AlgorithmFeature
 from mindspeed.context_parallel.patches import NO_PREDICTION, any_length, packed_in, sliced_by
 from mindspeed.context_parallel.rules import interval_checks
 from mindspeed.plugins import (
+    Advice,
     Capability,
     Category,
     Check,
     FeatureArgs,
     FeatureSpec,
     Field,
+    GiveField,
     MegatronFlag,
     Numerics,
     Patch,
@@ -53,7 +55,7 @@ class UlyssesAttention(AlgorithmFeature[UlyssesAttentionArgs]):
             Check(
                 lambda args, world: world.num_attention_heads % (world.cp * world.tp) == 0,
                 "{world.num_attention_heads} attention heads do not divide among cp x tp = {world.cp} x {world.tp} ranks",
-                fix="a smaller --cp, or ring-attention, which needs nothing of the heads",
+                fix=(GiveField("cp", note="a smaller one"), Advice("use ring-attention, which needs nothing of the heads")),
             ),
             Check(
                 lambda args, world: world.num_query_groups // world.tp % world.cp != 0,

@@ -11,9 +11,12 @@ from mindspeed.plugins import (
     FeatureArgs,
     FeatureSpec,
     Field,
+    GiveField,
     MegatronFlag,
     Numerics,
+    RemoveFeature,
     Requires,
+    Together,
     hookimpl,
 )
 
@@ -37,12 +40,12 @@ class VirtualPipeline(Feature[VirtualPipelineArgs]):
             Check(
                 lambda args, world: args.size > 1,
                 "one model chunk per stage is the plain pipeline",
-                fix="--vpp 2 or more, or remove virtual-pipeline",
+                fix=(GiveField("vpp", 2, or_more=True), RemoveFeature()),
             ),
             Check(
                 lambda args, world: world.pp > 1,
                 "chunks are interleaved over pipeline stages, and there is {world.pp}",
-                fix="--pp 2 or more, or remove virtual-pipeline",
+                fix=(GiveField("pp", 2, or_more=True), RemoveFeature()),
             ),
             Check(
                 lambda args, world: world.pp > 2,
@@ -53,7 +56,7 @@ class VirtualPipeline(Feature[VirtualPipelineArgs]):
             Check(
                 lambda args, world: bool(world.layer_split) or world.num_layers % (world.pp * args.size) == 0,
                 "{world.num_layers} layers cannot be split evenly over pp x vpp = {world.pp} x {args.size} chunks",
-                fix="use --pp and --vpp whose product divides {world.num_layers}",
+                fix=(Together((GiveField("pp"), GiveField("vpp", note="their product divides {world.num_layers}"))),),
             ),
             Check(
                 lambda args, world: world.num_micro_batches > 0 and world.num_micro_batches % world.pp == 0,

@@ -9,7 +9,7 @@ from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Sched
 from mindspeed.pipeline.recomputation import LimitTooSmallError, least_limit
 from mindspeed.pipeline.refusals import ARGUMENTS, TIED, UNTIE, can_place_v, v_arguments
 from mindspeed.pipeline.synthesis import fastest
-from mindspeed.plugins import Before, Check, Conflicts, Constraint, Field, Requires, Slot, World
+from mindspeed.plugins import Advice, Before, Check, Conflicts, Constraint, Field, GiveField, Requires, Slot, World
 
 
 class ZeroBubbleArgs(ScheduleArgs):
@@ -105,7 +105,7 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     Check(
         lambda args, world: world.vpp == 2,
         "a V has two model chunks on each rank, and vpp is {world.vpp}",
-        fix=f"--vpp 2, or {_LOOP}",
+        fix=(GiveField("vpp", 2), Advice(_LOOP)),
         when=_is_v,
     ),
     Check(

@@ -43,7 +43,7 @@ def test_a_mask_that_comes_with_batches_reaches_two_stages():
     assert refusals(NAME, cp=2, pp=2, settings=settings) == []
     assert refusals(NAME, cp=2, pp=4, settings=settings) == [
         "MS304 adaptive-cp: a mask that comes with each batch does not reach the middle of 4 pipeline stages "
-        "| --pp 2 or less, or shared-attention-mask with --set adaptive-cp.dynamic_mask=false"
+        "| --pp 2 (or less), or add shared-attention-mask to the features and --set adaptive-cp.dynamic_mask=false"
     ]
 
 

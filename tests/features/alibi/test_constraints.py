@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from mindspeed.engine.resolution.environment import made_up
+from mindspeed.megatron_lm.argument_words import MegatronCommandLine
 from mindspeed.megatron_lm.old_flags.flags import read_old_flags
-from mindspeed.megatron_lm.training_plan import in_megatrons_words, plan_training
+from mindspeed.megatron_lm.training_plan import plan_training
+from mindspeed.plugins.fixes import GiveField
 from mindspeed.plugins.problems import MindSpeedError
 from tests.features.resolving import CATALOG, active, ask, overrides, refusals
 
@@ -22,7 +24,8 @@ def test_a_bias_says_where_a_token_is_and_no_embedding_does():
 def test_rotary_positions_are_refused():
     (problem,) = refusals("alibi", rotary=True)
     assert problem == "MS304 alibi: the positions of the model are rotary, and a bias on scores takes their place | --no-rotary"
-    assert in_megatrons_words("--no-rotary") == "no --position-embedding-type rope and no --use-rotary-position-embeddings"
+    text = "remove --position-embedding-type and --use-rotary-position-embeddings"
+    assert MegatronCommandLine("0.16.1")((GiveField("rotary", False),)) == text
 
 
 def test_latent_attention_is_refused():
@@ -121,4 +124,4 @@ def test_megatrons_script_cannot_ask_for_another_table():
     with pytest.raises(MindSpeedError) as error:
         planned("--features alibi --position-embedding-type rope")
     assert "MS304 alibi: the positions of the model are rotary" in str(error.value)
-    assert "fix: no --position-embedding-type rope and no --use-rotary-position-embeddings" in str(error.value)
+    assert "fix: remove --position-embedding-type" in str(error.value)

@@ -65,7 +65,7 @@ def test_layers_that_fit_are_accepted():
             {},
             {"overlap": True},
             4,
-            "overlap hides transfers of tensor ranks, and tp is 1 | --tp 2 or more, or drop ampipe.overlap",
+            "overlap hides transfers of tensor ranks, and tp is 1 | --tp 2 or more, or remove the setting ampipe.overlap",
         ),
         (
             {"multi_latent_attention": True},

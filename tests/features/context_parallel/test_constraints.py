@@ -98,7 +98,7 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {},
         {"cp": 4, "num_attention_heads": 6, "num_query_groups": 2},
         "MS304 ulysses-attention: 6 attention heads do not divide among cp x tp = 4 x 1 ranks "
-        "| a smaller --cp, or ring-attention, which needs nothing of the heads",
+        "| --cp N (a smaller one), or use ring-attention, which needs nothing of the heads",
     ),
     (
         HYBRID,
@@ -157,7 +157,7 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
             TWO,
             {"cp": cp, "world_size": cp, "seq_length": 6 * cp},
             f"MS304 hybrid-attention: 2 neighbours and a ring of two or more do not make {cp} context-parallel ranks "
-            "| a --cp that is two or more times 2, or ulysses-attention or ring-attention alone",
+            "| --cp N (two or more times 2), or use ulysses-attention or ring-attention alone",
         )
         for cp in (2, 3)
     ),

@@ -111,7 +111,7 @@ def test_models_that_the_layer_does_not_serve_are_refused(world: dict[str, Any],
 def test_experts_that_ranks_cannot_share_evenly_are_refused():
     assert refused({"ep": 4}) == []
     assert refused({"ep": 3, "world_size": 3, "global_batch_size": 15}) == [
-        "MS304 expert-parallel: 8 experts cannot be spread evenly over 3 ranks | use a --ep that divides 8"
+        "MS304 expert-parallel: 8 experts cannot be spread evenly over 3 ranks | --ep N (a divisor of 8)"
     ]
 
 

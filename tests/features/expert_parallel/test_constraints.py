@@ -18,7 +18,7 @@ def test_a_dense_model_has_no_experts_to_spread():
 def test_experts_are_spread_evenly():
     assert refusals(world_size=4, ep=4, num_experts=8) == []
     assert refusals(world_size=4, ep=4, num_experts=6) == [
-        "MS304 expert-parallel: 6 experts cannot be spread evenly over 4 ranks | use a --ep that divides 6"
+        "MS304 expert-parallel: 6 experts cannot be spread evenly over 4 ranks | --ep N (a divisor of 6)"
     ]
 
 
@@ -26,12 +26,12 @@ def test_an_expert_takes_as_many_ranks_as_tensor_parallelism_unless_told_otherwi
     names, world = ("sequence-parallel", "expert-parallel"), {"world_size": 8, "tp": 4, "ep": 4, "num_experts": 8}
     assert refusals(*names, **world) == [
         "MS304 expert-parallel: world size 8 is not a multiple of tp x ep x pp = 4 x 4 x 1 "
-        "| use a smaller --ep, or --set expert-parallel.expert_tensor_size=1"
+        "| --ep N (a smaller one), or --set expert-parallel.expert_tensor_size=1"
     ]
     assert refusals(*names, **world, settings={"expert-parallel": {"expert_tensor_size": 2}}) == []
     assert refusals(*names, **world, settings={"expert-parallel": {"expert_tensor_size": 3}}) == [
         "MS304 expert-parallel: world size 8 is not a multiple of expert tensor size x ep x pp = 3 x 4 x 1 "
-        "| use a smaller --ep or expert-parallel.expert_tensor_size"
+        "| --ep N (a smaller one), or --set expert-parallel.expert_tensor_size=VALUE (a smaller one)"
     ]
 
 

@@ -17,7 +17,7 @@ def test_a_token_is_sent_once_per_rank_where_it_would_be_sent_more_often():
     ]
     assert refusals(NAME, **WORLD, ep=1, router_topk=2, settings=ONCE) == [
         f"MS304 {NAME}: once_per_rank saves copies of tokens between ranks, and experts are on one rank "
-        f"| --ep 2 or more, or drop {NAME}.once_per_rank"
+        f"| --ep 2 or more, or remove the setting {NAME}.once_per_rank"
     ]
 
 

@@ -35,7 +35,7 @@ def test_one_tensor_rank_is_refused():
 def test_ranks_with_experts_are_a_multiple_of_tensor_ranks():
     assert refusals(NAME, world_size=12, tp=2, ep=3, num_experts=6, global_batch_size=12) == [
         f"MS304 {NAME}: --ep 3 counts all ranks with experts, and is not a multiple of --tp 2 "
-        f"| use a --ep that is a multiple of 2, or remove {NAME}"
+        f"| --ep N (a multiple of 2), or remove {NAME}"
     ]
 
 

@@ -57,7 +57,7 @@ def test_what_is_no_place_is_refused(value):
 
 def test_without_the_feature_layers_are_split_evenly():
     assert refusals("pipeline-parallel", pp=2, num_layers=7) == [
-        "MS304 pipeline-parallel: 7 layers cannot be split evenly over 2 stages | use a --pp that divides 7"
+        "MS304 pipeline-parallel: 7 layers cannot be split evenly over 2 stages | --pp N (a divisor of 7)"
     ]
 
 

@@ -38,7 +38,7 @@ def test_it_brings_the_layer_and_the_experts_whose_products_it_spreads() -> None
             {},
             {"ep": 4},
             "a rank has 8 / 8 experts and parts=1: one unit, which nothing can hide "
-            "| --set pipe-experts.parts=2, or a smaller --ep",
+            "| --set pipe-experts.parts=2, or --ep N (a smaller one)",
         ),
         (
             {"ep": 2},
@@ -51,7 +51,8 @@ def test_it_brings_the_layer_and_the_experts_whose_products_it_spreads() -> None
             {"ep": 2},
             {"streams": True},
             {"ep": 2, "tp": 2},
-            "streams keeps transfers of tensor ranks apart, and tp=1 has none | drop pipe-experts.streams, or --tp 2 or more",
+            "streams keeps transfers of tensor ranks apart, and tp=1 has none "
+            "| remove the setting pipe-experts.streams, or --tp 2 or more",
         ),
     ],
 )

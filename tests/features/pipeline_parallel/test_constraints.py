@@ -10,7 +10,7 @@ def test_a_size_above_one_adds_the_feature():
 def test_layers_are_split_evenly():
     assert refusals(world_size=4, pp=4, num_layers=12) == []
     assert refusals(world_size=4, pp=4, num_layers=10) == [
-        "MS304 pipeline-parallel: 10 layers cannot be split evenly over 4 stages | use a --pp that divides 10"
+        "MS304 pipeline-parallel: 10 layers cannot be split evenly over 4 stages | --pp N (a divisor of 10)"
     ]
 
 

@@ -12,12 +12,12 @@ def test_every_split_dimension_that_divides_is_accepted():
 @pytest.mark.parametrize(
     ("world", "refusal"),
     [
-        ({"num_attention_heads": 6}, "6 attention heads cannot be split over 4 ranks | use a --tp that divides 6"),
+        ({"num_attention_heads": 6}, "6 attention heads cannot be split over 4 ranks | --tp N (a divisor of 6)"),
         (
             {"num_query_groups": 3},
-            "3 query groups are neither a multiple nor a divisor of 4 ranks | use a --tp that divides 3",
+            "3 query groups are neither a multiple nor a divisor of 4 ranks | --tp N (a divisor of 3)",
         ),
-        ({"ffn_hidden_size": 250}, "an MLP of 250 hidden units cannot be split over 4 ranks | use a --tp that divides 250"),
+        ({"ffn_hidden_size": 250}, "an MLP of 250 hidden units cannot be split over 4 ranks | --tp N (a divisor of 250)"),
         ({"vocab_size": 510}, "a vocabulary of 510 cannot be split over 4 ranks | pad the vocabulary to a multiple of 4"),
     ],
 )

@@ -59,7 +59,7 @@ def test_one_feature_holds_the_linear_layers():
 
 
 def test_an_mlp_that_the_ranks_do_not_divide_is_refused():
-    text = "MS304 tensor-parallel: an MLP of 66 hidden units cannot be split over 4 ranks | use a --tp that divides 66"
+    text = "MS304 tensor-parallel: an MLP of 66 hidden units cannot be split over 4 ranks | --tp N (a divisor of 66)"
     assert refusals(NAME, tp=4, ffn_hidden_size=66, settings=grid(2, 2)) == [text]
     assert refusals(NAME, tp=4, ffn_hidden_size=68, settings=grid(2, 2)) == []
 

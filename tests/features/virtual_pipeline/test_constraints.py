@@ -33,7 +33,7 @@ def test_layers_are_split_evenly_over_chunks():
     assert refusals(world_size=2, pp=2, vpp=3, num_layers=12) == []
     assert refusals(world_size=2, pp=2, vpp=3, num_layers=8) == [
         "MS304 virtual-pipeline: 8 layers cannot be split evenly over pp x vpp = 2 x 3 chunks "
-        "| use --pp and --vpp whose product divides 8"
+        "| --pp N --vpp N (their product divides 8)"
     ]
 
 
