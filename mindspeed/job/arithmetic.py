@@ -6,10 +6,11 @@ numbers are those of the model, whatever layout or kernels compute it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from mindspeed.job.world import LATENT_WIDTHS
+from mindspeed.job.config import world_of_config
+from mindspeed.job.world import LATENT_WIDTHS, World
 
 BYTES: Final = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Bytes of one number."""
@@ -117,13 +118,15 @@ def shape_of_world(world: Any) -> ModelShape:
         gated_linear_unit=world.gated_linear_unit,
         tied_embeddings=known("tied_embeddings", False),
         num_experts=experts,
-        moe_layers=world.num_layers if experts else 0,
+        moe_layers=known("moe_layers", world.num_layers) if experts else 0,
         moe_ffn_hidden_size=known("moe_ffn_hidden_size", ffn) if experts else 0,
         router_topk=known("router_topk", 2) if experts else 0,
         shared_expert_hidden_size=known("shared_expert_hidden_size", 0) if experts else 0,
         mtp_num_layers=known("mtp_num_layers", 0),
         latent=latent,
         linear_bias=known("linear_bias", learned and not experts),
+        qkv_bias=world.qkv_bias,
+        qk_norm=world.qk_norm,
         norm_bias=known("normalization", "RMSNorm") == "LayerNorm",
         learned_positions=world.seq_length if learned else 0,
     )
@@ -142,41 +145,9 @@ def shape_of_config(
     config: Any, vocab_size: int, seq_length: int, tied: bool = False, learned_positions: int = 0, causal: bool = True
 ) -> ModelShape:
     """Return the shape of a model that is built with Megatron's ``config``, a TransformerConfig."""
-    experts = config.num_moe_experts or 0
-    latent = None
-    if config.multi_latent_attention:
-        widths = (config.kv_lora_rank, config.qk_head_dim, config.qk_pos_emb_head_dim, config.v_head_dim)
-        latent = LatentAttention(config.q_lora_rank or 0, *widths)
-    return ModelShape(
-        num_layers=config.num_layers,
-        hidden_size=config.hidden_size,
-        ffn_hidden_size=config.ffn_hidden_size,
-        num_attention_heads=config.num_attention_heads,
-        num_query_groups=config.num_query_groups or config.num_attention_heads,
-        kv_channels=config.kv_channels,
-        vocab_size=vocab_size,
-        seq_length=seq_length,
-        gated_linear_unit=bool(config.gated_linear_unit),
-        tied_embeddings=tied,
-        num_experts=experts,
-        moe_layers=_moe_layers(config.moe_layer_freq, config.num_layers) if experts else 0,
-        moe_ffn_hidden_size=(config.moe_ffn_hidden_size or config.ffn_hidden_size) if experts else 0,
-        router_topk=config.moe_router_topk if experts else 0,
-        shared_expert_hidden_size=(config.moe_shared_expert_intermediate_size or 0) if experts else 0,
-        mtp_num_layers=config.mtp_num_layers or 0,
-        latent=latent,
-        linear_bias=bool(config.add_bias_linear),
-        qkv_bias=bool(config.add_qkv_bias),
-        norm_bias=config.normalization == "LayerNorm",
-        qk_norm=bool(config.qk_layernorm),
-        learned_positions=learned_positions,
-        causal=causal,
-    )
-
-
-def _moe_layers(frequency: Any, layers: int) -> int:
-    """Count the layers with experts: Megatron's ``moe_layer_freq`` is every how many layers, or a list of zeros and ones."""
-    return sum(map(bool, frequency)) if isinstance(frequency, list | tuple) else -(-layers // frequency)
+    built = {"vocab_size": vocab_size, "seq_length": seq_length, "tied_embeddings": tied, "rotary": not learned_positions}
+    shape = shape_of_world(World(world_of_config(config) | built))
+    return replace(shape, learned_positions=learned_positions, causal=causal)
 
 
 # floating-point operations

@@ -137,7 +137,9 @@ def balancing(values: Values, names: Names) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
-def experts_of_layers(values: Values, names: Names) -> bool:
-    """Return whether some layers have experts and others have none."""
-    frequency = values.get(names[0])
-    return not (frequency in (None, 1) or (isinstance(frequency, list | tuple) and all(frequency)))
+def layers_with_experts(values: Values, names: Names) -> int | None:
+    """Count the layers with experts, which are every so many or those of a list of zeros and ones; None where all have."""
+    frequency, layers, experts = (values.get(name) for name in names)
+    if frequency in (None, 1) or not layers or not experts:
+        return None
+    return sum(map(bool, frequency)) if isinstance(frequency, list | tuple) else -(-layers // int(frequency))

@@ -22,8 +22,8 @@ class Fact:
     those of a configuration of megatron-core where they have other names, empty where no configuration has it. ``derive``
     computes the field; without it the first value counts as it stands. ``derive_built`` computes it from a configuration
     that says it in another form. ``by_platform`` are arguments whose default is another one on some platforms, so that they
-    decide only where they are given. ``words`` are the allowed words, ``least`` is the smallest number, ``since`` the first
-    Megatron that has it.
+    decide only where they are given. ``unit`` is what a number counts, ``words`` are the allowed words, ``least`` is the
+    smallest number, ``since`` the first Megatron that has it.
     """
 
     meaning: str

@@ -53,6 +53,7 @@ class Fields(ShapeFields):
             ("decoder_first_pipeline_num_layers",),
             ("num_layers_in_first_pipeline_stage",),
             least=0,
+            unit="layers",
         ),
     ] = 0
     last_stage_layers: Annotated[
@@ -62,6 +63,7 @@ class Fields(ShapeFields):
             ("decoder_last_pipeline_num_layers",),
             ("num_layers_in_last_pipeline_stage",),
             least=0,
+            unit="layers",
         ),
     ] = 0
     embedding_is_layer: Annotated[
@@ -99,7 +101,8 @@ class Fields(ShapeFields):
         ),
     ] = "none"
     recompute_num_layers: Annotated[
-        int, Fact("layers of each unit of full recomputation; 0 is not given", ("recompute_num_layers",), least=0)
+        int,
+        Fact("layers of each unit of full recomputation; 0 is not given", ("recompute_num_layers",), least=0, unit="layers"),
     ] = 0
     recompute_modules: Annotated[
         tuple[str, ...],
@@ -192,7 +195,9 @@ class Fields(ShapeFields):
             words=("allgather", "alltoall", "flex"),
         ),
     ]
-    expert_tensor_size: Annotated[int, Fact("tensor-parallel size of experts", ("expert_tensor_parallel_size",))]
+    expert_tensor_size: Annotated[
+        int, Fact("tensor-parallel size of experts", ("expert_tensor_parallel_size",), unit="processes")
+    ]
     shared_expert_overlap: Annotated[
         bool, Fact("the shared expert is computed under the transfers of the routed ones", ("moe_shared_expert_overlap",))
     ] = False
@@ -212,10 +217,12 @@ class Fields(ShapeFields):
         ),
     ] = "none"
     router_groups: Annotated[
-        int, Fact("groups of experts that the router chooses among; 0 is none", ("moe_router_num_groups",), least=0)
+        int,
+        Fact("groups of experts that the router chooses among; 0 is none", ("moe_router_num_groups",), least=0, unit="groups"),
     ] = 0
     router_scaling: Annotated[
-        float, Fact("factor of the scores of chosen experts; 0 is none", ("moe_router_topk_scaling_factor",), least=0)
+        float,
+        Fact("factor of the scores of chosen experts; 0 is none", ("moe_router_topk_scaling_factor",), least=0, unit="factor"),
     ] = 0.0
     router_bias: Annotated[
         bool, Fact("the router has a bias for each expert that balances them", ("moe_router_enable_expert_bias",))
@@ -238,9 +245,17 @@ class Fields(ShapeFields):
         str,
         Fact("tokens that a full expert drops: by probs or position", ("moe_token_drop_policy",), words=("probs", "position")),
     ] = "probs"
-    mixed_layers: Annotated[
-        bool, Fact("some layers have experts, and others are dense", ("moe_layer_freq",), derive=derive.experts_of_layers)
-    ] = False
+    moe_layers: Annotated[
+        int,
+        Fact(
+            "layers with experts where others are dense; all where not given",
+            ("moe_layer_freq", "num_layers", "num_experts"),
+            ("moe_layer_freq", "num_layers", "num_moe_experts"),
+            derive.layers_with_experts,
+            least=0,
+            unit="layers",
+        ),
+    ]
 
     # optimizer
     optimizer: Annotated[str, Fact("optimizer: adam, sgd or another of Megatron", ("optimizer",))]

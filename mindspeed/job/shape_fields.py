@@ -12,10 +12,10 @@ class ShapeFields:
     """The sizes of a job, and what it is planned for."""
 
     # processes and layout
-    world_size: Annotated[int, Fact("number of processes")]
-    ranks_per_node: Annotated[int, Fact("processes of one node")]
-    tp: Annotated[int, Fact("tensor-parallel size", ("tensor_model_parallel_size",))] = 1
-    pp: Annotated[int, Fact("pipeline-parallel size (stages)", ("pipeline_model_parallel_size",))] = 1
+    world_size: Annotated[int, Fact("number of processes", unit="processes")]
+    ranks_per_node: Annotated[int, Fact("processes of one node", unit="processes")]
+    tp: Annotated[int, Fact("tensor-parallel size", ("tensor_model_parallel_size",), unit="processes")] = 1
+    pp: Annotated[int, Fact("pipeline-parallel size (stages)", ("pipeline_model_parallel_size",), unit="stages")] = 1
     vpp: Annotated[
         int,
         Fact(
@@ -24,16 +24,19 @@ class ShapeFields:
             ("virtual_pipeline_model_parallel_size",),
             derive.chunks,
             derive.built_chunks,
+            unit="chunks",
         ),
     ] = 1
-    cp: Annotated[int, Fact("context-parallel size", ("context_parallel_size",))] = 1
-    ep: Annotated[int, Fact("expert-parallel size", ("expert_model_parallel_size",))] = 1
+    cp: Annotated[int, Fact("context-parallel size", ("context_parallel_size",), unit="processes")] = 1
+    ep: Annotated[int, Fact("expert-parallel size", ("expert_model_parallel_size",), unit="processes")] = 1
 
     # shape of the model
-    num_layers: Annotated[int, Fact("transformer layers", ("num_layers",))]
-    hidden_size: Annotated[int, Fact("hidden size", ("hidden_size",))]
-    ffn_hidden_size: Annotated[int, Fact("hidden size of the MLP", ("ffn_hidden_size", "hidden_size"), derive=derive.mlp_size)]
-    num_attention_heads: Annotated[int, Fact("attention heads", ("num_attention_heads",))]
+    num_layers: Annotated[int, Fact("transformer layers", ("num_layers",), unit="layers")]
+    hidden_size: Annotated[int, Fact("hidden size", ("hidden_size",), unit="numbers")]
+    ffn_hidden_size: Annotated[
+        int, Fact("hidden size of the MLP", ("ffn_hidden_size", "hidden_size"), derive=derive.mlp_size, unit="numbers")
+    ]
+    num_attention_heads: Annotated[int, Fact("attention heads", ("num_attention_heads",), unit="heads")]
     num_query_groups: Annotated[
         int,
         Fact(
@@ -42,9 +45,10 @@ class ShapeFields:
             ("num_query_groups", "num_attention_heads"),
             derive.query_groups,
             derive.built_query_groups,
+            unit="heads",
         ),
     ]
-    kv_channels: Annotated[int, Fact("width of one attention head", ("kv_channels",))]
+    kv_channels: Annotated[int, Fact("width of one attention head", ("kv_channels",), unit="numbers")]
     num_experts: Annotated[
         int,
         Fact(
@@ -53,10 +57,11 @@ class ShapeFields:
             ("num_moe_experts",),
             derive.number_or_zero,
             least=0,
+            unit="experts",
         ),
     ]
-    moe_ffn_hidden_size: Annotated[int, Fact("hidden size of one expert", ("moe_ffn_hidden_size",))]
-    router_topk: Annotated[int, Fact("experts of each token in a MoE layer", ("moe_router_topk",))]
+    moe_ffn_hidden_size: Annotated[int, Fact("hidden size of one expert", ("moe_ffn_hidden_size",), unit="numbers")]
+    router_topk: Annotated[int, Fact("experts of each token in a MoE layer", ("moe_router_topk",), unit="experts")]
     shared_expert_hidden_size: Annotated[
         int,
         Fact(
@@ -64,6 +69,7 @@ class ShapeFields:
             ("moe_shared_expert_intermediate_size",),
             derive=derive.number_or_zero,
             least=0,
+            unit="numbers",
         ),
     ]
     grouped_experts: Annotated[
@@ -90,6 +96,7 @@ class ShapeFields:
             "rows that an expert takes at most, over its balanced share; 0 is no limit",
             ("moe_expert_capacity_factor",),
             least=0,
+            unit="shares",
         ),
     ] = 0.0
     padded_experts: Annotated[
@@ -106,6 +113,7 @@ class ShapeFields:
             ("moe_latent_size",),
             least=0,
             since="0.16",
+            unit="numbers",
         ),
     ] = 0
     overlapped_micro_batches: Annotated[
@@ -115,7 +123,7 @@ class ShapeFields:
             ("overlap_moe_expert_parallel_comm",),
         ),
     ] = False
-    vocab_size: Annotated[int, Fact("size of the padded vocabulary", ("padded_vocab_size",), ())]
+    vocab_size: Annotated[int, Fact("size of the padded vocabulary", ("padded_vocab_size",), (), unit="tokens")]
     tied_embeddings: Annotated[
         bool,
         Fact(
@@ -125,9 +133,9 @@ class ShapeFields:
             derive.tied_embeddings,
         ),
     ]
-    seq_length: Annotated[int, Fact("tokens per sample", ("seq_length",), ())]
-    micro_batch_size: Annotated[int, Fact("samples per micro-batch", ("micro_batch_size",), ())]
-    global_batch_size: Annotated[int, Fact("samples per step over all ranks", ("global_batch_size",), ())]
+    seq_length: Annotated[int, Fact("tokens per sample", ("seq_length",), (), unit="tokens")]
+    micro_batch_size: Annotated[int, Fact("samples per micro-batch", ("micro_batch_size",), (), unit="samples")]
+    global_batch_size: Annotated[int, Fact("samples per step over all ranks", ("global_batch_size",), (), unit="samples")]
     normalization: Annotated[str, Fact("LayerNorm or RMSNorm", ("normalization",), words=("LayerNorm", "RMSNorm"))]
     zero_centered_norm: Annotated[
         bool,
@@ -172,15 +180,25 @@ class ShapeFields:
             ("q_lora_rank",),
             derive=derive.of_latent_attention,
             least=0,
+            unit="numbers",
         ),
     ]
     kv_lora_rank: Annotated[
-        int, Fact("width of the latent vector of keys and values (MLA)", ("kv_lora_rank",), derive=derive.of_latent_attention)
+        int,
+        Fact(
+            "width of the latent vector of keys and values (MLA)",
+            ("kv_lora_rank",),
+            derive=derive.of_latent_attention,
+            unit="numbers",
+        ),
     ]
     qk_head_dim: Annotated[
         int,
         Fact(
-            "width of a head of queries and keys without positions (MLA)", ("qk_head_dim",), derive=derive.of_latent_attention
+            "width of a head of queries and keys without positions (MLA)",
+            ("qk_head_dim",),
+            derive=derive.of_latent_attention,
+            unit="numbers",
         ),
     ]
     qk_pos_emb_head_dim: Annotated[
@@ -189,11 +207,21 @@ class ShapeFields:
             "width of a head of queries and keys with rotary positions (MLA)",
             ("qk_pos_emb_head_dim",),
             derive=derive.of_latent_attention,
+            unit="numbers",
         ),
     ]
-    v_head_dim: Annotated[int, Fact("width of a head of values (MLA)", ("v_head_dim",), derive=derive.of_latent_attention)]
+    v_head_dim: Annotated[
+        int, Fact("width of a head of values (MLA)", ("v_head_dim",), derive=derive.of_latent_attention, unit="numbers")
+    ]
     mtp_num_layers: Annotated[
-        int, Fact("layers of multi-token prediction; 0 is none", ("mtp_num_layers",), derive=derive.number_or_zero, least=0)
+        int,
+        Fact(
+            "layers of multi-token prediction; 0 is none",
+            ("mtp_num_layers",),
+            derive=derive.number_or_zero,
+            least=0,
+            unit="layers",
+        ),
     ]
     dtype: Annotated[str, Fact("fp32, bf16 or fp16", ("bf16", "fp16"), derive=derive.dtype, words=("fp32", "bf16", "fp16"))]
     low_precision: Annotated[bool, Fact("linear layers multiply in fp8 or fp4", ("fp8", "fp4"), derive=derive.any_set)] = False

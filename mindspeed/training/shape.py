@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.job.world import FIELDS
+from mindspeed.job.world import FIELDS, PARALLEL_SIZES
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.training.config import JOB_FILE, TrainConfig, train_config
 
@@ -46,13 +46,12 @@ ACTIVATIONS: Final = ("gelu", "silu", "relu")
 NOT_BUILT: Final = (
     "multi_latent_attention",
     "mtp_num_layers",
+    "moe_layers",
+    "transformer_engine_layers",
     "transformer_engine_experts",
-    "latent_expert_size",
-    "overlapped_micro_batches",
-    "low_precision",
-    "cuda_graphs",
+    *(name for name, field in FIELDS.items() if field.has_default and name not in (*PARALLEL_SIZES, *SIZES)),
 )
-"""Fields of a world whose models the trainer does not build."""
+"""Fields of a world whose models the trainer does not build where they are set, to another value than Megatron's default."""
 VOCABULARY_MULTIPLE: Final = 64
 """The vocabulary is padded to a multiple of this, whatever the layout, so that every layout has the same model."""
 _FFN_MULTIPLE: Final = 32
@@ -124,8 +123,8 @@ def check_world(world: Mapping[str, Any], vocab_size: int) -> list[Problem]:
         text = f"activation is {activation!r}, and the trainer knows {', '.join(ACTIVATIONS)}"
         problems.append(Problem("MS301", text, fix=f"--activation {ACTIVATIONS[0]}"))
     for name in NOT_BUILT:
-        if world.get(name):
-            text = f"{name} is {world[name]}, and the trainer does not build such a model"
+        if (value := world.get(name)) and value != FIELDS[name].default:
+            text = f"{name} is {value}, and the trainer does not build such a model"
             fix = "train it by a script of your own, or Megatron-LM's, under mindspeed run"
             problems.append(Problem("MS301", text, fix=fix))
     rows = world.get("vocab_size")

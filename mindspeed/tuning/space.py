@@ -45,6 +45,7 @@ class Layouts:
 
     def __init__(self, model: Mapping[str, Any], candidates: Mapping[str, Sequence[int]]) -> None:
         self.model = {name: value for name, value in model.items() if name not in SIZES}
+        self.fixed = World(self.model)
         self.candidates = {name: sorted(candidates[name]) for name in SIZES}
         grid = np.meshgrid(*(np.array(self.candidates[name], dtype=np.int64) for name in SIZES), indexing="ij")
         columns = {name: values.reshape(-1) for name, values in zip(SIZES, grid, strict=True)}
@@ -63,17 +64,17 @@ class Layouts:
         own = self.__dict__
         if name in own.get("columns", {}):
             return own["columns"][name]
-        if name in own.get("model", {}):
-            return own["model"][name]
-        raise AttributeError(name)
+        if "fixed" not in own:
+            raise AttributeError(name)
+        return getattr(own["fixed"], name)
 
     def knows(self, name: str) -> bool:
         """Return whether ``name`` has a value."""
-        return name in self.columns or name in self.model
+        return name in self.columns or self.fixed.knows(name)
 
     def need(self, *names: str) -> None:
         """Raise UnknownValue for those that have none."""
-        World(self.model).need(*(name for name in names if name not in self.columns))
+        self.fixed.need(*(name for name in names if name not in self.columns))
 
     def distinct(self, fields: Iterable[str], *further: NDArray[Any]) -> tuple[Column, Column]:
         """Return a row for each combination of these columns, and for each row the number of its combination."""

@@ -36,7 +36,18 @@ def test_everything_that_is_wrong_is_reported_at_once(refuse, tmp_path):
         "world: {hidden_size: 30, micro_batch_size: 3}\ntrain: {train_iter: 3, lr: fast, data: none}\n"
     )
     problems = refuse(
-        "-f", "job.yaml", "--features", "tensor-paralel", "--dtype", "fp8", "--resume", "gone", "--mtp-num-layers", "2"
+        "-f",
+        "job.yaml",
+        "--features",
+        "tensor-paralel",
+        "--dtype",
+        "fp8",
+        "--resume",
+        "gone",
+        "--mtp-num-layers",
+        "2",
+        "--recompute-granularity",
+        "full",
     )
     assert {(problem["code"], message) for message, problem in problems.items()} == {
         ("MS305", "the job file cannot be read: [Errno 2] No such file or directory: 'gone/job.yaml'"),
@@ -45,6 +56,7 @@ def test_everything_that_is_wrong_is_reported_at_once(refuse, tmp_path):
         ("MS601", "there is no none.idx and no none.bin"),
         ("MS301", "dtype is 'fp8', which is none of fp32, bf16, fp16"),
         ("MS301", "mtp_num_layers is 2, and the trainer does not build such a model"),
+        ("MS301", "recompute_granularity is full, and the trainer does not build such a model"),
         ("MS302", "hidden size 30 is not a multiple of the 4 attention heads"),
         ("MS302", "global batch size 8 is not a multiple of micro batch size 3"),
         ("MS201", "there is no feature 'tensor-paralel'"),

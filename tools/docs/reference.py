@@ -124,7 +124,18 @@ def settings_page(catalog: Catalog) -> str:
         "Sources of a value, low to high: default, job file, environment variable, command line, API. "
         "`mindspeed features plan` shows the source of each value and what it overrode."
     )
-    world = [(code(name), field.kind.__name__, field.meaning) for name, field in FIELDS.items()]
+    world = [
+        (
+            code(name),
+            field.kind.__name__,
+            field.fact.unit,
+            field.meaning,
+            code(field.default) if field.has_default else "",
+            ", ".join(map(code, field.fact.arguments)),
+            field.fact.since,
+        )
+        for name, field in FIELDS.items()
+    ]
     train = [
         (code(name), code(type_text(field)), "" if field.default is None else code(field.default), field.description or "")
         for name, field in TrainConfig.model_fields.items()
@@ -139,7 +150,7 @@ def settings_page(catalog: Catalog) -> str:
             "",
             "On the command line with dashes: `--seq-length 4096`.",
             "",
-            *table(("field", "type", "meaning"), world),
+            *table(("field", "type", "unit", "meaning", "default", "read from Megatron-LM's", "since Megatron"), world),
         ],
         ["## Environment variables", "", *table(("variable", "meaning"), [(code(k), v) for k, v in VARIABLES.items()])],
         ["## Environment variables that must be equal", "", equal, "", *table(("variable", "what it decides"), variables)],
