@@ -11,6 +11,8 @@ import inspect
 from typing import Any, Final
 
 from mindspeed.engine.runtime import session
+from mindspeed.engine.runtime.job_conditions import features_without, features_without_model
+from mindspeed.job.config import world_of_config
 from mindspeed.megatron.argument_overrides import override_fields, override_parameters
 from mindspeed.megatron.group_options import merged_options
 from mindspeed.plugins.hookspecs import Unit
@@ -33,7 +35,7 @@ def transformer_config_post_init(original: Function, config: Any, *args: Any) ->
         original(config, *args)
     finally:
         _initialising.discard(id(config))
-    session.call("config_ready", config=config)
+    session.call("config_ready", without=features_without(world_of_config(config)), config=config)
 
 
 @wrapper
@@ -84,17 +86,21 @@ def get_block_submodules(original: Function, config: Any, *args: Any, **kwargs: 
     """Wrap ``_get_block_submodules(config, spec, ...)``."""
     spec = original(config, *args, **kwargs)
     active = session.current()
-    return spec if active is None else active.manager.chain("layer_spec", spec=spec, config=config)
+    if active is None:
+        return spec
+    without = features_without(world_of_config(config)) | features_without_model("spec", spec, config)
+    return active.manager.chain("layer_spec", without, spec=spec, config=config)
 
 
 @wrapper
 def get_megatron_optimizer(original: Function, config: Any, model_chunks: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap ``get_megatron_optimizer(config, model_chunks, ...)``."""
-    session.call("model_built", chunks=model_chunks)
+    session.call("model_built", without=features_without_model("model", model_chunks), chunks=model_chunks)
     optimizer = override_parameters(original)(config, model_chunks, *args, **kwargs)
     if _implemented("skip_step"):
         optimizer.step = _unless_skipped(optimizer.step, model_chunks, optimizer)
-    session.call("optimizer_built", optimizer=optimizer)
+    without = features_without_model("optimizer", optimizer)
+    session.call("optimizer_built", without=without, optimizer=optimizer)
     return optimizer
 
 

@@ -23,6 +23,10 @@ TextValues = Callable[[Any, Any], Mapping[str, Any]]
 """``(args, world) -> values``: further names for the texts of a condition."""
 
 
+Otherwise = Literal["refuse", "warn", "idle", "skip"]
+"""What follows where a condition does not hold."""
+
+
 @dataclass(frozen=True, slots=True)
 class Condition:
     """A condition on a feature's own arguments and the job.
@@ -30,19 +34,22 @@ class Condition:
     ``message`` and the strings of ``fix`` are format strings over ``args``, ``world`` and ``feature``, the name of the
     declaring feature: ``"window {args.window} does not divide the context-parallel size {world.cp}"``. Where the condition
     does not hold, a requested feature is refused; with ``otherwise`` "warn" the plan has a warning, with "idle" a note that
-    the feature has nothing to do. Optimization level 1 skips the feature in the first and the last case. ``when`` limits the
-    condition to some settings and jobs. ``of`` names another feature: the function takes its arguments too,
-    ``(args, world, other)``, and is asked where that feature is active. ``values(args, world)`` adds names to the texts.
-    ``served`` is set by the declaration: the parallel size that the feature serves in its slot. At size 1 nothing is asked.
+    the feature has nothing to do. Optimization level 1 skips the feature in the first and the last case; with "skip" it alone
+    asks. ``when`` limits the condition to some settings and jobs. ``of`` names another feature: the function takes its
+    arguments too, ``(args, world, other)``, and is asked where that feature is active. ``values(args, world)`` adds names to
+    the texts. ``selects`` is for what tells models of the feature from others: a configuration that is built beside and
+    does not fulfil it, such as the dense vision encoder of a MoE model, is left alone. ``served`` is set by the declaration:
+    the parallel size that the feature serves in its slot. At size 1 nothing is asked.
     """
 
     holds: Predicate
     message: str
     fix: Fix = ()
     when: Predicate | None = None
-    otherwise: Literal["refuse", "warn", "idle"] = "refuse"
+    otherwise: Otherwise = "refuse"
     of: str = ""
     values: TextValues | None = None
+    selects: bool = False
     served: str = ""
 
     @property
@@ -72,14 +79,15 @@ def condition(
     *,
     fix: Fix = (),
     when: Predicate | None = None,
-    otherwise: Literal["refuse", "warn", "idle"] = "refuse",
+    otherwise: Otherwise = "refuse",
     of: str = "",
     values: TextValues | None = None,
+    selects: bool = False,
 ) -> Callable[[Predicate], Condition]:
     """Make a condition of a named function with a docstring; it is listed in ``FeatureSpec.constraints``."""
 
     def declare(holds: Predicate) -> Condition:
-        return Condition(holds, message, fix, when, otherwise, of, values)
+        return Condition(holds, message, fix, when, otherwise, of, values, selects)
 
     return declare
 

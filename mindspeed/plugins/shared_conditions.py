@@ -56,7 +56,7 @@ def no_full_recompute(args: Any, world: World) -> bool:
     return not (world.knows("recompute_granularity") and world.recompute_granularity == "full")
 
 
-@condition("the model is dense, and {feature} works on experts", fix=(GiveField("num_experts"), _REMOVE))
+@condition("the model is dense, and {feature} works on experts", fix=(GiveField("num_experts"), _REMOVE), selects=True)
 def has_experts(args: Any, world: World) -> bool:
     """Check that the model has experts."""
     return bool(world.num_experts > 0)

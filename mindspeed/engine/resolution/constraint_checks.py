@@ -133,7 +133,7 @@ def check_conditions(state: ResolutionState) -> None:
     for name, condition in state.constraints(Condition):
         args = state.args_of(name)
         other = state.args_of(condition.of) if condition.of in state.active else None
-        if args is None or (condition.of and other is None):
+        if args is None or condition.otherwise == "skip" or (condition.of and other is None):
             continue
         try:
             found = failure(condition, name, args, state.world, other)

@@ -14,6 +14,7 @@ from typing import Any
 from mindspeed.engine.runtime import session
 from mindspeed.job.world import UnknownValue, World
 from mindspeed.plugins.conditions import ConditionError, ModelCondition, conditions, failure
+from mindspeed.plugins.constraints import Requires
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.fixes import Fix, RemoveFeature
 from mindspeed.plugins.problems import MindSpeedError, Problem
@@ -25,11 +26,35 @@ Wrong = tuple[Feature[Any], str, Fix]
 def features_without(facts: Mapping[str, Any]) -> frozenset[str]:
     """Ask every condition about the job with these ``facts``, fields of a World, in place of what the plan knew.
 
-    Returns the features that level 1 alone switched on and that step aside, with MS413. Raises MindSpeedError with an MS304 for
-    each requested feature that cannot run so.
+    Returns the features that have nothing to do with such a model, and those that level 1 alone switched on and that step
+    aside, with MS413. Raises MindSpeedError with an MS304 for each requested feature that cannot run so.
     """
     active = session.current()
-    return frozenset() if active is None else _decided(_failures(active.manager.features, facts))
+    if active is None:
+        return frozenset()
+    others = _for_others(active.manager.features, facts)
+    concerned = [feature for feature in active.manager.features if feature.spec.name not in others]
+    return others | _decided(_failures(concerned, facts))
+
+
+def _for_others(features: Iterable[Feature[Any]], facts: Mapping[str, Any]) -> frozenset[str]:
+    """Return the features that work on other models than the one with these facts, and those that require them."""
+    names: set[str] = set()
+    for feature in features:  # a required feature comes before those that require it
+        required = {constraint.name for constraint in feature.spec.constraints if isinstance(constraint, Requires)}
+        if required & names or _is_for_others(feature, facts):
+            names.add(feature.spec.name)
+    return frozenset(names)
+
+
+def _is_for_others(feature: Feature[Any], facts: Mapping[str, Any]) -> bool:
+    """Return whether a feature works on other models than the one with these facts."""
+    job = World(feature.world.known() | dict(facts))
+    selecting = [condition for condition in conditions(feature.spec.constraints) if condition.selects]
+    try:
+        return any(failure(condition, feature.spec.name, feature.args, job) for condition in selecting)
+    except UnknownValue:
+        return False
 
 
 def features_without_model(subject: str, *found: Any) -> frozenset[str]:
