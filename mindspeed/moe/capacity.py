@@ -71,19 +71,6 @@ def with_options(spec: Any, **changes: Any) -> Any:
     return with_parts(spec, changed)
 
 
-def options_of(spec: Any) -> CapacityOptions | None:
-    """The options of the layers of a spec that have a capacity, None if there are no such layers."""
-    seen: list[CapacityOptions] = []
-
-    def look(name: str, part: Any) -> Any:
-        if options := _options(part):
-            seen.append(options)
-        return part
-
-    with_parts(spec, look)
-    return seen[0] if seen else None
-
-
 def _options(part: Any) -> CapacityOptions | None:
     options = getattr(part, "params", {}).get("options") if hasattr(part, "module") else None
     return options if isinstance(options, CapacityOptions) else None

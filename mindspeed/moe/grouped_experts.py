@@ -156,30 +156,29 @@ def activation(config: Any, h: Tensor, probs_R1: Tensor | None = None) -> Tensor
     return active if probs_R1 is None else (active * probs_R1).to(h.dtype)
 
 
-def misfits(config: Any) -> list[str]:
-    """Give the reasons why grouped products cannot compute the experts of a configuration; empty if they can."""
-    wrong = {
-        "add_bias_linear is set": config.add_bias_linear,
-        # since Megatron 0.15 and 0.16
-        "activation_func_clamp_value is set": getattr(config, "activation_func_clamp_value", None) is not None,
-        "glu_linear_offset is set": getattr(config, "glu_linear_offset", 0.0) != 0.0,
-        "moe_latent_size is set": getattr(config, "moe_latent_size", None) is not None,
-        "moe_apply_probs_on_input is set and moe_router_topk is not 1": (
-            config.moe_apply_probs_on_input and config.moe_router_topk != 1
-        ),
-        "fp8 or fp4 is set": bool(getattr(config, "fp8", None) or getattr(config, "fp4", None)),
-    }
-    return [sentence for sentence, holds in wrong.items() if holds]
+def foreign_experts(feature: Any, spec: Any, config: Any) -> list[str]:
+    """Name the experts of a layer specification that grouped products cannot replace; a stage of dense layers has none."""
+    local = tuple(_local_experts())
+    names: list[str] = []
+
+    def look(name: str, part: Any) -> Any:
+        module = getattr(part, "module", getattr(part, "func", part))  # of a ModuleSpec or a partial
+        if name == "experts" and not (isinstance(module, type) and issubclass(module, (GroupedExperts, *local))):
+            names.append(getattr(module, "__name__", str(module)))
+        return part
+
+    with_parts(spec, look)
+    return [f"the layer specification has {name}, which is not one of Megatron's local experts" for name in names]
 
 
-def fits(config: Any) -> bool:
-    """Tell whether a configuration has experts that grouped products compute."""
-    return bool(config.num_moe_experts) and not misfits(config)
+def _local_experts() -> set[type]:
+    """Return Megatron's own classes of experts without Transformer Engine."""
+    return {megatron_experts.SequentialMLP, getattr(megatron_experts, "GroupedMLP", megatron_experts.SequentialMLP)}
 
 
 def with_grouped_experts(spec: Any) -> Any:
     """Copy a spec with single experts, and Megatron's own grouped ones, exchanged for `GroupedExperts`."""
-    known = {megatron_experts.SequentialMLP, getattr(megatron_experts, "GroupedMLP", None)}
+    known = _local_experts()
     return with_parts(spec, lambda name, part: GroupedExperts if isinstance(part, type) and part in known else part)
 
 

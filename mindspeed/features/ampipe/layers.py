@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from mindspeed.features.ampipe.attention import Heads, Segment, attend, heads_of
 from mindspeed.features.ampipe.experts import ChunkedRouting, overlapped_steps
 from mindspeed.moe.chunks import Steps, pipelined
 from mindspeed.moe.dispatchers import OverlappedAllToAll
-from mindspeed.plugins import MindSpeedError, Problem, with_parts
+from mindspeed.plugins import MindSpeedError, Problem, RemoveFeature, with_parts
 
 
 class ChunkedLayer:
@@ -87,14 +87,15 @@ def with_chunks(spec: Any, parts: int, relayed: bool) -> Any:
     return with_parts(spec, exchanged)
 
 
-def check_layers(model: torch.nn.Module) -> None:
-    """Raise MindSpeedError with MS304 for layers of a model that cannot run in chunks."""
-    for layer in model.modules():
-        if isinstance(layer, ChunkedLayer) and isinstance(layer.mlp, MoELayer):
-            _check_layer(layer)
+def unfit_layers(feature: Any, chunks: Sequence[torch.nn.Module]) -> list[str]:
+    """Name the layers of model chunks that cannot run in chunks of the sequence, and why."""
+    layers = [layer for chunk in chunks for layer in chunk.modules() if isinstance(layer, ChunkedLayer)]
+    return [text for layer in layers for text in _why_unfit(layer)]
 
 
-def _check_layer(layer: Any) -> None:
+def _why_unfit(layer: Any) -> list[str]:
+    if not isinstance(layer.mlp, MoELayer):
+        return []
     core = getattr(layer.self_attention, "core_attention", None)
     wrong = {
         f"its core attention is {type(core).__name__}, not Megatron's local one or that of flash-attention": (
@@ -105,7 +106,7 @@ def _check_layer(layer: Any) -> None:
             not hasattr(layer.mlp, "steps") and not isinstance(layer.mlp.token_dispatcher, OverlappedAllToAll)
         ),
     }
-    _refuse([f"layer {layer.layer_number} cannot run in chunks: {text}" for text, holds in wrong.items() if holds])
+    return [f"layer {layer.layer_number} cannot run in chunks: {text}" for text, holds in wrong.items() if holds]
 
 
 def check_inputs(inputs: dict[str, Any]) -> None:
@@ -115,11 +116,11 @@ def check_inputs(inputs: dict[str, Any]) -> None:
 
 
 def check_length(rows: int, parts: int) -> None:
-    """Raise MindSpeedError with MS304 where the rows of a rank cannot be cut."""
-    _refuse([f"{rows} rows of a rank cannot be cut into {parts} equal chunks"] if rows % parts else [])
+    """Raise MindSpeedError with MS304 where the rows of a rank are not divisible by the chunks."""
+    _refuse([f"{rows} rows of a rank are not divisible by {parts} chunks"] if rows % parts else [])
 
 
 def _refuse(sentences: list[str]) -> None:
     if sentences:
-        problem = partial(Problem, "MS304", features=("ampipe",), fix="remove ampipe")
+        problem = partial(Problem, "MS304", features=("ampipe",), fix=RemoveFeature("ampipe"))
         raise MindSpeedError([problem(f"ampipe: {sentence}") for sentence in sentences])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import field_validator
+
 from mindspeed.moe.costs import capacity_of, mask_bytes
 from mindspeed.plugins import FeatureArgs, Field, World
 
@@ -12,10 +14,10 @@ class DeepspeedMoeArgs(FeatureArgs):
     capacity_factor: float = Field(1.0, gt=0, description="places of an expert, as a multiple of an equal share of choices")
     eval_capacity_factor: float | None = Field(None, gt=0, description="the same in evaluation; capacity_factor if not given")
     min_capacity: int = Field(4, ge=1, description="fewest places of an expert for the tokens of a group")
-    noise: Literal["none", "jitter", "rsample", "None", "Jitter", "RSample"] = Field(
+    noise: Literal["none", "jitter", "rsample"] = Field(
         "none",
         description="in training: jitter of the gate's input, or Gumbel noise on the logits that choose one expert (rsample); "
-        "DeepSpeed's spellings are taken too",
+        "DeepSpeed's spellings are accepted too",
     )
     random_priority: bool = Field(False, description="in training, one expert per token: places are given by lot, not in order")
     sinkhorn: bool = Field(False, description="logits that Sinkhorn's rounds balance over experts choose, weights stay")
@@ -27,19 +29,24 @@ class DeepspeedMoeArgs(FeatureArgs):
         False, description="every expert on every token, one process: the formula that verify compares with"
     )
 
+    @field_validator("noise", mode="before")
+    @classmethod
+    def _in_lower_case(cls, value: object) -> object:
+        return value.lower() if isinstance(value, str) else value
+
 
 def shares(world: World) -> int:
-    """The ranks that share the tokens of a micro-batch."""
+    """Count the ranks that share the tokens of a micro-batch."""
     return int(world.tp * world.cp)
 
 
 def group_tokens(args: DeepspeedMoeArgs, world: World) -> int:
-    """The tokens of one group."""
+    """Count the tokens of one group."""
     return int(world.seq_length * world.micro_batch_size // (args.groups or shares(world)))
 
 
 def describe_masks(args: DeepspeedMoeArgs, world: World) -> list[str]:
-    """Say what the masks of dispatch and combination keep, and what does without them."""
+    """Return the bytes that the masks of dispatch and combination keep, and what does without them."""
     tokens = group_tokens(args, world)
     capacity = capacity_of(tokens, world.num_experts, world.router_topk, args.capacity_factor, args.min_capacity)
     everything = world.seq_length * world.micro_batch_size // shares(world)

@@ -15,7 +15,6 @@ from mindspeed.plugins import with_modules
 def with_capacity(spec: Any, args: Any) -> Any:
     """Exchange ``MoELayer`` in a spec for the layer with a capacity, and give it the feature's settings."""
     settings = args.model_dump(exclude={"interval"})
-    settings["noise"] = args.noise.lower()
     settings["eval_capacity_factor"] = args.eval_capacity_factor or args.capacity_factor
     layer = ModuleSpec(module=CapacityMoELayer, params={"options": CapacityOptions(**settings)})
     return with_modules(spec, {MoELayer: layer})

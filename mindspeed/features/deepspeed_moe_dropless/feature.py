@@ -25,11 +25,10 @@ class DeepspeedMoeDroplessArgs(FeatureArgs):
 
 
 class DeepspeedMoeDropless(Feature[DeepspeedMoeDroplessArgs]):
-    """Every expert has as many places as the fullest one of the ranks that exchange tokens needs."""
+    """Let the capacity of deepspeed-moe's experts follow the load, so that no token is dropped."""
 
     spec = FeatureSpec(
         name="deepspeed-moe-dropless",
-        summary="Capacity-gated experts whose number of places follows the load, so that no token is dropped",
         category=Category.DEEPSPEED_MOE,
         megatron=">=0.14,<0.17",
         constraints=(Requires("deepspeed-moe", reason="it sets the capacity of that layer"), After("deepspeed-moe")),

@@ -8,11 +8,10 @@ from mindspeed.plugins import After, Category, Feature, FeatureArgs, FeatureSpec
 
 
 class DeepspeedMoeRearrange(Feature[FeatureArgs]):
-    """Rows are copied to their places and summed back by two operators; no mask of tokens, experts and places exists."""
+    """Copy tokens to the places of deepspeed-moe's experts by index, instead of products with masks."""
 
     spec = FeatureSpec(
         name="deepspeed-moe-rearrange",
-        summary="Capacity-gated tokens to experts and back by index, without masks of tokens, experts and places",
         category=Category.DEEPSPEED_MOE,
         megatron=">=0.14,<0.17",
         ops=("npu_fused_moe_token_permute", "npu_fused_moe_token_unpermute"),

@@ -1,16 +1,27 @@
-"""Which dispatcher sends fewer bytes in a world. Light."""
+"""Settings of expert parallelism, and the dispatcher that sends fewer bytes. Light."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from mindspeed.moe import costs
+from mindspeed.plugins import FeatureArgs, Field
 
 NEEDED: Final = ("num_experts", "router_topk", "hidden_size", "seq_length", "micro_batch_size", "dtype")
 
 
+class ExpertParallelArgs(FeatureArgs):
+    size: int = Field(1, ge=1, description="ranks over which the experts of a layer are spread")
+    dispatcher: Literal["alltoall", "allgather", "auto"] = Field(
+        "alltoall", description="how tokens travel to their experts; auto takes the one that sends fewer bytes"
+    )
+    expert_tensor_size: int | None = Field(
+        None, ge=1, description="ranks that share one expert; as tensor-parallel if not given"
+    )
+
+
 def sent_bytes(args: Any, world: Any) -> dict[str, int]:
-    """Bytes at the process groups of a rank, of a layer and micro-batch, forward and backward, with balanced experts."""
+    """Compute the bytes that a rank sends per layer and micro-batch, forward and backward, with balanced experts."""
     shared = args.expert_tensor_size or world.tp
     value = 4 if world.dtype == "fp32" else 2
     tokens = world.micro_batch_size * world.seq_length // (world.tp * world.cp)
@@ -21,13 +32,13 @@ def sent_bytes(args: Any, world: Any) -> dict[str, int]:
 
 
 def cheaper_dispatcher(args: Any, world: Any) -> str:
-    """The dispatcher that sends fewer bytes."""
+    """Return the dispatcher that sends fewer bytes."""
     sent = sent_bytes(args, world)
     return min(sent, key=lambda name: sent[name])
 
 
 def describe_choice(args: Any, world: Any) -> list[str]:
-    """The chosen dispatcher with the bytes of both, where the choice is left to mindspeed."""
+    """Name the chosen dispatcher with the bytes of both, where the choice is left to mindspeed."""
     if args.dispatcher != "auto":
         return []
     chosen, sent = cheaper_dispatcher(args, world), sent_bytes(args, world)

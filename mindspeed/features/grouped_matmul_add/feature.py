@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspeed.moe.feature import are_grouped
+from mindspeed.moe.conditions import experts_are_grouped
 from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Numerics, Requires, hookimpl
 
 
 class GroupedMatmulAdd(Feature[FeatureArgs]):
-    """Weight gradients of grouped experts go into their buffer by ``mindspeed::npu_groupmatmul_add_fp32``."""
+    """Accumulate weight gradients of grouped experts in their fp32 buffer by the grouped product itself."""
 
     spec = FeatureSpec(
         name="grouped-matmul-add",
-        summary="Weight gradients of grouped experts added to their fp32 buffer by the grouped product",
         category=Category.COMPUTE,
         level=1,
         ops=("npu_gmm", "npu_groupmatmul_add_fp32"),
-        applies=are_grouped,
-        constraints=(Requires("moe-grouped-gemm", reason="it adds the gradients of that feature's experts"),),
+        constraints=(
+            Requires("moe-grouped-gemm", reason="it adds the gradients of that feature's experts"),
+            experts_are_grouped,
+        ),
         numerics=Numerics.reordered(reason="each product is added to the sum of the micro-batches before it is rounded"),
     )
 
@@ -26,4 +27,4 @@ class GroupedMatmulAdd(Feature[FeatureArgs]):
     def layer_spec(self, spec: Any, config: Any) -> Any:
         from mindspeed.features.grouped_matmul_add.layers import with_accumulating_experts
 
-        return with_accumulating_experts(spec) if config.num_moe_experts else spec
+        return with_accumulating_experts(spec)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mindspeed.moe.feature import decline_other_experts, unserved
 from mindspeed.plugins import (
     Category,
     Feature,
@@ -18,24 +17,24 @@ from mindspeed.plugins import (
     Wrap,
     hookimpl,
 )
-
-_LAYERS = "mindspeed.features.moe_adaptive_recompute.layers"
+from mindspeed.plugins.shared_conditions import NO_CUDA_GRAPHS
 
 
 class MoeAdaptiveRecomputeArgs(FeatureArgs):
-    scale: float = Field(2.0, ge=0, description="times the balanced number of rows, above which a rank recomputes its experts")
+    scale: float = Field(
+        2.0, ge=0, description="rows of a rank, as a multiple of the balanced number, above which it recomputes its experts"
+    )
 
 
 class MoeAdaptiveRecompute(Feature[MoeAdaptiveRecomputeArgs]):
-    """A rank whose experts have many more tokens than it would have in balance keeps their input alone."""
+    """Recompute local experts in the backward pass when they receive more tokens than a threshold."""
 
     spec = FeatureSpec(
         name="moe-adaptive-recompute",
-        summary="Experts of a rank recomputed in backward where they have too many tokens",
         category=Category.MOE,
         constraints=(
-            Requires("moe-grouped-gemm", reason="the experts of a rank are recomputed as one"),
-            *unserved("moe-adaptive-recompute", "transformer_engine_experts"),
+            Requires("moe-grouped-gemm", reason="the local experts are recomputed as one"),
+            NO_CUDA_GRAPHS,
         ),
         numerics=Numerics.reordered(reason="grouped products; what is recomputed has equal bits"),
     )
@@ -49,9 +48,6 @@ class MoeAdaptiveRecompute(Feature[MoeAdaptiveRecomputeArgs]):
         from mindspeed.features.moe_adaptive_recompute.layers import RecomputingExperts
         from mindspeed.moe.grouped_experts import with_expert_mixin
 
-        if not config.num_moe_experts:
-            return spec
-        decline_other_experts(self, spec)
         return with_expert_mixin(spec, RecomputingExperts)
 
     @hookimpl
@@ -59,7 +55,7 @@ class MoeAdaptiveRecompute(Feature[MoeAdaptiveRecomputeArgs]):
         return [
             Wrap(
                 "megatron.core.transformer.moe.moe_layer:MoELayer.forward",
-                f"{_LAYERS}:counting_tokens",
+                "mindspeed.features.moe_adaptive_recompute.layers:counting_tokens",
                 reason="its input has the tokens that would be spread in balance",
             )
         ]

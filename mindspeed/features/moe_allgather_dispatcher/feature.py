@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-from mindspeed.moe.feature import REORDERED, DispatcherFeature, is_set, needs_experts, unserved
-from mindspeed.plugins import Category, Check, FeatureArgs, FeatureSpec, Requires
-
-NAME: Final = "moe-allgather-dispatcher"
+from mindspeed.moe.conditions import DISPATCHER_CONDITIONS, NO_PADDED_EXPERTS, needs_dispatcher
+from mindspeed.moe.feature import REORDERED, DispatcherFeature
+from mindspeed.plugins import Category, FeatureArgs, FeatureSpec, Requires
+from mindspeed.plugins.shared_conditions import has_experts
 
 
 class MoeAllgatherDispatcher(DispatcherFeature[FeatureArgs]):
-    """All gathers are posted before the first wait; experts and probabilities travel as k numbers per token."""
+    """Gather tokens asynchronously, with k experts and probabilities per token instead of all.
 
-    kind = "allgather"
+    All gathers are posted before the first wait.
+    """
+
     target = "MoEAllGatherTokenDispatcher"
     mixin = "mindspeed.moe.dispatchers:AllGatherDispatch"
     spec = FeatureSpec(
-        name=NAME,
-        summary="All-gather dispatcher with asynchronous gathers, and k experts and probabilities per token instead of all",
+        name="moe-allgather-dispatcher",
         category=Category.MOE,
         slots={"token-permutation"},
         constraints=(
             Requires(
                 "expert-parallel",
-                reason="it is the all-gather dispatcher that is exchanged",
+                reason="it replaces the all-gather dispatcher",
                 settings={"dispatcher": "allgather"},
             ),
-            needs_experts(NAME),
-            *unserved(NAME),
-            Check(
-                lambda args, world: not is_set(world, "padded_experts"),
-                "experts are padded to their capacity, and gathered tokens have no such rows",
-                fix=f"--no-padded-experts (Megatron-LM: no --moe-pad-expert-input-to-capacity), or remove {NAME}",
-            ),
+            has_experts,
+            needs_dispatcher("allgather"),
+            *DISPATCHER_CONDITIONS,
+            NO_PADDED_EXPERTS,
         ),
         numerics=REORDERED,
     )

@@ -2,70 +2,101 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
-from mindspeed.moe.feature import REORDERED, DispatcherFeature, is_set, needs_experts, unserved
-from mindspeed.plugins import Category, Check, DropSetting, FeatureArgs, FeatureSpec, Field, GiveField, Requires, hookimpl
+from mindspeed.moe.conditions import DISPATCHER_CONDITIONS, needs_dispatcher
+from mindspeed.moe.feature import REORDERED, DispatcherFeature
+from mindspeed.plugins import (
+    Category,
+    DropSetting,
+    FeatureArgs,
+    FeatureSpec,
+    Field,
+    GiveField,
+    GiveSetting,
+    Requires,
+    World,
+    condition,
+)
+from mindspeed.plugins.shared_conditions import has_experts
 
-NAME: Final = "moe-alltoall-dispatcher"
+_DROP = DropSetting("once_per_rank")
 
 
 class MoeAlltoallDispatcherArgs(FeatureArgs):
     once_per_rank: bool = Field(
-        False, description="send a token once to each rank that has experts of it, and sum what they answer there"
+        False, description="send a token once to each rank that has experts of it, and sum their outputs there"
     )
 
 
-class MoeAlltoallDispatcher(DispatcherFeature[MoeAlltoallDispatcherArgs]):
-    """Rows, chunks and splits of the all-to-all dispatcher follow from indices on the device; counts are read once."""
+def _sends_once(args: MoeAlltoallDispatcherArgs, world: World) -> bool:
+    """Return whether a token is sent once to each rank."""
+    return args.once_per_rank
 
-    kind = "alltoall"
+
+@condition(
+    "once_per_rank saves copies of tokens between ranks, and expert parallelism is off (ep={world.ep})",
+    fix=(GiveField("ep", 2, or_more=True), _DROP),
+    when=_sends_once,
+)
+def experts_are_on_several_ranks(args: MoeAlltoallDispatcherArgs, world: World) -> bool:
+    """Check that tokens are sent between ranks."""
+    return world.ep > 1
+
+
+@condition(
+    "once_per_rank saves copies of a token, and each token has {world.router_topk} expert",
+    fix=(_DROP,),
+    when=_sends_once,
+)
+def tokens_have_several_experts(args: MoeAlltoallDispatcherArgs, world: World) -> bool:
+    """Check that a token has more than one expert."""
+    return bool(world.router_topk > 1)
+
+
+@condition(
+    "once_per_rank needs whole experts, and tensor-parallel ranks split them",
+    fix=(GiveSetting("expert-parallel.expert_tensor_size", 1), _DROP),
+    when=_sends_once,
+    of="expert-parallel",
+)
+def experts_are_whole(args: MoeAlltoallDispatcherArgs, world: World, experts: Any) -> bool:
+    """Check that every expert is on one rank."""
+    return bool((experts.expert_tensor_size or world.tp) == 1)
+
+
+@condition(
+    "once_per_rank does not support experts that are padded to their capacity",
+    fix=(GiveField("padded_experts", False), _DROP),
+    when=_sends_once,
+)
+def experts_are_not_padded(args: MoeAlltoallDispatcherArgs, world: World) -> bool:
+    """Check that experts have no rows without a token."""
+    return not world.is_set("padded_experts")
+
+
+class MoeAlltoallDispatcher(DispatcherFeature[MoeAlltoallDispatcherArgs]):
+    """Compute the rows and splits of expert all-to-alls on the device, and read token counts once per layer."""
+
     target = "MoEAlltoAllTokenDispatcher"
     mixin = "mindspeed.features.moe_alltoall_dispatcher.layers:Dispatch"
     spec = FeatureSpec(
-        name=NAME,
-        summary="All-to-all dispatcher whose counts travel early and are read once per layer",
+        name="moe-alltoall-dispatcher",
         category=Category.MOE,
         slots={"token-permutation"},
         constraints=(
             Requires(
                 "expert-parallel",
-                reason="it is the all-to-all dispatcher that is exchanged",
+                reason="it replaces the all-to-all dispatcher",
                 settings={"dispatcher": "alltoall"},
             ),
-            needs_experts(NAME),
-            *unserved(NAME),
-            Check(
-                lambda args, world: world.ep > 1,
-                "once_per_rank saves copies of tokens between ranks, and experts are on one rank",
-                fix=(GiveField("ep", 2, or_more=True), DropSetting("once_per_rank")),
-                when=lambda args, world: args.once_per_rank,
-            ),
-            Check(
-                lambda args, world: world.router_topk > 1,
-                "once_per_rank saves copies of a token, and --router-topk 1 sends one",
-                fix="drop moe-alltoall-dispatcher.once_per_rank",
-                when=lambda args, world: args.once_per_rank,
-            ),
-            Check(
-                lambda args, world, experts: (experts.expert_tensor_size or world.tp) == 1,
-                "once_per_rank needs whole experts, and tensor-parallel ranks split them",
-                fix="--set expert-parallel.expert_tensor_size=1, or drop moe-alltoall-dispatcher.once_per_rank",
-                when=lambda args, world: args.once_per_rank,
-                of="expert-parallel",
-            ),
-            Check(
-                lambda args, world: not is_set(world, "padded_experts"),
-                "once_per_rank sends pairs of a token and a rank, and experts are padded to their capacity",
-                fix="--no-padded-experts, or drop moe-alltoall-dispatcher.once_per_rank",
-                when=lambda args, world: args.once_per_rank,
-            ),
+            has_experts,
+            needs_dispatcher("alltoall"),
+            *DISPATCHER_CONDITIONS,
+            experts_are_on_several_ranks,
+            tokens_have_several_experts,
+            experts_are_whole,
+            experts_are_not_padded,
         ),
         numerics=REORDERED,
     )
-
-    @hookimpl
-    def config_ready(self, config: Any) -> None:
-        super().config_ready(config)
-        if config.num_moe_experts and self.args.once_per_rank and config.moe_pad_expert_input_to_capacity:
-            self.decline("once_per_rank is set, and so is moe_pad_expert_input_to_capacity in a model that is being built")

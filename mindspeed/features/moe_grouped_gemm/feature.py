@@ -4,32 +4,72 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspeed.moe.feature import are_grouped, unserved
-from mindspeed.plugins import Category, Check, CheckpointState, Feature, FeatureArgs, FeatureSpec, Numerics, hookimpl
+from mindspeed.moe.conditions import LOCAL_EXPERTS, NO_LATENT_EXPERTS, NO_LINEAR_BIAS, experts_are_grouped
+from mindspeed.plugins import (
+    Category,
+    CheckpointState,
+    Conflicts,
+    Feature,
+    FeatureArgs,
+    FeatureSpec,
+    GiveField,
+    ModelCondition,
+    Numerics,
+    RemoveFeature,
+    World,
+    condition,
+    hookimpl,
+    unset,
+)
+from mindspeed.plugins.shared_conditions import NO_LOW_PRECISION, has_experts
+
+_REMOVE = RemoveFeature()
+
+
+@condition(
+    "probabilities weigh the input of experts, which {feature} supports only with router_topk=1, not {world.router_topk}",
+    fix=(GiveField("probabilities_on_input", False), GiveField("router_topk", 1), _REMOVE),
+)
+def weighed_inputs_have_one_expert(args: FeatureArgs, world: World) -> bool:
+    """Check that inputs are weighed by probabilities only where a token has one expert."""
+    return not world.is_set("probabilities_on_input") or bool(world.router_topk == 1)
 
 
 class MoeGroupedGemm(Feature[FeatureArgs]):
-    """All experts of a rank are one module whose products are ``mindspeed::npu_gmm``, in every type and on every platform."""
+    """Compute the local experts by one grouped product, on every platform and in every type."""
 
     spec = FeatureSpec(
         name="moe-grouped-gemm",
-        summary="All experts of a rank in one grouped product, on every platform and in every type",
         category=Category.MOE,
         level=1,
         ops=("npu_gmm",),
-        applies=are_grouped,
         constraints=(
-            Check(
-                lambda args, world: world.num_experts > 0,
-                "there are no experts to group, the model is dense",
-                fix="--num-experts N, or remove moe-grouped-gemm",
+            has_experts,
+            NO_LINEAR_BIAS,
+            NO_LOW_PRECISION,
+            NO_LATENT_EXPERTS,
+            *LOCAL_EXPERTS,
+            unset(
+                "clamped_activation",
+                "the input of the activation function is clamped, which {feature} does not support",
+                fix=(GiveField("clamped_activation", False), _REMOVE),
             ),
-            Check(
-                lambda args, world: not world.linear_bias,
-                "linear layers have biases, and grouped experts have none",
-                fix="--no-linear-bias (Megatron-LM: --disable-bias-linear), or remove moe-grouped-gemm",
+            unset(
+                "shifted_gate",
+                "an offset is added to the linear part of gated units, which {feature} does not support",
+                fix=(GiveField("shifted_gate", False), _REMOVE),
             ),
-            *unserved("moe-grouped-gemm", "low_precision", "latent_expert_size"),
+            weighed_inputs_have_one_expert,
+            Conflicts(
+                "activation-recompute",
+                reason="grouped experts compute their activation themselves; recompute.modules=[moe_act] recomputes it",
+            ),
+            experts_are_grouped,
+            ModelCondition(
+                "mindspeed.moe.grouped_experts:foreign_experts",
+                "the layer specification has Megatron's local experts",
+                subject="spec",
+            ),
         ),
         numerics=Numerics.reordered(reason="a grouped product may sum in another order than a product per expert"),
         state=CheckpointState(
@@ -41,14 +81,7 @@ class MoeGroupedGemm(Feature[FeatureArgs]):
     )
 
     @hookimpl
-    def config_ready(self, config: Any) -> None:
-        from mindspeed.moe.grouped_experts import misfits
-
-        if config.num_moe_experts and (wrong := misfits(config)):
-            self.decline(f"{' and '.join(wrong)} in a model that is being built")
-
-    @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
-        from mindspeed.moe.grouped_experts import fits, with_grouped_experts
+        from mindspeed.moe.grouped_experts import with_grouped_experts
 
-        return with_grouped_experts(spec) if fits(config) else spec
+        return with_grouped_experts(spec)

@@ -1,87 +1,41 @@
-"""Experts that every token goes to, beside those that the router chooses."""
+"""Experts that every token goes to, in addition to those that the router chooses."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
+from mindspeed.features.moe_shared_experts import conditions
+from mindspeed.features.moe_shared_experts.conditions import MoeSharedExpertsArgs, width
+from mindspeed.moe.conditions import NO_LINEAR_BIAS
 from mindspeed.plugins import (
     ArgOverride,
     Category,
-    Check,
     Feature,
-    FeatureArgs,
     FeatureSpec,
-    Field,
     MegatronFlag,
-    MindSpeedError,
     Numerics,
-    Problem,
     VerifyWith,
-    World,
     hookimpl,
 )
-
-
-class MoeSharedExpertsArgs(FeatureArgs):
-    count: int | None = Field(None, ge=1, description="shared experts, each as wide as one that is routed to")
-    size: int | None = Field(None, ge=1, description="width of the shared experts together, instead of a count")
-    gate: Literal["none", "scalar", "hidden", True] = Field(
-        "none",
-        description="weigh their answer for each token: not, by one number (true is the same), or by one per hidden value",
-    )
-    overlap: bool = Field(False, description="compute them under the all-to-alls of Megatron's dispatcher")
-
-
-def _width(args: MoeSharedExpertsArgs, world: World) -> dict[str, int]:
-    if args.count is not None:
-        return {"shared_expert_hidden_size": args.count * world.moe_ffn_hidden_size}
-    return {"shared_expert_hidden_size": args.size} if args.size is not None else {}
+from mindspeed.plugins.shared_conditions import has_experts
 
 
 class MoeSharedExperts(Feature[MoeSharedExpertsArgs]):
-    """A MLP for all tokens beside the routed experts, optionally weighed by a gate."""
+    """Add shared experts for every token to the routed ones, with an optional gate."""
 
     spec = FeatureSpec(
         name="moe-shared-experts",
-        summary="Experts for every token beside the routed ones, with an optional gate",
         category=Category.MOE,
         level=0,
         constraints=(
-            Check(
-                lambda args, world: world.num_experts > 0,
-                "there are no routed experts to stand beside, the model is dense",
-                fix="--num-experts N, or remove moe-shared-experts",
-            ),
-            Check(
-                lambda args, world: not world.linear_bias,
-                "linear layers have biases, and Megatron's shared experts have none",
-                fix="--no-linear-bias (Megatron-LM: --disable-bias-linear), or remove moe-shared-experts",
-            ),
-            Check(
-                lambda args, world: args.count is not None or args.size is not None,
-                "neither a number of shared experts nor their size is given",
-                fix="--set moe-shared-experts.count=1",
-            ),
-            Check(
-                lambda args, world: args.size == args.count * world.moe_ffn_hidden_size,
-                "{args.count} experts of {world.moe_ffn_hidden_size} are not {args.size} wide",
-                fix="drop moe-shared-experts.count, or moe-shared-experts.size",
-                when=lambda args, world: args.count is not None and args.size is not None,
-            ),
-            Check(
-                lambda args, world: world.shared_expert_hidden_size == args.count * world.moe_ffn_hidden_size,
-                "{args.count} experts of {world.moe_ffn_hidden_size} are not {world.shared_expert_hidden_size} wide",
-                fix="drop moe-shared-experts.count, or --shared-expert-hidden-size",
-                when=lambda args, world: args.count is not None and args.size is None,
-            ),
-            Check(
-                lambda args, world: world.shared_expert_hidden_size == args.size,
-                "shared experts are {args.size} wide by a setting, and {world.shared_expert_hidden_size} by the model",
-                fix="drop moe-shared-experts.size, or --shared-expert-hidden-size",
-                when=lambda args, world: args.size is not None and args.count is None,
-            ),
+            has_experts,
+            NO_LINEAR_BIAS,
+            conditions.is_sized,
+            conditions.count_and_size_agree,
+            conditions.model_has_that_width,
+            conditions.transfers_are_alltoalls,
         ),
-        model=_width,
         megatron_flags=(
             MegatronFlag("moe_shared_expert_intermediate_size", "size"),
             MegatronFlag("moe_shared_expert_overlap", "overlap"),
@@ -92,31 +46,31 @@ class MoeSharedExperts(Feature[MoeSharedExpertsArgs]):
     )
 
     @hookimpl
+    def job_values(self) -> Mapping[str, Any]:
+        size = width(self.args, self.world)
+        sized = {} if size is None else {"shared_expert_hidden_size": size}
+        return sized | ({"shared_expert_overlap": True} if self.args.overlap else {})
+
+    @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        overrides = []
-        if self.args.size is not None:
-            overrides.append(ArgOverride("moe_shared_expert_intermediate_size", self.args.size, "moe-shared-experts.size"))
+        overrides, size = [], width(self.args, self.world)
+        if size is not None:
+            setting = "size" if self.args.count is None else "count"
+            overrides.append(ArgOverride("moe_shared_expert_intermediate_size", size, f"moe-shared-experts.{setting}"))
         if self.args.overlap:
             overrides.append(ArgOverride("moe_shared_expert_overlap", True, "moe-shared-experts.overlap"))
         return overrides
 
     @hookimpl
     def config_ready(self, config: Any) -> None:
-        if not config.num_moe_experts:
-            return
-        if self.args.count is not None:
-            size, given = self.args.count * config.moe_ffn_hidden_size, config.moe_shared_expert_intermediate_size
-            if given not in (None, size):
-                name, width = self.spec.name, config.moe_ffn_hidden_size
-                text = f"{name}: {self.args.count} experts of {width} are {size} wide, and their size is {given}"
-                raise MindSpeedError([Problem("MS304", text, (name,), fix="drop moe-shared-experts.count, or the size")])
-            config.moe_shared_expert_intermediate_size = size
+        if self.args.count is not None:  # the plan may not know the width of a routed expert
+            config.moe_shared_expert_intermediate_size = self.args.count * config.moe_ffn_hidden_size
         if self.args.gate != "none" and hasattr(config, "moe_shared_expert_gate"):
             config.moe_shared_expert_gate = True
 
     @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
-        if self.args.gate == "none" or not config.num_moe_experts:
+        if self.args.gate == "none":
             return spec
         from mindspeed.features.moe_shared_experts.layers import with_gate
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from mindspeed.plugins import (
     Category,
-    Check,
     Feature,
     FeatureArgs,
     FeatureSpec,
@@ -15,6 +14,7 @@ from mindspeed.plugins import (
     Wrap,
     hookimpl,
 )
+from mindspeed.plugins.shared_conditions import has_experts
 
 _UTILS = "megatron.core.transformer.moe.moe_utils"
 _LAYERS = "mindspeed.features.moe_token_permute.layers"
@@ -22,22 +22,17 @@ _LIBRARY = "mindspeed.moe.routing"
 
 
 class MoeTokenPermute(Feature[FeatureArgs]):
-    """Dispatchers call ``mindspeed::npu_fused_moe_token_permute`` and ``..._unpermute`` on each rank's tokens."""
+    """Send tokens to experts and back by operators that sum in fp32 and save only indices.
+
+    Dispatchers call ``mindspeed::npu_fused_moe_token_permute`` and ``..._unpermute`` on each rank's tokens.
+    """
 
     spec = FeatureSpec(
         name="moe-token-permute",
-        summary="Tokens to experts and back by operators that sum in fp32 and save indices alone",
         category=Category.COMPUTE,
         level=1,
         ops=("npu_fused_moe_token_permute", "npu_fused_moe_token_unpermute"),
-        applies=lambda args, world: world.num_experts > 0,
-        constraints=(
-            Check(
-                lambda args, world: world.num_experts > 0,
-                "there are no experts to bring tokens to, the model is dense",
-                fix="--num-experts N, or remove moe-token-permute",
-            ),
-        ),
+        constraints=(has_experts,),
         megatron_flags=(MegatronFlag("moe_permute_fusion", switch="on"),),
         numerics=Numerics.reordered(reason="the rows of a token are summed in fp32 and rounded once"),
     )

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from mindspeed.plugins import (
+    Advice,
     ArgOverride,
     Category,
-    Check,
     Feature,
     FeatureArgs,
     FeatureSpec,
@@ -19,30 +19,45 @@ from mindspeed.plugins import (
     RemoveFeature,
     Requires,
     VerifyWith,
+    World,
+    condition,
     hookimpl,
 )
 
 
+def _has_tensor_ranks(args: FeatureArgs, world: World) -> bool:
+    """Return whether there are several tensor-parallel ranks."""
+    return world.tp > 1
+
+
+@condition(
+    "tensor parallelism is off (tp={world.tp}), so no expert is split", fix=(GiveField("tp", 2, or_more=True), RemoveFeature())
+)
+def experts_would_be_split(args: FeatureArgs, world: World) -> bool:
+    """Check that there are several tensor-parallel ranks."""
+    return world.tp > 1
+
+
+@condition(
+    "ep={world.ep} counts all ranks with experts, and is not a multiple of tp={world.tp}",
+    fix=(GiveField("ep", note="a multiple of {world.tp}"), RemoveFeature()),
+    when=_has_tensor_ranks,
+)
+def tensor_ranks_hold_experts(args: FeatureArgs, world: World) -> bool:
+    """Check that experts can be spread over the tensor-parallel ranks too."""
+    return bool(world.ep % world.tp == 0)
+
+
 class MoeTpExtendEp(Feature[FeatureArgs]):
-    """Experts are spread over tensor-parallel ranks as well instead of split by them: expert tensor size 1."""
+    """Distribute whole experts over tensor-parallel ranks too, instead of splitting each expert."""
 
     spec = FeatureSpec(
         name="moe-tp-extend-ep",
-        summary="Experts spread over tensor-parallel ranks instead of split by them",
         category=Category.MOE,
         constraints=(
             Requires("expert-parallel", reason="it places the experts", settings={"expert_tensor_size": 1}),
-            Check(
-                lambda args, world: world.tp > 1,
-                "there is one tensor-parallel rank, and no expert is split",
-                fix=(GiveField("tp", 2, or_more=True), RemoveFeature()),
-            ),
-            Check(
-                lambda args, world: world.ep % world.tp == 0,
-                "--ep {world.ep} counts all ranks with experts, and is not a multiple of --tp {world.tp}",
-                fix=(GiveField("ep", note="a multiple of {world.tp}"), RemoveFeature()),
-                when=lambda args, world: world.tp > 1,
-            ),
+            experts_would_be_split,
+            tensor_ranks_hold_experts,
         ),
         numerics=Numerics.reordered(reason="gradients of an expert are sums over the tokens of other ranks"),
         verify_with=VerifyWith(world={"tp": 2, "ep": 2}),
@@ -55,6 +70,7 @@ class MoeTpExtendEp(Feature[FeatureArgs]):
     @hookimpl
     def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
         if (ranks := get_group("expt_tp").size()) > 1:
-            text = f"groups split every expert over {ranks} tensor-parallel ranks, and moe-tp-extend-ep keeps experts whole"
-            fix = "drop the script's own expert_tensor_parallel_size, or remove moe-tp-extend-ep"
-            raise MindSpeedError([Problem("MS304", text, ("moe-tp-extend-ep",), fix=fix)])
+            name = self.spec.name
+            text = f"{name}: process groups split every expert over {ranks} tensor-parallel ranks, and experts are kept whole"
+            fix = (Advice("drop the script's own expert_tensor_parallel_size"), RemoveFeature(name))
+            raise MindSpeedError([Problem("MS304", text, (name,), fix=fix)])

@@ -4,72 +4,105 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from pydantic import model_validator
+
 from mindspeed.plugins import (
     Category,
-    Check,
     Conflicts,
     Feature,
     FeatureArgs,
     FeatureSpec,
     Field,
+    GiveField,
+    GiveSetting,
     Numerics,
     Patch,
+    RemoveFeature,
     Requires,
+    World,
     Wrap,
+    condition,
     hookimpl,
 )
+from mindspeed.plugins.shared_conditions import no_full_recompute
 
-_LAYERS = "mindspeed.features.moe_zero_memory.layers"
+_OWN = ("moe", "moe_act", "shared_experts")
+"""Modules of Megatron's selective recompute whose activations the feature computes again itself."""
 
 
 class MoeZeroMemoryArgs(FeatureArgs):
     level: Literal["level0", "level1"] = Field(
         "level0",
-        description="level0 keeps the first product of experts, level1 their probabilities and the input of shared ones",
+        description="level0 keeps the first product of experts, level1 their probabilities and the input of shared experts",
     )
     num_layers: int | None = Field(
         None, ge=0, description="level1: layers of a stage that have it, the others have level0; all if not given"
     )
 
+    @model_validator(mode="after")
+    def _limits_level1(self) -> MoeZeroMemoryArgs:
+        if self.num_layers is not None and self.level != "level1":
+            raise ValueError(f"num_layers={self.num_layers} limits level1, and level is {self.level}")
+        return self
+
+
+def _has_number_of_layers(args: MoeZeroMemoryArgs, world: World) -> bool:
+    """Return whether a number of layers is given."""
+    return args.num_layers is not None
+
+
+@condition(
+    "num_layers={args.num_layers} is more than a stage has: {world.num_layers} layers / pp={world.pp}",
+    fix=(GiveSetting("num_layers", note="smaller than {args.num_layers}"),),
+    when=_has_number_of_layers,
+)
+def stage_has_layers(args: MoeZeroMemoryArgs, world: World) -> bool:
+    """Check that a stage has as many layers as level1 takes."""
+    return bool((args.num_layers or 0) <= world.num_layers // world.pp)
+
+
+def _recomputed(world: World) -> list[str]:
+    """Return the modules of experts that Megatron recomputes."""
+    selective = world.recompute_granularity == "selective"
+    return sorted(set(_OWN) & set(world.recompute_modules)) if selective else []
+
+
+def _named_modules(args: MoeZeroMemoryArgs, world: World) -> dict[str, str]:
+    """Name these modules for a message."""
+    return {"modules": ", ".join(_recomputed(world))}
+
+
+@condition(
+    f"recompute_modules has {{modules}}, and {{feature}} recomputes {', '.join(_OWN)} itself",
+    fix=(GiveField("recompute_modules", note="without {modules}"), RemoveFeature()),
+    values=_named_modules,
+)
+def experts_are_recomputed_once(args: MoeZeroMemoryArgs, world: World) -> bool:
+    """Check that Megatron recomputes no part of the experts."""
+    return not _recomputed(world)
+
 
 class MoeZeroMemory(Feature[MoeZeroMemoryArgs]):
-    """Tokens are sent to their experts once more in backward, so that experts need not keep them."""
+    """Recompute expert activations in backward from tokens that are sent again, overlapped with transfers."""
 
     spec = FeatureSpec(
         name="moe-zero-memory",
-        summary="Expert activations computed again in backward, from tokens that are sent again under the transfers",
         category=Category.MOE,
         constraints=(
             Requires("moe-alltoall-overlap", reason="its transfers hide what is computed and sent again"),
             Conflicts("moe-adaptive-recompute", reason="each recomputes the experts in its own way"),
-            Check(
-                lambda args, world: args.level == "level1",
-                "num_layers={args.num_layers} limits level1, and the level is {args.level}",
-                fix="--set moe-zero-memory.level=level1, or drop num_layers",
-                when=lambda args, world: args.num_layers is not None,
-            ),
-            Check(
-                lambda args, world: args.num_layers <= world.num_layers // world.pp,
-                "num_layers={args.num_layers} is more than a stage has, {world.num_layers} layers / {world.pp} stages",
-                fix="use a smaller moe-zero-memory.num_layers",
-                when=lambda args, world: args.num_layers is not None,
-            ),
+            stage_has_layers,
+            no_full_recompute,
+            experts_are_recomputed_once,
         ),
         numerics=Numerics.reordered(reason="moe-alltoall-overlap adds in another order; what is computed again has equal bits"),
     )
 
     @hookimpl
-    def config_ready(self, config: Any) -> None:
-        from mindspeed.moe.limits import recompute_misfits
-
-        if config.num_moe_experts and (wrong := recompute_misfits(config)):
-            self.decline(f"{' and '.join(wrong)} in a model that is being built")
-
-    @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
         from mindspeed.features.moe_zero_memory.layers import with_forgetting_experts
 
-        return with_forgetting_experts(spec) if config.num_moe_experts else spec
+        return with_forgetting_experts(spec)
 
     @hookimpl
     def patches(self) -> list[Patch]:
@@ -78,7 +111,7 @@ class MoeZeroMemory(Feature[MoeZeroMemoryArgs]):
         return [
             Wrap(
                 "megatron.core.transformer.moe.moe_layer:BaseMoELayer.set_layer_number",
-                f"{_LAYERS}:numbering_experts",
+                "mindspeed.features.moe_zero_memory.layers:numbering_experts",
                 reason="the number of a layer decides about its level",
                 phase="build",
             )

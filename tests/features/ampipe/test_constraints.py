@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from mindspeed.features.ampipe.feature import Ampipe, AmpipeArgs
-from mindspeed.plugins import MindSpeedError, World
 from tests.features.resolving import active, ask, refusals
+from tests.moe.refusals import DISPATCHERS, job, refusal
 
 WORLD: dict[str, Any] = {"num_experts": 8, "ep": 2, "multi_latent_attention": False}
 
@@ -38,54 +36,76 @@ def test_layers_that_fit_are_accepted():
             {"ep": 1},
             {},
             4,
-            "experts are on one rank, and there is no transfer to hide | --ep 2 or more, or remove ampipe",
+            "expert parallelism is off (ep=1), so ampipe has no transfer to overlap | --ep 2 or more, or remove ampipe",
         ),
         (
             {"tp": 2},
             {"parts": 3},
             12,
-            "3 chunks cannot be made of 64 tokens on 2 tensor-parallel ranks | use a divisor of the tokens of a rank for "
-            "ampipe.parts",
+            "seq_length=64 is not divisible by 3 chunks x tp=2 | --set ampipe.parts=VALUE (a divisor of the tokens of a rank)",
         ),
-        (
-            {"tp": 2},
-            {"parts": 2},
-            2,
-            "deepspeed-moe.groups is 2, and 2 chunks on 2 tensor-parallel ranks, each with a capacity of its own, need a "
-            "multiple of both | use a multiple of 2 x 2 for deepspeed-moe.groups",
-        ),
-        (
-            {},
-            {},
-            None,
-            "deepspeed-moe.groups is None, and 2 chunks on 1 tensor-parallel ranks, each with a capacity of its own, need a "
-            "multiple of both | use a multiple of 2 x 1 for deepspeed-moe.groups",
+        *(
+            (
+                {"tp": tp},
+                {"parts": 2},
+                groups,
+                f"deepspeed-moe.groups={groups} is not a multiple of 2 chunks x tp={tp}, each with its own capacity "
+                f"| --set deepspeed-moe.groups=VALUE (a multiple of 2 x {tp})",
+            )
+            for tp, groups in ((2, 2), (1, None))
         ),
         (
             {},
             {"overlap": True},
             4,
-            "overlap hides transfers of tensor ranks, and tp is 1 | --tp 2 or more, or remove the setting ampipe.overlap",
+            "overlap hides transfers of tensor-parallel ranks, and tensor parallelism is off (tp=1) "
+            "| --tp 2 or more, or remove the setting ampipe.overlap",
+        ),
+        (
+            {"cp": 2},
+            {},
+            4,
+            "ranks have a share of the keys each (cp=2), and ampipe needs all of them | --cp 1, or remove ampipe",
+        ),
+        (
+            {"recompute_granularity": "selective"},
+            {},
+            4,
+            "recompute_granularity is selective, which takes modules once per layer, and ampipe runs them once per chunk "
+            "| --recompute-granularity full, or remove ampipe",
+        ),
+        (
+            {"router_balancing": ("sinkhorn",)},
+            {},
+            4,
+            "the router balances experts by sinkhorn over all tokens, and ampipe routes them chunk by chunk "
+            "| --router-balancing aux_loss, or remove ampipe",
         ),
         (
             {"multi_latent_attention": True},
             {},
             4,
-            "attention is multi-latent, and its keys are not those of the whole sequence | remove ampipe",
+            "attention is multi-latent, which ampipe does not support | --no-multi-latent-attention, or remove ampipe",
+        ),
+        (
+            {"windowed_attention": True},
+            {},
+            4,
+            "attention has a window, and ampipe supports only causal and full attention "
+            "| --no-windowed-attention, or remove ampipe",
+        ),
+        (
+            {"gated_attention": True},
+            {},
+            4,
+            "the output of attention has a gate, which ampipe does not support | --no-gated-attention, or remove ampipe",
         ),
         (
             {"expert_capacity_factor": 1.5},
             {},
             4,
-            "expert_capacity_factor is 1.5, and its places are of all tokens together "
+            "Megatron limits the tokens of an expert (expert_capacity_factor 1.5), which ampipe does not support "
             "| --expert-capacity-factor 0, or remove ampipe",
-        ),
-        (
-            {"cuda_graphs": True},
-            {},
-            4,
-            "layers are captured as CUDA graphs, which ampipe does not serve "
-            "| --no-cuda-graphs (Megatron-LM: --cuda-graph-impl none), or remove ampipe",
         ),
     ],
 )
@@ -93,21 +113,24 @@ def test_worlds_that_do_not_fit_are_refused(world: dict[str, Any], settings: dic
     assert f"MS304 ampipe: {text}" in refused(world=world, groups=groups, **settings)
 
 
+SHARED = (
+    *DISPATCHERS,
+    "num_experts",
+    "forced_balancing",
+    "cpu_offloading",
+    "fine_grained_offloading",
+    "transformer_engine_layers",
+)
+
+
+@pytest.mark.parametrize("field", SHARED)
+def test_jobs_that_it_does_not_support_are_refused(field: str):
+    assert refusal("ampipe", field) in refused(world=job(field))
+
+
 def test_chunks_of_one_are_refused():
     (problem,) = refused(parts=1)
     assert problem.startswith("MS301 ")
-
-
-def test_selective_recomputation_is_refused_and_full_one_is_not():
-    def problems(granularity: str, **more: Any) -> list[str]:
-        values = {"deepspeed-moe": {"groups": 4}, "recompute": {"granularity": granularity, **more}}
-        return refusals("ampipe", "deepspeed-moe", "recompute", settings=values, **WORLD)
-
-    assert problems("full", method="uniform", num_layers=1) == []
-    assert problems("selective") == [
-        "MS304 ampipe: recompute.granularity is selective, and the modules of a layer run once per chunk "
-        "| --set recompute.granularity=full, or remove ampipe"
-    ]
 
 
 MODULES = "it changes modules that run once per micro-batch, and chunks run them several times"
@@ -117,9 +140,8 @@ EXPERTS = "it recomputes or counts what experts get per micro-batch, and chunks 
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        ("ring-attention", "a rank has all keys of its chunks"),
-        ("nano-pipe", "the schedule cuts layers where chunks are under way"),
-        ("mc2", "it cuts the projection behind attention itself"),
+        ("nano-pipe", "the schedule splits layers whose chunks are still in flight"),
+        ("mc2", "it splits the projection after attention itself"),
         ("eod-reset", "chunks are of causal or full attention"),
         ("shared-attention-mask", "chunks are of causal or full attention"),
         ("norm-recompute", MODULES),
@@ -151,68 +173,3 @@ def test_overlap_of_tensor_ranks_is_refused_where_the_dispatch_has_them():
 def test_what_nobody_said_is_not_checked():
     resolution = ask("ampipe", "deepspeed-moe", model={}, settings={"deepspeed-moe": {"groups": 4}}, ep=2)
     assert [row.text for row in resolution.rows if row.kind == "not-checked" and row.feature == "ampipe"]
-
-
-def config(**changes: Any) -> SimpleNamespace:
-    values = {
-        "num_moe_experts": 8,
-        "expert_model_parallel_size": 2,
-        "context_parallel_size": 1,
-        "recompute_granularity": None,
-        "window_size": None,
-        "moe_router_load_balancing_type": "aux_loss",
-        "moe_expert_capacity_factor": None,
-    }
-    return SimpleNamespace(**values | changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        (
-            {"expert_model_parallel_size": 1},
-            "expert_model_parallel_size is 1, and there is no transfer to hide | set expert_model_parallel_size=2 or more",
-        ),
-        (
-            {"context_parallel_size": 2},
-            "context_parallel_size is above 1, and a rank has not all keys | set context_parallel_size=1",
-        ),
-        (
-            {"recompute_granularity": "selective"},
-            "recompute_granularity is selective, and the modules of a layer run once per chunk "
-            "| set recompute_granularity=full",
-        ),
-        ({"window_size": (4, 0)}, "window_size is set, and chunks are of causal or full attention | drop window_size"),
-        (
-            {"moe_router_load_balancing_type": "sinkhorn"},
-            "moe_router_load_balancing_type is sinkhorn, and routes all tokens together "
-            "| set moe_router_load_balancing_type=aux_loss",
-        ),
-        (
-            {"moe_expert_capacity_factor": 1.0},
-            "moe_expert_capacity_factor is set, and its places are of all tokens together | drop moe_expert_capacity_factor",
-        ),
-        ({"multi_latent_attention": True}, "multi_latent_attention is set | drop multi_latent_attention"),
-        ({"cuda_graph_impl": "local"}, "CUDA graphs are set | drop the CUDA graphs of the configuration"),
-        *(
-            ({name: value}, f"{name} is set | drop {name}")
-            for name, value in {
-                "attention_output_gate": True,
-                "fine_grained_activation_offloading": True,
-                "cpu_offloading": True,
-                "overlap_moe_expert_parallel_comm": True,
-                "moe_router_force_load_balancing": True,
-                "moe_latent_size": 16,
-                "fp8": "e4m3",
-                "fp4": "e2m1",
-            }.items()
-        ),
-    ],
-)
-def test_configurations_that_do_not_fit_are_refused(changes: dict[str, Any], text: str):
-    feature = Ampipe(AmpipeArgs(), World({}))
-    feature.config_ready(config())
-    feature.config_ready(config(num_moe_experts=None, **changes))
-    with pytest.raises(MindSpeedError) as raised:
-        feature.config_ready(config(**changes))
-    assert [f"{found.code} {found.message} | {found.fix_text}" for found in raised.value.problems] == [f"MS304 ampipe: {text}"]

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from mindspeed.features.deepspeed_moe.feature import DeepspeedMoe, DeepspeedMoeArgs
 from mindspeed.plugins import MindSpeedError, World
 from tests.features.resolving import active, ask, not_checked, refusals
+from tests.moe.refusals import DISPATCHERS, job, refusal
 
 MOE: dict[str, Any] = {"num_experts": 8}
 
@@ -16,12 +16,13 @@ def refused(world: dict[str, Any] | None = None, **settings: Any) -> list[str]:
     return refusals("deepspeed-moe", settings={"deepspeed-moe": settings}, **MOE | (world or {}))
 
 
-def test_a_dense_model_is_refused():
+SHARED = (*DISPATCHERS, "num_experts", "forced_balancing", "transformer_engine_layers")
+
+
+@pytest.mark.parametrize("field", SHARED)
+def test_jobs_that_it_does_not_support_are_refused(field: str):
     assert refused() == []
-    assert refused({"num_experts": 0}) == [
-        "MS304 deepspeed-moe: there are no experts to choose from, the model is dense "
-        "| --num-experts N, or remove deepspeed-moe"
-    ]
+    assert refused(job(field)) == [refusal("deepspeed-moe", field)]
 
 
 @pytest.mark.parametrize(
@@ -30,30 +31,41 @@ def test_a_dense_model_is_refused():
         (
             {"tp": 2},
             {"groups": 3},
-            "3 groups of tokens cannot be spread over the 2 x 1 ranks of tp and cp "
-            "| use a multiple of tp x cp for deepspeed-moe.groups",
+            "groups=3 is not divisible by tp x cp = 2 x 1 | --set deepspeed-moe.groups=VALUE (a multiple of 2 x 1)",
         ),
         (
             {},
             {"groups": 3},
-            "3 groups cannot be made of 64 x 1 tokens of a micro-batch | use a divisor of the tokens for deepspeed-moe.groups",
+            "groups=3 does not divide the 64 x 1 tokens of a micro-batch "
+            "| --set deepspeed-moe.groups=VALUE (a divisor of the tokens)",
         ),
         (
             {},
             {"groups": 32},
-            "min_capacity=4 is more than the tokens of a group, and 64 x 1 tokens of a micro-batch make all groups "
-            "| --set deepspeed-moe.min_capacity=1, or fewer groups",
+            "min_capacity=4 is more than the tokens of a group; a micro-batch of 64 x 1 tokens has all groups "
+            "| --set deepspeed-moe.min_capacity=1, or --set deepspeed-moe.groups=VALUE (fewer)",
         ),
         (
             {},
             {"interval": 9},
-            "every 9th layer has experts, and the model has 8 layers | --set deepspeed-moe.interval=1, or more layers",
+            "interval=9 is more than the 8 layers of the model "
+            "| --set deepspeed-moe.interval=1, or --num-layers N (at least 9)",
         ),
         (
             {"ep": 2},
             {"reference": True},
             "the reference runs every expert on every token of a rank, and experts are spread over ep x tp = 2 x 1 ranks "
-            "| drop deepspeed-moe.reference",
+            "| remove the setting deepspeed-moe.reference",
+        ),
+        *(
+            (
+                {"router_topk": 2},
+                {name: value},
+                "noise=rsample and random_priority are for one expert per token, and router_topk is 2 "
+                "| remove the setting deepspeed-moe.noise and remove the setting deepspeed-moe.random_priority, "
+                "or --router-topk 1",
+            )
+            for name, value in {"noise": "RSample", "random_priority": True}.items()
         ),
     ],
 )
@@ -63,55 +75,104 @@ def test_settings_that_do_not_fit_the_world_are_refused(world: dict[str, Any], s
 
 
 @pytest.mark.parametrize(
-    ("world", "fits", "text"),
+    ("field", "value", "fits", "text"),
     [
+        ("router_topk", 9, 8, "router_topk=9 is more than the 8 experts | --router-topk N (at most 8)"),
         (
-            {"router_topk": 9},
-            {"router_topk": 8},
-            "a token has 9 experts, and there are 8 | use a --router-topk of at most 8",
+            "expert_capacity_factor",
+            1.5,
+            0.0,
+            "Megatron limits the tokens of an expert by expert_capacity_factor=1.5, and deepspeed-moe has a capacity of its "
+            "own | --expert-capacity-factor 0 and --set deepspeed-moe.capacity_factor=VALUE",
         ),
         (
-            {"expert_capacity_factor": 1.5},
-            {"expert_capacity_factor": 0.0},
-            "expert_capacity_factor is 1.5, Megatron's own capacity "
-            "| --expert-capacity-factor 0, and --set deepspeed-moe.capacity_factor",
+            "router_score",
+            "sigmoid",
+            "softmax",
+            "scores of the router are sigmoid, and those of deepspeed-moe are softmax "
+            "| --router-score softmax, or remove deepspeed-moe",
         ),
         (
-            {"low_precision": True},
-            {"low_precision": False},
-            "linear layers multiply in fp8 or fp4, which deepspeed-moe does not serve "
-            "| --no-low-precision (Megatron-LM: no --fp8-format, --fp4-format), or remove deepspeed-moe",
+            "router_balancing",
+            ("seq_aux_loss",),
+            ("none",),
+            "the router balances experts by seq_aux_loss, and deepspeed-moe by aux_loss or none "
+            "| --router-balancing aux_loss, or remove deepspeed-moe",
         ),
         (
-            {"cuda_graphs": True},
-            {"cuda_graphs": False},
-            "layers are captured as CUDA graphs, which deepspeed-moe does not serve "
-            "| --no-cuda-graphs (Megatron-LM: --cuda-graph-impl none), or remove deepspeed-moe",
+            "dispatcher",
+            "flex",
+            "alltoall",
+            "Megatron's dispatcher is flex, and deepspeed-moe has transfers of its own "
+            "| --set expert-parallel.dispatcher=alltoall, or remove deepspeed-moe",
         ),
         (
-            {"latent_expert_size": 16},
-            {"latent_expert_size": 0},
-            "experts work on latent vectors, which deepspeed-moe does not serve "
-            "| --latent-expert-size 0 (Megatron-LM: no --moe-latent-size), or remove deepspeed-moe",
+            "router_groups",
+            2,
+            0,
+            "the router chooses among 2 groups of experts, which deepspeed-moe does not support "
+            "| --router-groups 0, or remove deepspeed-moe",
         ),
         (
-            {"overlapped_micro_batches": True},
-            {"overlapped_micro_batches": False},
-            "Megatron hides the transfers behind another micro-batch (overlap_moe_expert_parallel_comm), which deepspeed-moe "
-            "does not serve | --no-overlapped-micro-batches (Megatron-LM: no --overlap-moe-expert-parallel-comm), or remove "
-            "deepspeed-moe",
+            "router_bias",
+            True,
+            False,
+            "the router balances experts by biases, which deepspeed-moe does not support "
+            "| --no-router-bias, or remove deepspeed-moe",
+        ),
+        (
+            "router_scaling",
+            2.5,
+            0.0,
+            "the router scales probabilities by 2.5, which deepspeed-moe does not support "
+            "| --router-scaling 0, or remove deepspeed-moe",
+        ),
+        (
+            "probabilities_on_input",
+            True,
+            False,
+            "probabilities weigh the input of experts, which deepspeed-moe does not support "
+            "| --no-probabilities-on-input, or remove deepspeed-moe",
+        ),
+        (
+            "shared_expert_overlap",
+            True,
+            False,
+            "Megatron's dispatcher overlaps shared experts with its transfers, which deepspeed-moe does not support "
+            "| --no-shared-expert-overlap, or --set moe-shared-experts.overlap=false, or remove deepspeed-moe",
         ),
     ],
 )
-def test_models_that_the_layer_does_not_serve_are_refused(world: dict[str, Any], fits: dict[str, Any], text: str):
-    assert refused(world) == [f"MS304 deepspeed-moe: {text}"]
-    assert refused(fits) == []
+def test_routing_that_the_gate_does_not_have_is_refused(field: str, value: Any, fits: Any, text: str):
+    assert refused({field: value}) == [f"MS304 deepspeed-moe: {text}"]
+    assert refused({field: fits}) == []
+
+
+def test_tensor_ranks_that_would_train_copies_of_experts_are_refused():
+    assert refused({"tp": 2, "expert_tensor_size": 2}) == refused({"tp": 2, "ep": 2, "expert_tensor_size": 1}) == []
+    assert refused({"tp": 2, "expert_tensor_size": 1}) == [
+        "MS304 deepspeed-moe: expert_tensor_size is 1 without expert parallelism, so each of tp=2 ranks trains a copy of every "
+        "expert alone | --ep N (a multiple of 2), or remove the setting expert-parallel.expert_tensor_size"
+    ]
+
+
+@pytest.mark.parametrize("feature", ["deepspeed-moe-dropless", "deepspeed-moe-rearrange", "pipe-experts", "ampipe"])
+def test_the_family_is_refused_beside_shared_experts_under_all_to_alls(feature: str):
+    settings: dict[str, dict[str, Any]] = {"moe-shared-experts": {"size": 32}, "deepspeed-moe": {"groups": 2}}
+    names = (feature, "deepspeed-moe", "moe-shared-experts")
+    world = MOE | {"ep": 2, "multi_latent_attention": False}
+    assert refusals(*names, settings=settings, **world) == []
+    overlapped = settings | {"moe-shared-experts": {"size": 32, "overlap": True}}
+    assert refusals(*names, settings=overlapped, **world) == [
+        "MS304 deepspeed-moe: Megatron's dispatcher overlaps shared experts with its transfers, which deepspeed-moe does not "
+        "support | --no-shared-expert-overlap, or --set moe-shared-experts.overlap=false, or remove deepspeed-moe"
+    ]
 
 
 def test_experts_that_ranks_cannot_share_evenly_are_refused():
     assert refused({"ep": 4}) == []
     assert refused({"ep": 3, "world_size": 3, "global_batch_size": 15}) == [
-        "MS304 expert-parallel: 8 experts cannot be spread evenly over 3 ranks | --ep N (a divisor of 8)"
+        "MS304 expert-parallel: 8 experts are not divisible by ep=3 | --ep N (a divisor of 8)"
     ]
 
 
@@ -128,10 +189,8 @@ def test_values_out_of_range_are_refused(settings: dict[str, Any]):
     assert problem.startswith("MS301 ")
 
 
-def test_deepspeeds_spelling_of_noise_is_taken():
-    with pytest.raises(MindSpeedError, match="noise=rsample is for one expert"):
-        feature(noise="RSample").config_ready(config())
-    feature(noise="None").config_ready(config())
+def test_deepspeeds_spelling_of_noise_is_accepted():
+    assert [feature(noise=word).args.noise for word in ("RSample", "Jitter", "None")] == ["rsample", "jitter", "none"]
 
 
 def test_tensor_parallelism_brings_sequence_parallelism():
@@ -195,88 +254,6 @@ def test_experts_are_in_every_nth_layer_counted_from_one():
     assert feature().megatron_args() == []
     (override,) = feature(interval=3).megatron_args()
     assert (override.argument, override.value) == ("moe_layer_freq", (0, 0, 1, 0, 0, 1))
-
-
-def config(**values: Any) -> SimpleNamespace:
-    defaults = {
-        "num_moe_experts": 4,
-        "moe_router_topk": 2,
-        "moe_router_score_function": "softmax",
-        "moe_router_load_balancing_type": "aux_loss",
-        "moe_expert_capacity_factor": None,
-        "moe_token_dispatcher_type": "alltoall",
-    }
-    return SimpleNamespace(**defaults | values)
-
-
-@pytest.mark.parametrize(
-    ("values", "text"),
-    [
-        (
-            {"moe_router_topk": 5},
-            "moe_router_topk is 5, more than the 4 experts\n  fix: use a moe_router_topk of at most 4",
-        ),
-        (
-            {"moe_router_score_function": "sigmoid"},
-            "moe_router_score_function is sigmoid, and the gate's is softmax\n  fix: set moe_router_score_function=softmax",
-        ),
-        (
-            {"moe_router_load_balancing_type": "seq_aux_loss"},
-            "moe_router_load_balancing_type is seq_aux_loss, and the gate has aux_loss and none\n"
-            "  fix: set moe_router_load_balancing_type=aux_loss",
-        ),
-        (
-            {"moe_expert_capacity_factor": 1.0},
-            "moe_expert_capacity_factor is set, Megatron's own capacity\n"
-            "  fix: drop moe_expert_capacity_factor, and --set deepspeed-moe.capacity_factor",
-        ),
-        (
-            {"moe_token_dispatcher_type": "flex"},
-            "moe_token_dispatcher_type is flex\n  fix: set moe_token_dispatcher_type=alltoall",
-        ),
-        (
-            {"tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 1, "expert_model_parallel_size": 1},
-            "expert_tensor_parallel_size is 1, and each of 2 tensor-parallel ranks would train a copy of every expert alone\n"
-            "  fix: set expert_tensor_parallel_size=2, or expert_model_parallel_size=2",
-        ),
-        *(
-            ({name: value}, f"{name} is set\n  fix: drop {name}")
-            for name, value in {
-                "moe_router_num_groups": 2,
-                "moe_router_enable_expert_bias": True,
-                "moe_router_topk_scaling_factor": 2.5,
-                "moe_router_force_load_balancing": True,
-                "moe_apply_probs_on_input": True,
-                "moe_shared_expert_overlap": True,
-                "moe_latent_size": 16,
-                "overlap_moe_expert_parallel_comm": True,
-                "fp8": "e4m3",
-                "fp4": "e2m1",
-            }.items()
-        ),
-        ({"cuda_graph_impl": "local"}, "CUDA graphs are set\n  fix: drop the CUDA graphs of the configuration"),
-    ],
-)
-def test_routing_that_the_gate_does_not_have_is_refused(values: dict[str, Any], text: str):
-    feature().config_ready(config())
-    feature().config_ready(config(num_moe_experts=None, **values))
-    feature().config_ready(config(tensor_model_parallel_size=2, expert_tensor_parallel_size=2))
-    with pytest.raises(MindSpeedError) as error:
-        feature().config_ready(config(**values))
-    assert str(error.value) == f"MS304 deepspeed-moe: {text}"
-
-
-@pytest.mark.parametrize("setting", ["noise=rsample", "random_priority"])
-def test_settings_of_one_choice_need_one_choice(setting: str):
-    name = setting.partition("=")[0]
-    given = feature(**{name: "rsample" if name == "noise" else True})
-    given.config_ready(config(moe_router_topk=1))
-    with pytest.raises(MindSpeedError) as error:
-        given.config_ready(config())
-    assert str(error.value) == (
-        f"MS304 deepspeed-moe: {setting} is for one expert per token, and moe_router_topk is 2\n"
-        f"  fix: drop deepspeed-moe.{name}, or set moe_router_topk=1"
-    )
 
 
 def test_a_resumed_run_keeps_its_groups():

@@ -9,6 +9,5 @@ def test_it_brings_the_layer_whose_table_it_fills():
 
 def test_a_dense_model_is_refused_by_the_layer():
     assert refusals("deepspeed-moe-rearrange") == [
-        "MS304 deepspeed-moe: there are no experts to choose from, the model is dense "
-        "| --num-experts N, or remove deepspeed-moe"
+        "MS304 deepspeed-moe: the model is dense, and deepspeed-moe works on experts | --num-experts N, or remove deepspeed-moe"
     ]

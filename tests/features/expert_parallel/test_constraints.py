@@ -10,15 +10,15 @@ def test_a_size_above_one_adds_the_feature():
 
 def test_a_dense_model_has_no_experts_to_spread():
     assert refusals(world_size=2, ep=2, num_experts=0) == [
-        "MS304 expert-parallel: there are no experts to spread, the model is dense "
-        "| --num-experts with a multiple of 2, or remove expert-parallel"
+        "MS304 expert-parallel: the model is dense, and expert-parallel works on experts "
+        "| --num-experts N, or remove expert-parallel"
     ]
 
 
 def test_experts_are_spread_evenly():
     assert refusals(world_size=4, ep=4, num_experts=8) == []
     assert refusals(world_size=4, ep=4, num_experts=6) == [
-        "MS304 expert-parallel: 6 experts cannot be spread evenly over 4 ranks | --ep N (a divisor of 6)"
+        "MS304 expert-parallel: 6 experts are not divisible by ep=4 | --ep N (a divisor of 6)"
     ]
 
 
@@ -26,12 +26,12 @@ def test_an_expert_takes_as_many_ranks_as_tensor_parallelism_unless_told_otherwi
     names, world = ("sequence-parallel", "expert-parallel"), {"world_size": 8, "tp": 4, "ep": 4, "num_experts": 8}
     assert refusals(*names, **world) == [
         "MS304 expert-parallel: world size 8 is not a multiple of tp x ep x pp = 4 x 4 x 1 "
-        "| --ep N (a smaller one), or --set expert-parallel.expert_tensor_size=1"
+        "| --ep N (smaller than 4), or --set expert-parallel.expert_tensor_size=1"
     ]
     assert refusals(*names, **world, settings={"expert-parallel": {"expert_tensor_size": 2}}) == []
     assert refusals(*names, **world, settings={"expert-parallel": {"expert_tensor_size": 3}}) == [
-        "MS304 expert-parallel: world size 8 is not a multiple of expert tensor size x ep x pp = 3 x 4 x 1 "
-        "| --ep N (a smaller one), or --set expert-parallel.expert_tensor_size=VALUE (a smaller one)"
+        "MS304 expert-parallel: world size 8 is not a multiple of expert_tensor_size x ep x pp = 3 x 4 x 1 "
+        "| --ep N (smaller than 4), or --set expert-parallel.expert_tensor_size=1"
     ]
 
 
@@ -41,8 +41,9 @@ def test_beside_tensor_parallelism_it_brings_sequence_parallel_along():
 
 
 def test_an_unknown_model_is_not_checked():
-    assert "'there are no experts to spread, the model is dense' depends on num_experts; give --num-experts" in not_checked(
-        ep=2
+    assert (
+        "'the model is dense, and expert-parallel works on experts' depends on num_experts; give --num-experts"
+        in not_checked(ep=2)
     )
 
 
@@ -96,8 +97,8 @@ def test_bytes_of_experts_that_tensor_ranks_share_count_what_these_gather():
 def test_a_choice_by_bytes_needs_all_sizes():
     assert refusals("expert-parallel", **MOE, ep=4, router_topk=2, settings=AUTO) == []
     assert refusals("expert-parallel", **MOE, ep=4, settings=AUTO) == [
-        "MS304 expert-parallel: the dispatcher is auto, which compares bytes, and these follow from num_experts, router_topk, "
-        "hidden_size, seq_length, micro_batch_size, dtype, of which some are not known "
+        "MS304 expert-parallel: dispatcher is auto, which compares bytes that follow from num_experts, router_topk, "
+        "hidden_size, seq_length, micro_batch_size, dtype, and some of them are not known "
         "| give all of them, or --set expert-parallel.dispatcher=alltoall"
     ]
 
@@ -109,5 +110,5 @@ def test_experts_with_biases_are_not_split():
     assert refusals("expert-parallel", **tensor, linear_bias=True, settings=whole) == []
     assert refusals("expert-parallel", **tensor, linear_bias=True) == [
         "MS304 expert-parallel: linear layers have biases, and an expert with biases cannot be split over tensor-parallel "
-        "ranks | --no-linear-bias (Megatron-LM: --disable-bias-linear), or --set expert-parallel.expert_tensor_size=1"
+        "ranks | --no-linear-bias, or --set expert-parallel.expert_tensor_size=1"
     ]

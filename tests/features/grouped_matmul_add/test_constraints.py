@@ -9,7 +9,7 @@ def test_it_brings_grouped_experts_along():
 
 def test_a_dense_model_is_refused():
     assert refusals("grouped-matmul-add", world_size=1) == [
-        "MS304 moe-grouped-gemm: there are no experts to group, the model is dense "
+        "MS304 moe-grouped-gemm: the model is dense, and moe-grouped-gemm works on experts "
         "| --num-experts N, or remove moe-grouped-gemm"
     ]
 

@@ -6,14 +6,14 @@ from tests.features.resolving import active, not_checked, refusals
 def test_a_dense_model_is_refused():
     assert refusals("moe-token-permute", world_size=1, num_experts=4) == []
     assert refusals("moe-token-permute", world_size=1) == [
-        "MS304 moe-token-permute: there are no experts to bring tokens to, the model is dense "
+        "MS304 moe-token-permute: the model is dense, and moe-token-permute works on experts "
         "| --num-experts N, or remove moe-token-permute"
     ]
 
 
 def test_an_unknown_model_is_not_checked():
     assert not_checked("moe-token-permute") == [
-        "'there are no experts to bring tokens to, the model is dense' depends on num_experts; give --num-experts"
+        "'the model is dense, and moe-token-permute works on experts' depends on num_experts; give --num-experts"
     ]
 
 

@@ -28,13 +28,13 @@ def test_another_expert_tensor_size_is_refused():
 
 def test_one_tensor_rank_is_refused():
     assert refusals(NAME, world_size=2, ep=2, num_experts=4) == [
-        f"MS304 {NAME}: there is one tensor-parallel rank, and no expert is split | --tp 2 or more, or remove {NAME}"
+        f"MS304 {NAME}: tensor parallelism is off (tp=1), so no expert is split | --tp 2 or more, or remove {NAME}"
     ]
 
 
 def test_ranks_with_experts_are_a_multiple_of_tensor_ranks():
     assert refusals(NAME, world_size=12, tp=2, ep=3, num_experts=6, global_batch_size=12) == [
-        f"MS304 {NAME}: --ep 3 counts all ranks with experts, and is not a multiple of --tp 2 "
+        f"MS304 {NAME}: ep=3 counts all ranks with experts, and is not a multiple of tp=2 "
         f"| --ep N (a multiple of 2), or remove {NAME}"
     ]
 
@@ -45,6 +45,6 @@ def test_groups_that_split_experts_are_refused():
     with pytest.raises(MindSpeedError) as error:
         feature.groups_created(sizes={}, get_group=lambda name: SimpleNamespace(size=lambda: 2))
     assert str(error.value) == (
-        f"MS304 groups split every expert over 2 tensor-parallel ranks, and {NAME} keeps experts whole\n"
+        f"MS304 {NAME}: process groups split every expert over 2 tensor-parallel ranks, and experts are kept whole\n"
         f"  fix: drop the script's own expert_tensor_parallel_size, or remove {NAME}"
     )

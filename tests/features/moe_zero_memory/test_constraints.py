@@ -3,9 +3,7 @@ from __future__ import annotations
 import pytest
 
 from mindspeed.features.moe_zero_memory.layers import has_level1
-from mindspeed.plugins import MindSpeedError, World
-from tests.features.resolving import CATALOG, refusals
-from tests.moe.configurations import config
+from tests.features.resolving import refusals
 
 NAME, WORLD = "moe-zero-memory", {"world_size": 2, "ep": 2, "num_experts": 4, "num_layers": 8}
 
@@ -16,16 +14,14 @@ def refused(**settings):
 
 def test_a_number_of_layers_is_for_level1():
     assert refused(level="level1", num_layers=0) == refused(level="level1", num_layers=8) == []
-    assert refused(num_layers=2) == [
-        f"MS304 {NAME}: num_layers=2 limits level1, and the level is level0 | --set {NAME}.level=level1, or drop num_layers"
-    ]
+    assert refused(num_layers=2) == [f"MS301 {NAME}: num_layers=2 limits level1, and level is level0 | "]
     assert refused(level="level1", num_layers=9) == [
-        f"MS304 {NAME}: num_layers=9 is more than a stage has, 8 layers / 1 stages | use a smaller {NAME}.num_layers"
+        f"MS304 {NAME}: num_layers=9 is more than a stage has: 8 layers / pp=1 | --set {NAME}.num_layers=VALUE (smaller than 9)"
     ]
     staged, settings = WORLD | {"pp": 2, "world_size": 4}, {"level": "level1", "num_layers": 5}
     assert refusals(NAME, **staged, settings={NAME: settings | {"num_layers": 4}}) == []
     assert refusals(NAME, **staged, settings={NAME: settings}) == [
-        f"MS304 {NAME}: num_layers=5 is more than a stage has, 8 layers / 2 stages | use a smaller {NAME}.num_layers"
+        f"MS304 {NAME}: num_layers=5 is more than a stage has: 8 layers / pp=2 | --set {NAME}.num_layers=VALUE (smaller than 5)"
     ]
 
 
@@ -63,20 +59,20 @@ def test_layers_of_a_stage_count_across_its_chunks():
 
 
 @pytest.mark.parametrize(
-    ("option", "reason"),
+    ("job", "sentence", "fix"),
     [
-        ({"recompute_granularity": "full"}, "recompute_granularity is full"),
-        ({"recompute_granularity": "selective", "recompute_modules": ["moe"]}, "recompute_modules has moe"),
         (
-            {"recompute_granularity": "selective", "recompute_modules": ["shared_experts", "moe_act", "core_attn"]},
-            "recompute_modules has moe_act, shared_experts",
+            {"recompute_granularity": "full"},
+            "every layer is recomputed as a whole (recompute_granularity full), which moe-zero-memory does not support",
+            "--recompute-granularity selective",
+        ),
+        (
+            {"recompute_granularity": "selective", "recompute_modules": ("shared_experts", "moe_act", "core_attn")},
+            "recompute_modules has moe_act, shared_experts, and moe-zero-memory recomputes moe, moe_act, shared_experts itself",
+            "--recompute-modules N (without moe_act, shared_experts)",
         ),
     ],
 )
-def test_what_would_recompute_twice_is_refused(option, reason):
-    cls = CATALOG.feature(NAME)
-    feature = cls(cls.Args(), World({}))
-    feature.config_ready(config(recompute_granularity="selective", recompute_modules=["core_attn"]))
-    with pytest.raises(MindSpeedError) as error:
-        feature.config_ready(config(**option))
-    assert str(error.value) == f"MS304 {NAME}: {reason} in a model that is being built\n  fix: remove {NAME}"
+def test_what_would_recompute_twice_is_refused(job, sentence, fix):
+    assert refusals(NAME, **WORLD, recompute_granularity="selective", recompute_modules=("core_attn",)) == []
+    assert refusals(NAME, **WORLD, **job) == [f"MS304 {NAME}: {sentence} | {fix}, or remove {NAME}"]

@@ -4,11 +4,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.nn import Module
 
-from mindspeed.features.pipe_experts.feature import PipeExperts, PipeExpertsArgs
-from mindspeed.features.pipe_experts.spec import places
+from mindspeed.features.pipe_experts.conditions import PipeExpertsArgs
+from mindspeed.features.pipe_experts.spec import missing_places, places
 from mindspeed.moe.capacity import CapacityOptions
-from mindspeed.plugins import MindSpeedError, World
+from mindspeed.plugins import World
 from tests.features.resolving import active, not_checked, refusals
 
 MOE: dict[str, Any] = {"num_experts": 8}
@@ -31,27 +32,35 @@ def test_it_brings_the_layer_and_the_experts_whose_products_it_spreads() -> None
             {"ep": 1},
             {},
             {"ep": 2},
-            "experts are on one rank, and there is no transfer to hide | --ep 2 or more, or remove pipe-experts",
+            "experts are on one rank (ep x tp = 1 x 1), so pipe-experts has no transfer to overlap "
+            "| --ep 2 or more, or remove pipe-experts",
         ),
         (
             {"ep": 8},
             {},
             {"ep": 4},
-            "a rank has 8 / 8 experts and parts=1: one unit, which nothing can hide "
-            "| --set pipe-experts.parts=2, or --ep N (a smaller one)",
+            "a rank has one unit (8 experts / ep=8 x parts=1), and no other to overlap it with "
+            "| --set pipe-experts.parts=2, or --ep N (smaller than 8)",
         ),
         (
             {"ep": 2},
             {"parts": 65},
             {"ep": 2, "seq_length": 128},
-            "parts=65 is more than the 64 x 1 tokens of a micro-batch, and an expert has no more places "
-            "| use a smaller pipe-experts.parts",
+            "parts=65 is more than the 64 x 1 tokens of a micro-batch, which are the most places that an expert can have "
+            "| --set pipe-experts.parts=VALUE (smaller than 65)",
         ),
         (
             {"ep": 2},
             {"streams": True},
             {"ep": 2, "tp": 2},
-            "streams keeps transfers of tensor ranks apart, and tp=1 has none "
+            "streams keeps transfers of ranks that share an expert apart, and every expert is on one rank "
+            "| remove the setting pipe-experts.streams, or --tp 2 or more",
+        ),
+        (
+            {"ep": 2, "tp": 2, "expert_tensor_size": 1},
+            {"streams": True},
+            {"ep": 2, "tp": 2, "expert_tensor_size": 2},
+            "streams keeps transfers of ranks that share an expert apart, and every expert is on one rank "
             "| remove the setting pipe-experts.streams, or --tp 2 or more",
         ),
     ],
@@ -76,25 +85,6 @@ def test_an_unknown_world_is_not_checked() -> None:
     assert any("num_experts" in row for row in not_checked("pipe-experts", ep=2))
 
 
-def feature(**settings: Any) -> PipeExperts:
-    return PipeExperts(PipeExpertsArgs(**settings), World({"seq_length": 64, "micro_batch_size": 1}))
-
-
-def groups(tensor_ranks: int) -> Any:
-    return lambda name: SimpleNamespace(size=lambda: {"expt_tp": tensor_ranks}[name])
-
-
-def test_groups_of_one_expert_tensor_rank_have_no_transfers_to_keep_apart() -> None:
-    feature(streams=True).groups_created({}, groups(2))
-    feature().groups_created({}, groups(1))
-    with pytest.raises(MindSpeedError) as error:
-        feature(streams=True).groups_created({}, groups(1))
-    assert str(error.value) == (
-        "MS304 pipe-experts: groups have one expert-tensor rank, and streams keeps its transfers apart from those of the "
-        "expert group\n  fix: drop pipe-experts.streams, or set expert-parallel.expert_tensor_size=2 or more"
-    )
-
-
 @pytest.mark.parametrize(
     ("options", "most"),
     [
@@ -105,21 +95,20 @@ def test_groups_of_one_expert_tensor_rank_have_no_transfers_to_keep_apart() -> N
     ],
 )
 def test_places_are_those_of_the_layer_in_training(options: dict[str, Any], most: int | None) -> None:
-    spec = SimpleNamespace(module="layer", params={"options": CapacityOptions(**options)}, submodules=None)
     config = SimpleNamespace(num_moe_experts=8, moe_router_topk=2)
-    assert places(spec, config, World({"seq_length": 64, "micro_batch_size": 1})) == most
-    assert places(spec, config, World({})) is None
+    assert places(CapacityOptions(**options), config, World({"seq_length": 64, "micro_batch_size": 1})) == most
+    assert places(CapacityOptions(**options), config, World({})) is None
 
 
-def test_more_parts_than_places_are_refused_when_the_layers_are_built() -> None:
-    from megatron.core.transformer.spec_utils import ModuleSpec
+def test_more_parts_than_places_are_refused_when_the_model_is_built() -> None:
+    layer: Any = Module()
+    layer.options, layer.config = CapacityOptions(), SimpleNamespace(num_moe_experts=8, moe_router_topk=2)
+    model = Module()
+    model.layer = layer
 
-    config = SimpleNamespace(num_moe_experts=8, moe_router_topk=2)
-    spec = ModuleSpec(module=object, params={"options": CapacityOptions()})
-    assert feature(parts=16).layer_spec(spec, config).params["options"].parts == 16
-    with pytest.raises(MindSpeedError) as error:
-        feature(parts=17).layer_spec(spec, config)
-    assert str(error.value) == (
-        "MS304 pipe-experts: parts=17 is more than the 16 places of an expert\n"
-        "  fix: use at most 16 for pipe-experts.parts, or a larger deepspeed-moe.capacity_factor"
-    )
+    def missing(parts: int) -> list[str]:
+        args, world = PipeExpertsArgs(parts=parts), World({"seq_length": 64, "micro_batch_size": 1})
+        return missing_places(SimpleNamespace(args=args, world=world), [model])
+
+    assert missing(16) == []
+    assert missing(17) == ["parts=17 is more than the 16 places of an expert"]

@@ -1,0 +1,126 @@
+"""Settings and conditions of layers that run in chunks of the sequence. Light."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from mindspeed.moe.conditions import DISPATCHER_CONDITIONS, NO_EXPERT_CAPACITY, NO_FORCED_BALANCING, experts_are_spread
+from mindspeed.plugins import (
+    Condition,
+    DropSetting,
+    FeatureArgs,
+    Field,
+    GiveField,
+    GiveSetting,
+    RemoveFeature,
+    World,
+    condition,
+    unset,
+)
+from mindspeed.plugins.shared_conditions import (
+    NO_CPU_OFFLOADING,
+    NO_FINE_GRAINED_OFFLOADING,
+    NO_TRANSFORMER_ENGINE_LAYERS,
+    has_experts,
+)
+
+_REMOVE: Final = RemoveFeature()
+
+
+class AmpipeArgs(FeatureArgs):
+    parts: int = Field(2, ge=2, description="number of sequence chunks that attention and experts work on in turn")
+    overlap: bool = Field(False, description="also overlap the transfers of tensor-parallel ranks that share an expert")
+
+
+def overlaps(args: AmpipeArgs, world: World) -> bool:
+    """Return whether transfers of tensor-parallel ranks are overlapped too."""
+    return args.overlap
+
+
+@condition(
+    "seq_length={world.seq_length} is not divisible by {args.parts} chunks x tp={world.tp}",
+    fix=(GiveSetting("parts", note="a divisor of the tokens of a rank"),),
+)
+def parts_divide_sequence(args: AmpipeArgs, world: World) -> bool:
+    """Check that chunks are of equal size on every tensor-parallel rank."""
+    return bool(world.seq_length % (args.parts * world.tp) == 0)
+
+
+@condition(
+    "deepspeed-moe.groups={other.groups} is not a multiple of {args.parts} chunks x tp={world.tp}, each with its own capacity",
+    fix=(GiveSetting("deepspeed-moe.groups", note="a multiple of {args.parts} x {world.tp}"),),
+    of="deepspeed-moe",
+)
+def parts_divide_groups(args: AmpipeArgs, world: World, other: Any) -> bool:
+    """Check that every chunk on every tensor-parallel rank has groups of its own."""
+    return bool((other.groups or 1) % (args.parts * world.tp) == 0)
+
+
+@condition(
+    "recompute_granularity is selective, which takes modules once per layer, and {feature} runs them once per chunk",
+    fix=(GiveField("recompute_granularity", "full"), _REMOVE),
+)
+def modules_are_kept(args: AmpipeArgs, world: World) -> bool:
+    """Check that Megatron does not recompute modules of a layer."""
+    return world.recompute_granularity != "selective"
+
+
+@condition(
+    "overlap hides transfers of tensor-parallel ranks, and tensor parallelism is off (tp={world.tp})",
+    fix=(GiveField("tp", 2, or_more=True), DropSetting("overlap")),
+    when=overlaps,
+)
+def tensor_ranks_share_experts(args: AmpipeArgs, world: World) -> bool:
+    """Check that there are several tensor-parallel ranks."""
+    return world.tp > 1
+
+
+@condition(
+    "ranks have a share of the keys each (cp={world.cp}), and {feature} needs all of them",
+    fix=(GiveField("cp", 1), _REMOVE),
+)
+def ranks_have_all_keys(args: AmpipeArgs, world: World) -> bool:
+    """Check that context parallelism is off."""
+    return world.cp == 1
+
+
+@condition(
+    "the router balances experts by sinkhorn over all tokens, and {feature} routes them chunk by chunk",
+    fix=(GiveField("router_balancing", "aux_loss"), _REMOVE),
+)
+def routing_is_by_token(args: AmpipeArgs, world: World) -> bool:
+    """Check that the router does not balance all tokens together."""
+    return "sinkhorn" not in world.router_balancing
+
+
+CONDITIONS: Final[tuple[Condition, ...]] = (
+    has_experts,
+    experts_are_spread,
+    parts_divide_sequence,
+    parts_divide_groups,
+    modules_are_kept,
+    tensor_ranks_share_experts,
+    ranks_have_all_keys,
+    routing_is_by_token,
+    unset(
+        "multi_latent_attention",
+        "attention is multi-latent, which {feature} does not support",
+        fix=(GiveField("multi_latent_attention", False), _REMOVE),
+    ),
+    unset(
+        "windowed_attention",
+        "attention has a window, and {feature} supports only causal and full attention",
+        fix=(GiveField("windowed_attention", False), _REMOVE),
+    ),
+    unset(
+        "gated_attention",
+        "the output of attention has a gate, which {feature} does not support",
+        fix=(GiveField("gated_attention", False), _REMOVE),
+    ),
+    NO_EXPERT_CAPACITY,
+    NO_FORCED_BALANCING,
+    *DISPATCHER_CONDITIONS,
+    NO_CPU_OFFLOADING,
+    NO_FINE_GRAINED_OFFLOADING,
+    NO_TRANSFORMER_ENGINE_LAYERS,
+)

@@ -1,0 +1,215 @@
+"""Conditions of the gate: what Megatron's router has and the gate has not, and settings that fit the tokens. Light."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from mindspeed.features.deepspeed_moe.settings import DeepspeedMoeArgs, group_tokens, shares
+from mindspeed.moe.conditions import DISPATCHER_CONDITIONS, NO_FORCED_BALANCING, is_sparse
+from mindspeed.plugins import (
+    Condition,
+    DropSetting,
+    Fix,
+    GiveField,
+    GiveSetting,
+    RemoveFeature,
+    World,
+    condition,
+    unset,
+)
+from mindspeed.plugins.fixes import Together
+from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS, has_experts
+
+_REMOVE: Final = RemoveFeature()
+
+
+def has_tensor_ranks(args: Any, world: World) -> bool:
+    """Return whether there are several tensor-parallel ranks."""
+    return world.tp > 1
+
+
+def _has_groups(args: DeepspeedMoeArgs, world: World) -> bool:
+    """Return whether a number of groups is given."""
+    return args.groups is not None
+
+
+def _has_dense_layers(args: DeepspeedMoeArgs, world: World) -> bool:
+    """Return whether only every Nth layer has experts."""
+    return args.interval > 1
+
+
+def _is_reference(args: DeepspeedMoeArgs, world: World) -> bool:
+    """Return whether the formula is computed."""
+    return args.reference
+
+
+def _chooses_one_expert(args: DeepspeedMoeArgs, world: World) -> bool:
+    """Return whether a setting is for one expert per token."""
+    return args.random_priority or args.noise == "rsample"
+
+
+def _without(field: str, sentence: str, fix: Fix) -> Condition:
+    return unset(field, f"{sentence}, which {{feature}} does not support", (*fix, _REMOVE))
+
+
+@condition(
+    "router_topk={world.router_topk} is more than the {world.num_experts} experts",
+    fix=(GiveField("router_topk", note="at most {world.num_experts}"),),
+    when=is_sparse,
+)
+def tokens_have_enough_experts(args: DeepspeedMoeArgs, world: World) -> bool:
+    """Check that a token chooses among at least as many experts as it gets."""
+    return not world.knows("router_topk") or bool(world.router_topk <= world.num_experts)
+
+
+@condition(
+    "Megatron limits the tokens of an expert by expert_capacity_factor={world.expert_capacity_factor}, and {feature} has a "
+    "capacity of its own",
+    fix=(Together((GiveField("expert_capacity_factor", 0), GiveSetting("capacity_factor"))),),
+)
+def capacity_is_the_gates(args: DeepspeedMoeArgs, world: World) -> bool:
+    """Check that Megatron gives experts no capacity."""
+    return not world.is_set("expert_capacity_factor")
+
+
+@condition(
+    "groups={args.groups} is not divisible by tp x cp = {world.tp} x {world.cp}",
+    fix=(GiveSetting("groups", note="a multiple of {world.tp} x {world.cp}"),),
+    when=_has_groups,
+)
+def ranks_share_groups(args: DeepspeedMoeArgs, world: World) -> bool:
+    """Check that every rank that shares a micro-batch has equally many groups."""
+    return bool((args.groups or 1) % shares(world) == 0)
+
+
+@condition(
+    "groups={args.groups} does not divide the {world.seq_length} x {world.micro_batch_size} tokens of a micro-batch",
+    fix=(GiveSetting("groups", note="a divisor of the tokens"),),
+    when=_has_groups,
+)
+def groups_divide_tokens(args: DeepspeedMoeArgs, world: World) -> bool:
+    """Check that groups are of equal size."""
+    return bool(world.seq_length * world.micro_batch_size % (args.groups or 1) == 0)
+
+
+@condition(
+    "min_capacity={args.min_capacity} is more than the tokens of a group; a micro-batch of {world.seq_length} x "
+    "{world.micro_batch_size} tokens has all groups",
+    fix=(GiveSetting("min_capacity", 1), GiveSetting("groups", note="fewer")),
+)
+def groups_have_tokens(args: DeepspeedMoeArgs, world: World) -> bool:
+    """Check that a group has as many tokens as an expert has places at least."""
+    return args.min_capacity <= group_tokens(args, world)
+
+
+@condition(
+    "interval={args.interval} is more than the {world.num_layers} layers of the model",
+    fix=(GiveSetting("interval", 1), GiveField("num_layers", note="at least {args.interval}")),
+    when=_has_dense_layers,
+)
+def model_has_expert_layers(args: DeepspeedMoeArgs, world: World) -> bool:
+    """Check that a layer with experts exists."""
+    return bool(args.interval <= world.num_layers)
+
+
+@condition(
+    "the reference runs every expert on every token of a rank, and experts are spread over ep x tp = {world.ep} x {world.tp} "
+    "ranks",
+    fix=(DropSetting("reference"),),
+    when=_is_reference,
+)
+def reference_has_all_experts(args: DeepspeedMoeArgs, world: World) -> bool:
+    """Check that the formula has every expert on its rank."""
+    return world.ep * world.tp == 1
+
+
+@condition(
+    "noise=rsample and random_priority are for one expert per token, and router_topk is {world.router_topk}",
+    fix=(Together((DropSetting("noise"), DropSetting("random_priority"))), GiveField("router_topk", 1)),
+    when=_chooses_one_expert,
+)
+def tokens_have_one_expert(args: DeepspeedMoeArgs, world: World) -> bool:
+    """Check that a token has one expert."""
+    return bool(world.router_topk == 1)
+
+
+@condition(
+    "scores of the router are {world.router_score}, and those of {feature} are softmax",
+    fix=(GiveField("router_score", "softmax"), _REMOVE),
+)
+def scores_are_softmax(args: DeepspeedMoeArgs, world: World) -> bool:
+    """Check that the router scores experts as the gate does."""
+    return bool(world.router_score == "softmax")
+
+
+@condition(
+    "the router balances experts by {world.router_balancing[0]}, and {feature} by aux_loss or none",
+    fix=(GiveField("router_balancing", "aux_loss"), _REMOVE),
+)
+def balancing_is_known(args: DeepspeedMoeArgs, world: World) -> bool:
+    """Check that experts are balanced by a loss that the gate has, or not at all."""
+    return world.router_balancing in (("aux_loss",), ("none",))
+
+
+@condition(
+    "Megatron's dispatcher is flex, and {feature} has transfers of its own",
+    fix=(GiveSetting("expert-parallel.dispatcher", "alltoall"), _REMOVE),
+)
+def dispatcher_is_not_flex(args: DeepspeedMoeArgs, world: World) -> bool:
+    """Check that Megatron's dispatcher has the groups that the layer reads."""
+    return not world.knows("dispatcher") or world.dispatcher != "flex"
+
+
+@condition(
+    "expert_tensor_size is 1 without expert parallelism, so each of tp={world.tp} ranks trains a copy of every expert alone",
+    fix=(GiveField("ep", note="a multiple of {world.tp}"), DropSetting("expert-parallel.expert_tensor_size")),
+    when=has_tensor_ranks,
+)
+def experts_have_no_copies(args: DeepspeedMoeArgs, world: World) -> bool:
+    """Check that tensor-parallel ranks do not train copies of whole experts."""
+    return not (world.ep == 1 and world.knows("expert_tensor_size") and world.expert_tensor_size == 1)
+
+
+CONDITIONS: Final[tuple[Condition, ...]] = (
+    has_experts,
+    tokens_have_enough_experts,
+    capacity_is_the_gates,
+    *DISPATCHER_CONDITIONS,
+    NO_TRANSFORMER_ENGINE_LAYERS,
+    ranks_share_groups,
+    groups_divide_tokens,
+    groups_have_tokens,
+    model_has_expert_layers,
+    reference_has_all_experts,
+    tokens_have_one_expert,
+    scores_are_softmax,
+    balancing_is_known,
+    dispatcher_is_not_flex,
+    experts_have_no_copies,
+    NO_FORCED_BALANCING,
+    _without(
+        "router_groups",
+        "the router chooses among {world.router_groups} groups of experts",
+        (GiveField("router_groups", 0),),
+    ),
+    _without(
+        "router_bias",
+        "the router balances experts by biases",
+        (GiveField("router_bias", False),),
+    ),
+    _without(
+        "router_scaling",
+        "the router scales probabilities by {world.router_scaling}",
+        (GiveField("router_scaling", 0),),
+    ),
+    _without(
+        "probabilities_on_input",
+        "probabilities weigh the input of experts",
+        (GiveField("probabilities_on_input", False),),
+    ),
+    _without(
+        "shared_expert_overlap",
+        "Megatron's dispatcher overlaps shared experts with its transfers",
+        (GiveField("shared_expert_overlap", False), GiveSetting("moe-shared-experts.overlap", False)),
+    ),
+)

@@ -1,0 +1,94 @@
+"""Settings and conditions of shared experts. Light."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from mindspeed.plugins import (
+    DropField,
+    DropSetting,
+    FeatureArgs,
+    Field,
+    GiveSetting,
+    RemoveFeature,
+    UnknownValue,
+    World,
+    condition,
+)
+
+
+class MoeSharedExpertsArgs(FeatureArgs):
+    count: int | None = Field(None, ge=1, description="number of shared experts, each as wide as a routed expert")
+    size: int | None = Field(None, ge=1, description="width of all shared experts together, instead of a count")
+    gate: Literal["none", "scalar", "hidden", True] = Field(
+        "none",
+        description="gate on the shared experts' output: none, scalar (one value per token, as true) or hidden "
+        "(one value per hidden unit)",
+    )
+    overlap: bool = Field(False, description="overlap shared-expert compute with the all-to-alls of Megatron's dispatcher")
+
+
+def _overlaps(args: MoeSharedExpertsArgs, world: World) -> bool:
+    """Return whether shared experts hide transfers."""
+    return args.overlap
+
+
+def width(args: MoeSharedExpertsArgs, world: World) -> int | None:
+    """Return the width of the shared experts by the settings; None where it follows from the width of a routed expert."""
+    try:
+        return args.size if args.count is None else args.count * world.moe_ffn_hidden_size
+    except UnknownValue:
+        return None
+
+
+@condition("the number of shared experts is not given, nor their size", fix=(GiveSetting("count", 1),))
+def is_sized(args: MoeSharedExpertsArgs, world: World) -> bool:
+    """Check that a number of shared experts or their size is given."""
+    return args.count is not None or args.size is not None
+
+
+def _has_both(args: MoeSharedExpertsArgs, world: World) -> bool:
+    """Return whether a number and a size are given."""
+    return args.count is not None and args.size is not None
+
+
+@condition(
+    "count={args.count} experts of width {world.moe_ffn_hidden_size} are not size={args.size} wide",
+    fix=(DropSetting("count"), DropSetting("size")),
+    when=_has_both,
+)
+def count_and_size_agree(args: MoeSharedExpertsArgs, world: World) -> bool:
+    """Check that a number and a size of shared experts mean the same width."""
+    return bool(args.size == (args.count or 0) * world.moe_ffn_hidden_size)
+
+
+def _has_one(args: MoeSharedExpertsArgs, world: World) -> bool:
+    """Return whether either a number or a size is given."""
+    return (args.count is None) != (args.size is None)
+
+
+def _with_width(args: MoeSharedExpertsArgs, world: World) -> Mapping[str, object]:
+    """Name the width by the settings for a message."""
+    return {"width": width(args, world)}
+
+
+@condition(
+    "shared experts are {width} wide by the settings, and shared_expert_hidden_size is {world.shared_expert_hidden_size}",
+    fix=(DropField("shared_expert_hidden_size"), RemoveFeature()),
+    when=_has_one,
+    values=_with_width,
+)
+def model_has_that_width(args: MoeSharedExpertsArgs, world: World) -> bool:
+    """Check that the model has no shared experts yet, or such of the width that the settings say."""
+    return not world.is_set("shared_expert_hidden_size") or world.shared_expert_hidden_size == width(args, world)
+
+
+@condition(
+    "overlap hides shared experts under all-to-alls, and Megatron's dispatcher is {world.dispatcher}",
+    fix=(GiveSetting("expert-parallel.dispatcher", "alltoall"), GiveSetting("overlap", False)),
+    when=_overlaps,
+)
+def transfers_are_alltoalls(args: MoeSharedExpertsArgs, world: World) -> bool:
+    """Check that Megatron's dispatcher is the one under whose transfers it computes shared experts."""
+    return not world.knows("dispatcher") or world.dispatcher == "alltoall"

@@ -1,0 +1,63 @@
+"""Settings and conditions of experts that are computed one after another. Light."""
+
+from __future__ import annotations
+
+from mindspeed.moe.conditions import is_sparse
+from mindspeed.plugins import DropSetting, FeatureArgs, Field, GiveField, GiveSetting, RemoveFeature, World, condition
+
+
+class PipeExpertsArgs(FeatureArgs):
+    parts: int = Field(1, ge=1, description="slices of the places of each expert; a unit is one expert and one slice")
+    streams: bool = Field(
+        False, description="keep transfers of the expert group and of the expert-tensor group from being in flight together"
+    )
+
+
+def _has_slices(args: PipeExpertsArgs, world: World) -> bool:
+    """Return whether the places of an expert are sliced."""
+    return args.parts > 1
+
+
+def _has_streams(args: PipeExpertsArgs, world: World) -> bool:
+    """Return whether transfers of two groups are kept apart."""
+    return args.streams
+
+
+@condition(
+    "experts are on one rank (ep x tp = {world.ep} x {world.tp}), so {feature} has no transfer to overlap",
+    fix=(GiveField("ep", 2, or_more=True), RemoveFeature()),
+)
+def ranks_exchange_rows(args: PipeExpertsArgs, world: World) -> bool:
+    """Check that rows travel between ranks."""
+    return world.ep * world.tp > 1
+
+
+@condition(
+    "a rank has one unit ({world.num_experts} experts / ep={world.ep} x parts={args.parts}), and no other to overlap it with",
+    fix=(GiveSetting("parts", 2), GiveField("ep", note="smaller than {world.num_experts}")),
+    when=is_sparse,
+)
+def ranks_have_units(args: PipeExpertsArgs, world: World) -> bool:
+    """Check that a rank computes more than one unit."""
+    return bool(args.parts * world.num_experts > world.ep)
+
+
+@condition(
+    "parts={args.parts} is more than the {world.seq_length} x {world.micro_batch_size} tokens of a micro-batch, which are the "
+    "most places that an expert can have",
+    fix=(GiveSetting("parts", note="smaller than {args.parts}"),),
+    when=_has_slices,
+)
+def slices_have_tokens(args: PipeExpertsArgs, world: World) -> bool:
+    """Check that there are as many tokens as slices."""
+    return bool(args.parts <= world.seq_length * world.micro_batch_size)
+
+
+@condition(
+    "streams keeps transfers of ranks that share an expert apart, and every expert is on one rank",
+    fix=(DropSetting("streams"), GiveField("tp", 2, or_more=True)),
+    when=_has_streams,
+)
+def ranks_share_experts(args: PipeExpertsArgs, world: World) -> bool:
+    """Check that several tensor-parallel ranks share an expert."""
+    return bool((world.expert_tensor_size if world.knows("expert_tensor_size") else world.tp) > 1)

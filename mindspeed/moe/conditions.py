@@ -1,0 +1,150 @@
+"""Conditions that several features for experts declare: each fact, sentence and fix stands once. Light."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from mindspeed.job.world import World
+from mindspeed.plugins import Condition, GiveField, GiveSetting, RemoveFeature, condition, unset
+from mindspeed.plugins.shared_conditions import (
+    NO_CUDA_GRAPHS,
+    NO_LOW_PRECISION,
+    NO_OVERLAPPED_MICRO_BATCHES,
+    NO_TRANSFORMER_ENGINE_LAYERS,
+)
+
+_REMOVE: Final = RemoveFeature()
+
+NO_LATENT_EXPERTS: Final = unset(
+    "latent_expert_size",
+    "experts work on latent vectors of width {world.latent_expert_size}, which {feature} does not support",
+    fix=(GiveField("latent_expert_size", 0), _REMOVE),
+)
+NO_EXPERT_CAPACITY: Final = unset(
+    "expert_capacity_factor",
+    "Megatron limits the tokens of an expert (expert_capacity_factor {world.expert_capacity_factor}), "
+    "which {feature} does not support",
+    fix=(GiveField("expert_capacity_factor", 0), _REMOVE),
+)
+NO_PADDED_EXPERTS: Final = unset(
+    "padded_experts",
+    "experts are padded to their capacity, which {feature} does not support",
+    fix=(GiveField("padded_experts", False), _REMOVE),
+)
+NO_PADDED_ROUTING: Final = unset(
+    "padded_routing",
+    "the tokens of experts are padded for low-precision products, which {feature} does not support",
+    fix=(GiveField("padded_routing", False), _REMOVE),
+)
+NO_FORCED_BALANCING: Final = unset(
+    "forced_balancing",
+    "the router spreads tokens evenly whatever their scores, which {feature} does not support",
+    fix=(GiveField("forced_balancing", False), _REMOVE),
+)
+NO_LINEAR_BIAS: Final = unset(
+    "linear_bias",
+    "linear layers have biases, which {feature} does not support",
+    fix=(GiveField("linear_bias", False), _REMOVE),
+)
+
+
+def is_sparse(args: Any, world: World) -> bool:
+    """Return whether the model has experts."""
+    return world.num_experts > 0
+
+
+def _layers_may_be_local(args: Any, world: World) -> bool:
+    """Return whether the layers are not said to be Transformer Engine's, which is refused by itself."""
+    return not world.is_set("transformer_engine_layers")
+
+
+@condition(
+    "experts are Transformer Engine's grouped ones, and {feature} works on Megatron's local ones",
+    fix=(GiveField("transformer_engine_experts", False), _REMOVE),
+    when=_layers_may_be_local,
+)
+def experts_are_local(args: Any, world: World) -> bool:
+    """Check that experts are not those of Transformer Engine."""
+    return not world.is_set("transformer_engine_experts")
+
+
+LOCAL_EXPERTS: Final = (NO_TRANSFORMER_ENGINE_LAYERS, experts_are_local)
+"""The layers and the experts are Megatron's local ones."""
+
+DISPATCHER_CONDITIONS: Final = (
+    NO_LOW_PRECISION,
+    NO_CUDA_GRAPHS,
+    NO_LATENT_EXPERTS,
+    NO_OVERLAPPED_MICRO_BATCHES,
+    NO_PADDED_ROUTING,
+)
+"""What features that move tokens to experts by transfers of their own do not support."""
+
+
+@condition(
+    "expert parallelism is off (ep={world.ep}), so {feature} has no transfer to overlap",
+    fix=(GiveField("ep", 2, or_more=True), _REMOVE),
+)
+def experts_are_spread(args: Any, world: World) -> bool:
+    """Check that experts are on several ranks."""
+    return world.ep > 1
+
+
+@condition(
+    "recompute_modules has shared_experts, which {feature} overlaps with transfers",
+    fix=(GiveField("recompute_modules", note="without shared_experts"), _REMOVE),
+)
+def shared_experts_are_kept(args: Any, world: World) -> bool:
+    """Check that shared experts, which hide transfers, are not recomputed."""
+    recomputed = world.recompute_granularity == "selective" and "shared_experts" in world.recompute_modules
+    return not (recomputed and world.is_set("shared_expert_hidden_size"))
+
+
+def _overlap_is_not_known(args: Any, world: World) -> bool:
+    """Return whether the job does not yet say that shared experts hide transfers, which is refused by itself."""
+    return not world.is_set("shared_expert_overlap")
+
+
+@condition(
+    "{feature} computes shared experts in steps, which adaptive-recompute cannot recompute",
+    fix=(RemoveFeature("adaptive-recompute"), _REMOVE),
+    when=_overlap_is_not_known,
+    of="adaptive-recompute",
+)
+def modules_are_whole(args: Any, world: World, other: Any) -> bool:
+    """Check that adaptive-recompute has no shared experts that hide transfers."""
+    return not world.is_set("shared_expert_hidden_size")
+
+
+def needs_dispatcher(kind: str) -> Condition:
+    """Require that Megatron's dispatcher is of a kind, a ``moe_token_dispatcher_type``."""
+
+    @condition(
+        f"Megatron's dispatcher is {{world.dispatcher}}, and {{feature}} replaces the {kind} dispatcher",
+        fix=(GiveSetting("expert-parallel.dispatcher", kind), _REMOVE),
+    )
+    def dispatcher_fits(args: Any, world: World) -> bool:
+        """Check that the dispatcher is the one that the feature replaces."""
+        return not world.knows("dispatcher") or world.dispatcher == kind
+
+    return dispatcher_fits
+
+
+_NOT_GROUPED: Final = (
+    "linear_bias",
+    "low_precision",
+    "latent_expert_size",
+    "transformer_engine_layers",
+    "transformer_engine_experts",
+    "clamped_activation",
+    "shifted_gate",
+)
+"""Fields of a job whose experts grouped products cannot compute."""
+
+
+@condition("the experts are not one grouped module, and optimization level 1 does not group them", otherwise="skip")
+def experts_are_grouped(args: Any, world: World) -> bool:
+    """Check that the model has experts that are one module, whose products can be grouped."""
+    if world.num_experts == 0 or not world.grouped_experts or any(map(world.is_set, _NOT_GROUPED)):
+        return False
+    return not world.is_set("probabilities_on_input") or world.router_topk == 1
