@@ -53,6 +53,8 @@ def changed_tensors(feature: type[Feature[Any]], hook: str, args: Any, world: An
     """Return the change of what layers or the optimizer keep that a feature declares in ``saved_tensors`` or ``resting``."""
 
     def change(tensors: SavedTensors) -> SavedTensors:
+        if feature.spec.is_idle(world):
+            return tensors
         changed: SavedTensors | None = answer(feature, hook, args, world, tensors=tensors)
         return tensors if changed is None else changed
 

@@ -227,6 +227,10 @@ class FeatureSpec:
         object.__setattr__(self, "provides", frozenset(self.provides))
         object.__setattr__(self, "platforms", frozenset(self.platforms))
 
+    def is_idle(self, world: World) -> bool:
+        """Return whether the feature serves in its slot a parallel size that is 1: it is asked for nothing."""
+        return not self.sizes and self.idle_size(world) is not None
+
     def idle_size(self, world: World) -> str | None:
         """Return the parallel size that the feature serves, by itself or in its slot, if it is 1: there is nothing to do."""
         served = (*self.sizes, *(SERVED_SIZES[slot] for slot in sorted(self.slots & SERVED_SIZES.keys())))

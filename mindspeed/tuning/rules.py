@@ -122,6 +122,8 @@ class Rules:
             for check in spec.constraints:
                 if isinstance(check, Condition) and check.otherwise == "refuse" and not check.of:
                     broken = ~self._table(name, settings, check.holds, unknown=True)
+                    if check.served:
+                        broken = broken & (self.layouts.columns[check.served] > 1)
                     bad |= broken if check.when is None else broken & self._table(name, settings, check.when, unknown=False)
             self._faults[key] = bad
         return self._faults[key]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mindspeed.plugins import ArgOverride, Category, Feature, FeatureArgs, FeatureSpec, Slot, World, condition, hookimpl
+from mindspeed.plugins.answers import changed_tensors
 from mindspeed.plugins.conditions import conditions, failure, obstacle
 from mindspeed.plugins.manager import FeatureManager
 
@@ -23,6 +24,10 @@ class Hooked(Feature[FeatureArgs]):
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
         return [ArgOverride("context_parallel_size", self.world.cp, "a test")]
+
+    @hookimpl
+    def saved_tensors(self, tensors: dict[str, int]) -> dict[str, int]:
+        return {**tensors, "more": 1}
 
     @hookimpl
     def activated(self) -> None:
@@ -71,3 +76,8 @@ def asked(feature: type[Hooked], world: World) -> tuple[list[str], list[str]]:
     obstacles = obstacle(spec.constraints, spec.name, args, world)
     assert ([] if obstacles is None else [obstacles.message]) == refusals
     return sorted(hook for hook in ("activated", "megatron_args", "model_built") if manager.owners(hook)), refusals
+
+
+@pytest.mark.parametrize(("cp", "kept"), [(1, {}), (2, {"more": 1})])
+def test_what_an_algorithm_keeps_for_backward_counts_above_size_1(cp: int, kept: dict[str, int]) -> None:
+    assert changed_tensors(Algorithm, "saved_tensors", FeatureArgs(), World({"cp": cp}))({}) == kept
