@@ -10,6 +10,7 @@ import click
 
 from mindspeed.cli.output import json_option, print_result
 from mindspeed.cli.request_options import names_argument
+from mindspeed.plugins.fixes import Advice
 
 CHECKOUT: Final = Path(__file__).parents[2]
 
@@ -54,6 +55,6 @@ def _require_generators() -> None:
 
     if not (CHECKOUT / "tools" / "docs" / "pages.py").is_file():
         text = "pages are made by tools/docs, which a checkout of mindspeed has and an installed package has not"
-        raise PlatformError([Problem("MS501", text, fix="run mindspeed docs of a checkout: pip install -e . there")])
+        raise PlatformError([Problem("MS501", text, fix=Advice("run mindspeed docs of a checkout: pip install -e . there"))])
     if str(CHECKOUT) not in sys.path:
         sys.path.insert(0, str(CHECKOUT))

@@ -14,6 +14,7 @@ from mindspeed.cli.explain import show_code
 from mindspeed.cli.feature_plan import as_lines, reason_lines, setting_lines
 from mindspeed.cli.output import json_option, print_result
 from mindspeed.cli.request_options import JobCommand, Request, request_options
+from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.found import declared_at
 from mindspeed.plugins.near_names import suggestion
 
@@ -123,7 +124,9 @@ def _explain_inactive(request: Request, plan: ActivationPlan, known: Catalog, na
     row = next((row for row in known.rows if row.name == name), None)
     if row is None:
         fix = suggestion(known.near(name), "mindspeed features list shows every name")
-        raise ResolutionError([Problem("MS201", f"there is no feature {name!r}", (name,), where="command line", fix=fix)])
+        raise ResolutionError(
+            [Problem("MS201", f"there is no feature {name!r}", (name,), where="command line", fix=advice(fix))]
+        )
     because, brings, problems = _why_not(plan, known, row), list[str](), list[Problem]()
     if name not in {disabled.feature for disabled in plan.rows if disabled.kind == "disabled"}:
         try:

@@ -14,6 +14,7 @@ import click
 
 from mindspeed._version import __version__
 from mindspeed.cli.output import json_option, print_result
+from mindspeed.plugins.fixes import Advice, advice
 
 if TYPE_CHECKING:
     from mindspeed.plugins.problems import Problem
@@ -83,7 +84,7 @@ def new(name: str, kind: str, package: bool, into: Path | None, folder: Path) ->
     files = _files(name, kind, place)
     wrong = place.wrong or [(f"{path} exists", "choose another name") for path in files if path.exists()]
     if wrong:
-        raise MindSpeedError([Problem("MS106", text, (name,), fix=fix) for text, fix in wrong])
+        raise MindSpeedError([Problem("MS106", text, (name,), fix=advice(fix)) for text, fix in wrong])
     write_files(files, fix="choose another -o DIR")
     lines = [*map(str, files), "", "next:", *(f"  {step}" for step in place.steps)]
     print_result({"name": name, "files": [str(path) for path in files], "next": list(place.steps)}, lines)
@@ -166,10 +167,12 @@ def _name_problems(name: str) -> list[Problem]:
     from mindspeed.plugins.problems import Problem
 
     if not _NAME.fullmatch(name):
-        return [Problem("MS106", f"{name!r} is not lower-case words joined by dashes", (name,), fix="as in acme-z-loss")]
+        return [
+            Problem("MS106", f"{name!r} is not lower-case words joined by dashes", (name,), fix=Advice("as in acme-z-loss"))
+        ]
     if keyword.iskeyword(name):
         text = f"{name!r} is a word of Python, so no module of that name can be imported"
-        return [Problem("MS106", text, (name,), fix=f"choose another name, as in acme-{name}")]
+        return [Problem("MS106", text, (name,), fix=Advice(f"choose another name, as in acme-{name}"))]
     rows = [row for row in installed() if row.name == name]
     texts = {row.where: f"the feature name {name} is taken by {row.distribution} {row.version}" for row in rows}
-    return [Problem("MS106", text, (name,), where=where, fix="choose another name") for where, text in texts.items()]
+    return [Problem("MS106", text, (name,), where=where, fix=Advice("choose another name")) for where, text in texts.items()]

@@ -6,6 +6,7 @@ import click
 
 from mindspeed.cli.output import json_option, print_result
 from mindspeed.cli.request_options import JobCommand, Request, request_options
+from mindspeed.plugins.fixes import Advice
 
 
 @click.command(cls=JobCommand)
@@ -34,7 +35,7 @@ def lock(request: Request, output: str) -> None:
     plan = request.plan_of_run()
     if "megatron" not in plan.environment:
         text = "megatron-core is not installed here, and a lock holds its version"
-        raise MindSpeedError([Problem("MS502", text, fix="--megatron 0.16.1, or the version that the job has")])
+        raise MindSpeedError([Problem("MS502", text, fix=Advice("--megatron 0.16.1, or the version that the job has"))])
     job = yaml.safe_load(job_file(request.layers, {"job file": request.train})) or {}
     sizes = plan.world.known()
     if request.train:  # the values that the trainer adds; preflight resolves the job without it

@@ -18,6 +18,7 @@ from mindspeed.cli.launch_options import Processes, hold_to_lock, is_of_trainer,
 from mindspeed.cli.output import OK, PROBLEMS, json_option, print_result, program, wants_json
 from mindspeed.cli.request_options import COMMAND_LINE, FullJobCommand, Request, gather_options, request_options
 from mindspeed.engine.resolution.setting_validation import flag
+from mindspeed.plugins.fixes import GiveOption
 from mindspeed.training.config import JOB_FILE, TrainConfig
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ def _check_shared_folder(job: Job) -> None:
 
     if job.config.run is None:
         text = "processes that are started separately must agree on the folder of the run"
-        raise MindSpeedError([Problem("MS301", text, fix="--run FOLDER")])
+        raise MindSpeedError([Problem("MS301", text, fix=GiveOption("--run", "FOLDER"))])
 
 
 def _print_result(job: Job, *launching: str) -> None:

@@ -11,6 +11,7 @@ import click
 from mindspeed.cli.lazy import Group
 from mindspeed.cli.output import json_option, print_result
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
+from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
 if TYPE_CHECKING:
@@ -165,7 +166,9 @@ def _feature(name: str, assignments: tuple[str, ...]) -> Any:
     known = catalog_for([name])
     able = [other for other in known.usable if hasattr(known.feature(other), "planned_schedule")]
     if name not in able:
-        raise MindSpeedError([Problem("MS201", f"there is no schedule {name}", fix=f"use one of {', '.join([*NAMES, *able])}")])
+        raise MindSpeedError(
+            [Problem("MS201", f"there is no schedule {name}", fix=Advice(f"use one of {', '.join([*NAMES, *able])}"))]
+        )
     settings = parse_assignments(assignments, "--set")
     if foreign := sorted(settings.keys() - {name}):
         raise MindSpeedError([Problem("MS301", f"{foreign[0]} is set, and the schedule is {name}'s", (name,), where="--set")])

@@ -14,6 +14,7 @@ import click
 
 from mindspeed.cli.output import json_option, print_json, print_table, wants_json
 from mindspeed.cli.request_options import FeatureNames, FullJobCommand, Request, request_options, split_words
+from mindspeed.plugins.fixes import Advice, GiveField
 
 if TYPE_CHECKING:
     from mindspeed.tuning.job import CountBytes, SearchJob
@@ -120,7 +121,7 @@ def _ranks(request: Request) -> int:
 
     given = next((layer.world["world_size"] for layer in reversed(request.layers) if layer.world.get("world_size")), None)
     if given is None:
-        raise ResolutionError([Problem("MS301", "the number of ranks is not given", fix="--world-size N")])
+        raise ResolutionError([Problem("MS301", "the number of ranks is not given", fix=GiveField("world_size"))])
     return int(given)
 
 
@@ -139,7 +140,7 @@ def _machine(job: SearchJob, store: Any, calibrate: int, steps: int, budget: flo
             text = (
                 f"{calibrate} runs cannot calibrate {ranks} ranks: only {len(rows)} configurations differ in their work and fit"
             )
-            raise RunError([Problem("MS345", text, fix=f"--calibrate {len(rows)}, or a larger --world-size")])
+            raise RunError([Problem("MS345", text, fix=Advice(f"--calibrate {len(rows)}, or a larger --world-size"))])
         known = measure(rows, job.job_of, store, ranks, steps, budget, _say)
         measured = [known[row.key] for row in rows if row.key in known]  # others would change what a resumed search finds
     elif (stale := store.staleness()) is not None:
@@ -158,7 +159,9 @@ def _local_ranks(job: SearchJob) -> int:
     ranks, cores = int(job.model["world_size"]), os.cpu_count() or 1
     if job.environment.platform == "cpu" and ranks > cores:
         text = f"{ranks} ranks cannot be measured on {cores} processor cores: they would wait for one another"
-        raise RunError([Problem("MS345", text, fix=f"--world-size {cores}, or measure on a machine with {ranks} cores")])
+        raise RunError(
+            [Problem("MS345", text, fix=Advice(f"--world-size {cores}, or measure on a machine with {ranks} cores"))]
+        )
     return ranks
 
 
@@ -172,7 +175,7 @@ def _dry_runs(job: SearchJob) -> Iterator[CountBytes]:
 
     if (platform := job.environment.platform) != "cpu":
         text = f"a dry run has the layers of the platform cpu, and this job is for {platform}"
-        raise ResolutionError([Problem("MS345", text, fix="remove --dry, or --platform cpu")])
+        raise ResolutionError([Problem("MS345", text, fix=Advice("remove --dry, or --platform cpu"))])
 
     def count(choice: Choice, world: Mapping[str, Any]) -> int:
         short = with_few_micro_batches(job.plan_of(choice, world).world)

@@ -7,6 +7,7 @@ from typing import Any
 
 from mindspeed.engine.planning.plan import ActivationPlan, PlannedPatch
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
+from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
 from mindspeed.registry import catalog
@@ -56,7 +57,7 @@ def rows_of(name: str) -> list[DiscoveredFeature]:
         names = {row.distribution for row in known.rows} | {row.name for row in known.rows}
         fix = suggestion(near_names(name, names), "install it first: pip install -e .")
         text = f"there is neither a distribution with features nor a feature called {name!r}"
-        raise ResolutionError([Problem("MS201", text, (name,), fix=fix)])
+        raise ResolutionError([Problem("MS201", text, (name,), fix=advice(fix))])
     return rows
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mindspeed.plugins import MindSpeedError, Problem
+from mindspeed.plugins.fixes import advice
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,4 +65,4 @@ def _own(name: str, tokens: int) -> Tensor:
 
 def _refused(sentence: str) -> MindSpeedError:
     fix = "name a function of the number of tokens as package.module:function"
-    return MindSpeedError([Problem("MS332", f"shared attention mask: {sentence}", fix=fix)])
+    return MindSpeedError([Problem("MS332", f"shared attention mask: {sentence}", fix=advice(fix))])

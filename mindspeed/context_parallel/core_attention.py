@@ -18,7 +18,7 @@ from mindspeed.context_parallel.documents import are_documents, ends_of_packed, 
 from mindspeed.context_parallel.position_bias import PositionBias
 from mindspeed.ops.attention_mask import AttentionVisibility, attention_visibility
 from mindspeed.plugins import Feature, MindSpeedError, Problem, with_modules
-from mindspeed.plugins.fixes import GiveField
+from mindspeed.plugins.fixes import GiveField, advice
 
 
 class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has no types
@@ -140,7 +140,7 @@ def with_core_attention(spec: Any, config: Any, attention: type[CoreAttention], 
     }
     name = feature.spec.name
     text, fix = f"{name}: {{}} in the model that is being built", f"remove {name}"
-    problems = [Problem("MS304", text.format(sentence), (name,), fix=fix) for sentence, holds in wrong.items() if holds]
+    problems = [Problem("MS304", text.format(sentence), (name,), fix=advice(fix)) for sentence, holds in wrong.items() if holds]
     if problems:
         raise MindSpeedError(problems)
     engine = sys.modules.get("megatron.core.extensions.transformer_engine")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mindspeed.plugins import MindSpeedError, Problem
+from mindspeed.plugins.fixes import Advice, advice
 
 Ends = tuple[tuple[int, ...], ...]
 """For each row of a batch the ends of the documents packed into it; the last is the length. Nothing means one document."""
@@ -24,7 +25,7 @@ def ends_of_positions(positions_BS: Tensor) -> Tensor:
     if not bool(first[:, 0].all()):
         text = "a row of position ids does not begin with 0, and documents begin at position 0"
         fix = "give the position ids of whole rows, before they are cut for context parallelism"
-        raise MindSpeedError([Problem("MS335", text, fix=fix)])
+        raise MindSpeedError([Problem("MS335", text, fix=advice(fix))])
     length = first.shape[1]
     rows = [[*row.nonzero().flatten().tolist()[1:], length] for row in first]
     most = max(map(len, rows))
@@ -54,7 +55,7 @@ def ends_of_packed(packed: Any, side: Literal["q", "kv"], tokens: int) -> tuple[
         _, *ends = starts.flatten().tolist()
         if ends[-1] > tokens:
             text = f"packed sequences end at {ends[-1]} and their row has {tokens} tokens"
-            raise MindSpeedError([Problem("MS337", text, fix="give cu_seqlens that are of this row")])
+            raise MindSpeedError([Problem("MS337", text, fix=Advice("give cu_seqlens that are of this row"))])
         known[side, tokens] = (*ends, *([tokens] if ends[-1] < tokens else []))
     return known[side, tokens]
 

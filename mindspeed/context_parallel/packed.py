@@ -17,6 +17,7 @@ from torch import Tensor
 from mindspeed.context_parallel.layout import Layout, zigzag
 from mindspeed.megatron.batches import NOT_SLICED
 from mindspeed.plugins import MindSpeedError, Problem
+from mindspeed.plugins.fixes import advice
 
 
 def document_slicer(layout_of: Callable[[int], Layout]) -> Callable[[dict[str, Any], Any], dict[str, Any]]:
@@ -100,4 +101,4 @@ def _check_length(tokens: int, layout: Layout) -> None:
     if tokens % layout.count:
         text = f"a row of packed sequences has {tokens} tokens, which are not {layout.count} equal pieces"
         fix = f"pad the row to a multiple of {layout.count}; its documents may have any length"
-        raise MindSpeedError([Problem("MS336", text, fix=fix)])
+        raise MindSpeedError([Problem("MS336", text, fix=advice(fix))])

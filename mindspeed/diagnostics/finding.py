@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.problems import Problem
 
 
@@ -25,4 +26,4 @@ class Finding:
         if self.state != "missing":
             return None
         code = "MS502" if self.subject.startswith("megatron") else "MS501"
-        return Problem(code, f"{self.subject}: {self.value}", fix=self.fix)
+        return Problem(code, f"{self.subject}: {self.value}", fix=advice(self.fix))

@@ -8,6 +8,7 @@ from mindspeed.job.arithmetic import parameters, shape_of_world
 from mindspeed.job.world import FIELDS, UnknownValue
 from mindspeed.memory.estimate import JobOptions, Stage
 from mindspeed.pipeline.plan_memory import MIB, foretold, options_of, passes_of
+from mindspeed.plugins.fixes import Advice, advice
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
 __all__ = ["MIB", "options_of", "over_budget", "parameters_of", "peaks", "repeats", "stages_of", "summary"]
@@ -19,7 +20,7 @@ def stages_of(made: ActivationPlan, options: JobOptions) -> list[Stage]:
         return foretold(made, options, registry.catalog())
     except UnknownValue as unknown:
         problems = [
-            Problem("MS307", f"{FIELDS[name].meaning} is not known", fix=f"--{name.replace('_', '-')}")
+            Problem("MS307", f"{FIELDS[name].meaning} is not known", fix=Advice(f"--{name.replace('_', '-')}"))
             for name in unknown.fields
         ]
         raise MindSpeedError(problems) from None
@@ -37,7 +38,7 @@ def over_budget(made: ActivationPlan, budget: float) -> list[Problem]:
         if stage.peak > budget * MIB:
             text = f"stage {stage.stage} has {stage.peak / MIB:,.1f} MiB at its peak, and a device {budget:,.1f}"
             fix = f"mindspeed memory plan --budget {budget:g} names the features that make it fit"
-            found.append(Problem("MS347", text, fix=fix))
+            found.append(Problem("MS347", text, fix=advice(fix)))
     return found
 
 

@@ -18,6 +18,7 @@ from mindspeed.engine.inspection.megatron_copies import megatron_copies, mixed_r
 from mindspeed.engine.planning.fingerprint import Content, describe, kind_of
 from mindspeed.engine.planning.lock import Lock, differing, locked_value
 from mindspeed.engine.resolution.request import job_from_data
+from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
 GIB: Final = 2**30
@@ -62,7 +63,7 @@ class PreflightCheck:
         """The problem of a check that has not passed."""
         if self.passed:
             return None
-        return Problem(self.code, f"{self.name}: found {self.found}, wanted {self.wanted}", fix=self.fix)
+        return Problem(self.code, f"{self.name}: found {self.found}, wanted {self.wanted}", fix=advice(self.fix))
 
 
 def checks(lock: Lock, run: str, free_disk: float, free_shm: float) -> Iterator[PreflightCheck]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.problems import Problem, RunError
 
 Kind = Literal["feature", "operator", "collective", "wait"]
@@ -46,7 +47,7 @@ def summarize_folder(folder: Path, features: Iterable[str]) -> list[RankSummary]
     if not files:
         text = f"the folder {folder} has no trace, a file that ends in rank<N>.json.gz"
         fix = "name the folder that the feature wrote its traces to"
-        raise RunError([Problem("MS601", text, where=str(folder), fix=fix)])
+        raise RunError([Problem("MS601", text, where=str(folder), fix=advice(fix))])
     known = frozenset(features)
     return sorted((_read(path, known) for path in files), key=lambda summary: summary.rank)
 

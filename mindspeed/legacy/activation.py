@@ -30,6 +30,7 @@ from mindspeed.megatron_lm.argument_layers import declared_flags
 from mindspeed.megatron_lm.old_flags import flags
 from mindspeed.plugins.discovery import BUILT_IN, DiscoveredFeature
 from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec, Stability
+from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.hookspecs import hookimpl
 from mindspeed.plugins.patches import Patch
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
@@ -289,7 +290,7 @@ def _request(values: Mapping[str, Any]) -> _Request:
                 options = [action.option_strings[0] for action in own_arguments(feature) if action.dest in own_settings]
                 text = f"{', '.join(options)} is given to {name}, and {reason}"
                 fix = f"ask for it by name (--features {name}), or let it register --{name.removeprefix(PREFIX)}"
-                problems.append(Problem("MS110", text, (name,), where=manager.where_of(feature), fix=fix))
+                problems.append(Problem("MS110", text, (name,), where=manager.where_of(feature), fix=advice(fix)))
             rows.append(PlanNote("note", name, reason))
     level = values.get("optimization_level", 2)
     layer = Layer(SOURCE, tuple(features), settings, world, level=level if level in (0, 1) else None)

@@ -20,6 +20,7 @@ from mindspeed.legacy.registrations import Registration, require_patches
 from mindspeed.plugins.conditions import Check
 from mindspeed.plugins.constraints import After
 from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec, Numerics, Stability
+from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.hookspecs import hookimpl
 from mindspeed.plugins.patches import Patch
 from mindspeed.plugins.problems import MindSpeedError, Problem
@@ -118,7 +119,7 @@ def registrations_of(adapter: OldFeature) -> list[Registration]:
             raise
         except ImportError as error:
             text = f"{adapter.spec.name} imports what is not installed here when it registers its patches: {error}"
-            raise MindSpeedError([Problem("MS406", text, (adapter.spec.name,), fix=_fix_of_import(error))]) from error
+            raise MindSpeedError([Problem("MS406", text, (adapter.spec.name,), fix=advice(_fix_of_import(error)))]) from error
         except Exception as error:  # foreign code may fail in any way
             text = f"{adapter.spec.name} failed when it registered its patches: {refusal_of(error)}"
             raise MindSpeedError([Problem("MS901", text, (adapter.spec.name,))]) from error

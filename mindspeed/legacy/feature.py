@@ -8,7 +8,7 @@ from typing import Any
 
 from mindspeed.megatron_lm.old_flags.flags import BY_DEST, OLD_FLAGS, register_old_flags
 from mindspeed.plugins.feature import Feature
-from mindspeed.plugins.fixes import GiveOption, RemoveFeature
+from mindspeed.plugins.fixes import GiveOption, RemoveFeature, advice
 from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
@@ -70,7 +70,7 @@ class MindSpeedFeature:
                 f"{self.feature_name} {verb} {name}, which is neither a feature nor an argument of Megatron or of any feature"
             )
             fix = suggestion(near_names(dest, sorted(known), cutoff=0.6), "name a feature or an argument that exists")
-            raise MindSpeedError([Problem("MS110", text, (self.feature_name,), fix=fix)])
+            raise MindSpeedError([Problem("MS110", text, (self.feature_name,), fix=advice(fix))])
         return bool(getattr(args, dest, None)) if getattr(args, self.feature_name, None) else None
 
     @staticmethod

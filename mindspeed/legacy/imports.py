@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from mindspeed.legacy.old_modules import OLD_MODULES, replacement
 from mindspeed.legacy.provided_names import BUILDERS, BUILDERS_OF_FEATURES, PROVIDED, RENAMED, VARIABLES
+from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
@@ -83,7 +84,7 @@ def _error(module: str, name: str) -> OldNameError:
     else:
         fix = replacement(prefix or "")
     what = f"{name} of {module}" if name else module
-    error = OldNameError([Problem("MS112", f"{what} is an import name of MindSpeed that does not exist here", fix=fix)])
+    error = OldNameError([Problem("MS112", f"{what} is an import name of MindSpeed that does not exist here", fix=advice(fix))])
     error.name = module
     return error
 

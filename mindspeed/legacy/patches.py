@@ -11,6 +11,7 @@ from mindspeed.engine.inspection.sites import find_site
 from mindspeed.engine.inspection.source import find_module
 from mindspeed.engine.runtime import session
 from mindspeed.legacy.registrations import Registration, target_of
+from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
 DIRECT: str = "compat:patches"
@@ -111,7 +112,7 @@ class MindSpeedPatchesManager:
         """
         if not isinstance(orig_func_name, str) or "." not in orig_func_name:
             text = f"{orig_func_name!r} is not a target of the form package.module.name"
-            raise MindSpeedError([Problem("MS409", text, (cls._owner,), fix="write the full dotted name")])
+            raise MindSpeedError([Problem("MS409", text, (cls._owner,), fix=Advice("write the full dotted name"))])
         call = Registration(cls._owner, orig_func_name, new_func, force_patch, create_dummy)
         if call not in cls.registrations:
             cls.registrations.append(call)
@@ -141,7 +142,7 @@ class MindSpeedPatchesManager:
         gone = [call for call in wrappers if call.new.__name__ == wrappers_name]
         if not gone and remove_check:
             text = f"{orig_func_name} has no wrapper {wrappers_name}"
-            raise MindSpeedError([Problem("MS409", text, fix="see MindSpeedPatchesManager.patches_info")])
+            raise MindSpeedError([Problem("MS409", text, fix=Advice("see MindSpeedPatchesManager.patches_info"))])
         cls.registrations[:] = [call for call in cls.registrations if call not in gone]
         from mindspeed.legacy import activation
 

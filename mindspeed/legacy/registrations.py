@@ -13,6 +13,7 @@ from mindspeed.engine.inspection.sites import find_site
 from mindspeed.engine.inspection.source import find_module
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.legacy import object_refs
+from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.patches import Patch, Replace, Set, Wrap
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
@@ -130,7 +131,7 @@ def _problems_of(call: Registration) -> Iterator[Problem]:
 
 
 def _problem(call: Registration, text: str, fix: str) -> Problem:
-    return Problem("MS409", text, (call.owner,), where=call.dotted, fix=fix)
+    return Problem("MS409", text, (call.owner,), where=call.dotted, fix=advice(fix))
 
 
 def _is_written_as_wrapper(new: Any) -> bool:

@@ -19,6 +19,7 @@ from mindspeed.engine.planning.plan import PlannedOverride
 from mindspeed.engine.runtime import session
 from mindspeed.job.megatron_arguments import OF_TRAINING
 from mindspeed.plugins.active import active_feature
+from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
@@ -40,7 +41,7 @@ def check_overrides(overrides: Sequence[PlannedOverride], version: str | None) -
         if argument not in names:
             text = f"{argument}, set by {' and '.join(planned.owners)}, is not an argument of megatron-core {version}"
             fix = suggestion(near_names(argument, names, cutoff=0.6))
-            problems.append(Problem("MS401", text, planned.owners, fix=fix))
+            problems.append(Problem("MS401", text, planned.owners, fix=advice(fix)))
     return problems
 
 
@@ -141,7 +142,7 @@ def _disagreement(place: str, planned: PlannedOverride, value: Any) -> Problem:
     argument, owners = planned.override.argument, ", ".join(planned.owners)
     text = f"the script sets {argument}={value!r}, the plan sets {planned.override.value!r} ({owners})"
     fix = f"remove {argument} from the script, or change the settings of {owners}"
-    return Problem("MS605", text, planned.owners, where=f"{place} at {_caller()}", fix=fix)
+    return Problem("MS605", text, planned.owners, where=f"{place} at {_caller()}", fix=advice(fix))
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

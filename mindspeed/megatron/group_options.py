@@ -7,6 +7,7 @@ from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
+from mindspeed.plugins.fixes import RemoveFeature
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
 
@@ -44,7 +45,7 @@ def _as_object(options: Any) -> Any:
 
 def _disagreement(group: str, field: str, features: tuple[str, ...], values: str) -> Problem:
     text = f"the options {field} of process group {group} cannot have two values: {values}".replace("  ", " ")
-    return Problem("MS402", text, features, fix=f"remove {' or '.join(features)}")
+    return Problem("MS402", text, features, fix=tuple(map(RemoveFeature, features)))
 
 
 def _set_fields(options: Any) -> dict[str, Any]:

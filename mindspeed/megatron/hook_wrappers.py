@@ -15,6 +15,7 @@ from mindspeed.engine.runtime.job_conditions import features_without, features_w
 from mindspeed.job.config import world_of_config
 from mindspeed.megatron.argument_overrides import override_fields, override_parameters
 from mindspeed.megatron.group_options import merged_options
+from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.hookspecs import Unit
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.plugins.wrapping import Function, wrapper
@@ -240,5 +241,7 @@ def _only_answer(hook: str, subject: str, **arguments: Any) -> Any:
     answers = session.answers(hook, **arguments)
     if len(answers) > 1:
         names = tuple(feature for feature, _ in answers)
-        raise MindSpeedError([Problem("MS402", f"{' and '.join(names)} both give {subject}", names, fix="remove one of them")])
+        raise MindSpeedError(
+            [Problem("MS402", f"{' and '.join(names)} both give {subject}", names, fix=Advice("remove one of them"))]
+        )
     return answers[0][1] if answers else None

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 import numpy.typing as npt
 
+from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.problems import Problem, RunError
 
 MAGIC: Final = b"MMIDIDX\x00\x00"
@@ -65,7 +66,7 @@ def read_index(prefix: str) -> Index:
     missing = [str(file) for file in (path, bin_path(prefix)) if not file.is_file()]
     if missing:
         fix = "mindspeed data prepare INPUT... -o PREFIX makes both files"
-        raise RunError([Problem("MS601", f"there is no {' and no '.join(missing)}", where=f"data {prefix}", fix=fix)])
+        raise RunError([Problem("MS601", f"there is no {' and no '.join(missing)}", where=f"data {prefix}", fix=advice(fix))])
     content = path.read_bytes()
     if not content.startswith(MAGIC):
         raise _damaged(path, "it does not start like an index of Megatron's indexed format, so it is another kind of file")
@@ -121,4 +122,4 @@ def _write_index(file: BinaryIO, dtype: Any, lengths: list[int], marks: list[int
 
 def _damaged(path: Path, what: str) -> RunError:
     fix = "make it again with mindspeed data prepare, or copy it again from where it came"
-    return RunError([Problem("MS601", f"{path} cannot be read: {what}", where=str(path), fix=fix)])
+    return RunError([Problem("MS601", f"{path} cannot be read: {what}", where=str(path), fix=advice(fix))])

@@ -14,6 +14,7 @@ from mindspeed.engine.inspection.releases import FOLDER, Section, read_release, 
 from mindspeed.engine.planning.drift import Tree, read_targets
 from mindspeed.engine.planning.targets import PatchTarget
 from mindspeed.engine.resolution.environment import SUPPORTED_MEGATRON, UNTESTED_MEGATRON, version_in
+from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
 
@@ -25,7 +26,7 @@ def record_release(tree: Tree, targets: Sequence[PatchTarget], folder: Path = FO
     """
     if tree.version is None or tree.root is None:
         text = f"{tree.root} does not say its version"
-        raise MindSpeedError([Problem("MS502", text, fix="look at megatron/core/package_info.py")])
+        raise MindSpeedError([Problem("MS502", text, fix=Advice("look at megatron/core/package_info.py"))])
     recorded = release_file(tree.version)
     sections: dict[Section, Any] = {"targets": {}}
     if recorded.is_file():
@@ -50,6 +51,6 @@ def _command_line(checkout: Path) -> list[dict[str, Any]]:
     if done.returncode:
         last = done.stderr.strip().rpartition("\n")[2]
         text = f"the command line of {checkout} cannot be read: {last}"
-        raise MindSpeedError([Problem("MS502", text, fix="install what this Megatron-LM imports")])
+        raise MindSpeedError([Problem("MS502", text, fix=Advice("install what this Megatron-LM imports"))])
     arguments: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return arguments

@@ -21,6 +21,7 @@ from mindspeed.job import megatron_arguments as flags
 from mindspeed.job.world import World
 from mindspeed.megatron.parsed_arguments import argument_fact, contradiction, unsupported_arguments
 from mindspeed.plugins.answers import completed
+from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.problems import MindSpeedError, Problem, RunError
 from mindspeed.plugins.wrapping import Function, wrapper
 
@@ -142,7 +143,7 @@ def differences(active: session.Session, args: Any) -> list[Problem]:
             text = f"the plan was made for {field} {planned[field]}, and Megatron's {names[0]} makes it {value}"
             option = f"--{names[0].replace('_', '-')}"
             fix = f"give {option} on the command line, where mindspeed reads it too, or change the plan's {field}"
-            problems.append(Problem("MS306", text, where="Megatron-LM's validated arguments", fix=fix))
+            problems.append(Problem("MS306", text, where="Megatron-LM's validated arguments", fix=advice(fix)))
     return problems
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mindspeed.megatron_lm.shell_script import ShellCommand, Word, shell_commands
+from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.problems import Problem, ResolutionError
 
 COMMAND_LINE: Final = "command line"
@@ -68,7 +69,7 @@ def _only(commands: Iterator[LaunchedCommand], source: str) -> LaunchedCommand:
     if not found:
         text = f"{source} has no command that runs a Python script with Megatron-LM's training arguments"
         fix = "mindspeed features check -- pretrain_gpt.py --num-layers 2 ..."
-        raise ResolutionError([Problem("MS301", text, where=source, fix=fix)])
+        raise ResolutionError([Problem("MS301", text, where=source, fix=advice(fix))])
     first, *rest = found
     others = tuple(command.arguments[0].line for command in rest)
     return LaunchedCommand(first.program, first.arguments, first.world_size, source, first.unset, others)

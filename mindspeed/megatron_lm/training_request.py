@@ -33,6 +33,7 @@ from mindspeed.megatron_lm.given_arguments import (
 )
 from mindspeed.megatron_lm.old_flags.flags import read_old_flags
 from mindspeed.plugins.discovery import Catalog
+from mindspeed.plugins.fixes import Advice, GiveOption
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
 
 COMMAND_LINE: Final = "command line"
@@ -149,7 +150,7 @@ def _job_file(own: Mapping[str, list[str]]) -> JobFile | None:
     files = own.get("--mindspeed-config", [])
     if len(files) > 1:
         text = f"--mindspeed-config is given {len(files)} times: {', '.join(files)}"
-        raise ResolutionError([Problem("MS301", text, where=COMMAND_LINE, fix="put everything into one file")])
+        raise ResolutionError([Problem("MS301", text, where=COMMAND_LINE, fix=Advice("put everything into one file"))])
     return load_job_file(files[0]) if files else None
 
 
@@ -159,7 +160,12 @@ def _command_line(own: Mapping[str, list[str]]) -> Layer:
     with _collected(problems):
         settings = parse_assignments(own.get("--set", []), "--set")
     problems += [
-        Problem("MS301", f"optimization level {text} is not 0, 1 or 2", where=COMMAND_LINE, fix="--optimization-level 2")
+        Problem(
+            "MS301",
+            f"optimization level {text} is not 0, 1 or 2",
+            where=COMMAND_LINE,
+            fix=GiveOption("--optimization-level", 2),
+        )
         for text in own.get("--optimization-level", [])
         if text not in ("0", "1", "2")
     ]

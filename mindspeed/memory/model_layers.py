@@ -7,6 +7,7 @@ from typing import Any
 
 from mindspeed.memory.randomness import RandomState
 from mindspeed.memory.region import Region
+from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
 
@@ -80,4 +81,4 @@ def _fully_recomputed(config: Any) -> int:
 
 
 def _refused(feature: str, text: str, fix: str) -> MindSpeedError:
-    return MindSpeedError([Problem("MS304", f"{feature}: {text}", (feature,), fix=f"{fix}, or remove {feature}")])
+    return MindSpeedError([Problem("MS304", f"{feature}: {text}", (feature,), fix=Advice(f"{fix}, or remove {feature}"))])

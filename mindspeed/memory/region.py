@@ -17,6 +17,7 @@ from torch.nn import Parameter
 
 from mindspeed.memory.parked import LayerPart, Parked, Source
 from mindspeed.memory.randomness import RandomState, generators, replayed
+from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.plugins.wrapping import Function
 
@@ -196,7 +197,7 @@ class Repetition(Source):
         if not holds:
             owner = self._part.owner
             fix = f"remove {owner}, or let the function compute the same at each call with the same inputs"
-            raise RunError([Problem("MS614", f"{owner}: {self._part.module} recomputed {found}", (owner,), fix=fix)])
+            raise RunError([Problem("MS614", f"{owner}: {self._part.module} recomputed {found}", (owner,), fix=advice(fix))])
 
 
 def _version(value: Any) -> int:

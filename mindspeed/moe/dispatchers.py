@@ -14,6 +14,7 @@ from mindspeed.moe.alltoall import AllToAllCall, Placement
 from mindspeed.moe.once_per_rank import OncePerRankCall
 from mindspeed.moe.overlap import OverlappedCall, send
 from mindspeed.plugins import MindSpeedError, Problem
+from mindspeed.plugins.fixes import Advice
 
 
 class AllToAllDispatch:
@@ -214,4 +215,4 @@ def check_routing(config: Any, hidden_states: Tensor, routing_map: Tensor, probs
         f"a router gave a map of {routing_map.dtype} and shape {tuple(routing_map.shape)} and probabilities of shape "
         f"{tuple(probs.shape)}; a layer of {expected[0]} tokens and {expected[1]} experts needs booleans of shape {expected}"
     )
-    raise MindSpeedError([Problem("MS640", text, fix="return one boolean and one probability per token and expert")])
+    raise MindSpeedError([Problem("MS640", text, fix=Advice("return one boolean and one probability per token and expert"))])

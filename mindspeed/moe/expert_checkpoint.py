@@ -12,6 +12,7 @@ from megatron.core.transformer.utils import make_sharded_object_for_checkpoint
 from torch import Tensor
 
 from mindspeed.plugins import MindSpeedError, Problem
+from mindspeed.plugins.fixes import advice
 
 IGNORED_KEY: Final = "_extra_state"
 """Keys of the empty states that single linear layers add to checkpoints."""
@@ -48,7 +49,7 @@ def refuse_other_experts(module: torch.nn.Module, state: dict[str, Any], prefix:
         fix = "load it by a distributed checkpoint, which knows both by the same keys, or into a layer of single experts"
     if found:
         text = f"a state has other experts than {prefix.removesuffix('.') or 'the layer'}: {', '.join(found)}"
-        raise MindSpeedError([Problem("MS642", text, fix=fix)])
+        raise MindSpeedError([Problem("MS642", text, fix=advice(fix))])
 
 
 @torch.no_grad()
@@ -70,7 +71,7 @@ def _build(
     if flattened_range is not None:
         text = f"the optimizer's state of {key} is to be saved as a range of a flattened tensor, which Megatron no longer reads"
         fix = "save with distrib_optim_sharding_type dp_reshardable or fully_reshardable instead of fully_sharded_model_space"
-        raise MindSpeedError([Problem("MS641", text, fix=fix)])
+        raise MindSpeedError([Problem("MS641", text, fix=advice(fix))])
     axis, tp_rank, tp_size = len(offsets), module.tp_group.rank(), module.tp_group.size()
     inner = module.config.hidden_size if is_first else -1
     outer = -1 if is_first else module.config.hidden_size

@@ -27,6 +27,7 @@ from mindspeed.ops.build_cache import Built, Key
 from mindspeed.ops.compiler import CANDIDATES, Compiler, CompilerResult, compile_object, find_compiler, link, run
 from mindspeed.ops.sources import digest, operator_files, source_digest, source_files
 from mindspeed.ops.variants import SOURCES
+from mindspeed.plugins.fixes import Advice, RunCommand, advice
 from mindspeed.plugins.problems import PlatformError, Problem
 
 Say = Callable[[str], None]
@@ -71,7 +72,7 @@ def build(say: Say, force: bool = False, sources: Path = SOURCES, cache: Path | 
     version = build_cache.torch_version()
     if version is None:
         text = "torch is not installed, and operators are compiled against it"
-        raise PlatformError([Problem("MS501", text, fix="pip install 'mindspeed[train]'")])
+        raise PlatformError([Problem("MS501", text, fix=RunCommand("pip install 'mindspeed[train]'"))])
     key = build_cache.wanted(version, sources)
     compiler = find_compiler(os.environ.get("CXX"))
     if (done := _already(key, compiler, force, cache)) is not None:
@@ -92,7 +93,7 @@ def build(say: Say, force: bool = False, sources: Path = SOURCES, cache: Path | 
             raise
         text = f"the folder of built operators cannot be written: {error.strerror}"
         fix = "MINDSPEED_CACHE=FOLDER mindspeed ops build, and the same variable where training runs"
-        raise PlatformError([Problem("MS514", text, where=str(library.parent), fix=fix)]) from error
+        raise PlatformError([Problem("MS514", text, where=str(library.parent), fix=advice(fix))]) from error
 
 
 def _already(key: Key, compiler: Compiler | None, force: bool, cache: Path | None) -> Built | None:
@@ -108,7 +109,7 @@ def _no_compiler() -> Problem:
     named = os.environ.get("CXX")
     tried = f"CXX, which is {named!r}, does not run" if named else f"none of {', '.join(CANDIDATES)} runs"
     text = f"no C++ compiler was found: {tried}; operators run their slower references"
-    return Problem("MS510", text, fix="apt-get install g++ (or dnf install gcc-c++), or set CXX")
+    return Problem("MS510", text, fix=Advice("apt-get install g++ (or dnf install gcc-c++), or set CXX"))
 
 
 def _make(job: _Job) -> Built:
@@ -177,7 +178,7 @@ def _require(job: _Job, outcomes: Mapping[str, CompilerResult], what: str) -> No
     errors = tuple(line for outcome in failed.values() for line in outcome.errors()[:3])
     text = f"{', '.join(failed)} cannot {what} with {job.compiler.command[0]} {job.compiler.version}"
     fix = "read the log; with an unchanged mindspeed, report it or name another compiler with CXX"
-    raise PlatformError([Problem("MS511", text, chain=errors, where=str(job.log), fix=fix)])
+    raise PlatformError([Problem("MS511", text, chain=errors, where=str(job.log), fix=advice(fix))])
 
 
 @contextmanager

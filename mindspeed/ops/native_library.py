@@ -10,6 +10,7 @@ import torch
 from mindspeed.ops import build_cache
 from mindspeed.ops.build_cache import Built
 from mindspeed.ops.variants import native_variants, reference_only
+from mindspeed.plugins.fixes import Advice, advice
 from mindspeed.plugins.problems import Problem
 
 BUILD: Final = "mindspeed ops build"
@@ -44,13 +45,13 @@ def _load() -> Built | None:
     if built is None:
         if (other := build_cache.nearest(key)) is not None:
             text = f"the C++ operators are {build_cache.why_not(key, other)}; the references run"
-            _warn(Problem("MS513", text, where=str(other.library), fix=BUILD))
+            _warn(Problem("MS513", text, where=str(other.library), fix=advice(BUILD)))
         return None
     try:
         torch.ops.load_library(str(built.library))  # type: ignore[no-untyped-call]
     except (OSError, RuntimeError) as error:
         text = f"the C++ operators do not load, and the references run: {error}"
-        _warn(Problem("MS512", text, where=str(built.library), fix=f"{BUILD} --force"))
+        _warn(Problem("MS512", text, where=str(built.library), fix=Advice(f"{BUILD} --force")))
         return None
     return built
 

@@ -25,6 +25,7 @@ from mindspeed.pipeline.operations import Op, Schedule
 from mindspeed.pipeline.running_step import RunningStep
 from mindspeed.pipeline.weight_gradients import WeightGradients
 from mindspeed.plugins.discovery import discover
+from mindspeed.plugins.fixes import Advice, advice
 from mindspeed.plugins.patches import ArgOverride
 from mindspeed.plugins.problems import Problem, RunError
 
@@ -39,7 +40,7 @@ class StepOptions(Protocol):
 
 def refuse(owner: str, text: str) -> NoReturn:
     """Raise MS651."""
-    raise RunError([Problem("MS651", f"{owner}: {text}", (owner,), fix=f"remove {owner}, or do not pass it")])
+    raise RunError([Problem("MS651", f"{owner}: {text}", (owner,), fix=Advice(f"remove {owner}, or do not pass it"))])
 
 
 def _staying_weights(chunks: list[Any], output_layer: bool) -> Iterator[int]:
@@ -143,7 +144,7 @@ class MegatronStages:
         if not last and self.expected is not None and tuple(output.shape) != self.expected:
             owner = self.options.owner
             text = f"{owner}: a stage made a tensor of shape {tuple(output.shape)}, and the step was called for {self.expected}"
-            raise RunError([Problem("MS651", text, (owner,), fix=_shape_fix())])
+            raise RunError([Problem("MS651", text, (owner,), fix=advice(_shape_fix()))])
         return output
 
     def backward(self, op: Op, given: Tensor | None, output: Tensor, gradient: Tensor | None) -> Tensor | None:

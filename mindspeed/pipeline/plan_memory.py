@@ -19,6 +19,7 @@ from mindspeed.pipeline.synthesis import megatron
 from mindspeed.plugins.answers import answer, changed_tensors, implements
 from mindspeed.plugins.constraints import Slot
 from mindspeed.plugins.discovery import Catalog
+from mindspeed.plugins.fixes import Advice, advice
 from mindspeed.plugins.problems import Problem, ResolutionError
 from mindspeed.plugins.saved_tensors import SavedTensors
 
@@ -64,14 +65,14 @@ def keeping_budgets(made: ActivationPlan, known: Catalog) -> ActivationPlan:
             flags = ", ".join(map(flag, unknown.fields))
             if made.strict:
                 text = f"{name}: the least that {what} may be is not known"
-                problems.append(Problem("MS307", text, (name,), fix=f"give {flags}"))
+                problems.append(Problem("MS307", text, (name,), fix=Advice(f"give {flags}")))
             rows.append(PlanNote("not-checked", name, f"the least that {what} may be is not known; give {flags}"))
             continue
         if budget * MIB < least:
             mib = math.ceil(least / MIB * 100) / 100
             text = f"{name}: {what} is below {mib:g}, the memory of stage {stage} with everything away that {name} can move"
             fix = f"--set {name}.{setting}={mib:g} or more, or more tensor or pipeline parallelism"
-            problems.append(Problem("MS304", text, (name,), fix=fix))
+            problems.append(Problem("MS304", text, (name,), fix=advice(fix)))
     if problems:
         raise ResolutionError(problems)
     return replace(made, rows=(*made.rows, *rows)) if rows else made

@@ -12,6 +12,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final
 
 from mindspeed.job.world import PLATFORMS
+from mindspeed.plugins.fixes import Advice
 
 if TYPE_CHECKING:
     from mindspeed.plugins.feature import Feature
@@ -42,6 +43,8 @@ def device_layer(platform: str) -> type[Feature[Any]]:
     from mindspeed.plugins.problems import PlatformError, Problem
 
     if platform not in PLATFORMS:
-        raise PlatformError([Problem("MS501", f"unknown platform {platform!r}", fix=f"use one of {', '.join(PLATFORMS)}")])
+        raise PlatformError(
+            [Problem("MS501", f"unknown platform {platform!r}", fix=Advice(f"use one of {', '.join(PLATFORMS)}"))]
+        )
     layer: type[Feature[Any]] = resolve_name(f"{__name__}.{platform}:{platform.capitalize()}Platform")
     return layer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.problems import PlatformError, Problem
 
 try:
@@ -12,7 +13,7 @@ try:
 except Exception as error:  # a missing package, a missing CANN library or a version that does not fit torch
     text = f"torch_npu cannot be imported: {type(error).__name__}: {error}"
     fix = "install the torch_npu that fits this torch, and source CANN's set_env.sh; or choose --platform cpu"
-    raise PlatformError([Problem("MS501", text, ("npu-platform",), fix=fix)]) from error
+    raise PlatformError([Problem("MS501", text, ("npu-platform",), fix=advice(fix))]) from error
 
 __all__ = ["ACTIVE", "torch_npu", "transfer_to_npu"]
 

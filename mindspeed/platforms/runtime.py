@@ -13,6 +13,7 @@ import torch
 
 from mindspeed import platforms
 from mindspeed.platforms.collectives import traffic
+from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.problems import PlatformError, Problem
 
 __all__ = ["backend", "device", "device_module", "platform", "take_device", "traffic"]
@@ -47,7 +48,7 @@ def take_device(rank_on_host: int) -> None:
     module, name = device_module(), platform()
     if not (count := module.device_count()):
         fix = f"--platform cpu, or install a torch that is built for {name}"
-        raise PlatformError([Problem("MS501", f"the platform is {name}, and torch finds no device of it", fix=fix)])
+        raise PlatformError([Problem("MS501", f"the platform is {name}, and torch finds no device of it", fix=advice(fix))])
     module.set_device(rank_on_host % count)
 
 

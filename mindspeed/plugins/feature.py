@@ -19,6 +19,7 @@ from mindspeed.plugins.conditions import Condition, Predicate
 from mindspeed.plugins.constraints import SERVED_SIZES, Constraint, CostOf
 from mindspeed.plugins.declared_types import DeclarationError, require_types
 from mindspeed.plugins.estimates import EstimateOf, Variants
+from mindspeed.plugins.fixes import GiveOption, advice
 from mindspeed.plugins.megatron_flags import MegatronFlag, MegatronRefusal
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.plugins.process_variables import ProcessVariable
@@ -279,8 +280,10 @@ class Feature(Generic[ArgsT]):
         """
         name = self.spec.name
         if self.requested:
-            raise MindSpeedError([Problem("MS304", f"{name}: {reason}", (name,), fix=fix or f"remove {name}")])
-        problem = Problem("MS413", f"{name}: {reason}; that part stays as Megatron has it", (name,), fix=f"--without {name}")
+            raise MindSpeedError([Problem("MS304", f"{name}: {reason}", (name,), fix=advice(fix or f"remove {name}"))])
+        problem = Problem(
+            "MS413", f"{name}: {reason}; that part stays as Megatron has it", (name,), fix=GiveOption("--without", name)
+        )
         report_problem(problem, log=os.environ.get("RANK", "0") == "0")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

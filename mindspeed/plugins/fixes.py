@@ -119,6 +119,11 @@ KINDS: Final[Mapping[str, type[Any]]] = {
 _KIND_OF: Final = {kind: name for name, kind in KINDS.items()}
 
 
+def advice(text: str) -> Fix:
+    """Return a sentence as the fix; none where there is nothing to say."""
+    return (Advice(text),) if text else ()
+
+
 def filled(fix: Fix, feature: str, text: Callable[[str], str]) -> Fix:
     """Return a fix in which ``text`` has filled every string, and the declaring ``feature`` every name that is left out."""
     return tuple(_filled(step, feature, text) for step in fix)

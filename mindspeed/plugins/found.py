@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.problems import Problem
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class DiscoveredFeature:
     def broken(self, code: str, message: str) -> DiscoveredFeature:
         """The same row with a problem, whose fix is to repair whoever provides it."""
         fix = f"fix or uninstall {self.distribution}" if self.distribution != BUILT_IN else "reinstall mindspeed"
-        return replace(self, feature=None, problem=Problem(code, message, (self.name,), where=self.where, fix=fix))
+        return replace(self, feature=None, problem=Problem(code, message, (self.name,), where=self.where, fix=advice(fix)))
 
 
 def declared_at(feature: type[Feature[Any]]) -> str:
@@ -107,7 +108,7 @@ def _left_out(row: DiscoveredFeature, wanted: str) -> DiscoveredFeature:
     text = f"feature {row.name} is not loaded, because {PLUGINS_VARIABLE} is {wanted!r}"
     allow = row.distribution if wanted == "none" else f"{wanted},{row.distribution}"
     fix = f"{PLUGINS_VARIABLE}={allow}, if you trust {row.distribution}"
-    return replace(row, problem=Problem("MS105", text, (row.name,), where=row.where, fix=fix))
+    return replace(row, problem=Problem("MS105", text, (row.name,), where=row.where, fix=advice(fix)))
 
 
 def _plain(name: str) -> str:

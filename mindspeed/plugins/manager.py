@@ -13,6 +13,7 @@ import pluggy
 
 from mindspeed.plugins.active import MakeRange
 from mindspeed.plugins.feature import Feature
+from mindspeed.plugins.fixes import Advice, advice
 from mindspeed.plugins.hookspecs import HOOK_CLASSES, HOOKS, PROJECT, HookFacts
 from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import MindSpeedError, Problem
@@ -74,13 +75,13 @@ class FeatureManager(pluggy.PluginManager):
             if name not in HOOKS:
                 fix = suggestion(near_names(name, HOOKS), "remove @hookimpl; docs/hooks.md lists the hooks")
                 text = f"feature {owner} implements {name}, which is not a hook"
-                yield Problem("MS104", text, (owner,), where=_source_line(method), fix=fix)
+                yield Problem("MS104", text, (owner,), where=_source_line(method), fix=advice(fix))
                 continue
             known = getattr(self.hook, name).spec.argnames
             if foreign := [parameter for parameter in _parameters(method) if parameter not in known]:
                 text = f"hook {name} of feature {owner} has the parameter {', '.join(foreign)}, which the hook does not have"
                 fix = f"use any of {', '.join(known)}" if known else "remove the parameter"
-                yield Problem("MS104", text, (owner,), where=_source_line(method), fix=fix)
+                yield Problem("MS104", text, (owner,), where=_source_line(method), fix=advice(fix))
 
     def owners(self, hook: str) -> set[str]:
         """Return the features of the plan that implement ``hook``."""
@@ -156,7 +157,7 @@ def _failure(plugin: Any, hook: str, error: Exception) -> Problem:
         traceback = traceback.tb_next
     where = lines[1] if len(lines) == 2 else f"{lines[1]}, raised at {lines[-1]}" if len(lines) > 2 else ""
     text = f"{type(error).__name__}: {error}, raised by feature {name} in hook {hook}"
-    return Problem("MS901", text, (name,), where=where, fix="set MINDSPEED_TRACE=1 to see the traceback")
+    return Problem("MS901", text, (name,), where=where, fix=Advice("set MINDSPEED_TRACE=1 to see the traceback"))
 
 
 def _parameters(method: Callable[..., Any]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mindspeed.plugins.fixes import Advice, CommandLine, Fix, FixStep, fix_from_json, fix_to_json, on_command_line
+from mindspeed.plugins.fixes import CommandLine, Fix, FixStep, fix_from_json, fix_to_json, on_command_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,11 @@ class Problem:
         features: Iterable[str] = (),
         chain: Iterable[str] = (),
         where: str = "",
-        fix: Fix | FixStep | str = (),
+        fix: Fix | FixStep = (),
         facts: Iterable[GivenValue] = (),
     ) -> None:
         if isinstance(fix, str):
-            fix = (Advice(fix),) if fix else ()
+            raise TypeError(f"the fix of {code} is a str; a fix is data: GiveField, GiveSetting ..., or Advice({fix!r})")
         values = (code, message, tuple(features), tuple(chain), where, fix if isinstance(fix, tuple) else (fix,), tuple(facts))
         for name, value in zip(self.__slots__, values, strict=True):
             object.__setattr__(self, name, value)
@@ -82,9 +82,10 @@ class Problem:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Problem:
         """Inverse of `to_json`."""
-        facts = (GivenValue(**fact) for fact in data.get("facts", ()))
-        fix = fix_from_json(data["fixes"]) if "fixes" in data else data["fix"]
-        return cls(data["code"], data["message"], data["features"], data["chain"], data["where"], fix, facts)
+        facts = (GivenValue(**fact) for fact in data["facts"])
+        return cls(
+            data["code"], data["message"], data["features"], data["chain"], data["where"], fix_from_json(data["fixes"]), facts
+        )
 
     def text(self, words: CommandLine = on_command_line) -> str:
         """The lines of the problem, with the fix in the words of an audience."""

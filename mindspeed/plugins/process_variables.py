@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.problems import Problem
 
 
@@ -45,5 +46,5 @@ def variable_problems(needed: Mapping[str, Variables], environ: Mapping[str, str
             found = ", ".join(f"{name} is {environ[name]!r}" if name in environ else f"{name} is not set" for name in wrong)
             fix = f"export {' '.join(f'{name}={value}' for name, value in wrong.items())}"
             text = f"{feature} needs variables that a process has from its start: {found}"
-            problems.append(Problem("MS517", text, (feature,), where="environment of this process", fix=fix))
+            problems.append(Problem("MS517", text, (feature,), where="environment of this process", fix=advice(fix)))
     return problems

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.problems import PlatformError, Problem
 
 
@@ -35,4 +36,4 @@ def write_files(texts: Mapping[Path, str], fix: str = "") -> None:
                     draft.unlink()
         blocked = isinstance(error, (FileExistsError, NotADirectoryError))
         text = f"{path} cannot be written: {'a part of its path is a file' if blocked else error.strerror}"
-        raise PlatformError([Problem("MS516", text, fix=fix)]) from error
+        raise PlatformError([Problem("MS516", text, fix=advice(fix))]) from error

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 from mindspeed.plugins import Problem, report_problem
+from mindspeed.plugins.fixes import advice
 
 LEAST_ROWS: Final = 8
 """Rows of a rank in the smallest part: with fewer, starting a product and a collective costs more than what is hidden."""
@@ -37,5 +38,5 @@ def parts_that_fit(feature: str, asked: int, rows: int, fix: str = "") -> int:
         parts //= 2
     if parts < asked:
         text = f"{feature}: {rows} rows cannot be split into {asked} equal parts of at least {LEAST_ROWS} rows; {parts} used"
-        report_problem(Problem("MS414", text, (feature,), fix=fix.format(parts=parts)))
+        report_problem(Problem("MS414", text, (feature,), fix=advice(fix.format(parts=parts))))
     return parts

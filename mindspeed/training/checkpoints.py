@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mindspeed.engine.planning.checkpoint_state import keeps_common_file
+from mindspeed.plugins.fixes import Advice, GiveOption, advice
 from mindspeed.plugins.problems import Problem, RunError
 
 FOLDER: Final = "checkpoints"
@@ -83,17 +84,17 @@ def find_checkpoint(run: str | Path, step: int | None = None) -> Path:
     steps = saved_steps(run)
     if not steps:
         state = "has no complete checkpoint" if Path(run).is_dir() else "does not exist"
-        raise RunError([Problem("MS602", f"the run {run} {state}", where=str(run), fix="start it without --resume")])
+        raise RunError([Problem("MS602", f"the run {run} {state}", where=str(run), fix=Advice("start it without --resume"))])
     if step is not None and step not in steps:
         text = f"the run {run} has no checkpoint of step {step}, only of {', '.join(map(str, steps))}"
-        raise RunError([Problem("MS602", text, where=str(run), fix=f"--step {steps[-1]}")])
+        raise RunError([Problem("MS602", text, where=str(run), fix=GiveOption("--step", steps[-1]))])
     return checkpoint_path(run, steps[-1] if step is None else step)
 
 
 def folder_in_use(run: str) -> Problem:
     """Return MS602 for a folder in which a new run would replace the checkpoints of another one."""
     fix = f"--resume {run} continues it, and another --run starts a new one"
-    return Problem("MS602", f"the folder {run} already holds a run with checkpoints", where=run, fix=fix)
+    return Problem("MS602", f"the folder {run} already holds a run with checkpoints", where=run, fix=advice(fix))
 
 
 def remove_old(run: str | Path, keep: int) -> None:
@@ -133,7 +134,7 @@ def damaged(checkpoint: Path, reasons: Sequence[str]) -> Problem:
     fix = "copy it again from where it came, or start a new run"
     if earlier:
         fix = f"--resume {run} --step {earlier[-1]} --run {run}-{earlier[-1]} goes on from the checkpoint before it"
-    return Problem("MS602", f"{checkpoint} is damaged", chain=tuple(reasons), where=str(checkpoint), fix=fix)
+    return Problem("MS602", f"{checkpoint} is damaged", chain=tuple(reasons), where=str(checkpoint), fix=advice(fix))
 
 
 def file_sizes(folder: Path) -> dict[str, int]:
@@ -200,9 +201,9 @@ def check_manifest(manifest: Manifest, model: Mapping[str, Any], optimizer: str,
     problems = []
     if different:
         fix = "give this job the checkpoint's values, or start a new run"
-        problems.append(Problem("MS602", "the checkpoint is of another model", chain=different, where=where, fix=fix))
+        problems.append(Problem("MS602", "the checkpoint is of another model", chain=different, where=where, fix=advice(fix)))
     if manifest.optimizer != optimizer:
         text = f"the checkpoint has the state of a {manifest.optimizer} optimizer, and this job's is {optimizer}"
         fix = "switch the feature that distributes the optimizer as it was when the checkpoint was saved"
-        problems.append(Problem("MS602", text, where=where, fix=fix))
+        problems.append(Problem("MS602", text, where=where, fix=advice(fix)))
     return problems

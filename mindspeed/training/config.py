@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mindspeed.engine.resolution.setting_validation import accepted_value, flag
+from mindspeed.plugins.fixes import Advice, GiveOption, advice
 from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import Problem
 
@@ -85,18 +86,20 @@ def _explain(detail: Any, origin: Mapping[str, str]) -> Problem:
     fields = TrainConfig.model_fields
     if detail["type"] == "extra_forbidden":
         fix = suggestion(near_names(key, fields), f"known keys: {', '.join(fields)}")
-        return Problem("MS305", f"unknown key {key!r} in train", where=where, fix=fix)
+        return Problem("MS305", f"unknown key {key!r} in train", where=where, fix=advice(fix))
     text = f"train.{key} is {detail['input']!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
-    return Problem("MS301", text, where=where, fix=f"{flag(key)} {accepted_value(fields[key])}")
+    return Problem("MS301", text, where=where, fix=Advice(f"{flag(key)} {accepted_value(fields[key])}"))
 
 
 def _disagreements(config: TrainConfig, origin: Mapping[str, str]) -> list[Problem]:
     problems = []
     if config.min_lr > config.lr:
         text = f"train.min_lr is {config.min_lr}, which is above train.lr, {config.lr}"
-        problems.append(Problem("MS301", text, where=origin.get("min_lr", "default"), fix=f"--min-lr {config.lr / 10:g}"))
+        problems.append(
+            Problem("MS301", text, where=origin.get("min_lr", "default"), fix=Advice(f"--min-lr {config.lr / 10:g}"))
+        )
     last = config.decay_iters or config.train_iters
     if config.warmup_iters >= last and "warmup_iters" in origin:
         text = f"train.warmup_iters is {config.warmup_iters}, and the decay ends at step {last}"
-        problems.append(Problem("MS301", text, where=origin["warmup_iters"], fix=f"--warmup-iters {last // 10}"))
+        problems.append(Problem("MS301", text, where=origin["warmup_iters"], fix=GiveOption("--warmup-iters", last // 10)))
     return problems

@@ -18,6 +18,7 @@ from filelock import FileLock
 
 from mindspeed.megatron.indexed_data import Index, bin_path, idx_path, read_index, write_indexed
 from mindspeed.plugins.cache_folder import CACHE_VARIABLE, cache_folder
+from mindspeed.plugins.fixes import Advice, advice
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.training.tokenizer import BYTES, Tokenizer, describe, load_tokenizer
 
@@ -38,14 +39,14 @@ def prepare(inputs: Sequence[str], prefix: str, tokenizer: str = BYTES, overwrit
     problems: list[Problem] = []
     if existing := [str(path) for path in (bin_path(prefix), idx_path(prefix)) if path.exists() and not overwrite]:
         fix = "--overwrite replaces the data, and another -o keeps it"
-        problems.append(Problem("MS603", f"there is data already: {', '.join(existing)}", where=prefix, fix=fix))
+        problems.append(Problem("MS603", f"there is data already: {', '.join(existing)}", where=prefix, fix=advice(fix)))
     for name in inputs:
         path = Path(name)
         texts = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
         files += texts
         if not texts:
             text = f"there is no text in {name}" if path.exists() else f"there is no file or folder {name}"
-            problems.append(Problem("MS601", text, where=name, fix="give a text file or a folder"))
+            problems.append(Problem("MS601", text, where=name, fix=Advice("give a text file or a folder")))
     problems += [
         Problem("MS601", f"{file} cannot be read: permission denied", where=str(file))
         for file in files
@@ -62,7 +63,7 @@ def standard_library() -> str:
     files = sorted(path for path in root.rglob("*.py") if _LEFT_OUT.isdisjoint(path.relative_to(root).parts))
     if not files:
         text = f"this Python has no sources of its standard library in {root}"
-        raise RunError([Problem("MS601", text, fix="--data PREFIX, which mindspeed data prepare makes from text")])
+        raise RunError([Problem("MS601", text, fix=Advice("--data PREFIX, which mindspeed data prepare makes from text"))])
     random.Random(_ORDER).shuffle(files)
     listing = "".join(f"{path.relative_to(root).as_posix()} {path.stat().st_size}\n" for path in files)
     digest = hashlib.blake2b(f"{PIECE} {listing}".encode(), digest_size=6).hexdigest()
@@ -80,7 +81,7 @@ def standard_library() -> str:
     except OSError as error:
         text = f"the folder for prepared data cannot be written: {error.strerror}"
         fix = f"{CACHE_VARIABLE}=FOLDER, of a folder that can be written, or --data PREFIX"
-        raise RunError([Problem("MS603", text, where=str(prefix.parent), fix=fix)]) from error
+        raise RunError([Problem("MS603", text, where=str(prefix.parent), fix=advice(fix))]) from error
     return str(prefix)
 
 

@@ -21,6 +21,7 @@ from mindspeed.engine.resolution.request import Layer
 from mindspeed.megatron.indexed_data import Index, read_index
 from mindspeed.plugins.answers import answer
 from mindspeed.plugins.cache_folder import why_unwritable
+from mindspeed.plugins.fixes import Advice, advice
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError, RunError
 from mindspeed.training import checkpoints, corpus, request_text, shape
 from mindspeed.training import resume as resuming
@@ -176,7 +177,7 @@ def _folder_problems(run: str, resume: str | None) -> list[Problem]:
     except OSError as error:
         reason = str(error.strerror)
     text = f"the run folder {run} cannot be used: {reason}"
-    return [Problem("MS603", text, where=run, fix="--run FOLDER, where files can be written")]
+    return [Problem("MS603", text, where=run, fix=Advice("--run FOLDER, where files can be written"))]
 
 
 def _window_problems(plan: ActivationPlan, last: int, done: int) -> list[Problem]:
@@ -190,7 +191,7 @@ def _window_problems(plan: ActivationPlan, last: int, done: int) -> list[Problem
         first, end = window
         if end <= done or first > last:
             text = f"{name} works in steps {first} to {end}, and this run has steps {done + 1} to {last}"
-            problems.append(Problem("MS301", text, (name,), fix=f"move its steps, or remove {name}"))
+            problems.append(Problem("MS301", text, (name,), fix=Advice(f"move its steps, or remove {name}")))
     return problems
 
 
@@ -242,7 +243,7 @@ def _enough_data(data: DataSource, share: float, seq_length: int) -> list[Proble
         if tokens <= seq_length:
             text = f"the {what} part of {data.index.prefix} has {tokens} tokens, and a sample needs {seq_length + 1}"
             fix = "prepare more text, or change --held-out or --seq-length"
-            problems.append(Problem("MS601", text, where=data.index.prefix, fix=fix))
+            problems.append(Problem("MS601", text, where=data.index.prefix, fix=advice(fix)))
     return problems
 
 
@@ -253,5 +254,5 @@ def _installation() -> list[Problem]:
     if root is not None and not list((root / "core" / "datasets").glob("helpers_cpp*")):
         text = f"megatron-core in {root} has no compiled data helpers"
         fix = "install its wheel, or compile core/datasets/helpers.cpp with g++ and pybind11"
-        problems.append(Problem("MS502", text, where=str(root / "core" / "datasets"), fix=fix))
+        problems.append(Problem("MS502", text, where=str(root / "core" / "datasets"), fix=advice(fix)))
     return problems

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from mindspeed.engine.runtime import error_file, parent_process, rendezvous
+from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.problems import Problem, RunError
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def joined(environ: Mapping[str, str]) -> dict[str, str] | None:
     if wrong := [name for name in names if not environ.get(name, "0").isdigit()]:
         fix = "start the job with torchrun or Slurm, which set these variables, or unset them"
         texts = [f"the environment variable {name} is {environ[name]!r}, not a whole number" for name in wrong]
-        raise RunError(Problem("MS301", text, fix=fix) for text in texts)
+        raise RunError(Problem("MS301", text, fix=advice(fix)) for text in texts)
     if is_torchrun:
         return {"RANK": environ["RANK"], "WORLD_SIZE": environ["WORLD_SIZE"], "LOCAL_RANK": environ.get("LOCAL_RANK", "0")}
     if "SLURM_PROCID" not in environ or int(environ.get("SLURM_NTASKS", "1")) < 2:
@@ -161,7 +162,7 @@ def _problems(rank: int, failure: ProcessFailure) -> list[Problem]:
         chain = tuple(message["extraInfo"]["py_callstack"].rstrip().splitlines())
     elif failure.exitcode == -signal.SIGKILL:
         fix = "if nobody killed it, the machine may have run out of memory; its kernel log says so"
-    return [Problem("MS604", f"rank {rank} {end}; the other ranks were stopped", chain=chain, fix=fix)]
+    return [Problem("MS604", f"rank {rank} {end}; the other ranks were stopped", chain=chain, fix=advice(fix))]
 
 
 @contextmanager

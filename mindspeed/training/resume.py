@@ -13,6 +13,7 @@ from mindspeed.engine.resolution.request_merge import MergedRequest, merge
 from mindspeed.job.world import UnknownValue
 from mindspeed.plugins.conditions import obstacle
 from mindspeed.plugins.discovery import Catalog
+from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.problems import Problem
 from mindspeed.training import checkpoints
 from mindspeed.training.config import TrainConfig, train_config
@@ -99,7 +100,7 @@ def check_steps(config: TrainConfig, step: int, where: str) -> list[Problem]:
         return []
     text = f"train.train_iters is {config.train_iters}, and the checkpoint is of step {step}"
     fix = f"--train-iters {2 * step}, or --step N for an earlier checkpoint"
-    return [Problem("MS301", text, where=where, fix=fix)]
+    return [Problem("MS301", text, where=where, fix=advice(fix))]
 
 
 def check_folder(resume: str, run: str, step: int) -> list[Problem]:
@@ -112,7 +113,7 @@ def check_folder(resume: str, run: str, step: int) -> list[Problem]:
         return []
     text = f"{run} has checkpoints after step {step}, of step {', '.join(later)}, which would be replaced"
     fix = f"--resume {resume} --step {step} --run {resume.rstrip('/')}-{step} goes on in a folder of its own"
-    return [Problem("MS602", text, where=run, fix=fix)]
+    return [Problem("MS602", text, where=run, fix=advice(fix))]
 
 
 def _applies(name: str, request: MergedRequest, catalog: Catalog) -> bool:

@@ -10,6 +10,7 @@ from typing import Final
 
 from filelock import FileLock, Timeout
 
+from mindspeed.plugins.fixes import Advice, advice
 from mindspeed.plugins.problems import MindSpeedError, Problem, RunError
 from mindspeed.training.checkpoints import saved_steps
 
@@ -39,10 +40,10 @@ def hold_folder(run: str | Path, patience: float = PATIENCE) -> Iterator[None]:
             lock.acquire()
     except Timeout as error:
         fix = "wait until it has ended, or give another --run FOLDER"
-        raise RunError([Problem("MS608", f"another job is running in {folder}", where=str(folder), fix=fix)]) from error
+        raise RunError([Problem("MS608", f"another job is running in {folder}", where=str(folder), fix=advice(fix))]) from error
     except OSError as error:
         text, fix = f"the run folder {folder} cannot be written: {error.strerror}", "--run FOLDER, where files can be written"
-        raise RunError([Problem("MS603", text, where=str(folder), fix=fix)]) from error
+        raise RunError([Problem("MS603", text, where=str(folder), fix=advice(fix))]) from error
     try:
         yield
     finally:
@@ -63,6 +64,6 @@ def disk_problem(error: BaseException, run: str) -> Problem | None:
             steps = saved_steps(run)
             again = f"mindspeed pretrain --resume {run}, which goes on from step {steps[-1]}" if steps else "start again"
             text = f"{cause.filename or run} cannot be written: {cause.strerror or cause}"
-            return Problem("MS603", text, where=run, fix=f"free some space, then {again}")
+            return Problem("MS603", text, where=run, fix=Advice(f"free some space, then {again}"))
         cause = cause.__cause__ or cause.__context__
     return None

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from mindspeed import registry
 from mindspeed.engine.planning.checkpoint_state import CheckpointManifest, read_record, record_of, unreadable_format
 from mindspeed.engine.runtime import session
+from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.training.checkpoints import (
     Manifest,
@@ -95,7 +96,7 @@ def load(job: Job, state: TrainerState, data: str) -> list[str]:
         cause = _cause(error)
         text = f"{checkpoint} cannot be loaded: {type(cause).__name__}: {''.join(str(cause).splitlines()[:1])}"
         fix = f"mindspeed checkpoint inspect {checkpoint} names the features and the layout that it was saved with"
-        raise RunError([Problem("MS602", text, where=str(checkpoint), fix=fix)]) from error
+        raise RunError([Problem("MS602", text, where=str(checkpoint), fix=advice(fix))]) from error
     for key, chunk in _model_keys(state):
         chunk.load_state_dict(loaded[key])
     _complete_steps(loaded["optimizer"])
@@ -231,4 +232,4 @@ def _not_saved(job: Job, step: int, reason: str) -> RunError:
     free = shutil.disk_usage(job.run).free // 2**20
     chain = (f"writing failed: {reason.splitlines()[0] if reason else 'unknown'}", f"the disk of {job.run} has {free} MiB left")
     text = f"the checkpoint of step {step} cannot be saved; {before}"
-    return RunError([Problem("MS603", text, chain=chain, where=str(path), fix=fix)])
+    return RunError([Problem("MS603", text, chain=chain, where=str(path), fix=advice(fix))])

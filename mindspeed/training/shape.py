@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.job.world import FIELDS, PARALLEL_SIZES
+from mindspeed.plugins.fixes import Advice, GiveField, advice
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.training.config import JOB_FILE, TrainConfig, train_config
 
@@ -121,24 +122,24 @@ def check_world(world: Mapping[str, Any], vocab_size: int) -> list[Problem]:
     activation = world.get("activation")
     if activation in FIELDS["activation"].words and activation not in ACTIVATIONS:
         text = f"activation is {activation!r}, and the trainer knows {', '.join(ACTIVATIONS)}"
-        problems.append(Problem("MS301", text, fix=f"--activation {ACTIVATIONS[0]}"))
+        problems.append(Problem("MS301", text, fix=GiveField("activation", ACTIVATIONS[0])))
     for name in NOT_BUILT:
         if (value := world.get(name)) and value != FIELDS[name].default:
             text = f"{name} is {value}, and the trainer does not build such a model"
             fix = "train it by a script of your own, or Megatron-LM's, under mindspeed run"
-            problems.append(Problem("MS301", text, fix=fix))
+            problems.append(Problem("MS301", text, fix=advice(fix)))
     rows = world.get("vocab_size")
     if isinstance(rows, int) and rows < vocab_size:
         text = f"vocab_size is {rows}, and the tokenizer of the data has {vocab_size} tokens"
-        problems.append(Problem("MS302", text, fix="leave vocab_size out, then it follows from the data"))
+        problems.append(Problem("MS302", text, fix=Advice("leave vocab_size out, then it follows from the data")))
     heads, hidden = world.get("num_attention_heads"), world.get("hidden_size")
     if isinstance(heads, int) and isinstance(hidden, int) and heads > 0 and hidden % heads:
         text = f"hidden size {hidden} is not a multiple of the {heads} attention heads"
-        problems.append(Problem("MS302", text, fix=f"--hidden-size {-(-hidden // heads) * heads}"))
+        problems.append(Problem("MS302", text, fix=GiveField("hidden_size", -(-hidden // heads) * heads)))
     batch, part = world.get("global_batch_size"), world.get("micro_batch_size")
     if isinstance(batch, int) and isinstance(part, int) and part > 0 and batch % part:
         text = f"global batch size {batch} is not a multiple of micro batch size {part}"
-        problems.append(Problem("MS302", text, fix=f"--global-batch-size {-(-batch // part) * part}"))
+        problems.append(Problem("MS302", text, fix=GiveField("global_batch_size", -(-batch // part) * part)))
     return problems
 
 

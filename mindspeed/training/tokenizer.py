@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from mindspeed.plugins.fixes import Advice, advice
 from mindspeed.plugins.problems import Problem, RunError
 
 if TYPE_CHECKING:
@@ -61,10 +62,10 @@ class FileTokenizer:
             self._backend: Any = Backend.from_str(content.decode("utf-8"))
         except ImportError as error:
             fix = "pip install tokenizers"
-            raise RunError([Problem("MS501", f"{path} needs the package tokenizers: {error}", fix=fix)]) from error
+            raise RunError([Problem("MS501", f"{path} needs the package tokenizers: {error}", fix=advice(fix))]) from error
         except Exception as error:  # the package raises bare Exception for every malformed file
             text = f"{path} is not a tokenizer: {error}"
-            raise RunError([Problem("MS601", text, where=path, fix="give 'bytes' or a tokenizer.json")]) from error
+            raise RunError([Problem("MS601", text, where=path, fix=Advice("give 'bytes' or a tokenizer.json"))]) from error
         self.name = f"tokenizer.json {hashlib.blake2b(content, digest_size=8).hexdigest()}"
         self.vocab_size = int(self._backend.get_vocab_size())
         ids = (self._backend.token_to_id(token) for token in END_OF_TEXT)
@@ -108,7 +109,7 @@ def tokenizer_of(prefix: str) -> Tokenizer:
         reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
         text = f"{prefix} does not say which tokenizer made it: {path} {reason}"
         fix = "--tokenizer bytes, or --tokenizer with its tokenizer.json"
-        raise RunError([Problem("MS601", text, where=str(path), fix=fix)]) from error
+        raise RunError([Problem("MS601", text, where=str(path), fix=advice(fix))]) from error
     return load_tokenizer(source if source == BYTES else str(path.parent / source))
 
 

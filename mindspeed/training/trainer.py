@@ -17,6 +17,7 @@ from megatron.core import parallel_state, tensor_parallel
 
 from mindspeed.engine.runtime import session
 from mindspeed.megatron.training_hook_wrappers import step_metrics
+from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.training import saving
 from mindspeed.training.batches import Batches, build_datasets, largest, over_ranks, run_schedule
@@ -172,7 +173,9 @@ class Trainer:
         what = f"the loss of step {self.state.step} is {loss}" if not math.isfinite(loss) else "a gradient is not finite"
         text = f"{what} in step {self.state.step}" if math.isfinite(loss) else what
         fix = f"--resume {self.job.run} goes back to step {steps[-1]}; try" if steps else "try"
-        return RunError([Problem("MS606", text, where=self.job.run, fix=f"{fix} a lower --lr or a longer --warmup-iters")])
+        return RunError(
+            [Problem("MS606", text, where=self.job.run, fix=Advice(f"{fix} a lower --lr or a longer --warmup-iters"))]
+        )
 
 
 def _seed(seed: int) -> None:

@@ -16,6 +16,7 @@ from mindspeed.job.world import PARALLEL_SIZES
 from mindspeed.ops.variants import has_variant
 from mindspeed.plugins.answers import implements
 from mindspeed.plugins.discovery import Catalog
+from mindspeed.plugins.fixes import Advice, DropOption, advice
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
 from mindspeed.training.shape import trainer_request
 from mindspeed.tuning.measure import telling
@@ -137,13 +138,15 @@ class SearchJob:
             if again.feasible:
                 text = f"no configuration has {name} {self.pinned[name]}; {again.feasible} have another one"
                 option = f"--{name.replace('_', '-')}"
-                problems.append(Problem("MS345", text, fix=f"remove {option}"))
+                problems.append(Problem("MS345", text, fix=DropOption(option)))
         if problems:
             return problems
         ranks = self.model["world_size"]
         text = f"no layout of {ranks} ranks divides {self.model['num_layers']} layers, the heads and the batch of this model"
         return [
-            Problem("MS345", text, fix="use another --world-size or --global-batch-size; features check explains one layout")
+            Problem(
+                "MS345", text, fix=Advice("use another --world-size or --global-batch-size; features check explains one layout")
+            )
         ]
 
     def _nothing_fits(self, found: Found, device_bytes: float) -> Problem:
@@ -158,10 +161,10 @@ class SearchJob:
         )
         saved = {name: least - size for name, size in self._with_one_more(smallest.choice, world) if size < least}
         if not saved:
-            return Problem("MS345", text, fix="use more ranks or a smaller model")
+            return Problem("MS345", text, fix=Advice("use more ranks or a smaller model"))
         best = max(sorted(saved), key=lambda name: saved[name])
         return Problem(
-            "MS345", text, fix=f"--try {best}, which saves {saved[best]:,} bytes of it, more ranks or a smaller model"
+            "MS345", text, fix=Advice(f"--try {best}, which saves {saved[best]:,} bytes of it, more ranks or a smaller model")
         )
 
     def _with_one_more(self, choice: Choice, world: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
@@ -188,7 +191,10 @@ def make_search(
     unknown = [name for name in tried if name not in catalog.usable]
     problems += [
         Problem(
-            "MS201", f"there is no feature {name!r}", (name,), fix=f"--try {near[0]}" if (near := catalog.near(name)) else ""
+            "MS201",
+            f"there is no feature {name!r}",
+            (name,),
+            fix=advice(f"--try {near[0]}" if (near := catalog.near(name)) else ""),
         )
         for name in unknown
     ]

@@ -12,6 +12,7 @@ import yaml
 
 from mindspeed import registry
 from mindspeed.plugins.constraints import Capability
+from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.tuning.search import Configuration, Found
 from mindspeed.tuning.store import Store
@@ -68,7 +69,7 @@ def write(found: Found, job_of: JobOf, folder: Path, store: Store) -> list[Path]
         return _write(found, job_of, folder, store)
     except OSError as error:
         text = f"the folder {folder} cannot be written: {error.strerror}"
-        raise RunError([Problem("MS516", text, fix="name another --output")]) from error
+        raise RunError([Problem("MS516", text, fix=Advice("name another --output"))]) from error
 
 
 def _write(found: Found, job_of: JobOf, folder: Path, store: Store) -> list[Path]:

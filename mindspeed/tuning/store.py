@@ -14,6 +14,7 @@ from typing import Any
 from mindspeed._version import __version__
 from mindspeed.engine.resolution.environment import installed_version
 from mindspeed.job import arithmetic
+from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.problems import Problem, RunError
 
 
@@ -101,4 +102,6 @@ class Store:
             f"{name} is {self.facts[name]}, was {then.get(name)}" for name in self.facts if then.get(name) != self.facts[name]
         ]
         text = f"the store {self.root} was measured elsewhere: {'; '.join(different)}"
-        return Problem("MS346", text, where=str(self.root), fix="measure again with --calibrate N, or name another --store")
+        return Problem(
+            "MS346", text, where=str(self.root), fix=Advice("measure again with --calibrate N, or name another --store")
+        )

@@ -117,8 +117,8 @@ def test_a_script_that_does_not_exist_is_a_usage_error(mindspeed):
 
 
 PROBLEM = """
-from mindspeed.plugins import MindSpeedError, Problem
-raise MindSpeedError([Problem("MS605", "the script and the plan differ", fix="make them agree")])
+from mindspeed.plugins import Advice, MindSpeedError, Problem
+raise MindSpeedError([Problem("MS605", "the script and the plan differ", fix=Advice("make them agree"))])
 """
 
 

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 
 import pytest
 
@@ -103,3 +104,9 @@ def test_an_error_says_fixes_to_its_audience_also_after_pickling():
     error = ResolutionError([Problem("MS302", "tp is 3", fix=GiveField("tp", 2))], in_python)
     for one in (error, pickle.loads(pickle.dumps(error))):
         assert str(one) == 'MS302 tp is 3\n  fix: world={"tp": 2}'
+
+
+def test_a_sentence_in_place_of_a_fix_is_refused_with_what_to_write():
+    text = "the fix of MS302 is a str; a fix is data: GiveField, GiveSetting ..., or Advice('use --tp 2')"
+    with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
+        Problem("MS302", "tp is 3", fix="use --tp 2")

@@ -17,6 +17,7 @@ from typing import Final
 
 from packaging.specifiers import SpecifierSet
 
+from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.problems import Problem
 
 _PYTHON: Final = re.compile(r"""^requires-python *= *["']([^"']+)""", re.MULTILINE)
@@ -70,7 +71,7 @@ def mixed_roots() -> Problem | None:
     return Problem(
         "MS408",
         f"megatron.core comes from {core / 'core'} and megatron.training from {training / 'training'}",
-        fix=f"put {training.parent} first on PYTHONPATH, or uninstall the other copy",
+        fix=Advice(f"put {training.parent} first on PYTHONPATH, or uninstall the other copy"),
     )
 
 
@@ -87,7 +88,9 @@ def python_problem(checkout: Path) -> Problem | None:
     if needed is None or hasattr(typing, "override") or SpecifierSet(needed[1]).contains(python, prereleases=True):
         return None
     text = f"Megatron-LM {version_of(checkout / 'megatron')} needs Python {needed[1]}, and this is {python}"
-    return Problem("MS502", text, where=str(checkout), fix="start the job with a newer Python, or use Megatron-LM 0.16.1")
+    return Problem(
+        "MS502", text, where=str(checkout), fix=Advice("start the job with a newer Python, or use Megatron-LM 0.16.1")
+    )
 
 
 def version_of(root: Path) -> str | None:

@@ -31,6 +31,7 @@ from mindspeed.engine.patching.site_patch import (
 from mindspeed.engine.patching.stale_references import stale_holders
 from mindspeed.engine.planning.patch_checks import check_patches, missing_target, with_sites
 from mindspeed.engine.planning.plan import PlannedPatch
+from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.patches import Set
 from mindspeed.plugins.problems import PatchError, Problem
 from mindspeed.plugins.tracing import trace
@@ -190,7 +191,7 @@ class AppliedPatches:
                     return
                 text = f"{group.site} and {other.group.site} are two names of one object"
                 owners = (other.group.owner, group.owner)
-                raise PatchError([Problem("MS402", text, owners, fix="patch the name in the module that defines it")])
+                raise PatchError([Problem("MS402", text, owners, fix=Advice("patch the name in the module that defines it"))])
         below = self._by_name.get(found.names()[0])
         bound = below if below is not None and below.current is found.original else found
         if any(layer is done for done in bound.applied):

@@ -12,6 +12,7 @@ from typing import Any, Final
 from mindspeed.engine.inspection.sites import inside_tree
 from mindspeed.engine.patching.journal import HEAP_TYPE
 from mindspeed.engine.patching.site_patch import PatchedSite
+from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.problems import Problem
 
 _NO_HOLDERS: Final = (dict, list, tuple, set, frozenset, CellType)
@@ -57,7 +58,7 @@ def stale_holders(bound: Sequence[PatchedSite]) -> list[Problem]:
 def _stale(text: str, one: PatchedSite) -> Problem:
     owner = one.group.owner
     message = f"{text} still holds the original of {one.group.site}, which {owner} patches"
-    return Problem("MS404", message, (owner,), fix="activate the plan before it is made")
+    return Problem("MS404", message, (owner,), fix=Advice("activate the plan before it is made"))
 
 
 def _reachable(patched: Iterable[Any]) -> set[int]:

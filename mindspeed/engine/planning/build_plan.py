@@ -18,6 +18,7 @@ from mindspeed.plugins.conditions import Condition, ModelCondition
 from mindspeed.plugins.constraints import Constraint
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.feature import Feature
+from mindspeed.plugins.fixes import GiveOption, RemoveFeature, RunCommand
 from mindspeed.plugins.hookspecs import HOOKS
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import ArgOverride, Patch, Replace
@@ -112,7 +113,7 @@ def _instance(feature: type[Feature[Any]], args: Any, world: World, planned: Pla
     except Exception as error:
         name = planned.name
         text = f"feature {name} cannot be made: {type(error).__name__}: {error}"
-        raise ResolutionError([Problem("MS901", text, (name,), fix=f"--without {name}")]) from error
+        raise ResolutionError([Problem("MS901", text, (name,), fix=GiveOption("--without", name))]) from error
     instance.requested = planned.requested
     return instance
 
@@ -129,7 +130,7 @@ def manager_of(plan: ActivationPlan, catalog: Catalog, base: Iterable[type[Featu
 
 def _not_installed(planned: PlannedFeature) -> Problem:
     text = f"the plan has {planned.name} from {planned.distribution} {planned.version}, which is not installed here"
-    return Problem("MS201", text, (planned.name,), fix=f"pip install {planned.distribution}=={planned.version}")
+    return Problem("MS201", text, (planned.name,), fix=RunCommand(f"pip install {planned.distribution}=={planned.version}"))
 
 
 _Answers = list[tuple[str, list[Any]]]
@@ -155,7 +156,7 @@ def _overrides(
             values = " and ".join(f"{owner} sets it to {override.value!r}" for owner, override in wanted)
             text = f"Megatron's {argument} cannot have two values: {values}"
             names = tuple(owner for owner, _ in wanted)
-            problems.append(Problem("MS402", text, names, fix=f"remove {' or '.join(names)}"))
+            problems.append(Problem("MS402", text, names, fix=tuple(map(RemoveFeature, names))))
     return tuple(
         PlannedOverride(tuple(dict.fromkeys(owners)), override, argument in optional)
         for argument, wanted in by_argument.items()

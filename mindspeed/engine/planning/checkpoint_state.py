@@ -17,6 +17,7 @@ from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import version_in
 from mindspeed.engine.resolution.planned_feature import PlannedFeature
 from mindspeed.plugins.feature import CheckpointState, Feature, ResumeVerdict
+from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.problems import Problem, RunError
 
 FILE: Final = "features.json"
@@ -134,7 +135,7 @@ def unreadable_format(folder: Path, megatron: str | None, *, shards_optimizer: b
 def _unread(folder: Path, megatron: str, form: str, reader: str, kinds: str) -> Problem:
     text = f"the checkpoint has {form}, and megatron-core {megatron} cannot read it"
     fix = f"resume it with megatron-core {reader} or newer, which reads {kinds}"
-    return Problem("MS602", text, where=str(folder), fix=fix)
+    return Problem("MS602", text, where=str(folder), fix=advice(fix))
 
 
 def _has_flat_shards(folder: Path) -> bool:
@@ -154,7 +155,7 @@ def changes(record: CheckpointManifest, plan: ActivationPlan, classes: Classes, 
 def refusals(found: list[Change], where: str) -> list[Problem]:
     """MS613 for every change after which the checkpoint cannot be resumed."""
     return [
-        Problem("MS613", f"{change.what}: {change.reason}", (change.feature,), where=where, fix=change.fix)
+        Problem("MS613", f"{change.what}: {change.reason}", (change.feature,), where=where, fix=advice(change.fix))
         for change in found
         if change.verdict == "refused"
     ]

@@ -27,6 +27,7 @@ from mindspeed.engine.inspection.releases import recorded_releases
 from mindspeed.engine.inspection.source import only_tree, trees_kept
 from mindspeed.engine.planning.targets import PatchTarget
 from mindspeed.engine.resolution.environment import version_in
+from mindspeed.plugins.fixes import Advice, RunCommand, advice
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
 FAILED: Final = ("changed", "gone")
@@ -67,7 +68,7 @@ def recorded_tree(version: str) -> Tree:
     if recorded is None:
         text = f"no contracts are recorded for megatron-core {version}, only for {', '.join(recorded_releases())}"
         fix = "give the path of a source tree or an unpacked wheel: mindspeed patches drift --megatron PATH"
-        raise MindSpeedError([Problem("MS502", text, fix=fix)])
+        raise MindSpeedError([Problem("MS502", text, fix=advice(fix))])
     return Tree(version, recorded[1].get)
 
 
@@ -77,7 +78,9 @@ def source_tree(path: Path) -> Iterator[Tree]:
     root = next((folder for folder in (path, path.parent) if (folder / "megatron" / "core").is_dir()), None)
     if root is None:
         text = f"{path} holds no megatron/core"
-        raise MindSpeedError([Problem("MS502", text, fix="give the folder that holds megatron/, or a recorded version")])
+        raise MindSpeedError(
+            [Problem("MS502", text, fix=Advice("give the folder that holds megatron/, or a recorded version"))]
+        )
     root = root.resolve()
     with only_tree(root, "megatron"), trees_kept():
         yield Tree(version_of(root / "megatron"), _reader(root / "megatron"), root)
@@ -88,7 +91,9 @@ def installed_tree() -> Iterator[Tree]:
     """The Megatron that this process would import. Raises MindSpeedError MS502 when there is none."""
     root = package_root("core")
     if root is None:
-        raise MindSpeedError([Problem("MS502", "megatron-core is not installed", fix="pip install megatron-core==0.16.1")])
+        raise MindSpeedError(
+            [Problem("MS502", "megatron-core is not installed", fix=RunCommand("pip install megatron-core==0.16.1"))]
+        )
     with trees_kept():
         yield Tree(megatron_version(), _reader(package_root("training")), root.parent)
 

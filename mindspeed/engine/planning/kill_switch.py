@@ -10,6 +10,7 @@ from typing import Final
 
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.request import Layer, split_names
+from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.problems import Problem, ResolutionError
 
 DISABLE_VARIABLE: Final = "MINDSPEED_DISABLE"
@@ -33,7 +34,13 @@ def refuse_disabled(plan: ActivationPlan, environ: Mapping[str, str] = os.enviro
     names = [name for name in plan.names if name in split_names(environ.get(DISABLE_VARIABLE, ""))]
     fix = f"make the plan again, or leave {', '.join(names)} on"
     problems = [
-        Problem("MS211", f"the plan has {name}, which {DISABLE_VARIABLE} takes out", (name,), where=DISABLE_VARIABLE, fix=fix)
+        Problem(
+            "MS211",
+            f"the plan has {name}, which {DISABLE_VARIABLE} takes out",
+            (name,),
+            where=DISABLE_VARIABLE,
+            fix=advice(fix),
+        )
         for name in names
     ]
     if problems:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from mindspeed.engine.planning.fingerprint import Content, describe, describe_value, diff, is_of_machine, kind_of
 from mindspeed.engine.planning.plan import ActivationPlan, plan_from_json
+from mindspeed.plugins.fixes import Advice, advice
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.plugins.text_files import write_files
 
@@ -50,7 +51,7 @@ def read_lock(path: str | Path) -> Lock:
     except (OSError, ValueError, KeyError, TypeError) as error:
         text = f"the lock file cannot be read: {type(error).__name__}: {error}"
         raise MindSpeedError(
-            [Problem("MS509", text, where=str(path), fix="write it again with mindspeed lock -f JOB.yaml")]
+            [Problem("MS509", text, where=str(path), fix=Advice("write it again with mindspeed lock -f JOB.yaml"))]
         ) from error
 
 
@@ -91,7 +92,7 @@ def require_match(lock: Lock, here: Content, where: str) -> None:
         again = f" --world-size {size}" if size is not None and "world world_size" not in lock.content else ""
         fix = f"start it as it was locked, or lock it again with mindspeed lock{again}"
         text = f"this job is not the one that was locked: it has {differences[0]}"
-        raise MindSpeedError([Problem("MS618", text, chain=(*differences[1:SHOWN], *more), where=where, fix=fix)])
+        raise MindSpeedError([Problem("MS618", text, chain=(*differences[1:SHOWN], *more), where=where, fix=advice(fix))])
 
 
 def locked_value(lock: Lock, key: str, here: Content) -> str:

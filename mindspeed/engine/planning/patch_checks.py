@@ -17,6 +17,7 @@ from mindspeed.engine.inspection.target_info import TargetInfo, find_places, is_
 from mindspeed.engine.planning.plan import PlannedPatch
 from mindspeed.engine.resolution.environment import SUPPORTED_MEGATRON, UNTESTED_MEGATRON, version_in
 from mindspeed.engine.resolution.planned_feature import PlanNote
+from mindspeed.plugins.fixes import Advice, advice
 from mindspeed.plugins.near_names import suggestion
 from mindspeed.plugins.patches import Mixin, Replace, Set, Wrap
 from mindspeed.plugins.problems import Problem
@@ -63,7 +64,7 @@ def check_contracts(patches: Sequence[PlannedPatch], version: str | None) -> lis
         return []
     if here != version:
         text = f"the plan is for megatron-core {version}, and {here} is installed here"
-        return [Problem("MS306", text, fix=f"install megatron-core {version}, or make the plan again here")]
+        return [Problem("MS306", text, fix=Advice(f"install megatron-core {version}, or make the plan again here"))]
     active = [planned for planned in patches if not planned.skipped]
     places = target_infos_of(active, version)
     found = [problem for planned in active for problem in _broken(planned, places, version)]
@@ -122,12 +123,14 @@ def target_infos_of(patches: Sequence[PlannedPatch], version: str | None) -> dic
 def missing_target(owner: str, target: str, where: str = "") -> Problem:
     """MS401 for a target that does not exist, with near names."""
     fix = suggestion(near_targets(target), f"check which versions {owner} supports")
-    return Problem("MS401", f"{owner} patches {target}, which does not exist", (owner,), where=where, fix=fix)
+    return Problem("MS401", f"{owner} patches {target}, which does not exist", (owner,), where=where, fix=advice(fix))
 
 
 def unsuitable_target(owner: str, kind: str, target: str, why: str, fix: str, where: str = "") -> Problem:
     """MS403: a patch of this kind cannot be applied to this target."""
-    return Problem("MS403", f"the {kind} of {target} by {owner} cannot be applied: {why}", (owner,), where=where, fix=fix)
+    return Problem(
+        "MS403", f"the {kind} of {target} by {owner} cannot be applied: {why}", (owner,), where=where, fix=advice(fix)
+    )
 
 
 def _check_target(planned: PlannedPatch, places: Places, version: str | None) -> Iterator[Problem]:
@@ -164,7 +167,7 @@ def _gone(owner: str, target: str, place: TargetInfo, version: str) -> Problem |
     near = place.contract.near if place.contract is not None else tuple(successors(target, recorded))
     chain = (f"megatron-core {release} has it as {_described(recorded)}",) if recorded.kind != ABSENT else ()
     text = f"{owner} patches {target}, which does not exist in megatron-core {version}"
-    return Problem("MS401", text, (owner,), chain, fix=suggestion(near, f"check which versions {owner} supports"))
+    return Problem("MS401", text, (owner,), chain, fix=advice(suggestion(near, f"check which versions {owner} supports")))
 
 
 def _changed(planned: PlannedPatch, site: Site, contract: Contract, version: str) -> Iterator[Problem]:
@@ -182,7 +185,7 @@ def _changed(planned: PlannedPatch, site: Site, contract: Contract, version: str
         f"megatron-core {version} here has {_described(contract)}",
     )
     fix = f"install megatron-core {release}{'' if untested else ' as it was released'}, or remove {owner}"
-    yield Problem("MS407", text, (owner,), chain, _where(site), fix)
+    yield Problem("MS407", text, (owner,), chain, _where(site), advice(fix))
 
 
 def _by_name(planned: PlannedPatch) -> bool:
@@ -224,7 +227,7 @@ def _conflicts(patches: Sequence[PlannedPatch]) -> Iterator[Problem]:
 def _conflict(patches: Sequence[PlannedPatch], text: str, way_out: str = "") -> Problem:
     owners = tuple(sorted({planned.owner for planned in patches}))
     chain = tuple(sorted(f"{p.owner}: {p.patch.kind} of {p.patch.target}, {p.patch.reason}" for p in patches))
-    return Problem("MS402", text, owners, chain, fix=f"remove {' or '.join(owners)}{way_out}")
+    return Problem("MS402", text, owners, chain, fix=Advice(f"remove {' or '.join(owners)}{way_out}"))
 
 
 def _and(patches: Iterable[PlannedPatch]) -> str:

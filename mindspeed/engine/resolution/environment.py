@@ -10,6 +10,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from mindspeed.job.world import PLATFORMS
+from mindspeed.plugins.fixes import Advice, GiveField, RunCommand
 from mindspeed.plugins.problems import Problem
 
 SUPPORTED_MEGATRON: Final = ">=0.14,<0.20"
@@ -44,15 +45,15 @@ class Environment:
         found = []
         if self.platform not in PLATFORMS:
             text = f"unknown platform {self.platform!r}"
-            found.append(Problem("MS501", text, where=self.source, fix=f"use one of {', '.join(PLATFORMS)}"))
+            found.append(Problem("MS501", text, where=self.source, fix=Advice(f"use one of {', '.join(PLATFORMS)}")))
         if self.megatron is not None and not is_version(self.megatron):
             text = f"megatron-core {self.megatron!r} is not a version"
-            found.append(Problem("MS502", text, where=self.source, fix="--megatron 0.16.1"))
+            found.append(Problem("MS502", text, where=self.source, fix=GiveField("megatron", "0.16.1")))
         elif self.megatron is not None and not any(
             version_in(self.megatron, versions) for versions in (SUPPORTED_MEGATRON, UNTESTED_MEGATRON)
         ):
             text = f"megatron-core {self.megatron} is not supported, which needs {SUPPORTED_MEGATRON}"
-            found.append(Problem("MS502", text, where=self.source, fix="pip install megatron-core==0.16.1"))
+            found.append(Problem("MS502", text, where=self.source, fix=RunCommand("pip install megatron-core==0.16.1")))
         return found
 
 

@@ -11,6 +11,7 @@ import yaml
 
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.variables import unknown_variables, value_problems
+from mindspeed.plugins.fixes import Advice, advice
 from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
 
@@ -58,7 +59,7 @@ def load_job_file(path: str | Path) -> JobFile:
         raise ResolutionError([Problem("MS305", f"the job file cannot be read: {error}", where=str(path))]) from error
     if loader.repeated:
         fix = "keep one of the two"
-        raise ResolutionError(Problem("MS305", text, where=f"{path}:{line}", fix=fix) for text, line in loader.repeated)
+        raise ResolutionError(Problem("MS305", text, where=f"{path}:{line}", fix=advice(fix)) for text, line in loader.repeated)
     return job_from_data(data, str(path))
 
 
@@ -86,7 +87,7 @@ def job_from_data(data: Any, where: str) -> JobFile:
             [Problem("MS305", "a job file is a mapping with keys such as features and settings", where=where)]
         )
     problems = [
-        Problem("MS305", f"unknown key {key!r} in the job file", where=where, fix=_did_you_mean(str(key), JOB_KEYS))
+        Problem("MS305", f"unknown key {key!r} in the job file", where=where, fix=advice(_did_you_mean(str(key), JOB_KEYS)))
         for key in data
         if key not in JOB_KEYS
     ]
@@ -195,7 +196,7 @@ def parse_assignments(assignments: list[str] | tuple[str, ...], where: str) -> d
         parsed = _scalar(value)
         if name in fields and fields[name] != parsed:
             text = f"{feature}.{name} is given twice: {fields[name]} and {parsed}"
-            problems.append(Problem("MS303", text, (feature,), where=where, fix="keep one of the two"))
+            problems.append(Problem("MS303", text, (feature,), where=where, fix=Advice("keep one of the two")))
         fields[name] = parsed
     if problems:
         raise MindSpeedError(problems)

@@ -18,7 +18,7 @@ from mindspeed.plugins.conditions import Condition, ConditionError, Predicate
 from mindspeed.plugins.constraints import Constraint, Requires
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec
-from mindspeed.plugins.fixes import Advice, Fix, FixStep, GiveField, GiveSetting, RemoveFeature, named_in
+from mindspeed.plugins.fixes import Advice, Fix, FixStep, GiveField, GiveSetting, RemoveFeature, advice, named_in
 from mindspeed.plugins.near_names import suggestion
 from mindspeed.plugins.problems import GivenValue, Problem
 
@@ -70,7 +70,7 @@ class ResolutionState:
         near = self.catalog.near(name)
         fix = suggestion(near, "mindspeed features list shows every name")
         if not any(problem.code == "MS201" and problem.features == (name,) for problem in self.problems):
-            self.problems.append(Problem("MS201", f"there is no feature {name!r}", (name,), where=source, fix=fix))
+            self.problems.append(Problem("MS201", f"there is no feature {name!r}", (name,), where=source, fix=advice(fix)))
         return False
 
     def args_of(self, name: str) -> FeatureArgs | None:
@@ -179,9 +179,7 @@ class ResolutionState:
         author = self.catalog.usable[name].distribution if name in self.catalog.usable else "mindspeed"
         self.problem("MS901", text, (name,), Advice(f"report it to the authors of {author}"))
 
-    def problem(
-        self, code: str, message: str, names: tuple[str, ...], fix: Fix | FixStep | str, about: Iterable[str] = ()
-    ) -> None:
+    def problem(self, code: str, message: str, names: tuple[str, ...], fix: Fix | FixStep, about: Iterable[str] = ()) -> None:
         """Report a problem of features; ``about`` names further values at fault than those that the fix gives."""
         chain = self.chain(*names)
         where = "; ".join(self.catalog.usable[name].where for name in names if name in self.catalog.usable)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from mindspeed.engine.resolution.planned_feature import PlanNote
+from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import Problem
 
@@ -45,7 +46,9 @@ _VALUES: Final[dict[str, tuple[str, str]]] = {
 def value_problems(environ: Mapping[str, str]) -> list[Problem]:
     """List MS301 for every variable whose value means nothing."""
     return [
-        Problem("MS301", f"{name} is {environ[name]!r}, not {words}", where=name, fix=f"unset {name}, or set it to {words}")
+        Problem(
+            "MS301", f"{name} is {environ[name]!r}, not {words}", where=name, fix=Advice(f"unset {name}, or set it to {words}")
+        )
         for name, (pattern, words) in _VALUES.items()
         if environ.get(name) and not re.fullmatch(pattern, environ[name])
     ]

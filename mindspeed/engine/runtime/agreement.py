@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from mindspeed.engine.planning.fingerprint import Content, describe, describe_value, diff, digest_of
+from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.problems import Problem, RunError
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def compare(contents: Mapping[str, Content], ranks: Mapping[str, Sequence[int]],
     odd = sorted(rank for digest in others for rank in ranks[digest])
     chain = (*rest[: 2 * SHOWN], *(f"rank {rank} runs on {hosts[rank]}" for rank in odd[:SHOWN]))
     fix = "give all ranks the same job file, packages and environment"
-    return Problem("MS610", f"the ranks do not have the same plan: {first}", chain=chain, fix=fix)
+    return Problem("MS610", f"the ranks do not have the same plan: {first}", chain=chain, fix=advice(fix))
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
@@ -179,7 +180,7 @@ def _wait_until_told(store: Store, size: int, seconds: float) -> None:
 def _missing(ranks: Sequence[int], size: int, seconds: float) -> Problem:
     text = f"{name_ranks(ranks)} of {size} did not activate a plan within {seconds:.0f} s"
     fix = f"look at the log of {name_ranks(ranks)}; {TIMEOUT}=SECONDS waits longer"
-    return Problem("MS611", text, fix=fix)
+    return Problem("MS611", text, fix=advice(fix))
 
 
 def _read(store: Store, key: str) -> Problem | None:
@@ -193,7 +194,7 @@ def unreachable(host: str, port: int, reason: str) -> Problem:
     """MS611 of a rank that finds no store."""
     first = reason.splitlines()[0] if reason else ""
     fix = "look at the log of rank 0, and whether this node reaches it"
-    return Problem("MS611", f"the store of this job at {host}:{port} cannot be reached: {first}", fix=fix)
+    return Problem("MS611", f"the store of this job at {host}:{port} cannot be reached: {first}", fix=advice(fix))
 
 
 def patience() -> float:

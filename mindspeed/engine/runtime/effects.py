@@ -21,6 +21,7 @@ from mindspeed.engine.planning.plan import ActivationPlan, PlannedPatch
 from mindspeed.engine.runtime.call_count import CallCount
 from mindspeed.engine.runtime.counted_functions import functions_of_modules
 from mindspeed.plugins.feature import Feature
+from mindspeed.plugins.fixes import Advice, advice
 from mindspeed.plugins.hookspecs import HOOKS
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import Mixin, Phase, Replace
@@ -353,10 +354,10 @@ def _problems_of(feature: FeatureProof) -> Iterator[Problem]:
             place = f"{_KINDS.get(point.kind, 'its')} {point.name}"
             text = f"{feature.name} has no effect at {place}: its {point.phase} phase ended without a call"
             fix = f"remove {feature.name}, or check whether this model has what it changes"
-            yield Problem("MS410", text, (feature.name,), fix=fix)
+            yield Problem("MS410", text, (feature.name,), fix=advice(fix))
         elif point.state == "not effective":
             text = f"{point.name} was bound again after {feature.name} patched it"
-            yield Problem("MS411", text, (feature.name,), fix="activate the plan after the code that assigns this name")
+            yield Problem("MS411", text, (feature.name,), fix=Advice("activate the plan after the code that assigns this name"))
     for sentence in feature.complaints:
         yield Problem("MS412", f"{feature.name}: {sentence}", (feature.name,))
 

@@ -16,7 +16,7 @@ from mindspeed.job.world import UnknownValue, World
 from mindspeed.plugins.conditions import ConditionError, ModelCondition, conditions, failure
 from mindspeed.plugins.constraints import Requires
 from mindspeed.plugins.feature import Feature
-from mindspeed.plugins.fixes import Fix, RemoveFeature
+from mindspeed.plugins.fixes import Fix, GiveOption, RemoveFeature
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
 Wrong = tuple[Feature[Any], str, Fix]
@@ -110,5 +110,7 @@ def _decided(wrong: Iterable[Wrong]) -> frozenset[str]:
 
 def report_step_aside(name: str, text: str) -> None:
     """Report MS413: a feature that level 1 alone switched on leaves a part as Megatron has it."""
-    problem = Problem("MS413", f"{name}: {text}; that part stays as Megatron has it", (name,), fix=f"--without {name}")
+    problem = Problem(
+        "MS413", f"{name}: {text}; that part stays as Megatron has it", (name,), fix=GiveOption("--without", name)
+    )
     session.report_problem(problem, log=os.environ.get("RANK", "0") == "0")

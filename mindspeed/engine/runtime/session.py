@@ -18,6 +18,7 @@ from mindspeed.engine.runtime.call_count import CodeSwap
 from mindspeed.engine.runtime.effects import EffectReport, EffectTracker, FunctionsOf, no_functions
 from mindspeed.plugins.active import ActiveFeatures, MakeRange, set_active
 from mindspeed.plugins.feature import Feature
+from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import Phase
 from mindspeed.plugins.problems import MindSpeedError, Problem
@@ -106,7 +107,7 @@ def start(plan: ActivationPlan, manager: FeatureManager, surroundings: Surroundi
         elif not _session.plan.is_same(plan):
             active = f"plan {_session.plan.digest} ({_names(_session.plan)}) is active"
             text = f"{active}, and {plan.digest} ({_names(plan)}) is another one"
-            raise MindSpeedError([Problem("MS405", text, plan.names, fix="call mindspeed.deactivate() first")])
+            raise MindSpeedError([Problem("MS405", text, plan.names, fix=Advice("call mindspeed.deactivate() first"))])
         return ActivationReport(plan.digest, plan.names, _session.applied.sites, plan.rows)
 
 

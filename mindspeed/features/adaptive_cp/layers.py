@@ -20,6 +20,7 @@ from mindspeed.features.adaptive_cp.attention import AdaptivePlan, adaptive_atte
 from mindspeed.features.adaptive_cp.masks import Mask, RuleMask, WholeMask
 from mindspeed.ops.attention_mask import AttentionVisibility
 from mindspeed.plugins import MindSpeedError, Problem, active_feature
+from mindspeed.plugins.fixes import advice
 
 if TYPE_CHECKING:
     from mindspeed.features.adaptive_cp.feature import AdaptiveCp, AdaptiveCpArgs
@@ -110,4 +111,4 @@ def _layout_of(whole: Tensor, dim: int) -> Callable[[int], Layout]:
 
 
 def _refused(sentence: str, fix: str) -> MindSpeedError:
-    return MindSpeedError([Problem("MS333", f"{_NAME}: {sentence}", (_NAME,), fix=fix)])
+    return MindSpeedError([Problem("MS333", f"{_NAME}: {sentence}", (_NAME,), fix=advice(fix))])

@@ -20,6 +20,7 @@ from mindspeed.memory.region_checkpoint import RegionCheckpoint
 from mindspeed.memory.step_memory import StepMemory, largest_of_ranks
 from mindspeed.memory.swap import LayerSwap
 from mindspeed.plugins import MindSpeedError, Problem
+from mindspeed.plugins.fixes import advice
 
 if TYPE_CHECKING:
     from mindspeed.features.adaptive_recompute.feature import AdaptiveRecomputeArgs
@@ -62,7 +63,9 @@ class Policy:
         self._peak = 0
         if not self._choices:
             fix = f"build the model with local layers, or remove {NAME}"
-            raise MindSpeedError([Problem("MS304", f"{NAME}: no norm or activation of the model can leave", (NAME,), fix=fix)])
+            raise MindSpeedError(
+                [Problem("MS304", f"{NAME}: no norm or activation of the model can leave", (NAME,), fix=advice(fix))]
+            )
 
     def _parts_of(self, chunks: Sequence[Any]) -> Iterator[RecomputeChoice]:
         for number, chunk in enumerate(chunks):
@@ -161,7 +164,7 @@ class Policy:
             least = math.ceil((self._budget - self._margin) / MIB * 100) / 100
             text = f"budget_mb={self._args.budget_mb:g} is below {least:g}, the memory of a step that keeps nothing"
             fix = f"--set {NAME}.budget_mb={least:g}, more tensor or pipeline parallelism, or full recompute"
-            raise MindSpeedError([Problem("MS304", f"{NAME}: {text}", (NAME,), fix=fix)])
+            raise MindSpeedError([Problem("MS304", f"{NAME}: {text}", (NAME,), fix=advice(fix))])
         for choice, index in zip(self._choices, chosen, strict=True):
             choice.part.active = index != 0
         self._predicted = self._least + sum(group[index].bytes for group, index in zip(groups, chosen, strict=True))

@@ -13,6 +13,7 @@ from torch import Tensor
 from mindspeed.context_parallel.position_bias import Form, PositionBias
 from mindspeed.features.alibi.slopes import slopes
 from mindspeed.plugins import MindSpeedError, Problem, is_unpatched, with_parts
+from mindspeed.plugins.fixes import RemoveFeature
 
 if TYPE_CHECKING:
     from mindspeed.features.alibi.feature import AlibiArgs
@@ -67,4 +68,4 @@ class BiasedSoftmax(torch.nn.Module):
 
 
 def _problem(sentence: str) -> Problem:
-    return Problem("MS304", f"alibi: {sentence}", ("alibi",), fix="remove alibi")
+    return Problem("MS304", f"alibi: {sentence}", ("alibi",), fix=RemoveFeature("alibi"))

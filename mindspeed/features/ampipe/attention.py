@@ -16,6 +16,7 @@ from megatron.core.transformer.enums import AttnMaskType
 from torch import Tensor
 
 from mindspeed.plugins import MindSpeedError, Problem
+from mindspeed.plugins.fixes import RemoveFeature
 
 
 class Heads(NamedTuple):
@@ -93,4 +94,4 @@ def is_causal(core: Any, mask: Tensor | None) -> bool:
     if kind == AttnMaskType.no_mask or (kind == AttnMaskType.padding and mask is None):
         return False
     text = f"ampipe: an attention layer has a mask of type {kind.name}, and chunks are of causal or full attention"
-    raise MindSpeedError([Problem("MS304", text, ("ampipe",), fix="remove ampipe")])
+    raise MindSpeedError([Problem("MS304", text, ("ampipe",), fix=RemoveFeature("ampipe"))])

@@ -25,6 +25,7 @@ from mindspeed.plugins import (
     Wrap,
     hookimpl,
 )
+from mindspeed.plugins.fixes import advice
 
 
 class ContextParallelArgs(FeatureArgs):
@@ -91,7 +92,7 @@ class ContextParallel(Feature[ContextParallelArgs]):
                 f"and context-parallel.size={self.args.size} spreads all samples over one group"
             )
             fix = "drop --hybrid-context-parallel, or --set context-parallel.size=1"
-            raise MindSpeedError([Problem("MS304", text, ("context-parallel",), fix=fix)])
+            raise MindSpeedError([Problem("MS304", text, ("context-parallel",), fix=advice(fix))])
 
     @hookimpl
     def patches(self) -> list[Patch]:

@@ -21,6 +21,7 @@ from mindspeed.moe.gating import Choices, Routing, admit, choose, highest
 from mindspeed.moe.grouped_experts import GroupedExperts
 from mindspeed.moe.units import UnitCall, Units
 from mindspeed.plugins import MindSpeedError, Problem
+from mindspeed.plugins.fixes import RemoveFeature, advice
 
 JITTER: Final = 1e-2
 """Largest relative change of an input of the gate, as DeepSpeed has it."""
@@ -43,7 +44,7 @@ class CapacityMoELayer(MoELayer):  # type: ignore[misc]
         if padding_mask is not None or intermediate_tensors is not None:
             what = "a padding mask" if padding_mask is not None else "the parts of a layer that CUDA graphs capture"
             text = f"deepspeed-moe: a MoE layer got {what}, which the gate does not have"
-            raise MindSpeedError([Problem("MS304", text, ("deepspeed-moe",), fix="remove deepspeed-moe")])
+            raise MindSpeedError([Problem("MS304", text, ("deepspeed-moe",), fix=RemoveFeature("deepspeed-moe"))])
         if self.moe_layer_recompute:
             return tensor_parallel.checkpoint(self.run, False, hidden_states), None
         return self.run(hidden_states), None
@@ -123,7 +124,7 @@ class CapacityMoELayer(MoELayer):  # type: ignore[misc]
                 f"which {ranks} ranks share in {chunks} chunks"
             )
             fix = "use a number for deepspeed-moe.groups that is a multiple of ranks x chunks and divides the tokens"
-            raise MindSpeedError([Problem("MS304", text, ("deepspeed-moe",), fix=fix)])
+            raise MindSpeedError([Problem("MS304", text, ("deepspeed-moe",), fix=advice(fix))])
         return groups // shares
 
     def with_losses(self, choices: Choices, chunks: int) -> Tensor:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from mindspeed.plugins import Problem, report_problem
+from mindspeed.plugins.fixes import Advice
 
 BITS: Final = 48
 """Bits of a digest: a float of a log holds them exactly."""
@@ -31,7 +32,9 @@ class Digests:
         replicas = _gather([digest(self.replicated)], parallel_state.get_data_parallel_group(with_context_parallel=True))
         if len(set(replicas)) > 1:
             text = f"after step {step} the {len(replicas)} replicas hold {len(set(replicas))} different sets of parameters"
-            report_problem(Problem("MS615", text, ("deterministic",), fix="compare the digests in log.jsonl of two runs"))
+            report_problem(
+                Problem("MS615", text, ("deterministic",), fix=Advice("compare the digests in log.jsonl of two runs"))
+            )
         every = _gather(own, None)
         return {"parameters": float(_combine(every[::2])), "gradients": float(_combine(every[1::2]))}
 

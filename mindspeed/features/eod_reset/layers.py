@@ -17,6 +17,7 @@ from mindspeed.context_parallel.local_attention import attention
 from mindspeed.features.eod_reset.batches import for_model
 from mindspeed.ops.attention_mask import AttentionVisibility
 from mindspeed.plugins import Feature, MindSpeedError, Problem, with_parts
+from mindspeed.plugins.fixes import Advice, advice
 
 _NAME = "eod-reset"
 
@@ -43,7 +44,7 @@ def with_documents(spec: Any, config: Any, feature: Feature[Any]) -> Any:
     fix = "remove the feature that brings it, or eod-reset"
     if names := _ignorant(spec):
         raise MindSpeedError(
-            Problem("MS304", f"{_NAME}: {name} does not know documents", (_NAME,), fix=fix) for name in sorted(names)
+            Problem("MS304", f"{_NAME}: {name} does not know documents", (_NAME,), fix=advice(fix)) for name in sorted(names)
         )
     return spec
 
@@ -86,7 +87,7 @@ def with_documents_required(forward: Callable[..., Any]) -> Callable[..., Any]:
 def _unknown() -> Problem:
     text = "the model got a batch that does not say where its documents end"
     fix = "call megatron.core.utils.get_batch_on_this_cp_rank with position_ids and attention_mask (None) on every stage, and "
-    return Problem("MS335", text, (_NAME,), fix=f"{fix}give the model the attention_mask that comes back")
+    return Problem("MS335", text, (_NAME,), fix=Advice(f"{fix}give the model the attention_mask that comes back"))
 
 
 def _ranks() -> int:

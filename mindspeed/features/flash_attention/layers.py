@@ -17,6 +17,7 @@ from mindspeed.features.flash_attention.attention import ALL, BAND, CAUSAL, FULL
 from mindspeed.ops.fusion_attention import UNBOUNDED
 from mindspeed.ops.numerics import unflatten
 from mindspeed.plugins import MindSpeedError, Problem, is_unpatched, with_modules
+from mindspeed.plugins.fixes import Advice, advice
 
 if TYPE_CHECKING:
     from mindspeed.features.flash_attention.feature import FlashAttentionArgs
@@ -83,7 +84,9 @@ class FlashCoreAttention(DotProductAttention):  # type: ignore[misc]  # megatron
         sparse = self._sparse_mode(kind, None if rows else attention_mask, packed)
         if packed and not rows and sparse.mode == ALL and is_padded(packed_seq_params):
             text = "flash-attention: packed sequences are padded, and attention is not causal"
-            raise MindSpeedError([Problem("MS337", text, ("flash-attention",), fix="give packed sequences without padding")])
+            raise MindSpeedError(
+                [Problem("MS337", text, ("flash-attention",), fix=Advice("give packed sequences without padding"))]
+            )
         with self._random(keep):
             if are_documents(attention_mask):
                 q, k, v = (x.transpose(0, 1).flatten(0, 1) for x in (query, key, value))
@@ -128,4 +131,4 @@ def _behind_one_another(rows: Ends) -> list[int]:
 
 
 def _problem(sentence: str, fix: str) -> Problem:
-    return Problem("MS304", f"flash-attention: {sentence}", ("flash-attention",), fix=fix)
+    return Problem("MS304", f"flash-attention: {sentence}", ("flash-attention",), fix=advice(fix))

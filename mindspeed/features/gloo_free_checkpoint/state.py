@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mindspeed.features.gloo_free_checkpoint import slices
 from mindspeed.plugins import MindSpeedError, Problem, active_feature
+from mindspeed.plugins.fixes import advice
 
 _KEYS: Final = ("param", "exp_avg", "exp_avg_sq")
 
@@ -106,4 +107,4 @@ def _way(optimizer: Any, bucket: Any) -> tuple[Any, int, torch.device]:
 
 
 def _refused(text: str, fix: str) -> MindSpeedError:
-    return MindSpeedError([Problem("MS602", text, ("gloo-free-checkpoint",), fix=fix)])
+    return MindSpeedError([Problem("MS602", text, ("gloo-free-checkpoint",), fix=advice(fix))])

@@ -8,6 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from mindspeed.plugins import MindSpeedError, Problem
+from mindspeed.plugins.fixes import Advice
 
 Shape = tuple[int, ...]
 
@@ -33,7 +34,9 @@ class ShapeCheck:
 
 def _problem(shape: Shape, expected: Shape) -> Problem:
     text = f"pipeline-parallel: a stage sends a tensor of shape {shape}, and its neighbour expects {expected}"
-    return Problem("MS645", text, ("pipeline-parallel",), fix="add dynamic-shapes, or give every micro-batch one length")
+    return Problem(
+        "MS645", text, ("pipeline-parallel",), fix=Advice("add dynamic-shapes, or give every micro-batch one length")
+    )
 
 
 def with_checked_shapes(original: Callable[..., Any]) -> Callable[..., Any]:

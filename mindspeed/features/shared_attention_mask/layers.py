@@ -11,6 +11,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 
 from mindspeed.context_parallel.attention_mask import MaskRule, mask_of
 from mindspeed.plugins import MindSpeedError, Problem, with_parts
+from mindspeed.plugins.fixes import RemoveFeature
 
 _INPUTS: Final = ("query", "key", "value", "attention_mask", "attn_mask_type", "attention_bias", "packed_seq_params")
 """The parameters of a core attention's forward, in order."""
@@ -68,4 +69,4 @@ def with_shared_mask(spec: Any, rule: MaskRule) -> Any:
 
 def _refused(sentence: str) -> MindSpeedError:
     name = "shared-attention-mask"
-    return MindSpeedError([Problem("MS332", f"{name}: {sentence}", (name,), fix=f"remove {name}")])
+    return MindSpeedError([Problem("MS332", f"{name}: {sentence}", (name,), fix=RemoveFeature(name))])

@@ -30,6 +30,7 @@ from mindspeed.plugins import (
     Wrap,
     hookimpl,
 )
+from mindspeed.plugins.fixes import Advice
 from mindspeed.tensor_parallel.pipeline import parts_that_fit
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class TensorParallel2D(Feature[TensorParallel2DArgs]):
             _, y = grid_of(self.args, World({**self.world.known(), "tp": sizes["tp"]}))
         except UnknownValue as unknown:
             text = f"{_NAME}: x and y are auto, and {', '.join(unknown.fields)} of the model is not known"
-            raise MindSpeedError([Problem("MS304", text, (_NAME,), fix=f"--set {_NAME}.y=2")]) from None
+            raise MindSpeedError([Problem("MS304", text, (_NAME,), fix=Advice(f"--set {_NAME}.y=2"))]) from None
         self.grid = make_grid(get_group("tp"), y)
 
     @hookimpl

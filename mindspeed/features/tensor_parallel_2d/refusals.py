@@ -7,6 +7,7 @@ from functools import wraps
 from typing import Any
 
 from mindspeed.plugins import MindSpeedError, Problem
+from mindspeed.plugins.fixes import advice
 
 _NAME = "tensor-parallel-2d"
 
@@ -43,7 +44,7 @@ def refuse_model(config: Any) -> None:
 
 
 def _problem(text: str, fix: str) -> Problem:
-    return Problem("MS304", f"{_NAME}: {text}", (_NAME,), fix=fix)
+    return Problem("MS304", f"{_NAME}: {text}", (_NAME,), fix=advice(fix))
 
 
 def _muon_refused() -> MindSpeedError:

@@ -10,6 +10,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
+from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.problems import PlatformError, Problem
 from mindspeed.plugins.wrapping import Function, wrapper
 
@@ -85,7 +86,9 @@ class AbsentKernel:
 
     def __getitem__(self, grid: Any) -> Any:
         fix = "pip install triton, or do without the Megatron option that calls it (batch_invariant_mode, paged stash)"
-        raise PlatformError([Problem("MS501", f"{self.name} is a Triton kernel, and Triton is not installed here", fix=fix)])
+        raise PlatformError(
+            [Problem("MS501", f"{self.name} is a Triton kernel, and Triton is not installed here", fix=advice(fix))]
+        )
 
 
 def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.problems import Problem, RunError
 
 _absent: Final[dict[int, tuple[weakref.ref[UntypedStorage], str, str]]] = {}
@@ -54,7 +55,7 @@ def read_while_absent(feature: str, module: str, operator: str) -> RunError:
     """Return the error of an operator that read what is away."""
     text = f"{feature}: {operator} read a tensor of {module} while its contents were away"
     fix = f"read a copy that is made in the forward pass, or remove {feature}"
-    return RunError([Problem("MS617", text, (feature,), fix=fix)])
+    return RunError([Problem("MS617", text, (feature,), fix=advice(fix))])
 
 
 def _require_present(tensor: Tensor, operator: str) -> None:

@@ -18,6 +18,7 @@ from mindspeed.engine.planning import fingerprint
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.runtime import agreement, rendezvous
 from mindspeed.ops import availability
+from mindspeed.plugins.fixes import GiveSetting
 from mindspeed.plugins.problems import MindSpeedError, Problem, RunError
 
 JOB = Path(__file__).with_name("agreement_job.py")
@@ -269,7 +270,7 @@ def test_without_rank_0_the_others_name_it(store, monkeypatch):
 
 
 def test_a_problem_of_another_rank_keeps_its_text_and_its_fix():
-    error = MindSpeedError([Problem("MS301", "a setting does not exist", fix="--set other=1")])
+    error = MindSpeedError([Problem("MS301", "a setting does not exist", fix=GiveSetting("other", 1))])
     assert str(agreement.failed_rank(7, error)) == (
         "MS612 rank 7 failed while the job was set up: MS301 a setting does not exist\n"
         f"  because: fix: --set other=1\n  because: rank 7 runs on {HERE}"
