@@ -14,8 +14,8 @@ from typing import Any, Final, Literal
 from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.problems import Problem, RunError
 
-Kind = Literal["feature", "operator", "collective", "wait"]
-KINDS: Final[tuple[Kind, ...]] = ("feature", "operator", "collective", "wait")
+RowKind = Literal["feature", "operator", "collective", "wait"]
+KINDS: Final[tuple[RowKind, ...]] = ("feature", "operator", "collective", "wait")
 _RANK: Final = re.compile(r"rank(\d+)\.json(\.gz)?$")
 _STEP: Final = re.compile(r"ProfilerStep#(\d+)$")
 _COLLECTIVE: Final = re.compile(r"^(c10d::|gloo:|nccl:|ncclDevKernel|hccl|hcom_|record_param_comms)", re.IGNORECASE)
@@ -32,7 +32,7 @@ class RankSummary:
     rank: int
     steps: tuple[int, ...]
     seconds: float
-    times: Mapping[Kind, Mapping[str, tuple[float, int]]]
+    times: Mapping[RowKind, Mapping[str, tuple[float, int]]]
 
     def to_json(self) -> dict[str, Any]:
         times: dict[str, Any] = {
@@ -67,7 +67,7 @@ def summarize(events: Sequence[Mapping[str, Any]], features: frozenset[str], ran
     """Summarize the events of one trace in Chrome's format, whose times are in microseconds."""
     complete = [event for event in events if event.get("ph") == "X"]
     steps = {int(match[1]): event["dur"] for event in complete if (match := _STEP.match(event["name"]))}
-    times: dict[Kind, dict[str, tuple[float, int]]] = {kind: {} for kind in KINDS}
+    times: dict[RowKind, dict[str, tuple[float, int]]] = {kind: {} for kind in KINDS}
     lines = defaultdict(list)
     for event in complete:
         if not _STEP.match(event["name"]):
@@ -85,7 +85,7 @@ def summarize(events: Sequence[Mapping[str, Any]], features: frozenset[str], ran
     return RankSummary(rank, tuple(sorted(steps)), sum(steps.values()) / 1e6, ordered)
 
 
-def _kind(event: Mapping[str, Any], features: frozenset[str]) -> Kind | None:
+def _kind(event: Mapping[str, Any], features: frozenset[str]) -> RowKind | None:
     name = event["name"]
     if name in features:
         return "feature"

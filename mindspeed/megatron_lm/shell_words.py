@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-Kind = Literal["text", "parameter", "arithmetic", "command"]
+WordKind = Literal["text", "parameter", "arithmetic", "command"]
 
 
 @dataclass(frozen=True, slots=True)
 class WordPart:
     """Hold a piece of a word: text, or the inside of ``${...}``, ``$((...))`` or ``$(...)``, and whether quotes surround it."""
 
-    kind: Kind
+    kind: WordKind
     text: str
     line: int
     quoted: bool = False

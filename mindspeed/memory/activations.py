@@ -15,7 +15,7 @@ from mindspeed.memory.region import Region, RegionPass
 from mindspeed.memory.region_checkpoint import make_region
 
 _REGION = "recompute_region"
-Linear = Callable[[Tensor], tuple[Tensor, Tensor | None]]
+LinearForward = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 Forward = Callable[..., tuple[Tensor, Tensor | None]]
 
 
@@ -81,7 +81,7 @@ def with_region(original: Forward) -> Forward:
 class MLPWith:
     """An MLP with other linear layers, as its own forward sees it."""
 
-    def __init__(self, mlp: Any, linear_fc1: Linear, linear_fc2: Linear) -> None:
+    def __init__(self, mlp: Any, linear_fc1: LinearForward, linear_fc2: LinearForward) -> None:
         self._mlp = mlp
         self.linear_fc1 = _FunctionModule(linear_fc1)
         self.linear_fc2 = _FunctionModule(linear_fc2)
@@ -93,9 +93,9 @@ class MLPWith:
 class _FunctionModule(Module):
     """A function that passes for a module, which Megatron asks for since 0.17; without the state of one."""
 
-    function: Linear
+    function: LinearForward
 
-    def __init__(self, function: Linear) -> None:
+    def __init__(self, function: LinearForward) -> None:
         object.__setattr__(self, "function", function)
 
     def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -21,7 +21,7 @@ from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.plugins.wrapping import Function
 
-Layout = tuple[int, ...]
+StorageLayout = tuple[int, ...]
 
 
 class Region:
@@ -41,7 +41,7 @@ class Region:
     def __init__(self, owner: str, random: Sequence[RandomState] = (), module: str = "a region") -> None:
         self.part = LayerPart(owner, module)
         self._random = tuple(random)
-        self._made: dict[Layout, frozenset[int]] = {}
+        self._made: dict[StorageLayout, frozenset[int]] = {}
 
     def entered(self, function: Function, *inputs: Any) -> RegionPass:
         """Return the context of one forward pass. ``function(*inputs)`` must repeat what is computed inside it."""
@@ -53,7 +53,7 @@ class Region:
 class RegionPass(AbstractContextManager["RegionPass"]):
     """Watch one forward pass through a region."""
 
-    def __init__(self, repetition: Repetition | None, made: dict[Layout, frozenset[int]], part: LayerPart) -> None:
+    def __init__(self, repetition: Repetition | None, made: dict[StorageLayout, frozenset[int]], part: LayerPart) -> None:
         self._repetition = repetition
         self._known = made
         self._part = part
@@ -204,7 +204,7 @@ def _version(value: Any) -> int:
     return value._version if isinstance(value, Tensor) else 0
 
 
-def _layout(storages: Sequence[UntypedStorage | None], inputs: Sequence[Any]) -> Layout:
+def _layout(storages: Sequence[UntypedStorage | None], inputs: Sequence[Any]) -> StorageLayout:
     """The pattern of equal storages among what was saved and returned and the inputs, which decides what the function makes."""
     known = {value.untyped_storage()._cdata: -1 - place for place, value in enumerate(inputs) if isinstance(value, Tensor)}
     found = ((storage._cdata if storage is not None else 0) for storage in storages)

@@ -29,7 +29,7 @@ class Operands(NamedTuple):
     first: int
 
 
-WeightGradient = Callable[[Tensor, Operands], Tensor]
+ExpertWeightGradient = Callable[[Tensor, Operands], Tensor]
 """Compute the gradient [E, I, O] of some experts of a weight, or add it elsewhere and return any tensor of that shape."""
 
 
@@ -68,7 +68,7 @@ def _concatenated(experts: Sequence[Sequence[Operands]]) -> Operands:
     return Operands(x, torch.cat([part.dy for part in parts]), counts.cumsum(0), parts[0].first)
 
 
-def deferred(parameter: Tensor, experts: int, rows: int, gradient: WeightGradient = weight_gradient) -> Weight:
+def deferred(parameter: Tensor, experts: int, rows: int, gradient: ExpertWeightGradient = weight_gradient) -> Weight:
     """Let a parameter of ``experts`` x ``rows`` x O numbers, in any shape, enter the graph here."""
     operands: list[Operands] = []
     matrices = _Deferred.apply(parameter, experts, rows, operands, gradient)  # type: ignore[no-untyped-call]
@@ -86,7 +86,7 @@ class _Deferred(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, parameter: Tensor, experts: int, rows: int, operands: list[Operands], gradient: WeightGradient
+        ctx: Any, parameter: Tensor, experts: int, rows: int, operands: list[Operands], gradient: ExpertWeightGradient
     ) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.parameter, ctx.operands, ctx.gradient, ctx.shape = parameter, operands, gradient, (experts, rows, -1)

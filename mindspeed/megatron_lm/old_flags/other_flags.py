@@ -15,7 +15,7 @@ from mindspeed.megatron_lm.old_flags.model_arguments import OTHER_PROGRAM, RULES
 from mindspeed.plugins.fixes import Advice, DropOption
 from mindspeed.plugins.problems import Problem
 
-Kind = Literal["megatron", "not-needed", "left-out", "refused", "library"]
+FlagKind = Literal["megatron", "not-needed", "left-out", "refused", "library"]
 TABLE: Final = Path(__file__).with_name("other_flags.yaml")
 
 
@@ -23,7 +23,7 @@ TABLE: Final = Path(__file__).with_name("other_flags.yaml")
 class FlagGroup:
     """Hold flags of one kind with one reason; the fields are those of ``other_flags.yaml``."""
 
-    kind: Kind
+    kind: FlagKind
     flags: dict[str, Count]
     reason: str = ""
     means: str = ""
