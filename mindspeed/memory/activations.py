@@ -19,6 +19,25 @@ LinearForward = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 Forward = Callable[..., tuple[Tensor, Tensor | None]]
 
 
+def has_own_activation(layer: Any) -> bool:
+    """Return whether the MLP of a layer, or its experts, compute the activation as a function apart."""
+    from megatron.core.transformer.mlp import MLP
+    from megatron.core.transformer.moe.moe_layer import MoELayer
+
+    if not isinstance(layer.mlp, MoELayer):
+        return isinstance(layer.mlp, MLP)
+    experts = layer.mlp.experts
+    return not _are_grouped(experts) or all(
+        hasattr(experts, name) for name in ("activation_recompute", "activation_func_with_probs")
+    )
+
+
+def _are_grouped(experts: Any) -> bool:
+    from megatron.core.transformer.moe.experts import SequentialMLP
+
+    return not isinstance(experts, SequentialMLP)
+
+
 def recompute_activations(layer: Any, owner: str) -> list[Region]:
     """Let the MLP of a layer, or its experts and shared experts, recompute their activation.
 
@@ -26,15 +45,12 @@ def recompute_activations(layer: Any, owner: str) -> list[Region]:
     experts, `RegionCheckpoint` as a mixin of Megatron's ``CheckpointWithoutOutput``.
     """
     from megatron.core.transformer.mlp import MLP
-    from megatron.core.transformer.moe.experts import SequentialMLP
     from megatron.core.transformer.moe.moe_layer import MoELayer
 
-    if not isinstance(layer.mlp, MLP | MoELayer):
+    if not has_own_activation(layer):
         return []
     regions: list[Region] = []
-    if isinstance(layer.mlp, MoELayer) and not isinstance(experts := layer.mlp.experts, SequentialMLP):
-        if not hasattr(experts, "activation_recompute") or not hasattr(experts, "activation_func_with_probs"):
-            return []
+    if isinstance(layer.mlp, MoELayer) and _are_grouped(experts := layer.mlp.experts):
         experts.activation_recompute = True
         regions.append(make_region(experts.activation_func_with_probs, owner, f"layer {layer.layer_number} experts"))
     for name, part in layer.mlp.named_modules(prefix="mlp"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -18,31 +17,11 @@ from mindspeed.memory.swap import LayerSwap
 _CORE = "core_attention"
 
 
-MODULES = (_CORE, "linear_qkv", "linear_proj")
-"""Everything of an attention that can be swapped."""
-
-
-def refused_modules(chunks: Sequence[Any], names: Sequence[str], owner: str) -> tuple[str, str] | None:
-    """Return a sentence and a fix for a name that no part of any attention has, or whose input the residual needs too."""
-    from megatron.core.transformer.identity_op import IdentityOp
-
-    layers = [layer for chunk in chunks for layer in chosen_layers([chunk], None, owner)]
-    known = {name for layer in layers for name, _ in layer.self_attention.named_children()}
-    for name in names:
-        if layers and name not in known:
-            near = difflib.get_close_matches(name, sorted(known), 3, 0.5) or sorted(known)
-            return f"no attention of the model has a part {name}", f"use {', '.join(near)} in {owner}.modules"
-    fused = any(isinstance(layer.input_layernorm, IdentityOp) for layer in layers)
-    if fused and "linear_qkv" in names:
-        return "the norm is inside linear_qkv, whose input the residual needs too", f"leave linear_qkv out of {owner}.modules"
-    return None
-
-
 def swap_attention(swap: LayerSwap, chunks: Sequence[Any], modules: Sequence[str], owner: str) -> list[SwappedLayer]:
     """Swap the attention of every layer but the one before the loss; the layers keep the handles of their hooks."""
     swapped: list[SwappedLayer] = []
     for chunk in chunks:
-        layers = chosen_layers([chunk], None, owner)
+        layers = chosen_layers([chunk], None)
         ends = any(getattr(module, "post_process", False) for module in chunk.modules())
         for number, layer in enumerate(layers):
             names = () if ends and layer is layers[-1] else modules

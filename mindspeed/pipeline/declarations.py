@@ -1,4 +1,4 @@
-"""Patches, checks and settings that features of pipelines share. Light."""
+"""Patches, arguments and settings that features of pipelines share. Light."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ from typing import Final
 
 from pydantic import Field
 
-from mindspeed.pipeline.refusals import IN_WORLD
-from mindspeed.plugins.conditions import Check, Condition, Predicate
 from mindspeed.plugins.feature import FeatureArgs
-from mindspeed.plugins.fixes import GiveField, RemoveFeature
 from mindspeed.plugins.patches import ArgOverride, When, Wrap
 
 WAITING_WEIGHTS: Final = Wrap(
@@ -66,27 +63,6 @@ LISTED_RECOMPUTE: Final = Wrap(
     reason="the forward pass is repeated where the list of operations says so, before the gradient arrives",
 )
 """The patch of a schedule with operations R."""
-
-
-def needs_stages(name: str) -> Condition:
-    """Return the check that there is more than one pipeline stage."""
-    return Check(
-        lambda args, world: world.pp > 1,
-        "one pipeline stage waits for no other, and there is {world.pp}",
-        fix=(GiveField("pp", 2, or_more=True), RemoveFeature()),
-    )
-
-
-def keeps_an_order(name: str) -> tuple[Condition, ...]:
-    """Return the checks that nothing else decides the order of forward and backward passes.
-
-    What nobody knows yet passes: the configuration is judged once more when it is ready.
-    """
-
-    def unset(field: str) -> Predicate:
-        return lambda args, world: not world.is_set(field)
-
-    return tuple(Check(unset(field), reason, fix=f"{fix}, or remove {name}") for field, (reason, fix) in IN_WORLD.items())
 
 
 def full_recompute(reason: str, num_layers: int = 1) -> list[ArgOverride]:

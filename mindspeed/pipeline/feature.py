@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 from mindspeed.pipeline.declarations import ScheduleArgs
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
-from mindspeed.pipeline.refusals import model_refusals, refusals, v_refusals
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.hookspecs import hookimpl
 
@@ -35,17 +34,6 @@ class ScheduleFeature(Feature[ArgsT]):
     def costs(self) -> Costs:
         """Return the costs that a schedule is made for."""
         return Costs()
-
-    @hookimpl
-    def config_ready(self, config: Any) -> None:
-        uneven = v_refusals(config) if self.placement() == "v" else ()
-        if wrong := [*refusals(config), *uneven]:
-            self.decline("; ".join(wrong))
-
-    @hookimpl
-    def model_built(self, chunks: Any) -> None:
-        if wrong := sorted(model_refusals(chunks)):
-            self.decline("; ".join(wrong))
 
     @hookimpl
     def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:

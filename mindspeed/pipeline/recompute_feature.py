@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from mindspeed.pipeline.conditions import KEEPS_FORWARDS, NO_SHARDED_MODEL
 from mindspeed.pipeline.declarations import LISTED_RECOMPUTE, ScheduleArgs
 from mindspeed.pipeline.operations import Costs, PipelineShape, Schedule
-from mindspeed.pipeline.refusals import recompute_refusals, sharded_refusals
 from mindspeed.pipeline.synthesis import megatron
+from mindspeed.plugins.constraints import Constraint, Requires
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.hookspecs import hookimpl
 from mindspeed.plugins.patches import Patch, Wrap
@@ -26,6 +27,13 @@ _HANDLES: Final = tuple(
     )
     for name in ("_p2p_ops", "_batched_p2p_ops")
 )
+
+CONSTRAINTS: Final[tuple[Constraint, ...]] = (
+    Requires("pipeline-parallel", reason="it recomputes while a stage waits for another one"),
+    *KEEPS_FORWARDS,
+    NO_SHARDED_MODEL,
+)
+"""What every feature of this kind needs."""
 
 ArgsT = TypeVar("ArgsT", bound=ScheduleArgs)
 
@@ -50,16 +58,6 @@ class RecomputeFeature(Feature[ArgsT]):
     @hookimpl
     def patches(self) -> list[Patch]:
         return [LISTED_RECOMPUTE, *_HANDLES]
-
-    @hookimpl
-    def config_ready(self, config: Any) -> None:
-        if wrong := list(recompute_refusals(config)):
-            self.decline("; ".join(wrong))
-
-    @hookimpl
-    def model_built(self, chunks: Sequence[Any]) -> None:
-        if wrong := sorted(sharded_refusals(chunks)):
-            self.decline("; ".join(wrong))
 
     @hookimpl
     def around_schedule(

@@ -12,9 +12,8 @@ from typing import Any
 
 from megatron.core import parallel_state
 
+from mindspeed.pipeline.conditions import TIED, UNTIE
 from mindspeed.pipeline.operations import PipelineShape
-from mindspeed.pipeline.refusals import TIED, UNTIE
-from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.plugins.wrapping import Function
 
@@ -93,7 +92,7 @@ def with_untied_weights(original: Function) -> Function:
     def initialize(*given: Any, **named: Any) -> None:
         tied = signature.bind(*given, **named).arguments.get("share_embeddings_and_output_weights")
         if tied and parallel_state.get_pipeline_model_parallel_world_size() > 1:
-            raise MindSpeedError([Problem("MS304", TIED, fix=advice(UNTIE))])
+            raise MindSpeedError([Problem("MS304", TIED, fix=UNTIE)])
         original(*given, **named)
 
     return initialize

@@ -43,6 +43,7 @@ from mindspeed.plugins.fixes import (
     GiveSetting,
     RemoveFeature,
     RunCommand,
+    SettingsError,
     Together,
 )
 from mindspeed.plugins.hookspecs import hookimpl
@@ -100,6 +101,7 @@ __all__ = [
     "SavedTensor",
     "SavedTensors",
     "Set",
+    "SettingsError",
     "Slot",
     "Stability",
     "Supersedes",

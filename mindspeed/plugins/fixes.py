@@ -112,6 +112,15 @@ FixStep = (
 Fix = tuple[FixStep, ...]
 """Alternatives: each of them alone mends the problem."""
 
+
+class SettingsError(ValueError):
+    """What a validator of an argument model raises: settings that do not fit each other, and the fix."""
+
+    def __init__(self, text: str, *fix: FixStep) -> None:
+        super().__init__(text)
+        self.fix: Fix = fix
+
+
 KINDS: Final[Mapping[str, type[Any]]] = {
     re.sub(r"(?<=[a-z])(?=[A-Z])", "-", kind.__name__).lower(): kind for kind in FixStep.__args__
 }

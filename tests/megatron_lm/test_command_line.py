@@ -304,10 +304,13 @@ def test_a_backend_that_the_platform_can_serve_stays_and_is_said(plan):
 
 
 def test_a_fix_names_megatrons_flags(plan):
-    found = problems_of(plan, f"{SHAPE} --features swiglu --pipeline-model-parallel-size 3 --ffn-hidden-size 256", 3)
-    fixes = {problem.features: problem.fix_text for problem in found}
+    with pytest.raises(ResolutionError) as caught:
+        plan(f"{SHAPE} --features swiglu --pipeline-model-parallel-size 3 --ffn-hidden-size 256", 3)
+    fixes = {problem.features: caught.value.words(problem.fix) for problem in caught.value.problems}
     assert fixes["swiglu",] == "--swiglu, or remove swiglu"
-    assert fixes["pipeline-parallel",] == "use a --pipeline-model-parallel-size that divides 4"
+    assert fixes["pipeline-parallel",] == (
+        "--pipeline-model-parallel-size N (a divisor of 4), or add noop-layers to the features"
+    )
 
 
 def test_with_arguments_from_elsewhere_nothing_is_assumed(plan):

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
 from mindspeed.job.world import UnknownValue, World
 from mindspeed.memory.estimate import JobOptions, chunk_tensors, live_passes, parameters, stages
+from mindspeed.plugins.answers import changed_tensors
 from mindspeed.plugins.discovery import discover
 from mindspeed.plugins.saved_tensors import SavedTensor, in_backward, leave, resized
 from mindspeed.verification.shape import GPT, LLAMA, MOE, GptShape
@@ -35,7 +35,8 @@ def world(shape: GptShape = GPT, **values):
 )
 def test_activations_are_those_that_a_meter_counted(shape, dtype, dropout, names, measured):
     job, known = world(shape, dtype=dtype), discover(only=())
-    changes = [partial(known.feature(name).spec.saved, known.feature(name).Args(), job) for name in names]
+    made = [known.feature(name) for name in names]
+    changes = [changed_tensors(feature, "saved_tensors", feature.Args(), job) for feature in made]
     (stage,) = stages(job, JobOptions(on_cpu=True, dropout=dropout), changes)
     assert stage.activations == pytest.approx(measured, rel=0.01 if shape.num_experts else 0)  # tokens go where routers send
 
@@ -49,7 +50,7 @@ def test_activations_are_those_that_a_meter_counted(shape, dtype, dropout, names
 )
 def test_full_recomputation_keeps_the_inputs_of_groups_and_brings_one_back(settings, kept):
     job, feature = world(), discover(only=()).feature("recompute")
-    (stage,) = stages(job, JobOptions(), [partial(feature.spec.saved, feature.Args(**settings), job)])
+    (stage,) = stages(job, JobOptions(), [changed_tensors(feature, "saved_tensors", feature.Args(**settings), job)])
     rows = {row.name: row for row in stage.rows if row.held in ("kept", "in backward")}
     assert rows["layer input"].bytes == kept * 24 * 32 * 4
     assert rows["layers that come back"].held == "in backward"
@@ -145,7 +146,7 @@ def test_features_of_the_optimizer_replace_and_move_what_it_keeps():
 
     def rows(*names):
         made = [known.feature(name) for name in names]
-        changes = [partial(feature.spec.resting, feature.Args(), job) for feature in made]
+        changes = [changed_tensors(feature, "resting", feature.Args(), job) for feature in made]
         resting = ("main weights", "residuals", "states")
         return [(r.name, r.bytes, r.held) for r in stages(job, JobOptions(), (), changes)[0].rows if r.name in resting]
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.transformer_block import TransformerBlock
 
 from mindspeed.memory.activations import recompute_activations
-from mindspeed.memory.attention import MODULES, refused_modules
+from mindspeed.memory.feature import ATTENTION
+from mindspeed.memory.model_conditions import fused_activations, fused_norms, fused_parts, missing_layers, parts_of_attention
 from mindspeed.memory.model_layers import chosen_layers
 from mindspeed.memory.norms import recompute_norms
-from mindspeed.plugins import MindSpeedError
 
 
 class Attention(torch.nn.Module):
@@ -47,55 +46,61 @@ class FullyShardedDataParallel(torch.nn.Module):
     pass
 
 
-def refusal(*blocks: torch.nn.Module, count: int | None = None) -> str:
-    with pytest.raises(MindSpeedError) as error:
-        chosen_layers(blocks, count, "acme")
-    return str(error.value)
+def found(condition: Any, *blocks: torch.nn.Module, **args: Any) -> list[str]:
+    feature: Any = SimpleNamespace(args=SimpleNamespace(**args), spec=SimpleNamespace(name="acme"))
+    return list(condition(feature, blocks))
 
 
 def test_layers_are_chosen_in_each_chunk_behind_those_of_a_block_recompute():
     first, second = Block(taken=1), Block()
-    assert chosen_layers([first, second], 2, "acme") == [*first.layers[1:3], *second.layers[:2]]
-    assert chosen_layers([first, second], None, "acme") == [*first.layers[1:], *second.layers]
+    assert chosen_layers([first, second], 2) == [*first.layers[1:3], *second.layers[:2]]
+    assert chosen_layers([first, second], None) == [*first.layers[1:], *second.layers]
 
 
 def test_a_count_that_a_chunk_does_not_have_is_refused():
-    assert refusal(Block(), count=5) == (
-        "MS304 acme: num_layers=5 is asked for, and a model chunk has 4 layers, 0 of them in block recomputation\n"
-        "  fix: --set acme.num_layers=4, or remove acme"
-    )
-    assert refusal(Block(taken=4)) == (
-        "MS304 acme: every layer is asked for, and a model chunk has 4 layers, 4 of them in block recomputation\n"
-        "  fix: use fewer layers of block recomputation, or remove acme"
-    )
+    assert found(missing_layers, Block(), Block(taken=1), num_layers=3) == []
+    assert found(missing_layers, Block(taken=1), num_layers=4) == [
+        "4 layers are needed, but a model chunk has 4, 1 of them in block recomputation"
+    ]
+    assert found(missing_layers, Block(taken=4)) == [
+        "1 layers are needed, but a model chunk has 4, 4 of them in block recomputation"
+    ]
 
 
 def test_sharded_weights_are_refused():
-    assert refusal(FullyShardedDataParallel(), Block()) == (
-        "MS304 acme: sharded weights are not there when a layer is repeated\n  fix: train without FSDP, or remove acme"
-    )
+    assert found(missing_layers, FullyShardedDataParallel(), Block()) == [
+        "weights are fully sharded (FSDP) and not present when acme needs them"
+    ]
 
 
 def test_a_norm_inside_a_linear_layer_has_no_region():
     assert recompute_norms(Layer(fused=True), "acme") == []
     assert len(recompute_norms(Layer(), "acme")) == 2
+    assert found(fused_norms, Block(layers=1), num_layers=None) == []
+    assert found(fused_norms, Block(fused=True), num_layers=1) == ["layer 1 has a norm inside a fused linear layer"]
 
 
 def test_an_activation_inside_another_function_has_no_region():
     assert recompute_activations(Layer(), "acme") == []
+    assert found(fused_activations, Block(), num_layers=1) == [
+        "the activation of layer 1 (Identity) is part of another function"
+    ]
+
+
+def test_a_model_of_which_nothing_can_leave_is_refused():
+    assert found(fused_parts, Block()) == []
+    assert found(fused_parts, Block(fused=True)) == ["every norm and every activation is part of another function"]
 
 
 def test_parts_of_attention_are_known_by_their_exact_names():
-    assert refused_modules([Block()], MODULES, "acme") is None
-    assert refused_modules([Block()], ["linear_qkw"], "acme") == (
-        "no attention of the model has a part linear_qkw",
-        "use linear_qkv, linear_proj in acme.modules",
-    )
+    assert found(parts_of_attention, Block(), modules=tuple(ATTENTION)) == []
+    assert found(parts_of_attention, Block(), modules=("linear_qkw",)) == [
+        "no attention of the model has a module linear_qkw; use linear_qkv, linear_proj"
+    ]
 
 
 def test_the_input_of_a_linear_layer_with_its_norm_stays():
-    assert refused_modules([Block(fused=True)], ["core_attention", "linear_proj"], "acme") is None
-    assert refused_modules([Block(fused=True)], ["linear_qkv"], "acme") == (
-        "the norm is inside linear_qkv, whose input the residual needs too",
-        "leave linear_qkv out of acme.modules",
-    )
+    assert found(parts_of_attention, Block(fused=True), modules=("core_attention", "linear_proj")) == []
+    assert found(parts_of_attention, Block(fused=True), modules=("linear_qkv",)) == [
+        "linear_qkv contains the norm, whose input the residual needs too; leave it out of the modules"
+    ]

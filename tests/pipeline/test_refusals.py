@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from torch import nn
 
-from mindspeed.pipeline.refusals import can_place_v, model_refusals
+from mindspeed.job.config import world_of_config
+from mindspeed.pipeline.model_conditions import foreign_modules, sharded_modules
+from mindspeed.plugins.conditions import ModelCondition
 from tests.features.resolving import CATALOG, active, refusals
 
 LISTS, AHEAD = ("nano-pipe", "zero-bubble"), ("recompute-in-advance", "recompute-in-bubble")
@@ -21,31 +24,39 @@ def a_class(name: str, module: str) -> type[nn.Linear]:
     return type(name, (nn.Linear,), {"__module__": module})
 
 
+def found(*chunks: nn.Module) -> list[str]:
+    feature: Any = None
+    return foreign_modules(feature, chunks)
+
+
 def test_layers_of_transformer_engine_are_refused_and_norms_and_plain_layers_are_not() -> None:
     package = "megatron.core.extensions.transformer_engine"
     linear, norm = a_class("TERowParallelLinear", package), a_class("TENorm", package)
-    assert model_refusals([nn.Sequential(nn.Linear(2, 2), norm(2, 2))]) == set()
-    assert model_refusals([nn.Sequential(linear(2, 2), linear(2, 2))]) == {
+    assert found(nn.Sequential(nn.Linear(2, 2), norm(2, 2))) == []
+    assert found(nn.Sequential(linear(2, 2), linear(2, 2))) == [
         "the model has TERowParallelLinear: linear layers of Transformer Engine compute both gradients at once"
-    }
+    ]
 
 
 def test_fully_sharded_parameters_are_refused_and_data_parallel_ones_are_not() -> None:
     reason = "fully sharded parameters are gathered in the order of Megatron's schedule"
+    feature: Any = None
     for name, module in (
         ("FullyShardedDataParallel", "megatron.core.distributed.fsdp.mcore_fsdp_adapter"),
         ("TorchFullyShardedDataParallel", "megatron.core.distributed.torch_fully_sharded_data_parallel"),
     ):
-        assert model_refusals([a_class(name, module)(2, 2)]) == {f"the model has {name}: {reason}"}
-    assert (
-        model_refusals([a_class("DistributedDataParallel", "megatron.core.distributed.distributed_data_parallel")(2, 2)])
-        == set()
-    )
+        sharded = a_class(name, module)(2, 2)
+        assert found(sharded) == sharded_modules(feature, [sharded]) == [f"the model has {name}: {reason}"]
+    assert found(a_class("DistributedDataParallel", "megatron.core.distributed.distributed_data_parallel")(2, 2)) == []
 
 
-def test_a_v_is_placed_where_megatron_asks_by_chunk() -> None:
-    versions = ("0.12.1", "0.14.0", "0.16.1", "0.18.2", "0.19.0")
-    assert [can_place_v(version) for version in versions] == [False, True, True, True, False]
+def test_every_feature_of_pipelines_asks_the_model() -> None:
+    asked = {
+        name: ",".join(one.function for one in CATALOG.specs[name].constraints if isinstance(one, ModelCondition))
+        for name in (*LISTS, *AHEAD)
+    }
+    conditions = "mindspeed.pipeline.model_conditions:"
+    assert asked == dict.fromkeys(LISTS, f"{conditions}foreign_modules") | dict.fromkeys(AHEAD, f"{conditions}sharded_modules")
 
 
 def shared(slot: str, *names: str) -> str:
@@ -88,25 +99,59 @@ def test_a_list_that_recomputes_itself_and_another_policy_are_refused_in_both_or
     assert other in active(other, "zero-bubble", pp=2, settings=FULL)
 
 
-IN_WORLD = {
-    "cuda_graphs": (
-        "layers are captured as CUDA graphs: "
-        "a CUDA graph replays forward and backward in the order in which they were captured",
-        "--no-cuda-graphs (Megatron-LM: --cuda-graph-impl none)",
-    ),
-    "overlapped_micro_batches": (
-        "Megatron hides the transfers of experts: expert communication overlaps in combined forward and backward steps",
-        "--no-overlapped-micro-batches (Megatron-LM: no --overlap-moe-expert-parallel-comm)",
-    ),
+FORWARDS = {
+    "cuda_graphs": "layers are captured as CUDA graphs, which {name} does not support",
+    "low_precision": "linear layers multiply in fp8 or fp4, which {name} does not support",
+    "overlapped_micro_batches": "Megatron overlaps expert all-to-alls with another micro-batch, which {name} does not support",
+    "cpu_offloading": "Megatron offloads activations to host memory, which {name} does not support",
+    "fine_grained_offloading": "Megatron offloads activations of single modules to host memory, which {name} does not support",
+    "fsdp": "parameters are fully sharded over data-parallel ranks (FSDP), which {name} does not support",
+    "partial_checkpoints": "Megatron recomputes some micro-batches only (num_microbatches_with_partial_activation_checkpoints),"
+    " and {name} decides which ones",
+}
+PASSES = {
+    "transformer_engine_layers": "layers are Transformer Engine's, and {name} works on Megatron's local layers",
+    "ring_exchange": "stages send and receive at once (ring exchange), and {name} orders messages one by one",
+    "delayed_weight_gradients": "Megatron already delays weight gradients (delay_wgrad_compute), as {name} does itself",
+    "deferred_embedding_gradients": "Megatron already defers the weight gradient of the output layer "
+    "(defer_embedding_wgrad_compute), which {name} does itself",
 }
 
 
-@pytest.mark.parametrize("field", IN_WORLD)
-@pytest.mark.parametrize("name", [*LISTS, *AHEAD])
-def test_a_world_with_an_order_of_its_own_is_refused_and_one_that_is_not_known_is_not(name: str, field: str) -> None:
-    reason, fix = IN_WORLD[field]
-    assert refusals(name, pp=2, **{field: True}) == [f"MS304 {name}: {reason} | {fix}, or remove {name}"]
+@pytest.mark.parametrize(
+    ("name", "field", "text"),
+    [
+        *((name, field, text) for name in (*LISTS, *AHEAD) for field, text in FORWARDS.items()),
+        *((name, field, text) for name in LISTS for field, text in PASSES.items()),
+    ],
+)
+def test_a_job_with_an_order_of_its_own_is_refused(name: str, field: str, text: str) -> None:
+    option = field.replace("_", "-")
+    assert refusals(name, pp=2, **{field: True}) == [
+        f"MS304 {name}: {text.format(name=name)} | --no-{option}, or remove {name}"
+    ]
     assert refusals(name, pp=2, **{field: False}) == refusals(name, pp=2) == []
+
+
+@pytest.mark.parametrize("field", PASSES)
+@pytest.mark.parametrize("name", AHEAD)
+def test_recomputation_goes_on_where_other_passes_have_another_order(name: str, field: str) -> None:
+    assert refusals(name, pp=2, **{field: True}) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "fields"),
+    [
+        ({"num_microbatches_with_partial_activation_checkpoints": 2}, {"partial_checkpoints"}),
+        ({"use_ring_exchange_p2p": True}, {"ring_exchange"}),
+        ({"defer_embedding_wgrad_compute": True}, {"deferred_embedding_gradients"}),
+        ({"delay_wgrad_compute": True}, {"delayed_weight_gradients"}),
+        ({"fine_grained_activation_offloading": True}, {"fine_grained_offloading"}),
+        ({"cpu_offloading": True}, {"cpu_offloading"}),
+    ],
+)
+def test_a_configuration_tells_these_fields(config: dict[str, Any], fields: set[str]) -> None:
+    assert {name for name, value in world_of_config(SimpleNamespace(**config)).items() if value is True} == fields
 
 
 @pytest.mark.parametrize(
@@ -116,7 +161,7 @@ def test_a_world_with_an_order_of_its_own_is_refused_and_one_that_is_not_known_i
             ("dynamic-shapes", "ring-attention"),
             {"cp": 2, "seq_length": 62},
             [
-                "MS304 dynamic-shapes: a sequence of 62 tokens does not divide into 2 x cp = 2 x 2 pieces | "
+                "MS304 dynamic-shapes: a sequence of 62 tokens does not divide into 2 x cp = 2 x 2 chunks | "
                 "pad every micro-batch to a multiple of 2 x 2 tokens"
             ],
         ),
@@ -138,9 +183,9 @@ def test_lengths_that_cannot_be_divided_are_refused(names: tuple[str, ...], worl
 
 
 def test_every_feature_of_pipelines_refuses_one_stage() -> None:
-    for name in (*LISTS, *AHEAD):
+    for name in (*LISTS, *AHEAD, "dynamic-shapes", "noop-layers"):
         assert refusals(name) == [
-            f"MS304 {name}: one pipeline stage waits for no other, and there is 1 | --pp 2 or more, or remove {name}"
+            f"MS304 {name}: at least two pipeline stages are needed, but pp is 1 | --pp 2 or more, or remove {name}"
         ]
 
 

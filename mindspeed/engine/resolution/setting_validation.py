@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from mindspeed.engine.resolution.planned_feature import Value
 from mindspeed.engine.resolution.request_merge import Settings
 from mindspeed.plugins.feature import FeatureArgs
-from mindspeed.plugins.fixes import Advice, GiveSetting
+from mindspeed.plugins.fixes import Advice, GiveSetting, filled
 from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import GivenValue, Problem
 
@@ -63,11 +63,13 @@ class Arguments:
             return Problem("MS301", f"{name} has no setting {key!r}", (name,), (), where, fix, facts)
         if detail["type"] == "missing":
             return Problem("MS301", f"{name} needs the setting {key}", (name,), fix=GiveSetting(f"{name}.{key}"))
+        error = detail.get("ctx", {}).get("error", detail["msg"])  # a validator's own, or the sentence of pydantic
+        own_fix = filled(getattr(error, "fix", ()), name, str)
         if not key:
-            return Problem("MS301", f"{name}: {detail.get('ctx', {}).get('error', detail['msg'])}", (name,))
-        text = f"{name}.{key} is {detail['input']!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
-        if key not in fields:
-            return Problem("MS301", text, (name,), (), where, facts=facts)
+            return Problem("MS301", f"{name}: {error}", (name,), fix=own_fix)
+        text = f"{name}.{key} is {detail['input']!r}: {str(error)[0].lower()}{str(error)[1:]}"
+        if own_fix or key not in fields:
+            return Problem("MS301", text, (name,), (), where, own_fix, facts)
         value = GiveSetting(f"{name}.{key}", accepted_value(fields[key]), fields[key].description or "")
         return Problem("MS301", text, (name,), (), where, value, facts)
 

@@ -4,23 +4,61 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspeed.memory.feature import ACTIVATIONS, PartRecompute, has_layers
-from mindspeed.plugins import After, Category, FeatureSpec, Mixin, Numerics, Patch, Slot, Wrap, hookimpl, leave
+from mindspeed.memory.conditions import LOCAL_LAYERS, NO_SHARED_EXPERT_OVERLAP, PARTS_OF_LAYERS, chunks_have_num_layers
+from mindspeed.memory.feature import ACTIVATIONS, PartRecompute
+from mindspeed.plugins import (
+    After,
+    Category,
+    FeatureSpec,
+    GiveField,
+    Mixin,
+    ModelCondition,
+    Numerics,
+    Patch,
+    RemoveFeature,
+    Slot,
+    World,
+    Wrap,
+    condition,
+    hookimpl,
+)
 
 _LAYERS = "mindspeed.features.activation_recompute.layers"
 
 
+@condition(
+    "recompute_modules has mlp, which already recomputes the activation function",
+    fix=(GiveField("recompute_modules", note="without mlp"), RemoveFeature()),
+)
+def mlp_is_not_recomputed(args: Any, world: World) -> bool:
+    """Check that selective recomputation does not take the whole MLP."""
+    return not (world.recompute_granularity == "selective" and "mlp" in world.recompute_modules)
+
+
 class ActivationRecompute(PartRecompute):
-    """Free the input of an MLP's second linear layer, and refill it from the output of the first in the backward pass."""
+    """Recompute activation functions in backward instead of keeping their outputs.
+
+    The input of an MLP's second linear layer is freed in forward, and recomputed from the output of the first one.
+    """
 
     spec = FeatureSpec(
         name="activation-recompute",
-        summary="Outputs of activation functions recomputed in the backward pass instead of kept",
         category=Category.MEMORY,
-        constraints=(has_layers("activation-recompute"), After(Slot.MOE_DISPATCHER)),
+        constraints=(
+            *PARTS_OF_LAYERS,
+            chunks_have_num_layers,
+            mlp_is_not_recomputed,
+            NO_SHARED_EXPERT_OVERLAP,
+            ModelCondition(
+                "mindspeed.memory.model_conditions:fused_activations",
+                "the activation of every layer is a function apart",
+                fix=LOCAL_LAYERS,
+            ),
+            After(Slot.MOE_DISPATCHER),
+        ),
         numerics=Numerics.exact(),
-        saved=lambda args, world, tensors: leave(tensors, ACTIVATIONS, "recomputed", "activation-recompute", args.num_layers),
     )
+    recomputed_tensors = ACTIVATIONS
 
     @hookimpl
     def patches(self) -> list[Patch]:
@@ -37,17 +75,7 @@ class ActivationRecompute(PartRecompute):
             ),
         ]
 
-    def refusals(self, config: Any) -> list[str]:
-        wrong = super().refusals(config)
-        if config.recompute_granularity == "selective" and "mlp" in (config.recompute_modules or ()):
-            wrong.append("recompute.modules has mlp, whose activation is recomputed already")
-        if config.moe_shared_expert_overlap:
-            wrong.append("moe_shared_expert_overlap runs shared experts in parts")
-        return wrong
-
-    def recompute(self, layer: Any) -> str | None:
+    def recompute(self, layer: Any) -> None:
         from mindspeed.memory.activations import recompute_activations
 
-        if recompute_activations(layer, self.spec.name):
-            return None
-        return f"the activation of layer {layer.layer_number} ({type(layer.mlp).__name__}) is part of another function"
+        recompute_activations(layer, self.spec.name)

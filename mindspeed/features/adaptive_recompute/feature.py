@@ -7,28 +7,32 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from mindspeed.features.adaptive_recompute.least import NAME, least_saved
+from mindspeed.memory.conditions import LOCAL_LAYERS, NO_SHARED_EXPERT_OVERLAP, PARTS_OF_LAYERS
 from mindspeed.plugins import (
     After,
     Category,
-    Check,
     Conflicts,
     Feature,
     FeatureArgs,
     FeatureSpec,
     Field,
+    GiveSetting,
     Mixin,
+    ModelCondition,
     Numerics,
     Patch,
+    RemoveFeature,
+    SavedTensors,
     Slot,
     VerifyWith,
+    World,
     Wrap,
+    condition,
     hookimpl,
 )
 
 if TYPE_CHECKING:
     from mindspeed.features.adaptive_recompute.policy import Policy
-
-_DECIDED = f"{NAME} decides it"
 
 
 class AdaptiveRecomputeArgs(FeatureArgs):
@@ -37,29 +41,41 @@ class AdaptiveRecomputeArgs(FeatureArgs):
     swap: bool = Field(False, description="attention may be moved to the host")
 
 
+@condition(
+    "budget_mb is not given, and {feature} fills the memory up to it",
+    fix=(GiveSetting("budget_mb", note="MiB of a device that no other program uses"), RemoveFeature()),
+)
+def budget_is_given(args: AdaptiveRecomputeArgs, world: World) -> bool:
+    """Check that a budget is given."""
+    return args.budget_mb is not None
+
+
 class AdaptiveRecompute(Feature[AdaptiveRecomputeArgs]):
-    """Measure bytes and time of norms, activations and attention, and keep those that save most time within the budget."""
+    """Keep, recompute or offload parts of each layer within a memory budget.
+
+    Bytes and times of norms, activations and attention are measured in the first steps, and those are kept that save most time.
+    """
 
     spec = FeatureSpec(
         name=NAME,
-        summary="Norms, activations and attention kept, recomputed or swapped layer by layer, within a memory budget",
         category=Category.MEMORY,
         slots={Slot.RECOMPUTE_POLICY},
         constraints=(
             After(Slot.MOE_DISPATCHER),  # it decides how shared experts run
-            Check(
-                lambda args, world: args.budget_mb is not None,
-                "no budget is given",
-                fix="--set adaptive-recompute.budget_mb=MIB, the memory of a device without what other programs use",
+            budget_is_given,
+            *PARTS_OF_LAYERS,
+            NO_SHARED_EXPERT_OVERLAP,
+            ModelCondition(
+                "mindspeed.memory.model_conditions:fused_parts",
+                "a norm or an activation of the layers is a function apart",
+                fix=LOCAL_LAYERS,
             ),
-            Conflicts("norm-recompute", reason=_DECIDED),
-            Conflicts("activation-recompute", reason=_DECIDED),
-            Conflicts("swap-attention", reason=_DECIDED),
-            Conflicts("recompute", reason=_DECIDED),
+            *(
+                Conflicts(name, reason=f"{NAME} decides what is recomputed or offloaded")
+                for name in ("norm-recompute", "activation-recompute", "swap-attention", "recompute")
+            ),
         ),
         numerics=Numerics.exact(),
-        saved=least_saved,
-        budget="budget_mb",
         verify_with=VerifyWith(settings={"adaptive-recompute": {"budget_mb": 1, "profiling_steps": 2}}),
     )
 
@@ -82,16 +98,12 @@ class AdaptiveRecompute(Feature[AdaptiveRecomputeArgs]):
         ]
 
     @hookimpl
-    def config_ready(self, config: Any) -> None:
-        from mindspeed.memory.model_layers import refusals
+    def budget(self) -> tuple[str, float] | None:
+        return None if self.args.budget_mb is None else ("budget_mb", self.args.budget_mb)
 
-        wrong = refusals(config)
-        if config.moe_shared_expert_overlap:
-            wrong.append("moe_shared_expert_overlap runs shared experts in parts")
-        if config.cpu_offloading or getattr(config, "fine_grained_activation_offloading", False):
-            wrong.append("Megatron moves activations to the host itself")
-        if wrong:
-            self.decline(" and ".join(wrong))
+    @hookimpl
+    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
+        return least_saved(self.args.swap, tensors)
 
     @hookimpl
     def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from mindspeed.memory.feature import ACTIVATIONS, ATTENTION, NORMS
 from mindspeed.plugins import SavedTensors, in_backward, leave
@@ -13,9 +13,9 @@ SWAPPED: Final = ("core_attention", "linear_proj")
 """Parts of attention that may be on the host. The input of linear_qkv is the output of a norm, which is recomputed."""
 
 
-def least_saved(args: Any, world: Any, tensors: SavedTensors) -> SavedTensors:
+def least_saved(swap: bool, tensors: SavedTensors) -> SavedTensors:
     """Return what is kept where every part leaves, as in the profiling steps; the run fills what a budget has above that."""
-    if args.swap:
+    if swap:
         names = [tensor for module in SWAPPED for tensor in ATTENTION[module]]
         tensors = in_backward(leave(tensors, names, "swapped", NAME, spare=1), NAME)
     return leave(tensors, (*NORMS, *ACTIVATIONS), "recomputed", NAME)

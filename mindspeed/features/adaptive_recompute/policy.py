@@ -61,15 +61,10 @@ class Policy:
         self._values: list[int] = []
         self._predicted = 0
         self._peak = 0
-        if not self._choices:
-            fix = f"build the model with local layers, or remove {NAME}"
-            raise MindSpeedError(
-                [Problem("MS304", f"{NAME}: no norm or activation of the model can leave", (NAME,), fix=advice(fix))]
-            )
 
     def _parts_of(self, chunks: Sequence[Any]) -> Iterator[RecomputeChoice]:
         for number, chunk in enumerate(chunks):
-            for layer in chosen_layers([chunk], None, NAME):
+            for layer in chosen_layers([chunk], None):
                 for region in (*recompute_norms(layer, NAME), *recompute_activations(layer, NAME)):
                     yield RecomputeChoice(number, "recompute", region.part)
             if self._swap is not None:

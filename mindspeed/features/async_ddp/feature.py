@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -26,11 +26,13 @@ class AsyncDdpArgs(FeatureArgs):
 
 
 class AsyncDdp(Feature[AsyncDdpArgs]):
-    """A bucket of gradients is reduced as soon as the last micro-batch has filled it, while backward goes on."""
+    """Overlap gradient reduction with the backward pass, bucket by bucket.
+
+    A bucket is reduced as soon as the last micro-batch has filled it.
+    """
 
     spec = FeatureSpec(
         name="async-ddp",
-        summary="Gradients are reduced in buckets while the backward pass goes on",
         category=Category.MEGATRON,
         level=0,
         constraints=(Requires("data-parallel", reason="it overlaps the reduction over the replicas"),),
@@ -38,10 +40,16 @@ class AsyncDdp(Feature[AsyncDdpArgs]):
             MegatronFlag("overlap_grad_reduce", switch="on"),
             MegatronFlag("ddp_bucket_size", "bucket_size"),
         ),
-        estimate=lambda args, world: Estimate(overlap_gradients=True, bucket_size=args.bucket_size),
-        variants=lambda world: [{}],
         numerics=Numerics.reordered(reason="as data-parallel"),
     )
+
+    @hookimpl
+    def estimate(self) -> Estimate:
+        return Estimate(overlap_gradients=True, bucket_size=self.args.bucket_size)
+
+    @hookimpl
+    def variants(self) -> Sequence[Mapping[str, Any]]:
+        return [{}]
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:

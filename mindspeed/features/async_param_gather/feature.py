@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from mindspeed.plugins import (
     ArgOverride,
     Category,
@@ -17,11 +20,13 @@ from mindspeed.plugins import (
 
 
 class AsyncParamGather(Feature[FeatureArgs]):
-    """The weights of the next bucket are gathered while the forward pass computes with the current one."""
+    """Overlap the all-gather of updated weights with the forward pass, bucket by bucket.
+
+    The weights of the next bucket are gathered while the forward pass computes with the current one.
+    """
 
     spec = FeatureSpec(
         name="async-param-gather",
-        summary="Updated weights are gathered bucket by bucket while the forward pass goes on",
         category=Category.MEGATRON,
         level=0,
         constraints=(
@@ -29,10 +34,16 @@ class AsyncParamGather(Feature[FeatureArgs]):
             Requires("async-ddp", reason="both work on the same buckets, which exist only with overlapped reduction"),
         ),
         megatron_flags=(MegatronFlag("overlap_param_gather", switch="on"),),
-        estimate=lambda args, world: Estimate(overlap_weights=True),
-        variants=lambda world: [{}],
         numerics=Numerics.reordered(reason="as distributed-optimizer"),
     )
+
+    @hookimpl
+    def estimate(self) -> Estimate:
+        return Estimate(overlap_weights=True)
+
+    @hookimpl
+    def variants(self) -> Sequence[Mapping[str, Any]]:
+        return [{}]
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:

@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mindspeed.plugins import (
+    Advice,
     Capability,
     Category,
-    Check,
+    DropSetting,
     Feature,
     FeatureArgs,
     FeatureSpec,
     Field,
     Numerics,
+    RunCommand,
     VerifyWith,
     World,
+    condition,
     hookimpl,
 )
 
@@ -36,35 +39,36 @@ class AutoTuningArgs(FeatureArgs):
     ranks: int | None = Field(None, ge=1, description="old setting; --world-size of mindspeed tune")
 
 
-def _has_prediction(args: AutoTuningArgs, world: World) -> bool:
+@condition(
+    "predicted_seconds is not given, and a training run does not search for its layout",
+    fix=(RunCommand("mindspeed tune --world-size N --output FOLDER, then train with -f FOLDER/job.yaml"),),
+)
+def prediction_is_given(args: AutoTuningArgs, world: World) -> bool:
+    """Check that a step time was predicted."""
     return args.predicted_seconds is not None
 
 
-def _has_file(args: AutoTuningArgs, world: World) -> bool:
+@condition(
+    "there is no file {args.prediction}, so measured steps are not added to the store of mindspeed tune",
+    fix=(DropSetting("prediction"), Advice("search again with mindspeed tune --output FOLDER")),
+    otherwise="warn",
+)
+def prediction_file_exists(args: AutoTuningArgs, world: World) -> bool:
+    """Check that the file of the prediction exists."""
     return args.prediction is None or Path(args.prediction).is_file()
 
 
 class AutoTuning(Feature[AutoTuningArgs]):
-    """Log the seconds of a step beside those that were predicted; the search itself is a command of its own."""
+    """Report measured and predicted step times of a layout found by mindspeed tune.
+
+    The search itself is a command.
+    """
 
     spec = FeatureSpec(
         name="auto-tuning",
-        summary="Measured against predicted step time of a layout found by mindspeed tune",
         category=Category.TOOL,
         level=0,
-        constraints=(
-            Check(
-                _has_prediction,
-                "a training run does not search for its layout",
-                fix="mindspeed tune --world-size N --output FOLDER, then train with -f FOLDER/job.yaml",
-            ),
-            Check(
-                _has_file,
-                "there is no file {args.prediction}, so measured steps are not added to the store of mindspeed tune",
-                fix="remove auto-tuning.prediction, or search again with mindspeed tune --output FOLDER",
-                warns=True,
-            ),
-        ),
+        constraints=(prediction_is_given, prediction_file_exists),
         provides={Capability.PREDICTION_REPORT},
         numerics=Numerics.exact(),
         verify_with=VerifyWith(settings={"auto-tuning": {"predicted_seconds": 1.0}}),

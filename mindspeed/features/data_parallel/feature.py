@@ -5,13 +5,15 @@ from __future__ import annotations
 from mindspeed.plugins import (
     ArgOverride,
     Category,
-    Check,
     Feature,
     FeatureArgs,
     FeatureSpec,
     Field,
+    GiveField,
     MegatronFlag,
     Numerics,
+    World,
+    condition,
     hookimpl,
 )
 
@@ -20,26 +22,28 @@ class DataParallelArgs(FeatureArgs):
     reduce_in_fp32: bool = Field(False, description="accumulate and reduce gradients in fp32, also for a bf16 or fp16 model")
 
 
+@condition(
+    "global batch size {world.global_batch_size} is not divisible by "
+    "micro batch size x dp = {world.micro_batch_size} x {world.dp}",
+    fix=(GiveField("global_batch_size", note="a multiple of {world.micro_batch_size} x {world.dp}"),),
+)
+def batch_divides(args: DataParallelArgs, world: World) -> bool:
+    """Check that replicas have equal numbers of micro-batches."""
+    return bool(world.global_batch_size % (world.micro_batch_size * world.dp) == 0)
+
+
 class DataParallel(Feature[DataParallelArgs]):
-    """Each replica takes a share of the global batch; gradients are summed over the replicas.
+    """Replicate the model, give each replica a share of the batch, and reduce their gradients.
 
     The number of replicas is what the other sizes leave: world size / (tp * pp * cp).
     """
 
     spec = FeatureSpec(
         name="data-parallel",
-        summary="Replicas of the model, each with a share of the batch, that reduce their gradients",
         category=Category.MEGATRON,
         level=0,
         sizes={"dp": None},
-        constraints=(
-            Check(
-                lambda args, world: world.global_batch_size % (world.micro_batch_size * world.dp) == 0,
-                "global batch size {world.global_batch_size} is not a multiple of "
-                "micro batch size x dp = {world.micro_batch_size} x {world.dp}",
-                fix="use a --global-batch-size that is a multiple of {world.micro_batch_size} x {world.dp}",
-            ),
-        ),
+        constraints=(batch_divides,),
         megatron_flags=(MegatronFlag("accumulate_allreduce_grads_in_fp32", "reduce_in_fp32"),),
         numerics=Numerics.reordered(reason="the gradient is a sum over replicas instead of over one larger batch"),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from mindspeed.plugins import (
     ArgOverride,
@@ -24,6 +24,19 @@ if TYPE_CHECKING:
     from mindspeed.features.deterministic.torch_settings import TorchSettings
 
 
+_VARIABLES: Final = {
+    "CUBLAS_WORKSPACE_CONFIG": ProcessVariable(":4096:8", ":16:8"),
+    "NCCL_ALGO": ProcessVariable("Ring", r"Tree|CollnetDirect|CollnetChain|\^NVLS"),
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": ProcessVariable("0"),
+    "HCCL_DETERMINISTIC": ProcessVariable("true", r"(?i)true|strict"),
+    "LCCL_DETERMINISTIC": ProcessVariable("1"),
+    "CLOSE_MATMUL_K_SHIFT": ProcessVariable("1"),
+    "ATB_MATMUL_SHUFFLE_K_ENABLE": ProcessVariable("0"),
+    "PYTHONHASHSEED": ProcessVariable("0", r"\d+"),
+}
+"""Each library below torch has a switch of its own."""
+
+
 class DeterministicArgs(FeatureArgs):
     digest_interval: int = Field(
         0, ge=0, description="steps between two logged digests of weights and gradients, compared over replicas; 0 is never"
@@ -31,28 +44,24 @@ class DeterministicArgs(FeatureArgs):
 
 
 class Deterministic(Feature[DeterministicArgs]):
-    """Fix every order of summation: Megatron's own choices, torch's algorithms, and the variables of the libraries below."""
+    """Make reruns bitwise identical, also across a resume.
+
+    Every order of summation is fixed: Megatron's own choices, torch's algorithms, and environment variables of other libraries.
+    """
 
     spec = FeatureSpec(
         name="deterministic",
-        summary="Bit-identical reruns, also across a resume",
         category=Category.TOOL,
         level=0,
-        variables={
-            "CUBLAS_WORKSPACE_CONFIG": ProcessVariable(":4096:8", ":16:8"),
-            "NCCL_ALGO": ProcessVariable("Ring", r"Tree|CollnetDirect|CollnetChain|\^NVLS"),
-            "NVTE_ALLOW_NONDETERMINISTIC_ALGO": ProcessVariable("0"),
-            "HCCL_DETERMINISTIC": ProcessVariable("true", r"(?i)true|strict"),
-            "LCCL_DETERMINISTIC": ProcessVariable("1"),
-            "CLOSE_MATMUL_K_SHIFT": ProcessVariable("1"),
-            "ATB_MATMUL_SHUFFLE_K_ENABLE": ProcessVariable("0"),
-            "PYTHONHASHSEED": ProcessVariable("0", r"\d+"),
-        },
         megatron_flags=(MegatronFlag("deterministic_mode", switch="on"),),
         numerics=Numerics.reordered(reason="the gradient of the embedding is summed in a fixed order, which is another one"),
     )
     settings: TorchSettings | None = None
     digests: Digests | None = None
+
+    @hookimpl
+    def process_variables(self) -> Mapping[str, ProcessVariable]:
+        return _VARIABLES
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:

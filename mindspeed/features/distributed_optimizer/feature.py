@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mindspeed.plugins import (
@@ -19,27 +20,18 @@ from mindspeed.plugins import (
 )
 
 
-def _estimate(args: FeatureArgs, world: Any) -> Estimate:
-    from mindspeed.job.arithmetic import optimizer_bytes, rank_parameters
-
-    dense, experts = rank_parameters(world)
-    replicas = world.dp * world.cp
-    saved = dense * (1 - 1 / replicas) + experts * (1 - world.ep / replicas)
-    return Estimate(optimizer=-saved * optimizer_bytes(world), gathers_weights=True)
-
-
 class DistributedOptimizer(Feature[FeatureArgs]):
-    """Reduce-scatter the gradients, step on this replica's shard of the state, all-gather the weights."""
+    """Shard optimizer state and step over the data-parallel replicas.
+
+    Gradients are reduce-scattered, each replica updates its shard, and weights are all-gathered.
+    """
 
     spec = FeatureSpec(
         name="distributed-optimizer",
-        summary="Optimizer state and step sharded over the data-parallel replicas",
         category=Category.MEGATRON,
         level=0,
         constraints=(Requires("data-parallel", reason="it shards the optimizer over the replicas"),),
         megatron_flags=(MegatronFlag("use_distributed_optimizer", switch="on"),),
-        estimate=_estimate,
-        variants=lambda world: [{}],
         numerics=Numerics.reordered(reason="gradients are reduced by another collective"),
         state=CheckpointState(
             "resharded",
@@ -48,6 +40,19 @@ class DistributedOptimizer(Feature[FeatureArgs]):
             removed="refused",
         ),
     )
+
+    @hookimpl
+    def estimate(self) -> Estimate:
+        from mindspeed.job.arithmetic import optimizer_bytes, rank_parameters
+
+        dense, experts = rank_parameters(self.world)
+        replicas = self.world.dp * self.world.cp
+        saved = dense * (1 - 1 / replicas) + experts * (1 - self.world.ep / replicas)
+        return Estimate(optimizer=-saved * optimizer_bytes(self.world), gathers_weights=True)
+
+    @hookimpl
+    def variants(self) -> Sequence[Mapping[str, Any]]:
+        return [{}]
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:

@@ -2,42 +2,51 @@
 
 from __future__ import annotations
 
+from mindspeed.pipeline.conditions import has_stages
 from mindspeed.plugins import (
+    Advice,
     ArgOverride,
     Category,
-    Check,
     Feature,
     FeatureArgs,
     FeatureSpec,
-    GiveField,
     Numerics,
-    RemoveFeature,
     Requires,
     VerifyWith,
+    World,
+    condition,
     hookimpl,
 )
 
 
+def _splits_sequences(args: FeatureArgs, world: World) -> bool:
+    """Return whether context parallelism splits sequences."""
+    return bool(world.cp > 1)
+
+
+@condition(
+    "a sequence of {world.seq_length} tokens does not divide into 2 x cp = 2 x {world.cp} chunks",
+    fix=(Advice("pad every micro-batch to a multiple of 2 x {world.cp} tokens"),),
+    when=_splits_sequences,
+)
+def sequences_divide(args: FeatureArgs, world: World) -> bool:
+    """Check that sequences divide into the chunks of context parallelism."""
+    return bool(world.seq_length % (2 * world.cp) == 0)
+
+
 class DynamicShapes(Feature[FeatureArgs]):
-    """Tell the next stage the shape of each tensor before the tensor, so that micro-batches may differ in length."""
+    """Send micro-batches of different lengths through a pipeline.
+
+    The next stage receives the shape of each tensor before the tensor.
+    """
 
     spec = FeatureSpec(
         name="dynamic-shapes",
-        summary="Micro-batches of different lengths in a pipeline",
         category=Category.PARALLEL,
         constraints=(
             Requires("pipeline-parallel", reason="tensors travel between its stages"),
-            Check(
-                lambda args, world: world.pp > 1,
-                "one stage receives no tensors, and there is {world.pp}",
-                fix=(GiveField("pp", 2, or_more=True), RemoveFeature()),
-            ),
-            Check(
-                lambda args, world: world.seq_length % (2 * world.cp) == 0,
-                "a sequence of {world.seq_length} tokens does not divide into 2 x cp = 2 x {world.cp} pieces",
-                fix="pad every micro-batch to a multiple of 2 x {world.cp} tokens",
-                when=lambda args, world: world.cp > 1,
-            ),
+            has_stages,
+            sequences_divide,
         ),
         numerics=Numerics.reordered(reason="as pipeline-parallel; shapes change no number"),
         verify_with=VerifyWith(world={"pp": 2}),

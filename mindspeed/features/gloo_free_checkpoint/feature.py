@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mindspeed.plugins import (
     ArgOverride,
     Before,
@@ -12,13 +10,19 @@ from mindspeed.plugins import (
     FeatureArgs,
     FeatureSpec,
     Field,
+    GiveField,
+    ModelCondition,
     Numerics,
     Patch,
+    RemoveFeature,
     Replace,
     VerifyWith,
+    World,
     Wrap,
+    condition,
     hookimpl,
 )
+from mindspeed.plugins.shared_conditions import NO_FSDP
 
 _OPTIMIZER = "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer"
 _STATE = "mindspeed.features.gloo_free_checkpoint.state"
@@ -28,14 +32,32 @@ class GlooFreeCheckpointArgs(FeatureArgs):
     slice: int = Field(10_485_760, ge=1, description="elements of a shard that travel at a time")
 
 
+@condition(
+    "the optimizer {world.optimizer} has other states than exp_avg and exp_avg_sq, which {feature} saves",
+    fix=(GiveField("optimizer", "adam"), RemoveFeature()),
+)
+def optimizer_is_adam(args: GlooFreeCheckpointArgs, world: World) -> bool:
+    """Check that the optimizer is Adam; one that is not known passes until it is built."""
+    return not world.knows("optimizer") or bool(world.optimizer == "adam")
+
+
 class GlooFreeCheckpoint(Feature[GlooFreeCheckpointArgs]):
-    """Send the shards of the distributed optimizer to rank 0 and back in slices over the device's own groups."""
+    """Save the distributed optimizer in slices over device groups, without gloo groups.
+
+    Its shards are sent to rank 0 and back.
+    """
 
     spec = FeatureSpec(
         name="gloo-free-checkpoint",
-        summary="Checkpoints of the distributed optimizer in slices over device groups, without gloo groups",
         category=Category.COMMUNICATION,
         constraints=(
+            optimizer_is_adam,
+            NO_FSDP,
+            ModelCondition(
+                "mindspeed.features.gloo_free_checkpoint.model_conditions:unsuited_shards",
+                "every shard of the distributed optimizer exists once, in buffers",
+                subject="optimizer",
+            ),
             # Both show main weights and states to a method before it runs.
             Before("reuse-fp32-param"),
             Before("swap-optimizer"),
@@ -69,10 +91,3 @@ class GlooFreeCheckpoint(Feature[GlooFreeCheckpointArgs]):
                 optional=True,
             ),
         ]
-
-    @hookimpl
-    def optimizer_built(self, optimizer: Any) -> None:
-        from mindspeed.features.gloo_free_checkpoint.refusals import refusals
-
-        if wrong := refusals(optimizer):
-            self.decline(" and ".join(wrong))

@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mindspeed.plugins import Category, Check, Feature, FeatureArgs, FeatureSpec, Numerics, hookimpl
+from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Numerics, hookimpl
+from mindspeed.plugins.shared_conditions import has_experts
 
 
 class MoeLoadReport(Feature[FeatureArgs]):
-    """Count the tokens that routers send to each expert on the device, and read them once per step."""
+    """Log the load of experts and the share of dropped tokens of every step.
+
+    The tokens that routers send to each expert are counted on the device, and read once per step.
+    """
 
     spec = FeatureSpec(
         name="moe-load-report",
-        summary="Load of the experts and share of dropped tokens in the log of every step",
         category=Category.TOOL,
-        constraints=(
-            Check(
-                lambda args, world: world.num_experts > 0,
-                "there are no experts whose load could be reported, the model is dense",
-                fix="--num-experts N, or remove moe-load-report",
-            ),
-        ),
+        constraints=(has_experts,),
         numerics=Numerics.exact(),
     )
 

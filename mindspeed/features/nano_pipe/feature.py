@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from mindspeed.pipeline.declarations import WAITING_WEIGHTS, ScheduleArgs, keeps_an_order, needs_stages
+from mindspeed.pipeline.conditions import KEEPS_PASSES
+from mindspeed.pipeline.declarations import WAITING_WEIGHTS, ScheduleArgs
 from mindspeed.pipeline.feature import ScheduleFeature
 from mindspeed.pipeline.operations import Costs, PipelineShape, Schedule
 from mindspeed.pipeline.recomputation import least_limit
-from mindspeed.pipeline.refusals import ARGUMENTS
 from mindspeed.pipeline.synthesis import delayed, lag_by_rank, megatron
 from mindspeed.plugins import (
     Before,
     Category,
-    Check,
     FeatureSpec,
     Field,
+    GiveSetting,
     Numerics,
     Patch,
     Requires,
     Slot,
     VerifyWith,
     World,
+    condition,
     hookimpl,
 )
 
@@ -45,28 +47,38 @@ def _least_listed(args: NanoPipeArgs, world: World) -> int:
     return least_limit(_planned(args, PipelineShape(world.pp, world.vpp, max(1, world.num_micro_batches))))
 
 
+def _least(args: NanoPipeArgs, world: World) -> Mapping[str, int]:
+    """Return the least limit, for the text."""
+    return {"least": _least_listed(args, world)}
+
+
+@condition(
+    "{least} activation sets are needed until weight gradients are computed, but recompute-in-bubble.limit is {other.limit}",
+    fix=(GiveSetting("recompute-in-bubble.limit", "{least}"), GiveSetting("lag", note="a smaller one")),
+    of="recompute-in-bubble",
+    values=_least,
+)
+def limit_keeps_deferred_sets(args: NanoPipeArgs, world: World, other: Any) -> bool:
+    """Check that the limit of recompute-in-bubble leaves the sets that wait for weight gradients."""
+    return other.limit is None or other.limit >= _least_listed(args, world)
+
+
 class NanoPipe(ScheduleFeature[NanoPipeArgs]):
-    """Send the gradient of a stage's input first, and compute the gradients of its weights while the rank would idle."""
+    """Fill pipeline bubbles with deferred weight-gradient computation; results are bitwise those of Megatron.
+
+    The gradient of a stage's input is sent first, and gradients of weights are computed where the rank would be idle.
+    """
 
     spec = FeatureSpec(
         name="nano-pipe",
-        summary="Weight gradients computed in the idle time of the pipeline, with Megatron's own results",
         category=Category.PARALLEL,
         slots={Slot.PIPELINE_SCHEDULE, Slot.LINEAR},
         constraints=(
             Requires("pipeline-parallel", reason="weight gradients wait for the idle time of its stages"),
-            needs_stages("nano-pipe"),
-            *keeps_an_order("nano-pipe"),
-            Check(
-                lambda args, world, other: other.limit is None or other.limit >= _least_listed(args, world),
-                "{least} activation sets wait for weight gradients at once, and recompute-in-bubble.limit is {other.limit}",
-                fix="--set recompute-in-bubble.limit={least}, or a smaller nano-pipe.lag",
-                of="recompute-in-bubble",
-                values=lambda args, world: {"least": _least_listed(args, world)},
-            ),
+            *KEEPS_PASSES,
+            limit_keeps_deferred_sets,
             Before("matmul-add"),
         ),
-        megatron_refusals=ARGUMENTS,
         numerics=Numerics.exact(),
         verify_with=VerifyWith(features=("pipeline-parallel",), world={"pp": 2}),
     )

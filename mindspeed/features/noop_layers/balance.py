@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mindspeed.plugins import World
 
@@ -84,3 +85,9 @@ def layout_text(counts: Sequence[int], mtp: int) -> str:
     chunks[0] = "E" + chunks[0]
     chunks[-1] += "m" * mtp + "L"
     return "|".join(chunks)
+
+
+def missing_layout(feature: Any, spec: Any, config: Any) -> Iterator[str]:
+    """Yield a sentence for a configuration that got no layout, for the plan could not make one."""
+    if config.pipeline_model_parallel_layout is None:
+        yield "the plan was made without the shape of the model"

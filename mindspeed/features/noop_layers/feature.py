@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pydantic import field_validator
 
 from mindspeed.features.noop_layers.balance import (
     chunk_shares,
@@ -13,22 +13,26 @@ from mindspeed.features.noop_layers.balance import (
     split_by_weight,
     weights_of,
 )
+from mindspeed.pipeline.conditions import has_stages
 from mindspeed.plugins import (
+    Advice,
     ArgOverride,
     Category,
-    Check,
     CheckpointState,
     Feature,
     FeatureArgs,
     FeatureSpec,
     Field,
-    GiveField,
+    GiveSetting,
+    ModelCondition,
     Numerics,
     RemoveFeature,
     Requires,
+    SettingsError,
     UnknownValue,
     VerifyWith,
     World,
+    condition,
     hookimpl,
 )
 
@@ -39,82 +43,91 @@ class NoopLayersArgs(FeatureArgs):
     )
     experts_per_token: int = Field(2, ge=1, description="auto: experts that compute a token in a MoE layer (top-k)")
 
+    @field_validator("layers")
+    @classmethod
+    def _places_are_numbers(cls, layers: int | tuple[int, ...] | str) -> int | tuple[int, ...] | str:
+        places = places_of(layers)
+        if places is None and layers != "auto":
+            text = "empty places are whole numbers from 0 on, joined by commas, or auto"
+            raise SettingsError(text, GiveSetting("layers", "auto"))
+        if len(set(places or ())) != len(places or ()):
+            raise SettingsError("a place is named twice", GiveSetting("layers", note="each place once"))
+        return layers
 
-def places_of(args: NoopLayersArgs) -> tuple[int, ...] | None:
+
+def places_of(layers: int | tuple[int, ...] | str) -> tuple[int, ...] | None:
     """Return the places that a setting names, one number, several, or the text ``0,7``; None for what names none."""
-    layers = args.layers
     parts = layers.split(",") if isinstance(layers, str) else layers if isinstance(layers, tuple) else (layers,)
     texts = [str(part).strip() for part in parts]
     return tuple(map(int, texts)) if all(text.isdigit() for text in texts) else None
 
 
-def _listing(args: NoopLayersArgs) -> tuple[int, ...]:
-    return places_of(args) or ()
-
-
-def _all_places(args: NoopLayersArgs, world: World) -> int:
-    return int(world.num_layers) + len(_listing(args))
-
-
 def _has_places(args: NoopLayersArgs, world: World) -> bool:
-    return places_of(args) is not None
+    """Return whether empty places are given, not auto."""
+    return places_of(args.layers) is not None
 
 
 def split_of(args: NoopLayersArgs, world: World) -> tuple[int, ...]:
     """Return the layers of each chunk in the order of the model."""
-    places = places_of(args)
+    places = places_of(args.layers)
     if places is None:
         weights = weights_of(world, args.experts_per_token)
         return split_by_weight(world.num_layers, weights, world.pp, world.vpp)
     return split_by_places(world.num_layers, places, world.pp * world.vpp)
 
 
+@condition(
+    "empty places {args.layers} are not all among those of {world.num_layers} layers and the empty ones, counted from 0",
+    fix=(GiveSetting("layers", note="smaller numbers"), GiveSetting("layers", "auto")),
+    when=_has_places,
+)
+def places_exist(args: NoopLayersArgs, world: World) -> bool:
+    """Check that every empty place is a place."""
+    places = places_of(args.layers) or ()
+    return bool(max(places, default=0) < world.num_layers + len(places))
+
+
+@condition(
+    "{world.num_layers} layers and the empty places {args.layers} do not fill pp x vpp = {world.pp} x {world.vpp} equal chunks",
+    fix=(GiveSetting("layers", "auto"), GiveSetting("layers", note="as many places as fill up every chunk")),
+    when=_has_places,
+)
+def places_fill_chunks(args: NoopLayersArgs, world: World) -> bool:
+    """Check that layers and empty places together are equal shares of the chunks."""
+    return bool((world.num_layers + len(places_of(args.layers) or ())) % (world.pp * world.vpp) == 0)
+
+
 class NoopLayers(Feature[NoopLayersArgs]):
-    """Deal the layers of the model out unevenly, so that no stage waits for one with more work."""
+    """Distribute layers unevenly over pipeline stages, so that embedding and output layer balance.
+
+    No stage waits for one with more work, such as the output layer or multi-token prediction.
+    """
 
     spec = FeatureSpec(
         name="noop-layers",
-        summary="Pipeline stages with fewer layers where embedding, output layer or multi-token prediction take their time",
         category=Category.PARALLEL,
         constraints=(
             Requires("pipeline-parallel", reason="it deals layers out to its stages"),
-            Check(
-                lambda args, world: world.pp > 1,
-                "one stage has every layer, and there is {world.pp}",
-                fix=(GiveField("pp", 2, or_more=True), RemoveFeature()),
-            ),
-            Check(
-                lambda args, world: args.layers == "auto" or places_of(args) is not None,
-                "the empty places {args.layers} are not whole numbers from 0 on, joined by commas, and not auto",
-                fix="--set noop-layers.layers=auto",
-            ),
-            Check(
-                lambda args, world: len(set(_listing(args))) == len(_listing(args)),
-                "a place is named twice in {args.layers}",
-                fix="--set noop-layers.layers with each place once",
-                when=_has_places,
-            ),
-            Check(
-                lambda args, world: max(_listing(args), default=0) < _all_places(args, world),
-                "places {args.layers} are not all among those of {world.num_layers} layers and the empty ones, counted from 0",
-                fix="--set noop-layers.layers with smaller numbers",
-                when=_has_places,
-            ),
-            Check(
-                lambda args, world: _all_places(args, world) % (world.pp * world.vpp) == 0,
-                "{world.num_layers} layers and the empty places {args.layers} cannot be split evenly over "
-                "pp x vpp = {world.pp} x {world.vpp} chunks",
-                fix="--set noop-layers.layers=auto, or a number of places that fills up every chunk",
-                when=_has_places,
+            has_stages,
+            places_exist,
+            places_fill_chunks,
+            ModelCondition(
+                "mindspeed.features.noop_layers.balance:missing_layout",
+                "the plan knows the shape of the model",
+                subject="spec",
+                fix=(Advice("give --num-layers and the other sizes of the model"), RemoveFeature()),
             ),
         ),
-        layer_split=split_of,
         numerics=Numerics.reordered(reason="as pipeline-parallel"),
         state=CheckpointState("resharded", "layers are saved under their number in the whole model, empty places nowhere"),
         verify_with=VerifyWith(
             world={"pp": 2, "vpp": 2, "num_layers": 3, "num_query_groups": 4}, settings={"noop-layers": {"layers": (1,)}}
         ),
     )
+
+    @hookimpl
+    def layer_split(self) -> tuple[int, ...]:
+        return split_of(self.args, self.world)
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
@@ -131,8 +144,3 @@ class NoopLayers(Feature[NoopLayersArgs]):
         except UnknownValue as unknown:
             text += f"; FLOPs of the stages are not known without {unknown.field}"
         return [ArgOverride("pipeline_model_parallel_layout", layout_text(counts, mtp_layers(self.world)), text)]
-
-    @hookimpl
-    def config_ready(self, config: Any) -> None:
-        if config.pipeline_model_parallel_layout is None:
-            self.decline("the plan was made without the shape of the model", fix="give --num-layers and the sizes of the model")

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspeed.memory.feature import NORMS, PartRecompute, has_layers
-from mindspeed.plugins import Category, FeatureSpec, Mixin, Numerics, Patch, hookimpl, leave
+from mindspeed.memory.conditions import LOCAL_LAYERS, PARTS_OF_LAYERS, chunks_have_num_layers
+from mindspeed.memory.feature import NORMS, PartRecompute
+from mindspeed.plugins import Category, FeatureSpec, Mixin, ModelCondition, Numerics, Patch, hookimpl
 
 _LAYERS = "mindspeed.features.norm_recompute.layers"
 
 
 class NormRecompute(PartRecompute):
-    """Free what the two norms of a layer save and return, and refill it from the norm's input when backward gets there."""
+    """Recompute norms in backward instead of keeping their outputs.
+
+    What the two norms of a layer save and return is freed in forward, and recomputed from the norm's input.
+    """
 
     spec = FeatureSpec(
         name="norm-recompute",
-        summary="Outputs of norms recomputed in the backward pass instead of kept",
         category=Category.MEMORY,
-        constraints=(has_layers("norm-recompute"),),
+        constraints=(
+            *PARTS_OF_LAYERS,
+            chunks_have_num_layers,
+            ModelCondition(
+                "mindspeed.memory.model_conditions:fused_norms",
+                "no norm of a layer is part of a fused linear layer",
+                fix=LOCAL_LAYERS,
+            ),
+        ),
         numerics=Numerics.exact(),
-        saved=lambda args, world, tensors: leave(tensors, NORMS, "recomputed", "norm-recompute", args.num_layers),
     )
+    recomputed_tensors = NORMS
 
     @hookimpl
     def patches(self) -> list[Patch]:
@@ -32,9 +43,7 @@ class NormRecompute(PartRecompute):
             )
         ]
 
-    def recompute(self, layer: Any) -> str | None:
+    def recompute(self, layer: Any) -> None:
         from mindspeed.memory.norms import recompute_norms
 
-        if recompute_norms(layer, self.spec.name):
-            return None
-        return f"layer {layer.layer_number} has a norm inside a fused linear layer"
+        recompute_norms(layer, self.spec.name)

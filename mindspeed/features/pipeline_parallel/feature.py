@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from mindspeed.plugins import (
+    AddFeature,
     ArgOverride,
     Category,
-    Check,
     CheckpointState,
     Feature,
     FeatureArgs,
@@ -14,7 +14,9 @@ from mindspeed.plugins import (
     GiveField,
     Numerics,
     Patch,
+    World,
     Wrap,
+    condition,
     hookimpl,
 )
 
@@ -24,22 +26,27 @@ class PipelineParallelArgs(FeatureArgs):
     free_outputs: bool = Field(False, description="free the storage of a stage's output once it was sent, as Megatron-LM does")
 
 
+@condition(
+    "{world.num_layers} layers are not divisible by {args.size} pipeline stages",
+    fix=(GiveField("pp", note="a divisor of {world.num_layers}"), AddFeature("noop-layers")),
+)
+def stages_share_layers(args: PipelineParallelArgs, world: World) -> bool:
+    """Check that stages have equal shares of the layers, or another feature deals them out."""
+    return bool(world.layer_split or world.num_layers % args.size == 0)
+
+
 class PipelineParallel(Feature[PipelineParallelArgs]):
-    """Each stage holds consecutive layers; micro-batches pass through with one forward, one backward in flight."""
+    """Place consecutive layers on consecutive ranks, with the 1F1B schedule.
+
+    Micro-batches pass through the stages with one forward and one backward pass in flight.
+    """
 
     spec = FeatureSpec(
         name="pipeline-parallel",
-        summary="Consecutive layers on consecutive ranks, with the 1F1B schedule",
         category=Category.MEGATRON,
         level=0,
         sizes={"pp": "size"},
-        constraints=(
-            Check(
-                lambda args, world: bool(world.layer_split) or world.num_layers % args.size == 0,
-                "{world.num_layers} layers cannot be split evenly over {args.size} stages",
-                fix=(GiveField("pp", note="a divisor of {world.num_layers}"),),
-            ),
-        ),
+        constraints=(stages_share_layers,),
         numerics=Numerics.reordered(reason="the gradient of tied embeddings is summed over the first and the last stage"),
         state=CheckpointState("resharded", "layers are saved under their number in the whole model"),
     )

@@ -7,17 +7,22 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import model_validator
+
 from mindspeed.plugins import (
     Category,
-    Check,
+    DropSetting,
     Feature,
     FeatureArgs,
     FeatureSpec,
     Field,
+    GiveSetting,
     MegatronFlag,
     Numerics,
+    SettingsError,
     VerifyWith,
     World,
+    condition,
     hookimpl,
     why_unwritable,
 )
@@ -37,59 +42,75 @@ class ProfilerArgs(FeatureArgs):
     folder: str = Field("./profile_dir", description="where the traces are written")
     ranks: tuple[int, ...] = Field((0,), min_length=1, description="ranks that are traced; -1 is all")
 
+    @model_validator(mode="after")
+    def _window_has_a_step(self) -> ProfilerArgs:
+        if self.end <= self.start:
+            text = f"the last traced step is end={self.end}, but start={self.start} skips as many"
+            raise SettingsError(text, GiveSetting("end", self.start + 2))
+        return self
 
-def _on_npu(args: ProfilerArgs, world: World) -> bool:
-    return args.level == "level0" or world.platform == "npu"
+    @model_validator(mode="after")
+    def _allocations_have_the_host(self) -> ProfilerArgs:
+        if self.memory and not self.cpu:
+            text = "memory=true records allocations only together with cpu=true"
+            raise SettingsError(text, GiveSetting("cpu", True), DropSetting("memory"))
+        return self
 
 
-def _has_host(args: ProfilerArgs, world: World) -> bool:
+@condition(
+    "ranks {args.ranks} are to be traced, but the job has {world.world_size}",
+    fix=(GiveSetting("ranks", note="ranks from 0 to the last one, or -1 for all"),),
+)
+def ranks_exist(args: ProfilerArgs, world: World) -> bool:
+    """Check that the job has every traced rank."""
+    return all(-1 <= rank < world.world_size for rank in args.ranks)
+
+
+@condition(
+    "the folder {args.folder} cannot be written", fix=(GiveSetting("folder", "FOLDER", note="where files can be written"),)
+)
+def folder_is_writable(args: ProfilerArgs, world: World) -> bool:
+    """Check that traces can be written."""
+    return not why_unwritable(Path(args.folder))
+
+
+@condition(
+    "profiler.level={args.level} has no effect on {world.platform}: only the profiler of an NPU has levels",
+    fix=(DropSetting("level"),),
+    otherwise="warn",
+)
+def level_has_effect(args: ProfilerArgs, world: World) -> bool:
+    """Check that the platform has levels of detail, where one is given."""
+    return args.level == "level0" or bool(world.platform == "npu")
+
+
+def _records_no_memory(args: ProfilerArgs, world: World) -> bool:
+    """Return whether cpu is not needed for memory."""
+    return not args.memory
+
+
+@condition(
+    "profiler.cpu has no effect on the cpu platform, whose traces always include the host",
+    fix=(DropSetting("cpu"),),
+    when=_records_no_memory,
+    otherwise="warn",
+)
+def cpu_has_effect(args: ProfilerArgs, world: World) -> bool:
+    """Check that traces do not include the host anyway."""
     return not (args.cpu and world.platform == "cpu")
 
 
 class Profiler(Feature[ProfilerArgs]):
-    """Trace a window of steps with the profiler of the platform, one file for each chosen rank."""
+    """Trace chosen steps and ranks with the profiler of the platform, with feature names in the trace.
+
+    Each chosen rank writes one file for the window of steps.
+    """
 
     spec = FeatureSpec(
         name="profiler",
-        summary="Traces of chosen steps and ranks, with the name of each feature",
         category=Category.TOOL,
         level=0,
-        steps=lambda args: (args.start + 1, args.end),
-        constraints=(
-            Check(
-                lambda args, world: args.end > args.start,
-                "the window ends with step {args.end}, and {args.start} steps come before it",
-                fix="--set profiler.end=N with N above {args.start}",
-            ),
-            Check(
-                lambda args, world: args.cpu or not args.memory,
-                "allocations are recorded only together with the host",
-                fix="--set profiler.cpu=true, or remove profiler.memory",
-            ),
-            Check(
-                lambda args, world: all(-1 <= rank < world.world_size for rank in args.ranks),
-                "ranks {args.ranks} are to be traced, and the job has {world.world_size}",
-                fix="use ranks from 0 to the last one, or -1 for all",
-            ),
-            Check(
-                lambda args, world: not why_unwritable(Path(args.folder)),
-                "the folder {args.folder} cannot be written",
-                fix="--set profiler.folder=FOLDER, where files can be written",
-            ),
-            Check(
-                _on_npu,
-                "profiler.level={args.level} means nothing on {world.platform}: only the profiler of an NPU has levels",
-                fix="remove profiler.level",
-                warns=True,
-            ),
-            Check(
-                _has_host,
-                "profiler.cpu means nothing on the cpu platform, whose traces always have the host",
-                fix="remove profiler.cpu, unless profiler.memory needs it",
-                when=lambda args, world: not args.memory,
-                warns=True,
-            ),
-        ),
+        constraints=(ranks_exist, folder_is_writable, level_has_effect, cpu_has_effect),
         megatron_flags=(
             MegatronFlag("profile_step_start", "start"),
             MegatronFlag("profile_step_end", "end"),
@@ -99,6 +120,10 @@ class Profiler(Feature[ProfilerArgs]):
         verify_with=VerifyWith(settings={"profiler": {"start": 0, "end": 1, "folder": f"{gettempdir()}/mindspeed-profile"}}),
     )
     window: TraceWindow | None = None
+
+    @hookimpl
+    def working_steps(self) -> tuple[int, int]:
+        return self.args.start + 1, self.args.end
 
     @hookimpl
     def around_train_step(self, state: Any) -> AbstractContextManager[None] | None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, get_args
 
 from mindspeed.features.recompute.estimates import estimate, saved, variants
-from mindspeed.features.recompute.rules import CONSTRAINTS, Module, RecomputeArgs, full
+from mindspeed.features.recompute.rules import CONSTRAINTS, Module, RecomputeArgs, is_full
 from mindspeed.plugins import (
     ArgOverride,
     Category,
+    Estimate,
     Feature,
     FeatureSpec,
     MegatronFlag,
     Mixin,
     Numerics,
     Patch,
+    SavedTensors,
     Slot,
     Wrap,
     hookimpl,
@@ -25,15 +28,16 @@ _RANDOM = "megatron.core.tensor_parallel.random"
 
 
 class Recompute(Feature[RecomputeArgs]):
-    """Keep only the inputs of modules or layers, and run their forward again when backward needs the rest."""
+    """Recompute activations in backward: all layers, some of them, or chosen modules.
+
+    Only the inputs of these modules or layers are kept. Their forward pass runs again when backward needs the rest.
+    """
 
     spec = FeatureSpec(
         name="recompute",
-        summary="Full, block-wise or selective recomputation of activations in the backward pass",
         category=Category.MEGATRON,
         level=0,
         slots={Slot.RECOMPUTE_POLICY},
-        slots_when=full,
         constraints=CONSTRAINTS,
         megatron_flags=(
             MegatronFlag("recompute_granularity", "granularity", switch="on"),
@@ -42,11 +46,24 @@ class Recompute(Feature[RecomputeArgs]):
             MegatronFlag("recompute_modules", "modules", takes=get_args(Module)),
             MegatronFlag("distribute_saved_activations", "distribute"),
         ),
-        estimate=estimate,
-        saved=saved,
-        variants=variants,
         numerics=Numerics.exact(),
     )
+
+    @hookimpl
+    def held_slots(self) -> Collection[str]:
+        return self.spec.slots if is_full(self.args, self.world) else ()
+
+    @hookimpl
+    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
+        return saved(self.args, self.world, tensors)
+
+    @hookimpl
+    def estimate(self) -> Estimate:
+        return estimate(self.args, self.world)
+
+    @hookimpl
+    def variants(self) -> Sequence[Mapping[str, Any]]:
+        return variants(self.world)
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:

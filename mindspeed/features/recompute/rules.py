@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Final, Literal
 
-from mindspeed.plugins import Check, Conflicts, Constraint, FeatureArgs, Field, GiveField, GiveSetting
+from pydantic import model_validator
+
+from mindspeed.memory.conditions import groups_fill_chunks, modules_have_experts
+from mindspeed.plugins import (
+    AddFeature,
+    Conflicts,
+    Constraint,
+    DropSetting,
+    FeatureArgs,
+    Field,
+    GiveField,
+    GiveSetting,
+    SettingsError,
+    Together,
+    World,
+    condition,
+)
 
 Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
 
@@ -19,129 +35,143 @@ class RecomputeArgs(FeatureArgs):
     num_layers: int | None = Field(None, ge=1, description="layers per group (uniform), or recomputed layers per chunk (block)")
     distribute: bool = Field(False, description="full: keep the saved inputs of layers split over the tensor-parallel ranks")
 
+    @model_validator(mode="after")
+    def _settings_fit_granularity(self) -> RecomputeArgs:
+        needed: dict[str, str | int] = {"method": "uniform", "num_layers": 1} if self.granularity == "full" else {}
+        if missing := [name for name in needed if getattr(self, name) is None]:
+            text = f"granularity=full needs {' and '.join(missing)}"
+            raise SettingsError(text, Together(tuple(GiveSetting(name, needed[name]) for name in missing)))
+        other = "selective" if self.granularity == "full" else "full"
+        of_other = ("modules",) if other == "selective" else ("method", "num_layers", "distribute")
+        if given := [name for name in of_other if getattr(self, name)]:
+            text = f"granularity={other} takes {' and '.join(given)}, but granularity is {self.granularity}"
+            drop = Together(tuple(DropSetting(name) for name in given))
+            raise SettingsError(text, drop, GiveSetting("granularity", other))
+        return self
 
-def full(args: RecomputeArgs, world: object) -> bool:
+
+def _takes(args: RecomputeArgs, module: Module) -> bool:
+    return args.granularity == "selective" and module in (args.modules or ("core_attn",))
+
+
+def is_full(args: RecomputeArgs, world: World) -> bool:
+    """Return whether whole layers are recomputed."""
     return args.granularity == "full"
 
 
-def _groups(args: RecomputeArgs) -> bool:
-    return args.granularity == "full" and args.method == "uniform" and args.num_layers is not None
+def _is_uniform(args: RecomputeArgs, world: World) -> bool:
+    """Return whether all layers are recomputed, in groups."""
+    return args.method == "uniform"
 
 
-def _selective(args: RecomputeArgs, world: object) -> bool:
-    return args.granularity == "selective"
+def _is_block(args: RecomputeArgs, world: World) -> bool:
+    """Return whether the first layers of each chunk are recomputed."""
+    return args.method == "block"
 
 
-def _uniform(args: RecomputeArgs, world: object) -> bool:
-    return full(args, world) and args.method == "uniform"
+def _is_distributed(args: RecomputeArgs, world: World) -> bool:
+    """Return whether saved inputs are split over tensor-parallel ranks."""
+    return args.distribute
 
 
-def _has(module: str) -> Callable[[RecomputeArgs, object], bool]:
-    return lambda args, world: _selective(args, world) and module in (args.modules or ("core_attn",))
+def _takes_experts(args: RecomputeArgs, world: World) -> bool:
+    """Return whether routed or shared experts are recomputed."""
+    return _takes(args, "moe") or _takes(args, "shared_experts")
 
 
+def _takes_moe(args: RecomputeArgs, world: World) -> bool:
+    """Return whether MoE layers are recomputed."""
+    return _takes(args, "moe")
+
+
+def _takes_mlp(args: RecomputeArgs, world: World) -> bool:
+    """Return whether whole MLPs are recomputed."""
+    return _takes(args, "mlp")
+
+
+def _takes_attention(args: RecomputeArgs, world: World) -> bool:
+    """Return whether core attention is recomputed."""
+    return _takes(args, "core_attn")
+
+
+def _takes_shared_experts(args: RecomputeArgs, world: World) -> bool:
+    """Return whether shared experts are recomputed."""
+    return _takes(args, "shared_experts")
+
+
+def _takes_expert_activation(args: RecomputeArgs, world: World) -> bool:
+    """Return whether the activation of grouped experts is recomputed."""
+    return _takes(args, "moe_act")
+
+
+def _takes_latent_projection(args: RecomputeArgs, world: World) -> bool:
+    """Return whether the up-projection of multi-latent attention is recomputed."""
+    return _takes(args, "mla_up_proj")
+
+
+@condition(
+    "num_layers={args.num_layers} is more than a model chunk has, which is {world.num_layers} layers / "
+    "(pp x vpp = {world.pp} x {world.vpp}): every layer is recomputed",
+    when=_is_block,
+    otherwise="warn",
+)
+def chunks_have_the_layers(args: RecomputeArgs, world: World) -> bool:
+    """Check that a model chunk has as many layers as are to be recomputed."""
+    return args.num_layers is None or args.num_layers <= max(world.layers_per_chunk)
+
+
+@condition(
+    "saved inputs are distributed over tensor-parallel ranks, but tp is {world.tp}",
+    fix=(GiveSetting("distribute", False), GiveField("tp", 2, or_more=True)),
+    when=_is_distributed,
+)
+def inputs_have_ranks(args: RecomputeArgs, world: World) -> bool:
+    """Check that there are several tensor-parallel ranks."""
+    return bool(world.tp > 1)
+
+
+@condition(
+    "moe_act is the activation of grouped experts, but the model has none",
+    fix=(GiveSetting("modules", note="without moe_act"), AddFeature("activation-recompute")),
+    when=_takes_expert_activation,
+)
+def experts_are_grouped(args: RecomputeArgs, world: World) -> bool:
+    """Check that the model has grouped experts."""
+    return bool(world.num_experts > 0 and world.grouped_experts)
+
+
+@condition(
+    "mla_up_proj is a part of multi-latent attention, but the model has none",
+    fix=(GiveSetting("modules", note="without mla_up_proj"),),
+    when=_takes_latent_projection,
+)
+def attention_is_latent(args: RecomputeArgs, world: World) -> bool:
+    """Check that attention is multi-latent."""
+    return bool(world.multi_latent_attention)
+
+
+_EVERY_LAYER: Final = "uniform full recompute takes every layer"
+_HIDING: Final = "shared experts that hide transfers cannot be recomputed"
 CONSTRAINTS: Final[tuple[Constraint, ...]] = (
-    Check(
-        lambda args, world: args.method is not None,
-        "full recompute needs a method",
-        fix="--set recompute.method=uniform",
-        when=full,
-    ),
-    Check(
-        lambda args, world: args.num_layers is not None,
-        "full recompute needs a number of layers",
-        fix="--set recompute.num_layers=1",
-        when=full,
-    ),
-    Check(
-        lambda args, world: args.modules is None,
-        "modules are chosen for selective recompute only",
-        fix="drop recompute.modules, or --set recompute.granularity=selective",
-        when=full,
-    ),
-    Check(
-        lambda args, world: args.method is None,
-        "the method {args.method} is for full recompute only",
-        fix="drop recompute.method, or --set recompute.granularity=full",
-        when=_selective,
-    ),
-    Check(
-        lambda args, world: args.num_layers is None,
-        "a number of layers is for full recompute only",
-        fix="drop recompute.num_layers, or --set recompute.granularity=full",
-        when=_selective,
-    ),
-    Check(
-        lambda args, world: not args.distribute,
-        "saved inputs are distributed by full recompute only",
-        fix="--set recompute.distribute=false, or --set recompute.granularity=full",
-        when=_selective,
-    ),
-    Check(
-        lambda args, world: world.num_layers // (world.pp * world.vpp) % args.num_layers == 0,
-        "groups of {args.num_layers} layers do not fill a model chunk, "
-        "which has {world.num_layers} layers / (pp x vpp = {world.pp} x {world.vpp})",
-        fix="--set recompute.num_layers=1, or another divisor of the layers of a chunk",
-        when=lambda args, world: _groups(args) and not world.layer_split,
-    ),
-    Check(
-        lambda args, world: all(layers % args.num_layers == 0 for layers in world.layer_split),
-        "groups of {args.num_layers} layers do not fill every model chunk: they have {world.layer_split} layers",
-        fix="--set recompute.num_layers=1, or another common divisor",
-        when=lambda args, world: _groups(args) and bool(world.layer_split),
-    ),
-    Check(
-        lambda args, world: args.num_layers <= max(world.layers_per_chunk),
-        "num_layers={args.num_layers} is more than a model chunk has, which is {world.num_layers} layers / "
-        "(pp x vpp = {world.pp} x {world.vpp}): every layer is recomputed",
-        when=lambda args, world: full(args, world) and args.method == "block" and args.num_layers is not None,
-        warns=True,
-    ),
-    Check(
-        lambda args, world: world.tp > 1,
-        "saved inputs are distributed over tensor-parallel ranks, and there is {world.tp}",
-        fix=(GiveSetting("distribute", False), GiveField("tp", 2, or_more=True)),
-        when=lambda args, world: args.distribute and full(args, world),
-    ),
-    Check(
-        lambda args, world: world.num_experts > 0,
-        "moe and shared_experts are modules of a MoE model, and this one is dense",
-        fix="remove moe and shared_experts from recompute.modules",
-        when=lambda args, world: not {"moe", "shared_experts"}.isdisjoint(args.modules or ()),
-    ),
-    Check(
-        lambda args, world: world.num_experts > 0 and world.grouped_experts,
-        "moe_act is the activation of grouped experts, and this model has none",
-        fix="remove moe_act from recompute.modules, or --features activation-recompute",
-        when=_has("moe_act"),
-    ),
-    Check(
-        lambda args, world: world.multi_latent_attention,
-        "mla_up_proj is a part of multi-latent attention, and this model has none",
-        fix="remove mla_up_proj from recompute.modules",
-        when=_has("mla_up_proj"),
-    ),
-    Conflicts("norm-recompute", reason="uniform full recompute takes every layer", when=_uniform),
-    Conflicts("activation-recompute", reason="uniform full recompute takes every layer", when=_uniform),
-    Conflicts("activation-recompute", reason="recompute.modules has mlp, whose activation is part of it", when=_has("mlp")),
-    Conflicts("swap-attention", reason="uniform full recompute takes every layer", when=_uniform),
-    Conflicts("swap-attention", reason="recompute.modules has core_attn, which then saves nothing", when=_has("core_attn")),
-    Conflicts("moe-zero-memory", reason="full recompute takes the experts as well", when=full),
-    Conflicts("moe-zero-memory", reason="recompute.modules has moe, which the experts are a part of", when=_has("moe")),
-    Conflicts("moe-zero-memory", reason="recompute.modules has moe_act, which it never keeps", when=_has("moe_act")),
-    Conflicts(
-        "moe-allgather-overlap",
-        reason="shared experts that hide transfers cannot be recomputed",
-        when=_has("shared_experts"),
-    ),
-    Conflicts(
-        "moe-alltoall-overlap",
-        reason="shared experts that hide transfers cannot be recomputed",
-        when=_has("shared_experts"),
-    ),
+    replace(groups_fill_chunks, when=_is_uniform),
+    chunks_have_the_layers,
+    inputs_have_ranks,
+    replace(modules_have_experts, when=_takes_experts),
+    experts_are_grouped,
+    attention_is_latent,
+    Conflicts("norm-recompute", reason=_EVERY_LAYER, when=_is_uniform),
+    Conflicts("activation-recompute", reason=_EVERY_LAYER, when=_is_uniform),
+    Conflicts("swap-attention", reason=_EVERY_LAYER, when=_is_uniform),
+    Conflicts("activation-recompute", reason="recompute.modules has mlp, whose activation is part of it", when=_takes_mlp),
+    Conflicts("swap-attention", reason="recompute.modules has core_attn, which then saves nothing", when=_takes_attention),
+    Conflicts("moe-zero-memory", reason="full recompute takes the experts as well", when=is_full),
+    Conflicts("moe-zero-memory", reason="recompute.modules has moe, which the experts are a part of", when=_takes_moe),
+    Conflicts("moe-zero-memory", reason="recompute.modules has moe_act, which it never keeps", when=_takes_expert_activation),
+    Conflicts("moe-allgather-overlap", reason=_HIDING, when=_takes_shared_experts),
+    Conflicts("moe-alltoall-overlap", reason=_HIDING, when=_takes_shared_experts),
     Conflicts(
         "sequence-parallel",
         reason="the saved inputs are already a share of the sequence; set recompute.distribute=false",
-        when=lambda args, world: args.distribute,
+        when=_is_distributed,
     ),
 )

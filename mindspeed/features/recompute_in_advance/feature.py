@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
-from mindspeed.pipeline.declarations import ScheduleArgs, full_recompute, keeps_an_order, needs_stages
+from mindspeed.memory.conditions import groups_fill_chunks, modules_have_experts
+from mindspeed.pipeline.declarations import ScheduleArgs, full_recompute
 from mindspeed.pipeline.operations import Schedule
 from mindspeed.pipeline.recomputation import recompute_all
-from mindspeed.pipeline.recompute_feature import RecomputeFeature
-from mindspeed.pipeline.refusals import RECOMPUTE_ARGUMENTS
-from mindspeed.plugins import (
-    ArgOverride,
-    Category,
-    Check,
-    FeatureSpec,
-    Field,
-    Numerics,
-    Requires,
-    Slot,
-    VerifyWith,
-    hookimpl,
-)
+from mindspeed.pipeline.recompute_feature import CONSTRAINTS, RecomputeFeature
+from mindspeed.plugins import ArgOverride, Category, FeatureSpec, Field, Numerics, Slot, VerifyWith, World, hookimpl
 
 
 class RecomputeInAdvanceArgs(ScheduleArgs):
@@ -31,34 +21,31 @@ class RecomputeInAdvanceArgs(ScheduleArgs):
     )
 
 
+def _groups_layers(args: RecomputeInAdvanceArgs, world: World) -> bool:
+    """Return whether several layers are recomputed as one group."""
+    return args.granularity == "full" and args.num_layers > 1
+
+
+def _takes_experts(args: RecomputeInAdvanceArgs, world: World) -> bool:
+    """Return whether experts are among the modules."""
+    return args.granularity == "selective" and not {"moe", "shared_experts"}.isdisjoint(args.modules)
+
+
 class RecomputeInAdvance(RecomputeFeature[RecomputeInAdvanceArgs]):
-    """Repeat the forward pass of a stage before its gradient arrives, so that the pipeline does not wait for it."""
+    """Recompute activations while the gradient is sent by the next pipeline stage.
+
+    The forward pass of a stage is repeated before its gradient arrives, so that the pipeline does not wait for it.
+    """
 
     spec = FeatureSpec(
         name="recompute-in-advance",
-        summary="Activations recomputed while the gradient is on its way from the next pipeline stage",
         category=Category.MEMORY,
         slots={Slot.RECOMPUTE_POLICY},
         constraints=(
-            Requires("pipeline-parallel", reason="it recomputes while a stage waits for another one"),
-            needs_stages("recompute-in-advance"),
-            *keeps_an_order("recompute-in-advance"),
-            Check(
-                lambda args, world: all(layers % args.num_layers == 0 for layers in world.layers_per_chunk),
-                "groups of {args.num_layers} layers do not fill every model chunk: they have {world.layers_per_chunk} layers",
-                fix="--set recompute-in-advance.num_layers=1, or another common divisor",
-                when=lambda args, world: args.granularity == "full" and args.num_layers > 1,
-            ),
-            Check(
-                lambda args, world: world.num_experts > 0,
-                "moe and shared_experts are modules of a MoE model, and this one is dense",
-                fix="remove moe and shared_experts from recompute-in-advance.modules",
-                when=lambda args, world: (
-                    args.granularity == "selective" and not {"moe", "shared_experts"}.isdisjoint(args.modules)
-                ),
-            ),
+            *CONSTRAINTS,
+            replace(groups_fill_chunks, when=_groups_layers),
+            replace(modules_have_experts, when=_takes_experts),
         ),
-        megatron_refusals=RECOMPUTE_ARGUMENTS,
         numerics=Numerics.exact(),
         verify_with=VerifyWith(features=("pipeline-parallel",), world={"pp": 2}),
     )

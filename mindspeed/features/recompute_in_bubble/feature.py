@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from mindspeed.pipeline.declarations import ScheduleArgs, full_recompute, keeps_an_order, needs_stages
+from mindspeed.pipeline.declarations import ScheduleArgs, full_recompute
 from mindspeed.pipeline.operations import Schedule
 from mindspeed.pipeline.recomputation import least_limit, recompute_least
-from mindspeed.pipeline.recompute_feature import RecomputeFeature
-from mindspeed.pipeline.refusals import RECOMPUTE_ARGUMENTS
-from mindspeed.plugins import (
-    ArgOverride,
-    Category,
-    FeatureSpec,
-    Field,
-    Numerics,
-    Requires,
-    Slot,
-    VerifyWith,
-    hookimpl,
-)
+from mindspeed.pipeline.recompute_feature import CONSTRAINTS, RecomputeFeature
+from mindspeed.plugins import ArgOverride, Category, FeatureSpec, Field, Numerics, Slot, VerifyWith, hookimpl
 
 
 class RecomputeInBubbleArgs(ScheduleArgs):
@@ -27,19 +16,16 @@ class RecomputeInBubbleArgs(ScheduleArgs):
 
 
 class RecomputeInBubble(RecomputeFeature[RecomputeInBubbleArgs]):
-    """Keep activations up to a limit, drop those that are needed last, and repeat their forward pass while a stage waits."""
+    """Recompute only the activations above a limit, while a pipeline stage waits.
+
+    Activations that are needed last are dropped, and their forward pass is repeated in a pipeline bubble.
+    """
 
     spec = FeatureSpec(
         name="recompute-in-bubble",
-        summary="Activations kept up to a limit; the others are recomputed while a pipeline stage waits",
         category=Category.MEMORY,
         slots={Slot.RECOMPUTE_POLICY},
-        constraints=(
-            Requires("pipeline-parallel", reason="it recomputes while a stage waits for another one"),
-            needs_stages("recompute-in-bubble"),
-            *keeps_an_order("recompute-in-bubble"),
-        ),
-        megatron_refusals=RECOMPUTE_ARGUMENTS,
+        constraints=CONSTRAINTS,
         numerics=Numerics.exact(),
         verify_with=VerifyWith(
             features=("pipeline-parallel",), settings={"recompute-in-bubble": {"limit": 1}}, world={"pp": 2}

@@ -5,16 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from mindspeed.memory.conditions import MAIN_WEIGHTS
 from mindspeed.plugins import (
     Category,
-    Check,
     Feature,
     FeatureArgs,
     FeatureSpec,
     Field,
+    GiveField,
     Numerics,
     Patch,
+    RemoveFeature,
+    SavedTensors,
     VerifyWith,
+    World,
+    condition,
     hookimpl,
 )
 
@@ -23,27 +28,26 @@ class ReuseFp32ParamArgs(FeatureArgs):
     parts: int = Field(16, ge=1, description="windows of an optimizer step; only the main weights of one exist at a time")
 
 
-def _resting(args: Any, world: Any, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Residuals of half the bytes in the place of main weights."""
-    return tuple(replace(t, name="residuals", bytes=t.bytes // 2) if t.name == "main weights" else t for t in tensors)
+@condition(
+    "weights are {world.dtype}, but a 16-bit residual completes bf16 weights only",
+    fix=(GiveField("dtype", "bf16"), RemoveFeature()),
+)
+def weights_are_bf16(args: ReuseFp32ParamArgs, world: World) -> bool:
+    """Check that weights are bf16."""
+    return bool(world.dtype == "bf16")
 
 
 class ReuseFp32Param(Feature[ReuseFp32ParamArgs]):
-    """Join the fp32 main weights from the bf16 weights and a 16-bit residual, one part of an optimizer step at a time."""
+    """Store bf16 weights and 16-bit residuals in place of fp32 main weights.
+
+    Main weights are joined from both, one part of an optimizer step at a time.
+    """
 
     spec = FeatureSpec(
         name="reuse-fp32-param",
-        summary="bf16 weights and 16-bit residuals in place of fp32 main weights",
         category=Category.MEMORY,
-        constraints=(
-            Check(
-                lambda args, world: world.dtype == "bf16",
-                "weights are {world.dtype}, and a residual of 16 bits completes bf16 weights alone",
-                fix="train in bf16, or remove reuse-fp32-param",
-            ),
-        ),
+        constraints=(weights_are_bf16, *MAIN_WEIGHTS),
         numerics=Numerics.exact(),
-        resting=_resting,
         verify_with=VerifyWith(world={"dtype": "bf16"}),
     )
 
@@ -54,22 +58,13 @@ class ReuseFp32Param(Feature[ReuseFp32ParamArgs]):
         return optimizer_patches()
 
     @hookimpl
-    def config_ready(self, config: Any) -> None:
-        from mindspeed.memory.optimizer_refusals import config_refusals
-
-        if wrong := config_refusals(config):
-            self.decline(" and ".join(wrong))
+    def resting(self, tensors: SavedTensors) -> SavedTensors:
+        """Return residuals of half the bytes in the place of main weights."""
+        return tuple(replace(t, name="residuals", bytes=t.bytes // 2) if t.name == "main weights" else t for t in tensors)
 
     @hookimpl
     def optimizer_built(self, optimizer: Any) -> None:
         from mindspeed.memory.joined import joined
-        from mindspeed.memory.optimizer_refusals import optimizer_refusals
         from mindspeed.memory.optimizer_windows import manage
 
-        wrong = optimizer_refusals(optimizer)
-        if not optimizer.config.bf16:
-            wrong.append("a residual of 16 bits completes bf16 weights alone, and the optimizer has bf16=False")
-        if wrong:
-            self.decline(" and ".join(wrong))
-            return
         manage(optimizer, self.args.parts, joined, self.spec.name)

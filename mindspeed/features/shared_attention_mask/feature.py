@@ -5,21 +5,26 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
+from pydantic import field_validator, model_validator
+
 from mindspeed.plugins import (
     After,
     ArgOverride,
     Capability,
     Category,
-    Check,
+    DropSetting,
     Feature,
     FeatureArgs,
     FeatureSpec,
     Field,
+    GiveSetting,
     RequiresCapability,
+    SettingsError,
     Slot,
     World,
     hookimpl,
 )
+from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
 
 _NAMED: Final = ("causal", "sliding-window", "prefix")
 
@@ -33,44 +38,49 @@ class SharedAttentionMaskArgs(FeatureArgs):
     width: int | None = Field(None, ge=1, description="keys that a query of a sliding window sees, its own among them")
     prefix: int | None = Field(None, ge=1, description="tokens at the start that every query sees")
 
+    @field_validator("kind")
+    @classmethod
+    def _kind_is_known(cls, kind: str) -> str:
+        if kind not in _NAMED and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", kind):
+            raise SettingsError(
+                "a mask is causal, sliding-window, prefix or package.module:function",
+                *(GiveSetting("kind", name) for name in _NAMED),
+            )
+        return kind
 
-def _is_own(args: Any, world: World) -> bool:
-    return args.kind not in _NAMED
+    @model_validator(mode="after")
+    def _numbers_belong_to_kind(self) -> SharedAttentionMaskArgs:
+        for setting, kind in (("width", "sliding-window"), ("prefix", "prefix")):
+            if (getattr(self, setting) is not None) is not (self.kind == kind):
+                text = f"{setting} is {getattr(self, setting)} for kind={self.kind}; kind={kind} needs it, others have none"
+                drop = DropSetting(setting) if self.kind != kind else GiveSetting(setting)
+                raise SettingsError(text, drop, GiveSetting("kind", kind if self.kind != kind else "causal"))
+        return self
+
+
+def _needs_capability(args: SharedAttentionMaskArgs, world: World) -> bool:
+    """Return whether context-parallel ranks share a mask that is not causal."""
+    return args.kind != "causal" and bool(world.cp > 1)
 
 
 class SharedAttentionMask(Feature[SharedAttentionMaskArgs]):
-    """The data loader makes no mask; the layers share one, made once, and none where the kernel needs none."""
+    """Share one attention mask among all layers and micro-batches.
+
+    The data loader makes no mask. The layers share one that is made once, and have none where the kernel needs none.
+    """
 
     spec = FeatureSpec(
         name="shared-attention-mask",
-        summary="One attention mask for all layers and micro-batches instead of one for each sample",
         category=Category.MEMORY,
         constraints=(
-            Check(
-                lambda args, world: re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", args.kind) is not None,
-                "{args.kind} is no kind of mask and no package.module:function",
-                fix="--set shared-attention-mask.kind=causal, or sliding-window, prefix, or a function of yours",
-                when=_is_own,
-            ),
-            Check(
-                lambda args, world: (args.width is not None) is (args.kind == "sliding-window"),
-                "a width belongs to a sliding window and a sliding window has a width; the mask is {args.kind} and the width "
-                "{args.width}",
-                fix="--set shared-attention-mask.kind=sliding-window --set shared-attention-mask.width=N, or neither",
-            ),
-            Check(
-                lambda args, world: (args.prefix is not None) is (args.kind == "prefix"),
-                "a number of tokens that all see belongs to a prefix mask and it has one; the mask is {args.kind} and the "
-                "prefix {args.prefix}",
-                fix="--set shared-attention-mask.kind=prefix --set shared-attention-mask.prefix=N, or neither",
-            ),
+            NO_TRANSFORMER_ENGINE_LAYERS,
             After("flash-attention"),
             After("alibi"),
             RequiresCapability(
                 Slot.CONTEXT_PARALLEL,
                 Capability.SHARED_MASK,
                 reason="any other takes a mask that is not causal from the batch",
-                when=lambda args, world: args.kind != "causal" and world.cp > 1,
+                when=_needs_capability,
             ),
         ),
     )

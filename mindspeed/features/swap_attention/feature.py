@@ -6,16 +6,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from mindspeed.memory.conditions import PARTS_OF_LAYERS
 from mindspeed.memory.feature import ATTENTION
 from mindspeed.plugins import (
     Category,
-    Check,
     Conflicts,
     Feature,
     FeatureArgs,
     FeatureSpec,
     Field,
+    GiveField,
+    GiveSetting,
+    ModelCondition,
     Numerics,
+    RemoveFeature,
+    SavedTensors,
+    World,
+    condition,
     hookimpl,
     in_backward,
     leave,
@@ -35,57 +42,67 @@ class SwapAttentionArgs(FeatureArgs):
     )
 
 
-def _saved(args: Any, world: Any, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
-    """All but the layer before the loss are on the host; one comes back ahead of backward."""
-    names = [tensor for module in args.modules for tensor in ATTENTION.get(module, ())]
-    return in_backward(leave(tensors, names, "swapped", "swap-attention", spare=1), "swap-attention")
+@condition("the model has one layer, whose backward directly follows its forward", fix=(RemoveFeature(),))
+def model_has_layers_between(args: SwapAttentionArgs, world: World) -> bool:
+    """Check that there is a layer whose forward or backward overlaps with transfers."""
+    return bool(world.num_layers > 1)
+
+
+@condition(
+    "recompute_modules has core_attn, which then saves nothing to offload",
+    fix=(GiveField("recompute_modules", note="without core_attn"), RemoveFeature()),
+)
+def core_attention_is_not_recomputed(args: SwapAttentionArgs, world: World) -> bool:
+    """Check that selective recomputation does not take core attention."""
+    return not (world.recompute_granularity == "selective" and "core_attn" in world.recompute_modules)
+
+
+def _offloads_linear_qkv(args: SwapAttentionArgs, world: World) -> bool:
+    """Return whether the input of linear_qkv is offloaded."""
+    return "linear_qkv" in args.modules
 
 
 class SwapAttention(Feature[SwapAttentionArgs]):
-    """Move what attention saves to the host behind the next layer, and back one layer ahead of backward."""
+    """Offload attention activations to host memory and prefetch them before backward.
+
+    Both transfers overlap with the computation of a neighbouring layer. The layer before the loss keeps its activations.
+    """
 
     spec = FeatureSpec(
         name="swap-attention",
-        summary="Activations of attention on the host between forward and backward, with transfers beside the computation",
         category=Category.MEMORY,
         constraints=(
-            Check(
-                lambda args, world: world.num_layers > 1,
-                "the model has one layer, whose backward follows its forward at once",
-                fix="remove swap-attention",
+            model_has_layers_between,
+            core_attention_is_not_recomputed,
+            *PARTS_OF_LAYERS,
+            ModelCondition(
+                "mindspeed.memory.model_conditions:parts_of_attention",
+                "attention has every module that is offloaded, and linear_qkv contains no norm",
+                fix=(GiveSetting("modules"), RemoveFeature()),
             ),
             Conflicts(
                 "norm-recompute",
                 reason="the input of linear_qkv is recomputed; leave linear_qkv out of swap-attention.modules",
-                when=lambda args, world: "linear_qkv" in args.modules,
+                when=_offloads_linear_qkv,
             ),
         ),
         numerics=Numerics.exact(),
-        saved=_saved,
     )
 
     swap: LayerSwap | None = None
     handles: Sequence[Any] = ()
 
     @hookimpl
-    def config_ready(self, config: Any) -> None:
-        from mindspeed.memory.model_layers import refusals
-
-        wrong = refusals(config)
-        if config.recompute_granularity == "selective" and "core_attn" in (config.recompute_modules or ()):
-            wrong.append("recompute.modules has core_attn, which then saves nothing")
-        if config.cpu_offloading or getattr(config, "fine_grained_activation_offloading", False):
-            wrong.append("Megatron moves activations to the host itself")
-        if wrong:
-            self.decline(" and ".join(wrong))
+    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
+        """Return what is left: all but the layer before the loss are offloaded, and one is prefetched for backward."""
+        names = [tensor for module in self.args.modules for tensor in ATTENTION.get(module, ())]
+        return in_backward(leave(tensors, names, "swapped", self.spec.name, spare=1), self.spec.name)
 
     @hookimpl
     def model_built(self, chunks: Sequence[Any]) -> None:
-        from mindspeed.memory.attention import refused_modules, swap_attention
+        from mindspeed.memory.attention import swap_attention
         from mindspeed.memory.swap import LayerSwap
 
-        if wrong := refused_modules(chunks, self.args.modules, self.spec.name):
-            self.decline(*wrong)
         self.swap = self.swap or LayerSwap()
         swapped = swap_attention(self.swap, chunks, self.args.modules, self.spec.name)
         self.handles = [*self.handles, *(handle for layer in swapped for handle in layer.handles)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mindspeed.memory.conditions import MAIN_WEIGHTS
 from mindspeed.plugins import (
     After,
     Category,
@@ -13,6 +14,7 @@ from mindspeed.plugins import (
     Field,
     Numerics,
     Patch,
+    SavedTensors,
     VerifyWith,
     hookimpl,
     leave,
@@ -26,15 +28,16 @@ class SwapOptimizerArgs(FeatureArgs):
 
 
 class SwapOptimizer(Feature[SwapOptimizerArgs]):
-    """Keep main weights and optimizer states on the host, and bring a window of them to the device at a time."""
+    """Offload main weights and optimizer states to host memory, except during their part of the step.
+
+    One window of them after the other is prefetched, updated and offloaded again.
+    """
 
     spec = FeatureSpec(
         name="swap-optimizer",
-        summary="Main weights and optimizer states in host memory, on the device for their part of the step alone",
         category=Category.MEMORY,
-        constraints=(After("reuse-fp32-param"),),
+        constraints=(*MAIN_WEIGHTS, After("reuse-fp32-param")),
         numerics=Numerics.exact(),
-        resting=lambda args, world, tensors: leave(tensors, _LEAVING, "swapped", "swap-optimizer"),
         verify_with=VerifyWith(world={"dtype": "bf16"}),
     )
 
@@ -45,19 +48,12 @@ class SwapOptimizer(Feature[SwapOptimizerArgs]):
         return optimizer_patches()
 
     @hookimpl
-    def config_ready(self, config: Any) -> None:
-        from mindspeed.memory.optimizer_refusals import config_refusals
-
-        if wrong := config_refusals(config):
-            self.decline(" and ".join(wrong))
+    def resting(self, tensors: SavedTensors) -> SavedTensors:
+        return leave(tensors, _LEAVING, "swapped", self.spec.name)
 
     @hookimpl
     def optimizer_built(self, optimizer: Any) -> None:
-        from mindspeed.memory.optimizer_refusals import optimizer_refusals
         from mindspeed.memory.optimizer_windows import manage
         from mindspeed.memory.swapped import Swapped
 
-        if wrong := optimizer_refusals(optimizer):
-            self.decline(" and ".join(wrong))
-            return
         manage(optimizer, self.args.parts, Swapped().around, self.spec.name)

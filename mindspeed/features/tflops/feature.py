@@ -20,11 +20,13 @@ class TflopsArgs(FeatureArgs):
 
 
 class Tflops(Feature[TflopsArgs]):
-    """Count matrix products in one step of an interval, and log them with the FLOP/s of every step."""
+    """Log model and hardware FLOP/s of every step from counted matrix products.
+
+    Products are counted in one step of an interval.
+    """
 
     spec = FeatureSpec(
         name="tflops",
-        summary="Model and hardware FLOP/s from counted products",
         category=Category.TOOL,
         level=0,
         numerics=Numerics.exact(),

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from mindspeed.pipeline.conditions import has_stages
 from mindspeed.plugins import (
+    AddFeature,
     ArgOverride,
     Category,
-    Check,
     CheckpointState,
     Feature,
     FeatureArgs,
     FeatureSpec,
     Field,
     GiveField,
+    GiveSetting,
     MegatronFlag,
     Numerics,
     RemoveFeature,
     Requires,
     Together,
+    World,
+    condition,
     hookimpl,
 )
+
+_REMOVE = RemoveFeature()
 
 
 class VirtualPipelineArgs(FeatureArgs):
@@ -26,44 +32,73 @@ class VirtualPipelineArgs(FeatureArgs):
     overlap_p2p: bool = Field(True, description="send and receive behind the computation of another chunk")
 
 
+@condition(
+    "at least two model chunks per stage are needed, but vpp is {args.size}", fix=(GiveField("vpp", 2, or_more=True), _REMOVE)
+)
+def stages_have_chunks(args: VirtualPipelineArgs, world: World) -> bool:
+    """Check that a stage has several model chunks."""
+    return args.size > 1
+
+
+def _waits_for_messages(args: VirtualPipelineArgs, world: World) -> bool:
+    """Return whether stages compute nothing while they send and receive."""
+    return not args.overlap_p2p
+
+
+@condition(
+    "two pipeline stages cannot interleave chunks without overlapped communication",
+    fix=(GiveSetting("overlap_p2p", True),),
+    when=_waits_for_messages,
+)
+def two_stages_overlap(args: VirtualPipelineArgs, world: World) -> bool:
+    """Check that two stages overlap communication."""
+    return bool(world.pp != 2)
+
+
+@condition(
+    "{world.num_layers} layers are not divisible by pp x vpp = {world.pp} x {args.size} model chunks",
+    fix=(
+        Together((GiveField("pp"), GiveField("vpp", note="their product divides {world.num_layers}"))),
+        AddFeature("noop-layers"),
+    ),
+)
+def chunks_share_layers(args: VirtualPipelineArgs, world: World) -> bool:
+    """Check that chunks have equal shares of the layers, or another feature deals them out."""
+    return bool(world.layer_split or world.num_layers % (world.pp * args.size) == 0)
+
+
+@condition(
+    "{world.num_micro_batches} micro-batches per step are not a multiple of {world.pp} pipeline stages",
+    fix=(
+        GiveField(
+            "global_batch_size",
+            note="a multiple of micro batch size x dp x pp = {world.micro_batch_size} x {world.dp} x {world.pp}",
+        ),
+    ),
+)
+def micro_batches_fill_stages(args: VirtualPipelineArgs, world: World) -> bool:
+    """Check that micro-batches come in groups of as many as there are stages."""
+    return bool(world.num_micro_batches > 0 and world.num_micro_batches % world.pp == 0)
+
+
 class VirtualPipeline(Feature[VirtualPipelineArgs]):
-    """Each stage holds several chunks of layers, which divides the idle time of the pipeline by their number."""
+    """Interleave several model chunks per pipeline stage for smaller pipeline bubbles.
+
+    The idle time of the pipeline is divided by the number of chunks of a stage.
+    """
 
     spec = FeatureSpec(
         name="virtual-pipeline",
-        summary="Several model chunks per pipeline stage, interleaved, for a smaller pipeline bubble",
         category=Category.MEGATRON,
         level=0,
         sizes={"vpp": "size"},
         constraints=(
             Requires("pipeline-parallel", reason="it interleaves the chunks of its stages"),
-            Check(
-                lambda args, world: args.size > 1,
-                "one model chunk per stage is the plain pipeline",
-                fix=(GiveField("vpp", 2, or_more=True), RemoveFeature()),
-            ),
-            Check(
-                lambda args, world: world.pp > 1,
-                "chunks are interleaved over pipeline stages, and there is {world.pp}",
-                fix=(GiveField("pp", 2, or_more=True), RemoveFeature()),
-            ),
-            Check(
-                lambda args, world: world.pp > 2,
-                "two stages cannot interleave without overlapped communication",
-                fix="--set virtual-pipeline.overlap_p2p=true",
-                when=lambda args, world: not args.overlap_p2p and world.pp == 2,
-            ),
-            Check(
-                lambda args, world: bool(world.layer_split) or world.num_layers % (world.pp * args.size) == 0,
-                "{world.num_layers} layers cannot be split evenly over pp x vpp = {world.pp} x {args.size} chunks",
-                fix=(Together((GiveField("pp"), GiveField("vpp", note="their product divides {world.num_layers}"))),),
-            ),
-            Check(
-                lambda args, world: world.num_micro_batches > 0 and world.num_micro_batches % world.pp == 0,
-                "{world.num_micro_batches} micro-batches per step are not a multiple of {world.pp} stages",
-                fix="use a --global-batch-size that is a multiple of "
-                "micro batch size x dp x pp = {world.micro_batch_size} x {world.dp} x {world.pp}",
-            ),
+            stages_have_chunks,
+            has_stages,
+            two_stages_overlap,
+            chunks_share_layers,
+            micro_batches_fill_stages,
         ),
         megatron_flags=(MegatronFlag("overlap_p2p_comm", "overlap_p2p"),),
         numerics=Numerics.reordered(reason="as pipeline-parallel"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspeed.features.zero_bubble.settings import CONSTRAINTS, REFUSALS, ZeroBubbleArgs, given_costs, planned
+from mindspeed.features.zero_bubble.settings import CONSTRAINTS, ZeroBubbleArgs, given_costs, planned
 from mindspeed.pipeline.declarations import LISTED_RECOMPUTE, V_PLACEMENT, WAITING_WEIGHTS, full_recompute
 from mindspeed.pipeline.feature import ScheduleFeature
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
@@ -22,15 +22,16 @@ from mindspeed.plugins import (
 
 
 class ZeroBubble(ScheduleFeature[ZeroBubbleArgs]):
-    """Search the weight gradients' lag that fills the idle time of every rank, judged by a simulator before it runs."""
+    """Run the fastest pipeline schedule for given costs and activation memory, with deferred weight gradients.
+
+    A simulator judges the lags of weight gradients that fill the idle time of every rank, before the schedule runs.
+    """
 
     spec = FeatureSpec(
         name="zero-bubble",
-        summary="The fastest pipeline schedule for given costs and activation memory, with Megatron's own results",
         category=Category.PARALLEL,
         slots={Slot.PIPELINE_SCHEDULE, Slot.LINEAR},
         constraints=CONSTRAINTS,
-        megatron_refusals=REFUSALS,
         numerics=Numerics.reordered(reason="only placement v, whose ranks draw other random numbers; loop has Megatron's bits"),
         state=CheckpointState("resharded", "layers are saved under their number in the whole model"),
         verify_with=VerifyWith(world={"pp": 2}),

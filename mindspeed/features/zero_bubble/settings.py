@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from collections.abc import Mapping
+from typing import Any, Final, Literal
 
-from mindspeed.pipeline.declarations import ScheduleArgs, keeps_an_order, needs_stages
+from pydantic import field_validator
+
+from mindspeed.features.zero_bubble.placement import V_CONDITIONS
+from mindspeed.pipeline.conditions import KEEPS_PASSES
+from mindspeed.pipeline.declarations import ScheduleArgs
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
 from mindspeed.pipeline.recomputation import LimitTooSmallError, least_limit
-from mindspeed.pipeline.refusals import ARGUMENTS, TIED, UNTIE, can_place_v, v_arguments
 from mindspeed.pipeline.synthesis import fastest
-from mindspeed.plugins import Advice, Before, Check, Conflicts, Constraint, Field, GiveField, Requires, Slot, World
+from mindspeed.plugins import (
+    Before,
+    Conflicts,
+    Constraint,
+    Field,
+    GiveSetting,
+    Requires,
+    SettingsError,
+    Slot,
+    World,
+    condition,
+)
 
 
 class ZeroBubbleArgs(ScheduleArgs):
@@ -31,6 +46,13 @@ class ZeroBubbleArgs(ScheduleArgs):
         description="activation sets of a chunk and a micro-batch that a rank may keep; with least pp x vpp if not given",
     )
     output_layer: bool = Field(False, description="the weight gradient of the output layer waits too")
+
+    @field_validator("costs")
+    @classmethod
+    def _costs_are_positive(cls, costs: tuple[float, ...] | str) -> tuple[float, ...] | str:
+        if costs != "measured" and min(map(float, costs)) <= 0:
+            raise SettingsError("every duration must be greater than 0", GiveSetting("costs", "measured"))
+        return costs
 
 
 def given_costs(args: ZeroBubbleArgs) -> Costs:
@@ -66,71 +88,60 @@ def _least_listed(args: ZeroBubbleArgs, world: World) -> int:
     return least_limit(planned(args, _shape(args, world), given_costs(args)))
 
 
-def _is_v(args: ZeroBubbleArgs, world: World) -> bool:
-    return args.placement == "v"
+def _recomputes(args: ZeroBubbleArgs, world: World) -> bool:
+    """Return whether the schedule recomputes layers."""
+    return args.recompute != "none"
 
 
-REFUSALS: Final = (*ARGUMENTS, *v_arguments(_is_v))
-_LOOP: Final = "--set zero-bubble.placement=loop"
+def _has_limit(args: ZeroBubbleArgs, world: World) -> bool:
+    """Return whether activation sets are limited."""
+    return args.limit is not None
+
+
+def _least_kept(args: ZeroBubbleArgs, world: World) -> Mapping[str, int]:
+    """Return the least limit, for the text."""
+    return {"least": _least(args, world)}
+
+
+@condition(
+    "no schedule keeps within {args.limit} activation sets; the least possible limit is {least}",
+    fix=(GiveSetting("limit", "{least}"), GiveSetting("recompute", "least")),
+    when=_has_limit,
+    values=_least_kept,
+)
+def limit_can_be_kept(args: ZeroBubbleArgs, world: World) -> bool:
+    """Check that a schedule keeps within the limit."""
+    return args.limit is None or args.limit >= _least(args, world)
+
+
+def _keeps_all_sets(args: ZeroBubbleArgs, world: World) -> bool:
+    """Return whether the schedule neither recomputes nor limits activation sets."""
+    return args.recompute == "none" and args.limit is None
+
+
+def _least_deferred(args: ZeroBubbleArgs, world: World) -> Mapping[str, int]:
+    """Return the least limit of recompute-in-bubble, for the text."""
+    return {"least": _least_listed(args, world)}
+
+
+@condition(
+    "{least} activation sets are needed until weight gradients are computed, but recompute-in-bubble.limit is {other.limit}",
+    fix=(GiveSetting("recompute-in-bubble.limit", "{least}"),),
+    of="recompute-in-bubble",
+    when=_keeps_all_sets,
+    values=_least_deferred,
+)
+def limit_keeps_deferred_sets(args: ZeroBubbleArgs, world: World, other: Any) -> bool:
+    """Check that the limit of recompute-in-bubble leaves the sets that wait for weight gradients."""
+    return other.limit is None or other.limit >= _least_listed(args, world)
+
+
 CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     Requires("pipeline-parallel", reason="it fills the idle time of its stages"),
-    needs_stages("zero-bubble"),
-    *keeps_an_order("zero-bubble"),
-    Conflicts(
-        Slot.RECOMPUTE_POLICY,
-        reason="zero-bubble.recompute recomputes itself",
-        when=lambda args, world: args.recompute != "none",
-    ),
-    Check(
-        lambda args, world: min(args.costs) > 0,
-        "a duration of {args.costs} is not above 0",
-        fix="--set zero-bubble.costs=[1,1,1,1]",
-        when=lambda args, world: args.costs != "measured",
-    ),
-    Check(
-        lambda args, world: args.limit >= _least(args, world),
-        "no list of operations keeps {args.limit} activation sets, and the least possible is {least}",
-        fix="--set zero-bubble.limit={least}, or a smaller one with --set zero-bubble.recompute=least",
-        when=lambda args, world: args.limit is not None,
-        values=lambda args, world: {"least": _least(args, world)},
-    ),
-    Check(
-        lambda args, world, other: other.limit is None or other.limit >= _least_listed(args, world),
-        "{least} activation sets wait for weight gradients at once, and recompute-in-bubble.limit is {other.limit}",
-        fix="--set recompute-in-bubble.limit={least}",
-        of="recompute-in-bubble",
-        when=lambda args, world: args.recompute == "none" and args.limit is None,
-        values=lambda args, world: {"least": _least_listed(args, world)},
-    ),
-    Check(
-        lambda args, world: world.vpp == 2,
-        "a V has two model chunks on each rank, and vpp is {world.vpp}",
-        fix=(GiveField("vpp", 2), Advice(_LOOP)),
-        when=_is_v,
-    ),
-    Check(
-        lambda args, world: not world.tied_embeddings,
-        TIED,
-        fix=UNTIE,
-        when=_is_v,
-    ),
-    Check(
-        lambda args, world: world.mtp_num_layers == 0,
-        "placement v has no place for the {world.mtp_num_layers} layers of multi-token prediction",
-        fix=f"--mtp-num-layers 0, or {_LOOP}",
-        when=_is_v,
-    ),
-    Check(
-        lambda args, world: not world.layer_split,
-        "placement v has equal stages, and another feature deals out {world.layer_split} layers",
-        fix=f"remove that feature, or {_LOOP}",
-        when=_is_v,
-    ),
-    Check(
-        lambda args, world: can_place_v(world.megatron),
-        "placement v is for Megatron 0.14 to 0.18, and this is {world.megatron}",
-        fix=_LOOP,
-        when=_is_v,
-    ),
+    *KEEPS_PASSES,
+    Conflicts(Slot.RECOMPUTE_POLICY, reason="zero-bubble.recompute recomputes itself", when=_recomputes),
+    limit_can_be_kept,
+    limit_keeps_deferred_sets,
+    *V_CONDITIONS,
     Before("matmul-add"),
 )

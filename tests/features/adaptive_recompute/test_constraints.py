@@ -1,33 +1,22 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from mindspeed import registry
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.plugins import MindSpeedError, World
 from mindspeed.plugins.problems import ResolutionError
 from tests.features.resolving import CATALOG, MODEL, refusals
 
 NAME = "adaptive-recompute"
 BUDGET = {NAME: {"budget_mb": 1000}}
-CONFIG = {
-    "recompute_granularity": None,
-    "recompute_method": None,
-    "recompute_modules": None,
-    "enable_cuda_graph": False,
-    "fp8": None,
-    "cpu_offloading": False,
-    "moe_shared_expert_overlap": False,
-}
 
 
 def test_a_budget_is_needed():
     assert refusals(NAME, settings=BUDGET) == []
     assert refusals(NAME) == [
-        f"MS304 {NAME}: no budget is given | --set {NAME}.budget_mb=MIB, the memory of a device without what other programs use"
+        f"MS304 {NAME}: budget_mb is not given, and {NAME} fills the memory up to it "
+        f"| --set {NAME}.budget_mb=VALUE (MiB of a device that no other program uses), or remove {NAME}"
     ]
 
 
@@ -79,29 +68,6 @@ def test_a_budget_whose_least_depends_on_a_size_that_nobody_gave_is_not_checked(
 def test_what_it_decides_is_refused(feature):
     first, second = sorted([NAME, feature])
     assert refusals(NAME, feature, settings=BUDGET) == [
-        f"MS202 {first} and {second} exclude each other, because {NAME} decides it | remove {first} or {second}"
+        f"MS202 {first} and {second} exclude each other, because {NAME} decides what is recomputed or offloaded "
+        f"| remove {first} or {second}"
     ]
-
-
-def ready(**config):
-    feature = CATALOG.feature(NAME)
-    feature(feature.Args(), World({})).config_ready(SimpleNamespace(**CONFIG | config))
-
-
-def test_a_configuration_that_fits_is_accepted():
-    ready()
-
-
-@pytest.mark.parametrize(
-    ("config", "refusal"),
-    [
-        ({"fp8": "e4m3"}, "fp8 layers keep other tensors"),
-        ({"moe_shared_expert_overlap": True}, "moe_shared_expert_overlap runs shared experts in parts"),
-        ({"cpu_offloading": True}, "Megatron moves activations to the host itself"),
-        ({"fine_grained_activation_offloading": True}, "Megatron moves activations to the host itself"),
-    ],
-)
-def test_a_configuration_that_does_not_fit_is_refused(config, refusal):
-    with pytest.raises(MindSpeedError) as error:
-        ready(**config)
-    assert str(error.value) == f"MS304 {NAME}: {refusal}\n  fix: remove {NAME}"

@@ -20,7 +20,7 @@ from tests.features.resolving import active, ask, refusals
 
 def test_a_run_is_told_how_to_search() -> None:
     assert refusals("auto-tuning", settings={"auto-tuning": {"mode": "white", "ranks": 16}}) == [
-        "MS304 auto-tuning: a training run does not search for its layout "
+        "MS304 auto-tuning: predicted_seconds is not given, and a training run does not search for its layout "
         "| mindspeed tune --world-size N --output FOLDER, then train with -f FOLDER/job.yaml"
     ]
 

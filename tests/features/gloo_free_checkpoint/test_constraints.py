@@ -5,19 +5,11 @@ from typing import Any
 
 import pytest
 
-from mindspeed.plugins import MindSpeedError, World
-from tests.features.resolving import CATALOG, active, overrides, refusals
+from mindspeed.features.gloo_free_checkpoint.model_conditions import unsuited_shards
+from mindspeed.plugins import MindSpeedError
+from tests.features.resolving import active, overrides, refusals
 
 NAME = "gloo-free-checkpoint"
-
-
-def built(optimizer: str = "adam", instances: int = 1, fsdp: bool = False) -> None:
-    ddp = SimpleNamespace(num_distributed_optimizer_instances=instances, use_megatron_fsdp=fsdp)
-    made: Any = CATALOG.feature(NAME)
-    member = SimpleNamespace(ddp_config=ddp)
-    made(made.Args(), World({})).optimizer_built(
-        SimpleNamespace(config=SimpleNamespace(optimizer=optimizer), chained_optimizers=[member])
-    )
 
 
 def test_no_gloo_group_is_made_and_none_is_asked_for() -> None:
@@ -32,27 +24,32 @@ def test_features_that_take_main_weights_away_are_around_it() -> None:
 def test_an_empty_slice_is_refused() -> None:
     assert refusals(NAME, settings={NAME: {"slice": 0}}) == [
         f"MS301 {NAME}.slice is 0: input should be greater than or equal to 1 | "
-        f"--set {NAME}.slice=10485760  # elements of a shard that travel at a time"
+        f"--set {NAME}.slice=10485760 (elements of a shard that travel at a time)"
     ]
     assert refusals(NAME, settings={NAME: {"slice": 1}}) == []
 
 
-def test_adam_in_one_instance_is_accepted() -> None:
-    built()
+def test_an_optimizer_with_other_states_is_refused() -> None:
+    assert refusals(NAME, optimizer="adam") == refusals(NAME) == []
+    assert refusals(NAME, optimizer="sgd") == [
+        f"MS304 {NAME}: the optimizer sgd has other states than exp_avg and exp_avg_sq, which {NAME} saves "
+        f"| --optimizer adam, or remove {NAME}"
+    ]
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "refusal"),
+    ("instances", "fsdp", "found"),
     [
-        ({"optimizer": "sgd"}, "the optimizer sgd has other states than exp_avg and exp_avg_sq"),
-        ({"instances": 2}, "2 instances of the distributed optimizer have copies of one shard"),
-        ({"fsdp": True}, "Megatron FSDP has no shards in buffers"),
+        (1, False, []),
+        (2, False, ["2 instances of the distributed optimizer have copies of one shard"]),
+        (1, True, ["Megatron FSDP has no shards in buffers"]),
     ],
 )
-def test_an_optimizer_with_other_shards_is_refused(optimizer: dict[str, Any], refusal: str) -> None:
-    with pytest.raises(MindSpeedError) as error:
-        built(**optimizer)
-    assert str(error.value) == f"MS304 {NAME}: {refusal}\n  fix: remove {NAME}"
+def test_shards_of_an_optimizer_that_exists_are_judged(instances: int, fsdp: bool, found: list[str]) -> None:
+    ddp = SimpleNamespace(num_distributed_optimizer_instances=instances, use_megatron_fsdp=fsdp)
+    optimizer = SimpleNamespace(chained_optimizers=[SimpleNamespace(ddp_config=ddp)])
+    feature: Any = None
+    assert list(unsuited_shards(feature, optimizer)) == found
 
 
 def test_a_checkpoint_of_another_size_is_refused() -> None:

@@ -66,6 +66,6 @@ def test_evaluation_is_not_counted():
 
 def test_a_dense_model_is_refused():
     assert refusals("moe-load-report", world_size=1) == [
-        "MS304 moe-load-report: there are no experts whose load could be reported, the model is dense "
+        "MS304 moe-load-report: the model is dense, and moe-load-report works on experts "
         "| --num-experts N, or remove moe-load-report"
     ]

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from mindspeed.plugins import MindSpeedError, World
+from mindspeed.features.noop_layers.balance import missing_layout
+from mindspeed.plugins import World
 from tests.features.resolving import CATALOG, MODEL, ask, refusals
 
 NAME = "noop-layers"
@@ -21,43 +22,44 @@ def test_empty_places_that_fill_up_every_chunk_are_accepted():
     assert refusals(NAME, pp=2, vpp=2, num_layers=7) == []
 
 
-def test_one_stage_is_refused():
-    assert refusals(NAME, pp=1) == [
-        "MS304 noop-layers: one stage has every layer, and there is 1 | --pp 2 or more, or remove noop-layers"
-    ]
-
-
-def test_a_place_that_is_named_twice_is_refused():
-    assert refusals(NAME, settings=with_places(3, 3), pp=2, num_layers=6) == [
-        "MS304 noop-layers: a place is named twice in (3, 3) | --set noop-layers.layers with each place once"
-    ]
-
-
-def test_a_place_outside_the_pipeline_is_refused():
-    assert refusals(NAME, settings=with_places(0, 8), pp=2, num_layers=6) == [
-        "MS304 noop-layers: places (0, 8) are not all among those of 6 layers and the empty ones, counted from 0 "
-        "| --set noop-layers.layers with smaller numbers"
-    ]
-
-
-def test_places_that_leave_a_chunk_short_are_refused():
-    assert refusals(NAME, settings=with_places(0), pp=2, vpp=2, num_layers=6) == [
-        "MS304 noop-layers: 6 layers and the empty places (0,) cannot be split evenly over pp x vpp = 2 x 2 chunks "
-        "| --set noop-layers.layers=auto, or a number of places that fills up every chunk"
-    ]
-
-
 @pytest.mark.parametrize("value", ["first", -1, "1.5", "0,x"])
 def test_what_is_no_place_is_refused(value):
     assert refusals(NAME, settings={NAME: {"layers": value}}, pp=2) == [
-        f"MS304 noop-layers: the empty places {value} are not whole numbers from 0 on, joined by commas, and not auto "
+        f"MS301 noop-layers.layers is {value!r}: empty places are whole numbers from 0 on, joined by commas, or auto "
         "| --set noop-layers.layers=auto"
     ]
 
 
+@pytest.mark.parametrize(
+    ("places", "job", "refusal"),
+    [
+        (
+            (3, 3),
+            {},
+            "MS301 noop-layers.layers is (3, 3): a place is named twice | --set noop-layers.layers=VALUE (each place once)",
+        ),
+        (
+            (0, 8),
+            {},
+            "MS304 noop-layers: empty places (0, 8) are not all among those of 6 layers and the empty ones, counted from 0 "
+            "| --set noop-layers.layers=VALUE (smaller numbers), or --set noop-layers.layers=auto",
+        ),
+        (
+            (0,),
+            {"vpp": 2},
+            "MS304 noop-layers: 6 layers and the empty places (0,) do not fill pp x vpp = 2 x 2 equal chunks "
+            "| --set noop-layers.layers=auto, or --set noop-layers.layers=VALUE (as many places as fill up every chunk)",
+        ),
+    ],
+)
+def test_places_that_do_not_fit_are_refused(places, job, refusal):
+    assert refusals(NAME, settings=with_places(*places), pp=2, num_layers=6, **job) == [refusal]
+
+
 def test_without_the_feature_layers_are_split_evenly():
     assert refusals("pipeline-parallel", pp=2, num_layers=7) == [
-        "MS304 pipeline-parallel: 7 layers cannot be split evenly over 2 stages | --pp N (a divisor of 7)"
+        "MS304 pipeline-parallel: 7 layers are not divisible by 2 pipeline stages "
+        "| --pp N (a divisor of 7), or add noop-layers to the features"
     ]
 
 
@@ -66,7 +68,7 @@ def test_groups_of_recomputed_layers_fill_the_real_chunks():
     request = {"settings": settings, "pp": 2, "vpp": 2, "num_layers": 6}
     assert refusals(NAME, "recompute", **request) == [
         "MS304 recompute: groups of 2 layers do not fill every model chunk: they have (1, 2, 2, 1) layers "
-        "| --set recompute.num_layers=1, or another common divisor"
+        "| --set recompute.num_layers=1"
     ]
     settings["recompute"]["num_layers"] = 1
     assert refusals(NAME, "recompute", **request) == []
@@ -101,6 +103,7 @@ def test_a_model_that_the_plan_does_not_know_is_refused_when_it_is_built():
     feature = CATALOG.feature(NAME)
     made: Any = feature(feature.Args(), World({"pp": 2}))
     assert made.megatron_args() == []
-    made.config_ready(SimpleNamespace(pipeline_model_parallel_layout="Et|tL"))
-    with pytest.raises(MindSpeedError, match="the plan was made without the shape of the model"):
-        made.config_ready(SimpleNamespace(pipeline_model_parallel_layout=None))
+    assert list(missing_layout(made, None, SimpleNamespace(pipeline_model_parallel_layout="Et|tL"))) == []
+    assert list(missing_layout(made, None, SimpleNamespace(pipeline_model_parallel_layout=None))) == [
+        "the plan was made without the shape of the model"
+    ]

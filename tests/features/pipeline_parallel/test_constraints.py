@@ -10,12 +10,13 @@ def test_a_size_above_one_adds_the_feature():
 def test_layers_are_split_evenly():
     assert refusals(world_size=4, pp=4, num_layers=12) == []
     assert refusals(world_size=4, pp=4, num_layers=10) == [
-        "MS304 pipeline-parallel: 10 layers cannot be split evenly over 4 stages | --pp N (a divisor of 10)"
+        "MS304 pipeline-parallel: 10 layers are not divisible by 4 pipeline stages "
+        "| --pp N (a divisor of 10), or add noop-layers to the features"
     ]
 
 
 def test_an_unknown_number_of_layers_is_not_checked():
-    assert not_checked(pp=2) == ["'? layers cannot be split evenly over 2 stages' depends on num_layers; give --num-layers"]
+    assert not_checked(pp=2) == ["'? layers are not divisible by 2 pipeline stages' depends on num_layers; give --num-layers"]
 
 
 def test_sent_outputs_are_freed_on_request_only():

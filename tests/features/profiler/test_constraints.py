@@ -23,21 +23,22 @@ def test_the_defaults_are_fine(tmp_path: Path) -> None:
 
 def test_a_window_has_a_step() -> None:
     assert asked(start=5, end=5) == [
-        "MS304 profiler: the window ends with step 5, and 5 steps come before it | --set profiler.end=N with N above 5"
+        "MS301 profiler: the last traced step is end=5, but start=5 skips as many | --set profiler.end=7"
     ]
 
 
 def test_memory_needs_the_host() -> None:
     assert asked(memory=True) == [
-        "MS304 profiler: allocations are recorded only together with the host "
-        "| --set profiler.cpu=true, or remove profiler.memory"
+        "MS301 profiler: memory=true records allocations only together with cpu=true "
+        "| --set profiler.cpu=true, or remove the setting profiler.memory"
     ]
 
 
 @pytest.mark.parametrize("ranks", [(8,), (-2,)])
 def test_ranks_are_of_the_job(ranks: tuple[int, ...]) -> None:
     assert asked(ranks=list(ranks)) == [
-        f"MS304 profiler: ranks {ranks} are to be traced, and the job has 8 | use ranks from 0 to the last one, or -1 for all"
+        f"MS304 profiler: ranks {ranks} are to be traced, but the job has 8 "
+        "| --set profiler.ranks=VALUE (ranks from 0 to the last one, or -1 for all)"
     ]
 
 
@@ -45,15 +46,15 @@ def test_the_folder_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert asked(folder=f"{tmp_path}/file") == [
         f"MS304 profiler: the folder {tmp_path}/file cannot be written "
-        "| --set profiler.folder=FOLDER, where files can be written"
+        "| --set profiler.folder=FOLDER (where files can be written)"
     ]
 
 
 def test_what_means_nothing_here_is_a_row() -> None:
     rows = {row.text for row in ask("profiler", settings={"profiler": {"level": "level1", "cpu": True}}).rows}
     assert {
-        "profiler: profiler.level=level1 means nothing on cpu: only the profiler of an NPU has levels",
-        "profiler: profiler.cpu means nothing on the cpu platform, whose traces always have the host",
+        "profiler: profiler.level=level1 has no effect on cpu: only the profiler of an NPU has levels",
+        "profiler: profiler.cpu has no effect on the cpu platform, whose traces always include the host",
     } <= rows
 
 

@@ -28,55 +28,62 @@ def test_what_megatron_takes_is_accepted(settings):
 @pytest.mark.parametrize(
     ("settings", "refusal"),
     [
-        ({"granularity": "full", "num_layers": 1}, "full recompute needs a method | --set recompute.method=uniform"),
         (
-            {"granularity": "full", "method": "block"},
-            "full recompute needs a number of layers | --set recompute.num_layers=1",
+            {"granularity": "full"},
+            "granularity=full needs method and num_layers | --set recompute.method=uniform and --set recompute.num_layers=1",
         ),
+        ({"granularity": "full", "num_layers": 1}, "granularity=full needs method | --set recompute.method=uniform"),
+        ({"granularity": "full", "method": "block"}, "granularity=full needs num_layers | --set recompute.num_layers=1"),
         (
             FULL | {"modules": ["mlp"]},
-            "modules are chosen for selective recompute only "
-            "| drop recompute.modules, or --set recompute.granularity=selective",
+            "granularity=selective takes modules, but granularity is full "
+            "| remove the setting recompute.modules, or --set recompute.granularity=selective",
         ),
         (
-            {"method": "block"},
-            "the method block is for full recompute only | drop recompute.method, or --set recompute.granularity=full",
-        ),
-        (
-            {"num_layers": 1},
-            "a number of layers is for full recompute only | drop recompute.num_layers, or --set recompute.granularity=full",
+            {"method": "block", "num_layers": 1},
+            "granularity=full takes method and num_layers, but granularity is selective "
+            "| remove the setting recompute.method and remove the setting recompute.num_layers, "
+            "or --set recompute.granularity=full",
         ),
         (
             {"distribute": True},
-            "saved inputs are distributed by full recompute only "
-            "| --set recompute.distribute=false, or --set recompute.granularity=full",
+            "granularity=full takes distribute, but granularity is selective "
+            "| remove the setting recompute.distribute, or --set recompute.granularity=full",
         ),
+    ],
+)
+def test_settings_that_do_not_fit_each_other_are_refused(settings, refusal):
+    assert refused(settings) == [f"MS301 recompute: {refusal}"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "refusal"),
+    [
         (
             FULL | {"distribute": True},
-            "saved inputs are distributed over tensor-parallel ranks, and there is 1 "
+            "saved inputs are distributed over tensor-parallel ranks, but tp is 1 "
             "| --set recompute.distribute=false, or --tp 2 or more",
         ),
         (
             FULL | {"num_layers": 3},
-            "groups of 3 layers do not fill a model chunk, which has 8 layers / (pp x vpp = 1 x 1) "
-            "| --set recompute.num_layers=1, or another divisor of the layers of a chunk",
+            "groups of 3 layers do not fill every model chunk: they have (8,) layers | --set recompute.num_layers=1",
         ),
         (
             {"modules": ["core_attn", "moe"]},
-            "moe and shared_experts are modules of a MoE model, and this one is dense "
-            "| remove moe and shared_experts from recompute.modules",
+            "moe and shared_experts are modules of a MoE model, but the model is dense "
+            "| --set recompute.modules=VALUE (without moe and shared_experts), or --num-experts N",
         ),
     ],
 )
-def test_a_setting_that_does_not_fit_is_refused(settings, refusal):
+def test_a_setting_that_does_not_fit_the_job_is_refused(settings, refusal):
     assert refused(settings) == [f"MS304 recompute: {refusal}"]
 
 
 def test_groups_fill_the_chunks_of_a_virtual_pipeline():
     assert refused(FULL | {"num_layers": 2}, world_size=2, pp=2, vpp=2) == []
     assert refused(FULL | {"num_layers": 4}, world_size=2, pp=2, vpp=2) == [
-        "MS304 recompute: groups of 4 layers do not fill a model chunk, which has 8 layers / (pp x vpp = 2 x 2) "
-        "| --set recompute.num_layers=1, or another divisor of the layers of a chunk"
+        "MS304 recompute: groups of 4 layers do not fill every model chunk: they have (2, 2, 2, 2) layers "
+        "| --set recompute.num_layers=1"
     ]
 
 
@@ -105,8 +112,7 @@ def test_saved_inputs_are_distributed_by_tensor_or_by_sequence_parallelism():
 
 def test_an_unknown_model_is_not_checked():
     assert not_checked("recompute", settings={"recompute": FULL}) == [
-        "'groups of 1 layers do not fill a model chunk, which has ? layers / (pp x vpp = 1 x 1)' "
-        "depends on num_layers; give --num-layers"
+        "'groups of 1 layers do not fill every model chunk: they have ? layers' depends on num_layers; give --num-layers"
     ]
 
 
@@ -137,10 +143,10 @@ def test_modules_without_output_fit_the_model():
     modules = {"modules": ["layernorm", "moe_act", "mla_up_proj"]}
     assert refused(modules, **LATENT) == []
     assert refused(modules, multi_latent_attention=False) == [
-        "MS304 recompute: moe_act is the activation of grouped experts, and this model has none "
-        "| remove moe_act from recompute.modules, or --features activation-recompute",
-        "MS304 recompute: mla_up_proj is a part of multi-latent attention, and this model has none "
-        "| remove mla_up_proj from recompute.modules",
+        "MS304 recompute: moe_act is the activation of grouped experts, but the model has none "
+        "| --set recompute.modules=VALUE (without moe_act), or add activation-recompute to the features",
+        "MS304 recompute: mla_up_proj is a part of multi-latent attention, but the model has none "
+        "| --set recompute.modules=VALUE (without mla_up_proj)",
     ]
 
 

@@ -22,29 +22,38 @@ def test_kinds_come_with_their_numbers():
     assert refused(kind="package.module:function") == []
 
 
-def test_a_kind_is_named_or_a_function():
-    assert refused(kind="windowed") == [
-        "MS304 shared-attention-mask: windowed is no kind of mask and no package.module:function "
-        "| --set shared-attention-mask.kind=causal, or sliding-window, prefix, or a function of yours"
-    ]
-
-
-@pytest.mark.parametrize(("kind", "width"), [("sliding-window", None), ("causal", 4)])
-def test_a_width_belongs_to_a_window(kind, width):
-    assert refused(kind=kind, width=width) == [
-        "MS304 shared-attention-mask: a width belongs to a sliding window and a sliding window has a width; "
-        f"the mask is {kind} and the width {width} "
-        "| --set shared-attention-mask.kind=sliding-window --set shared-attention-mask.width=N, or neither"
-    ]
-
-
-@pytest.mark.parametrize(("kind", "prefix"), [("prefix", None), ("causal", 4)])
-def test_a_prefix_belongs_to_a_prefix_mask(kind, prefix):
-    assert refused(kind=kind, prefix=prefix) == [
-        "MS304 shared-attention-mask: a number of tokens that all see belongs to a prefix mask and it has one; "
-        f"the mask is {kind} and the prefix {prefix} "
-        "| --set shared-attention-mask.kind=prefix --set shared-attention-mask.prefix=N, or neither"
-    ]
+@pytest.mark.parametrize(
+    ("settings", "refusal"),
+    [
+        (
+            {"kind": "windowed"},
+            ".kind is 'windowed': a mask is causal, sliding-window, prefix or package.module:function "
+            "| --set {name}.kind=causal, or --set {name}.kind=sliding-window, or --set {name}.kind=prefix",
+        ),
+        (
+            {"kind": "sliding-window"},
+            ": width is None for kind=sliding-window; kind=sliding-window needs it, others have none "
+            "| --set {name}.width=VALUE, or --set {name}.kind=causal",
+        ),
+        (
+            {"kind": "causal", "width": 4},
+            ": width is 4 for kind=causal; kind=sliding-window needs it, others have none "
+            "| remove the setting {name}.width, or --set {name}.kind=sliding-window",
+        ),
+        (
+            {"kind": "prefix"},
+            ": prefix is None for kind=prefix; kind=prefix needs it, others have none "
+            "| --set {name}.prefix=VALUE, or --set {name}.kind=causal",
+        ),
+        (
+            {"kind": "causal", "prefix": 4},
+            ": prefix is 4 for kind=causal; kind=prefix needs it, others have none "
+            "| remove the setting {name}.prefix, or --set {name}.kind=prefix",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_each_other_are_refused(settings, refusal):
+    assert refused(**settings) == [f"MS301 {NAME}{refusal.format(name=NAME)}"]
 
 
 @pytest.mark.parametrize("algorithm", ["ring-attention", "ulysses-attention", "kv-allgather-cp"])

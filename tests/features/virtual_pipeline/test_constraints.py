@@ -9,13 +9,14 @@ def test_a_size_above_one_adds_the_feature_and_its_pipeline():
 
 def test_one_chunk_per_stage_is_refused():
     assert refusals("virtual-pipeline", world_size=2, pp=2) == [
-        "MS304 virtual-pipeline: one model chunk per stage is the plain pipeline | --vpp 2 or more, or remove virtual-pipeline"
+        "MS304 virtual-pipeline: at least two model chunks per stage are needed, but vpp is 1 "
+        "| --vpp 2 or more, or remove virtual-pipeline"
     ]
 
 
 def test_one_stage_is_refused():
     assert refusals(world_size=2, vpp=2) == [
-        "MS304 virtual-pipeline: chunks are interleaved over pipeline stages, and there is 1 "
+        "MS304 virtual-pipeline: at least two pipeline stages are needed, but pp is 1 "
         "| --pp 2 or more, or remove virtual-pipeline"
     ]
 
@@ -24,7 +25,7 @@ def test_two_stages_need_overlapped_communication():
     settings = {"virtual-pipeline": {"overlap_p2p": False}}
     assert refusals(world_size=4, pp=4, vpp=2, settings=settings) == []
     assert refusals(world_size=2, pp=2, vpp=2, settings=settings) == [
-        "MS304 virtual-pipeline: two stages cannot interleave without overlapped communication "
+        "MS304 virtual-pipeline: two pipeline stages cannot interleave chunks without overlapped communication "
         "| --set virtual-pipeline.overlap_p2p=true"
     ]
 
@@ -32,32 +33,32 @@ def test_two_stages_need_overlapped_communication():
 def test_layers_are_split_evenly_over_chunks():
     assert refusals(world_size=2, pp=2, vpp=3, num_layers=12) == []
     assert refusals(world_size=2, pp=2, vpp=3, num_layers=8) == [
-        "MS304 virtual-pipeline: 8 layers cannot be split evenly over pp x vpp = 2 x 3 chunks "
-        "| --pp N --vpp N (their product divides 8)"
+        "MS304 virtual-pipeline: 8 layers are not divisible by pp x vpp = 2 x 3 model chunks "
+        "| --pp N --vpp N (their product divides 8), or add noop-layers to the features"
     ]
 
 
 def test_micro_batches_are_a_multiple_of_the_stages():
     assert refusals(world_size=4, pp=2, vpp=2, micro_batch_size=2, global_batch_size=16) == []
     assert refusals(world_size=4, pp=2, vpp=2, micro_batch_size=2, global_batch_size=12) == [
-        "MS304 virtual-pipeline: 3 micro-batches per step are not a multiple of 2 stages "
-        "| use a --global-batch-size that is a multiple of micro batch size x dp x pp = 2 x 2 x 2"
+        "MS304 virtual-pipeline: 3 micro-batches per step are not a multiple of 2 pipeline stages "
+        "| --global-batch-size N (a multiple of micro batch size x dp x pp = 2 x 2 x 2)"
     ]
 
 
 def test_a_batch_smaller_than_one_micro_batch_is_refused():
     assert refusals(world_size=2, pp=2, vpp=2, micro_batch_size=4, global_batch_size=2) == [
-        "MS304 virtual-pipeline: 0 micro-batches per step are not a multiple of 2 stages "
-        "| use a --global-batch-size that is a multiple of micro batch size x dp x pp = 4 x 1 x 2"
+        "MS304 virtual-pipeline: 0 micro-batches per step are not a multiple of 2 pipeline stages "
+        "| --global-batch-size N (a multiple of micro batch size x dp x pp = 4 x 1 x 2)"
     ]
 
 
 def test_an_unknown_model_is_not_checked():
     rows = not_checked(pp=2, vpp=2)
-    assert "'? layers cannot be split evenly over pp x vpp = 2 x 2 chunks' depends on num_layers; give --num-layers" in rows
+    assert "'? layers are not divisible by pp x vpp = 2 x 2 model chunks' depends on num_layers; give --num-layers" in rows
     assert (
-        "'? micro-batches per step are not a multiple of 2 stages' depends on global_batch_size; give --global-batch-size"
-        in rows
+        "'? micro-batches per step are not a multiple of 2 pipeline stages' depends on global_batch_size; "
+        "give --global-batch-size" in rows
     )
 
 

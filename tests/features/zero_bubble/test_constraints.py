@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from mindspeed.features.zero_bubble.feature import ZeroBubble
+from mindspeed.features.zero_bubble.placement import megatron_asks_by_chunk
 from mindspeed.features.zero_bubble.settings import ZeroBubbleArgs
 from mindspeed.job.world import World
-from mindspeed.plugins import MindSpeedError
+from mindspeed.plugins.conditions import failure
 from tests.features.resolving import MODEL, active, ask, refusals
 
 V: dict[str, Any] = {"pp": 2, "vpp": 2, "tied_embeddings": False, "mtp_num_layers": 0}
@@ -20,46 +19,33 @@ def of(**settings: object) -> dict[str, dict[str, object]]:
     return {"zero-bubble": settings}
 
 
-def test_one_stage_is_refused_and_two_are_not() -> None:
-    text = "MS304 zero-bubble: one pipeline stage waits for no other, and there is 1 | --pp 2 or more, or remove zero-bubble"
-    assert refusals("zero-bubble") == [text]
-    assert active("zero-bubble", pp=2)[-1] == "zero-bubble"
-
-
 def test_a_limit_that_no_list_keeps_is_refused_with_the_least_and_the_least_is_not() -> None:
     (text,) = refusals("zero-bubble", pp=4, settings=of(limit=3))
     assert text == (
-        "MS304 zero-bubble: no list of operations keeps 3 activation sets, and the least possible is 4 | "
-        "--set zero-bubble.limit=4, or a smaller one with --set zero-bubble.recompute=least"
+        "MS304 zero-bubble: no schedule keeps within 3 activation sets; the least possible limit is 4 | "
+        "--set zero-bubble.limit=4, or --set zero-bubble.recompute=least"
     )
     assert active("zero-bubble", pp=4, settings=of(limit=4))[-1] == "zero-bubble"
     assert active("zero-bubble", pp=4, settings=of(limit=3, recompute="least"))[-1] == "zero-bubble"
 
 
 def test_a_cost_of_zero_is_refused_and_measured_costs_are_not() -> None:
-    (text,) = refusals("zero-bubble", pp=4, settings=of(costs=[1, 0, 1, 1]))
-    assert text == "MS304 zero-bubble: a duration of (1.0, 0.0, 1.0, 1.0) is not above 0 | --set zero-bubble.costs=[1,1,1,1]"
+    assert refusals("zero-bubble", pp=4, settings=of(costs=[1, 0, 1, 1])) == [
+        "MS301 zero-bubble.costs is [1, 0, 1, 1]: every duration must be greater than 0 | --set zero-bubble.costs=measured"
+    ]
     assert active("zero-bubble", pp=4, settings=of(costs="measured"))[-1] == "zero-bubble"
-
-
-def test_two_schedules_and_another_recompute_policy_are_refused() -> None:
-    assert any("pipeline-schedule" in text for text in refusals("zero-bubble", "nano-pipe", pp=2))
-    settings = {"recompute": {"granularity": "full", "method": "uniform", "num_layers": 1}}
-    for name in ("recompute-in-advance", "recompute-in-bubble"):
-        assert any("recompute-policy" in text for text in refusals(name, "recompute", pp=2, settings=settings))
-        assert active(name, pp=2)[-1] == name
 
 
 @pytest.mark.parametrize(
     ("world", "text"),
     [
-        ({"vpp": 1}, "a V has two model chunks on each rank, and vpp is 1 | --vpp 2"),
-        ({"vpp": 4}, "a V has two model chunks on each rank, and vpp is 4 | --vpp 2"),
+        ({"vpp": 1}, "placement v needs two model chunks on each rank, but vpp is 1 | --vpp 2, or"),
+        ({"vpp": 4}, "placement v needs two model chunks on each rank, but vpp is 4 | --vpp 2, or"),
         (
             {"tied_embeddings": True},
             "placement v has the embedding and the output layer in two chunks of one rank, where Megatron does not tie them",
         ),
-        ({"mtp_num_layers": 1}, "placement v has no place for the 1 layers of multi-token prediction | --mtp-num-layers 0"),
+        ({"mtp_num_layers": 1}, "placement v has no stage for the 1 layers of multi-token prediction | --mtp-num-layers 0"),
     ],
 )
 def test_a_v_refuses_models_that_do_not_fit_and_takes_those_that_do(world: dict[str, Any], text: str) -> None:
@@ -74,22 +60,34 @@ def test_a_v_refuses_a_feature_that_deals_out_layers() -> None:
     world = MODEL | V | {"num_layers": 6}
     problems = ask("zero-bubble", "noop-layers", settings=settings, model=world).problems
     assert [problem.message for problem in problems] == [
-        "zero-bubble: placement v has equal stages, and another feature deals out (1, 2, 2, 1) layers"
+        "zero-bubble: placement v needs equal stages, but the job has model chunks of 1, 2, 2, 1 layers"
     ]
     assert not ask("zero-bubble", "noop-layers", settings={**settings, **of(placement="loop")}, model=world).problems
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("job", "text"),
     [
-        ("pipeline_model_parallel_layout", "Et|t|t|tL"),
-        ("num_layers_in_first_pipeline_stage", 1),
-        ("account_for_loss_in_pipeline_split", True),
-        ("mtp_num_layers", 1),
+        ({"pipeline_layout": True}, "deals layers out by a layout"),
+        ({"first_stage_layers": 1}, "gives the first stage 1 layers"),
+        ({"last_stage_layers": 1}, "gives the last stage 1 layers"),
+        (
+            {"embedding_is_layer": True, "loss_is_layer": True},
+            "counts the embedding as a layer and counts the output layer as a layer",
+        ),
     ],
 )
-def test_a_v_refuses_configurations_with_uneven_stages(name: str, value: object) -> None:
-    config = SimpleNamespace(**{name: value})
-    with pytest.raises(MindSpeedError, match=f"MS304 zero-bubble: placement v with {name}="):
-        ZeroBubble(ZeroBubbleArgs(placement="v"), World(V)).config_ready(config)
-    ZeroBubble(ZeroBubbleArgs(), World(V)).config_ready(config)
+def test_a_v_refuses_uneven_stages_of_megatron(job: dict[str, Any], text: str) -> None:
+    assert refusals("zero-bubble", settings=of(placement="v"), **V | job) == [
+        f"MS304 zero-bubble: placement v needs equal stages, but the job {text} | --set zero-bubble.placement=loop"
+    ]
+    assert refusals("zero-bubble", **V | job) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "fits"), [("0.12.1", False), ("0.14.0", True), ("0.16.1", True), ("0.18.2", True), ("0.19.0", False)]
+)
+def test_a_v_is_placed_where_megatron_asks_by_chunk(version: str, fits: bool) -> None:
+    answer = failure(megatron_asks_by_chunk, "zero-bubble", ZeroBubbleArgs(placement="v"), World(V | {"megatron": version}))
+    text = f"placement v supports Megatron 0.14 to 0.18, and this is {version}"
+    assert (answer and answer.message) == (None if fits else text)

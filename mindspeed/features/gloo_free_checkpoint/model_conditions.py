@@ -1,0 +1,19 @@
+"""Optimizers whose checkpoints cannot be sent in slices. Light, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from mindspeed.plugins import Feature
+
+
+def unsuited_shards(feature: Feature[Any], optimizer: Any) -> Iterator[str]:
+    """Yield a sentence for what a distributed optimizer, chained or not, has beside one shard in buffers for each rank."""
+    members = getattr(optimizer, "chained_optimizers", [optimizer])
+    configs = [config for member in members if (config := getattr(member, "ddp_config", None)) is not None]
+    instances = max((getattr(config, "num_distributed_optimizer_instances", 1) for config in configs), default=1)
+    if instances > 1:
+        yield f"{instances} instances of the distributed optimizer have copies of one shard"
+    if any(config.use_megatron_fsdp for config in configs):
+        yield "Megatron FSDP has no shards in buffers"

@@ -1,0 +1,159 @@
+"""Conditions that features of memory share. Light."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from mindspeed.job.world import World
+from mindspeed.plugins.conditions import Condition, ModelCondition, condition, unset
+from mindspeed.plugins.fixes import Advice, DropSetting, GiveField, GiveSetting, RemoveFeature
+from mindspeed.plugins.shared_conditions import (
+    NO_CPU_OFFLOADING,
+    NO_CUDA_GRAPHS,
+    NO_FINE_GRAINED_OFFLOADING,
+    NO_FSDP,
+    NO_LOW_PRECISION,
+    NO_OVERLAPPED_MICRO_BATCHES,
+    NO_TRANSFORMER_ENGINE_LAYERS,
+)
+
+_REMOVE: Final = RemoveFeature()
+_SELECTIVE: Final = GiveField("recompute_granularity", "selective")
+
+
+@condition("every layer is recomputed as a whole, so there is nothing left for {feature}", fix=(_SELECTIVE, _REMOVE))
+def no_uniform_recompute(args: Any, world: World) -> bool:
+    """Check that full recomputation does not take every layer of the model."""
+    return not (world.recompute_granularity == "full" and world.recompute_method == "uniform")
+
+
+def _has_blocks(args: Any, world: World) -> bool:
+    """Return whether block recomputation takes layers."""
+    return world.recompute_granularity == "full" and world.recompute_method == "block"
+
+
+def _smallest_chunk(world: World) -> int:
+    return min(filter(None, world.layers_per_chunk), default=0)
+
+
+def _layers_left(args: Any, world: World) -> Mapping[str, int]:
+    """Return the layers of the smallest model chunk that are wanted, there, and left by block recomputation."""
+    layers = _smallest_chunk(world)
+    left = max(0, layers - world.recompute_num_layers)
+    return {"wanted": getattr(args, "num_layers", None) or 1, "layers": layers, "left": left}
+
+
+@condition(
+    "{feature} needs {wanted} layers of each model chunk, but block recomputation leaves {left} of {layers}",
+    fix=(GiveField("recompute_num_layers", note="fewer than {layers}"), _REMOVE),
+    when=_has_blocks,
+    values=_layers_left,
+)
+def blocks_leave_layers(args: Any, world: World) -> bool:
+    """Check that block recomputation leaves as many layers of each model chunk as are wanted."""
+    numbers = _layers_left(args, world)
+    return numbers["wanted"] <= numbers["left"]
+
+
+def _counts_layers(args: Any, world: World) -> bool:
+    """Return whether a number of layers is given."""
+    return args.num_layers is not None
+
+
+def _largest_count(args: Any, world: World) -> Mapping[str, int]:
+    """Return the layers of the smallest model chunk."""
+    return {"layers": _smallest_chunk(world)}
+
+
+@condition(
+    "num_layers={args.num_layers} is more than the {layers} layers of a model chunk",
+    fix=(GiveSetting("num_layers", "{layers}"), DropSetting("num_layers")),
+    when=_counts_layers,
+    values=_largest_count,
+)
+def chunks_have_num_layers(args: Any, world: World) -> bool:
+    """Check that each model chunk has as many layers as num_layers says."""
+    return bool(args.num_layers <= _smallest_chunk(world))
+
+
+LAYERS_OF_MODEL: Final = ModelCondition(
+    "mindspeed.memory.model_conditions:missing_layers",
+    "each model chunk has the layers that are wanted, with weights that are not sharded (FSDP)",
+)
+PARTS_OF_LAYERS: Final = (
+    no_uniform_recompute,
+    NO_CUDA_GRAPHS,
+    NO_LOW_PRECISION,
+    NO_OVERLAPPED_MICRO_BATCHES,
+    NO_FSDP,
+    NO_CPU_OFFLOADING,
+    NO_FINE_GRAINED_OFFLOADING,
+    NO_TRANSFORMER_ENGINE_LAYERS,
+    blocks_leave_layers,
+    LAYERS_OF_MODEL,
+)
+"""What every feature needs that recomputes or offloads a part of each layer."""
+
+
+@condition(
+    "groups of {args.num_layers} layers do not fill every model chunk: they have {world.layers_per_chunk} layers",
+    fix=(GiveSetting("num_layers", 1),),
+)
+def groups_fill_chunks(args: Any, world: World) -> bool:
+    """Check that the layers of each model chunk are a multiple of the layers that are recomputed as a group."""
+    return all(layers % args.num_layers == 0 for layers in world.layers_per_chunk)
+
+
+@condition(
+    "moe and shared_experts are modules of a MoE model, but the model is dense",
+    fix=(GiveSetting("modules", note="without moe and shared_experts"), GiveField("num_experts")),
+)
+def modules_have_experts(args: Any, world: World) -> bool:
+    """Check that a model whose experts are to be recomputed has some."""
+    return bool(world.num_experts > 0)
+
+
+NO_SHARED_EXPERT_OVERLAP: Final = unset(
+    "shared_expert_overlap",
+    "shared experts are computed in steps between the transfers of routed experts, which {feature} does not support",
+    fix=(GiveField("shared_expert_overlap", False), _REMOVE),
+)
+LOCAL_LAYERS: Final = (Advice("build the model with Megatron's local layers"), _REMOVE)
+"""The fix of a model whose layers do more than one thing at once."""
+
+ELEMENTWISE: Final = ("adam", "sgd")
+"""Optimizers of Megatron that update each element by itself."""
+
+
+@condition(
+    "the optimizer {world.optimizer} does not update each element by itself, as {feature} needs",
+    fix=(GiveField("optimizer", "adam"), _REMOVE),
+)
+def optimizer_is_elementwise(args: Any, world: World) -> bool:
+    """Check that the optimizer updates each element by itself; one that is not known passes until it is built."""
+    return not world.knows("optimizer") or world.optimizer in ELEMENTWISE
+
+
+def _other_weights(field: str, message: str) -> Condition:
+    return unset(field, message, fix=(GiveField(field, False), _REMOVE))
+
+
+MAIN_WEIGHTS: Final = (
+    _other_weights("qk_clip", "QK clipping writes main weights between steps, which {feature} does not support"),
+    _other_weights("low_precision_weights", "weights are kept in fp8 or fp4, which {feature} cannot restore from bf16"),
+    _other_weights("precision_aware_optimizer", "the precision-aware optimizer already manages main weights"),
+    _other_weights("offloaded_optimizer", "Megatron already offloads main weights and states (optimizer_cpu_offload)"),
+    _other_weights(
+        "shared_gradient_buffer",
+        "mxfp8 weights are made from all main weights at once (reuse_grad_buf_for_mxfp8_param_ag)",
+    ),
+    NO_FSDP,
+    optimizer_is_elementwise,
+    ModelCondition(
+        "mindspeed.memory.model_conditions:unsuited_optimizers",
+        "the optimizer that is built updates each element by itself, without FSDP",
+        subject="optimizer",
+    ),
+)
+"""What every feature needs that takes main weights or states away from the optimizer between steps."""

@@ -1,0 +1,78 @@
+"""Conditions that features of pipelines share. Light."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from mindspeed.job.world import World
+from mindspeed.plugins.conditions import Condition, ModelCondition, condition, unset
+from mindspeed.plugins.fixes import Fix, GiveField, GiveSetting, RemoveFeature
+from mindspeed.plugins.shared_conditions import (
+    NO_CPU_OFFLOADING,
+    NO_CUDA_GRAPHS,
+    NO_FINE_GRAINED_OFFLOADING,
+    NO_FSDP,
+    NO_LOW_PRECISION,
+    NO_OVERLAPPED_MICRO_BATCHES,
+    NO_TRANSFORMER_ENGINE_LAYERS,
+)
+
+_REMOVE: Final = RemoveFeature()
+
+
+@condition("at least two pipeline stages are needed, but pp is {world.pp}", fix=(GiveField("pp", 2, or_more=True), _REMOVE))
+def has_stages(args: Any, world: World) -> bool:
+    """Check that there is more than one pipeline stage."""
+    return bool(world.pp > 1)
+
+
+def _without(field: str, message: str) -> Condition:
+    """Require that a field of the job is not set, with the fix that is left: another value, or no feature."""
+    return unset(field, message, fix=(GiveField(field, False), _REMOVE))
+
+
+KEEPS_FORWARDS: Final = (
+    has_stages,
+    NO_CUDA_GRAPHS,
+    NO_LOW_PRECISION,  # its layers are Transformer Engine's, whose linear layers and checkpoints are others
+    NO_OVERLAPPED_MICRO_BATCHES,
+    NO_CPU_OFFLOADING,
+    NO_FINE_GRAINED_OFFLOADING,
+    NO_FSDP,
+    _without(
+        "partial_checkpoints",
+        "Megatron recomputes some micro-batches only (num_microbatches_with_partial_activation_checkpoints), and {feature} "
+        "decides which ones",
+    ),
+)
+"""What every feature needs that decides the order of forward passes, and of those that are recomputed."""
+
+KEEPS_PASSES: Final = (
+    *KEEPS_FORWARDS,
+    NO_TRANSFORMER_ENGINE_LAYERS,
+    _without("ring_exchange", "stages send and receive at once (ring exchange), and {feature} orders messages one by one"),
+    _without(
+        "delayed_weight_gradients",
+        "Megatron already delays weight gradients (delay_wgrad_compute), as {feature} does itself",
+    ),
+    _without(
+        "deferred_embedding_gradients",
+        "Megatron already defers the weight gradient of the output layer (defer_embedding_wgrad_compute), which {feature} "
+        "does itself",
+    ),
+    ModelCondition(
+        "mindspeed.pipeline.model_conditions:foreign_modules",
+        "the model has no linear layers of Transformer Engine and no fully sharded parameters",
+    ),
+)
+"""What every feature needs whose schedule has weight gradients as operations of their own."""
+
+NO_SHARDED_MODEL: Final = ModelCondition(
+    "mindspeed.pipeline.model_conditions:sharded_modules",
+    "the model has no fully sharded parameters, which a repeated forward pass would have to gather",
+)
+
+
+TIED: Final = "placement v has the embedding and the output layer in two chunks of one rank, where Megatron does not tie them"
+UNTIE: Final[Fix] = (GiveField("tied_embeddings", False), GiveSetting("zero-bubble.placement", "loop"))
+"""What stages placed as a V cannot have; a plan, and a model whose weights it did not know, are refused alike."""

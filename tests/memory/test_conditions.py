@@ -1,0 +1,229 @@
+"""What the features of memory need: of the job, when a plan is made, and of a model or an optimizer that exists."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mindspeed.job.config import world_of_config
+from mindspeed.memory.model_conditions import unsuited_optimizers
+from mindspeed.plugins import World
+from mindspeed.plugins.conditions import conditions, failure
+from tests.features.resolving import CATALOG, MODEL, active, refusals
+
+NORM, ACTIVATION, SWAP, ADAPTIVE = "norm-recompute", "activation-recompute", "swap-attention", "adaptive-recompute"
+REUSE, HOST = "reuse-fp32-param", "swap-optimizer"
+SETTINGS: dict[str, dict[str, Any]] = {ADAPTIVE: {"budget_mb": 1000}}
+UNIFORM = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+BLOCK = UNIFORM | {"recompute_method": "block"}
+FULL = {"granularity": "full", "method": "uniform", "num_layers": 1}
+SELECTIVE = {"recompute_granularity": "selective"}
+
+OF_PARTS: list[tuple[dict[str, Any], str]] = [
+    (
+        {"cuda_graphs": True},
+        "layers are captured as CUDA graphs, which {name} does not support | --no-cuda-graphs, or remove {name}",
+    ),
+    (
+        {"low_precision": True},
+        "linear layers multiply in fp8 or fp4, which {name} does not support | --no-low-precision, or remove {name}",
+    ),
+    (
+        {"overlapped_micro_batches": True},
+        "Megatron overlaps expert all-to-alls with another micro-batch, which {name} does not support "
+        "| --no-overlapped-micro-batches, or remove {name}",
+    ),
+    (
+        {"fsdp": True},
+        "parameters are fully sharded over data-parallel ranks (FSDP), which {name} does not support "
+        "| --no-fsdp, or remove {name}",
+    ),
+    (
+        {"cpu_offloading": True},
+        "Megatron offloads activations to host memory, which {name} does not support | --no-cpu-offloading, or remove {name}",
+    ),
+    (
+        {"fine_grained_offloading": True},
+        "Megatron offloads activations of single modules to host memory, which {name} does not support "
+        "| --no-fine-grained-offloading, or remove {name}",
+    ),
+    (
+        {"transformer_engine_layers": True},
+        "layers are Transformer Engine's, and {name} works on Megatron's local layers "
+        "| --no-transformer-engine-layers, or remove {name}",
+    ),
+    (
+        UNIFORM,
+        "every layer is recomputed as a whole, so there is nothing left for {name} "
+        "| --recompute-granularity selective, or remove {name}",
+    ),
+    (
+        BLOCK | {"recompute_num_layers": 8},
+        "{name} needs 1 layers of each model chunk, but block recomputation leaves 0 of 8 "
+        "| --recompute-num-layers N (fewer than 8), or remove {name}",
+    ),
+]
+OF_EXPERTS = (
+    {"shared_expert_overlap": True},
+    "shared experts are computed in steps between the transfers of routed experts, which {name} does not support "
+    "| --no-shared-expert-overlap, or remove {name}",
+)
+OF_WEIGHTS: list[tuple[dict[str, Any], str]] = [
+    OF_PARTS[3],
+    (
+        {"qk_clip": True},
+        "QK clipping writes main weights between steps, which {name} does not support | --no-qk-clip, or remove {name}",
+    ),
+    (
+        {"low_precision_weights": True},
+        "weights are kept in fp8 or fp4, which {name} cannot restore from bf16 | --no-low-precision-weights, or remove {name}",
+    ),
+    (
+        {"precision_aware_optimizer": True},
+        "the precision-aware optimizer already manages main weights | --no-precision-aware-optimizer, or remove {name}",
+    ),
+    (
+        {"offloaded_optimizer": True},
+        "Megatron already offloads main weights and states (optimizer_cpu_offload) "
+        "| --no-offloaded-optimizer, or remove {name}",
+    ),
+    (
+        {"shared_gradient_buffer": True},
+        "mxfp8 weights are made from all main weights at once (reuse_grad_buf_for_mxfp8_param_ag) "
+        "| --no-shared-gradient-buffer, or remove {name}",
+    ),
+    (
+        {"optimizer": "muon"},
+        "the optimizer muon does not update each element by itself, as {name} needs | --optimizer adam, or remove {name}",
+    ),
+]
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    *((name, job, text) for name in (NORM, ACTIVATION, SWAP, ADAPTIVE) for job, text in OF_PARTS),
+    *((name, *OF_EXPERTS) for name in (ACTIVATION, ADAPTIVE)),
+    *((name, {"dtype": "bf16", **job}, text) for name in (REUSE, HOST) for job, text in OF_WEIGHTS),
+    *(
+        (
+            REUSE,
+            {"dtype": dtype},
+            f"weights are {dtype}, but a 16-bit residual completes bf16 weights only | --dtype bf16, or remove {REUSE}",
+        )
+        for dtype in ("fp32", "fp16")
+    ),
+    (
+        ACTIVATION,
+        SELECTIVE | {"recompute_modules": ("mlp",)},
+        "recompute_modules has mlp, which already recomputes the activation function "
+        "| --recompute-modules N (without mlp), or remove {name}",
+    ),
+    (
+        SWAP,
+        SELECTIVE,
+        "recompute_modules has core_attn, which then saves nothing to offload "
+        "| --recompute-modules N (without core_attn), or remove {name}",
+    ),
+    (SWAP, {"num_layers": 1}, "the model has one layer, whose backward directly follows its forward | remove {name}"),
+]
+
+
+@pytest.mark.parametrize(("name", "job", "text"), REFUSED)
+def test_a_job_that_does_not_fit_is_refused_when_the_plan_is_made(name: str, job: dict[str, Any], text: str) -> None:
+    assert refusals(name, settings=SETTINGS if name == ADAPTIVE else {}, **job) == [f"MS304 {name}: {text.format(name=name)}"]
+
+
+@pytest.mark.parametrize(
+    "job", [BLOCK, SELECTIVE | {"recompute_modules": ("moe",)}, {"dtype": "bf16", "optimizer": "sgd"}, {"cuda_graphs": False}]
+)
+@pytest.mark.parametrize("name", [NORM, ACTIVATION, SWAP, ADAPTIVE, HOST])
+def test_other_jobs_are_accepted(name: str, job: dict[str, Any]) -> None:
+    assert name in active(name, settings=SETTINGS if name == ADAPTIVE else {}, **job)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "found"),
+    [
+        (NORM, {"enable_cuda_graph": True}, ["no_cuda_graphs"]),
+        (NORM, {"cuda_graph_impl": "local"}, ["no_cuda_graphs"]),
+        (ACTIVATION, {"fp8": "e4m3", "fp4": None}, ["no_low_precision"]),
+        (SWAP, {"fp8": None, "fp4": "e2m1"}, ["no_low_precision"]),
+        (ADAPTIVE, {"overlap_moe_expert_parallel_comm": True}, ["no_overlapped_micro_batches"]),
+        (ACTIVATION, {"moe_shared_expert_overlap": True}, ["no_shared_expert_overlap"]),
+        (REUSE, {"fp8": "e4m3", "fp8_param": True}, ["no_low_precision_weights"]),
+        (HOST, {"fp8": "e4m3", "fp8_param": False}, []),
+        (HOST, {"optimizer": "muon"}, ["optimizer_is_elementwise"]),
+        (HOST, {"use_precision_aware_optimizer": True}, ["no_precision_aware_optimizer"]),
+        (HOST, {"optimizer_cpu_offload": True}, ["no_offloaded_optimizer"]),
+    ],
+)
+def test_a_configuration_that_is_built_gets_the_same_answer(name: str, config: dict[str, Any], found: list[str]) -> None:
+    feature = CATALOG.feature(name)
+    args = feature.Args(**SETTINGS.get(name, {}))
+    job = World(MODEL | {"dtype": "bf16", **world_of_config(SimpleNamespace(**config))})
+    failures = [failure(one, name, args, job) for one in conditions(feature.spec.constraints)]
+    assert [one.condition.name for one in failures if one is not None] == found
+
+
+@pytest.mark.parametrize(("count", "job"), [(8, {}), (4, {"pp": 2}), (2, {"pp": 2, "vpp": 2}), (7, BLOCK)])
+@pytest.mark.parametrize("name", [NORM, ACTIVATION])
+def test_a_count_that_every_chunk_has_is_accepted(name: str, count: int, job: dict[str, Any]) -> None:
+    assert refusals(name, settings={name: {"num_layers": count}}, **job) == []
+    assert refusals(name, settings={name: {"num_layers": count + 1}}, **job) != []
+
+
+@pytest.mark.parametrize("name", [NORM, ACTIVATION])
+def test_a_count_that_no_chunk_has_is_refused(name: str) -> None:
+    assert refusals(name, settings={name: {"num_layers": 3}}, pp=2, vpp=2) == [
+        f"MS304 {name}: num_layers=3 is more than the 2 layers of a model chunk "
+        f"| --set {name}.num_layers=2, or remove the setting {name}.num_layers"
+    ]
+
+
+def test_the_input_of_linear_qkv_is_not_recomputed_and_offloaded() -> None:
+    assert refusals(SWAP, NORM) == [
+        f"MS202 {NORM} and {SWAP} exclude each other, because the input of linear_qkv is recomputed; leave linear_qkv "
+        f"out of {SWAP}.modules | remove {NORM} or {SWAP}"
+    ]
+    assert refusals(SWAP, NORM, settings={SWAP: {"modules": ["core_attention", "linear_proj"]}}) == []
+
+
+def test_residuals_are_made_inside_of_offloaded_windows() -> None:
+    assert active(HOST, REUSE, dtype="bf16")[-2:] == [REUSE, HOST]
+
+
+@pytest.mark.parametrize(
+    ("name", "about"),
+    [
+        (HOST, "windows of an optimizer step; three of them are on the device at most"),
+        (REUSE, "windows of an optimizer step; only the main weights of one exist at a time"),
+    ],
+)
+def test_a_step_has_at_least_one_part(name: str, about: str) -> None:
+    assert refusals(name, settings={name: {"parts": 1}}, dtype="bf16") == []
+    assert refusals(name, settings={name: {"parts": 0}}, dtype="bf16") == [
+        f"MS301 {name}.parts is 0: input should be greater than or equal to 1 | --set {name}.parts=16 ({about})"
+    ]
+
+
+class LayerWiseDistributedOptimizer(SimpleNamespace):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "found"),
+    [
+        (SimpleNamespace(), []),
+        (SimpleNamespace(chained_optimizers=[SimpleNamespace(ddp_config=SimpleNamespace(use_megatron_fsdp=False))]), []),
+        (
+            SimpleNamespace(chained_optimizers=[SimpleNamespace(ddp_config=SimpleNamespace(use_megatron_fsdp=True))]),
+            ["Megatron FSDP manages main weights by itself"],
+        ),
+        (
+            LayerWiseDistributedOptimizer(),
+            ["the optimizer is split by layers and does not update each element by itself"],
+        ),
+    ],
+)
+def test_an_optimizer_that_exists_is_judged_by_its_class(optimizer: Any, found: list[str]) -> None:
+    feature: Any = None
+    assert list(unsuited_optimizers(feature, optimizer)) == found
