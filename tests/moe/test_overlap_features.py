@@ -25,7 +25,8 @@ def test_it_brings_its_dispatcher_and_grouped_experts(name):
 
 def test_experts_on_one_rank_are_refused(name):
     assert refusals(name, world_size=1, num_experts=4) == [
-        f"MS304 {name}: expert parallelism is off (ep=1), so {name} has no transfer to overlap | --ep 2 or more, or remove {name}"
+        f"MS304 {name}: expert parallelism is off (ep=1), so {name} has no transfer to overlap "
+        f"| --ep 2 or more, or remove {name}"
     ]
 
 
