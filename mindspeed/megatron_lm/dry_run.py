@@ -22,7 +22,7 @@ from mindspeed.megatron_lm.old_flags.other_flags import refused_program
 from mindspeed.megatron_lm.training_plan import plan_training
 from mindspeed.megatron_lm.training_request import split_own_flags
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.plugins.fixes import Advice
+from mindspeed.plugins.fixes import Advice, on_command_line
 from mindspeed.plugins.problems import GivenValue, Problem, ResolutionError
 
 _KINDS: Final = {"int": int, "float": float}
@@ -44,12 +44,12 @@ def plan_command(
     if problem := refused_program(command.program):
         problems.insert(0, problem)
     size = environment.world_size or command.world_size or smallest_world(words, known)
-    plan = None
+    plan, in_words = None, on_command_line
     for _ in range(2):  # a flag without an equivalent hides what is wrong with the rest
         try:
             _, plan = plan_training(words, {}, replace(environment, world_size=size), below, also)
         except ResolutionError as error:
-            problems += error.problems
+            problems, in_words = [*problems, *error.problems], error.words
             refused = {option for problem in error.problems if problem.code in _HIDING for option in _given(problem)}
             words, before = _without(words, refused), words
             if words == before:
@@ -58,7 +58,7 @@ def plan_command(
             break
     if plan is None or problems:
         unique = list(dict.fromkeys(_located(problem, command, known, catalog) for problem in problems))
-        raise ResolutionError(unique)
+        raise ResolutionError(unique, in_words)
     return replace(plan, rows=(*plan.rows, *notes, *_notes(command, environment, size)))
 
 

@@ -99,3 +99,12 @@ def test_strict_refuses_what_is_left_out():
 
 def test_two_commands_are_one_too_many(tmp_path):
     assert run("check", "--script", "x.sh", "--", "pretrain_gpt.py").exit_code == 2
+
+
+def test_the_fixes_of_a_training_command_are_its_own_arguments():
+    found = problems_of("--", "pretrain_gpt.py", *SIZES.split(), "--features", "swiglu,coc", "--bf16")
+    assert {row["code"]: row["fix"] for row in found if row["features"] == ["swiglu"]} == {
+        "MS304": "--swiglu, or remove swiglu"
+    }
+    fixes = [row["fix"] for row in found if row["features"] == ["coc"]]
+    assert "--tensor-model-parallel-size 2 or more, or remove coc" in fixes
