@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from mindspeed.job.world import World
-from mindspeed.plugins import Condition, GiveField, GiveSetting, RemoveFeature, condition, unset
+from mindspeed.plugins import Condition, GiveField, RemoveFeature, condition, unset
 from mindspeed.plugins.shared_conditions import (
     NO_CUDA_GRAPHS,
     NO_LOW_PRECISION,
@@ -105,15 +105,20 @@ def _overlap_is_not_known(args: Any, world: World) -> bool:
     return not world.is_set("shared_expert_overlap")
 
 
-@condition(
-    "{feature} computes shared experts in steps, which adaptive-recompute cannot recompute",
-    fix=(RemoveFeature("adaptive-recompute"), _REMOVE),
-    when=_overlap_is_not_known,
-    of="adaptive-recompute",
-)
-def modules_are_whole(args: Any, world: World, other: Any) -> bool:
-    """Check that adaptive-recompute has no shared experts that hide transfers."""
-    return not world.is_set("shared_expert_hidden_size")
+def keeps_modules_whole(other: str) -> Condition:
+    """Require that the feature ``other``, which recomputes modules, has no shared experts that run in steps."""
+
+    @condition(
+        f"{{feature}} computes shared experts in steps, which {other} does not support",
+        fix=(RemoveFeature(other), _REMOVE),
+        when=_overlap_is_not_known,
+        of=other,
+    )
+    def modules_are_whole(args: Any, world: World, other: Any) -> bool:
+        """Check that shared experts, which hide transfers, are not recomputed by another feature."""
+        return not world.is_set("shared_expert_hidden_size")
+
+    return modules_are_whole
 
 
 def needs_dispatcher(kind: str) -> Condition:
@@ -121,7 +126,7 @@ def needs_dispatcher(kind: str) -> Condition:
 
     @condition(
         f"Megatron's dispatcher is {{world.dispatcher}}, and {{feature}} replaces the {kind} dispatcher",
-        fix=(GiveSetting("expert-parallel.dispatcher", kind), _REMOVE),
+        fix=(GiveField("dispatcher", kind), _REMOVE),
     )
     def dispatcher_fits(args: Any, world: World) -> bool:
         """Check that the dispatcher is the one that the feature replaces."""

@@ -13,12 +13,14 @@ import mindspeed.features
 
 PUBLIC = (
     "mindspeed.ops",
+    "mindspeed.plugins.shared_conditions",
     "mindspeed.job.arithmetic",
     "mindspeed.context_parallel",
     "mindspeed.moe",
     "mindspeed.tensor_parallel",
     "mindspeed.memory",
     "mindspeed.pipeline",
+    "pydantic",
     "torch",
     "torch_npu",
     "megatron",

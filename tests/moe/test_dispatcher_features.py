@@ -33,7 +33,7 @@ def test_another_dispatcher_of_the_user_is_refused(kind):
     ]
     assert refusals(name, **WORLD, dispatcher="flex") == [
         f"MS304 {name}: Megatron's dispatcher is flex, and {name} replaces the {kind} dispatcher "
-        f"| --set expert-parallel.dispatcher={kind}, or remove {name}"
+        f"| --dispatcher {kind}, or remove {name}"
     ]
 
 

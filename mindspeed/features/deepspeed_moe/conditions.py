@@ -13,11 +13,11 @@ from mindspeed.plugins import (
     GiveField,
     GiveSetting,
     RemoveFeature,
+    Together,
     World,
     condition,
     unset,
 )
-from mindspeed.plugins.fixes import Together
 from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS, has_experts
 
 _REMOVE: Final = RemoveFeature()

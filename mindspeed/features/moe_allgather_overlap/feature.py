@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mindspeed.moe.conditions import experts_are_spread, modules_are_whole, shared_experts_are_kept
+from mindspeed.moe.conditions import experts_are_spread, keeps_modules_whole, shared_experts_are_kept
 from mindspeed.moe.feature import REORDERED, OverlapFeature
 from mindspeed.plugins import After, Category, FeatureArgs, FeatureSpec, Mixin, Patch, Requires, Slot, hookimpl
 
@@ -20,7 +20,7 @@ class MoeAllgatherOverlap(OverlapFeature[FeatureArgs]):
             Requires("moe-grouped-gemm", reason="the experts wait for their rows, and defer the gradients of their weights"),
             experts_are_spread,
             shared_experts_are_kept,
-            modules_are_whole,
+            keeps_modules_whole("adaptive-recompute"),
         ),
         numerics=REORDERED,
     )

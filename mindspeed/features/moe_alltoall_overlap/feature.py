@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mindspeed.moe.conditions import experts_are_spread, modules_are_whole, shared_experts_are_kept
+from mindspeed.moe.conditions import experts_are_spread, keeps_modules_whole, shared_experts_are_kept
 from mindspeed.moe.feature import OverlapFeature
 from mindspeed.plugins import (
     After,
@@ -54,7 +54,7 @@ class MoeAlltoallOverlap(OverlapFeature[MoeAlltoallOverlapArgs]):
             Requires("moe-grouped-gemm", reason="the experts wait for their rows, and defer the gradients of their weights"),
             experts_are_spread,
             shared_experts_are_kept,
-            modules_are_whole,
+            keeps_modules_whole("adaptive-recompute"),
             parts_divide_experts,
         ),
         numerics=Numerics.reordered(
