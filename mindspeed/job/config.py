@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from mindspeed.job.fact import Field, Values
 from mindspeed.job.fields import FIELDS
 
-_ATTRIBUTES: Final = tuple(dict.fromkeys(name for field in FIELDS.values() for name in field.fact.built_names))
+_TOLD_BY: Final[dict[str, list[Field]]] = {}
+"""Fields by the attributes that they are read from."""
+for _field in FIELDS.values():
+    for _name in _field.fact.built_names:
+        _TOLD_BY.setdefault(_name, []).append(_field)
 
 
 def world_of_config(config: Any) -> dict[str, Any]:
@@ -14,6 +19,11 @@ def world_of_config(config: Any) -> dict[str, Any]:
 
     A field whose attributes the configuration lacks, for its Megatron is older, is not given.
     """
-    values = {name: getattr(config, name) for name in _ATTRIBUTES if hasattr(config, name)}
-    world = {name: field.of_attributes(values) for name, field in FIELDS.items()}
+    return world_of_attributes({name: getattr(config, name) for name in _TOLD_BY if hasattr(config, name)})
+
+
+def world_of_attributes(values: Values) -> dict[str, Any]:
+    """Return the fields of a job that these attributes of a configuration give."""
+    told = dict.fromkeys(field for name in values for field in _TOLD_BY.get(name, ()))
+    world = {field.name: field.of_attributes(values) for field in told}
     return {name: value for name, value in world.items() if value is not None}

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final
 
+from mindspeed.job.config import world_of_attributes
+from mindspeed.job.fields import FIELDS
 from mindspeed.job.world import UnknownValue, World
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.saved_tensors import SavedTensors
@@ -68,9 +70,21 @@ def completed(world: World, features: Iterable[tuple[type[Feature[Any]], Any]]) 
     """
     for feature, args in features:
         with suppress(UnknownValue):
-            values = answer(feature, "job_values", args, world) or {}
-            added = {field: value for field, value in values.items() if not world.is_set(field)}
-            world = World(world.known() | added, world.layer_split)
+            values = _of_arguments(feature, args, world) | dict(answer(feature, "job_values", args, world) or {})
+            given = world.known()
+            added = {field: value for field, value in values.items() if not given.get(field)}
+            world = World(given | added, world.layer_split) if added else world
             split = answer(feature, "layer_split", args, world)
-            world = World(world.known(), split or world.layer_split)
+            world = World(world.known(), split) if split else world
     return world
+
+
+def _of_arguments(feature: type[Feature[Any]], args: Any, world: World) -> dict[str, Any]:
+    """Return the values of the world that a feature's arguments of Megatron give, those that it sets in every configuration."""
+    with suppress(UnknownValue):
+        overrides = answer(feature, "megatron_args", args, world) or ()
+        if not overrides:
+            return {}
+        given = world_of_attributes({override.argument: override.value for override in overrides if override.only is None})
+        return {name: value for name, value in given.items() if FIELDS[name].has_default and value != FIELDS[name].default}
+    return {}

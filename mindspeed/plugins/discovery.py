@@ -55,7 +55,7 @@ class Catalog:
         self.describing = frozenset(
             name
             for name in self.usable
-            if implements(self.feature(name), "job_values") or implements(self.feature(name), "layer_split")
+            if any(implements(self.feature(name), hook) for hook in ("job_values", "layer_split", "megatron_args"))
         )
         """Features whose settings decide fields of the job."""
         self.level_one = tuple(name for name, spec in self.specs.items() if spec.level == 1)
