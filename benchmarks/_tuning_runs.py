@@ -25,8 +25,8 @@ from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.ops.availability import running
 from mindspeed.plugins import MindSpeedError
 from mindspeed.plugins.discovery import discover
+from mindspeed.tuning.layout_jobs import FixedRequest
 from mindspeed.tuning.measure import telling
-from mindspeed.tuning.rules import FixedRequest
 from mindspeed.tuning.search import Configuration, Question, Resolved, search
 from mindspeed.tuning.space import Layouts, candidates, choices
 from mindspeed.tuning.time import DEFAULTS, KINDS, Machine, fit, step_seconds

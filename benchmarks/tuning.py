@@ -24,7 +24,7 @@ from mindspeed.features.profiler.feature import ProfilerArgs
 from mindspeed.features.profiler.window import TraceWindow
 from mindspeed.features.tflops.meter import StepMeter
 from mindspeed.plugins.discovery import discover
-from mindspeed.tuning.rules import FixedRequest
+from mindspeed.tuning.layout_jobs import FixedRequest
 from mindspeed.tuning.search import Question, Resolved, search
 from mindspeed.tuning.space import Layouts, candidates, choices
 from mindspeed.tuning.time import DEFAULTS, Machine

@@ -17,6 +17,7 @@ from mindspeed.engine.planning import checkpoint_state
 from mindspeed.engine.planning.fingerprint import Content
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.runtime import session
+from mindspeed.engine.runtime.job_conditions import refusals
 from mindspeed.job import megatron_arguments as flags
 from mindspeed.job.world import World
 from mindspeed.megatron.parsed_arguments import argument_fact, contradiction, unsupported_arguments
@@ -50,7 +51,8 @@ def validate_args(original: Function, args: Any, *rest: Any, **kwargs: Any) -> A
     order_launches(active.plan, args, os.environ)
     validated = original(args, *rest, **kwargs)
     final = validated if validated is not None else args
-    if problems := [*differences(active, final), *unsupported_arguments(vars(final), {})]:
+    facts = {field: value for field, (value, _) in flags.world_of(vars(final)).items()}
+    if problems := [*differences(active, final), *unsupported_arguments(vars(final), {}), *refusals(facts)]:
         raise MindSpeedError(problems)
     return validated
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -11,6 +11,10 @@ from mindspeed.job.fields import FIELDS
 from mindspeed.job.world import UnknownValue, World
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.saved_tensors import SavedTensors
+
+Contribution = tuple[tuple[str, Any], ...]
+"""Fields of the job that active features set, and `LAYER_SPLIT`."""
+LAYER_SPLIT: Final = "layer_split"
 
 _FORMER_FIELDS: Final = {
     "saved_tensors": "saved",
@@ -63,28 +67,39 @@ def changed_tensors(feature: type[Feature[Any]], hook: str, args: Any, world: An
     return change
 
 
-def completed(world: World, features: Iterable[tuple[type[Feature[Any]], Any]]) -> World:
-    """Return the world with what these features, each with its arguments, say of the job: values nobody gave, layer splits.
+def contribution(world: World, feature: type[Feature[Any]], args: Any, given: Collection[str] = ()) -> Contribution:
+    """Return what one active feature makes of a job: values nobody gave, arguments that it sets, layers of each chunk.
 
-    What a feature says that reads a value nobody gave stays out.
+    The fields ``given`` are the user's and stay as they are. Arguments count where Megatron has a default for every job. What
+    a feature says that reads a value nobody gave stays out.
     """
-    for feature, args in features:
-        with suppress(UnknownValue):
-            values = _of_arguments(feature, args, world) | dict(answer(feature, "job_values", args, world) or {})
-            given = world.known()
-            added = {field: value for field, value in values.items() if not given.get(field)}
-            world = World(given | added, world.layer_split) if added else world
-            split = answer(feature, "layer_split", args, world)
-            world = World(world.known(), split) if split else world
-    return world
-
-
-def _of_arguments(feature: type[Feature[Any]], args: Any, world: World) -> dict[str, Any]:
-    """Return the values of the world that a feature's arguments of Megatron give, those that it sets in every configuration."""
+    if feature.spec.is_idle(world):
+        return ()
+    made: dict[str, Any] = {}
     with suppress(UnknownValue):
         overrides = answer(feature, "megatron_args", args, world) or ()
-        if not overrides:
-            return {}
-        given = world_of_attributes({override.argument: override.value for override in overrides if override.only is None})
-        return {name: value for name, value in given.items() if FIELDS[name].has_default and value != FIELDS[name].default}
-    return {}
+        values = world_of_attributes({override.argument: override.value for override in overrides if override.only is None})
+        made |= {name: value for name, value in values.items() if FIELDS[name].has_default and name not in given}
+    with suppress(UnknownValue):
+        values = answer(feature, "job_values", args, world) or {}
+        made |= {name: value for name, value in values.items() if not world.is_set(name)}
+    changed = {name: value for name, value in made.items() if not (world.knows(name) and getattr(world, name) == value)}
+    with suppress(UnknownValue):
+        if split := answer(feature, "layer_split", args, world):
+            changed[LAYER_SPLIT] = tuple(split)
+    return tuple(changed.items())
+
+
+def with_contribution(world: World, contribution: Contribution) -> World:
+    """Return a job with what features add to it."""
+    if not contribution:
+        return world
+    values = dict(contribution)
+    split = values.pop(LAYER_SPLIT, world.layer_split)
+    return World(world.known() | values, split)
+
+
+def completed(world: World, features: Iterable[tuple[type[Feature[Any]], Any]]) -> World:
+    """Return the job with what these active features, each with its arguments, make of it."""
+    added = (pair for feature, args in features for pair in contribution(world, feature, args))
+    return with_contribution(world, tuple(added))

@@ -149,14 +149,18 @@ def failure(condition: Condition, feature: str, args: Any, world: World, other: 
 
     Raises `UnknownValue` for a value that nobody gave, and ConditionError for a function that fails or returns no bool.
     """
-    others = (other,) if condition.of else ()
-    if condition.served and getattr(world, condition.served) == 1:
-        return None
-    if condition.when is not None and not _asked(condition.when, args, world):
-        return None
-    if _asked(condition.holds, args, world, *others):
+    if is_met(condition, args, world, other):
         return None
     return Failure(condition, *texts(condition, feature, args, world, other))
+
+
+def is_met(condition: Condition, args: Any, world: World, other: Any = None) -> bool:
+    """Return whether a condition holds, or does not count in this job. Raises as `failure` does."""
+    if condition.served and getattr(world, condition.served) == 1:
+        return True
+    if condition.when is not None and not _asked(condition.when, args, world):
+        return True
+    return _asked(condition.holds, args, world, *((other,) if condition.of else ()))
 
 
 def _asked(function: Predicate, *arguments: Any) -> bool:

@@ -23,7 +23,7 @@ class Cost:
 
     amounts: tuple[float, ...]
     text: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 CostOf = Callable[[Any, World], Cost]

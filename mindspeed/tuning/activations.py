@@ -13,7 +13,7 @@ from mindspeed.memory.estimate import AT_PEAK, JobOptions, chunk_tensors
 from mindspeed.plugins.answers import changed_tensors, implements
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.feature import Feature, FeatureSpec
-from mindspeed.tuning.rules import Mask, ReadWorld, Settings
+from mindspeed.tuning.layout_jobs import VARIED, Mask, ReadWorld, Settings
 from mindspeed.tuning.space import SIZES, Column, Layouts
 
 Numbers = NDArray[np.float64]
@@ -59,6 +59,7 @@ class KeptTables:
                 here = np.flatnonzero((kind == kinds.T).all(axis=1))
                 present = {name: args[name] for name, is_active in zip(active, kind[1:], strict=True) if is_active}
                 found[:, here] = self._counted(present, int(kind[0]), rows[here], read)
+            read &= VARIED
             if read <= {*fields, "micro_batch_size"}:
                 return found[:, inverse]
             fields |= read - {"micro_batch_size"}

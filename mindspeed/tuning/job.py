@@ -19,8 +19,8 @@ from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.fixes import Advice, DropOption, advice
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
 from mindspeed.training.shape import trainer_request
+from mindspeed.tuning.layout_jobs import FixedRequest
 from mindspeed.tuning.measure import telling
-from mindspeed.tuning.rules import FixedRequest
 from mindspeed.tuning.search import SLACK, Configuration, Found, Question, Resolved, search
 from mindspeed.tuning.space import SIZES, Choice, Layouts, candidates, choices
 from mindspeed.tuning.time import DEFAULTS, Machine

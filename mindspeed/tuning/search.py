@@ -10,14 +10,15 @@ from typing import Any, Final
 import numpy as np
 from pydantic import ValidationError
 
+from mindspeed.engine.resolution.resolution_state import HasVariant
 from mindspeed.plugins.answers import answer, implements
 from mindspeed.plugins.constraints import Slot
 from mindspeed.plugins.estimates import Estimate
 from mindspeed.tuning import memory
 from mindspeed.tuning import time as timing
 from mindspeed.tuning.activations import KeptTables
-from mindspeed.tuning.rules import FixedRequest, HasVariant, Mask, Rules
-from mindspeed.tuning.space import SIZES, Choice, Column, Layouts, with_required
+from mindspeed.tuning.layout_jobs import Feasibility, FixedRequest, Mask
+from mindspeed.tuning.space import Choice, Column, Layouts, with_required
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +93,11 @@ def search(question: Question, catalog: Any, has_variant: HasVariant, accepts: A
     """Enumerate, filter and score; ``top`` 0 gives all feasible ones."""
     start = time.perf_counter()
     layouts = question.layouts
-    rules = Rules(catalog, layouts, question.request, has_variant)
+    feasibility = Feasibility(catalog, layouts, question.request, has_variant)
     scores = Scores(question, catalog)
     parts = []
     for number, choice in enumerate(question.choices):
-        taken, active = rules.taken(choice)
+        taken, active = feasibility.taken(choice)
         good = np.flatnonzero(taken & layouts.whole_batches)
         if good.size:
             held = scores.bytes(choice, good, active)
@@ -150,11 +151,7 @@ def _tried(order: Any, held: memory.Numbers, top: int) -> Iterator[int]:
 def _row(scores: Scores, choice: Choice, row: int, seconds: float, held: int, fits: bool) -> Configuration:
     layouts = scores.layouts
     work = {kind: float(np.broadcast_to(values, len(layouts))[row]) for kind, values in scores.work(choice).items()}
-    return Configuration(choice, _sizes(layouts, row), seconds, held, fits, work)
-
-
-def _sizes(layouts: Layouts, row: int) -> dict[str, int]:
-    return {name: int(layouts.columns[name][row]) for name in SIZES}
+    return Configuration(choice, layouts.sizes(row), seconds, held, fits, work)
 
 
 class Scores:

@@ -84,9 +84,13 @@ class Layouts:
         _, rows, inverse = np.unique(code, return_index=True, return_inverse=True)
         return rows, inverse
 
+    def sizes(self, row: int) -> dict[str, int]:
+        """Return the varied sizes of one row."""
+        return {name: int(self.columns[name][row]) for name in SIZES}
+
     def world(self, row: int) -> dict[str, Any]:
         """Return the values of the world of one row."""
-        return {**self.model, **{name: int(self.columns[name][row]) for name in SIZES}}
+        return {**self.model, **self.sizes(row)}
 
 
 def candidates(model: Mapping[str, Any], pinned: Mapping[str, Any]) -> dict[str, list[int]]:

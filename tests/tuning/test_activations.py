@@ -15,7 +15,7 @@ from mindspeed.engine.resolution.request import Layer
 from mindspeed.ops.availability import running
 from mindspeed.tuning.activations import KeptTables
 from mindspeed.tuning.job import SearchJob, make_search
-from mindspeed.tuning.rules import Rules
+from mindspeed.tuning.layout_jobs import Feasibility
 from mindspeed.tuning.search import ROUGH, SLACK, Scores
 from mindspeed.tuning.space import Choice
 from mindspeed.tuning.time import DEFAULTS, Machine
@@ -45,7 +45,7 @@ def job_of(**world: Any) -> SearchJob:
 def test_bytes_of_the_search_are_those_of_the_planner(world: dict[str, Any]) -> None:
     job, chosen = job_of(**world), random.Random(5)
     question = job.question(Machine(DEFAULTS["cuda"]), float("inf"))
-    rules = Rules(job.catalog, question.layouts, question.request, running("cuda"))
+    rules = Feasibility(job.catalog, question.layouts, question.request, running("cuda"))
     scores = Scores(question, job.catalog)
     for choice in chosen.sample(question.choices, 12):
         good, active = rules.taken(choice)

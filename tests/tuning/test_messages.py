@@ -10,7 +10,7 @@ import pytest
 
 from mindspeed import registry
 from mindspeed.plugins.discovery import discover
-from mindspeed.tuning.rules import FixedRequest
+from mindspeed.tuning.layout_jobs import FixedRequest
 from mindspeed.tuning.search import Question, Scores
 from mindspeed.tuning.space import SIZES, Choice, Layouts
 from mindspeed.tuning.time import DEFAULTS, Machine, exposed

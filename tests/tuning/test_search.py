@@ -21,13 +21,13 @@ from mindspeed.job.world import FIELDS
 from mindspeed.tuning import memory
 from mindspeed.tuning import time as timing
 from mindspeed.tuning.job import make_search
+from mindspeed.tuning.layout_jobs import FixedRequest
 from mindspeed.tuning.measure import telling
-from mindspeed.tuning.rules import FixedRequest
 from mindspeed.tuning.search import Found, Question, Resolved, key_of, search
 from mindspeed.tuning.space import SIZES, Choice, Layouts
 from mindspeed.tuning.store import Measurement, Store, machine_facts
 from tests.features.resolving import CATALOG
-from tests.tuning.test_rules import OF_PLATFORM, everywhere, space
+from tests.tuning.test_layout_jobs import OF_PLATFORM, everywhere, space
 
 SMALL = ("--dtype", "bf16", "--pp", "1", "--micro-batch-size", "1")
 MACHINE = timing.Machine(timing.DEFAULTS["cpu"])

@@ -2,65 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial, reduce
+from operator import or_
 from string import Formatter
+from typing import Any, Final
 
 from mindspeed.engine.resolution.environment import version_in
-from mindspeed.engine.resolution.planned_feature import PlanNote, ReasonKind
+from mindspeed.engine.resolution.jobs import JobSet
+from mindspeed.engine.resolution.planned_feature import Value
 from mindspeed.engine.resolution.request_merge import LAUNCH
 from mindspeed.engine.resolution.resolution_state import ResolutionState, because
-from mindspeed.job.world import UnknownValue, size_name
+from mindspeed.job.world import UnknownValue, World, size_name
 from mindspeed.plugins.answers import answer, implements
-from mindspeed.plugins.conditions import Condition, ConditionError, Failure, Loose, ModelCondition, failure, texts
+from mindspeed.plugins.conditions import Condition, ConditionError, Loose, ModelCondition, failure, is_met, texts
 from mindspeed.plugins.constraints import AUTO, Conflicts, RequiresAny, RequiresCapability, RequiresSlot
+from mindspeed.plugins.feature import FeatureArgs
 from mindspeed.plugins.fixes import Advice, Fix, GiveField, GiveOption, GiveSetting, RemoveFeature
+
+REFUSED: Final = "refused"
+"""The answer of a condition that does not hold in one of several jobs, where nobody reads why."""
 
 
 def check_choices(state: ResolutionState) -> None:
-    for name, constraint in state.constraints(RequiresAny):
-        if not any(choice in state.active for choice in constraint.names):
+    for name, constraint, jobs in state.constraints(RequiresAny):
+        if lacking := jobs & ~_union(state.where.get(choice, 0) for choice in constraint.names):
             choices = ", ".join(constraint.names)
             text = f"{name} needs one of {choices}{because(constraint.reason)}"
-            state.problem("MS205", text, (name,), Advice(f"add one of {choices} to the features"))
-    for name, need in state.constraints(RequiresSlot):
-        if need.slot not in state.holders:
+            state.problem("MS205", text, (name,), Advice(f"add one of {choices} to the features"), lacking)
+    for name, need, jobs in state.constraints(RequiresSlot):
+        if lacking := jobs & ~_union(state.holders.get(need.slot, {}).values()):
             if (name, need.slot) in state.decided and getattr(state.args_of(name), need.setting, None) is not None:
                 continue  # a name or auto, whose problem was reported
             text = f"{name} needs a feature for {need.slot}{because(need.reason)}"
             fix: Fix = (Advice(f"add one of {', '.join(state.holders_known(need.slot))} to the features"),)
             fix += (GiveSetting(f"{name}.{need.setting}", AUTO),) if need.setting else ()
-            state.problem("MS205", text, (name,), fix)
+            state.problem("MS205", text, (name,), fix, lacking)
 
 
 def check_slots(state: ResolutionState) -> None:
-    for slot, names in sorted(state.holders.items()):
-        if len(names) > 1:
-            state.problem("MS203", f"{_listing(names)} all hold the slot {slot}", tuple(names), _ways_out(state, names))
+    for slot, holders in sorted(state.holders.items()):
+        names, shared = list(holders), _shared(holders.values())
+        if shared:
+            text = f"{_listing(names)} all hold the slot {slot}"
+            state.problem("MS203", text, tuple(names), _ways_out(state, names), shared)
 
 
 def check_conflicts(state: ResolutionState) -> None:
-    seen: set[frozenset[str]] = set()
-    for name, constraint in state.constraints(Conflicts):
-        others = state.holders.get(constraint.name, [constraint.name])
-        for other in others:
-            pair = frozenset((name, other))
-            if other == name or other not in state.active or pair in seen:
+    for name, constraint, jobs in state.constraints(Conflicts):
+        others = state.holders.get(constraint.name, {constraint.name: state.where.get(constraint.name, 0)})
+        for other, where in others.items():
+            if other == name or not (both := jobs & where):
                 continue
-            seen.add(pair)
-            names = tuple(sorted(pair))
-            text = f"{names[0]} and {names[1]} exclude each other{because(constraint.reason)}"
-            state.problem("MS202", text, names, _ways_out(state, names))
+            names = tuple(sorted((name, other)))
+            if not state.is_single or names not in [problem.features for problem in state.problems if problem.code == "MS202"]:
+                text = f"{names[0]} and {names[1]} exclude each other{because(constraint.reason)}"
+                state.problem("MS202", text, names, _ways_out(state, names), both)
 
 
 def check_capabilities(state: ResolutionState) -> None:
-    for name, need in state.constraints(RequiresCapability):
-        for holder in state.holders.get(need.slot, ()):
-            if holder != name and need.capability not in state.specs[holder].provides:
+    for name, need, jobs in state.constraints(RequiresCapability):
+        for holder, where in state.holders.get(need.slot, {}).items():
+            both = jobs & where
+            if both and holder != name and need.capability not in state.specs[holder].provides:
                 text = f"{name} needs {need.capability} of the feature for {need.slot}, and {holder} does not provide it"
                 others = [n for n in state.holders_known(need.slot) if need.capability in state.specs[n].provides]
                 fix: Fix = (Advice(f"use {' or '.join(others)} in its place"),) if others else ()
-                state.problem("MS202", text + because(need.reason), (name, holder), (*fix, *_ways_out(state, (name, holder))))
+                fix += _ways_out(state, (name, holder))
+                state.problem("MS202", text + because(need.reason), (name, holder), fix, both)
+
+
+def _union(sets: Iterable[JobSet]) -> JobSet:
+    return reduce(or_, sets, 0)
+
+
+def _shared(sets: Iterable[JobSet]) -> JobSet:
+    """Return the jobs that are in more than one of these sets."""
+    seen = shared = 0
+    for jobs in sets:
+        shared |= seen & jobs
+        seen |= jobs
+    return shared
 
 
 def _ways_out(state: ResolutionState, names: Sequence[str]) -> Fix:
@@ -69,22 +92,30 @@ def _ways_out(state: ResolutionState, names: Sequence[str]) -> Fix:
 
 
 def check_sizes(state: ResolutionState) -> None:
-    world = state.world
+    for has_remainder, jobs in state.values("sizes", _has_remainder):
+        if has_remainder:
+            text, fix = _remainder(state.merged.world, state.world) if state.is_single else ("", ())
+            state.problem("MS302", text, (), fix, jobs, ("world_size", "tp", "pp", "cp"))
+
+
+def _has_remainder(world: World) -> bool:
+    return world.knows("world_size") and bool(world.world_size % (world.tp * world.pp * world.cp))
+
+
+def _remainder(given: Mapping[str, Value], world: World) -> tuple[str, Fix]:
+    """Return message and fix for a number of processes that the parallel sizes do not divide."""
     product = world.tp * world.pp * world.cp
-    if world.knows("world_size") and world.world_size % product:
-        factors = f"tp x pp x cp = {world.tp} x {world.pp} x {world.cp} = {product}"
-        text = f"world size {world.world_size} is not a multiple of {factors}"
-        size = -(-world.world_size // product) * product
-        launched = state.merged.world["world_size"].source == LAUNCH
-        way = GiveOption("--nproc", size) if launched else GiveField("world_size", size)
-        state.problem("MS302", text, (), (way, Advice("smaller parallel sizes")), ("world_size", "tp", "pp", "cp"))
+    factors = f"tp x pp x cp = {world.tp} x {world.pp} x {world.cp} = {product}"
+    size = -(-world.world_size // product) * product
+    way = GiveOption("--nproc", size) if given["world_size"].source == LAUNCH else GiveField("world_size", size)
+    return f"world size {world.world_size} is not a multiple of {factors}", (way, Advice("smaller parallel sizes"))
 
 
 def note_idle_features(state: ResolutionState) -> None:
     """A row for every active feature whose parallel size is 1: it is there and changes nothing."""
     for name in sorted(state.active):
         if size := state.specs[name].idle_size(state.world):
-            state.rows.append(PlanNote("note", name, f"the {size_name(size)} is 1, so {name} changes nothing"))
+            state.note("note", name, f"the {size_name(size)} is 1, so {name} changes nothing")
 
 
 def check_platforms(state: ResolutionState) -> None:
@@ -93,11 +124,11 @@ def check_platforms(state: ResolutionState) -> None:
         spec = state.specs[name]
         if spec.platforms and platform not in spec.platforms:
             text = f"{name} does not run on {platform}, only on {', '.join(sorted(spec.platforms))}"
-            state.problem("MS208", text, (name,), RemoveFeature(state.root(name)))
+            state.problem("MS208", text, (name,), RemoveFeature(state.root(name)), state.where[name])
         if spec.megatron and state.world.knows("megatron") and not version_in(state.world.megatron, spec.megatron):
             text = f"{name} needs megatron-core {spec.megatron}, this is {state.world.megatron}"
             fix = (Advice(f"install a megatron-core {spec.megatron}"), RemoveFeature(state.root(name)))
-            state.problem("MS208", text, (name,), fix)
+            state.problem("MS208", text, (name,), fix, state.where[name])
 
 
 def check_operators(state: ResolutionState) -> None:
@@ -111,11 +142,12 @@ def check_operators(state: ResolutionState) -> None:
         if not missing:
             continue
         text = f"only the reference of {', '.join(missing)} runs on {platform}"
-        if state.merged.strict and state.active[name].kind is not ReasonKind.LEVEL_ONE:
+        requested = state.where[name] & ~state.by_level_one.get(name, 0)
+        if state.merged.strict and requested:
             fix = Advice("mindspeed ops list says why; mindspeed ops build builds those in C++")
-            state.problem("MS515", f"{name}: {text}", (name,), fix)
+            state.problem("MS515", f"{name}: {text}", (name,), fix, requested)
         else:
-            state.rows.append(PlanNote("note", name, f"{text}, which is slower; mindspeed ops list says why"))
+            state.note("note", name, f"{text}, which is slower; mindspeed ops list says why")
 
 
 def add_notes(state: ResolutionState) -> None:
@@ -125,36 +157,55 @@ def add_notes(state: ResolutionState) -> None:
         if args is None or not implements(feature, "notes"):
             continue
         with suppress(UnknownValue):
-            state.rows += [PlanNote("note", name, text) for text in answer(feature, "notes", args, state.world)]
+            for text in answer(feature, "notes", args, state.world):
+                state.note("note", name, text)
 
 
 def check_conditions(state: ResolutionState) -> None:
-    """Ask every condition of the active features, of all of those on an unknown value a row."""
-    for name, condition in state.constraints(Condition):
-        args = state.args_of(name)
-        other = state.args_of(condition.of) if condition.of in state.active else None
-        if args is None or condition.otherwise == "skip" or (condition.of and other is None):
+    """Ask every condition of the active features; one on an unknown value is a row."""
+    for name, condition in state.conditions():
+        if condition.otherwise == "skip" or (condition.otherwise != "refuse" and not state.is_single):
             continue
-        try:
-            found = failure(condition, name, args, state.world, other)
-        except UnknownValue as unknown:
-            state.not_checked(name, unknown, texts(condition, name, args, Loose(state.world), other)[0])
+        active = state.where.get(name, state.scope)
+        active &= state.where.get(condition.of, 0) if condition.of else active
+        args, other = state.args_of(name), state.args_of(condition.of) if condition.of in state.active else None
+        if args is None or not active:
             continue
-        except ConditionError as error:
-            state.faulty_condition(name, condition, error)
-            continue
-        if found is not None:
-            _report(state, name, found)
+        key = None if state.is_single else state.key_of(name, id(condition), condition.of and state.key_of(condition.of))
+        for said, jobs in state.values(key, partial(_asked, state, name, condition, args, other)):
+            if (here := jobs & active) and said is not None:
+                _report(state, name, condition, said, here)
 
 
-def _report(state: ResolutionState, name: str, found: Failure) -> None:
-    condition = found.condition
-    if condition.otherwise == "refuse":
+def _asked(
+    state: ResolutionState, name: str, condition: Condition, args: FeatureArgs, other: FeatureArgs | None, world: World
+) -> Any:
+    """Ask one condition about one job: None where it holds, else its failure, the unknown field, or the author's error."""
+    own = state.args_in(name, args, world)
+    others = None if other is None else state.args_in(condition.of, other, world)
+    try:
+        if state.is_single:
+            return failure(condition, name, own, world, others)
+        return None if is_met(condition, own, world, others) else REFUSED
+    except UnknownValue as unknown:
+        return unknown.field, texts(condition, name, own, Loose(world), others)[0] if state.is_single else condition.name
+    except ConditionError as error:
+        return error
+
+
+def _report(state: ResolutionState, name: str, condition: Condition, said: Any, jobs: JobSet) -> None:
+    if isinstance(said, tuple):
+        field, what = said
+        state.not_checked(name, field, what, jobs)
+    elif isinstance(said, ConditionError):
+        state.faulty_condition(name, condition, said, jobs)
+    elif said is REFUSED:
+        state.refused |= jobs
+    elif condition.otherwise == "refuse":
         names = (name, condition.of) if condition.of else (name,)
-        state.problem("MS304", f"{name}: {found.message}", names, found.fix, _named(name, condition))
+        state.problem("MS304", f"{name}: {said.message}", names, said.fix, jobs, _named(name, condition))
     else:
-        kind = "warning" if condition.otherwise == "warn" else "note"
-        state.rows.append(PlanNote(kind, name, f"{name}: {found.message}"))
+        state.note("warning" if condition.otherwise == "warn" else "note", name, f"{name}: {said.message}")
 
 
 def _named(name: str, condition: Condition) -> Iterator[str]:
@@ -168,8 +219,8 @@ def _named(name: str, condition: Condition) -> Iterator[str]:
 
 def note_model_conditions(state: ResolutionState) -> None:
     """List the conditions that only a live model can decide."""
-    for name, condition in state.constraints(ModelCondition):
-        state.rows.append(PlanNote("at-build", name, f"checked when the model is built: {condition.message}"))
+    for name, condition, _ in state.constraints(ModelCondition):
+        state.note("at-build", name, f"checked when the model is built: {condition.message}")
 
 
 def _listing(names: Sequence[str]) -> str:

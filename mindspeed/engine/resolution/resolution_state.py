@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from mindspeed._version import __version__
+from mindspeed.engine.resolution.jobs import Jobs, JobSet, NotUniform, OneJob
 from mindspeed.engine.resolution.planned_feature import PlanNote, Reason, Value
 from mindspeed.engine.resolution.request import MEGATRON_DEFAULTS
 from mindspeed.engine.resolution.request_merge import MergedRequest
 from mindspeed.engine.resolution.setting_validation import Arguments, flag
-from mindspeed.job.world import UnknownValue
-from mindspeed.plugins.answers import answer, completed
+from mindspeed.job.world import UnknownValue, World
+from mindspeed.plugins.answers import Contribution, answer, contribution, with_contribution
 from mindspeed.plugins.conditions import Condition, ConditionError, Predicate
-from mindspeed.plugins.constraints import Constraint, Requires
+from mindspeed.plugins.constraints import Relation, Requires
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
-from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec
+from mindspeed.plugins.feature import Feature, FeatureArgs
 from mindspeed.plugins.fixes import Advice, Fix, FixStep, GiveField, GiveSetting, RemoveFeature, advice, named_in
 from mindspeed.plugins.near_names import suggestion
 from mindspeed.plugins.problems import GivenValue, Problem
 
 HasVariant = Callable[[str, str], bool]
 """``(op, platform) -> bool``: whether an operator has more than its reference there."""
+
+ONE_JOB: Final = OneJob()
 
 
 def because(reason: str) -> str:
@@ -32,7 +35,11 @@ def because(reason: str) -> str:
 
 
 class ResolutionState:
-    """Made for one resolution and thrown away with it."""
+    """Made for one resolution and thrown away with it.
+
+    ``where`` has the jobs in which each active feature is active, ``refused`` those with a problem; of several jobs together
+    only these are kept, no rows and no problems.
+    """
 
     def __init__(
         self,
@@ -41,6 +48,8 @@ class ResolutionState:
         base: Sequence[type[Feature[Any]]],
         has_variant: HasVariant,
         runs: HasVariant,
+        jobs: Jobs = ONE_JOB,
+        scope: JobSet = 1,
     ) -> None:
         self.merged = merged
         self.catalog = catalog
@@ -48,30 +57,53 @@ class ResolutionState:
         self.models = {**catalog.models, **{name: feature.Args for name, feature in self.base.items()}}
         self.specs = {**catalog.specs, **{name: feature.spec for name, feature in self.base.items()}}
         self.has_variant, self.runs = has_variant, runs
+        self.jobs, self.scope, self.is_single = jobs, scope, jobs.is_single
         self.world = self._given = merged.as_world()
         self.active: dict[str, Reason] = {}
+        self.where: dict[str, JobSet] = {}
+        self.by_level_one: dict[str, JobSet] = {}
+        self.refused: JobSet = scope if merged.problems else 0
         self.args: dict[str, FeatureArgs] = {}
+        self._sized: dict[tuple[str, Contribution], FeatureArgs] = {}
         self.rows: list[PlanNote] = list(merged.notes)
         self.problems: list[Problem] = list(merged.problems)
         self.arguments = Arguments(merged.settings)
-        self.holders: dict[str, list[str]] = {}
+        self.holders: dict[str, dict[str, JobSet]] = {}
         self.decided: set[tuple[str, str]] = set()
+        self._contributions: list[tuple[Contribution, JobSet]] = [((), scope)]
         self._by_kind: dict[type[Any], list[tuple[str, Any]]] = defaultdict(list)
+
+    # what is active
+
+    def activate(self, name: str, why: Reason, jobs: JobSet) -> JobSet:
+        """Make a feature active in these jobs; return those in which it was not."""
+        new = jobs & ~self.where.get(name, 0)
+        if new:
+            self.where[name] = self.where.get(name, 0) | new
+            self.active.setdefault(name, why)
+        return new
+
+    def remove(self, name: str, jobs: JobSet) -> None:
+        """Take a feature out of these jobs."""
+        self.where[name] &= ~jobs
+        if not self.where[name]:
+            del self.active[name], self.where[name]
 
     def known(self, name: str, source: str) -> bool:
         """Return whether a feature can be used, and report why not. ``source`` names the source or feature that wants it."""
         if name in self.catalog.usable:
             return True
         if name in self.catalog.broken:
-            problem = self.catalog.broken[name].problem
-            if problem is not None and problem not in self.problems:
-                self.problems.append(problem)
+            if (problem := self.catalog.broken[name].problem) is not None:
+                self.report(problem, self.scope)
             return False
         near = self.catalog.near(name)
         fix = suggestion(near, "mindspeed features list shows every name")
         if not any(problem.code == "MS201" and problem.features == (name,) for problem in self.problems):
-            self.problems.append(Problem("MS201", f"there is no feature {name!r}", (name,), where=source, fix=advice(fix)))
+            self.report(Problem("MS201", f"there is no feature {name!r}", (name,), where=source, fix=advice(fix)), self.scope)
         return False
+
+    # settings
 
     def args_of(self, name: str) -> FeatureArgs | None:
         """The validated arguments of a feature, or None after their problems were reported."""
@@ -81,8 +113,19 @@ class ResolutionState:
         if isinstance(args, FeatureArgs):
             self.args[name] = args
             return args
-        self.problems += [problem for problem in args if problem not in self.problems]
+        for problem in args:
+            self.report(problem, self.where.get(name, self.scope))
         return None
+
+    def args_in(self, name: str, args: FeatureArgs, world: World) -> FeatureArgs:
+        """The arguments of a feature in one of several jobs: parallel sizes are settings too."""
+        sizes = self.specs[name].sizes
+        if self.is_single or not sizes:
+            return args
+        given = tuple((setting, getattr(world, size)) for size, setting in sizes.items() if setting)
+        if (name, given) not in self._sized:
+            self._sized[name, given] = args.model_copy(update=dict(given))
+        return self._sized[name, given]
 
     def holders_known(self, slot: str) -> list[str]:
         """The usable features that could hold a slot, in name order."""
@@ -95,9 +138,14 @@ class ResolutionState:
             given.setdefault(key, Value(value, source))
         self.args.pop(name, None)
 
-    def require_settings(self, name: str, constraint: Requires) -> None:
-        """Give a required feature the values that the requirement names, or report who gives another one."""
+    def require_settings(self, name: str, constraint: Requires, jobs: JobSet) -> None:
+        """Give a required feature the values that the requirement names, or report who gives another one.
+
+        Raises NotUniform where only some jobs have the requirement.
+        """
         needed = constraint.name
+        if constraint.settings and jobs != self.scope:
+            raise NotUniform(jobs)
         for key, value in constraint.settings.items():
             given = self.merged.settings.get(needed, {}).get(key)
             if given is None or (given.value != value and given.source == MEGATRON_DEFAULTS):
@@ -111,82 +159,157 @@ class ResolutionState:
                 fix: Fix = (GiveSetting(f"{needed}.{key}", value), RemoveFeature(name))
                 if other:
                     fix = (RemoveFeature(name), RemoveFeature(other))
-                self.problem("MS212", text, (name, other or needed), fix, (f"{needed}.{key}",))
+                self.problem("MS212", text, (name, other or needed), fix, jobs, (f"{needed}.{key}",))
+
+    # questions about the job
+
+    def values(self, key: Hashable, function: Callable[[World], Any]) -> Iterable[tuple[Any, JobSet]]:
+        """Ask a function of the job: each of its values, and the jobs that have it. Equal keys mean equal functions."""
+        if self.is_single:
+            return ((function(self.world), self.scope),)
+        found: dict[Any, JobSet] = {}
+        for added, part in self._contributions:
+            for value, jobs in self.jobs.values(key, self._given, added, function).items():
+                if here := jobs & part:
+                    found[value] = found.get(value, 0) | here
+        return found.items()
+
+    def key_of(self, name: str, *further: Hashable) -> Hashable:
+        """A key for a question about a feature with its settings."""
+        settings = self.merged.settings.get(name)
+        given = tuple(sorted((key, repr(value.value)) for key, value in settings.items())) if settings else ()
+        return (name, given, *further)
+
+    def complete_world(self) -> None:
+        """Add what active features make of the job: values that nobody gave, arguments that they set, layers of each chunk."""
+        self.world, self._contributions = self._given, [((), self.scope)]
+        parts = self._contributions
+        for name in sorted(self.catalog.describing.intersection(self.active)):
+            if (args := self.args_of(name)) is None:
+                continue
+            feature = self.catalog.feature(name)
+
+            def contributed(world: World, name: str = name, args: Any = args, feature: Any = feature) -> Contribution:
+                return contribution(world, feature, self.args_in(name, args, world))
+
+            key = None if self.is_single else self.key_of(name, "contribution")
+            given = tuple(self.values(key, contributed))
+            parts = [
+                ((*before, *more), here)
+                for before, part in parts
+                for more, jobs in _by_contribution(given, self.where[name], self.scope)
+                if (here := part & jobs)
+            ]
+        self._contributions = parts
+        if self.is_single:
+            self.world = with_contribution(self._given, parts[0][0])
+
+    def holds(self, name: str, constraint: Relation) -> JobSet:
+        """Return the jobs in which the ``when`` of a constraint holds; an unknown value is reported and counts as no."""
+        if constraint.when is None:
+            return self.scope
+        parts = (getattr(constraint, field, "") for field in ("name", "names", "slot"))
+        target = next(filter(None, parts))
+        what = target if isinstance(target, str) else ", ".join(target)
+        return self._decide(name, constraint.when, f"{type(constraint).__name__} {what}")
+
+    def _decide(self, name: str, when: Predicate, what: str) -> JobSet:
+        args = self.args_of(name)
+        if args is None:
+            return 0
+
+        def decided(world: World) -> Any:
+            try:
+                return bool(when(self.args_in(name, args, world), world))
+            except UnknownValue as unknown:
+                return unknown.fields
+            except Exception as error:  # a plugin's predicate may fail in any way; the message must name the plugin
+                return f"{type(error).__name__}: {error}"
+
+        held: JobSet = 0
+        for value, jobs in self.values(None if self.is_single else self.key_of(name, id(when)), decided):
+            if value is True:
+                held = jobs
+            elif isinstance(value, tuple):
+                self.not_checked(name, value[0], what, jobs & self.where.get(name, self.scope))
+            elif isinstance(value, str):
+                self.failed_itself("a condition", name, value, jobs & self.where.get(name, self.scope))
+        return held
+
+    def held_slots(self, name: str) -> Mapping[str, JobSet]:
+        """The slots that a feature holds with its arguments, and in which jobs."""
+        spec = self.specs[name]
+        if not spec.slots:
+            return {}
+        if name not in self.catalog.usable or (args := self.args_of(name)) is None:
+            return dict.fromkeys(spec.slots, self.scope)
+        feature = self.catalog.feature(name)
+
+        def held(world: World) -> frozenset[str]:
+            given = answer(feature, "held_slots", self.args_in(name, args, world), world)
+            return frozenset(spec.slots if given is None else given)
+
+        found: dict[str, JobSet] = {}
+        for slots, jobs in self.values(None if self.is_single else self.key_of(name, "slots"), held):
+            for slot in slots:
+                found[slot] = found.get(slot, 0) | jobs
+        return found
 
     def freeze(self) -> None:
         """Index the active features and those of every plan by what they hold and declare; called once, after propagation."""
         for name in sorted({*self.active, *self.base}):
-            spec = self.specs[name]
-            for slot in self.slots(name):
-                self.holders.setdefault(slot, []).append(name)
-            for constraint in spec.constraints:
+            for slot, jobs in self.held_slots(name).items():
+                if here := jobs & self.where.get(name, self.scope):
+                    self.holders.setdefault(slot, {})[name] = here
+            for constraint in self.specs[name].constraints:
                 self._by_kind[type(constraint)].append((name, constraint))
 
-    def complete_world(self) -> None:
-        """Add what settings of active features say of the job: values that nobody gave, and the layers of each chunk."""
-        describing = sorted(self.catalog.describing.intersection(self.active))
-        asked = ((self.catalog.feature(name), self.args_of(name)) for name in describing)
-        self.world = self._given
-        self.world = completed(self._given, [(feature, args) for feature, args in asked if args is not None])
+    def conditions(self) -> Sequence[tuple[str, Condition]]:
+        """Every condition of the active features, and of those of every plan, in name order."""
+        return self._by_kind[Condition]
 
-    def constraints(self, *kinds: type[Any]) -> Iterator[tuple[str, Any]]:
-        """Constraints of these kinds over the active features, in name order, whose ``when`` holds."""
+    def constraints(self, *kinds: type[Any]) -> Iterator[tuple[str, Any, JobSet]]:
+        """Constraints of these kinds over the active features, in name order, with the jobs in which they count."""
         for kind in kinds:
             for name, constraint in self._by_kind[kind]:
-                if kind is Condition or constraint.when is None or self.holds(name, constraint):
-                    yield name, constraint
+                active = self.where.get(name, self.scope)
+                if jobs := active if constraint.when is None else active & self.holds(name, constraint):
+                    yield name, constraint, jobs
 
-    def holds(self, name: str, constraint: Constraint) -> bool:
-        """Return whether the ``when`` of a constraint holds; an unknown value is reported and counts as no."""
-        return constraint.when is None or self._decide(name, constraint.when, constraint)
+    # what is reported
 
-    def slots(self, name: str) -> frozenset[str] | set[str]:
-        """The slots that a feature holds with its arguments."""
-        spec = self.specs[name]
-        if spec.slots and name in self.catalog.usable and (args := self.args_of(name)) is not None:
-            held = answer(self.catalog.feature(name), "held_slots", args, self.world)
-            if held is not None:
-                return frozenset(held)
-        return spec.slots if spec.slots_when is None or self._decide(name, spec.slots_when, spec) else frozenset()
-
-    def _decide(self, name: str, when: Predicate, declared: Constraint | FeatureSpec) -> bool:
-        args = self.args_of(name)
-        if args is None:
-            return False
-        try:
-            return bool(when(args, self.world))
-        except UnknownValue as unknown:
-            parts = (getattr(declared, field, "") for field in ("slots", "name", "names", "slot", "message"))
-            target = next(filter(None, parts))
-            what = target if isinstance(target, str) else ", ".join(target)
-            self.not_checked(name, unknown, f"{type(declared).__name__} {what}")
-            return False
-        except Exception as error:  # a plugin's predicate may fail in any way; the message must name the plugin
-            self.failed_itself("a condition", name, error)
-            return False
-
-    def faulty_condition(self, name: str, condition: Condition, error: ConditionError) -> None:
+    def faulty_condition(self, name: str, condition: Condition, error: ConditionError, jobs: JobSet) -> None:
         """Report a condition whose function fails, as a problem of the package that declares it."""
         row = self.catalog.usable.get(name)
         author, version = (row.distribution, row.version) if row else (BUILT_IN, __version__)
         text = f"the condition {condition.name} of {name} {error}"
         where = f"{author} {version}, {condition.where}"
         fix = Advice(f"report it to the authors of {author}")
-        self.problems.append(Problem("MS107", text, (name,), self.chain(name), where, fix))
+        self.report(Problem("MS107", text, (name,), self.chain(name), where, fix), jobs)
 
-    def failed_itself(self, what: str, name: str, error: Exception) -> None:
-        text = f"{what} of {name} failed itself: {type(error).__name__}: {error}"
+    def failed_itself(self, what: str, name: str, error: str, jobs: JobSet) -> None:
+        text = f"{what} of {name} failed itself: {error}"
         author = self.catalog.usable[name].distribution if name in self.catalog.usable else "mindspeed"
-        self.problem("MS901", text, (name,), Advice(f"report it to the authors of {author}"))
+        self.problem("MS901", text, (name,), Advice(f"report it to the authors of {author}"), jobs)
 
-    def problem(self, code: str, message: str, names: tuple[str, ...], fix: Fix | FixStep, about: Iterable[str] = ()) -> None:
-        """Report a problem of features; ``about`` names further values at fault than those that the fix gives."""
-        chain = self.chain(*names)
-        where = "; ".join(self.catalog.usable[name].where for name in names if name in self.catalog.usable)
-        problem = Problem(code, message, names, chain, where, fix)
-        problem = replace(problem, facts=tuple(self.facts(*about, *named_in(problem.fix))))
-        if problem not in self.problems:
-            self.problems.append(problem)
+    def problem(
+        self,
+        code: str,
+        message: str,
+        names: tuple[str, ...],
+        fix: Fix | FixStep,
+        jobs: JobSet,
+        about: Iterable[str] = (),
+    ) -> None:
+        """Report a problem of features, with the reasons why each is active, in these jobs.
+
+        ``about`` names further values at fault than those that the fix gives.
+        """
+        self.refused |= jobs
+        if self.is_single:
+            where = "; ".join(self.catalog.usable[name].where for name in names if name in self.catalog.usable)
+            problem = Problem(code, message, names, self.chain(*names), where, fix)
+            self.report(replace(problem, facts=tuple(self.facts(*about, *named_in(problem.fix)))), jobs)
 
     def facts(self, *names: str) -> Iterator[GivenValue]:
         """Yield those of these fields of the job and settings (``feature.name``) that a source gives."""
@@ -195,6 +318,17 @@ class ResolutionState:
             value = self.merged.settings.get(feature, {}).get(setting) if feature else self.merged.world.get(name)
             if value is not None:
                 yield GivenValue(name, value.value, value.source, value.option)
+
+    def report(self, problem: Problem, jobs: JobSet) -> None:
+        """Refuse these jobs, for a problem that is listed once."""
+        self.refused |= jobs
+        if self.is_single and problem not in self.problems:
+            self.problems.append(problem)
+
+    def note(self, kind: str, name: str, text: str) -> None:
+        """Add a row of the plan."""
+        if self.is_single:
+            self.rows.append(PlanNote(kind, name, text))
 
     def why(self, name: str) -> tuple[Reason, ...]:
         """The chain of reasons from ``name`` back to the request."""
@@ -208,18 +342,31 @@ class ResolutionState:
         """The lines that explain why those of these features are there that are active."""
         return tuple(reason.line for name in names if name in self.active for reason in self.why(name))
 
-    def not_checked(self, name: str, unknown: UnknownValue, what: str) -> None:
+    def not_checked(self, name: str, field: str, what: str, jobs: JobSet) -> None:
         """A row, or under strict a problem, for a check that needs a value nobody gave."""
-        option = flag(unknown.field)
+        option = flag(field)
         if self.merged.strict:
-            text = f"{name}: {unknown.field} is not known, so this is not checked: {what!r}"
-            self.problem("MS307", text, (name,), GiveField(unknown.field))
+            text = f"{name}: {field} is not known, so this is not checked: {what!r}"
+            self.problem("MS307", text, (name,), GiveField(field), jobs)
         else:
-            row = PlanNote("not-checked", name, f"{what!r} depends on {unknown.field}; give {option}")
-            self.rows += [row] if row not in self.rows else []
+            row = PlanNote("not-checked", name, f"{what!r} depends on {field}; give {option}")
+            self.rows += [row] if self.is_single and row not in self.rows else []
 
     def root(self, name: str) -> str:
         """The feature of the request that brought ``name`` in."""
         while self.active[name].by:
             name = self.active[name].by
         return name
+
+
+def _by_contribution(
+    given: Iterable[tuple[Contribution, JobSet]], active: JobSet, scope: JobSet
+) -> Iterator[tuple[Contribution, JobSet]]:
+    """Yield what a feature adds to the job, and in which jobs: nothing where it is not active."""
+    nothing = scope & ~active
+    for added, jobs in given:
+        if added:
+            yield added, jobs & active
+        else:
+            nothing |= jobs & active
+    yield (), nothing

@@ -1,30 +1,33 @@
 """The resolver: a pure function from a request to active features in order, or to all problems.
 
-Deciding a fixed request is unit propagation, so every phase is linear: settings, world, requirements
-to a fixed point, slots and conflicts, checks, order. Predicates read only their feature's own arguments
-and the world, which are fixed before propagation; one that reads an unknown value is *not checked*.
+Deciding a fixed request is unit propagation, so every phase is linear: settings, world, requirements to a fixed point, slots
+and conflicts, conditions, order. Predicates read only their feature's own arguments and the job; one that reads an unknown
+value is *not checked*. The search of a layout asks the same code about many jobs at once (`mindspeed.engine.resolution.jobs`).
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial, reduce
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
+from operator import and_
 from typing import Any
 
 from mindspeed._version import __version__
 from mindspeed.engine.inspection.gc_pause import collector_paused
 from mindspeed.engine.resolution import constraint_checks
 from mindspeed.engine.resolution.environment import Environment
+from mindspeed.engine.resolution.jobs import Jobs, JobSet, NotUniform
 from mindspeed.engine.resolution.planned_feature import PlannedFeature, PlanNote, Reason, ReasonKind
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.engine.resolution.request_merge import merge
 from mindspeed.engine.resolution.resolution_state import HasVariant, ResolutionState, because
 from mindspeed.engine.resolution.setting_validation import flag
-from mindspeed.engine.resolution.slot_selection import select_holders
+from mindspeed.engine.resolution.slot_selection import Root, select_holders
 from mindspeed.job.world import PARALLEL_SIZES, UnknownValue, World, size_name
 from mindspeed.plugins.conditions import ConditionError, obstacle
 from mindspeed.plugins.constraints import After, Before, Conflicts, Requires, Supersedes
@@ -50,12 +53,17 @@ class Resolution:
     problems: list[Problem] = field(default_factory=list)
 
 
+def every_variant(op: str, platform: str) -> bool:
+    """Return True: whoever does not know what a platform has takes every operator to have a variant."""
+    return True
+
+
 def resolve(
     layers: Sequence[Layer],
     catalog: Catalog,
     environment: Environment,
     base: Sequence[type[Feature[Any]]] = (),
-    has_variant: HasVariant = lambda op, platform: True,
+    has_variant: HasVariant = every_variant,
     runs: HasVariant | None = None,
 ) -> Resolution:
     """Decide a request. Pure and total: never raises for bad input, reports every problem it can find.
@@ -65,11 +73,49 @@ def resolve(
     """
     with collector_paused():
         state = ResolutionState(merge(layers, catalog, environment), catalog, base, has_variant, runs or has_variant)
-        return _resolve(state, environment)
+        order = _decide(state, environment)
+        _add_notes(state)
+        return _resolution(state, order)
 
 
-def _resolve(state: ResolutionState, environment: Environment) -> Resolution:
-    state.problems += environment.problems()
+@dataclass(frozen=True, slots=True)
+class Feasible:
+    """The jobs, of several, in which a request is accepted, and in which each feature is active, in plan order."""
+
+    jobs: JobSet
+    active: Mapping[str, JobSet]
+
+
+def feasible(
+    layers: Sequence[Layer],
+    catalog: Catalog,
+    environment: Environment,
+    jobs: Jobs,
+    has_variant: HasVariant = every_variant,
+) -> Feasible:
+    """Decide one request for several jobs together: in which of them `resolve` would find no problem."""
+    accepted: JobSet = 0
+    active: dict[str, JobSet] = {}
+    pending = [jobs.everything]
+    with collector_paused():
+        while pending:
+            scope = pending.pop()
+            state = ResolutionState(merge(layers, catalog, environment), catalog, (), has_variant, has_variant, jobs, scope)
+            try:
+                order = _decide(state, environment)
+            except NotUniform as differ:
+                pending += [part for part in (scope & differ.jobs, scope & ~differ.jobs) if part]
+                continue
+            accepted |= scope & ~state.refused
+            for name in order:
+                active[name] = active.get(name, 0) | state.where[name]
+    return Feasible(accepted, active)
+
+
+def _decide(state: ResolutionState, environment: Environment) -> list[str]:
+    """Find the active features and every problem; return the features in their order."""
+    for problem in environment.problems():
+        state.report(problem, state.scope)
     constraint_checks.check_sizes(state)
     _propagate(state, _roots(state))
     while named := list(select_holders(state)):
@@ -87,10 +133,16 @@ def _resolve(state: ResolutionState, environment: Environment) -> Resolution:
     constraint_checks.check_platforms(state)
     constraint_checks.check_operators(state)
     constraint_checks.check_conditions(state)
+    return _order(state)
+
+
+def _add_notes(state: ResolutionState) -> None:
     constraint_checks.note_model_conditions(state)
     constraint_checks.note_idle_features(state)
     constraint_checks.add_notes(state)
-    order = _order(state)
+
+
+def _resolution(state: ResolutionState, order: Sequence[str]) -> Resolution:
     for name in state.base:
         state.args_of(name)
     result = Resolution(
@@ -99,31 +151,30 @@ def _resolve(state: ResolutionState, environment: Environment) -> Resolution:
     if not state.problems:
         result.features = tuple(_planned(state, name, state.why(name)) for name in order)
         result.base = tuple(_planned(state, name, (Reason(name, ReasonKind.EVERY_PLAN),)) for name in state.base)
-        result.supersedes = tuple((n, c.name, c.reason) for n, c in state.constraints(Supersedes) if c.name in state.active)
+        result.supersedes = tuple((n, c.name, c.reason) for n, c, _ in state.constraints(Supersedes) if c.name in state.active)
     return result
 
 
-def _roots(state: ResolutionState) -> Iterator[tuple[str, Reason]]:
+def _roots(state: ResolutionState) -> Iterator[Root]:
     """Every name that the request itself makes active, with its reason."""
     for name, layer in state.merged.requested.items():
         if name in state.merged.disabled:
             continue
         if name in state.merged.without:
             text = f"{name} is requested ({layer.source}) and removed ({state.merged.without[name].source})"
-            state.problems.append(Problem("MS210", text, (name,), fix=Advice(f"drop {name} from one of the two")))
+            state.report(Problem("MS210", text, (name,), fix=Advice(f"drop {name} from one of the two")), state.scope)
         elif state.known(name, layer.source):
             if state.specs[name].level > state.merged.level:
                 level = state.specs[name].level
                 text = f"{name} has optimization level {level}, this job has {state.merged.level}"
-                state.problems.append(Problem("MS207", text, (name,), fix=GiveOption("--optimization-level", level)))
+                state.report(Problem("MS207", text, (name,), fix=GiveOption("--optimization-level", level)), state.scope)
             kind = ReasonKind.ARGUMENT if layer.option else ReasonKind.REQUESTED
-            yield name, Reason(name, kind, source=layer.source)
+            yield name, Reason(name, kind, source=layer.source), state.scope
     for name, layer in state.merged.without.items():
         if name not in state.merged.requested and name not in state.catalog.not_loaded:
             state.known(name, layer.source)
     for name, layer in state.merged.withdrawn.items():
-        text = f"{layer.source} asks for it, {state.merged.without[name].source} removes it"
-        state.rows.append(PlanNote("note", name, text))
+        state.note("note", name, f"{layer.source} asks for it, {state.merged.without[name].source} removes it")
     state.rows += _disabled(state)
     yield from _owners_of_sizes(state)
     if state.merged.level >= 1:
@@ -142,16 +193,21 @@ def _disabled(state: ResolutionState) -> Iterator[PlanNote]:
             yield PlanNote("warning", name, f"{layer.source} names {name}, which is no feature; {fix}")
 
 
-def _owners_of_sizes(state: ResolutionState) -> Iterator[tuple[str, Reason]]:
+def _owners_of_sizes(state: ResolutionState) -> Iterator[Root]:
     for size in (*PARALLEL_SIZES, "dp"):
-        value = getattr(state.world, size) if state.world.knows(size) else 1
         owner, _ = state.catalog.owners.get(size, ("", None))
-        if value <= 1 or (size == "dp" and _is_platform_alone(state)):
-            continue
-        if owner and not state.merged.removal(owner):
-            yield owner, Reason(owner, ReasonKind.SIZE, name=size, value=value)
-        elif size != "dp":
-            state.problems.append(_size_problem(state, size, value, owner))
+        for value, jobs in state.values(("size", size), partial(_size_in, size)):
+            if value <= 1 or (size == "dp" and state.is_single and _is_platform_alone(state)):
+                continue
+            if owner and not state.merged.removal(owner):
+                yield owner, Reason(owner, ReasonKind.SIZE, name=size, value=value), jobs
+            elif size != "dp":
+                state.report(_size_problem(state, size, value, owner), jobs)
+
+
+def _size_in(size: str, world: World) -> int:
+    """Return a parallel size of a job, 1 where it is not known."""
+    return int(getattr(world, size)) if world.knows(size) else 1
 
 
 def _size_problem(state: ResolutionState, size: str, value: int, owner: str) -> Problem:
@@ -178,96 +234,112 @@ def _is_platform_alone(state: ResolutionState) -> bool:
     return not (merged.level or wanted or layout or world.knows("global_batch_size"))
 
 
-def _level_one(state: ResolutionState) -> Iterator[tuple[str, Reason]]:
+def _level_one(state: ResolutionState) -> Iterator[Root]:
     for name in state.catalog.level_one:
         if name in state.merged.requested or name in state.merged.disabled:
             continue
-        if left_out := _left_out(state, name, state.specs[name]):
-            state.rows.append(PlanNote("left-out", name, left_out))
-        else:
-            yield name, Reason(name, ReasonKind.LEVEL_ONE)
+        for left_out, jobs in _left_out(state, name, state.specs[name]):
+            if left_out:
+                state.note("left-out", name, left_out)
+            else:
+                yield name, Reason(name, ReasonKind.LEVEL_ONE), jobs
 
 
-def _left_out(state: ResolutionState, name: str, spec: FeatureSpec) -> str:
-    """Return the reason why level 1 does not switch a feature on, or ''."""
+def _left_out(state: ResolutionState, name: str, spec: FeatureSpec) -> Iterable[tuple[str, JobSet]]:
+    """Return the reasons why level 1 does not switch a feature on, and in which jobs; '' where it does."""
+    platform = str(state.world.platform)
+    reason = ""
     if name in state.merged.without:
         layer = state.merged.without[name]
-        return f"removed by {layer.source if layer.option else '--without'}"
-    platform = str(state.world.platform)
-    if spec.platforms and platform not in spec.platforms:
-        return f"not for {platform}"
-    if spec.numerics.claim not in ("exact", "reordered"):
-        return f"its numerics are {spec.numerics.claim}"
-    if missing := [op for op in spec.ops if not state.has_variant(op, platform)]:
-        return f"only the reference of {', '.join(missing)} runs on {platform}"
-    if state.args_of(name) is None:
-        return "its settings are not valid"
-    return _refusal(state, name)
+        reason = f"removed by {layer.source if layer.option else '--without'}"
+    elif spec.platforms and platform not in spec.platforms:
+        reason = f"not for {platform}"
+    elif spec.numerics.claim not in ("exact", "reordered"):
+        reason = f"its numerics are {spec.numerics.claim}"
+    elif missing := [op for op in spec.ops if not state.has_variant(op, platform)]:
+        reason = f"only the reference of {', '.join(missing)} runs on {platform}"
+    elif state.args_of(name) is None:
+        reason = "its settings are not valid"
+    return ((reason, state.scope),) if reason else _refusals(state, name)
 
 
-def _refusal(state: ResolutionState, name: str) -> str:
-    """Return why a feature has nothing to do in this job or cannot run in it, also where a value is not known; else ''."""
-    args = state.args_of(name)
-    try:
-        spec = state.specs[name]
-        if found := obstacle(spec.constraints, name, args, state.world):
-            return found.message
-        if spec.applies is not None and not spec.applies(args, state.world):
-            return "it does not apply to this model"
-    except UnknownValue as unknown:
-        return f"whether it applies depends on {flag(unknown.field)}, which is not known"
-    except ConditionError as error:
-        return f"a condition of it {error}"
-    return ""
+def _refusals(state: ResolutionState, name: str) -> Iterable[tuple[str, JobSet]]:
+    """Return why a feature has nothing to do in a job or cannot run in it, also where a value is not known; else ''."""
+    args, spec = state.args_of(name), state.specs[name]
+    if args is None:
+        return (("", state.scope),)
+
+    def refusal(world: World) -> str:
+        try:
+            if found := obstacle(spec.constraints, name, state.args_in(name, args, world), world):
+                return found.message
+            if spec.applies is not None and not spec.applies(args, world):
+                return "it does not apply to this model"
+        except UnknownValue as unknown:
+            return f"whether it applies depends on {flag(unknown.field)}, which is not known"
+        except ConditionError as error:
+            return f"a condition of it {error}"
+        return ""
+
+    return state.values(None if state.is_single else state.key_of(name, "level 1"), refusal)
 
 
 def _leave_out_refused(state: ResolutionState) -> bool:
     """Remove the features that level 1 alone switched on and that cannot run with what active features set."""
-    needed = {constraint.name for name in state.active for constraint in state.catalog.requires[name]}
-    refused = {
-        name: refusal
-        for name, why in state.active.items()
-        if why.kind is ReasonKind.LEVEL_ONE and name not in needed and (refusal := _refusal(state, name))
-    }
-    for name, refusal in refused.items():
-        del state.active[name]
-        state.rows.append(PlanNote("left-out", name, refusal))
+    needed: dict[str, JobSet] = {}
+    for name, jobs in state.where.items():
+        for constraint in state.catalog.requires[name]:
+            needed[constraint.name] = needed.get(constraint.name, 0) | jobs
+    refused = [
+        (name, refusal, here)
+        for name, jobs in state.by_level_one.items()
+        if name in state.where
+        for refusal, found in _refusals(state, name)
+        if refusal and (here := found & jobs & state.where[name] & ~needed.get(name, 0))
+    ]
+    for name, refusal, jobs in refused:
+        state.remove(name, jobs)
+        state.note("left-out", name, refusal)
     return bool(refused)
 
 
 def _leave_out_excluded(state: ResolutionState) -> None:
     """Take out every feature that level 1 alone switched on where an active feature excludes it."""
-    switched_on = {name for name, why in state.active.items() if why.kind is ReasonKind.LEVEL_ONE}
-    for name in list(state.active):
+    switched_on = dict(state.by_level_one)
+    for name, jobs in state.where.items():
         for needed in state.catalog.requires[name]:
-            if needed.name in switched_on and state.holds(name, needed):
-                switched_on.remove(needed.name)
-    for name in [name for name in state.active if name not in switched_on]:
+            if needed.name in switched_on:
+                switched_on[needed.name] &= ~(jobs & state.holds(name, needed))
+    deciding = [(name, left) for name, jobs in state.where.items() if (left := jobs & ~switched_on.get(name, 0))]
+    for name, jobs in deciding:
         for constraint in state.specs[name].constraints:
-            if isinstance(constraint, Conflicts) and constraint.name in switched_on and state.holds(name, constraint):
-                switched_on.remove(constraint.name)
-                del state.active[constraint.name]
-                text = f"{name} excludes it{because(constraint.reason)}"
-                state.rows.append(PlanNote("left-out", constraint.name, text))
+            if not isinstance(constraint, Conflicts) or not switched_on.get(constraint.name):
+                continue
+            if here := jobs & switched_on[constraint.name] & state.holds(name, constraint):
+                switched_on[constraint.name] &= ~here
+                state.remove(constraint.name, here)
+                state.note("left-out", constraint.name, f"{name} excludes it{because(constraint.reason)}")
 
 
-def _propagate(state: ResolutionState, roots: Iterator[tuple[str, Reason]]) -> None:
-    queue = deque[tuple[str, Reason]](roots)
-    asked = {name for name, _ in queue}
-    active, strict = state.active, state.merged.strict
+def _propagate(state: ResolutionState, roots: Iterator[Root]) -> None:
+    queue = deque(roots)
+    asked = {name for name, _, _ in queue}
+    where, strict = state.where, state.merged.strict
     requires, usable = state.catalog.requires, state.catalog.usable
     while queue:
-        name, why = queue.popleft()
-        if name in active:
+        name, why, jobs = queue.popleft()
+        if not (new := state.activate(name, why, jobs)):
             continue
-        active[name] = why
+        if why.kind is ReasonKind.LEVEL_ONE:
+            state.by_level_one[name] = state.by_level_one.get(name, 0) | new
         state.args_of(name)
         for constraint in requires[name]:
             needed = constraint.name
-            if not (constraint.when is None or state.holds(name, constraint)):
+            holding = new if constraint.when is None else new & state.holds(name, constraint)
+            if not holding:
                 continue
-            state.require_settings(name, constraint)
-            if needed in active:
+            state.require_settings(name, constraint, holding)
+            if not (missing := holding & ~where.get(needed, 0)):
                 continue
             text = f"{name} requires {needed}{because(constraint.reason)}"
             if removal := state.merged.removal(needed):
@@ -275,11 +347,11 @@ def _propagate(state: ResolutionState, roots: Iterator[tuple[str, Reason]]) -> N
                 fix: Fix = (Advice(f"drop --without {needed}"), RemoveFeature(name))
                 if code == "MS211":
                     fix = (Advice(f"disable {name} too, or leave {needed} on"),)
-                state.problem(code, f"{text}, and {source} removes {needed}", (name, needed), fix)
+                state.problem(code, f"{text}, and {source} removes {needed}", (name, needed), fix, missing)
             elif strict and needed not in asked:
-                state.problem("MS204", text, (name, needed), (AddFeature(needed), DropOption("--strict")))
+                state.problem("MS204", text, (name, needed), (AddFeature(needed), DropOption("--strict")), missing)
             elif needed in usable or state.known(needed, f"required by {name}"):
-                queue.append((needed, Reason(needed, ReasonKind.REQUIRED, name, note=constraint.reason)))
+                queue.append((needed, Reason(needed, ReasonKind.REQUIRED, name, note=constraint.reason), missing))
 
 
 def _report_idle_settings(state: ResolutionState) -> None:
@@ -295,25 +367,29 @@ def _report_idle_settings(state: ResolutionState) -> None:
         idle = [key for key, value in fields.items() if not (key in owned and value.value == 1)]
         if name not in state.active and idle:
             state.args_of(name)
-            state.rows.append(PlanNote("note", name, f"settings are given ({sources}), but the feature is not active"))
+            state.note("note", name, f"settings are given ({sources}), but the feature is not active")
 
 
 def _order(state: ResolutionState) -> list[str]:
-    order, cycle = _in_order(state.active, ((first, second) for first, second, _ in _declared_order(state)))
+    edges = [(first, second) for first, second, _ in _declared_order(state)]
+    order, cycle = _in_order(state.active, edges)
     if cycle:
+        jobs = reduce(and_, (state.where[name] for name in cycle))
+        if jobs not in (0, state.scope):
+            raise NotUniform(jobs)
         steps = tuple(_step(state, first, second) for first, second in pairwise(cycle))
         text = f"the order has a cycle: {' -> '.join(cycle)}"
-        state.problems.append(Problem("MS206", text, tuple(cycle[:-1]), steps, fix=Advice("remove one of them")))
+        state.report(Problem("MS206", text, tuple(cycle[:-1]), steps, fix=Advice("remove one of them")), jobs)
     return order
 
 
 def _declared_order(state: ResolutionState) -> Iterator[tuple[str, str, str]]:
     """``(first, second, declaring feature)`` of every order; After and Before also name all holders of a slot."""
-    for name, constraint in state.constraints(After, Before):
+    for name, constraint, _ in state.constraints(After, Before):
         for other in (constraint.name, *state.holders.get(constraint.name, ())):
             if other != name:
                 yield (name, other, name) if isinstance(constraint, Before) else (other, name, name)
-    for name, constraint in state.constraints(Requires, Supersedes):
+    for name, constraint, _ in state.constraints(Requires, Supersedes):
         yield constraint.name, name, name
 
 
@@ -326,7 +402,7 @@ def _planned(state: ResolutionState, name: str, why: tuple[Reason, ...]) -> Plan
     row, spec = state.catalog.usable.get(name), state.specs[name]
     distribution, version = (row.distribution, row.version) if row else (BUILT_IN, __version__)
     settings = state.arguments.settings_of(name, state.args[name])
-    slots = tuple(sorted(state.slots(name))) if spec.slots else ()
+    slots = tuple(sorted(state.held_slots(name)))
     return PlannedFeature(name, distribution, version, why, settings, spec.level, slots)
 
 
@@ -335,23 +411,29 @@ def _in_order(names: Iterable[str], edges: Iterable[tuple[str, str]]) -> tuple[l
 
     Returns the order, and a cycle from its smallest name back to it, of which one is empty.
     """
-    before: dict[str, list[str]] = {name: [] for name in sorted(names)}
+    missing = dict.fromkeys(sorted(names), 0)
+    following: dict[str, list[str]] = {}
     for first, second in edges:
-        if first in before and second in before:
-            before[second].append(first)
-    sorter = TopologicalSorter(before)
-    try:
-        sorter.prepare()
-    except CycleError as error:
-        cycle = error.args[1][:-1]
-        start = cycle.index(min(cycle))
-        return [], [*cycle[start:], *cycle[: start + 1]]
-    ready, order = list(sorter.get_ready()), []
-    heapq.heapify(ready)
-    while ready:
+        if first in missing and second in missing:
+            missing[second] += 1
+            following.setdefault(first, []).append(second)
+    ready, order = [name for name, count in missing.items() if not count], list[str]()
+    while ready:  # a sorted list is a heap
         name = heapq.heappop(ready)
         order.append(name)
-        sorter.done(name)
-        for following in sorter.get_ready():
-            heapq.heappush(ready, following)
-    return order, []
+        for other in following.get(name, ()):
+            missing[other] -= 1
+            if not missing[other]:
+                heapq.heappush(ready, other)
+    return (order, []) if len(order) == len(missing) else ([], _cycle(following))
+
+
+def _cycle(following: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return a cycle of a graph that has one, from its smallest name back to it."""
+    try:
+        TopologicalSorter(following).prepare()
+    except CycleError as error:
+        cycle = error.args[1][:-1][::-1]
+        start = cycle.index(min(cycle))
+        return [*cycle[start:], *cycle[: start + 1]]
+    return []

@@ -5,18 +5,23 @@ Pure: the features that could hold it are judged by what they declare, their own
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from mindspeed.engine.resolution.environment import version_in
-from mindspeed.engine.resolution.planned_feature import PlanNote, Reason, ReasonKind
+from mindspeed.engine.resolution.jobs import JobSet, NotUniform
+from mindspeed.engine.resolution.planned_feature import Reason, ReasonKind
 from mindspeed.engine.resolution.resolution_state import ResolutionState
 from mindspeed.engine.resolution.setting_validation import flag
-from mindspeed.job.world import UnknownValue
+from mindspeed.job.world import UnknownValue, World
 from mindspeed.plugins.answers import answer, implements
 from mindspeed.plugins.conditions import conditions, failure
-from mindspeed.plugins.constraints import AUTO, Conflicts, Constraint, Cost, RequiresCapability, RequiresSlot
+from mindspeed.plugins.constraints import AUTO, Conflicts, Cost, Relation, RequiresCapability, RequiresSlot
 from mindspeed.plugins.fixes import Advice, GiveField, GiveSetting, RemoveFeature, Together
+
+Root = tuple[str, Reason, JobSet]
+"""A feature that becomes active, with the reason and the jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,83 +34,106 @@ class Candidate:
     unknown: tuple[str, ...] = ()
 
 
-def select_holders(state: ResolutionState) -> Iterator[tuple[str, Reason]]:
+def select_holders(state: ResolutionState) -> Iterator[Root]:
     """Every feature that is named by a setting of an active one, or chosen for it, with its reason; each is given once."""
     for name in state.catalog.choosers:
         for need in state.specs[name].constraints if name in state.active else ():
             if isinstance(need, RequiresSlot) and need.setting and (name, need.slot) not in state.decided:
                 state.decided.add((name, need.slot))
                 wanted = getattr(state.args_of(name), need.setting, None)
-                if wanted is not None and state.holds(name, need):
-                    yield from _automatic(state, name, need) if wanted == AUTO else _named(state, name, need, wanted)
+                jobs = state.where[name] & state.holds(name, need) if wanted is not None else 0
+                if jobs:
+                    yield from (
+                        _automatic(state, name, need, jobs) if wanted == AUTO else _named(state, name, need, str(wanted), jobs)
+                    )
 
 
-def _named(state: ResolutionState, name: str, need: RequiresSlot, wanted: str) -> Iterator[tuple[str, Reason]]:
+def _named(state: ResolutionState, name: str, need: RequiresSlot, wanted: str, jobs: JobSet) -> Iterator[Root]:
     setting, source = _setting(state, name, need)
     if not state.known(wanted, f"{setting} ({source})"):
         return
     if need.slot not in state.specs[wanted].slots:
         text = f"{setting} names {wanted}, which is not a feature for {need.slot}"
         known = f"or {', '.join(state.holders_known(need.slot))}"
-        state.problem("MS342", text, (name,), GiveSetting(setting, AUTO, known))
+        state.problem("MS342", text, (name,), GiveSetting(setting, AUTO, known), jobs)
         return
-    others = [other for other in _holders(state, need.slot) if other != wanted]
-    for other in others:
+    others = {other: both for other, held in _holders(state, need.slot).items() if other != wanted and (both := held & jobs)}
+    for other, both in others.items():
         text = f"{setting} ({source}) names {wanted}, and {other} is active in its place"
         fix = (RemoveFeature(state.root(other)), GiveSetting(setting, other))
-        state.problem("MS342", text, (name, other), fix)
-    if others:
+        state.problem("MS342", text, (name, other), fix, both)
+        jobs &= ~both
+    if not jobs:
         return
     if removal := state.merged.removal(wanted):
         text = f"{setting} names {wanted}, and {removal[1]} removes {wanted}"
-        state.problem(removal[0], text, (name, wanted), Advice(f"name another in {setting}, or leave {wanted} on"), (setting,))
+        state.problem(
+            removal[0], text, (name, wanted), Advice(f"name another in {setting}, or leave {wanted} on"), jobs, (setting,)
+        )
     else:
-        yield wanted, Reason(wanted, ReasonKind.NAMED, name, need.setting, source=source)
+        yield wanted, Reason(wanted, ReasonKind.NAMED, name, need.setting, source=source), jobs
 
 
-def _automatic(state: ResolutionState, name: str, need: RequiresSlot) -> Iterator[tuple[str, Reason]]:
-    setting, source = _setting(state, name, need)
-    judged = [_candidate(state, other, need.slot) for other in state.holders_known(need.slot)]
-    if here := _holders(state, need.slot):
-        state.rows.append(PlanNote("choice", name, f"{setting} is auto, and {here[0]} is active already: nothing is chosen"))
-        state.rows += [PlanNote("choice", name, _line(candidate)) for candidate in judged if candidate.name != here[0]]
+def _automatic(state: ResolutionState, name: str, need: RequiresSlot, jobs: JobSet) -> Iterator[Root]:
+    setting, _ = _setting(state, name, need)
+    here = [(other, both) for other, held in _holders(state, need.slot).items() if (both := held & jobs)]
+    if here:
+        if here[0][1] != jobs:
+            raise NotUniform(here[0][1])
+        judged = _judged(state, need.slot, state.world) if state.is_single else ()
+        state.note("choice", name, f"{setting} is auto, and {here[0][0]} is active already: nothing is chosen")
+        for candidate in judged:
+            if candidate.name != here[0][0]:
+                state.note("choice", name, _line(candidate))
         return
+    for judged, found in state.values(("auto", name, need.slot), partial(_judged, state, need.slot)):
+        if (asked := found & jobs) == jobs:
+            yield from _chosen(state, name, need, judged, jobs)
+        elif asked:
+            raise NotUniform(asked)
+
+
+def _judged(state: ResolutionState, slot: str, world: World) -> tuple[Candidate, ...]:
+    """Judge every feature that could hold a slot in one job."""
+    return tuple(_candidate(state, other, slot, world) for other in state.holders_known(slot))
+
+
+def _chosen(state: ResolutionState, name: str, need: RequiresSlot, judged: Sequence[Candidate], jobs: JobSet) -> Iterator[Root]:
+    setting, source = _setting(state, name, need)
     if unknown := tuple(dict.fromkeys(field for candidate in judged for field in candidate.unknown)):
         text = f"{setting} is auto, and the choice is not decided: {', '.join(unknown)} not known"
         given = Together(tuple(map(GiveField, unknown))) if len(unknown) > 1 else GiveField(unknown[0])
         fix = (given, Advice(f"name one of {', '.join(state.holders_known(need.slot))}"))
-        state.problem("MS341", text, (name,), fix)
+        state.problem("MS341", text, (name,), fix, jobs)
         return
     eligible = sorted((candidate.cost.amounts, candidate.name, candidate) for candidate in judged if candidate.cost is not None)
     if not eligible:
         reasons = "; ".join(f"{candidate.name}: {candidate.refusal}" for candidate in judged)
-        state.problem(
-            "MS341",
-            f"{setting} is auto, and nothing can be chosen: {reasons}",
-            (name,),
-            Advice("change what they need"),
-            (setting,),
-        )
+        text = f"{setting} is auto, and nothing can be chosen: {reasons}"
+        state.problem("MS341", text, (name,), Advice("change what they need"), jobs, (setting,))
         return
     best = eligible[0][2]
     why = "costs least" if len(eligible) > 1 else "alone can"
-    state.rows.append(PlanNote("choice", name, f"{setting} is auto, and {best.name} is chosen, which {why}: {_text(best)}"))
-    state.rows += [PlanNote("choice", name, _line(candidate)) for *_, candidate in eligible[1:]]
-    state.rows += [PlanNote("choice", name, _line(candidate)) for candidate in judged if candidate.cost is None]
+    state.note("choice", name, f"{setting} is auto, and {best.name} is chosen, which {why}: {_text(best)}")
+    for *_, candidate in eligible[1:]:
+        state.note("choice", name, _line(candidate))
+    for candidate in judged:
+        if candidate.cost is None:
+            state.note("choice", name, _line(candidate))
     state.give(best.name, best.cost.settings if best.cost else {}, f"{setting}=auto")
     note = f"{why}: {_text(best)}"
-    yield best.name, Reason(best.name, ReasonKind.CHOSEN, name, need.setting, source=source, note=note)
+    yield best.name, Reason(best.name, ReasonKind.CHOSEN, name, need.setting, source=source, note=note), jobs
 
 
-def _candidate(state: ResolutionState, name: str, slot: str) -> Candidate:
-    spec, platform = state.specs[name], str(state.world.platform)
+def _candidate(state: ResolutionState, name: str, slot: str, world: World) -> Candidate:
+    spec, platform = state.specs[name], str(world.platform)
     if removal := state.merged.removal(name):
         return Candidate(name, refusal=f"removed by {removal[1]}")
     if spec.level > state.merged.level:
         return Candidate(name, refusal=f"its optimization level is {spec.level}, this job's is {state.merged.level}")
     if spec.platforms and platform not in spec.platforms:
         return Candidate(name, refusal=f"it does not run on {platform}")
-    if spec.megatron and state.world.knows("megatron") and not version_in(state.world.megatron, spec.megatron):
+    if spec.megatron and world.knows("megatron") and not version_in(world.megatron, spec.megatron):
         return Candidate(name, refusal=f"it needs megatron-core {spec.megatron}")
     if excluded := next(_excluded(state, name, slot), ""):
         return Candidate(name, refusal=f"it and {excluded} exclude each other")
@@ -115,10 +143,10 @@ def _candidate(state: ResolutionState, name: str, slot: str) -> Candidate:
     if not implements(feature, "cost"):
         return Candidate(name, refusal="it does not say what it costs")
     try:
-        cost = answer(feature, "cost", args, state.world)
+        cost = answer(feature, "cost", args, world)
         args = state.models[name](**(dict(cost.settings) | args.model_dump(exclude_unset=True)))
         own = [condition for condition in conditions(spec.constraints) if not condition.of]
-        for found in filter(None, (failure(condition, name, args, state.world) for condition in own)):
+        for found in filter(None, (failure(condition, name, args, world) for condition in own)):
             return Candidate(name, refusal=found.message)
     except UnknownValue as unknown:
         return Candidate(name, unknown=unknown.fields)
@@ -133,16 +161,17 @@ def _excluded(state: ResolutionState, name: str, slot: str) -> Iterator[str]:
     mine = {c.name for c in spec.constraints if isinstance(c, Conflicts) and state.holds(name, c)}
     for other in sorted(state.active):
         declared = state.specs[other].constraints
-        theirs: list[Constraint] = [c for c in declared if isinstance(c, Conflicts) and c.name in (name, slot)]
+        theirs: list[Relation] = [c for c in declared if isinstance(c, Conflicts) and c.name in (name, slot)]
         theirs += [
             c for c in declared if isinstance(c, RequiresCapability) and c.slot == slot and c.capability not in spec.provides
         ]
-        if other in mine or mine & state.slots(other) or any(state.holds(other, c) for c in theirs):
+        if other in mine or mine & state.held_slots(other).keys() or any(state.holds(other, c) for c in theirs):
             yield other
 
 
-def _holders(state: ResolutionState, slot: str) -> list[str]:
-    return sorted(name for name in state.active if slot in state.slots(name))
+def _holders(state: ResolutionState, slot: str) -> dict[str, JobSet]:
+    held = {name: state.where[name] & state.held_slots(name).get(slot, 0) for name in sorted(state.active)}
+    return {name: jobs for name, jobs in held.items() if jobs}
 
 
 def _setting(state: ResolutionState, name: str, need: RequiresSlot) -> tuple[str, str]:

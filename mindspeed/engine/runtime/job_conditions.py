@@ -57,6 +57,13 @@ def _is_for_others(feature: Feature[Any], facts: Mapping[str, Any]) -> bool:
         return False
 
 
+def refusals(facts: Mapping[str, Any]) -> list[Problem]:
+    """Return an MS304 for each requested feature that cannot run in the job with these ``facts``."""
+    active = session.current()
+    found = () if active is None else _failures(active.manager.features, facts)
+    return list(dict.fromkeys(_refusal(*wrong) for wrong in found if wrong[0].requested))
+
+
 def features_without_model(subject: str, *found: Any) -> frozenset[str]:
     """Ask the conditions that only a live object can decide: ``subject`` names its kind, ``found`` are the objects."""
     active = session.current()
@@ -99,13 +106,18 @@ def _decided(wrong: Iterable[Wrong]) -> frozenset[str]:
     for feature, text, fix in wrong:
         name = feature.spec.name
         if feature.requested:
-            problems.append(Problem("MS304", f"{name}: {text}", (name,), fix=fix or RemoveFeature(name)))
+            problems.append(_refusal(feature, text, fix))
         elif name not in aside:
             aside.add(name)
             report_step_aside(name, text)
     if problems:
         raise MindSpeedError(dict.fromkeys(problems))
     return frozenset(aside)
+
+
+def _refusal(feature: Feature[Any], text: str, fix: Fix) -> Problem:
+    name = feature.spec.name
+    return Problem("MS304", f"{name}: {text}", (name,), fix=fix or RemoveFeature(name))
 
 
 def report_step_aside(name: str, text: str) -> None:

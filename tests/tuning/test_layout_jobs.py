@@ -15,7 +15,7 @@ from mindspeed.engine.resolution.request import Layer
 from mindspeed.engine.resolution.resolver import resolve
 from mindspeed.ops.availability import running
 from mindspeed.tuning.job import make_search
-from mindspeed.tuning.rules import FixedRequest, Rules
+from mindspeed.tuning.layout_jobs import Feasibility, FixedRequest
 from mindspeed.tuning.search import key_of, search
 from mindspeed.tuning.space import SIZES, Choice, Layouts, candidates, choices
 from mindspeed.tuning.time import DEFAULTS, Machine
@@ -34,6 +34,10 @@ def space(**model: Any) -> tuple[Layouts, list[Choice]]:
     return Layouts(known, candidates(known, {})), choices(CATALOG, known, (), ())
 
 
+def feasible_rows(feasibility: Feasibility, choice: Choice) -> Any:
+    return feasibility.taken(choice)[0]
+
+
 def verdict(layouts: Layouts, choice: Choice, row: int) -> bool:
     world = {name: value for name, value in layouts.world(row).items() if name not in OF_PLATFORM}
     layer = Layer("test", choice.features, choice.settings, world)
@@ -43,11 +47,14 @@ def verdict(layouts: Layouts, choice: Choice, row: int) -> bool:
 
 def compare(layouts: Layouts, tried: list[Choice], count: int) -> int:
     """Compare that many random configurations; return how many are feasible."""
-    rules, chosen, feasible = Rules(CATALOG, layouts, FixedRequest(), everywhere), random.Random(7), 0
+    feasibility, chosen, feasible = Feasibility(CATALOG, layouts, FixedRequest(), everywhere), random.Random(7), 0
     for _ in range(count):
         choice, row = chosen.choice(tried), chosen.randrange(len(layouts))
         expected = verdict(layouts, choice, row)
-        assert bool(rules.feasible(choice)[row]) == expected, (choice, {name: layouts.world(row)[name] for name in SIZES})
+        assert bool(feasible_rows(feasibility, choice)[row]) == expected, (
+            choice,
+            {name: layouts.world(row)[name] for name in SIZES},
+        )
         feasible += expected
     return feasible
 
@@ -65,16 +72,16 @@ def test_the_verdict_is_the_resolvers_for_thousands(model: dict[str, Any]) -> No
 
 def test_a_grid_has_no_feasible_configuration_that_is_missed() -> None:
     layouts, tried = space(world_size=2, num_layers=2, global_batch_size=4)
-    rules = Rules(CATALOG, layouts, FixedRequest(), everywhere)
+    feasibility = Feasibility(CATALOG, layouts, FixedRequest(), everywhere)
     for choice in tried[::37]:
-        found = [bool(value) for value in rules.feasible(choice)]
+        found = [bool(value) for value in feasible_rows(feasibility, choice)]
         assert found == [verdict(layouts, choice, row) for row in range(len(layouts))]
 
 
 def test_a_removed_feature_makes_what_needs_it_infeasible() -> None:
     layouts, _ = space()
-    rules = Rules(CATALOG, layouts, FixedRequest(without=("tensor-parallel",)), everywhere)
-    found = rules.feasible(Choice())
+    feasibility = Feasibility(CATALOG, layouts, FixedRequest(without=("tensor-parallel",)), everywhere)
+    found = feasible_rows(feasibility, Choice())
     assert not found[layouts.tp > 1].any()
     assert found[layouts.tp == 1].any()
 
