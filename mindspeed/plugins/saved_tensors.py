@@ -68,7 +68,7 @@ def in_backward(tensors: Sequence[SavedTensor], by: str, layers: int = 1) -> Sav
 
 def with_coming_back(tensors: Sequence[SavedTensor]) -> SavedTensors:
     """Return the tensors with the bytes that `in_backward` made a place for, when every feature has changed them."""
-    sizes = {t.name: t.bytes for t in tensors}
+    sizes = {t.name: t.bytes for t in tensors if not t.once}
     return tuple(replace(t, bytes=sum(sizes.get(name, 0) for name in t.parts)) if t.parts else t for t in tensors)
 
 
