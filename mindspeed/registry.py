@@ -34,7 +34,7 @@ from mindspeed.plugins.answers import answer, implements
 from mindspeed.plugins.cache_folder import CACHE_VARIABLE
 from mindspeed.plugins.constraints import AUTO
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature, discover
-from mindspeed.plugins.fixes import in_python
+from mindspeed.plugins.fixes import Advice, in_python
 from mindspeed.plugins.problems import MindSpeedError, PatchError, Problem, ResolutionError
 from mindspeed.plugins.process_variables import Variables, unset_variables, variable_problems
 from mindspeed.plugins.tracing import trace, tracing
@@ -240,7 +240,7 @@ def plan(
     )
     if environment is not None and not isinstance(environment, Environment):
         text = f"environment is {environment!r}, not an Environment"
-        fix = "mindspeed.engine.resolution.environment.made_up(platform, megatron)"
+        fix = Advice("mindspeed.engine.resolution.environment.made_up(platform, megatron)")
         raise ResolutionError([Problem("MS301", text, where="mindspeed.plan", fix=fix)])
     try:
         return resolve([layer_from_environment(os.environ), api], environment)
@@ -256,7 +256,8 @@ def activate(plan: ActivationPlan) -> ActivationReport:
     keeps a store, as torchrun does, else in ``init_process_group`` (MS610 to MS612).
     """
     if not isinstance(plan, ActivationPlan):
-        text, fix = f"the plan is {plan!r}, not an ActivationPlan", "plan = mindspeed.plan(features=[...])"
+        text = f"the plan is {plan!r}, not an ActivationPlan"
+        fix = Advice("plan = mindspeed.plan(features=[...])")
         raise ResolutionError([Problem("MS301", text, where="mindspeed.activate", fix=fix)])
     was_active = session.current() is not None
     try:

@@ -202,10 +202,16 @@ def _report(state: ResolutionState, name: str, condition: Condition, said: Any, 
     elif said is REFUSED:
         state.refused |= jobs
     elif condition.otherwise == "refuse":
+        if _has_conflict(state, name) and state.is_due_to_features(name, condition):
+            return  # the conflict with the feature that makes the job so is reported
         names = (name, condition.of) if condition.of else (name,)
         state.problem("MS304", f"{name}: {said.message}", names, said.fix, jobs, _named(name, condition))
     else:
         state.note("warning" if condition.otherwise == "warn" else "note", name, f"{name}: {said.message}")
+
+
+def _has_conflict(state: ResolutionState, name: str) -> bool:
+    return any(name in problem.features for problem in state.problems if problem.code in ("MS202", "MS203"))
 
 
 def _named(name: str, condition: Condition) -> Iterator[str]:

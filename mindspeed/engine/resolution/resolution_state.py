@@ -15,7 +15,7 @@ from mindspeed.engine.resolution.request_merge import MergedRequest
 from mindspeed.engine.resolution.setting_validation import Arguments, flag
 from mindspeed.job.world import UnknownValue, World
 from mindspeed.plugins.answers import Contribution, answer, contribution, with_contribution
-from mindspeed.plugins.conditions import Condition, ConditionError, Predicate
+from mindspeed.plugins.conditions import Condition, ConditionError, Predicate, is_met
 from mindspeed.plugins.constraints import Relation, Requires
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
 from mindspeed.plugins.feature import Feature, FeatureArgs
@@ -59,6 +59,7 @@ class ResolutionState:
         self.has_variant, self.runs = has_variant, runs
         self.jobs, self.scope, self.is_single = jobs, scope, jobs.is_single
         self.world = self._given = merged.as_world()
+        self._fixed = frozenset(name for name, value in merged.world.items() if value.source != MEGATRON_DEFAULTS)
         self.active: dict[str, Reason] = {}
         self.where: dict[str, JobSet] = {}
         self.by_level_one: dict[str, JobSet] = {}
@@ -180,6 +181,14 @@ class ResolutionState:
         given = tuple(sorted((key, repr(value.value)) for key, value in settings.items())) if settings else ()
         return (name, given, *further)
 
+    def is_due_to_features(self, name: str, condition: Condition) -> bool:
+        """Return whether a condition that fails would hold without what other active features make of the job."""
+        args = self.args_of(name)
+        try:
+            return not condition.of and is_met(condition, args, self._given)
+        except (UnknownValue, ConditionError):
+            return False
+
     def complete_world(self) -> None:
         """Add what active features make of the job: values that nobody gave, arguments that they set, layers of each chunk."""
         self.world, self._contributions = self._given, [((), self.scope)]
@@ -190,7 +199,7 @@ class ResolutionState:
             feature = self.catalog.feature(name)
 
             def contributed(world: World, name: str = name, args: Any = args, feature: Any = feature) -> Contribution:
-                return contribution(world, feature, self.args_in(name, args, world))
+                return contribution(world, feature, self.args_in(name, args, world), self._fixed)
 
             key = None if self.is_single else self.key_of(name, "contribution")
             given = tuple(self.values(key, contributed))
