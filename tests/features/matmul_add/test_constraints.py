@@ -14,7 +14,7 @@ def test_level_one_switches_it_on_where_it_has_a_variant():
 
 def test_megatrons_own_flag_takes_it_out():
     flag = "Megatron's --no-gradient-accumulation-fusion"
-    layer = Layer(flag, world=MODEL | {"world_size": 1}, without=("matmul-add",))
+    layer = Layer(flag, world=MODEL | {"world_size": 1}, without=("matmul-add",), option="--no-gradient-accumulation-fusion")
     from mindspeed.engine.resolution.resolver import resolve
     from tests.features.resolving import CATALOG
 
