@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from mindspeed.job.world import World
 from mindspeed.plugins.conditions import Condition, ModelCondition, condition, unset
-from mindspeed.plugins.fixes import Fix, GiveField, GiveSetting, RemoveFeature
+from mindspeed.plugins.fixes import GiveField, RemoveFeature
 from mindspeed.plugins.shared_conditions import (
     NO_CPU_OFFLOADING,
     NO_CUDA_GRAPHS,
@@ -74,5 +74,5 @@ NO_SHARDED_MODEL: Final = ModelCondition(
 
 
 TIED: Final = "placement v has the embedding and the output layer in two chunks of one rank, where Megatron does not tie them"
-UNTIE: Final[Fix] = (GiveField("tied_embeddings", False), GiveSetting("zero-bubble.placement", "loop"))
+UNTIE: Final = GiveField("tied_embeddings", False)
 """What stages placed as a V cannot have; a plan, and a model whose weights it did not know, are refused alike."""

@@ -10,7 +10,7 @@ from mindspeed.pipeline.conditions import KEEPS_FORWARDS, NO_SHARDED_MODEL
 from mindspeed.pipeline.declarations import LISTED_RECOMPUTE, ScheduleArgs
 from mindspeed.pipeline.operations import Costs, PipelineShape, Schedule
 from mindspeed.pipeline.synthesis import megatron
-from mindspeed.plugins.constraints import Constraint, Requires
+from mindspeed.plugins.constraints import Constraint
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.hookspecs import hookimpl
 from mindspeed.plugins.patches import Patch, Wrap
@@ -29,7 +29,6 @@ _HANDLES: Final = tuple(
 )
 
 CONSTRAINTS: Final[tuple[Constraint, ...]] = (
-    Requires("pipeline-parallel", reason="it recomputes while a stage waits for another one"),
     *KEEPS_FORWARDS,
     NO_SHARDED_MODEL,
 )

@@ -99,6 +99,14 @@ OF_WEIGHTS: list[tuple[dict[str, Any], str]] = [
         "the optimizer muon does not update each element by itself, as {name} needs | --optimizer adam, or remove {name}",
     ),
 ]
+MLP_TAKEN = (
+    "recompute_modules has mlp, which already recomputes the activation function "
+    "| --recompute-modules N (without mlp), or remove {name}"
+)
+ATTENTION_TAKEN = (
+    "recompute_modules has core_attn, which then saves nothing to offload "
+    "| --recompute-modules N (without core_attn), or remove {name}"
+)
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     *((name, job, text) for name in (NORM, ACTIVATION, SWAP, ADAPTIVE) for job, text in OF_PARTS),
     *((name, *OF_EXPERTS) for name in (ACTIVATION, ADAPTIVE)),
@@ -114,14 +122,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         ACTIVATION,
         SELECTIVE | {"recompute_modules": ("mlp",)},
-        "recompute_modules has mlp, which already recomputes the activation function "
-        "| --recompute-modules N (without mlp), or remove {name}",
+        MLP_TAKEN,
     ),
     (
         SWAP,
         SELECTIVE,
-        "recompute_modules has core_attn, which then saves nothing to offload "
-        "| --recompute-modules N (without core_attn), or remove {name}",
+        ATTENTION_TAKEN,
     ),
     (SWAP, {"num_layers": 1}, "the model has one layer, whose backward directly follows its forward | remove {name}"),
 ]
@@ -162,6 +168,41 @@ def test_a_configuration_that_is_built_gets_the_same_answer(name: str, config: d
     job = World(MODEL | {"dtype": "bf16", **world_of_config(SimpleNamespace(**config))})
     failures = [failure(one, name, args, job) for one in conditions(feature.spec.constraints)]
     assert [one.condition.name for one in failures if one is not None] == found
+
+
+NOTHING_LEFT = (
+    "every layer is recomputed as a whole, so there is nothing left for {name} "
+    "| --recompute-granularity selective, or remove {name}"
+)
+
+
+@pytest.mark.parametrize(
+    ("names", "other", "settings", "text"),
+    [
+        ((NORM, ACTIVATION, SWAP), "recompute", FULL, NOTHING_LEFT),
+        ((NORM, ACTIVATION, SWAP), "recompute-in-advance", {}, NOTHING_LEFT),
+        ((NORM, ACTIVATION, SWAP), "recompute-in-bubble", {}, NOTHING_LEFT),
+        ((NORM, ACTIVATION, SWAP), "zero-bubble", {"recompute": "all"}, NOTHING_LEFT),
+        ((ACTIVATION,), "recompute", {"modules": ["mlp"]}, MLP_TAKEN),
+        ((SWAP,), "recompute", {}, ATTENTION_TAKEN),
+        ((SWAP,), "recompute-in-advance", {"granularity": "selective"}, ATTENTION_TAKEN),
+    ],
+)
+def test_what_another_feature_recomputes_is_refused_when_the_plan_is_made(
+    names: tuple[str, ...], other: str, settings: dict[str, Any], text: str
+) -> None:
+    for name in names:
+        expected = [f"MS304 {name}: {text.format(name=name)}"]
+        assert refusals(name, other, pp=2, settings={other: settings}) == expected
+        assert refusals(other, name, pp=2, settings={other: settings}) == expected
+
+
+@pytest.mark.parametrize("name", [ACTIVATION, ADAPTIVE])
+def test_shared_experts_that_another_feature_computes_in_steps_are_refused_when_the_plan_is_made(name: str) -> None:
+    settings = SETTINGS | {"moe-shared-experts": {"count": 1, "overlap": True}}
+    experts = {"num_experts": 4, "moe_ffn_hidden_size": 64, "router_topk": 2, "ep": 2}
+    found = refusals(name, "moe-shared-experts", settings=settings, **experts)
+    assert found == [f"MS304 {name}: {OF_EXPERTS[1].format(name=name)}"]
 
 
 @pytest.mark.parametrize(("count", "job"), [(8, {}), (4, {"pp": 2}), (2, {"pp": 2, "vpp": 2}), (7, BLOCK)])

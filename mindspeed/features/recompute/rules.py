@@ -84,16 +84,6 @@ def _takes_moe(args: RecomputeArgs, world: World) -> bool:
     return _takes(args, "moe")
 
 
-def _takes_mlp(args: RecomputeArgs, world: World) -> bool:
-    """Return whether whole MLPs are recomputed."""
-    return _takes(args, "mlp")
-
-
-def _takes_attention(args: RecomputeArgs, world: World) -> bool:
-    """Return whether core attention is recomputed."""
-    return _takes(args, "core_attn")
-
-
 def _takes_shared_experts(args: RecomputeArgs, world: World) -> bool:
     """Return whether shared experts are recomputed."""
     return _takes(args, "shared_experts")
@@ -150,7 +140,6 @@ def attention_is_latent(args: RecomputeArgs, world: World) -> bool:
     return bool(world.multi_latent_attention)
 
 
-_EVERY_LAYER: Final = "uniform full recompute takes every layer"
 _HIDING: Final = "shared experts that hide transfers cannot be recomputed"
 CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     replace(groups_fill_chunks, when=_is_uniform),
@@ -159,11 +148,6 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     replace(modules_have_experts, when=_takes_experts),
     experts_are_grouped,
     attention_is_latent,
-    Conflicts("norm-recompute", reason=_EVERY_LAYER, when=_is_uniform),
-    Conflicts("activation-recompute", reason=_EVERY_LAYER, when=_is_uniform),
-    Conflicts("swap-attention", reason=_EVERY_LAYER, when=_is_uniform),
-    Conflicts("activation-recompute", reason="recompute.modules has mlp, whose activation is part of it", when=_takes_mlp),
-    Conflicts("swap-attention", reason="recompute.modules has core_attn, which then saves nothing", when=_takes_attention),
     Conflicts("moe-zero-memory", reason="full recompute takes the experts as well", when=is_full),
     Conflicts("moe-zero-memory", reason="recompute.modules has moe, which the experts are a part of", when=_takes_moe),
     Conflicts("moe-zero-memory", reason="recompute.modules has moe_act, which it never keeps", when=_takes_expert_activation),

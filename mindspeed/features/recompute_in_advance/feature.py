@@ -10,7 +10,7 @@ from mindspeed.pipeline.declarations import ScheduleArgs, full_recompute
 from mindspeed.pipeline.operations import Schedule
 from mindspeed.pipeline.recomputation import recompute_all
 from mindspeed.pipeline.recompute_feature import CONSTRAINTS, RecomputeFeature
-from mindspeed.plugins import ArgOverride, Category, FeatureSpec, Field, Numerics, Slot, VerifyWith, World, hookimpl
+from mindspeed.plugins import ArgOverride, Category, FeatureSpec, Field, Numerics, Requires, Slot, VerifyWith, World, hookimpl
 
 
 class RecomputeInAdvanceArgs(ScheduleArgs):
@@ -42,6 +42,7 @@ class RecomputeInAdvance(RecomputeFeature[RecomputeInAdvanceArgs]):
         category=Category.MEMORY,
         slots={Slot.RECOMPUTE_POLICY},
         constraints=(
+            Requires("pipeline-parallel", reason="it recomputes while a stage waits for another one"),
             *CONSTRAINTS,
             replace(groups_fill_chunks, when=_groups_layers),
             replace(modules_have_experts, when=_takes_experts),

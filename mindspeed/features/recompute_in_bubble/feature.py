@@ -6,7 +6,7 @@ from mindspeed.pipeline.declarations import ScheduleArgs, full_recompute
 from mindspeed.pipeline.operations import Schedule
 from mindspeed.pipeline.recomputation import least_limit, recompute_least
 from mindspeed.pipeline.recompute_feature import CONSTRAINTS, RecomputeFeature
-from mindspeed.plugins import ArgOverride, Category, FeatureSpec, Field, Numerics, Slot, VerifyWith, hookimpl
+from mindspeed.plugins import ArgOverride, Category, FeatureSpec, Field, Numerics, Requires, Slot, VerifyWith, hookimpl
 
 
 class RecomputeInBubbleArgs(ScheduleArgs):
@@ -25,7 +25,7 @@ class RecomputeInBubble(RecomputeFeature[RecomputeInBubbleArgs]):
         name="recompute-in-bubble",
         category=Category.MEMORY,
         slots={Slot.RECOMPUTE_POLICY},
-        constraints=CONSTRAINTS,
+        constraints=(Requires("pipeline-parallel", reason="it recomputes while a stage waits for another one"), *CONSTRAINTS),
         numerics=Numerics.exact(),
         verify_with=VerifyWith(
             features=("pipeline-parallel",), settings={"recompute-in-bubble": {"limit": 1}}, world={"pp": 2}

@@ -49,7 +49,7 @@ def ranks_have_two_chunks(args: Any, world: World) -> bool:
     return bool(world.vpp == 2)
 
 
-@condition(TIED, fix=UNTIE, when=_is_v)
+@condition(TIED, fix=(UNTIE, _LOOP), when=_is_v)
 def embeddings_are_untied(args: Any, world: World) -> bool:
     """Check that the embedding and the output layer have separate weights."""
     return not world.tied_embeddings

@@ -150,23 +150,6 @@ def test_modules_without_output_fit_the_model():
     ]
 
 
-@pytest.mark.parametrize(
-    ("settings", "feature", "reason"),
-    [
-        (FULL, "norm-recompute", "uniform full recompute takes every layer"),
-        (FULL, "activation-recompute", "uniform full recompute takes every layer"),
-        (FULL, "swap-attention", "uniform full recompute takes every layer"),
-        ({"modules": ["mlp"]}, "activation-recompute", "recompute.modules has mlp, whose activation is part of it"),
-        ({}, "swap-attention", "recompute.modules has core_attn, which then saves nothing"),
-    ],
-)
-def test_a_feature_that_has_nothing_left_is_refused(settings, feature, reason):
-    first, second = sorted(["recompute", feature])
-    assert refusals("recompute", feature, settings={"recompute": settings}) == [
-        f"MS202 {first} and {second} exclude each other, because {reason} | remove {first} or {second}"
-    ]
-
-
 @pytest.mark.parametrize("feature", ["norm-recompute", "activation-recompute", "swap-attention"])
 def test_a_feature_goes_on_beside_other_recomputation(feature):
     for settings in (FULL | {"method": "block"}, {"modules": ["layernorm"]}):
