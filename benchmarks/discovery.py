@@ -20,20 +20,26 @@ COMMAND = "python -m benchmarks.discovery"
 FEATURES = 10_000
 BUILT_IN = 60
 FEATURE = """
-from mindspeed.plugins import After, ArgOverride, Category, Check, Feature, FeatureArgs, FeatureSpec, Field, Requires, hookimpl
+from mindspeed.plugins import (
+    After, ArgOverride, Category, Feature, FeatureArgs, FeatureSpec, Field, GiveSetting, Requires, condition, hookimpl
+)
 
 class MadeArgs(FeatureArgs):
     size: int = Field(1, ge=1, description="a size")
     mode: str = Field("fast", description="a mode")
 
+@condition("size {{args.size}} is greater than 8", fix=(GiveSetting("size", 8),))
+def size_fits(args, world):
+    '''Check that the size is at most 8.'''
+    return args.size <= 8
+
 class Made{number}(Feature[MadeArgs]):
-    '''Made up.'''
+    '''Make up a feature.'''
     spec = FeatureSpec(
         name="made-{number}",
-        summary="made up",
         category=Category.TOOL,
         constraints=(
-            Check(lambda args, world: args.size <= 8, "size {{args.size}} is above 8", fix="--set made-{number}.size=8"),
+            size_fits,
             After("{before}"),
         ),
     )

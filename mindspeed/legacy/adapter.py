@@ -1,15 +1,15 @@
-"""An old feature as a real one: its arguments become settings, its checks a Check, its patches the plan's patches."""
+"""An old feature as a real one: its arguments become settings, its checks a condition, its patches the plan's patches."""
 
 from __future__ import annotations
 
 import argparse
 import traceback
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, Final, Literal, cast
 
-from pydantic import ConfigDict, Field, PrivateAttr, create_model
+from pydantic import ConfigDict, Field, create_model
 
 from mindspeed.job.world import UnknownValue, World
 from mindspeed.legacy import object_refs
@@ -17,7 +17,7 @@ from mindspeed.legacy.arguments import namespace_of
 from mindspeed.legacy.feature import MindSpeedFeature
 from mindspeed.legacy.patches import MindSpeedPatchesManager
 from mindspeed.legacy.registrations import Registration, require_patches
-from mindspeed.plugins.conditions import Check
+from mindspeed.plugins.conditions import Condition, condition
 from mindspeed.plugins.constraints import After
 from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec, Numerics, Stability
 from mindspeed.plugins.fixes import advice
@@ -30,10 +30,9 @@ PREFIX: Final = "compat:"
 
 
 class OldArgs(FeatureArgs):
-    """Base of the argument model of an old feature; ``_refusal`` is what its checks said last."""
+    """Base of the argument model of an old feature."""
 
     model_config = ConfigDict(protected_namespaces=())
-    _refusal: str = PrivateAttr("its own validation of the arguments")
 
 
 class OldFeature(Feature[OldArgs]):
@@ -68,21 +67,18 @@ def adapt(
 ) -> type[OldFeature]:
     """A feature class that does what an object in MindSpeed's form does. ``after`` names those before it in its list."""
     kind = type(feature)
-    summary = (kind.__doc__ or "").strip().partition("\n")[0].rstrip(".") or "a feature in MindSpeed's form"
-    refused = Check(_accepts(feature, common), "{args._refusal}")
     spec = FeatureSpec(
         name=name_of(feature),
-        summary=summary,
         category=Category.SCENARIO,
         level=2 if feature.optimization_level >= 2 else 0,
-        constraints=(*(After(name) for name in after), refused),
+        constraints=(*(After(name) for name in after), _accepts(feature, common)),
         numerics=Numerics.approximate(1.0, 1.0, "it was written for MindSpeed, which states no claim"),
         stability=Stability.EXPERIMENTAL,
     )
     entries = {
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
-        "__doc__": kind.__doc__,
+        "__doc__": kind.__doc__ or "Run a feature in MindSpeed's form.",
         "spec": spec,
         "legacy": feature,
         "common": staticmethod(common),
@@ -151,16 +147,12 @@ def arguments_for(
     return namespace_of(world, values, unknown_is_absent)
 
 
-def _accepts(feature: MindSpeedFeature, common: Callable[[], Namespace | None]) -> Callable[[Any, World], bool]:
-    """The feature's three validations as one test. Where Megatron-LM's parser will ask them, they are not asked here."""
+def _accepts(feature: MindSpeedFeature, common: Callable[[], Namespace | None]) -> Condition:
+    """Make one condition of the feature's three validations."""
 
-    def accepts(args: Any, world: World) -> bool:
-        from mindspeed.legacy.megatron_lm import wires_arguments
-
-        if common() is not None and wires_arguments():
-            return True
+    def refusal(args: Any, world: World) -> str:
+        values = arguments_for(feature, args, world, common(), unknown_is_absent=True)
         try:
-            values = arguments_for(feature, args, world, common(), unknown_is_absent=True)
             for validate in (feature.pre_validate_args, feature.validate_args, feature.post_validate_args):
                 validate(values)
         except AttributeError as error:
@@ -168,11 +160,20 @@ def _accepts(feature: MindSpeedFeature, common: Callable[[], Namespace | None]) 
                 raise
             raise UnknownValue(str(error.name)) from error
         except Exception as error:  # MindSpeed's features refuse arguments with whatever error they like
-            args._refusal = refusal_of(error)
-            return False
-        return True
+            return refusal_of(error)
+        return ""
 
-    return accepts
+    def said(args: Any, world: World) -> Mapping[str, str]:
+        return {"refusal": refusal(args, world)}
+
+    @condition("its own checks refuse the arguments: {refusal}", values=said)
+    def arguments_are_accepted(args: Any, world: World) -> bool:
+        """Check that the feature accepts its arguments, where Megatron-LM's parser will not ask it."""
+        from mindspeed.legacy.megatron_lm import wires_arguments
+
+        return (common() is not None and wires_arguments()) or not refusal(args, world)
+
+    return arguments_are_accepted
 
 
 def refusal_of(error: Exception) -> str:

@@ -62,5 +62,8 @@ def test_the_example_trains_and_its_features_and_ours_are_reached(tmp_path):
 def test_a_refusal_of_a_feature_of_the_example_ends_it_before_anything_is_built(tmp_path):
     done = train(tmp_path, "--scale-embedding", "--scale-embedding-factor", "-1")
     assert done.returncode == 1
-    assert "MS304 compat:scale-embedding: --scale-embedding-factor must be positive\n" in done.stderr
+    assert (
+        "MS304 compat:scale-embedding: its own checks refuse the arguments: --scale-embedding-factor must be positive\n"
+        in done.stderr
+    )
     assert "step" not in done.stdout

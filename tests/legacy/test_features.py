@@ -56,7 +56,7 @@ def test_a_feature_is_switched_on_by_name_and_is_a_row_of_the_list_with_its_sett
     registry.deactivate()
     found = registry.catalog().usable["compat:scale-mlp"]
     assert found.where == f"tests not installed, {place(features.ScaleMlpFeature)}"
-    assert found.feature.spec.summary == "Scale the output of every MLP"
+    assert found.feature.summary() == "Scale the output of every MLP"
     assert {name: field.description for name, field in found.feature.Args.model_fields.items()} == {
         "scale_mlp_factor": "the factor"
     }
@@ -69,7 +69,7 @@ def test_a_feature_is_switched_on_by_name_and_is_a_row_of_the_list_with_its_sett
 def test_what_its_validation_refuses_is_a_problem_that_names_feature_and_place():
     (problem,) = problems_of(apply, features.ScaleMlpFeature(), argv=["--scale-mlp", "--scale-mlp-factor", "-1"])
     assert problem.code == "MS304"
-    assert problem.message == "compat:scale-mlp: --scale-mlp-factor must be positive"
+    assert problem.message == "compat:scale-mlp: its own checks refuse the arguments: --scale-mlp-factor must be positive"
     assert problem.where == f"tests not installed, {place(features.ScaleMlpFeature)}"
     assert session.current() is None
 
@@ -108,7 +108,7 @@ def test_a_check_against_a_name_that_nobody_has_is_an_error_of_the_feature():
     (problem,) = problems_of(apply, features.DeadCheckFeature(), argv=["--dead-check"])
     assert problem.features == ("compat:dead-check",)
     assert problem.message == (
-        "compat:dead-check: dead_check excludes fused_ema_adamw, "
+        "compat:dead-check: its own checks refuse the arguments: dead_check excludes fused_ema_adamw, "
         "which is neither a feature nor an argument of Megatron or of any feature"
     )
 
@@ -130,16 +130,18 @@ def test_two_old_features_that_exclude_each_other_are_refused():
     (problem,) = problems_of(
         apply, features.ScaleMlpFeature(), features.ExcludingFeature(), argv=["--scale-mlp", "--excluding"]
     )
-    assert problem.message == "compat:excluding: excluding and scale_mlp exclude each other"
+    assert (
+        problem.message == "compat:excluding: its own checks refuse the arguments: excluding and scale_mlp exclude each other"
+    )
 
 
 def test_a_validation_that_reads_a_size_nobody_gave_is_listed_as_not_checked():
     apply(features.CheckingFeature(), argv=["--checking"])
-    text = "'its own validation of the arguments' depends on num_layers; give --num-layers"
+    text = "'its own checks refuse the arguments: ?' depends on num_layers; give --num-layers"
     assert ("compat:checking", text) in rows("not-checked")
     registry.deactivate()
     (problem,) = problems_of(repatch, {"num_layers": 3})
-    assert problem.message == "compat:checking: an odd number of layers"
+    assert problem.message == "compat:checking: its own checks refuse the arguments: an odd number of layers"
 
 
 def test_the_forced_replacement_of_a_later_feature_wins_and_is_said(capsys):
@@ -240,8 +242,8 @@ def test_validation_by_the_manager_collects_the_refusals_of_all():
     Manager.pre_validate_features_args(args)
     problems = problems_of(Manager.validate_features_args, args)
     assert [problem.message for problem in problems] == [
-        "compat:scale-mlp: --scale-mlp-factor must be positive",
-        "compat:checking: an odd number of layers",
+        "compat:scale-mlp: its own checks refuse the arguments: --scale-mlp-factor must be positive",
+        "compat:checking: its own checks refuse the arguments: an odd number of layers",
     ]
     Manager.post_validate_features_args(args)
 
