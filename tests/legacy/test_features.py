@@ -242,8 +242,8 @@ def test_validation_by_the_manager_collects_the_refusals_of_all():
     Manager.pre_validate_features_args(args)
     problems = problems_of(Manager.validate_features_args, args)
     assert [problem.message for problem in problems] == [
-        "compat:scale-mlp: its own checks refuse the arguments: --scale-mlp-factor must be positive",
-        "compat:checking: its own checks refuse the arguments: an odd number of layers",
+        "compat:scale-mlp: --scale-mlp-factor must be positive",
+        "compat:checking: an odd number of layers",
     ]
     Manager.post_validate_features_args(args)
 
