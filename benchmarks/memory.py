@@ -24,7 +24,7 @@ from benchmarks.table import Row, main
 from mindspeed import registry
 from mindspeed.diagnostics.job_memory import options_of, stages_of
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.memory.knapsack import EXACT, Option, choose
+from mindspeed.features.adaptive_recompute.knapsack import EXACT, Option, choose
 from mindspeed.platforms import transfers
 from mindspeed.platforms.emulation import collective_log
 from mindspeed.verification.case import build_case

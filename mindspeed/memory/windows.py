@@ -20,8 +20,8 @@ class MainWeight(Source):
     """A parameter of the inner optimizer, and the 16-bit weights that the model computes with.
 
     ``main`` are the fp32 main weights, ``weight`` the same elements of the model; None where the model computes with ``main``
-    itself. ``residual`` and ``ties`` are what `mindspeed.memory.joined` keeps in place of ``main``, ``copy`` is what
-    `mindspeed.memory.swapped` does. ``owner`` is the feature that takes ``main`` away.
+    itself. ``residual`` and ``ties`` are kept in place of ``main`` where it is joined from ``weight``, ``copy`` where it
+    rests in host memory. ``owner`` is the feature that takes ``main`` away.
     """
 
     main: Tensor

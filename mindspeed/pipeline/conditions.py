@@ -71,8 +71,3 @@ NO_SHARDED_MODEL: Final = ModelCondition(
     "mindspeed.pipeline.model_conditions:sharded_modules",
     "the model has no fully sharded parameters, which a repeated forward pass would have to gather",
 )
-
-
-TIED: Final = "placement v has the embedding and the output layer in two chunks of one rank, where Megatron does not tie them"
-UNTIE: Final = GiveField("tied_embeddings", False)
-"""What stages placed as a V cannot have; a plan, and a model whose weights it did not know, are refused alike."""

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from mindspeed.features.adaptive_recompute.knapsack import Option, choose
 from mindspeed.features.adaptive_recompute.least import MIB, NAME, SWAPPED
 from mindspeed.memory.activations import recompute_activations
 from mindspeed.memory.attention import SwappedLayer, swap_attention
-from mindspeed.memory.knapsack import Option, choose
 from mindspeed.memory.model_layers import chosen_layers
 from mindspeed.memory.norms import recompute_norms
 from mindspeed.memory.parked import LayerPart

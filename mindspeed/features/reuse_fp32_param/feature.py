@@ -64,7 +64,7 @@ class ReuseFp32Param(Feature[ReuseFp32ParamArgs]):
 
     @hookimpl
     def optimizer_built(self, optimizer: Any) -> None:
-        from mindspeed.memory.joined import joined
+        from mindspeed.features.reuse_fp32_param.joined import joined
         from mindspeed.memory.optimizer_windows import manage
 
         manage(optimizer, self.args.parts, joined, self.spec.name)

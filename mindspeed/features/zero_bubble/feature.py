@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from mindspeed.features.zero_bubble.placement import V_PLACEMENT
 from mindspeed.features.zero_bubble.settings import CONSTRAINTS, ZeroBubbleArgs, given_costs, planned
-from mindspeed.pipeline.declarations import LISTED_RECOMPUTE, V_PLACEMENT, WAITING_WEIGHTS, full_recompute
+from mindspeed.pipeline.declarations import LISTED_RECOMPUTE, WAITING_WEIGHTS, full_recompute
 from mindspeed.pipeline.feature import ScheduleFeature
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
 from mindspeed.plugins import (

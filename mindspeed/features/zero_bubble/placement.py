@@ -7,10 +7,13 @@ from typing import Any, Final
 
 from packaging.specifiers import SpecifierSet
 
-from mindspeed.pipeline.conditions import TIED, UNTIE
-from mindspeed.plugins import GiveField, GiveSetting, World, condition
+from mindspeed.plugins import GiveField, GiveSetting, When, World, Wrap, condition
 
+_HERE: Final = "mindspeed.features.zero_bubble.v_placement"
 _LOOP: Final = GiveSetting("placement", "loop")
+TIED: Final = "placement v has the embedding and the output layer in two chunks of one rank, where Megatron does not tie them"
+UNTIE: Final = GiveField("tied_embeddings", False)
+"""What stages placed as a V cannot have; a plan, and a model whose weights it did not know, are refused alike."""
 _BY_CHUNK: Final = SpecifierSet(">=0.14,<0.19")
 """Releases of Megatron that ask for stages where the wraps of a V answer: by chunk, and no loss by stage."""
 _UNEVEN: Final = {
@@ -70,6 +73,47 @@ def megatron_asks_by_chunk(args: Any, world: World) -> bool:
     """Check that this release of Megatron finds the stages of a V."""
     return _BY_CHUNK.contains(world.megatron, prereleases=True)
 
+
+V_PLACEMENT: Final = (
+    Wrap(
+        "megatron.core.models.gpt.gpt_model:GPTModel.__init__",
+        f"{_HERE}:with_untied_weights",
+        reason="a model whose embedding is the output layer too is refused before its ranks wait for one another",
+        phase="build",
+        optional=True,
+    ),
+    Wrap(
+        "megatron.core.transformer.transformer_layer:get_transformer_layer_offset",
+        f"{_HERE}:with_v_offset",
+        reason="the second chunk of rank r holds the stage that is r before the last one",
+        phase="build",
+    ),
+    Wrap(
+        "megatron.core.parallel_state:is_pipeline_last_stage",
+        f"{_HERE}:with_v_last_stage",
+        reason="the last stage is chunk 1 of rank 0",
+        phase="build",
+        optional=True,
+    ),
+    Wrap(
+        "megatron.core.pipeline_parallel.utils:is_pp_last_stage",
+        f"{_HERE}:with_v_last_rank",
+        reason="the last stage is on rank 0, whose chunk Megatron asks for beside",
+        phase="build",
+        optional=True,
+    ),
+    *(
+        Wrap(
+            f"{module}:get_batch_on_this_tp_rank",
+            f"{_HERE}:with_whole_batch",
+            reason="the ranks of the first stage hold the last one too, and need labels",
+            when=When(megatron=versions),
+            optional=True,
+        )
+        for module, versions in (("megatron.training.utils", "<0.18"), ("megatron.core.utils", ">=0.18"))
+    ),
+)
+"""The patches of stages that are placed as a V."""
 
 V_CONDITIONS: Final = (
     ranks_have_two_chunks,

@@ -7,7 +7,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from mindspeed.features.tflops.meter import OperationCounter, StepMeter
-from mindspeed.ops.recomputation import is_recomputing, recomputation, watched_functions
+from mindspeed.features.tflops.recomputation import is_recomputing, recomputation, watched_functions
 
 PRODUCT = 2 * 3 * 4 * 4
 

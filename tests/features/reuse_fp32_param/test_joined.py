@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mindspeed.memory.joined import join, joined, split
+from mindspeed.features.reuse_fp32_param.joined import join, joined, split
 from mindspeed.memory.windows import MainWeight, OptimizerWindow
 
 BORDERS = (0, 1, 2, 0x7FFE, 0x7FFF, 0x8000, 0x8001, 0xFFFE, 0xFFFF)

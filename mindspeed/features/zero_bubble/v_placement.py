@@ -12,7 +12,7 @@ from typing import Any
 
 from megatron.core import parallel_state
 
-from mindspeed.pipeline.conditions import TIED, UNTIE
+from mindspeed.features.zero_bubble.placement import TIED, UNTIE
 from mindspeed.pipeline.operations import PipelineShape
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.plugins.wrapping import Function
