@@ -211,7 +211,7 @@ def _report(state: ResolutionState, name: str, condition: Condition, said: Any, 
 
 
 def _has_conflict(state: ResolutionState, name: str) -> bool:
-    return any(name in problem.features for problem in state.problems if problem.code in ("MS202", "MS203"))
+    return any(name in problem.features for problem in state.problems if problem.code in ("MS202", "MS203", "MS212"))
 
 
 def _named(name: str, condition: Condition) -> Iterator[str]:

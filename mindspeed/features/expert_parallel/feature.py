@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from mindspeed.features.expert_parallel import conditions
 from mindspeed.features.expert_parallel.choice import ExpertParallelArgs, cheaper_dispatcher, describe_choice
@@ -60,12 +61,19 @@ class ExpertParallel(Feature[ExpertParallelArgs]):
         return describe_choice(self.args, self.world)
 
     @hookimpl
-    def megatron_args(self) -> list[ArgOverride]:
+    def job_values(self) -> Mapping[str, Any]:
+        size = self.args.expert_tensor_size
+        return {"dispatcher": self._dispatcher()} | ({} if size is None else {"expert_tensor_size": size})
+
+    def _dispatcher(self) -> str:
         chosen = self.args.dispatcher
-        dispatcher = cheaper_dispatcher(self.args, self.world) if chosen == "auto" else chosen
+        return cheaper_dispatcher(self.args, self.world) if chosen == "auto" else chosen
+
+    @hookimpl
+    def megatron_args(self) -> list[ArgOverride]:
         overrides = [
             ArgOverride("expert_model_parallel_size", self.args.size, "expert-parallel.size"),
-            ArgOverride("moe_token_dispatcher_type", dispatcher, "expert-parallel.dispatcher"),
+            ArgOverride("moe_token_dispatcher_type", self._dispatcher(), "expert-parallel.dispatcher"),
         ]
         if self.args.expert_tensor_size is not None:
             size = self.args.expert_tensor_size

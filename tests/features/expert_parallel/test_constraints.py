@@ -59,6 +59,12 @@ def test_size_dispatcher_and_expert_tensor_size_reach_megatron():
     }
 
 
+def test_dispatcher_and_expert_tensor_size_are_fields_of_the_job():
+    settings = {"expert-parallel": {"dispatcher": "allgather", "expert_tensor_size": 1}}
+    world = ask(world_size=2, ep=2, num_experts=4, settings=settings).world
+    assert (world.dispatcher, world.expert_tensor_size) == ("allgather", 1)
+
+
 def test_an_unknown_dispatcher_is_refused():
     assert refusals("expert-parallel", num_experts=4, settings={"expert-parallel": {"dispatcher": "flex"}}) == [
         "MS301 expert-parallel.dispatcher is 'flex': input should be 'alltoall', 'allgather' or 'auto' "

@@ -36,10 +36,16 @@ def test_jobs_that_it_does_not_support_are_refused(field):
 def test_only_alltoalls_hide_shared_experts():
     allgather = {"num_experts": 4, "dispatcher": "allgather"}
     assert refused(allgather, count=1) == refused(allgather | {"dispatcher": "alltoall"}, count=1, overlap=True) == []
-    assert refused(allgather, count=1, overlap=True) == [
-        f"MS304 {NAME}: overlap hides shared experts under all-to-alls, and Megatron's dispatcher is allgather "
-        f"| --set expert-parallel.dispatcher=alltoall, or --set {NAME}.overlap=false"
-    ]
+    given = {NAME: {"size": 64, "overlap": True}, "expert-parallel": {"dispatcher": "allgather"}}
+    by_setting = refusals(NAME, world_size=2, ep=2, num_experts=4, settings=given)
+    assert (
+        by_setting
+        == refused(allgather, count=1, overlap=True)
+        == [
+            f"MS304 {NAME}: overlap hides shared experts under all-to-alls, and Megatron's dispatcher is allgather "
+            f"| --set expert-parallel.dispatcher=alltoall, or --set {NAME}.overlap=false"
+        ]
+    )
 
 
 def test_a_size_reaches_megatron():
