@@ -97,10 +97,11 @@ def get_block_submodules(original: Function, config: Any, *args: Any, **kwargs: 
 def get_megatron_optimizer(original: Function, config: Any, model_chunks: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap ``get_megatron_optimizer(config, model_chunks, ...)``."""
     session.call("model_built", without=features_without_model("model", model_chunks), chunks=model_chunks)
+    without = features_without(world_of_config(config))
     optimizer = override_parameters(original)(config, model_chunks, *args, **kwargs)
     if _implemented("skip_step"):
         optimizer.step = _unless_skipped(optimizer.step, model_chunks, optimizer)
-    without = features_without_model("optimizer", optimizer)
+    without |= features_without_model("optimizer", optimizer)
     session.call("optimizer_built", without=without, optimizer=optimizer)
     return optimizer
 

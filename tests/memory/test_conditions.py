@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from mindspeed.engine.runtime import session
 from mindspeed.job.config import world_of_config
+from mindspeed.megatron.hook_wrappers import get_megatron_optimizer
 from mindspeed.memory.model_conditions import unsuited_optimizers
-from mindspeed.plugins import World
+from mindspeed.plugins import MindSpeedError, World
 from mindspeed.plugins.conditions import conditions, failure
 from tests.features.resolving import CATALOG, MODEL, active, refusals
 
@@ -244,6 +246,21 @@ def test_a_step_has_at_least_one_part(name: str, about: str) -> None:
     assert refusals(name, settings={name: {"parts": 0}}, dtype="bf16") == [
         f"MS301 {name}.parts is 0: input should be greater than or equal to 1 | --set {name}.parts=16 ({about})"
     ]
+
+
+def test_the_configuration_of_an_optimizer_is_judged_before_megatron_builds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = CATALOG.feature(HOST)
+    features = [kind(kind.Args(), World({}))]
+    monkeypatch.setattr(session, "current", lambda: SimpleNamespace(manager=SimpleNamespace(features=features)))
+    built: list[Any] = []
+    config = SimpleNamespace(optimizer="muon", use_precision_aware_optimizer=True)
+    with pytest.raises(MindSpeedError) as error:
+        get_megatron_optimizer(lambda config, chunks: built.append(chunks))(config, [])
+    assert [problem.message for problem in error.value.problems] == [
+        f"{HOST}: the precision-aware optimizer already manages main weights",
+        f"{HOST}: the optimizer muon does not update each element by itself, as {HOST} needs",
+    ]
+    assert built == []
 
 
 class LayerWiseDistributedOptimizer(SimpleNamespace):
