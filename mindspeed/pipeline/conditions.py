@@ -8,7 +8,6 @@ from mindspeed.job.world import World
 from mindspeed.plugins.conditions import Condition, ModelCondition, condition, unset
 from mindspeed.plugins.fixes import GiveField, RemoveFeature
 from mindspeed.plugins.shared_conditions import (
-    NO_CPU_OFFLOADING,
     NO_CUDA_GRAPHS,
     NO_FINE_GRAINED_OFFLOADING,
     NO_FSDP,
@@ -36,7 +35,6 @@ KEEPS_FORWARDS: Final = (
     NO_CUDA_GRAPHS,
     NO_LOW_PRECISION,  # its layers are Transformer Engine's, whose linear layers and checkpoints are others
     NO_OVERLAPPED_MICRO_BATCHES,
-    NO_CPU_OFFLOADING,
     NO_FINE_GRAINED_OFFLOADING,
     NO_FSDP,
     _without(

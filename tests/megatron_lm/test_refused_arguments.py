@@ -21,11 +21,6 @@ REFUSED = [
     ),
     (
         (*LISTS, *AHEAD, *PARTS),
-        "--cpu-offloading-num-layers 1",
-        "Megatron offloads activations to host memory, which {name} does not support",
-    ),
-    (
-        (*LISTS, *AHEAD, *PARTS),
         "--fine-grained-activation-offloading",
         "Megatron offloads activations of single modules to host memory, which {name} does not support",
     ),
@@ -66,6 +61,13 @@ def test_an_argument_that_features_cannot_run_with_is_refused_with_its_name(plan
         assert refusals(plan, f"{PIPELINE} {argument} --features {name}") == [
             f"MS304 {name}: {text.format(name=name)} | remove {argument.split()[0]}, or remove {name}"
         ]
+
+
+def test_offloading_by_megatron_is_refused_beside_pipeline_stages(plan):
+    assert refusals(plan, f"{PIPELINE} --cpu-offloading-num-layers 1") == [
+        "MS304 pipeline-parallel: Megatron offloads activations to host memory, which pipeline-parallel does not support "
+        "| remove --cpu-offloading-num-layers, or remove pipeline-parallel"
+    ]
 
 
 def test_layers_of_transformer_engine_are_refused(plan):

@@ -103,7 +103,6 @@ FORWARDS = {
     "cuda_graphs": "layers are captured as CUDA graphs, which {name} does not support",
     "low_precision": "linear layers multiply in fp8 or fp4, which {name} does not support",
     "overlapped_micro_batches": "Megatron overlaps expert all-to-alls with another micro-batch, which {name} does not support",
-    "cpu_offloading": "Megatron offloads activations to host memory, which {name} does not support",
     "fine_grained_offloading": "Megatron offloads activations of single modules to host memory, which {name} does not support",
     "fsdp": "parameters are fully sharded over data-parallel ranks (FSDP), which {name} does not support",
     "partial_checkpoints": "Megatron recomputes some micro-batches only (num_microbatches_with_partial_activation_checkpoints),"

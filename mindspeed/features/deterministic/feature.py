@@ -39,7 +39,7 @@ _VARIABLES: Final = {
 
 class DeterministicArgs(FeatureArgs):
     digest_interval: int = Field(
-        0, ge=0, description="steps between two logged digests of weights and gradients, compared over replicas; 0 is never"
+        0, ge=0, description="interval in steps at which digests of weights and gradients are logged and compared (0 = never)"
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Numerics, hookimpl
-from mindspeed.plugins.shared_conditions import has_experts
+from mindspeed.plugins.shared_conditions import NO_CUDA_GRAPHS, has_experts
 
 
 class MoeLoadReport(Feature[FeatureArgs]):
@@ -18,7 +18,7 @@ class MoeLoadReport(Feature[FeatureArgs]):
     spec = FeatureSpec(
         name="moe-load-report",
         category=Category.TOOL,
-        constraints=(has_experts,),
+        constraints=(has_experts, NO_CUDA_GRAPHS),
         numerics=Numerics.exact(),
     )
 

@@ -30,12 +30,17 @@ from mindspeed.plugins import (
 
 class NanoPipeArgs(ScheduleArgs):
     lag: float = Field(
-        1.0, ge=0, le=4, description="weight gradients of rank r run this many times r chunk-steps behind, rounded up"
+        1.0,
+        ge=0,
+        le=4,
+        description="delay of weight gradients in chunk-steps per pipeline rank: rank r lags ceil(lag * r) steps",
     )
     output_layer: bool = Field(
         False, description="the output layer waits too; its queue keeps a gradient of the logits per step"
     )
-    swap: bool = Field(False, description="what waits is on the host, but for two model chunks of a micro-batch")
+    swap: bool = Field(
+        False, description="offload deferred activations and gradients to host memory, except those of two chunk-steps"
+    )
 
 
 def _planned(args: NanoPipeArgs, shape: PipelineShape) -> Schedule:
@@ -64,7 +69,7 @@ def limit_keeps_deferred_sets(args: NanoPipeArgs, world: World, other: Any) -> b
 
 
 class NanoPipe(ScheduleFeature[NanoPipeArgs]):
-    """Fill pipeline bubbles with deferred weight-gradient computation; results are bitwise those of Megatron.
+    """Fill pipeline bubbles with deferred weight gradients; results are bitwise identical to Megatron.
 
     The gradient of a stage's input is sent first, and gradients of weights are computed where the rank would be idle.
     """

@@ -19,6 +19,7 @@ from mindspeed.plugins import (
     condition,
     hookimpl,
 )
+from mindspeed.plugins.shared_conditions import NO_CPU_OFFLOADING
 
 
 class PipelineParallelArgs(FeatureArgs):
@@ -46,7 +47,7 @@ class PipelineParallel(Feature[PipelineParallelArgs]):
         category=Category.MEGATRON,
         level=0,
         sizes={"pp": "size"},
-        constraints=(stages_share_layers,),
+        constraints=(stages_share_layers, NO_CPU_OFFLOADING),
         numerics=Numerics.reordered(reason="the gradient of tied embeddings is summed over the first and the last stage"),
         state=CheckpointState("resharded", "layers are saved under their number in the whole model"),
     )

@@ -22,6 +22,7 @@ from mindspeed.plugins import (
     World,
     condition,
 )
+from mindspeed.plugins.shared_conditions import NO_CPU_OFFLOADING, NO_OVERLAPPED_MICRO_BATCHES
 
 Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
 
@@ -148,6 +149,8 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     replace(modules_have_experts, when=_takes_experts),
     experts_are_grouped,
     attention_is_latent,
+    NO_CPU_OFFLOADING,
+    replace(NO_OVERLAPPED_MICRO_BATCHES, when=is_full),
     Conflicts("moe-zero-memory", reason="full recompute takes the experts as well", when=is_full),
     Conflicts("moe-zero-memory", reason="recompute.modules has moe, which the experts are a part of", when=_takes_moe),
     Conflicts("moe-zero-memory", reason="recompute.modules has moe_act, which it never keeps", when=_takes_expert_activation),

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Field, Numerics, hookimpl
+from mindspeed.plugins.shared_conditions import NO_CUDA_GRAPHS, NO_TRANSFORMER_ENGINE_LAYERS
 
 if TYPE_CHECKING:
     from mindspeed.features.tflops.meter import StepMeter
@@ -29,6 +30,7 @@ class Tflops(Feature[TflopsArgs]):
         name="tflops",
         category=Category.TOOL,
         level=0,
+        constraints=(NO_CUDA_GRAPHS, NO_TRANSFORMER_ENGINE_LAYERS),  # their products pass torch's dispatcher by
         numerics=Numerics.exact(),
     )
     meter: StepMeter | None = None

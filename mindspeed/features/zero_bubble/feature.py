@@ -23,7 +23,7 @@ from mindspeed.plugins import (
 
 
 class ZeroBubble(ScheduleFeature[ZeroBubbleArgs]):
-    """Run the fastest pipeline schedule for given costs and activation memory, with deferred weight gradients.
+    """Run the fastest pipeline schedule for given costs and memory, with deferred weight gradients.
 
     A simulator judges the lags of weight gradients that fill the idle time of every rank, before the schedule runs.
     """

@@ -19,6 +19,14 @@ def test_an_unknown_number_of_layers_is_not_checked():
     assert not_checked(pp=2) == ["'? layers are not divisible by 2 pipeline stages' depends on num_layers; give --num-layers"]
 
 
+def test_offloading_by_megatron_is_refused_for_more_than_one_stage():
+    assert refusals(pp=1, cpu_offloading=True) == []
+    assert refusals(world_size=2, pp=2, cpu_offloading=True) == [
+        "MS304 pipeline-parallel: Megatron offloads activations to host memory, which pipeline-parallel does not support "
+        "| --no-cpu-offloading, or remove pipeline-parallel"
+    ]
+
+
 def test_sent_outputs_are_freed_on_request_only():
     assert overrides("pipeline-parallel", size=2) == {"pipeline_model_parallel_size": 2}
     assert overrides("pipeline-parallel", size=2, free_outputs=True) == {

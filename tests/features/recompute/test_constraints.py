@@ -4,6 +4,7 @@ import pytest
 
 from tests.features.resolving import ask, not_checked, overrides, refusals
 
+OFFLOADED = "Megatron offloads activations to host memory, which "
 FULL = {"granularity": "full", "method": "uniform", "num_layers": 1}
 
 
@@ -114,6 +115,26 @@ def test_an_unknown_model_is_not_checked():
     assert not_checked("recompute", settings={"recompute": FULL}) == [
         "'groups of 1 layers do not fill every model chunk: they have ? layers' depends on num_layers; give --num-layers"
     ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "job", "refusal"),
+    [
+        ({}, {"cpu_offloading": True}, f"{OFFLOADED}recompute does not support | --no-cpu-offloading, or remove recompute"),
+        (
+            FULL,
+            {"overlapped_micro_batches": True},
+            "Megatron overlaps expert all-to-alls with another micro-batch, which recompute does not support "
+            "| --no-overlapped-micro-batches, or remove recompute",
+        ),
+    ],
+)
+def test_what_megatron_refuses_later_is_refused_when_the_plan_is_made(settings, job, refusal):
+    assert refused(settings, **job) == [f"MS304 recompute: {refusal}"]
+
+
+def test_modules_are_recomputed_beside_another_micro_batch():
+    assert refused({}, overlapped_micro_batches=True) == []
 
 
 def test_settings_reach_megatron_only_when_given():
