@@ -39,7 +39,7 @@ class Fields(ShapeFields):
         Fact(
             "parameters are sharded over data-parallel ranks (FSDP)",
             ("use_megatron_fsdp", "use_torch_fsdp2"),
-            (),
+            ("use_megatron_fsdp",),
             derive.any_set,
         ),
     ] = False

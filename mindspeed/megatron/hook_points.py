@@ -44,7 +44,8 @@ class HookPoint:
 
     ``arguments`` is the place whose overrides are put in (`mindspeed.engine.inspection.config_arguments.PLACES`), ``hooks`` are
     those that are called. ``run`` says which phase of the run begins or ends, for every plan with a feature; ``loop`` what
-    every plan for Megatron-LM's training loop needs, ``cpu`` what every plan for the CPU needs. ``by_name`` is as of a Wrap.
+    every plan for Megatron-LM's training loop needs, ``cpu`` what every plan for the CPU needs. ``by_name`` is as of a Wrap,
+    and with ``asks`` conditions of features are asked there too.
     """
 
     target: str
@@ -57,6 +58,7 @@ class HookPoint:
     cpu: str = ""
     when: When | None = None
     by_name: bool = False
+    asks: bool = False
 
     def wrap(self, reasons: Collection[str]) -> Wrap:
         """Return the one wrap of this function, with what a plan needs it for."""
@@ -91,6 +93,7 @@ CORE_HOOK_POINTS: Final = (
         "config_post_init",
         "build",
         arguments="DistributedDataParallelConfig",
+        asks=True,
     ),
     HookPoint(
         f"{_CORE}.optimizer.optimizer_config:OptimizerConfig.__post_init__",
@@ -205,7 +208,7 @@ def hook_points_for(
             point.run if phases else "",
             point.loop if training else "",
             f"hook{'s' if len(called) > 1 else ''} {', '.join(called)}" if called else "",
-            "conditions of features are asked" if not asked.isdisjoint(point.hooks) else "",
+            "conditions of features are asked" if (point.asks and asked) or not asked.isdisjoint(point.hooks) else "",
             point.cpu if platform == "cpu" else "",
         )
         if any(reasons):

@@ -18,6 +18,7 @@ from mindspeed.megatron.group_options import merged_options
 from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.hookspecs import Unit
 from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.plugins.specs import with_parts
 from mindspeed.plugins.wrapping import Function, wrapper
 
 _initialising: Final[set[int]] = set()
@@ -44,6 +45,7 @@ def config_post_init(original: Function, config: Any, *args: Any) -> None:
     """Wrap the ``__post_init__`` of another configuration class."""
     override_fields(config)
     original(config, *args)
+    features_without(world_of_config(config))
 
 
 def model_init(original: Function) -> Function:
@@ -89,8 +91,26 @@ def get_block_submodules(original: Function, config: Any, *args: Any, **kwargs: 
     active = session.current()
     if active is None:
         return spec
-    without = features_without(world_of_config(config)) | features_without_model("spec", spec, config)
+    facts = world_of_config(config) | facts_of_spec(spec)
+    without = features_without(facts) | features_without_model("spec", spec, config)
     return active.manager.chain("layer_spec", without, spec=spec, config=config)
+
+
+def facts_of_spec(spec: Any) -> dict[str, Any]:
+    """Return what the modules of a specification say of the job: whether they are those of Transformer Engine."""
+    found: set[type] = set()
+
+    def collect(name: str, part: Any) -> Any:
+        module = getattr(part, "module", part)
+        if isinstance(module, type):
+            found.add(module)
+        return part
+
+    with_parts(spec, collect)
+    return {"transformer_engine_layers": any(module.__module__.startswith(_TRANSFORMER_ENGINE) for module in found)}
+
+
+_TRANSFORMER_ENGINE: Final = ("megatron.core.extensions.transformer_engine", "transformer_engine.")
 
 
 @wrapper

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mindspeed.engine.runtime import session
@@ -60,8 +60,12 @@ def _is_for_others(feature: Feature[Any], facts: Mapping[str, Any]) -> bool:
 def refusals(facts: Mapping[str, Any]) -> list[Problem]:
     """Return an MS304 for each requested feature that cannot run in the job with these ``facts``."""
     active = session.current()
-    found = () if active is None else _failures(active.manager.features, facts)
-    return list(dict.fromkeys(_refusal(*wrong) for wrong in found if wrong[0].requested))
+    return [] if active is None else refusals_of(active.manager.features, facts)
+
+
+def refusals_of(features: Sequence[Feature[Any]], facts: Mapping[str, Any]) -> list[Problem]:
+    """Return an MS304 for each of these requested features that cannot run in the job with these ``facts``."""
+    return list(dict.fromkeys(_refusal(*wrong) for wrong in _failures(features, facts) if wrong[0].requested))
 
 
 def features_without_model(subject: str, *found: Any) -> frozenset[str]:
