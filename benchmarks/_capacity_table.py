@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.table import medians
-from mindspeed.moe.capacity import RowOrder, combine_by_masks, dispatch_by_masks
-from mindspeed.moe.costs import capacity_of, mask_bytes
-from mindspeed.moe.gating import Routing, admit, choose
+from mindspeed.features.deepspeed_moe.gating import Routing, admit, choose
+from mindspeed.features.deepspeed_moe.settings import mask_bytes
+from mindspeed.features.deepspeed_moe.tables import RowOrder, combine_by_masks, dispatch_by_masks
+from mindspeed.moe.capacity import capacity_of
 
 TOKENS, EXPERTS, TOPK, HIDDEN = 2048, 16, 2, 512
 CAPACITY: Final = capacity_of(TOKENS, EXPERTS, TOPK, 1.0, 4)

@@ -27,8 +27,9 @@ from benchmarks import _moe_layer as layer
 from benchmarks import _units_layer as units
 from benchmarks._moe_layer import Outcome, Shape, plan_of
 from benchmarks.table import Row, main
-from mindspeed.moe import costs
+from mindspeed.features.expert_parallel import costs
 from mindspeed.verification.pool import WorkerPool
+from tests.moe import closed_forms
 
 COMMAND: Final = "python -m benchmarks.moe"
 LEVEL1: Final = {"moe-zero-memory": {"level": "level1"}}
@@ -239,7 +240,7 @@ def once_per_rank(pool: WorkerPool) -> list[Row]:
     outcome, sent, received = pool.call(run_counting_pairs, 2, shape, plan=plan)[0]
     every = pool.call(run, 2, shape, plan=plan_of("moe-alltoall-overlap"))[0].sent["all_to_all"]
     call = costs.ExpertWork(shape.tokens, shape.topk, shape.hidden, 4, 4, shape.experts, ranks=2)
-    formula, ours = costs.once_per_rank(call, sent, received), outcome.sent["all_to_all"]
+    formula, ours = closed_forms.once_per_rank(call, sent, received), outcome.sent["all_to_all"]
     return [
         Row("once_per_rank, top 4: all-to-all bytes / those of distinct pairs", 1, ours / formula, "x", COMMAND),
         Row("once_per_rank, top 4: all-to-all bytes / those of every expert", 1, ours / every, "x", COMMAND),
@@ -277,9 +278,9 @@ def kept_bytes(pool: WorkerPool) -> list[Row]:
     """Activations that a layer keeps less, beside the formula."""
     shape = Shape()
     plain = pool.call(run, 2, shape, plan=plan_of("moe-alltoall-overlap"))[0]
-    everything = costs.kept(plain.rows, shape.hidden, shape.width, 4, activation=2)
+    everything = closed_forms.kept(plain.rows, shape.hidden, shape.width, 4, activation=2)
     ends = 8 * shape.experts // 2
-    less = {"level0": everything - costs.kept_by_level0(plain.rows, shape.width, 4) + ends, "level1": everything + ends}
+    less = {"level0": everything - closed_forms.kept_by_level0(plain.rows, shape.width, 4) + ends, "level1": everything + ends}
     rows = []
     for level, formula in less.items():
         plan = plan_of("moe-zero-memory", settings={"moe-zero-memory": {"level": level}})

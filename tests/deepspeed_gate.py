@@ -14,8 +14,8 @@ import torch
 from deepspeed.moe import sharded_moe
 from torch import Tensor
 
-from mindspeed.moe.costs import capacity_of
-from mindspeed.moe.gating import Choices, Routing, admit, choose
+from mindspeed.features.deepspeed_moe.gating import Choices, Routing, admit, choose
+from mindspeed.moe.capacity import capacity_of
 
 FACTORS = (0.5, 1.0, 1.25, 4.0, 8.0)
 SEEDS = range(12)

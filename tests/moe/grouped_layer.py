@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks._moe_layer import Shape, build
 from benchmarks._virtual_time import virtual_time
-from mindspeed.moe.gating import Choices, Routing
+from mindspeed.features.deepspeed_moe.gating import Choices, Routing
 from mindspeed.platforms.collectives import traffic
 
 GROUPS, TOKENS = 4, 16

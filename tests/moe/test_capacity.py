@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mindspeed.moe.capacity import CapacityOptions, RowOrder, combine_by_masks, dispatch_by_masks, with_options
-from mindspeed.moe.gating import Routing, admit, choose
+from mindspeed.features.deepspeed_moe.gating import Routing, admit, choose
+from mindspeed.features.deepspeed_moe.tables import RowOrder, combine_by_masks, dispatch_by_masks
+from mindspeed.moe.capacity import CapacityOptions, with_options
 
 GROUPS, TOKENS, EXPERTS, WIDTH = 2, 10, 4, 6
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from benchmarks._moe_layer import Shape, plan_of
-from mindspeed.moe import costs
 from mindspeed.verification.pool import WorkerPool
-from tests.moe import grouped_layer
+from tests.moe import closed_forms, grouped_layer
 from tests.moe.grouped_layer import GROUPS, TOKENS, Seen, whole
 
 SKEWS = {
@@ -57,7 +56,7 @@ def test_any_number_of_ranks_gives_equal_bits_for_equal_groups(pool: WorkerPool,
 def test_bytes_are_those_of_the_formula(pool: WorkerPool, ranks: int, layer: str) -> None:
     for rank in pool.call(measure, ranks, SKEWS["starved ranks"], plan=plan(ranks, layer)):
         rows = 8 * (GROUPS // ranks) * rank.capacity
-        assert rank.all_to_all == costs.equal_tables(rows, 32, 4, ranks) == 4 * rows * 32 * 4 * (ranks - 1) // ranks
+        assert rank.all_to_all == closed_forms.equal_tables(rows, 32, 4, ranks) == 4 * rows * 32 * 4 * (ranks - 1) // ranks
         assert rank.maxima == (0, 0)
 
 
@@ -72,7 +71,7 @@ def test_one_rank_that_sends_all_to_one_expert_sets_the_capacity_of_all(pool: Wo
     for rank in seen:
         assert int(rank.kept.sum()) == 2 * TOKENS * GROUPS // (ep * tp)
         assert rank.maxima == (1, 8)
-        assert rank.all_to_all == costs.equal_tables(rows, 32, 4, ep)
+        assert rank.all_to_all == closed_forms.equal_tables(rows, 32, 4, ep)
 
 
 @pytest.mark.long

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from benchmarks import _moe_layer as layer
 from benchmarks._moe_layer import Outcome, Shape, plan_of
-from mindspeed.moe import costs
+from mindspeed.features.expert_parallel import costs
 from mindspeed.verification.pool import WorkerPool
+from tests.moe import closed_forms
 
 LEVEL1 = {"moe-zero-memory": {"level": "level1"}}
 PARTS = {"moe-alltoall-overlap": {"parts": 4}}
@@ -236,12 +237,12 @@ def test_what_is_kept_less_has_equal_bits_with_two_micro_batches_in_flight(pool:
     assert equal(plain, level0)
     assert equal(plain, level1)
     for a, b, c in zip(plain, level0, level1, strict=True):
-        all_of = costs.kept(a.rows, shape.hidden, shape.width, e, activation=2)
+        all_of = closed_forms.kept(a.rows, shape.hidden, shape.width, e, activation=2)
         ends = 8 * shape.experts // 2  # the ends of a rank's experts, which the products save and all else shares
-        assert a.kept - b.kept == all_of - costs.kept_by_level0(a.rows, shape.width, e) + ends
-        assert a.kept - c.kept == all_of + ends + costs.kept_by_shared(shape.tokens, shared, e, activation=1)
-        assert a.held - b.held == all_of - costs.kept_by_level0(a.rows, shape.width, e)
-        assert a.held - c.held == all_of + costs.kept_by_shared(shape.tokens, shared, e, activation=1)
+        assert a.kept - b.kept == all_of - closed_forms.kept_by_level0(a.rows, shape.width, e) + ends
+        assert a.kept - c.kept == all_of + ends + closed_forms.kept_by_shared(shape.tokens, shared, e, activation=1)
+        assert a.held - b.held == all_of - closed_forms.kept_by_level0(a.rows, shape.width, e)
+        assert a.held - c.held == all_of + closed_forms.kept_by_shared(shape.tokens, shared, e, activation=1)
 
 
 @pytest.mark.long
@@ -328,7 +329,7 @@ def test_a_token_goes_once_to_each_rank_that_has_experts_of_it(pool: WorkerPool,
     call = costs.ExpertWork(shape.tokens, shape.topk, shape.hidden, 4, 4, shape.experts, ranks)
     for rank, (outcome, sent, received) in enumerate(pool.call(run_counting_pairs, ranks, shape, plan=plan)):
         assert close(outcome.values, expected[rank].values)
-        assert outcome.sent["all_to_all"] == costs.once_per_rank(call, sent, received)
+        assert outcome.sent["all_to_all"] == closed_forms.once_per_rank(call, sent, received)
         assert outcome.sent["all_to_all"] < expected[rank].sent["all_to_all"]
 
 

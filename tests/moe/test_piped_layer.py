@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mindspeed.moe.units import Step, schedule
+from mindspeed.features.deepspeed_moe.units import Step, schedule
 from mindspeed.verification.pool import WorkerPool
 from tests.moe import piped
 from tests.moe.piped import Measured, Run, plan

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from mindspeed.moe.units import Step, Units, schedule
+from mindspeed.features.deepspeed_moe.units import Step, Units, schedule
 
 LETTERS = {"dispatch": "d", "gather": "g", "scatter": "s", "return": "r"}
 

@@ -15,11 +15,12 @@ from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler, save_to_aux_losses_tracker
 from torch import Tensor
 
-from mindspeed.moe.capacity import CapacityOptions, ExpertRanks, RowOrder, combine_by_masks, dispatch_by_masks
+from mindspeed.features.deepspeed_moe.gating import Choices, Routing, admit, choose, highest
+from mindspeed.features.deepspeed_moe.tables import ExpertRanks, RowOrder, combine_by_masks, dispatch_by_masks
+from mindspeed.features.deepspeed_moe.units import UnitCall, Units
+from mindspeed.moe.capacity import CapacityOptions
 from mindspeed.moe.chunks import Steps, finished
-from mindspeed.moe.gating import Choices, Routing, admit, choose, highest
 from mindspeed.moe.grouped_experts import GroupedExperts
-from mindspeed.moe.units import UnitCall, Units
 from mindspeed.plugins import MindSpeedError, Problem
 from mindspeed.plugins.fixes import RemoveFeature, advice
 

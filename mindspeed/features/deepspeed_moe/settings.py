@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import field_validator
 
-from mindspeed.moe.costs import capacity_of, mask_bytes
+from mindspeed.moe.capacity import capacity_of
 from mindspeed.plugins import FeatureArgs, Field, World
 
 
@@ -55,3 +55,8 @@ def describe_masks(args: DeepspeedMoeArgs, world: World) -> list[str]:
         f"masks of {everything:,} tokens x {world.num_experts} experts x {capacity} places keep {kept:,} bytes per layer and "
         "micro-batch; deepspeed-moe-rearrange has none"
     ]
+
+
+def mask_bytes(tokens: int, experts: int, capacity: int, value: int) -> int:
+    """Bytes that the masks of dispatch and combination keep for backward, of values of ``value`` bytes."""
+    return 2 * tokens * experts * capacity * value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal
 
-from mindspeed.moe import costs
+from mindspeed.features.expert_parallel import costs
 from mindspeed.plugins import FeatureArgs, Field
 
 NEEDED: Final = ("num_experts", "router_topk", "hidden_size", "seq_length", "micro_batch_size", "dtype")

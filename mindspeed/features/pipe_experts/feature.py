@@ -49,7 +49,7 @@ class PipeExperts(Feature[PipeExpertsArgs]):
             reason="an expert's products have fewer rows, and its weight gradient sums rows in another order"
         ),
         verify_with=VerifyWith(
-            algorithm=("mindspeed.moe.units",),
+            algorithm=("mindspeed.features.deepspeed_moe.units",),
             features=("deepspeed-moe",),
             settings={"pipe-experts": {"parts": 2}},
             world={"ep": 2},

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from mindspeed.moe import costs
+from mindspeed.features.expert_parallel import costs
 from tests.features.resolving import CATALOG, active, ask, not_checked, overrides, refusals
 
 

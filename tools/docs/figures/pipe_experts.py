@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
-from mindspeed.moe.units import Step, schedule
+from mindspeed.features.deepspeed_moe.units import Step, schedule
 from tools.docs.drawing import Arrow, Box, Picture, Timeline
 
 ROWS: Final = {"dispatch": "dispatch", "gather": "gather", "": "products", "scatter": "scatter", "return": "return"}

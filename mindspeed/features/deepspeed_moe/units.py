@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from mindspeed.moe.capacity import ExpertRanks
+from mindspeed.features.deepspeed_moe.tables import ExpertRanks
 from mindspeed.moe.overlap import ExpertCall, InFlight, send
 from mindspeed.moe.transfer import TokenTransfer, all_gather, reduce_scatter
 

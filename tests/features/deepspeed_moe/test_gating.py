@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mindspeed.moe.costs import capacity_of
-from mindspeed.moe.gating import Choices, Routing, admit, balanced, choose
+from mindspeed.features.deepspeed_moe.gating import Choices, Routing, admit, balanced, choose
+from mindspeed.moe.capacity import capacity_of
 
 EPSILON = torch.finfo(torch.float32).eps
 
