@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Final
 
-import yaml
+from mindspeed.plugins.tables import table_beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +21,7 @@ class Symptom:
         return asdict(self)
 
 
-_TABLE: Final = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
-SYMPTOMS: Final = tuple(Symptom(**row) for row in yaml.safe_load(_TABLE))
+SYMPTOMS: Final = tuple(Symptom(**row) for row in table_beside(__file__))
 
 
 def symptoms_in(text: str) -> list[Symptom]:

@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from mindspeed._version import __version__
+from mindspeed.plugins.tables import table_beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ def _cells() -> Iterator[Support]:
             yield from (result.support for result in python_results())
 
 
-_MATRIX: Final = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+_MATRIX: Final = table_beside(__file__)
 MEANING: Final[dict[str, str]] = _MATRIX["states"]
 CELLS: Final = tuple(_cells())
 COMBINATIONS: Final = tuple(Combination(*row) for row in _MATRIX["combinations"])

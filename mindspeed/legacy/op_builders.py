@@ -24,4 +24,4 @@ class OpBuilder:
 @functools.cache
 def builder(name: str) -> type[OpBuilder]:
     """Return the class with a name of MindSpeed's. Raises KeyError for other names."""
-    return type(name, (OpBuilder,), {"functions": BUILDERS[name], "__doc__": f"Load {', '.join(BUILDERS[name])}."})
+    return type(name, (OpBuilder,), {"functions": tuple(BUILDERS[name]), "__doc__": f"Load {', '.join(BUILDERS[name])}."})

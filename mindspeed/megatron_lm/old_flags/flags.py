@@ -1,4 +1,4 @@
-"""Old MindSpeed flags: which feature each switches on, and which setting it gives. One table, read without torch and megatron.
+"""Old MindSpeed flags: which feature each switches on, and which setting it gives, as ``flags.yaml`` says. Read without torch.
 
 Flags that Megatron itself has are not in the table: they are read from Megatron's parser.
 """
@@ -6,9 +6,9 @@ Flags that Megatron itself has are not in the table: they are read from Megatron
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.megatron_lm.old_flags.argument_words import ArgumentWords, problem_of_flags
@@ -20,6 +20,7 @@ from mindspeed.megatron_lm.old_flags.recompute_flags import within_a_chunk, with
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.fixes import Advice, DropOption
 from mindspeed.plugins.problems import Problem
+from mindspeed.plugins.tables import fields_of, table_beside
 
 SOURCE: Final = "old MindSpeed flag"
 """Source of values in a plan that came from an old flag."""
@@ -27,179 +28,7 @@ SOURCE: Final = "old MindSpeed flag"
 _TENSOR, _PIPELINE, _CONTEXT = (f"{axis}_parallel_size" for axis in ("tensor_model", "pipeline_model", "context"))
 
 
-def _switches(feature: str, *flags: str, size: str = "") -> Iterator[OldFlag]:
-    return (OldFlag(flag, feature, size=size) for flag in flags)
-
-
-def _settings(
-    feature: str, takes: Literal["nothing", "int", "float", "text"], size: str = "", **settings: str
-) -> Iterator[OldFlag]:
-    """Flags that only give a setting: ``setting="--flag"``."""
-    return (OldFlag(flag, feature, setting, takes, switch=False, size=size) for setting, flag in settings.items())
-
-
-def _settings_by_algorithm(takes: Literal["int", "text"], choices: Mapping[str, str], **settings: str) -> Iterator[OldFlag]:
-    """Flags that give a setting of the algorithm of context parallelism that is asked for."""
-    for setting, flag in settings.items():
-        yield OldFlag(flag, "", setting, takes, False, choices=choices, chooser="--context-parallel-algo")
-
-
-_ALGORITHMS: Final = {
-    "megatron_cp_algo": "ring-attention",
-    "ulysses_cp_algo": "ulysses-attention",
-    "hybrid_cp_algo": "hybrid-attention",
-    "adaptive_cp_algo": "adaptive-cp",
-    "hybrid_adaptive_cp_algo": "adaptive-cp",
-    "kvallgather_cp_algo": "kv-allgather-cp",
-}
-"""MindSpeed's names of the algorithms of context parallelism; the first is its default, here and below."""
-_WITH_RINGS: Final = {name: _ALGORITHMS[name] for name in ("megatron_cp_algo", "hybrid_cp_algo")}
-_CACHING: Final = {name: _ALGORITHMS[name] for name in ("megatron_cp_algo", "ulysses_cp_algo", "hybrid_cp_algo")}
-
-_DISPATCHERS: Final = {
-    f"all{kind}": f"moe-all{kind.removesuffix('_seq')}-dispatcher" for kind in ("gather", "toall", "toall_seq")
-}
-
-
-OLD_FLAGS: Final[tuple[OldFlag, ...]] = (
-    # operators
-    *_switches("rms-norm", "--use-fused-rmsnorm"),
-    *_switches("swiglu", "--use-fused-swiglu"),
-    *_switches("rotary-embedding", "--use-fused-rotary-pos-emb"),
-    *_switches("flash-attention", "--use-fusion-attn-v2"),
-    *_settings("flash-attention", "int", sparse_mode="--sparse-mode", pre_tokens="--pre-tockens", next_tokens="--next-tockens"),
-    *_switches("moe-token-permute", "--use-fused-moe-token-permute-and-unpermute"),
-    *_switches("ring-attention-update", "--use-fused-ring-attention-update", size=_CONTEXT),
-    *_switches("grouped-matmul-add", "--gemm-gradient-accumulation-fusion"),
-    *_switches("coc", "--use-ascend-coc", size=_TENSOR),
-    *_settings("coc", "int", _TENSOR, mode="--coc-mode", parts="--coc-parallel-num"),
-    *_settings("coc", "nothing", _TENSOR, fused="--coc-fused-kernel"),
-    *_switches("mc2", "--use-ascend-mc2", "--use-mc2", size=_TENSOR),
-    # context parallelism
-    OldFlag("--context-parallel-algo", takes="text", choices=_ALGORITHMS),
-    *_settings_by_algorithm("int", _WITH_RINGS, window="--cp-window-size"),
-    *_settings("ring-attention", "nothing", second_communicator="--use-cp-send-recv-overlap"),
-    OldFlag(
-        "--megatron-cp-in-bnsd",
-        "ring-attention",
-        switch=False,
-        noop_reason="the attention operator takes tensors as Megatron has them, and turns none",
-    ),
-    *_settings_by_algorithm(
-        "int",
-        {"hybrid_cp_algo": "hybrid-attention", "hybrid_adaptive_cp_algo": "adaptive-cp"},
-        ulysses_degree="--ulysses-degree-in-cp",
-    ),
-    *(
-        OldFlag(
-            flag,
-            "context-parallel",
-            takes="text",
-            switch=False,
-            noop_reason="a causal mask is implied, and any other that the model gives is read",
-        )
-        for flag in ("--attention-mask-type", "--cp-attention-mask-type")
-    ),
-    OldFlag(
-        "--attention-mask-on-cpu",
-        "context-parallel",
-        switch=False,
-        noop_reason="a causal mask is never made, and of another a rank has only what its algorithm reads",
-    ),
-    *_settings_by_algorithm("text", _CACHING, keep="--context-parallel-kv-cache-policy"),
-    *_settings_by_algorithm("int", _CACHING, interval="--context-parallel-cache-interval"),
-    *_settings("ulysses-attention", "nothing", kv_allgather="--use-ulysses-allgather-kv"),
-    *_settings(
-        "adaptive-cp",
-        "nothing",
-        without_coarse="--adaptive-cp-without-coarse",
-        dynamic_mask="--adaptive-cp-dynamic-attn-mask",
-        only_reschedule="--adaptive-cp-only-reschedule",
-        own_masks="--adaptive-cp-manually-set-mask-list",
-    ),
-    # pipelines and tensor parallelism
-    OldFlag("--noop-layers", "noop-layers", "layers", "text"),
-    *_switches("dynamic-shapes", "--variable-seq-lengths", size=_PIPELINE),
-    *_switches("recompute-in-bubble", "--recompute-in-bubble", size=_PIPELINE),
-    *_switches("recompute-in-advance", "--recompute-in-advance", size=_PIPELINE),
-    *_switches("nano-pipe", "--use-nanopipe", size=_PIPELINE),
-    *_settings("nano-pipe", "nothing", _PIPELINE, swap="--use-nanopipe-swap"),
-    *_switches("tensor-parallel-2d", "--tp-2d"),
-    *_settings("tensor-parallel-2d", "int", x="--tp-x", y="--tp-y"),
-    *_settings(
-        "tensor-parallel-2d",
-        "nothing",
-        overlap_gather="--enable-overlap-ag-with-matmul",
-        overlap_scatter="--enable-overlap-matmul-with-rs",
-        overlap_backward="--enable-backward-overlap-ag-with-matmul",
-    ),
-    *_switches("gloo-free-checkpoint", "--disable-gloo-group"),
-    *_settings("gloo-free-checkpoint", "int", slice="--hccl-slice-size"),
-    # memory
-    OldFlag("--adaptive-recompute-device-size", "adaptive-recompute", "budget_mb", "int", off=(-1,)),
-    *_settings("adaptive-recompute", "int", profiling_steps="--adaptive-recompute-profiling-step"),
-    *_settings("adaptive-recompute", "nothing", swap="--adaptive-recompute-device-swap"),
-    *_switches("adaptive-recompute", "--adaptive-memory-optimization"),
-    *_switches("activation-recompute", "--recompute-activation-function"),
-    *_settings("activation-recompute", "int", num_layers="--recompute-activation-function-num-layers"),
-    *_switches("norm-recompute", "--recompute-norm"),
-    *_settings("norm-recompute", "int", num_layers="--recompute-norm-num-layers"),
-    *_switches("reuse-fp32-param", "--reuse-fp32-param"),
-    *_switches("swap-attention", "--swap-attention"),
-    *_settings("swap-attention", "text", modules="--swap-modules"),
-    *_switches("swap-optimizer", "--swap-optimizer"),
-    *_settings("swap-optimizer", "int", parts="--swap-optimizer-times"),
-    # mixture of experts
-    *_switches("moe-adaptive-recompute", "--moe-adaptive-recompute-activation"),
-    *_settings("moe-adaptive-recompute", "float", scale="--moe-adaptive-recompute-activation-scale"),
-    OldFlag(
-        "--moe-permutation-async-comm",
-        choices={"allgather": "moe-allgather-dispatcher"}
-        | dict.fromkeys(("alltoall", "alltoall_seq"), "moe-alltoall-dispatcher"),
-        chooser="--moe-token-dispatcher-type",
-    ),
-    OldFlag("--moe-zero-memory", "moe-zero-memory", "level", "text", off=("disable",)),
-    *_settings("moe-zero-memory", "int", num_layers="--moe-zero-memory-num-layers"),
-    *_switches("moe-allgather-overlap", "--moe-allgather-overlap-comm"),
-    *_switches("moe-alltoall-overlap", "--moe-alltoall-overlap-comm"),
-    *_switches("moe-tp-extend-ep", "--moe-tp-extend-ep", size=_TENSOR),
-    OldFlag("--n-shared-experts", "moe-shared-experts", "count", "int"),
-    *_settings("moe-shared-experts", "nothing", gate="--shared-expert-gate"),
-    OldFlag("--moe-model-type", takes="text", choices={"deepspeed_moe": "deepspeed-moe"}, off=("megatron_moe",)),
-    *_settings("deepspeed-moe", "float", capacity_factor="--moe-train-capacity-factor"),
-    *_settings("deepspeed-moe", "text", noise="--noisy-gate-policy"),
-    *_settings("deepspeed-moe", "nothing", sinkhorn="--moe-use-sinkhorn"),
-    *_settings("deepspeed-moe", "int", interval="--expert-interval"),
-    OldFlag("--no-use-rts", noop_reason="places are given in order unless deepspeed-moe.random_priority is set"),
-    *_switches("deepspeed-moe-rearrange", "--enable-token-rearrange-opt"),
-    *_switches("deepspeed-moe-dropless", "--moe-no-drop"),
-    *_settings("deepspeed-moe-dropless", "nothing", padding="--moe-dynamic-padding"),
-    *_switches("pipe-experts", "--use-pipe-experts"),
-    *_settings("pipe-experts", "int", parts="--pipe-experts-multi-data"),
-    *_settings("pipe-experts", "nothing", streams="--pipe-experts-multi-stream"),
-    OldFlag("--ampipe-degree", "ampipe", "parts", "int", off=(1,)),
-    *_settings("ampipe", "nothing", overlap="--ampipe-tp-sp-comm-overlap"),
-    # scenarios and tools
-    OldFlag("--position-embedding-type", takes="text", choices={"alibi": "alibi"}),
-    *_settings("alibi", "nothing", square="--square-alibi-mask", fill="--fill-neg-inf", opposite="--alibi-diagonal-opposite"),
-    *_settings("alibi", "int", fused_type="--alibi-fusion-attn-type"),
-    OldFlag("--fix-sub-seq-length", "eod-reset", "fixed_document_length", "int", switch=False, off=(-1,)),
-    *_switches("tflops", "--op-cal-tflops"),
-    *_switches("deterministic", "--npu-deterministic", "--use-deter-comp"),
-    *_switches("moe-load-report", "--print-expert-load"),
-    *_switches("auto-tuning", "--auto-tuning", "--auto-settings"),
-    *_settings("auto-tuning", "text", mode="--auto-settings-type", folder="--auto-settings-work-dir"),
-    *_settings("auto-tuning", "int", ranks="--auto-settings-ranks"),
-    *_settings("profiler", "text", level="--profile-level", folder="--profile-save-path"),
-    *_settings(
-        "profiler",
-        "nothing",
-        cpu="--profile-with-cpu",
-        stack="--profile-with-stack",
-        memory="--profile-with-memory",
-        shapes="--profile-record-shapes",
-    ),
-)
+OLD_FLAGS: Final[tuple[OldFlag, ...]] = tuple(OldFlag(**fields_of(row)) for row in table_beside(__file__))
 
 _NEEDED: Final = {("--context-parallel-algo", "hybrid_adaptive_cp_algo"): "--ulysses-degree-in-cp"}
 """Values of old flags that mean nothing without another setting."""
@@ -251,7 +80,7 @@ def read_old_flags(argv: Sequence[str], known: Collection[str], catalog: Catalog
     fallbacks = []
     is_old = others.words != list(argv)
     if is_old and sizes[_CONTEXT] > 1 and "context_parallel_algo" not in values and not words.has("--cp-comm-type"):
-        name, feature = next(iter(_ALGORITHMS.items()))
+        name, feature = next(iter(BY_FLAG["--context-parallel-algo"].choices.items()))
         fallbacks = [(feature, f"MindSpeed's --context-parallel-algo is {name} where it is not given")]
     return OldFlags(layer, tuple(others.words), (*notes, *others.notes), all_problems, left_out, tuple(fallbacks))
 

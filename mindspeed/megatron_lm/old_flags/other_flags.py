@@ -8,15 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import yaml
-
 from mindspeed.megatron_lm.old_flags.argument_words import ArgumentWords, Count, problem_of_flags
 from mindspeed.megatron_lm.old_flags.model_arguments import OTHER_PROGRAM, RULES
 from mindspeed.plugins.fixes import Advice, DropOption
 from mindspeed.plugins.problems import Problem
+from mindspeed.plugins.tables import table_beside
 
 FlagKind = Literal["megatron", "not-needed", "left-out", "refused", "library"]
-TABLE: Final = Path(__file__).with_name("other_flags.yaml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class FlagGroup:
 @cache
 def flag_groups() -> tuple[FlagGroup, ...]:
     """Read the table."""
-    return tuple(_group(row) for row in yaml.safe_load(TABLE.read_text(encoding="utf-8")))
+    return tuple(_group(row) for row in table_beside(__file__))
 
 
 def _group(row: dict[str, Any]) -> FlagGroup:
