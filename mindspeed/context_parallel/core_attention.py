@@ -18,7 +18,7 @@ from mindspeed.context_parallel.documents import are_documents, ends_of_packed, 
 from mindspeed.context_parallel.position_bias import PositionBias
 from mindspeed.ops.attention_mask import AttentionVisibility, attention_visibility
 from mindspeed.plugins import Feature, MindSpeedError, Problem, with_modules
-from mindspeed.plugins.fixes import GiveField, advice
+from mindspeed.plugins.fixes import GiveField
 
 
 class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has no types
@@ -29,8 +29,6 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has 
     """
 
     knows_documents: ClassVar[bool] = True
-    zigzag: ClassVar[bool] = False
-    """True where tokens lie in Megatron's zig-zag, which its multi-token prediction takes for granted."""
 
     def __init__(
         self,
@@ -129,20 +127,8 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has 
         return {**seen, "slopes": self.slopes_on(device), "scale": self.scale, "dropout": self.dropout_p}
 
 
-def with_core_attention(spec: Any, config: Any, attention: type[CoreAttention], feature: Feature[Any]) -> Any:
-    """Exchange every core attention of a block's spec for one of a feature. Raises MS304 for what no algorithm here can do."""
-    wrong = {
-        "softmax_type is not vanilla": getattr(config, "softmax_type", "vanilla") != "vanilla",
-        "window_size is set": config.window_size is not None,
-        "mtp_num_layers is set, and multi-token prediction needs the tokens in Megatron's zig-zag": bool(
-            getattr(config, "mtp_num_layers", None) and not attention.zigzag
-        ),
-    }
-    name = feature.spec.name
-    text, fix = f"{name}: {{}} in the model that is being built", f"remove {name}"
-    problems = [Problem("MS304", text.format(sentence), (name,), fix=advice(fix)) for sentence, holds in wrong.items() if holds]
-    if problems:
-        raise MindSpeedError(problems)
+def with_core_attention(spec: Any, attention: type[CoreAttention], feature: Feature[Any]) -> Any:
+    """Exchange every core attention of a block's spec for one of a feature."""
     engine = sys.modules.get("megatron.core.extensions.transformer_engine")
     fused = [cls] if (cls := getattr(engine, "TEDotProductAttention", None)) else []
     return with_modules(spec, dict.fromkeys([DotProductAttention, *fused], ModuleSpec(attention, {"feature": feature})))

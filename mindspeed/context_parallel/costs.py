@@ -141,23 +141,25 @@ def cost(hidden: SentBytes, waiting: SentBytes, across: int, **settings: Any) ->
     return Cost((total + (ACROSS - 1) * across, waiting.both), text, settings)
 
 
-def cost_of_ring(args: Any, world: World) -> Cost:
-    """A ring hides its transfers behind blocks."""
-    return cost(ring(attention_of(world), world.cp, args.keep), NOTHING, 0)
+def cost_of_ring(keep: Keep, world: World) -> Cost:
+    """Return the cost of a ring, which hides its transfers behind blocks."""
+    return cost(ring(attention_of(world), world.cp, keep), NOTHING, 0)
 
 
-def cost_of_ulysses(args: Any, world: World) -> Cost:
-    sent = ulysses(attention_of(world), world.cp, args.keep)
+def cost_of_ulysses(keep: Keep, world: World) -> Cost:
+    """Return the cost of head all-to-alls, for which attention waits."""
+    sent = ulysses(attention_of(world), world.cp, keep)
     return cost(NOTHING, sent, _between(sent, world.cp, near(world)))
 
 
-def cost_of_gathering(args: Any, world: World) -> Cost:
+def cost_of_gathering(world: World) -> Cost:
+    """Return the cost of gathering keys and values, for which attention waits."""
     sent = gathered(attention_of(world), world.cp)
     return cost(NOTHING, sent, _between(sent, world.cp, near(world)))
 
 
 def cost_of_hybrid(degree: int | None, world: World) -> Cost:
-    """With ``degree`` neighbours, or else with as many as make it cheapest."""
+    """Return the cost with ``degree`` neighbours, or else with as many as make it cheapest."""
     a = attention_of(world)
     fitting = [n for n in range(2, world.cp) if world.cp % n == 0 and a.heads % n == 0]
     found = []

@@ -5,18 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from mindspeed.context_parallel.conditions import attention_sees_all_keys, softmax_is_vanilla
+from mindspeed.context_parallel.costs import Attention
 from mindspeed.context_parallel.patches import NO_DATALOADER_MASK, packed_in
-from mindspeed.plugins.constraints import Requires
+from mindspeed.context_parallel.saved import attention_of_micro_batch
+from mindspeed.plugins.constraints import Constraint, Requires
 from mindspeed.plugins.feature import ArgsT, Feature
 from mindspeed.plugins.hookspecs import hookimpl
 from mindspeed.plugins.patches import ArgOverride, Patch
+from mindspeed.plugins.saved_tensors import SavedTensors
 
 if TYPE_CHECKING:
     from mindspeed.context_parallel.core_attention import CoreAttention
     from mindspeed.context_parallel.groups import Groups
 
 
-NEEDS_GROUP: Final = Requires("context-parallel", reason="it owns the group and the per-token loss scaling")
+ALGORITHM: Final[tuple[Constraint, ...]] = (
+    Requires("context-parallel", reason="it owns the group and the per-token loss scaling"),
+    softmax_is_vanilla,
+    attention_sees_all_keys,
+)
+"""What every algorithm needs."""
 
 
 class AlgorithmFeature(Feature[ArgsT]):
@@ -26,6 +35,14 @@ class AlgorithmFeature(Feature[ArgsT]):
         """Return the class of the core attention."""
         raise NotImplementedError
 
+    def kept(self, tensors: SavedTensors, a: Attention) -> SavedTensors:
+        """Return what layers keep for backward with the attention ``a`` of a layer for a micro-batch on a rank."""
+        return tensors
+
+    @hookimpl
+    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors | None:
+        return None if self.world.cp == 1 else self.kept(tensors, attention_of_micro_batch(self.world))
+
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
         return [NO_DATALOADER_MASK]
@@ -34,7 +51,7 @@ class AlgorithmFeature(Feature[ArgsT]):
     def layer_spec(self, spec: Any, config: Any) -> Any:
         from mindspeed.context_parallel.core_attention import with_core_attention
 
-        return with_core_attention(spec, config, self.core_attention(), self)
+        return with_core_attention(spec, self.core_attention(), self)
 
     @hookimpl
     def patches(self) -> list[Patch]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-from mindspeed.plugins import ArgOverride, Check, Patch, Replace, When, World, Wrap
+from mindspeed.plugins import ArgOverride, Patch, Replace, When, Wrap
 
 _EMBEDDINGS: Final = "megatron.core.models.common.embeddings"
-
 
 _PACKED_SLICERS: Final = (
     # (function of megatron.core.utils that slices rows of packed sequences, its stand-in, the releases that have it)
@@ -49,15 +48,3 @@ def any_length() -> Patch:
     wrapper = "mindspeed.context_parallel.lengths:take_any_length"
     reason = "Megatron-LM wants two pieces of the sequence for each rank, which only its zig-zag has"
     return Wrap("megatron.training.arguments:validate_args", wrapper, reason, phase="setup", optional=True)
-
-
-def _predicts(args: Any, world: World) -> bool:
-    return world.cp > 1 and world.knows("mtp_num_layers") and bool(world.mtp_num_layers)
-
-
-NO_PREDICTION: Final = Check(
-    lambda args, world: not _predicts(args, world),
-    "multi-token prediction looks for the next tokens where Megatron's zig-zag has them, and here they are elsewhere",
-    fix="an algorithm that keeps Megatron's zig-zag, or no --mtp-num-layers",
-)
-"""A model that is not described in the plan is refused when it is built."""

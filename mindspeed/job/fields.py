@@ -34,6 +34,19 @@ class Fields(ShapeFields):
     sequence_parallel: Annotated[
         bool, Fact("tensor-parallel ranks split the sequence outside of linear layers", ("sequence_parallel",))
     ] = False
+    tensor_parallel_overlap: Annotated[
+        bool,
+        Fact("Transformer Engine overlaps collectives of tensor parallelism with products", ("tp_comm_overlap",)),
+    ] = False
+    weight_shards: Annotated[
+        int,
+        Fact(
+            "ranks that share the weight of a linear layer beside tensor parallelism; 1 is none",
+            ("tensor_parallel_num_weight_shards",),
+            ("gtp_weight_remat_size",),
+            since="0.19",
+        ),
+    ] = 1
     fsdp: Annotated[
         bool,
         Fact(

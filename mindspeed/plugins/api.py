@@ -5,7 +5,7 @@ from pydantic import Field
 from mindspeed.job.world import UnknownValue, World
 from mindspeed.plugins.active import active_feature, feature_ranges, report_problem
 from mindspeed.plugins.cache_folder import why_unwritable
-from mindspeed.plugins.conditions import Check, Condition, ModelCondition, condition, unset
+from mindspeed.plugins.conditions import Check, Condition, ModelCondition, condition, obstacle, unset
 from mindspeed.plugins.constraints import (
     After,
     Before,
@@ -119,6 +119,7 @@ __all__ = [
     "in_backward",
     "is_unpatched",
     "leave",
+    "obstacle",
     "report_problem",
     "resized",
     "unset",

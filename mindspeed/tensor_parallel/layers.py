@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
@@ -60,21 +61,17 @@ _KEPT: Final = ("linear_q_down_proj", "linear_kv_down_proj")
 """Places in a spec whose class multi-latent attention compares with Megatron's own."""
 
 
-def with_linear_layers(spec: Any, config: Any, feature: Feature[Any], column: type, row: type) -> Any:
-    """Exchange the linear layers of a block's spec. Raises MS304 where there are none, and for options that they ignore."""
-    if config.tp_comm_overlap:
-        feature.decline(
-            "tp_comm_overlap is set, and layers other than Transformer Engine's ignore it", fix="remove --tp-comm-overlap"
-        )
+def with_linear_layers(spec: Any, column: type, row: type) -> Any:
+    """Exchange the linear layers of a block's spec."""
     exchange = {ColumnParallelLinear: column, RowParallelLinear: row}
 
     def exchanged(name: str, part: Any) -> Any:
         return exchange.get(part, part) if isinstance(part, type) and name not in _KEPT else part
 
-    new = with_parts(spec, exchanged)
-    if new is spec:
-        feature.decline(
-            "the layers of the model that is being built are not Megatron's ColumnParallelLinear and RowParallelLinear",
-            fix="--transformer-impl local, or remove " + feature.spec.name,
-        )
-    return new
+    return with_parts(spec, exchanged)
+
+
+def missing_linear_layers(feature: Feature[Any], spec: Any, config: Any) -> Iterator[str]:
+    """Say that a block's spec has none of Megatron's linear layers."""
+    if with_linear_layers(spec, ColumnLinear, RowLinear) is spec:
+        yield "no layer of the model is Megatron's ColumnParallelLinear or RowParallelLinear"

@@ -47,7 +47,7 @@ def test_an_ill_typed_setting_gets_a_line_that_is_accepted(check):
     assert check("tensor-parallel", "--set", "tensor-parallel.size=many") == (
         "MS301 tensor-parallel.size is 'many': input should be a valid integer, unable to parse string as an integer\n"
         "  where: command line\n"
-        "  fix: --set tensor-parallel.size=1 (ranks over which the weights of a layer are split)\n"
+        "  fix: --set tensor-parallel.size=1 (number of ranks over which the weights of a layer are split)\n"
     )
 
 
@@ -58,7 +58,7 @@ def test_a_setting_without_a_field_is_a_problem(check):
 def test_a_size_that_does_not_divide_the_heads_says_which(check):
     text = check("--world-size", 3, "--tp", 3, "--num-attention-heads", 8, "--optimization-level", 0)
     assert text == (
-        "MS304 tensor-parallel: 8 attention heads cannot be split over 3 ranks\n"
+        "MS304 tensor-parallel: 8 attention heads are not divisible by tp=3\n"
         "  because: tensor-parallel: the tensor-parallel size is 3\n"
         f"  where: {_where('tensor-parallel')}\n"
         "  fix: --tp N (a divisor of 8)\n"
@@ -187,7 +187,7 @@ def test_what_an_unknown_value_leaves_open_is_said_with_the_option_that_decides_
     done = mindspeed("features", "check", *LAPTOP, "--tp", 2, "--world-size", 2, "--optimization-level", 0)
     assert done.exit_code == 0
     assert (
-        "not checked  tensor-parallel: '? attention heads cannot be split over 2 ranks' depends on num_attention_heads; "
+        "not checked  tensor-parallel: '? attention heads are not divisible by tp=2' depends on num_attention_heads; "
         "give --num-attention-heads\n"
     ) in done.stdout
 

@@ -41,7 +41,7 @@ PROBLEMS = {
         "reduction, and job file removes async-ddp",
         "drop --without async-ddp, or remove async-param-gather",
     ),
-    ("MS304", "tensor-parallel: 32 attention heads cannot be split over 3 ranks", "--tp N (a divisor of 32)"),
+    ("MS304", "tensor-parallel: 32 attention heads are not divisible by tp=3", "--tp N (a divisor of 32)"),
 }
 BLOCKED = """
 import sys

@@ -10,8 +10,8 @@ import torch
 
 import mindspeed
 from mindspeed.context_parallel import costs
+from mindspeed.context_parallel.conditions import keeps
 from mindspeed.context_parallel.layout import contiguous, zigzag
-from mindspeed.context_parallel.rules import keeps
 from mindspeed.verification.pool import WorkerPool
 from tests.context_parallel.policies import Run, runs
 from tests.context_parallel.shards import made

@@ -46,7 +46,7 @@ def algorithm(*capabilities: str) -> type[Feature[Any]]:
 
         @hookimpl
         def layer_spec(self, spec: Any, config: Any) -> Any:
-            return with_core_attention(spec, config, AcmeCoreAttention, self)
+            return with_core_attention(spec, AcmeCoreAttention, self)
 
     return Acme
 

@@ -13,8 +13,8 @@ import mindspeed.features
 
 PUBLIC = (
     "mindspeed.ops",
-    "mindspeed.plugins.shared_conditions",
     "mindspeed.job.arithmetic",
+    "mindspeed.job.config",
     "mindspeed.plugins.fixes",
     "mindspeed.plugins.shared_conditions",
     "packaging",

@@ -168,8 +168,8 @@ def test_a_configuration_tells_these_fields(config: dict[str, Any], fields: set[
             ("dynamic-shapes", "sequence-parallel"),
             {"tp": 4, "seq_length": 62},
             [
-                "MS304 sequence-parallel: sequence length 62 is not a multiple of tp x cp = 4 x 1 | "
-                "use a --seq-length that is a multiple of 4 x 1"
+                "MS304 sequence-parallel: sequence length 62 is not divisible by tp x cp = 4 x 1 | "
+                "--seq-length N (a multiple of 4 x 1)"
             ],
         ),
     ],

@@ -19,11 +19,11 @@ from mindspeed.context_parallel.slicing import batch_share, batch_slicer, table_
 from mindspeed.features.adaptive_cp.attention import AdaptivePlan, adaptive_attention, best_layout, plan_mask
 from mindspeed.features.adaptive_cp.masks import Mask, RuleMask, WholeMask
 from mindspeed.ops.attention_mask import AttentionVisibility
-from mindspeed.plugins import MindSpeedError, Problem, active_feature
-from mindspeed.plugins.fixes import advice
+from mindspeed.plugins import Advice, MindSpeedError, Problem, active_feature
 
 if TYPE_CHECKING:
-    from mindspeed.features.adaptive_cp.feature import AdaptiveCp, AdaptiveCpArgs
+    from mindspeed.features.adaptive_cp.conditions import AdaptiveCpArgs
+    from mindspeed.features.adaptive_cp.feature import AdaptiveCp
 
 _NAME = "adaptive-cp"
 
@@ -111,4 +111,4 @@ def _layout_of(whole: Tensor, dim: int) -> Callable[[int], Layout]:
 
 
 def _refused(sentence: str, fix: str) -> MindSpeedError:
-    return MindSpeedError([Problem("MS333", f"{_NAME}: {sentence}", (_NAME,), fix=advice(fix))])
+    return MindSpeedError([Problem("MS333", f"{_NAME}: {sentence}", (_NAME,), fix=Advice(fix))])

@@ -8,8 +8,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from mindspeed.features.adaptive_cp.attention import AdaptivePlan, plan_mask
-from mindspeed.plugins import MindSpeedError, Problem
-from mindspeed.plugins.fixes import advice
+from mindspeed.plugins import Advice, MindSpeedError, Problem
 
 _KEPT: Final = 4
 """Masks, and plans, that are kept: each mask has a byte for every pair of tokens."""
@@ -69,4 +68,4 @@ def _agreed(mask: Tensor, tokens: int) -> Tensor:
 
 
 def _refused(sentence: str, fix: str) -> MindSpeedError:
-    return MindSpeedError([Problem("MS333", f"adaptive-cp: {sentence}", ("adaptive-cp",), fix=advice(fix))])
+    return MindSpeedError([Problem("MS333", f"adaptive-cp: {sentence}", ("adaptive-cp",), fix=Advice(fix))])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,30 +13,43 @@ from torch import Tensor
 
 from mindspeed.context_parallel.position_bias import Form, PositionBias
 from mindspeed.features.alibi.slopes import slopes
-from mindspeed.plugins import MindSpeedError, Problem, is_unpatched, with_parts
-from mindspeed.plugins.fixes import RemoveFeature
+from mindspeed.plugins import is_unpatched, with_parts
 
 if TYPE_CHECKING:
-    from mindspeed.features.alibi.feature import AlibiArgs
+    from mindspeed.features.alibi.conditions import AlibiArgs
+    from mindspeed.features.alibi.feature import Alibi
 
 
 def with_position_bias(spec: Any, config: Any, args: AlibiArgs) -> Any:
-    """The spec of a block whose core attentions all have the bias. Raises MS304 for a model in which one would not."""
-    if getattr(config, "multi_latent_attention", False):
-        raise MindSpeedError([_problem("multi-latent attention has rotary positions in the model that is being built")])
+    """The spec of a block whose core attentions all have the bias."""
     form: Form = "signed" if args.signed else "root" if args.kind == 3 else "distance"
     bias = PositionBias(slopes(config.num_attention_heads), form, matrix=args.kind == 0, fill=args.fill)
     return with_parts(spec, lambda name, part: _biased(part, bias, args.fused) if name == "core_attention" else part)
 
 
+def attention_without_bias(feature: Alibi, spec: Any, config: Any) -> Iterator[str]:
+    """Name the core attentions of a spec that add no bias, and that no feature exchanges for one that does."""
+    exchanged = feature.world.cp > 1 or is_unpatched(DotProductAttention.forward, DotProductAttention)
+    found: set[str] = set()
+
+    def look(name: str, part: Any) -> Any:
+        if name == "core_attention":
+            attention = get_module(part)
+            is_local = issubclass(attention, DotProductAttention)
+            if not (is_local and exchanged) and "position_bias" not in inspect.signature(attention).parameters:
+                found.add(f"{attention.__module__}.{attention.__qualname__}")
+        return part
+
+    with_parts(spec, look)
+    for attention in sorted(found):
+        yield f"the core attention of the model, {attention}, adds no position bias"
+
+
 def _biased(part: Any, bias: PositionBias, fused: bool) -> ModuleSpec:
     """The spec of a core attention that has the bias."""
     attention = get_module(part)
-    if attention is DotProductAttention and not fused and is_unpatched(attention.forward, attention):
+    if attention is DotProductAttention and not fused:
         attention = BiasedScores
-    if "position_bias" not in inspect.signature(attention).parameters:
-        name = f"{attention.__module__}.{attention.__qualname__}"
-        raise MindSpeedError([_problem(f"the core attention of the model that is being built, {name}, takes no bias")])
     given = part if isinstance(part, ModuleSpec) else ModuleSpec(module=attention)
     return ModuleSpec(attention, {**given.params, "position_bias": bias}, given.submodules)
 
@@ -65,7 +79,3 @@ class BiasedSoftmax(torch.nn.Module):
         biased = scores + (bias if self.softmax.scale is None else bias / self.softmax.scale)
         probabilities: Tensor = self.softmax.forward_torch_softmax(biased, mask, *offset)
         return probabilities
-
-
-def _problem(sentence: str) -> Problem:
-    return Problem("MS304", f"alibi: {sentence}", ("alibi",), fix=RemoveFeature("alibi"))

@@ -2,58 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from mindspeed.plugins import (
     Category,
-    Check,
     Feature,
     FeatureArgs,
     FeatureSpec,
     Field,
-    GiveField,
+    GiveSetting,
     Numerics,
-    RemoveFeature,
     Requires,
     Slot,
     VerifyWith,
+    World,
+    condition,
     hookimpl,
 )
+from mindspeed.tensor_parallel.conditions import LINEAR_LAYERS
 from mindspeed.tensor_parallel.pipeline import parts_that_fit
 from mindspeed.tensor_parallel.variants import describe_fused_products
 
 
 class CocArgs(FeatureArgs):
-    parts: Literal[1, 2, 4, 8] = Field(4, description="parts of a product; more hide more, and start more collectives")
-    mode: Literal[-1, 0, 1, 2] = Field(
-        -1, description="0 is Megatron's layers, 1 those of this feature in one part, 2 in parts, -1 is 0 for one part, else 2"
+    parts: Literal[1, 2, 4, 8] = Field(
+        4, description="number of chunks of a product; more chunks overlap more, and start more collectives"
     )
-    fused: bool = Field(False, description="one operator for a product and its collective, in place of parts")
+    mode: Literal[-1, 0, 1, 2] = Field(
+        -1, description="0: Megatron's layers, 1: this feature's layers in one chunk, 2: in chunks, -1: 0 for one chunk, else 2"
+    )
+    fused: bool = Field(False, description="use one operator for a product and its collective instead of chunks")
+
+
+def _fuses(args: CocArgs, world: World) -> bool:
+    """Return whether products and collectives are one operator."""
+    return args.fused
+
+
+@condition("the operator of fused products has no variant on {world.platform}", fix=(GiveSetting("fused", False),), when=_fuses)
+def operator_has_a_variant(args: CocArgs, world: World) -> bool:
+    """Check that the platform has the operator of fused products."""
+    return bool(world.platform == "npu")
 
 
 class Coc(Feature[CocArgs]):
-    """Multiply linear layers in parts of their rows: a part is gathered, or summed over ranks, while another is multiplied."""
+    """Overlap linear layers with their collectives, chunk by chunk.
+
+    Products are multiplied in chunks of their rows: one is gathered, or summed over ranks, while another is multiplied.
+    """
 
     spec = FeatureSpec(
         name="coc",
-        summary="Linear layers in parts, the collective of one part behind the product of another",
         category=Category.COMMUNICATION,
         slots={Slot.LINEAR},
         constraints=(
             Requires("tensor-parallel", reason="its collectives are those of tensor-parallel linear layers"),
-            Check(
-                lambda args, world: world.tp > 1,
-                "linear layers have no collectives to hide at tensor-parallel size {world.tp}",
-                fix=(GiveField("tp", 2, or_more=True), RemoveFeature()),
-            ),
-            Check(
-                lambda args, world: not args.fused or world.platform == "npu",
-                "the operator of fused products has no variant on {world.platform}",
-                fix="--set coc.fused=false",
-            ),
+            *LINEAR_LAYERS,
+            operator_has_a_variant,
         ),
-        applies=lambda args, world: world.tp > 1,
-        notes=lambda args, world: describe_fused_products(world) if args.fused else [],
         numerics=Numerics.reordered(reason="tensor parallelism splits sums; parts of rows change no sum"),
         verify_with=VerifyWith(
             algorithm=("mindspeed.features.coc.products", "mindspeed.tensor_parallel.fused"),
@@ -61,6 +68,10 @@ class Coc(Feature[CocArgs]):
             world={"tp": 2, "seq_length": 32, "num_layers": 2, "global_batch_size": 4},
         ),
     )
+
+    @hookimpl
+    def notes(self) -> Iterable[str]:
+        return describe_fused_products(self.world) if self.args.fused else []
 
     def parts_of(self, rows: int) -> int:
         """The number of parts for ``rows`` rows of a rank's share, the next smaller that fits where `parts` does not."""
@@ -74,4 +85,4 @@ class Coc(Feature[CocArgs]):
         from mindspeed.features.coc.layers import CocColumnParallelLinear, CocRowParallelLinear
         from mindspeed.tensor_parallel.layers import with_linear_layers
 
-        return with_linear_layers(spec, config, self, CocColumnParallelLinear, CocRowParallelLinear)
+        return with_linear_layers(spec, CocColumnParallelLinear, CocRowParallelLinear)

@@ -3,43 +3,63 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any
 
 from mindspeed.plugins import (
     ArgOverride,
     Category,
-    Check,
     CheckpointState,
     Feature,
     FeatureArgs,
     FeatureSpec,
     Field,
-    MegatronFlag,
-    MindSpeedError,
+    GiveField,
     Numerics,
     Patch,
-    Problem,
     RequiresSlot,
     Slot,
     VerifyWith,
+    World,
     Wrap,
+    condition,
     hookimpl,
 )
-from mindspeed.plugins.fixes import advice
 
 
 class ContextParallelArgs(FeatureArgs):
-    size: int = Field(1, ge=1, description="ranks that share every sequence")
+    size: int = Field(1, ge=1, description="number of ranks that share every sequence")
     algorithm: str | None = Field(
-        None, description="the feature that does attention, such as ring-attention, or auto for the one that sends the least"
+        None,
+        description="feature that computes attention, such as ring-attention; auto chooses the one that sends fewest bytes",
     )
-    hybrid: bool = Field(
-        False, description="Megatron's hybrid_context_parallel, a group of ranks for every sample, which is not beside a size"
-    )
+
+
+def _is_spread(args: ContextParallelArgs, world: World) -> bool:
+    """Return whether sequences are spread over several ranks."""
+    return args.size > 1
+
+
+@condition(
+    "sequence length {world.seq_length} is not divisible by cp={args.size}",
+    fix=(GiveField("seq_length", note="a multiple of {args.size}"),),
+    when=_is_spread,
+)
+def sequence_divides(args: ContextParallelArgs, world: World) -> bool:
+    """Check that each rank gets as many tokens."""
+    return bool(world.seq_length % args.size == 0)
+
+
+@condition(
+    "hybrid_context_parallel gives each sample a group of ranks, but cp={args.size} spreads all samples over one group",
+    fix=(GiveField("hybrid_context_parallel", False), GiveField("cp", 1)),
+    when=_is_spread,
+)
+def samples_share_a_group(args: ContextParallelArgs, world: World) -> bool:
+    """Check that Megatron does not spread samples over ranks by their length."""
+    return not world.hybrid_context_parallel
 
 
 class ContextParallel(Feature[ContextParallelArgs]):
-    """Each rank has a share of the tokens of every sequence; one algorithm lets attention look beyond it.
+    """Split every sequence over ranks, with the attention algorithm of your choice.
 
     A loss counts each token once: ranks may hold different numbers of tokens that count, so Megatron divides the sum of
     gradients by the number of tokens of all ranks.
@@ -47,28 +67,17 @@ class ContextParallel(Feature[ContextParallelArgs]):
 
     spec = FeatureSpec(
         name="context-parallel",
-        summary="Every sequence spread over ranks, with the algorithm of your choice for attention",
         category=Category.CONTEXT_PARALLEL,
         sizes={"cp": "size"},
-        megatron_flags=(MegatronFlag("hybrid_context_parallel", "hybrid"),),
         constraints=(
             RequiresSlot(
                 Slot.CONTEXT_PARALLEL,
                 reason="attention has to look beyond the tokens of a rank: name ring-attention, ulysses-attention or another",
-                when=lambda args, world: args.size > 1,
+                when=_is_spread,
                 setting="algorithm",
             ),
-            Check(
-                lambda args, world: world.seq_length % args.size == 0,
-                "sequence length {world.seq_length} is not a multiple of {args.size} context-parallel ranks",
-                fix="use a --seq-length that is a multiple of {args.size}",
-            ),
-            Check(
-                lambda args, world: not (args.hybrid and args.size > 1),
-                "hybrid_context_parallel spreads every sample over ranks of its own, and context-parallel.size={args.size} "
-                "spreads all samples over one group",
-                fix="drop --hybrid-context-parallel, or --set context-parallel.size=1",
-            ),
+            sequence_divides,
+            samples_share_a_group,
         ),
         numerics=Numerics.reordered(reason="gradients are sums of shares of the sequence"),
         state=CheckpointState("resharded", "weights are the same on every rank of the group"),
@@ -83,16 +92,6 @@ class ContextParallel(Feature[ContextParallelArgs]):
                 ArgOverride("calculate_per_token_loss", True, "ranks may hold different numbers of tokens that count")
             )
         return overrides
-
-    @hookimpl
-    def config_ready(self, config: Any) -> None:
-        if getattr(config, "hybrid_context_parallel", False):
-            text = (
-                "hybrid_context_parallel spreads every sample over ranks of its own, "
-                f"and context-parallel.size={self.args.size} spreads all samples over one group"
-            )
-            fix = "drop --hybrid-context-parallel, or --set context-parallel.size=1"
-            raise MindSpeedError([Problem("MS304", text, ("context-parallel",), fix=advice(fix))])
 
     @hookimpl
     def patches(self) -> list[Patch]:

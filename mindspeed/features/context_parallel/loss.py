@@ -14,8 +14,7 @@ from typing import Any, Final
 import torch
 from megatron.core import parallel_state
 
-from mindspeed.plugins import Problem, report_problem
-from mindspeed.plugins.fixes import advice
+from mindspeed.plugins import Advice, Problem, report_problem
 
 _NAME: Final = "context-parallel"
 
@@ -54,4 +53,4 @@ def _two_values() -> Problem:
         "constant factor; Adam hides it, the gradient norm shows it"
     )
     fix = "return three: the sum of the losses of this rank's tokens, their number (an int tensor), and the report"
-    return Problem("MS343", f"{_NAME}: {text}", (_NAME,), fix=advice(fix))
+    return Problem("MS343", f"{_NAME}: {text}", (_NAME,), fix=Advice(fix))

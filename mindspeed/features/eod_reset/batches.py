@@ -5,6 +5,7 @@ Position ids are what Megatron's loaders, broadcasts and scripts hand on anyway,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +13,9 @@ import torch
 
 from mindspeed.context_parallel.documents import ends_of_positions
 from mindspeed.plugins import active_feature
-from mindspeed.plugins.wrapping import Function
 
 if TYPE_CHECKING:
-    from mindspeed.features.eod_reset.feature import EodResetArgs
+    from mindspeed.features.eod_reset.conditions import EodResetArgs
 
 
 def _args() -> EodResetArgs:
@@ -23,7 +23,7 @@ def _args() -> EodResetArgs:
     return args
 
 
-def with_documents_kept(post_init: Function) -> Function:
+def with_documents_kept(post_init: Callable[..., Any]) -> Callable[..., Any]:
     """Around the ``__post_init__`` of a data set's configuration."""
 
     @wraps(post_init)
@@ -34,7 +34,7 @@ def with_documents_kept(post_init: Function) -> Function:
     return wrapped
 
 
-def with_positions_anew(original: Function) -> Function:
+def with_positions_anew(original: Callable[..., Any]) -> Callable[..., Any]:
     """Around ``_get_ltor_masks_and_position_ids(tokens, eod, reset positions, reset mask, mask loss, make mask)``."""
 
     @wraps(original)
@@ -48,7 +48,7 @@ def with_positions_anew(original: Function) -> Function:
     return wrapped
 
 
-def with_documents(original: Function) -> Function:
+def with_documents(original: Callable[..., Any]) -> Callable[..., Any]:
     """Around ``get_batch_on_this_cp_rank(batch, ...)``: the ends of documents become the attention mask of the batch.
 
     Raises MS335 for position ids of which a row does not begin with 0.
@@ -75,7 +75,7 @@ def for_model(positions: torch.Tensor) -> torch.Tensor:
     return torch.arange(positions.shape[1], device=positions.device).expand_as(positions).contiguous()
 
 
-def with_positions_everywhere(original: Function) -> Function:
+def with_positions_everywhere(original: Callable[..., Any]) -> Callable[..., Any]:
     """Around ``get_batch_on_this_tp_rank``, which broadcasts positions on the first stage only.
 
     Its first argument is the data iterator, since Megatron 0.18 the whole batch, from which the last stage drops positions.

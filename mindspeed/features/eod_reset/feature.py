@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from mindspeed.context_parallel.saved import attention_of_micro_batch, given_inputs, has_scores, with_blocks
+from mindspeed.features.eod_reset.conditions import CONDITIONS, EodResetArgs
 from mindspeed.plugins import (
     After,
     ArgOverride,
     Capability,
     Category,
-    Check,
     Conflicts,
     Feature,
-    FeatureArgs,
     FeatureSpec,
-    Field,
     MegatronFlag,
     Numerics,
     Patch,
     Replace,
     RequiresCapability,
+    SavedTensors,
     Slot,
     When,
     Wrap,
@@ -33,29 +33,18 @@ _TRAINING = "megatron.training.utils"
 _STAGES = "every stage of a pipeline reads where documents end, so that nothing but activations goes between stages"
 
 
-class EodResetArgs(FeatureArgs):
-    reset_position_ids: bool = Field(True, description="positions begin anew with every document")
-    fixed_document_length: int | None = Field(
-        None, ge=1, description="documents end every so many tokens, and not where the data says; the last takes the rest"
-    )
-
-
 class EodReset(Feature[EodResetArgs]):
-    """The position ids of a batch say where documents begin; attention gets their ends in the place of a mask.
+    """Keep packed documents from attending to each other, also under context parallelism.
 
-    The ends go through the model with the micro-batch, so that pipelines, interleaving and recomputation read their own.
+    The position ids of a batch say where documents begin; attention gets their ends in the place of a mask. The ends go
+    through the model with the micro-batch, so that pipelines, interleaving and recomputation read their own.
     """
 
     spec = FeatureSpec(
         name="eod-reset",
-        summary="Documents packed into one sequence do not see one another, also under context parallelism",
         category=Category.SCENARIO,
         constraints=(
-            Check(
-                lambda args, world: args.fixed_document_length is None or args.fixed_document_length <= world.seq_length,
-                "documents of {args.fixed_document_length} tokens are longer than the sequence of {world.seq_length}",
-                fix="--set eod-reset.fixed_document_length=N with N up to {world.seq_length}",
-            ),
+            *CONDITIONS,
             RequiresCapability(Slot.CONTEXT_PARALLEL, Capability.DOCUMENTS, reason="every batch has other documents"),
             Conflicts("shared-attention-mask", reason="the documents of each batch take the place of the mask"),
             After("flash-attention"),
@@ -83,7 +72,15 @@ class EodReset(Feature[EodResetArgs]):
     def layer_spec(self, spec: Any, config: Any) -> Any:
         from mindspeed.features.eod_reset.layers import with_documents
 
-        return with_documents(spec, config, self)
+        return with_documents(spec, self)
+
+    @hookimpl
+    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors | None:
+        """Count blocks where no other feature has exchanged Megatron's core attention."""
+        if not has_scores(tensors):
+            return None
+        a = attention_of_micro_batch(self.world)
+        return with_blocks(tensors, a, given_inputs(a, self.world))
 
     @hookimpl
     def patches(self) -> list[Patch]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
@@ -16,16 +16,13 @@ from mindspeed.context_parallel.documents import are_documents, ends_of_position
 from mindspeed.context_parallel.local_attention import attention
 from mindspeed.features.eod_reset.batches import for_model
 from mindspeed.ops.attention_mask import AttentionVisibility
-from mindspeed.plugins import Feature, MindSpeedError, Problem, with_parts
-from mindspeed.plugins.fixes import Advice, advice
+from mindspeed.plugins import Advice, Feature, MindSpeedError, Problem, active_feature, with_parts
 
 _NAME = "eod-reset"
 
 
 class DocumentAttention(CoreAttention):
     """Core attention of one rank by the tiles and the operator of context parallelism."""
-
-    zigzag = True
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, visibility: AttentionVisibility) -> Tensor:
         scale = query.shape[-1] ** -0.5 if self.scale is None else self.scale
@@ -34,23 +31,21 @@ class DocumentAttention(CoreAttention):
         return attention(query, key, value, scoring, whole, whole)
 
 
-def with_documents(spec: Any, config: Any, feature: Feature[Any]) -> Any:
-    """The spec of a block in which no core attention ignores documents. Raises MS304 for one that does.
+def with_documents(spec: Any, feature: Feature[Any]) -> Any:
+    """The spec of a block in which no core attention ignores documents: Megatron's own is exchanged."""
+    return with_core_attention(spec, DocumentAttention, feature) if _ranks() == 1 and _ignorant(spec) else spec
 
-    That of a feature which knows documents stays; Megatron's own is exchanged.
-    """
-    if _ranks() == 1 and _ignorant(spec):
-        spec = with_core_attention(spec, config, DocumentAttention, feature)
-    fix = "remove the feature that brings it, or eod-reset"
-    if names := _ignorant(spec):
-        raise MindSpeedError(
-            Problem("MS304", f"{_NAME}: {name} does not know documents", (_NAME,), fix=advice(fix)) for name in sorted(names)
-        )
-    return spec
+
+def attention_without_documents(feature: Feature[Any], spec: Any, config: Any) -> Iterator[str]:
+    """Name the core attentions of a spec that ignore documents, and that no feature exchanges for one that does not."""
+    for name in sorted(_ignorant(with_core_attention(spec, DocumentAttention, feature))):
+        yield f"the core attention {name} of the model ignores documents"
+    if _ranks() == 1 and config.window_size is not None and active_feature("flash-attention") is None:
+        yield "window_size is set, and documents in a window of keys need flash-attention"
 
 
 def _ignorant(spec: Any) -> set[str]:
-    """Names of core attentions in a spec that would not read where documents end."""
+    """Return the names of core attentions in a spec that would not read where documents end."""
     found: set[str] = set()
 
     def look(name: str, part: Any) -> Any:

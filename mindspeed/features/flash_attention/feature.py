@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Field, Numerics, hookimpl, resized
+from mindspeed.plugins import (
+    Category,
+    Feature,
+    FeatureArgs,
+    FeatureSpec,
+    Field,
+    GiveField,
+    Numerics,
+    RemoveFeature,
+    SavedTensors,
+    World,
+    condition,
+    hookimpl,
+    resized,
+    unset,
+)
+from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
 
 
 class FlashAttentionArgs(FeatureArgs):
@@ -17,43 +33,79 @@ class FlashAttentionArgs(FeatureArgs):
     next_tokens: int = Field(0, description="keys after a query that the window of modes 0, 4, 7 and 8 has")
 
 
-def _saved(args: Any, world: Any, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Queries, keys and values without copies for each group, and two numbers of each row of scores."""
-    tokens, heads = world.seq_length * world.micro_batch_size // world.cp, world.num_attention_heads
-    width = world.hidden_size // heads * (heads + 2 * world.num_query_groups) // world.tp
-    sizes = {
-        "attention: queries, keys, values": tokens * width * (4 if world.dtype == "fp32" else 2),
-        "attention: softmax": 8 * heads // world.tp * tokens,
-    }
-    return resized(tensors, sizes | {"attention: softmax dropout": 0, "attention: score buffer": 0})
+@condition(
+    "cp is {world.cp}, and the algorithm of context parallelism has a core attention that calls the same operator",
+    fix=(RemoveFeature(),),
+    otherwise="idle",
+)
+def one_rank_has_the_sequence(args: FlashAttentionArgs, world: World) -> bool:
+    """Check that core attention is not that of context parallelism."""
+    return bool(world.cp == 1)
+
+
+@condition(
+    "softmax_type is {world.softmax_type}, and the operator computes the vanilla softmax",
+    fix=(GiveField("softmax_type", "vanilla"), RemoveFeature()),
+)
+def softmax_is_vanilla(args: FlashAttentionArgs, world: World) -> bool:
+    """Check that the softmax of attention has no offset and learns none."""
+    return bool(world.softmax_type == "vanilla")
+
+
+NO_QK_CLIP: Final = unset(
+    "qk_clip",
+    "qk_clip needs the largest attention logits, which the operator does not return",
+    fix=(GiveField("qk_clip", False), RemoveFeature()),
+)
+NO_LOGGED_LOGITS: Final = unset(
+    "logged_attention_logits",
+    "log_max_attention_logit needs the largest attention logits, which the operator does not return",
+    fix=(GiveField("logged_attention_logits", False), RemoveFeature()),
+)
 
 
 class FlashAttention(Feature[FlashAttentionArgs]):
-    """Core attention calls the operator ``mindspeed::fusion_attention``, and no scores, mask or dropout of S x S are kept.
+    """Compute attention without the score matrix, with every sparse mode.
 
+    Core attention calls the operator ``mindspeed::fusion_attention``, and no scores, mask or dropout of S x S are kept.
     Under context parallelism the core attention belongs to the algorithm, which calls the same operator for its blocks.
     """
 
     spec = FeatureSpec(
         name="flash-attention",
-        summary="Attention without the score matrix, with every sparse mode",
         category=Category.COMPUTE,
         level=1,
         ops=("fusion_attention",),
-        applies=lambda args, world: world.cp == 1,
+        constraints=(
+            one_rank_has_the_sequence,
+            softmax_is_vanilla,
+            NO_QK_CLIP,
+            NO_LOGGED_LOGITS,
+            NO_TRANSFORMER_ENGINE_LAYERS,
+        ),
         numerics=Numerics.reordered(
             reason="the softmax is summed block by block; with attention dropout other elements are dropped"
         ),
-        saved=_saved,
     )
+
+    @hookimpl
+    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors | None:
+        """Count queries, keys and values without copies for each group, and two numbers of each row of scores."""
+        if self.world.cp > 1:
+            return None
+        world = self.world
+        tokens, heads = world.seq_length * world.micro_batch_size, world.num_attention_heads
+        width = world.hidden_size // heads * (heads + 2 * world.num_query_groups) // world.tp
+        sizes = {
+            "attention: queries, keys, values": tokens * width * (4 if world.dtype == "fp32" else 2),
+            "attention: softmax": 8 * heads // world.tp * tokens,
+        }
+        return resized(tensors, sizes | {"attention: softmax dropout": 0, "attention: score buffer": 0})
 
     @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
         if self.world.cp > 1:
             return spec
-        from mindspeed.features.flash_attention.layers import misfits, with_flash_attention
+        from mindspeed.features.flash_attention.layers import with_flash_attention
 
-        if wrong := misfits(config):
-            self.decline(f"{' and '.join(wrong)} in a model that is being built")
-            return spec
         return with_flash_attention(spec, self.args)

@@ -16,23 +16,10 @@ from mindspeed.context_parallel.position_bias import PositionBias
 from mindspeed.features.flash_attention.attention import ALL, BAND, CAUSAL, FULL_MASK, SparseMode, attend, attend_packed
 from mindspeed.ops.fusion_attention import UNBOUNDED
 from mindspeed.ops.numerics import unflatten
-from mindspeed.plugins import MindSpeedError, Problem, is_unpatched, with_modules
-from mindspeed.plugins.fixes import Advice, advice
+from mindspeed.plugins import Advice, MindSpeedError, Problem, is_unpatched, with_modules
 
 if TYPE_CHECKING:
     from mindspeed.features.flash_attention.feature import FlashAttentionArgs
-
-
-def misfits(config: Any) -> list[str]:
-    """List the options of a configuration that the operator would ignore; empty if it fits."""
-    wrong = {
-        # since Megatron 0.15
-        "softmax_type is not vanilla": getattr(config, "softmax_type", "vanilla") != "vanilla",
-        # since Megatron 0.16
-        "qk_clip is set": getattr(config, "qk_clip", False),
-        "log_max_attention_logit is set": getattr(config, "log_max_attention_logit", False),
-    }
-    return [sentence for sentence, holds in wrong.items() if holds]
 
 
 def with_flash_attention(spec: Any, args: FlashAttentionArgs) -> Any:
@@ -131,4 +118,4 @@ def _behind_one_another(rows: Ends) -> list[int]:
 
 
 def _problem(sentence: str, fix: str) -> Problem:
-    return Problem("MS304", f"flash-attention: {sentence}", ("flash-attention",), fix=advice(fix))
+    return Problem("MS304", f"flash-attention: {sentence}", ("flash-attention",), fix=Advice(fix))

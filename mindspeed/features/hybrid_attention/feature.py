@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from mindspeed.context_parallel.costs import cost_of_hybrid
-from mindspeed.context_parallel.feature import NEEDS_GROUP, TwoLevelFeature
-from mindspeed.context_parallel.patches import NO_PREDICTION, packed_in, sliced_by
-from mindspeed.context_parallel.rules import TWO_PIECES, interval_checks
+from mindspeed.context_parallel.conditions import (
+    KeepArgs,
+    degree_splits_heads,
+    degree_splits_ranks,
+    interval_is_inside,
+    predicts_one_token,
+    two_chunks_for_each_rank,
+)
+from mindspeed.context_parallel.costs import Attention, cost_of_hybrid, head_all_to_all
+from mindspeed.context_parallel.feature import ALGORITHM, TwoLevelFeature
+from mindspeed.context_parallel.patches import packed_in, sliced_by
+from mindspeed.context_parallel.saved import blocks_of_ring, with_heads_exchanged
 from mindspeed.plugins import (
-    Advice,
     Capability,
     Category,
-    Check,
-    FeatureArgs,
+    Cost,
     FeatureSpec,
     Field,
-    GiveField,
+    GiveSetting,
     MegatronFlag,
     Numerics,
     Patch,
+    SavedTensors,
     Slot,
     VerifyWith,
     World,
+    condition,
+    hookimpl,
 )
 
 if TYPE_CHECKING:
@@ -32,68 +42,73 @@ _LAYERS = "mindspeed.features.hybrid_attention.layers"
 _REASON = "the share of a rank of the ring is spread over the ranks of a head all-to-all"
 
 
-class HybridAttentionArgs(FeatureArgs):
+class HybridAttentionArgs(KeepArgs):
     ulysses_degree: int | None = Field(
-        None, ge=2, description="neighbouring ranks that exchange tokens for heads, at best those of a node"
+        None, ge=2, description="number of neighbouring ranks that exchange tokens for heads, at best those of a node"
     )
-    window: int = Field(1, ge=1, description="ranks of an inner ring among those of the ring; 1 is a single ring")
+    window: int = Field(
+        1, ge=1, description="number of neighbouring ranks of the ring that form an inner ring; 1 is a single ring"
+    )
     keep: Literal["none", "half", "full"] = Field(
         "none", description="blocks of the ring kept for backward instead of sent again: none, their keys, keys and values"
     )
-    interval: int = Field(0, ge=0, description="layers between two that keep blocks; 0: every layer")
 
 
-def _is_hybrid(args: HybridAttentionArgs, world: World) -> bool:
-    return args.ulysses_degree is not None and world.cp > 1
+@condition(
+    "ulysses_degree, the number of ranks that exchange tokens for heads, is not given",
+    fix=(GiveSetting("ulysses_degree", 2, "or more, at best the ranks of a node"),),
+)
+def degree_is_given(args: HybridAttentionArgs, world: World) -> bool:
+    """Check that the number of neighbours is given."""
+    return args.ulysses_degree is not None
+
+
+def _has_window(args: HybridAttentionArgs, world: World) -> bool:
+    """Return whether ranks of the ring form inner rings."""
+    return args.ulysses_degree is not None and args.window > 1
+
+
+@condition(
+    "window {args.window} does not divide the ring of cp={world.cp} / ulysses_degree={args.ulysses_degree} ranks "
+    "into two or more inner rings",
+    fix=(GiveSetting("window", 1), GiveSetting("window", note="a divisor of the ring that is smaller than it")),
+    when=_has_window,
+)
+def window_divides_ring(args: HybridAttentionArgs, world: World) -> bool:
+    """Check that inner rings are of equal size, and several."""
+    degree = (args.ulysses_degree or 1) * args.window
+    return bool(world.cp % degree == 0 and degree < world.cp)
+
+
+def _first(sizes: Sequence[int]) -> int:
+    """Return the size of the innermost level."""
+    return sizes[0]
 
 
 class HybridAttention(TwoLevelFeature[HybridAttentionArgs]):
-    """Exchange tokens for heads among near ranks, and pass blocks of keys and values around a ring of far ones."""
+    """Combine Ulysses attention within a node with ring attention across nodes.
+
+    Neighbouring ranks exchange tokens for heads, and rings of distant ranks pass blocks of keys and values.
+    """
 
     spec = FeatureSpec(
         name="hybrid-attention",
-        summary="Context parallelism by heads among near ranks and by a ring among far ones",
         category=Category.CONTEXT_PARALLEL,
         slots={Slot.CONTEXT_PARALLEL},
         provides={Capability.DOCUMENTS, Capability.POSITION_BIAS},
-        cost=lambda args, world: cost_of_hybrid(args.ulysses_degree, world),
         constraints=(
-            NEEDS_GROUP,
-            NO_PREDICTION,
-            Check(
-                lambda args, world: args.ulysses_degree is not None,
-                "ulysses_degree, the number of ranks that exchange tokens for heads, is not set",
-                fix="--set hybrid-attention.ulysses_degree=2, or more, at best the ranks of a node",
-                when=lambda args, world: world.cp > 1,
-            ),
-            Check(
-                lambda args, world: world.cp % args.ulysses_degree == 0 and world.cp > args.ulysses_degree,
-                "{args.ulysses_degree} neighbours and a ring of two or more do not make {world.cp} context-parallel ranks",
-                fix=(
-                    GiveField("cp", note="two or more times {args.ulysses_degree}"),
-                    Advice("use ulysses-attention or ring-attention alone"),
-                ),
-                when=_is_hybrid,
-            ),
-            Check(
-                lambda args, world: world.num_attention_heads % (args.ulysses_degree * world.tp) == 0,
-                "{world.num_attention_heads} attention heads do not divide among "
-                "{args.ulysses_degree} x tp = {args.ulysses_degree} x {world.tp} ranks",
-                fix="a smaller --set hybrid-attention.ulysses_degree",
-                when=_is_hybrid,
-            ),
-            TWO_PIECES,
-            Check(
-                lambda args, world: world.cp % (degree := args.ulysses_degree * args.window) == 0 and degree < world.cp,
-                "window {args.window} is not a part of the ring of {world.cp} / {args.ulysses_degree} ranks",
-                fix="--set hybrid-attention.window=1, or another divisor of the ring that is smaller than it",
-                when=lambda args, world: _is_hybrid(args, world) and args.window > 1,
-            ),
-            *interval_checks("hybrid-attention"),
+            *ALGORITHM,
+            predicts_one_token,
+            degree_is_given,
+            degree_splits_ranks,
+            degree_splits_heads,
+            two_chunks_for_each_rank,
+            window_divides_ring,
+            interval_is_inside,
         ),
         megatron_flags=(
             MegatronFlag("cp_comm_type", switch="on", values=("a2a+p2p",), size="cp"),
-            MegatronFlag("hierarchical_context_parallel_sizes", "ulysses_degree", convert=lambda sizes: sizes[0]),
+            MegatronFlag("hierarchical_context_parallel_sizes", "ulysses_degree", convert=_first),
         ),
         numerics=Numerics.reordered(reason="the softmax is summed block by block"),
         verify_with=VerifyWith(settings={"hybrid-attention": {"ulysses_degree": 2}}, world={"cp": 4}),
@@ -106,3 +121,12 @@ class HybridAttention(TwoLevelFeature[HybridAttentionArgs]):
 
     def slicing(self) -> list[Patch]:
         return [*sliced_by(f"{_LAYERS}:share_of_batch", f"{_LAYERS}:share_of_table", _REASON), *packed_in(_LAYERS)]
+
+    @hookimpl
+    def cost(self) -> Cost:
+        return cost_of_hybrid(self.args.ulysses_degree, self.world)
+
+    def kept(self, tensors: SavedTensors, a: Attention) -> SavedTensors:
+        degree = self.args.ulysses_degree or 1
+        received = blocks_of_ring(head_all_to_all(a, degree), self.world.cp // degree, self.args.keep)
+        return with_heads_exchanged(tensors, a, degree, received, self.args.interval)

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from mindspeed.context_parallel.conditions import keeps
 from mindspeed.context_parallel.core_attention import CoreAttention
 from mindspeed.context_parallel.groups import Groups, require_groups
 from mindspeed.context_parallel.heads import own_heads
 from mindspeed.context_parallel.layout import Layout, zigzag
 from mindspeed.context_parallel.packed import document_slicer, rope_function_of_packed, slicer_of_packed
 from mindspeed.context_parallel.ring import ring_attention
-from mindspeed.context_parallel.rules import keeps
 from mindspeed.context_parallel.slicing import batch_share, batch_slicer, table_share
 from mindspeed.features.hybrid_attention.attention import hybrid_attention, nested
 from mindspeed.ops.attention_mask import AttentionVisibility

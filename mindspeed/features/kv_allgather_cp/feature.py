@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mindspeed.context_parallel.costs import cost_of_gathering
-from mindspeed.context_parallel.feature import NEEDS_GROUP, AlgorithmFeature
-from mindspeed.context_parallel.rules import TWO_PIECES
+from mindspeed.context_parallel.conditions import two_chunks_for_each_rank
+from mindspeed.context_parallel.costs import Attention, cost_of_gathering
+from mindspeed.context_parallel.feature import ALGORITHM, AlgorithmFeature
+from mindspeed.context_parallel.saved import given_inputs, with_blocks
 from mindspeed.plugins import (
     Capability,
     Category,
+    Cost,
     FeatureArgs,
     FeatureSpec,
     MegatronFlag,
     Numerics,
+    SavedTensors,
     Slot,
+    hookimpl,
 )
 
 if TYPE_CHECKING:
@@ -22,19 +26,17 @@ if TYPE_CHECKING:
 
 
 class KvAllgatherCp(AlgorithmFeature[FeatureArgs]):
-    """Every rank gathers the keys and values of all, and computes its queries at once; nothing is merged."""
+    """Gather keys and values on every rank, which computes attention of its own queries.
+
+    Results of blocks are not merged.
+    """
 
     spec = FeatureSpec(
         name="kv-allgather-cp",
-        summary="Context parallelism by gathering keys and values on every rank",
         category=Category.CONTEXT_PARALLEL,
         slots={Slot.CONTEXT_PARALLEL},
         provides={Capability.DOCUMENTS, Capability.POSITION_BIAS},
-        cost=cost_of_gathering,
-        constraints=(
-            NEEDS_GROUP,
-            TWO_PIECES,
-        ),
+        constraints=(*ALGORITHM, two_chunks_for_each_rank),
         megatron_flags=(MegatronFlag("cp_comm_type", switch="on", values=("all_gather",), size="cp"),),
         numerics=Numerics.reordered(reason="gradients of keys are sums over ranks"),
     )
@@ -43,3 +45,10 @@ class KvAllgatherCp(AlgorithmFeature[FeatureArgs]):
         from mindspeed.features.kv_allgather_cp.layers import GatheredCoreAttention
 
         return GatheredCoreAttention
+
+    @hookimpl
+    def cost(self) -> Cost:
+        return cost_of_gathering(self.world)
+
+    def kept(self, tensors: SavedTensors, a: Attention) -> SavedTensors:
+        return with_blocks(tensors, a, given_inputs(a, self.world))

@@ -12,8 +12,6 @@ from mindspeed.ops.attention_mask import AttentionVisibility
 class GatheredCoreAttention(CoreAttention):
     """Core attention by `kv_allgather_attention`; Megatron spreads tokens in zig-zag."""
 
-    zigzag = True
-
     def attend(self, query: Tensor, key: Tensor, value: Tensor, visibility: AttentionVisibility) -> Tensor:
         return kv_allgather_attention(
             query,

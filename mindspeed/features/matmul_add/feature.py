@@ -15,24 +15,25 @@ from mindspeed.plugins import (
     Wrap,
     hookimpl,
 )
+from mindspeed.plugins.shared_conditions import NO_FSDP, NO_TRANSFORMER_ENGINE_LAYERS
 
 _LAYERS = "megatron.core.tensor_parallel.layers"
 _GLUE = "mindspeed.features.matmul_add.layers"
 
 
 class MatmulAdd(Feature[FeatureArgs]):
-    """Megatron's gradient accumulation fusion with the operator ``mindspeed::npu_matmul_add_fp32`` as its kernel."""
+    """Add weight gradients to their fp32 buffers inside the matrix product.
+
+    This is Megatron's gradient accumulation fusion with the operator ``mindspeed::npu_matmul_add_fp32`` as its kernel.
+    """
 
     spec = FeatureSpec(
         name="matmul-add",
-        summary="Weight gradients of linear layers added to their fp32 buffer by the matrix product",
         category=Category.COMPUTE,
         level=1,
         ops=("npu_matmul_add_fp32",),
-        megatron_flags=(
-            MegatronFlag("gradient_accumulation_fusion", switch="off", values=(False,)),
-            MegatronFlag("use_torch_fsdp2", switch="off", values=(True,)),
-        ),
+        megatron_flags=(MegatronFlag("gradient_accumulation_fusion", switch="off", values=(False,)),),
+        constraints=(NO_FSDP, NO_TRANSFORMER_ENGINE_LAYERS),
         numerics=Numerics.reordered(reason="each product is added to the sum of the micro-batches before it is rounded"),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,10 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops.npu_matmul_add_fp32 import npu_matmul_add_fp32
-from mindspeed.plugins import active_feature
+from mindspeed.plugins import Advice, MindSpeedError, Problem, RemoveFeature, active_feature, report_problem
+
+_NO_BUFFER: Final = "a weight has no fp32, fp16 or bf16 main_grad of Megatron's data parallelism to add its gradient to"
+_WRAPPED: Final = (Advice("wrap the model in Megatron's DistributedDataParallel"), RemoveFeature("matmul-add"))
 
 
 def wgrad_gemm_accum_fp32(total_input: Tensor, grad_output: Tensor, main_grad: Tensor) -> None:
@@ -82,15 +86,19 @@ def decided_by_weight(original: Callable[[Tensor, bool], bool]) -> Callable[[Ten
 
 
 def takes_sum(weight: Tensor) -> bool:
-    """Tell whether a weight has a gradient buffer that a kernel adds to. The feature declines a weight without one."""
+    """Return whether a weight has a gradient buffer that a kernel adds to.
+
+    Raises MS304 for one without where the feature is requested; a script may use layers without Megatron's data parallelism.
+    """
     buffer = getattr(weight, "main_grad", None)
     if buffer is not None and buffer.dtype in _BUFFER_TYPES and hasattr(weight, "grad_added_to_main_grad"):
         return True
     feature = active_feature("matmul-add")
     if feature is not None and weight.requires_grad and torch.is_grad_enabled():
-        feature.decline(
-            "a weight has no fp32, fp16 or bf16 main_grad of Megatron's data parallelism, the buffer that its gradient "
-            "is added to",
-            fix="wrap the model in Megatron's DistributedDataParallel, or remove matmul-add",
+        if feature.requested:
+            raise MindSpeedError([Problem("MS304", f"matmul-add: {_NO_BUFFER}", ("matmul-add",), fix=_WRAPPED)])
+        text = f"matmul-add: {_NO_BUFFER}; that part stays as Megatron has it"
+        report_problem(
+            Problem("MS413", text, ("matmul-add",), fix=Advice("--without matmul-add")), log=os.environ.get("RANK", "0") == "0"
         )
     return False

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from mindspeed.context_parallel.costs import cost_of_ring
-from mindspeed.context_parallel.feature import NEEDS_GROUP, AlgorithmFeature
-from mindspeed.context_parallel.rules import TWO_PIECES, interval_checks
+from mindspeed.context_parallel.conditions import KeepArgs, interval_is_inside, two_chunks_for_each_rank
+from mindspeed.context_parallel.costs import Attention, cost_of_ring
+from mindspeed.context_parallel.feature import ALGORITHM, AlgorithmFeature
+from mindspeed.context_parallel.saved import blocks_of_ring, given_inputs, with_blocks
 from mindspeed.plugins import (
     Capability,
     Category,
-    Check,
-    FeatureArgs,
+    Cost,
     FeatureSpec,
     Field,
+    GiveSetting,
     MegatronFlag,
     Numerics,
+    SavedTensors,
     Slot,
+    World,
+    condition,
     hookimpl,
 )
 
@@ -27,38 +31,43 @@ if TYPE_CHECKING:
     from mindspeed.context_parallel.core_attention import CoreAttention
 
 
-class RingAttentionArgs(FeatureArgs):
-    window: int = Field(1, ge=1, description="neighbouring ranks of an inner ring; 1 is a single ring")
+class RingAttentionArgs(KeepArgs):
+    window: int = Field(1, ge=1, description="number of neighbouring ranks that form an inner ring; 1 is a single ring")
     keep: Literal["none", "half", "full"] = Field(
         "none", description="received blocks kept for backward instead of sent again: none, their keys, keys and values"
     )
-    interval: int = Field(0, ge=0, description="layers between two that keep blocks; 0: every layer")
     second_communicator: bool = Field(
         False, description="send and receive on different communicators, for backends that run one transfer of each at a time"
     )
 
 
+def _has_window(args: RingAttentionArgs, world: World) -> bool:
+    """Return whether ranks form inner rings."""
+    return args.window > 1
+
+
+@condition(
+    "window {args.window} does not divide cp={world.cp} into two or more inner rings",
+    fix=(GiveSetting("window", 1), GiveSetting("window", note="a divisor of {world.cp} that is smaller than it")),
+    when=_has_window,
+)
+def window_divides_ring(args: RingAttentionArgs, world: World) -> bool:
+    """Check that inner rings are of equal size, and several."""
+    return bool(world.cp % args.window == 0 and args.window < world.cp)
+
+
 class RingAttention(AlgorithmFeature[RingAttentionArgs]):
-    """Blocks of keys and values go from rank to rank, hidden behind the attention to the block before."""
+    """Pass key and value blocks around a ring of ranks, overlapped with attention.
+
+    While attention to one block is computed, the next one arrives.
+    """
 
     spec = FeatureSpec(
         name="ring-attention",
-        summary="Context parallelism by passing key and value blocks around a ring",
         category=Category.CONTEXT_PARALLEL,
         slots={Slot.CONTEXT_PARALLEL},
         provides={Capability.DOCUMENTS, Capability.POSITION_BIAS},
-        cost=cost_of_ring,
-        constraints=(
-            NEEDS_GROUP,
-            TWO_PIECES,
-            Check(
-                lambda args, world: world.cp % args.window == 0 and args.window < world.cp,
-                "window {args.window} is not a part of the ring of {world.cp} ranks",
-                fix="--set ring-attention.window=1, or another divisor of {world.cp} that is smaller than it",
-                when=lambda args, world: world.cp > 1 and args.window > 1,
-            ),
-            *interval_checks("ring-attention"),
-        ),
+        constraints=(*ALGORITHM, two_chunks_for_each_rank, window_divides_ring, interval_is_inside),
         megatron_flags=(MegatronFlag("cp_comm_type", switch="on", values=("p2p",), size="cp"),),
         numerics=Numerics.reordered(reason="the softmax is summed block by block"),
     )
@@ -86,3 +95,11 @@ class RingAttention(AlgorithmFeature[RingAttentionArgs]):
         from mindspeed.features.ring_attention.layers import RingCoreAttention
 
         return RingCoreAttention
+
+    @hookimpl
+    def cost(self) -> Cost:
+        return cost_of_ring(self.args.keep, self.world)
+
+    def kept(self, tensors: SavedTensors, a: Attention) -> SavedTensors:
+        received = blocks_of_ring(a, self.world.cp, self.args.keep)
+        return with_blocks(tensors, a, given_inputs(a, self.world), received, self.args.interval)

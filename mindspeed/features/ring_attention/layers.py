@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from mindspeed.context_parallel.conditions import keeps
 from mindspeed.context_parallel.core_attention import CoreAttention
-from mindspeed.context_parallel.rules import keeps
 from mindspeed.features.ring_attention.attention import ring_attention, zigzag
 from mindspeed.ops.attention_mask import AttentionVisibility
 
@@ -19,7 +19,6 @@ class RingCoreAttention(CoreAttention):
     """Core attention by `ring_attention`; Megatron spreads tokens in zig-zag."""
 
     feature: RingAttention
-    zigzag = True
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, visibility: AttentionVisibility) -> Tensor:
         args = self.feature.args

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from mindspeed.plugins import (
     Category,
-    Check,
     Feature,
     FeatureArgs,
     FeatureSpec,
@@ -14,27 +13,30 @@ from mindspeed.plugins import (
     RemoveFeature,
     Replace,
     VerifyWith,
+    World,
+    condition,
     hookimpl,
 )
 
 
+@condition(
+    "cp is {world.cp}, so attention has one block and there is nothing to merge",
+    fix=(GiveField("cp", 2, "with a context-parallel algorithm that merges blocks"), RemoveFeature()),
+)
+def attention_has_blocks(args: FeatureArgs, world: World) -> bool:
+    """Check that attention is computed block by block."""
+    return bool(world.cp > 1)
+
+
 class RingAttentionUpdate(Feature[FeatureArgs]):
-    """A ring of attention blocks merges each into its result by the operator ``mindspeed::npu_ring_attention_update``."""
+    """Merge attention blocks by one operator, ``mindspeed::npu_ring_attention_update``."""
 
     spec = FeatureSpec(
         name="ring-attention-update",
-        summary="The merge of attention blocks as one operator",
         category=Category.COMPUTE,
         level=1,
         ops=("npu_ring_attention_update",),
-        applies=lambda args, world: world.cp > 1,
-        constraints=(
-            Check(
-                lambda args, world: world.cp > 1,
-                "the context-parallel size is {world.cp}, so attention has one block and nothing to merge",
-                fix=(GiveField("cp", 2, "with a context-parallel algorithm that merges blocks"), RemoveFeature()),
-            ),
-        ),
+        constraints=(attention_has_blocks,),
         numerics=Numerics.reordered(reason="the weights of both sides are computed in another order"),
         verify_with=VerifyWith(features=("ring-attention",), world={"cp": 2}),
     )

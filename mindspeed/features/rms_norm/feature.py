@@ -4,37 +4,55 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspeed.plugins import Category, Check, Feature, FeatureArgs, FeatureSpec, Numerics, hookimpl, resized
+from mindspeed.plugins import (
+    Category,
+    Feature,
+    FeatureArgs,
+    FeatureSpec,
+    GiveField,
+    Numerics,
+    RemoveFeature,
+    SavedTensors,
+    World,
+    condition,
+    hookimpl,
+    resized,
+)
+from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
 
 _NORMS = ("input norm", "pre-mlp norm", "final norm")
 
 
+@condition(
+    "normalization is {world.normalization}, not RMSNorm",
+    fix=(GiveField("normalization", "RMSNorm"), RemoveFeature()),
+)
+def norms_are_rms_norm(args: FeatureArgs, world: World) -> bool:
+    """Check that the norms of the model are RMSNorm."""
+    return bool(world.normalization == "RMSNorm")
+
+
 class RmsNorm(Feature[FeatureArgs]):
-    """The norms of all layers, and the final one, call the operator ``mindspeed::rms_norm``."""
+    """Compute RMSNorm by one operator that saves its input and one number per token.
+
+    The norms of all layers, and the final one, call ``mindspeed::rms_norm``.
+    """
 
     spec = FeatureSpec(
         name="rms-norm",
-        summary="RMSNorm as one operator that saves its input and one number per token",
         category=Category.COMPUTE,
         level=1,
         ops=("rms_norm",),
-        applies=lambda args, world: world.normalization == "RMSNorm",
-        constraints=(
-            Check(
-                lambda args, world: world.normalization == "RMSNorm",
-                "the model normalizes with {world.normalization}, not RMSNorm",
-                fix="--normalization RMSNorm, or remove rms-norm",
-            ),
-        ),
+        constraints=(norms_are_rms_norm, NO_TRANSFORMER_ENGINE_LAYERS),
         numerics=Numerics.reordered(reason="the mean of squares is summed in another order"),
-        saved=lambda args, world, tensors: resized(tensors, {f"{norm}: copies": 0 for norm in _NORMS}),
     )
 
     @hookimpl
+    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
+        return resized(tensors, {f"{norm}: copies": 0 for norm in _NORMS})
+
+    @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
-        if config.normalization != "RMSNorm":
-            self.decline(f"a model that is being built normalizes with {config.normalization}, not RMSNorm")
-            return spec
         from mindspeed.features.rms_norm.layers import with_operator_norms
 
         return with_operator_norms(spec)

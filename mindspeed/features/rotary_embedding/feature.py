@@ -5,16 +5,18 @@ from __future__ import annotations
 from mindspeed.plugins import (
     ArgOverride,
     Category,
-    Check,
     Feature,
     FeatureArgs,
     FeatureSpec,
+    GiveField,
     Numerics,
     Patch,
+    RemoveFeature,
     Replace,
     SavedTensor,
     SavedTensors,
     World,
+    condition,
     hookimpl,
     resized,
 )
@@ -22,36 +24,32 @@ from mindspeed.plugins import (
 _TABLES = "attention: rotary tables"
 
 
-def _is_rotary(args: FeatureArgs, world: World) -> bool:
+@condition("the positions of the model are not rotary", fix=(GiveField("rotary", True), RemoveFeature()))
+def positions_are_rotary(args: FeatureArgs, world: World) -> bool:
+    """Check that the positions of the model are rotary."""
     return bool(world.rotary)
 
 
-def _saved(args: FeatureArgs, world: World, tensors: SavedTensors) -> SavedTensors:
-    """Count one cosine and one sine of each angle, in place of those that each layer makes twice."""
-    tables = [SavedTensor(_TABLES, t.bytes // 2, 1, once=True) for t in tensors if t.name == _TABLES]
-    return (*resized(tensors, {_TABLES: 0}), *tables[:1])
-
-
 class RotaryEmbedding(Feature[FeatureArgs]):
-    """Queries and keys call the operator ``mindspeed::npu_rotary_position_embedding``; layers share its tables."""
+    """Apply rotary position embedding by one operator, and share its tables among layers.
+
+    The operator is ``mindspeed::npu_rotary_position_embedding``.
+    """
 
     spec = FeatureSpec(
         name="rotary-embedding",
-        summary="Rotary position embedding as one operator whose tables all layers share",
         category=Category.COMPUTE,
         level=1,
         ops=("npu_rotary_position_embedding",),
-        applies=_is_rotary,
-        constraints=(
-            Check(
-                _is_rotary,
-                "the positions of the model are not rotary",
-                fix="--rotary (Megatron-LM: --position-embedding-type rope), or remove rotary-embedding",
-            ),
-        ),
+        constraints=(positions_are_rotary,),
         numerics=Numerics.reordered(reason="both products and their sum are rounded once instead of three times"),
-        saved=_saved,
     )
+
+    @hookimpl
+    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
+        """Count one cosine and one sine of each angle, in place of those that each layer makes twice."""
+        tables = [SavedTensor(_TABLES, t.bytes // 2, 1, once=True) for t in tensors if t.name == _TABLES]
+        return (*resized(tensors, {_TABLES: 0}), *tables[:1])
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mindspeed.plugins import (
     ArgOverride,
     Category,
-    Check,
     Estimate,
     Feature,
     FeatureArgs,
@@ -18,46 +18,62 @@ from mindspeed.plugins import (
     RemoveFeature,
     Requires,
     Traffic,
+    World,
+    condition,
     hookimpl,
 )
 
 
-def _estimate(args: FeatureArgs, world: Any) -> Estimate:
-    from mindspeed.job.arithmetic import BYTES
+@condition(
+    "sequence-parallel shares the sequence among tensor-parallel ranks, but tp is {world.tp}",
+    fix=(GiveField("tp", 2, or_more=True), RemoveFeature()),
+)
+def ranks_share_the_sequence(args: FeatureArgs, world: World) -> bool:
+    """Check that there are several tensor-parallel ranks."""
+    return bool(world.tp > 1)
 
-    share = world.micro_batch_size * world.seq_length * world.hidden_size * BYTES[world.dtype] / (world.cp * world.tp)
-    # halves of all-reduces stand where these stood, and backward gathers twice more for the gradients of weights
-    more = Traffic("tp", "all_gather", share * (world.tp - 1), calls=2 * (world.tp > 1), forward=0)
-    return Estimate(traffic=(more,))
+
+@condition(
+    "sequence length {world.seq_length} is not divisible by tp x cp = {world.tp} x {world.cp}",
+    fix=(GiveField("seq_length", note="a multiple of {world.tp} x {world.cp}"),),
+)
+def sequence_divides(args: FeatureArgs, world: World) -> bool:
+    """Check that each rank gets as many tokens."""
+    return bool(world.seq_length % (world.tp * world.cp) == 0)
 
 
 class SequenceParallel(Feature[FeatureArgs]):
-    """Norms, dropout and residuals work on 1 / tp of the tokens; the all-reduce becomes reduce-scatter and all-gather."""
+    """Split norms, dropout and residuals by sequence over the tensor-parallel ranks.
+
+    They work on 1 / tp of the tokens; the all-reduce of a linear layer becomes a reduce-scatter and an all-gather.
+    """
 
     spec = FeatureSpec(
         name="sequence-parallel",
-        summary="Norms, dropout and residuals on each tensor-parallel rank's share of the sequence",
         category=Category.MEGATRON,
         level=0,
         constraints=(
             Requires("tensor-parallel", reason="the sequence is shared out among its ranks"),
-            Check(
-                lambda args, world: world.tp > 1,
-                "the sequence is shared out among tensor-parallel ranks, and there is {world.tp}",
-                fix=(GiveField("tp", 2, or_more=True), RemoveFeature()),
-            ),
-            Check(
-                lambda args, world: world.seq_length % (world.tp * world.cp) == 0,
-                "sequence length {world.seq_length} is not a multiple of tp x cp = {world.tp} x {world.cp}",
-                fix="use a --seq-length that is a multiple of {world.tp} x {world.cp}",
-            ),
+            ranks_share_the_sequence,
+            sequence_divides,
         ),
-        applies=lambda args, world: world.tp > 1,
         megatron_flags=(MegatronFlag("sequence_parallel", switch="on", size="tp"),),
-        estimate=_estimate,
-        variants=lambda world: [{}],
         numerics=Numerics.reordered(reason="gradients of norm weights are sums of shares of the sequence"),
     )
+
+    @hookimpl
+    def estimate(self) -> Estimate:
+        from mindspeed.job.arithmetic import BYTES
+
+        world: Any = self.world
+        share = world.micro_batch_size * world.seq_length * world.hidden_size * BYTES[world.dtype] / (world.cp * world.tp)
+        # halves of all-reduces stand where these stood, and backward gathers twice more for the gradients of weights
+        more = Traffic("tp", "all_gather", share * (world.tp - 1), calls=2 * (world.tp > 1), forward=0)
+        return Estimate(traffic=(more,))
+
+    @hookimpl
+    def variants(self) -> Sequence[Mapping[str, Any]]:
+        return [{}]
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Final
 
 from mindspeed.plugins import (
     ArgOverride,
     Category,
-    Check,
     Feature,
     FeatureArgs,
     FeatureSpec,
@@ -16,54 +15,65 @@ from mindspeed.plugins import (
     Numerics,
     Patch,
     RemoveFeature,
+    SavedTensors,
     Together,
     World,
     Wrap,
+    condition,
     hookimpl,
     resized,
+    unset,
 )
+from mindspeed.plugins.shared_conditions import NO_CPU_OFFLOADING
 
 _FUSIONS = "megatron.core.fusions.fused_bias_swiglu"
 _LAYERS = "mindspeed.features.swiglu.layers"
 
 
-def _is_swiglu(args: FeatureArgs, world: World) -> bool:
+@condition(
+    "the MLP is not SwiGLU: activation={world.activation}, gated_linear_unit={world.gated_linear_unit}",
+    fix=(Together((GiveField("activation", "silu"), GiveField("gated_linear_unit", True))), RemoveFeature()),
+)
+def mlp_is_swiglu(args: FeatureArgs, world: World) -> bool:
+    """Check that the MLP is SwiGLU."""
     return bool(world.gated_linear_unit) and world.activation == "silu"
 
 
+_OTHER_ACTIVATIONS: Final = tuple(
+    unset(field, text, fix=(GiveField(field, False), RemoveFeature()))
+    for field, text in (
+        ("clamped_activation", "the input of the activation function is clamped, which the operator does not compute"),
+        ("shifted_gate", "an offset is added to the linear part (glu_linear_offset), which the operator does not compute"),
+        ("low_precision_activation_input", "the input of the activation function is kept in fp8, which the operator ignores"),
+        ("transformer_engine_activation", "the activation function is Transformer Engine's (use_te_activation_func)"),
+    )
+)
+
+
 class Swiglu(Feature[FeatureArgs]):
-    """MLPs and experts call the operator ``mindspeed::swiglu`` where Megatron calls its fused activation."""
+    """Compute SwiGLU by one operator that saves only its input.
+
+    MLPs and experts call ``mindspeed::swiglu`` where Megatron calls its fused activation.
+    """
 
     spec = FeatureSpec(
         name="swiglu",
-        summary="SwiGLU as one operator that saves only its input",
         category=Category.COMPUTE,
         level=1,
         ops=("swiglu",),
         megatron_flags=(MegatronFlag("bias_swiglu_fusion", switch="off", values=(False,)),),
-        applies=_is_swiglu,
-        constraints=(
-            Check(
-                _is_swiglu,
-                "the MLP is not SwiGLU: activation {world.activation}, gated {world.gated_linear_unit}",
-                fix=(Together((GiveField("activation", "silu"), GiveField("gated_linear_unit", True))), RemoveFeature()),
-            ),
-        ),
+        constraints=(mlp_is_swiglu, *_OTHER_ACTIVATIONS, NO_CPU_OFFLOADING),
         numerics=Numerics.reordered(reason="the product is rounded once instead of twice"),
-        saved=lambda args, world, tensors: resized(tensors, {"mlp: activation inner": 0}),
     )
+
+    @hookimpl
+    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
+        return resized(tensors, {"mlp: activation inner": 0})
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
         reason = "Megatron then calls one function for the whole activation"
         return [ArgOverride("bias_activation_fusion", True, reason, only=f"{_LAYERS}:fits")]
-
-    @hookimpl
-    def config_ready(self, config: Any) -> None:
-        from mindspeed.features.swiglu.layers import misfits
-
-        if wrong := misfits(config):
-            self.decline(f"{' and '.join(wrong)} in a model that is being built")
 
     @hookimpl
     def patches(self) -> list[Patch]:

@@ -6,30 +6,21 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
+from mindspeed.job.config import world_of_config
 from mindspeed.ops.swiglu import swiglu
-
-
-def misfits(config: Any) -> list[str]:
-    """List the options of a configuration that the operator does not compute; empty if it fits."""
-    wrong = {
-        "activation_func is not silu": config.activation_func is not F.silu,
-        "gated_linear_unit is off": not config.gated_linear_unit,
-        # since Megatron 0.15
-        "activation_func_clamp_value is set": getattr(config, "activation_func_clamp_value", None) is not None,
-        "glu_linear_offset is set": getattr(config, "glu_linear_offset", 0.0) != 0.0,
-        "activation_func_fp8_input_store is set": config.activation_func_fp8_input_store,
-        "cpu_offloading is set": config.cpu_offloading,
-        "use_te_activation_func is set": getattr(config, "use_te_activation_func", False),
-    }
-    return [sentence for sentence, holds in wrong.items() if holds]
+from mindspeed.plugins import UnknownValue, World, obstacle
 
 
 def fits(config: Any) -> bool:
-    """Tell whether Megatron's fused activation of a configuration is that of the operator."""
-    return not misfits(config)
+    """Return whether Megatron's fused activation of a configuration is that of the operator."""
+    from mindspeed.features.swiglu.feature import Swiglu
+
+    try:
+        return obstacle(Swiglu.spec.constraints, Swiglu.spec.name, Swiglu.Args(), World(world_of_config(config))) is None
+    except UnknownValue:  # a function that no argument asks for
+        return False
 
 
 def _any_set(*options: Any) -> bool:

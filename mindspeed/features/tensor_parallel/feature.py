@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from mindspeed.plugins import (
+    Advice,
     ArgOverride,
     Category,
-    Check,
     CheckpointState,
     Feature,
     FeatureArgs,
@@ -14,48 +14,77 @@ from mindspeed.plugins import (
     GiveField,
     Numerics,
     RequiresAny,
+    World,
+    condition,
     hookimpl,
 )
 
 
 class TensorParallelArgs(FeatureArgs):
-    size: int = Field(1, ge=1, description="ranks over which the weights of a layer are split")
+    size: int = Field(1, ge=1, description="number of ranks over which the weights of a layer are split")
+
+
+@condition(
+    "{world.num_attention_heads} attention heads are not divisible by tp={args.size}",
+    fix=(GiveField("tp", note="a divisor of {world.num_attention_heads}"),),
+)
+def heads_divide(args: TensorParallelArgs, world: World) -> bool:
+    """Check that each rank gets as many attention heads."""
+    return bool(world.num_attention_heads % args.size == 0)
+
+
+@condition(
+    "{world.num_query_groups} query groups are neither a multiple nor a divisor of tp={args.size}",
+    fix=(GiveField("tp", note="a divisor of {world.num_query_groups}"),),
+)
+def query_groups_divide(args: TensorParallelArgs, world: World) -> bool:
+    """Check that each rank gets as many key heads, or as many ranks share one."""
+    return bool(world.num_query_groups % args.size == 0 or args.size % world.num_query_groups == 0)
+
+
+@condition(
+    "ffn_hidden_size {world.ffn_hidden_size} is not divisible by tp={args.size}",
+    fix=(GiveField("tp", note="a divisor of {world.ffn_hidden_size}"),),
+)
+def mlp_divides(args: TensorParallelArgs, world: World) -> bool:
+    """Check that each rank gets as many hidden units of the MLP."""
+    return bool(world.ffn_hidden_size % args.size == 0)
+
+
+@condition(
+    "vocabulary size {world.vocab_size} is not divisible by tp={args.size}",
+    fix=(Advice("pad the vocabulary to a multiple of {args.size}"),),
+)
+def vocabulary_divides(args: TensorParallelArgs, world: World) -> bool:
+    """Check that each rank gets as many rows of the embedding."""
+    return bool(world.vocab_size % args.size == 0)
+
+
+def _splits_experts(args: TensorParallelArgs, world: World) -> bool:
+    """Return whether a MoE model is split over several ranks."""
+    return bool(args.size > 1 and world.num_experts > 0)
 
 
 class TensorParallel(Feature[TensorParallelArgs]):
-    """Split the first linear of a pair by columns and the second by rows, one all-reduce per pair and direction."""
+    """Split the weights of attention, MLP and vocabulary by columns and rows over ranks.
+
+    The first linear layer of a pair is split by columns and the second by rows, with one all-reduce per pair and direction.
+    """
 
     spec = FeatureSpec(
         name="tensor-parallel",
-        summary="Column and row split of attention, MLP and vocabulary weights over ranks",
         category=Category.MEGATRON,
         level=0,
         sizes={"tp": "size"},
         constraints=(
-            Check(
-                lambda args, world: world.num_attention_heads % args.size == 0,
-                "{world.num_attention_heads} attention heads cannot be split over {args.size} ranks",
-                fix=(GiveField("tp", note="a divisor of {world.num_attention_heads}"),),
-            ),
-            Check(
-                lambda args, world: world.num_query_groups % args.size == 0 or args.size % world.num_query_groups == 0,
-                "{world.num_query_groups} query groups are neither a multiple nor a divisor of {args.size} ranks",
-                fix=(GiveField("tp", note="a divisor of {world.num_query_groups}"),),
-            ),
-            Check(
-                lambda args, world: world.ffn_hidden_size % args.size == 0,
-                "an MLP of {world.ffn_hidden_size} hidden units cannot be split over {args.size} ranks",
-                fix=(GiveField("tp", note="a divisor of {world.ffn_hidden_size}"),),
-            ),
-            Check(
-                lambda args, world: world.vocab_size % args.size == 0,
-                "a vocabulary of {world.vocab_size} cannot be split over {args.size} ranks",
-                fix="pad the vocabulary to a multiple of {args.size}",
-            ),
+            heads_divide,
+            query_groups_divide,
+            mlp_divides,
+            vocabulary_divides,
             RequiresAny(
                 "sequence-parallel",
                 reason="Megatron trains MoE layers under tensor parallelism only with sequence parallelism",
-                when=lambda args, world: args.size > 1 and world.num_experts > 0,
+                when=_splits_experts,
             ),
         ),
         numerics=Numerics.reordered(reason="sums over the hidden dimension are split over ranks"),

@@ -81,11 +81,6 @@ def fits_ranks(args: GridSettings, world: World) -> bool:
     return world.tp == given[0] * given[1] if len(given) == 2 else not given or world.tp % given[0] == 0
 
 
-def splits_hidden(args: GridSettings, world: World) -> bool:
-    """Return whether y divides the hidden size; a grid of another number of ranks is not judged."""
-    return not fits_ranks(args, world) or world.hidden_size % grid_of(args, world)[1] == 0
-
-
 def describe_costs(args: GridSettings, world: World) -> list[str]:
     """Say what the grid sends, and what tensor parallelism in one dimension does."""
     if not fits_ranks(args, world):

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
-from mindspeed.features.tensor_parallel_2d.costs import describe_costs, fits_ranks, grid_of, splits_hidden
-from mindspeed.features.tensor_parallel_2d.refusals import refuse_model, refuse_muon
+from mindspeed.features.tensor_parallel_2d.conditions import CONDITIONS, NAME
+from mindspeed.features.tensor_parallel_2d.costs import describe_costs, grid_of
 from mindspeed.plugins import (
     Category,
-    Check,
     CheckpointState,
     Feature,
     FeatureArgs,
     FeatureSpec,
     Field,
-    GiveField,
+    GiveSetting,
     MindSpeedError,
     Numerics,
     Patch,
     Problem,
-    RemoveFeature,
     Requires,
     Slot,
     UnknownValue,
@@ -30,58 +28,45 @@ from mindspeed.plugins import (
     Wrap,
     hookimpl,
 )
-from mindspeed.plugins.fixes import Advice
 from mindspeed.tensor_parallel.pipeline import parts_that_fit
 
 if TYPE_CHECKING:
     from mindspeed.features.tensor_parallel_2d.products import Grid
 
-_NAME = "tensor-parallel-2d"
-_AUTO = f"--set {_NAME}.x=auto --set {_NAME}.y=auto"
 PARTS = 8
 """Of a product whose collectives overlap: all but an eighth can hide."""
 
 
 class TensorParallel2DArgs(FeatureArgs):
     x: int | Literal["auto"] = Field(
-        "auto", description="ranks over which output features of a column-parallel weight are split"
+        "auto", description="number of ranks over which output features of a column-parallel weight are split"
     )
-    y: int | Literal["auto"] = Field("auto", description="ranks over which its inputs are split; 1 is one dimension")
-    overlap_gather: bool = Field(False, description="forward: parts of the input are gathered while others are multiplied")
-    overlap_scatter: bool = Field(False, description="forward: parts of the output are summed while others are multiplied")
-    overlap_backward: bool = Field(False, description="backward: parts of the gradients travel while others are multiplied")
+    y: int | Literal["auto"] = Field(
+        "auto", description="number of ranks over which its input features are split; 1 is one dimension"
+    )
+    overlap_gather: bool = Field(False, description="gather chunks of the input while others are multiplied, in forward")
+    overlap_scatter: bool = Field(False, description="sum chunks of the output while others are multiplied, in forward")
+    overlap_backward: bool = Field(False, description="send chunks of gradients while others are multiplied, in backward")
 
 
 class TensorParallel2D(Feature[TensorParallel2DArgs]):
-    """Split the weights of linear layers over a grid of x by y ranks, with the inputs and outputs of sequence parallelism."""
+    """Split weights of linear layers along both dimensions, which sends fewer bytes.
+
+    The weights are split over a grid of x by y ranks, with the inputs and outputs of sequence parallelism.
+    """
 
     spec = FeatureSpec(
-        name=_NAME,
-        summary="Weights of linear layers split along both dimensions, so that large tensor-parallel groups send fewer bytes",
+        name=NAME,
         category=Category.COMMUNICATION,
         slots={Slot.LINEAR},
         constraints=(
             Requires("sequence-parallel", reason="its layers have the inputs and outputs of sequence parallelism"),
-            Check(
-                lambda args, world: world.tp > 1,
-                "there is no grid of {world.tp} tensor-parallel rank",
-                fix=(GiveField("tp", 2, or_more=True), RemoveFeature()),
-            ),
-            Check(
-                fits_ranks, "a grid of x = {args.x} by y = {args.y} does not have {world.tp} tensor-parallel ranks", fix=_AUTO
-            ),
-            Check(
-                splits_hidden,
-                "a hidden size of {world.hidden_size} cannot be split over y ranks of the grid x = {args.x}, y = {args.y}",
-                fix=_AUTO,
-            ),
+            *CONDITIONS,
         ),
-        applies=lambda args, world: world.tp > 1,
-        notes=describe_costs,
         numerics=Numerics.reordered(reason="sums over the hidden dimension are split over ranks"),
         state=CheckpointState("resharded", "weights are saved as blocks that any other split can load"),
         verify_with=VerifyWith(
-            algorithm=("mindspeed.features.tensor_parallel_2d.products",), settings={_NAME: {"x": 1, "y": 2}}, world={"tp": 2}
+            algorithm=("mindspeed.features.tensor_parallel_2d.products",), settings={NAME: {"x": 1, "y": 2}}, world={"tp": 2}
         ),
     )
 
@@ -94,7 +79,11 @@ class TensorParallel2D(Feature[TensorParallel2DArgs]):
 
     def parts_of(self, rows: int) -> int:
         """The number of parts for ``rows`` rows of a rank's share."""
-        return parts_that_fit(_NAME, PARTS, rows, fix=f"use a longer sequence, or remove the overlap settings of {_NAME}")
+        return parts_that_fit(NAME, PARTS, rows, fix=f"use a longer sequence, or remove the overlap settings of {NAME}")
+
+    @hookimpl
+    def notes(self) -> Iterable[str]:
+        return describe_costs(self.args, self.world)
 
     @hookimpl
     def patches(self) -> list[Patch]:
@@ -123,8 +112,8 @@ class TensorParallel2D(Feature[TensorParallel2DArgs]):
         try:
             _, y = grid_of(self.args, World({**self.world.known(), "tp": sizes["tp"]}))
         except UnknownValue as unknown:
-            text = f"{_NAME}: x and y are auto, and {', '.join(unknown.fields)} of the model is not known"
-            raise MindSpeedError([Problem("MS304", text, (_NAME,), fix=Advice(f"--set {_NAME}.y=2"))]) from None
+            text = f"{NAME}: x and y are auto, and {', '.join(unknown.fields)} of the model is not known"
+            raise MindSpeedError([Problem("MS304", text, (NAME,), fix=GiveSetting(f"{NAME}.y", 2))]) from None
         self.grid = make_grid(get_group("tp"), y)
 
     @hookimpl
@@ -136,13 +125,8 @@ class TensorParallel2D(Feature[TensorParallel2DArgs]):
         self.grid = None
 
     @hookimpl
-    def optimizer_built(self, optimizer: Any) -> None:
-        refuse_muon(optimizer)
-
-    @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
-        refuse_model(config)
         from mindspeed.features.tensor_parallel_2d.layers import ColumnParallelLinear2D, RowParallelLinear2D
         from mindspeed.tensor_parallel.layers import with_linear_layers
 
-        return with_linear_layers(spec, config, self, ColumnParallelLinear2D, RowParallelLinear2D)
+        return with_linear_layers(spec, ColumnParallelLinear2D, RowParallelLinear2D)

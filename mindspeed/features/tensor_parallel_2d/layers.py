@@ -15,8 +15,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTenso
 from torch import Tensor
 
 from mindspeed.features.tensor_parallel_2d.products import Grid, Overlap, Products2D, column_products, row_products
-from mindspeed.plugins import MindSpeedError, Problem, active_feature
-from mindspeed.plugins.fixes import advice
+from mindspeed.plugins import Advice, MindSpeedError, Problem, active_feature
 from mindspeed.tensor_parallel.layers import ColumnLinear, RowLinear
 from mindspeed.tensor_parallel.linear import Products
 
@@ -75,7 +74,7 @@ def _feature_and_grid(tp_group: Any) -> tuple[TensorParallel2D, Grid]:
     if feature is None or feature.grid is None or feature.grid.ranks != tp_group.size():
         text = f"{_NAME}: a layer is built for {tp_group.size()} ranks without the groups of a grid of as many"
         fix = "call initialize_model_parallel of Megatron before the model is built"
-        raise MindSpeedError([Problem("MS304", text, (_NAME,), fix=advice(fix))])
+        raise MindSpeedError([Problem("MS304", text, (_NAME,), fix=Advice(fix))])
     return feature, feature.grid
 
 
@@ -89,7 +88,7 @@ def _require_split(features: int, grid: Grid, what: str) -> None:
     if features % grid.y:
         text = f"{_NAME}: {what} of {features} features cannot be split over y = {grid.y} ranks"
         fix = f"use a --set {_NAME}.y that divides {features}"
-        raise MindSpeedError([Problem("MS304", text, (_NAME,), fix=advice(fix))])
+        raise MindSpeedError([Problem("MS304", text, (_NAME,), fix=Advice(fix))])
 
 
 def _wants_whole_weight(options: dict[str, Any]) -> dict[str, bool]:

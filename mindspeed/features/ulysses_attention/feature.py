@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from mindspeed.context_parallel.costs import cost_of_ulysses
-from mindspeed.context_parallel.feature import NEEDS_GROUP, AlgorithmFeature
-from mindspeed.context_parallel.patches import NO_PREDICTION, any_length, packed_in, sliced_by
-from mindspeed.context_parallel.rules import interval_checks
+from mindspeed.context_parallel.conditions import KeepArgs, interval_is_inside, predicts_one_token
+from mindspeed.context_parallel.costs import Attention, cost_of_ulysses
+from mindspeed.context_parallel.feature import ALGORITHM, AlgorithmFeature
+from mindspeed.context_parallel.patches import any_length, packed_in, sliced_by
+from mindspeed.context_parallel.saved import own_instead_of_fetched, with_heads_exchanged
 from mindspeed.plugins import (
     Advice,
     Capability,
     Category,
-    Check,
-    FeatureArgs,
+    Cost,
     FeatureSpec,
     Field,
     GiveField,
+    GiveSetting,
     MegatronFlag,
     Numerics,
     Patch,
+    SavedTensors,
     Slot,
+    World,
+    condition,
+    hookimpl,
 )
 
 if TYPE_CHECKING:
@@ -30,47 +35,74 @@ _LAYERS = "mindspeed.features.ulysses_attention.layers"
 _REASON = "each rank holds one contiguous part of the sequence, not an early and a late one"
 
 
-class UlyssesAttentionArgs(FeatureArgs):
+class UlyssesAttentionArgs(KeepArgs):
     keep: Literal["none", "half", "full"] = Field(
         "none",
         description="what backward keeps as before the all-to-all, and exchanges again: nothing, keys, keys and values",
     )
-    interval: int = Field(0, ge=0, description="layers between two that do so; 0: every layer")
-    kv_allgather: bool = Field(False, description="gather keys and values of a single key head instead of a copy for each rank")
+    kv_allgather: bool = Field(
+        False, description="gather the keys and values of a single key head instead of sending a copy to each rank"
+    )
+
+
+@condition(
+    "{world.num_attention_heads} attention heads are not divisible by cp x tp = {world.cp} x {world.tp}",
+    fix=(GiveField("cp", note="a smaller one"), Advice("use ring-attention, which does not split heads")),
+)
+def heads_divide(args: UlyssesAttentionArgs, world: World) -> bool:
+    """Check that each rank gets as many heads."""
+    return bool(world.num_attention_heads % (world.cp * world.tp) == 0)
+
+
+def _keeps(args: UlyssesAttentionArgs, world: World) -> bool:
+    """Return whether backward exchanges keys again."""
+    return args.keep != "none"
+
+
+@condition(
+    "keep {args.keep} saves nothing: the {world.num_query_groups} key heads are a multiple of "
+    "cp x tp = {world.cp} x {world.tp} ranks, so none is sent twice",
+    fix=(GiveSetting("keep", "none"),),
+    when=_keeps,
+)
+def key_heads_are_sent_twice(args: UlyssesAttentionArgs, world: World) -> bool:
+    """Check that a key head goes to several ranks, which alone makes keeping save memory."""
+    return bool(world.num_query_groups // world.tp % world.cp != 0)
+
+
+def _gathers(args: UlyssesAttentionArgs, world: World) -> bool:
+    """Return whether keys and values are gathered."""
+    return args.kv_allgather
+
+
+@condition(
+    "kv_allgather gathers a single key head, but tp={world.tp} ranks share {world.num_query_groups} key heads",
+    fix=(GiveSetting("kv_allgather", False), Advice("use kv-allgather-cp, which gathers any number")),
+    when=_gathers,
+)
+def one_key_head_is_gathered(args: UlyssesAttentionArgs, world: World) -> bool:
+    """Check that a tensor-parallel rank has a single key head."""
+    return bool(world.num_query_groups <= world.tp)
 
 
 class UlyssesAttention(AlgorithmFeature[UlyssesAttentionArgs]):
-    """All-to-alls give every rank the whole sequence for some of the heads, and give the result back."""
+    """Exchange tokens for heads by all-to-alls before and after attention.
+
+    In between every rank has the whole sequence for some of the heads.
+    """
 
     spec = FeatureSpec(
         name="ulysses-attention",
-        summary="Context parallelism by trading tokens for heads before and after attention",
         category=Category.CONTEXT_PARALLEL,
         slots={Slot.CONTEXT_PARALLEL},
         provides={Capability.DOCUMENTS, Capability.POSITION_BIAS},
-        cost=cost_of_ulysses,
         constraints=(
-            NEEDS_GROUP,
-            NO_PREDICTION,
-            Check(
-                lambda args, world: world.num_attention_heads % (world.cp * world.tp) == 0,
-                "{world.num_attention_heads} attention heads do not divide among cp x tp = {world.cp} x {world.tp} ranks",
-                fix=(GiveField("cp", note="a smaller one"), Advice("use ring-attention, which needs nothing of the heads")),
-            ),
-            Check(
-                lambda args, world: world.num_query_groups // world.tp % world.cp != 0,
-                "keep {args.keep} saves nothing: the {world.num_query_groups} key heads are a multiple of "
-                "cp x tp = {world.cp} x {world.tp} ranks, so none is sent twice",
-                fix="--set ulysses-attention.keep=none",
-                when=lambda args, world: args.keep != "none" and world.cp > 1,
-            ),
-            *interval_checks("ulysses-attention"),
-            Check(
-                lambda args, world: world.num_query_groups <= world.tp,
-                "{world.num_query_groups} key heads give each of tp = {world.tp} ranks more than the one that can be gathered",
-                fix="--set ulysses-attention.kv_allgather=false, or kv-allgather-cp, which gathers any number",
-                when=lambda args, world: args.kv_allgather and world.cp > 1,
-            ),
+            *ALGORITHM,
+            predicts_one_token,
+            heads_divide,
+            key_heads_are_sent_twice,
+            interval_is_inside,
+            one_key_head_is_gathered,
         ),
         megatron_flags=(MegatronFlag("cp_comm_type", switch="on", values=("a2a",), size="cp"),),
         numerics=Numerics.reordered(reason="gradients of weights are sums of shares of the sequence"),
@@ -87,3 +119,11 @@ class UlyssesAttention(AlgorithmFeature[UlyssesAttentionArgs]):
             *packed_in(_LAYERS),
             any_length(),
         ]
+
+    @hookimpl
+    def cost(self) -> Cost:
+        return cost_of_ulysses(self.args.keep, self.world)
+
+    def kept(self, tensors: SavedTensors, a: Attention) -> SavedTensors:
+        own = own_instead_of_fetched(a, self.world, self.args.keep)
+        return with_heads_exchanged(tensors, a, self.world.cp, own, self.args.interval)

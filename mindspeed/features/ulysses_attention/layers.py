@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from mindspeed.context_parallel.conditions import keeps
 from mindspeed.context_parallel.core_attention import CoreAttention
 from mindspeed.context_parallel.packed import document_slicer, rope_function_of_packed, slicer_of_packed
-from mindspeed.context_parallel.rules import keeps
 from mindspeed.context_parallel.slicing import batch_share, batch_slicer, table_share
 from mindspeed.features.ulysses_attention.attention import contiguous, ulysses_attention
 from mindspeed.ops.attention_mask import AttentionVisibility

@@ -23,14 +23,17 @@ def test_a_bias_says_where_a_token_is_and_no_embedding_does():
 
 def test_rotary_positions_are_refused():
     (problem,) = refusals("alibi", rotary=True)
-    assert problem == "MS304 alibi: the positions of the model are rotary, and a bias on scores takes their place | --no-rotary"
+    assert problem == (
+        "MS304 alibi: the positions of the model are rotary, but alibi replaces position embeddings "
+        "| --no-rotary, or remove alibi"
+    )
     text = "remove --position-embedding-type and --use-rotary-position-embeddings"
     assert MegatronCommandLine("0.16.1")((GiveField("rotary", False),)) == text
 
 
 def test_latent_attention_is_refused():
     assert refusals("alibi", rotary=False, multi_latent_attention=True) == [
-        "MS304 alibi: multi-latent attention has rotary positions, and a bias on scores takes their place "
+        "MS304 alibi: multi-latent attention has rotary positions, but alibi replaces position embeddings "
         "| --no-multi-latent-attention, or remove alibi"
     ]
 
@@ -68,8 +71,8 @@ def test_it_comes_after_the_algorithm_whose_core_attention_gets_the_bias(algorit
 def test_blocks_of_ranks_take_slopes_and_distance_alone(settings):
     assert refusals("alibi", "ring-attention", rotary=False, cp=2, settings={"alibi": {"fused_type": 2}}) == []
     assert refusals("alibi", "ring-attention", rotary=False, cp=2, settings={"alibi": settings}) == [
-        "MS304 alibi: 2 context-parallel ranks have blocks of scores, whose bias comes from slopes and the distance alone "
-        "| remove alibi's settings, or --cp 1"
+        "MS304 alibi: under cp=2 the bias comes from slopes and the distance alone (fused_type 2, fused) "
+        "| --set alibi.fused_type=2 (without square, opposite and fill), or --cp 1"
     ]
 
 
@@ -78,7 +81,7 @@ def test_blocks_of_ranks_take_slopes_and_distance_alone(settings):
 def test_a_matrix_is_not_made_from_slopes(form, kind):
     assert refusals("alibi", rotary=False, world_size=1, settings={"alibi": {form: True, "fused_type": 0}}) == []
     assert refusals("alibi", rotary=False, world_size=1, settings={"alibi": {form: True, "fused_type": kind}}) == [
-        f"MS304 alibi: square, opposite and fill take a matrix, and fused_type {kind} has none | --set alibi.fused_type=0"
+        f"MS301 alibi: square, opposite and fill need a matrix, but fused_type {kind} has none | --set alibi.fused_type=0"
     ]
 
 

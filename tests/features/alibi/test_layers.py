@@ -11,15 +11,17 @@ import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from mindspeed.features.alibi.feature import AlibiArgs
-from mindspeed.features.alibi.layers import with_position_bias
+from mindspeed.features.alibi.conditions import AlibiArgs
+from mindspeed.features.alibi.feature import Alibi
+from mindspeed.features.alibi.layers import attention_without_bias, with_position_bias
 from mindspeed.features.flash_attention.feature import FlashAttentionArgs
 from mindspeed.features.flash_attention.layers import with_flash_attention
-from mindspeed.plugins.problems import MindSpeedError
+from mindspeed.plugins import MindSpeedError, World
 
 CAUSAL, NONE = AttnMaskType.causal, AttnMaskType.no_mask
 HEADS, GROUPS, WIDTH, BATCH = 6, 2, 4, 2
@@ -186,22 +188,12 @@ def test_the_given_spec_stays_and_its_parameters_are_kept() -> None:
     assert core.core_attention.params == {"attention_dropout": 0.25}
 
 
-def refused(spec: Any, **given: Any) -> str:
-    with pytest.raises(MindSpeedError) as error:
-        with_position_bias(spec, SimpleNamespace(num_attention_heads=4, **given), AlibiArgs())
-    return str(error.value)
-
-
-def test_a_core_attention_that_takes_no_bias_is_refused() -> None:
-    spec = TransformerBlockSubmodules(layer_specs=[get_gpt_layer_local_spec()])
-    assert refused(spec) == (
-        "MS304 alibi: the core attention of the model that is being built, "
-        "megatron.core.transformer.dot_product_attention.DotProductAttention, takes no bias\n  fix: remove alibi"
-    )
-
-
-def test_rotary_positions_of_latent_attention_are_refused() -> None:
-    spec = TransformerBlockSubmodules(layer_specs=[get_gpt_layer_local_spec()])
-    assert refused(spec, multi_latent_attention=True) == (
-        "MS304 alibi: multi-latent attention has rotary positions in the model that is being built\n  fix: remove alibi"
-    )
+@pytest.mark.parametrize(("cp", "fused"), [(1, True), (1, False), (2, True)])
+def test_a_core_attention_of_another_package_that_adds_no_bias_is_named(cp: int, fused: bool) -> None:
+    feature = Alibi(AlibiArgs(fused=fused), World({"cp": cp}))
+    local, other = get_gpt_layer_local_spec(), get_gpt_layer_local_spec()
+    other.submodules.self_attention.submodules.core_attention = IdentityOp
+    assert [*attention_without_bias(feature, TransformerBlockSubmodules(layer_specs=[local]), None)] == []
+    assert [*attention_without_bias(feature, TransformerBlockSubmodules(layer_specs=[local, other]), None)] == [
+        "the core attention of the model, megatron.core.transformer.identity_op.IdentityOp, adds no position bias"
+    ]

@@ -5,21 +5,20 @@ from types import SimpleNamespace
 import pytest
 
 from mindspeed.features.coc.feature import Coc, CocArgs
-from mindspeed.plugins import MindSpeedError, World
-from tests.features.resolving import active, refusals
+from mindspeed.plugins import World
+from tests.features.resolving import ask, refusals
 
 
-def test_it_needs_more_than_one_tensor_parallel_rank():
-    assert refusals("coc", tp=1) == [
-        "MS304 coc: linear layers have no collectives to hide at tensor-parallel size 1 | --tp 2 or more, or remove coc"
-    ]
-    assert "coc" in active("coc", tp=2)
+def test_one_tensor_parallel_rank_leaves_it_nothing_to_do():
+    notes = [row.text for row in ask("coc", tp=1).rows if row.feature == "coc" and row.kind == "note"]
+    assert notes == ["coc: tp is 1, so linear layers have no collectives to overlap"]
+    assert [row.text for row in ask("coc", tp=2).rows if row.feature == "coc" and row.kind == "note"] == []
 
 
 def test_parts_are_a_power_of_two_up_to_eight():
     assert refusals("coc", tp=2, settings={"coc": {"parts": 3}}) == [
         "MS301 coc.parts is 3: input should be 1, 2, 4 or 8 | "
-        "--set coc.parts=4 (parts of a product; more hide more, and start more collectives)"
+        "--set coc.parts=4 (number of chunks of a product; more chunks overlap more, and start more collectives)"
     ]
     for parts in (1, 2, 4, 8):
         assert refusals("coc", tp=2, settings={"coc": {"parts": parts}}) == []
@@ -44,20 +43,33 @@ def test_mode_one_is_one_part_and_mode_zero_leaves_the_layers():
     assert Coc(CocArgs(parts=1), World({})).layer_spec(spec, None) is spec
 
 
-def test_options_and_layers_that_it_cannot_follow_are_refused_when_the_model_is_built():
+@pytest.mark.parametrize("name", ["coc", "mc2", "tensor-parallel-2d"])
+@pytest.mark.parametrize(
+    ("world", "text"),
+    [
+        (
+            {"transformer_engine_layers": True},
+            "layers are Transformer Engine's, and {name} works on Megatron's local layers "
+            "| --no-transformer-engine-layers, or remove {name}",
+        ),
+        (
+            {"tensor_parallel_overlap": True},
+            "tp_comm_overlap overlaps collectives of Transformer Engine's layers only, and {name} works on Megatron's "
+            "| --no-tensor-parallel-overlap, or remove {name}",
+        ),
+    ],
+)
+def test_other_linear_layers_are_refused(name, world, text):
+    assert refusals(name, tp=4, **world) == [f"MS304 {name}: {text.format(name=name)}"]
+
+
+def test_a_model_without_megatrons_linear_layers_is_told():
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 
-    feature, local = Coc(CocArgs(), World({})), get_gpt_layer_local_spec()
-    assert feature.layer_spec(local, SimpleNamespace(tp_comm_overlap=False)) is not local
-    with pytest.raises(MindSpeedError) as overlap:
-        feature.layer_spec(local, SimpleNamespace(tp_comm_overlap=True))
-    assert [problem.message for problem in overlap.value.problems] == [
-        "coc: tp_comm_overlap is set, and layers other than Transformer Engine's ignore it"
+    from mindspeed.tensor_parallel.layers import missing_linear_layers
+
+    feature = Coc(CocArgs(), World({}))
+    assert [*missing_linear_layers(feature, get_gpt_layer_local_spec(), None)] == []
+    assert [*missing_linear_layers(feature, SimpleNamespace(), None)] == [
+        "no layer of the model is Megatron's ColumnParallelLinear or RowParallelLinear"
     ]
-    with pytest.raises(MindSpeedError) as engine:
-        feature.layer_spec(SimpleNamespace(), SimpleNamespace(tp_comm_overlap=False))
-    (problem,) = engine.value.problems
-    assert (problem.message, problem.fix_text) == (
-        "coc: the layers of the model that is being built are not Megatron's ColumnParallelLinear and RowParallelLinear",
-        "--transformer-impl local, or remove coc",
-    )

@@ -88,7 +88,7 @@ def test_the_degree_of_the_neighbours_is_in_the_plan_and_what_the_user_said_stay
 
 def test_what_cannot_says_why():
     assert [row for row in choices(cp=6, seq_length=6 * 1024) if "cannot" in row] == [
-        "ulysses-attention: cannot, 64 attention heads do not divide among cp x tp = 6 x 1 ranks"
+        "ulysses-attention: cannot, 64 attention heads are not divisible by cp x tp = 6 x 1"
     ]
     odd = choices(cp=4, seq_length=4 * 1023, num_query_groups=64)
     assert odd[0].startswith("ulysses-attention is chosen, which alone can: ")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from mindspeed.features.context_parallel.feature import ContextParallel, ContextParallelArgs
-from mindspeed.plugins import MindSpeedError, World
+from mindspeed.plugins import World
 from mindspeed.plugins.hookspecs import HOOKS
 from mindspeed.plugins.manager import FeatureManager
 from tests.features.resolving import CATALOG, MODEL, active, ask, not_checked, overrides, refusals
@@ -63,17 +61,15 @@ def test_the_loss_is_divided_by_tokens():
 
 
 def zigzag(name: str) -> tuple[str, dict[str, Any], dict[str, Any], str]:
-    message = (
-        f"MS304 {name}: sequence length 60 is not a multiple of 2 x cp = 2 x 4 | use a --seq-length that is a multiple of 2 x 4"
-    )
+    message = f"MS304 {name}: sequence length 60 is not a multiple of 2 x cp = 2 x 4 | --seq-length N (a multiple of 2 x 4)"
     return name, TWO if name == HYBRID else {}, {"cp": 4, "seq_length": 60}, message
 
 
 def prediction(name: str) -> tuple[str, dict[str, Any], dict[str, Any], str]:
     settings = {HYBRID: TWO, "adaptive-cp": {"adaptive-cp": {"dynamic_mask": True}}}.get(name, {})
     message = (
-        f"MS304 {name}: multi-token prediction looks for the next tokens where Megatron's zig-zag has them, and here they are "
-        "elsewhere | an algorithm that keeps Megatron's zig-zag, or no --mtp-num-layers"
+        f"MS304 {name}: multi-token prediction looks for the next tokens in Megatron's zig-zag order, "
+        f"which {name} does not keep | use ring-attention or kv-allgather-cp, or --mtp-num-layers 0"
     )
     return name, settings, {"cp": 4, "mtp_num_layers": 1}, message
 
@@ -89,23 +85,22 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         ULYSSES,
         {},
         {"cp": 4, "seq_length": 62},
-        "MS304 context-parallel: sequence length 62 is not a multiple of 4 context-parallel ranks "
-        "| use a --seq-length that is a multiple of 4",
+        "MS304 context-parallel: sequence length 62 is not divisible by cp=4 | --seq-length N (a multiple of 4)",
     ),
     # heads
     (
         ULYSSES,
         {},
         {"cp": 4, "num_attention_heads": 6, "num_query_groups": 2},
-        "MS304 ulysses-attention: 6 attention heads do not divide among cp x tp = 4 x 1 ranks "
-        "| --cp N (a smaller one), or use ring-attention, which needs nothing of the heads",
+        "MS304 ulysses-attention: 6 attention heads are not divisible by cp x tp = 4 x 1 "
+        "| --cp N (a smaller one), or use ring-attention, which does not split heads",
     ),
     (
         HYBRID,
         TWO,
         {"cp": 4, "num_attention_heads": 7, "num_query_groups": 1},
-        "MS304 hybrid-attention: 7 attention heads do not divide among 2 x tp = 2 x 1 ranks "
-        "| a smaller --set hybrid-attention.ulysses_degree",
+        "MS304 hybrid-attention: 7 attention heads are not divisible by ulysses_degree x tp = 2 x 1 "
+        "| --set hybrid-attention.ulysses_degree=VALUE (a smaller one)",
     ),
     # the window of a double ring
     *(
@@ -113,8 +108,8 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
             RING,
             {RING: {"window": window}},
             {"cp": 4},
-            f"MS304 ring-attention: window {window} is not a part of the ring of 4 ranks "
-            "| --set ring-attention.window=1, or another divisor of 4 that is smaller than it",
+            f"MS304 ring-attention: window {window} does not divide cp=4 into two or more inner rings "
+            "| --set ring-attention.window=1, or --set ring-attention.window=VALUE (a divisor of 4 that is smaller than it)",
         )
         for window in (3, 4, 8)
     ),
@@ -123,15 +118,16 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {RING: {"window": 0}},
         {"cp": 4},
         "MS301 ring-attention.window is 0: input should be greater than or equal to 1 "
-        "| --set ring-attention.window=1 (neighbouring ranks of an inner ring; 1 is a single ring)",
+        "| --set ring-attention.window=1 (number of neighbouring ranks that form an inner ring; 1 is a single ring)",
     ),
     *(
         (
             HYBRID,
             {HYBRID: {"ulysses_degree": 2, "window": window}},
             {"cp": 8},
-            f"MS304 hybrid-attention: window {window} is not a part of the ring of 8 / 2 ranks "
-            "| --set hybrid-attention.window=1, or another divisor of the ring that is smaller than it",
+            f"MS304 hybrid-attention: window {window} does not divide the ring of cp=8 / ulysses_degree=2 ranks into two "
+            "or more inner rings | --set hybrid-attention.window=1, or --set hybrid-attention.window=VALUE "
+            "(a divisor of the ring that is smaller than it)",
         )
         for window in (3, 4)
     ),
@@ -140,8 +136,8 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         HYBRID,
         {},
         {"cp": 4},
-        "MS304 hybrid-attention: ulysses_degree, the number of ranks that exchange tokens for heads, is not set "
-        "| --set hybrid-attention.ulysses_degree=2, or more, at best the ranks of a node",
+        "MS304 hybrid-attention: ulysses_degree, the number of ranks that exchange tokens for heads, is not given "
+        "| --set hybrid-attention.ulysses_degree=2 (or more, at best the ranks of a node)",
     ),
     (
         HYBRID,
@@ -149,15 +145,16 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {"cp": 4},
         "MS301 hybrid-attention.ulysses_degree is 1: input should be greater than or equal to 2 "
         "| --set hybrid-attention.ulysses_degree=2 "
-        "(neighbouring ranks that exchange tokens for heads, at best those of a node)",
+        "(number of neighbouring ranks that exchange tokens for heads, at best those of a node)",
     ),
     *(
         (
             HYBRID,
             TWO,
             {"cp": cp, "world_size": cp, "seq_length": 6 * cp},
-            f"MS304 hybrid-attention: 2 neighbours and a ring of two or more do not make {cp} context-parallel ranks "
-            "| --cp N (two or more times 2), or use ulysses-attention or ring-attention alone",
+            f"MS304 hybrid-attention: ulysses_degree 2 does not split cp={cp} into two or more groups of equal size "
+            "| --cp N (two or more times 2), or --set hybrid-attention.ulysses_degree=VALUE "
+            f"(a divisor of {cp} that is smaller than it)",
         )
         for cp in (2, 3)
     ),
@@ -169,7 +166,7 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
             name,
             cached(name, interval=1),
             {"cp": 8},
-            f"MS304 {name}: interval 1 says which layers keep something, and keep is none "
+            f"MS301 {name}: interval 1 says which layers keep tensors, but keep is none "
             f"| --set {name}.keep=full, or --set {name}.interval=0",
         )
         for name in (RING, ULYSSES, HYBRID)
@@ -179,7 +176,7 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
             name,
             cached(name, interval=8, keep="half"),
             {"cp": 8},
-            f"MS304 {name}: interval 8 is not below the number of layers, 8 | --set {name}.interval=0, or another below 8",
+            f"MS304 {name}: interval 8 is not below num_layers=8 | --set {name}.interval=0",
         )
         for name in (RING, ULYSSES, HYBRID)
     ),
@@ -202,8 +199,8 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         ULYSSES,
         {ULYSSES: {"kv_allgather": True}},
         {"cp": 2, "tp": 2, "vocab_size": 512},
-        "MS304 ulysses-attention: 4 key heads give each of tp = 2 ranks more than the one that can be gathered "
-        "| --set ulysses-attention.kv_allgather=false, or kv-allgather-cp, which gathers any number",
+        "MS304 ulysses-attention: kv_allgather gathers a single key head, but tp=2 ranks share 4 key heads "
+        "| --set ulysses-attention.kv_allgather=false, or use kv-allgather-cp, which gathers any number",
     ),
 ]
 
@@ -241,58 +238,54 @@ def test_one_rank_keeps_every_rule_and_changes_nothing(name):
 
 def test_what_no_plan_knows_is_not_checked_and_says_which_flag_decides():
     assert not_checked(ULYSSES, cp=2, seq_length=64) == [
-        "'? attention heads do not divide among cp x tp = 2 x 1 ranks' depends on num_attention_heads; "
-        "give --num-attention-heads"
+        "'? attention heads are not divisible by cp x tp = 2 x 1' depends on num_attention_heads; give --num-attention-heads"
     ]
     settings = {RING: {"interval": 2, "keep": "full"}}
     assert not_checked(RING, settings=settings, cp=2) == [
-        "'sequence length ? is not a multiple of 2 context-parallel ranks' depends on seq_length; give --seq-length",
+        "'sequence length ? is not divisible by cp=2' depends on seq_length; give --seq-length",
         "'sequence length ? is not a multiple of 2 x cp = 2 x 2' depends on seq_length; give --seq-length",
-        "'interval 2 is not below the number of layers, ?' depends on num_layers; give --num-layers",
+        "'interval 2 is not below num_layers=?' depends on num_layers; give --num-layers",
     ]
 
 
 def test_all_broken_rules_are_said_at_once():
-    settings = {RING: {"window": 3, "interval": 9}, "context-parallel": {"algorithm": ULYSSES}}
+    settings = {RING: {"window": 3, "interval": 9, "keep": "half"}, "context-parallel": {"algorithm": ULYSSES}}
     found = [text.split(" | ")[0].split(":")[0] for text in refusals(RING, settings=settings, cp=4, seq_length=62)]
     assert found == [
         "MS342 context-parallel.algorithm (command line) names ulysses-attention, and ring-attention is active in its place",
         "MS304 context-parallel",
-        *["MS304 ring-attention"] * 4,
+        *["MS304 ring-attention"] * 3,
     ]
-
-
-def context_parallel(size: int) -> ContextParallel:
-    return ContextParallel(ContextParallelArgs(size=size), World({}))
 
 
 @pytest.mark.parametrize("algorithm", [RING, ULYSSES])
-def test_megatrons_hybrid_context_parallelism_on_the_command_line_is_refused_before_the_job_starts(algorithm):
-    settings = {"context-parallel": {"hybrid": True}}
-    assert [text.partition(" | ")[0] for text in refusals(algorithm, settings=settings, cp=2)] == [
-        "MS304 context-parallel: hybrid_context_parallel spreads every sample over ranks of its own, "
-        "and context-parallel.size=2 spreads all samples over one group"
+def test_megatrons_hybrid_context_parallelism_is_refused(algorithm):
+    assert refusals(algorithm, cp=2, hybrid_context_parallel=True) == [
+        "MS304 context-parallel: hybrid_context_parallel gives each sample a group of ranks, but cp=2 spreads all samples over "
+        "one group | --no-hybrid-context-parallel, or --cp 1"
     ]
+    assert refusals("context-parallel", cp=1, hybrid_context_parallel=True) == []
 
 
-def test_megatrons_flag_is_the_setting():
-    (flag,) = ContextParallel.spec.megatron_flags
-    assert (flag.dest, flag.setting, flag.switch) == ("hybrid_context_parallel", "hybrid", "")
-
-
-def test_megatrons_hybrid_context_parallelism_is_not_doubled():
-    with pytest.raises(MindSpeedError) as raised:
-        context_parallel(2).config_ready(SimpleNamespace(hybrid_context_parallel=True))
-    assert [str(problem) for problem in raised.value.problems] == [
-        "MS304 hybrid_context_parallel spreads every sample over ranks of its own, "
-        "and context-parallel.size=2 spreads all samples over one group"
-        "\n  fix: drop --hybrid-context-parallel, or --set context-parallel.size=1"
-    ]
-
-
-@pytest.mark.parametrize("config", [{"hybrid_context_parallel": False}, {}])
-def test_one_kind_of_context_parallelism_is_fine(config):
-    context_parallel(2).config_ready(SimpleNamespace(**config))
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    ("world", "message"),
+    [
+        (
+            {"softmax_type": "learnable"},
+            "softmax_type is learnable, and {name} computes the vanilla softmax | --softmax-type vanilla, or remove {name}",
+        ),
+        (
+            {"windowed_attention": True},
+            "attention sees a window of keys (window_size), which {name} does not compute "
+            "| --no-windowed-attention, or remove {name}",
+        ),
+    ],
+)
+def test_other_attention_is_refused(name, world, message):
+    settings = {HYBRID: TWO, "adaptive-cp": {"adaptive-cp": {"dynamic_mask": True}}}.get(name, {})
+    assert refusals(name, settings=settings, cp=4, **world) == [f"MS304 {name}: {message.format(name=name)}"]
+    assert refusals(name, settings=settings, cp=1, **world) == []
 
 
 @pytest.mark.parametrize("name", ["context-parallel", *ALL])

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from megatron.core.datasets.gpt_dataset import _get_ltor_masks_and_position_ids as stock
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
@@ -135,7 +136,7 @@ def refusal(*features: str, **settings: Any) -> str:
 
 def test_a_document_longer_than_the_sequence_is_refused() -> None:
     assert refusal(fixed_document_length=9).startswith(
-        "MS304 eod-reset: documents of 9 tokens are longer than the sequence of 8\n"
+        "MS304 eod-reset: fixed_document_length 9 is greater than seq_length=8\n"
     )
 
 
@@ -164,18 +165,55 @@ def core_of(spec: Any) -> Any:
     return spec.submodules.self_attention.submodules.core_attention
 
 
-def test_megatrons_own_core_attention_is_exchanged_and_one_that_knows_documents_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "_ranks", lambda: 1)
-    config, spec = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=2), get_gpt_layer_local_spec()
-    assert core_of(layers.with_documents(spec, config, FEATURE)).module is layers.DocumentAttention
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_megatrons_own_core_attention_is_exchanged_and_one_that_knows_documents_stays() -> None:
+    spec = get_gpt_layer_local_spec()
+    assert core_of(layers.with_documents(spec, FEATURE)).module is layers.DocumentAttention
     flash = with_flash_attention(spec, FlashAttentionArgs())
-    assert core_of(layers.with_documents(flash, config, FEATURE)) is core_of(flash)
+    assert core_of(layers.with_documents(flash, FEATURE)) is core_of(flash)
 
 
-def test_a_core_attention_that_would_not_read_the_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "_ranks", lambda: 2)
-    with pytest.raises(MindSpeedError) as refused:
-        layers.with_documents(get_gpt_layer_local_spec(), None, FEATURE)
-    assert str(refused.value) == (
-        "MS304 eod-reset: DotProductAttention does not know documents\n  fix: remove the feature that brings it, or eod-reset"
-    )
+@pytest.mark.usefixtures("one_rank")
+def test_a_core_attention_that_ignores_documents_is_named() -> None:
+    def found(spec: Any, **values: Any) -> list[str]:
+        config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=2, **values)
+        return [*layers.attention_without_documents(FEATURE, spec, config)]
+
+    other = get_gpt_layer_local_spec()
+    other.submodules.self_attention.submodules.core_attention = IdentityOp
+    assert found(get_gpt_layer_local_spec()) == []
+    assert found(other) == ["the core attention IdentityOp of the model ignores documents"]
+    assert found(get_gpt_layer_local_spec(), window_size=(4, 0)) == [
+        "window_size is set, and documents in a window of keys need flash-attention"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("world", "expected"),
+    [
+        (
+            {"softmax_type": "off-by-one"},
+            "MS304 eod-reset: softmax_type is off-by-one, and eod-reset computes the vanilla softmax\n"
+            "  because: eod-reset: you asked for it\n",
+        ),
+        (
+            {"cuda_graphs": True},
+            "MS304 eod-reset: layers are captured as CUDA graphs, which eod-reset does not support\n"
+            "  because: eod-reset: you asked for it\n",
+        ),
+    ],
+)
+def test_a_job_in_which_documents_would_be_ignored_is_refused(world: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ResolutionError) as refused:
+        mindspeed.plan(["eod-reset"], platform="cpu", world={"seq_length": 8, "world_size": 2, **world})
+    assert expected in str(refused.value)
+
+
+def test_documents_in_a_window_of_keys_bring_flash_attention() -> None:
+    world = {"seq_length": 8, "world_size": 2}
+    assert "flash-attention" in mindspeed.plan(["eod-reset"], platform="cpu", world=world | {"windowed_attention": True}).names

@@ -1,15 +1,10 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
-from mindspeed.features.flash_attention.feature import FlashAttention, FlashAttentionArgs
-from mindspeed.features.flash_attention.layers import misfits
 from mindspeed.megatron_lm.old_flags.flags import read_old_flags
 from mindspeed.ops.variants import has_variant
-from mindspeed.plugins import MindSpeedError, World
-from tests.features.resolving import CATALOG, active, refusals
+from tests.features.resolving import CATALOG, active, ask, refusals
 
 
 def test_level_one_switches_it_on_where_it_has_a_variant():
@@ -36,17 +31,35 @@ def test_old_flags_give_it_and_its_settings():
     assert old.layer.settings == {"flash-attention": {"sparse_mode": 4, "pre_tokens": 128, "next_tokens": 0}}
 
 
-def test_a_softmax_with_an_offset_and_clipped_logits_are_refused_if_the_feature_is_requested_and_else_stay():
-    assert misfits(SimpleNamespace(softmax_type="vanilla", qk_clip=False)) == []
-    assert misfits(SimpleNamespace()) == []  # before Megatron 0.15
-    unfit = SimpleNamespace(softmax_type="learnable", qk_clip=True, log_max_attention_logit=True)
-    feature = FlashAttention(FlashAttentionArgs(), World({}))
-    with pytest.raises(MindSpeedError) as error:
-        feature.layer_spec(None, unfit)
-    assert str(error.value) == (
-        "MS304 flash-attention: softmax_type is not vanilla and qk_clip is set and log_max_attention_logit is set "
-        "in a model that is being built\n  fix: remove flash-attention"
-    )
-    feature.requested = False
-    spec = object()
-    assert feature.layer_spec(spec, unfit) is spec
+@pytest.mark.parametrize(
+    ("world", "text"),
+    [
+        (
+            {"softmax_type": "learnable"},
+            "softmax_type is learnable, and the operator computes the vanilla softmax | --softmax-type vanilla, ",
+        ),
+        (
+            {"qk_clip": True},
+            "qk_clip needs the largest attention logits, which the operator does not return | --no-qk-clip, ",
+        ),
+        (
+            {"logged_attention_logits": True},
+            "log_max_attention_logit needs the largest attention logits, which the operator does not return "
+            "| --no-logged-attention-logits, ",
+        ),
+        (
+            {"transformer_engine_layers": True},
+            "layers are Transformer Engine's, and flash-attention works on Megatron's local layers "
+            "| --no-transformer-engine-layers, ",
+        ),
+    ],
+)
+def test_what_the_operator_does_not_compute_is_refused_and_left_out_of_level_1(world, text):
+    assert refusals("flash-attention", world_size=1, **world) == [f"MS304 flash-attention: {text}or remove flash-attention"]
+    assert "flash-attention" not in active(world_size=1, has_variant=has_variant, **world)
+
+
+def test_context_parallelism_leaves_it_nothing_to_do():
+    notes = [row.text for row in ask("flash-attention", "ring-attention", cp=2).rows if row.kind == "note"]
+    text = "cp is 2, and the algorithm of context parallelism has a core attention that calls the same operator"
+    assert f"flash-attention: {text}" in notes

@@ -13,15 +13,6 @@ def test_it_brings_sequence_parallelism_and_the_plan_says_so():
     )
 
 
-def test_it_needs_more_than_one_tensor_parallel_rank():
-    refused = refusals("mc2", tp=1)
-    assert (
-        "MS304 mc2: linear layers have no collectives to fuse at tensor-parallel size 1 | --tp 2 or more, or remove mc2"
-        in refused
-    )
-    assert refusals("mc2", tp=2) == []
-
-
 def test_one_feature_holds_the_linear_layers():
     assert refusals("mc2", "coc", tp=2) == ["MS203 coc and mc2 all hold the slot linear | remove coc or mc2"]
 

@@ -35,7 +35,7 @@ def in_blocks(count):
 
 def test_without_context_parallelism_there_is_nothing_to_merge():
     assert refusals("ring-attention-update", world_size=1) == [
-        "MS304 ring-attention-update: the context-parallel size is 1, so attention has one block and nothing to merge "
+        "MS304 ring-attention-update: cp is 1, so attention has one block and there is nothing to merge "
         "| --cp 2 (with a context-parallel algorithm that merges blocks), or remove ring-attention-update"
     ]
 

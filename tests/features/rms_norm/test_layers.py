@@ -1,14 +1,11 @@
-import pytest
 import torch
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.torch_norm import L2Norm, WrappedTorchNorm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from mindspeed.features.rms_norm.feature import RmsNorm
 from mindspeed.features.rms_norm.layers import RMSNorm, with_operator_norms
-from mindspeed.plugins import FeatureArgs, MindSpeedError, World
 
 
 def config(**values):
@@ -55,19 +52,6 @@ def test_norms_of_moe_and_latent_attention_layers_are_exchanged():
     assert norms(changed.layer_specs[0]) == [RMSNorm, RMSNorm, IdentityOp, IdentityOp]
     assert norms(changed.layer_specs[1]) == [RMSNorm] * 4
     assert changed.layer_specs[0].submodules.mlp is moe.submodules.mlp
-
-
-def test_a_model_with_another_norm_is_refused_if_the_feature_is_requested_and_else_stays_as_it_was():
-    layer_norm = config(normalization="LayerNorm")
-    given = get_gpt_decoder_block_spec(layer_norm, use_transformer_engine=False, pp_rank=0)
-    feature = RmsNorm(FeatureArgs(), World({}))
-    with pytest.raises(MindSpeedError) as error:
-        feature.layer_spec(given, layer_norm)
-    assert str(error.value) == (
-        "MS304 rms-norm: a model that is being built normalizes with LayerNorm, not RMSNorm\n  fix: remove rms-norm"
-    )
-    feature.requested = False
-    assert feature.layer_spec(given, layer_norm) is given
 
 
 def test_the_module_is_torchs_rms_norm_with_the_same_parameter_name():

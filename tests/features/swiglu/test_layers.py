@@ -6,10 +6,7 @@ import torch.nn.functional as F
 from megatron.core.fusions import fused_bias_swiglu
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from mindspeed.features.swiglu.feature import Swiglu
-from mindspeed.features.swiglu.layers import misfits, with_operator, with_weighted_operator
-from mindspeed.job.world import World
-from mindspeed.plugins import FeatureArgs, MindSpeedError
+from mindspeed.features.swiglu.layers import fits, with_operator, with_weighted_operator
 
 
 @pytest.fixture(autouse=True)
@@ -76,17 +73,12 @@ def config(**values):
     return TransformerConfig(**defaults | values)
 
 
-def test_a_swiglu_model_is_accepted():
-    assert misfits(config(activation_func=F.silu, gated_linear_unit=True, bias_activation_fusion=True)) == []
-
-
-def test_every_option_that_would_be_ignored_is_refused_by_the_requested_feature():
-    with pytest.raises(MindSpeedError) as error:
-        Swiglu(FeatureArgs(), World({})).config_ready(config(activation_func=F.gelu, activation_func_clamp_value=7.0))
-    assert str(error.value) == (
-        "MS304 swiglu: activation_func is not silu and gated_linear_unit is off and activation_func_clamp_value is set "
-        "in a model that is being built\n  fix: remove swiglu"
-    )
+def test_the_fused_activation_is_set_for_what_the_operator_computes_alone():
+    swiglu = {"activation_func": F.silu, "gated_linear_unit": True}
+    assert fits(config(**swiglu, bias_activation_fusion=True))
+    assert not fits(config(**swiglu, activation_func_clamp_value=7.0))
+    assert not fits(config(activation_func=F.gelu, gated_linear_unit=True))
+    assert not fits(config(activation_func=F.tanh, gated_linear_unit=True))
 
 
 def test_an_input_that_is_kept_in_fp8_or_on_the_host_stays_megatrons():

@@ -12,13 +12,13 @@ def test_every_split_dimension_that_divides_is_accepted():
 @pytest.mark.parametrize(
     ("world", "refusal"),
     [
-        ({"num_attention_heads": 6}, "6 attention heads cannot be split over 4 ranks | --tp N (a divisor of 6)"),
+        ({"num_attention_heads": 6}, "6 attention heads are not divisible by tp=4 | --tp N (a divisor of 6)"),
         (
             {"num_query_groups": 3},
-            "3 query groups are neither a multiple nor a divisor of 4 ranks | --tp N (a divisor of 3)",
+            "3 query groups are neither a multiple nor a divisor of tp=4 | --tp N (a divisor of 3)",
         ),
-        ({"ffn_hidden_size": 250}, "an MLP of 250 hidden units cannot be split over 4 ranks | --tp N (a divisor of 250)"),
-        ({"vocab_size": 510}, "a vocabulary of 510 cannot be split over 4 ranks | pad the vocabulary to a multiple of 4"),
+        ({"ffn_hidden_size": 250}, "ffn_hidden_size 250 is not divisible by tp=4 | --tp N (a divisor of 250)"),
+        ({"vocab_size": 510}, "vocabulary size 510 is not divisible by tp=4 | pad the vocabulary to a multiple of 4"),
     ],
 )
 def test_a_dimension_that_does_not_divide_is_refused(world, refusal):
@@ -43,10 +43,10 @@ def test_a_moe_model_needs_sequence_parallelism_beside_tensor_parallelism():
 def test_a_model_of_unknown_shape_is_not_checked():
     assert not_checked(tp=2) == [
         "'RequiresAny sequence-parallel' depends on num_experts; give --num-experts",
-        "'? attention heads cannot be split over 2 ranks' depends on num_attention_heads; give --num-attention-heads",
-        "'? query groups are neither a multiple nor a divisor of 2 ranks' depends on num_query_groups; give --num-query-groups",
-        "'an MLP of ? hidden units cannot be split over 2 ranks' depends on ffn_hidden_size; give --ffn-hidden-size",
-        "'a vocabulary of ? cannot be split over 2 ranks' depends on vocab_size; give --vocab-size",
+        "'? attention heads are not divisible by tp=2' depends on num_attention_heads; give --num-attention-heads",
+        "'? query groups are neither a multiple nor a divisor of tp=2' depends on num_query_groups; give --num-query-groups",
+        "'ffn_hidden_size ? is not divisible by tp=2' depends on ffn_hidden_size; give --ffn-hidden-size",
+        "'vocabulary size ? is not divisible by tp=2' depends on vocab_size; give --vocab-size",
     ]
 
 

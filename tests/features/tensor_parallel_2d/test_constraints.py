@@ -6,11 +6,13 @@ import pytest
 
 from mindspeed.features.tensor_parallel_2d.costs import cheapest_grid, column, layer_numbers, row
 from mindspeed.features.tensor_parallel_2d.feature import TensorParallel2D, TensorParallel2DArgs
+from mindspeed.features.tensor_parallel_2d.refusals import muon_optimizers, refusing
 from mindspeed.plugins import MindSpeedError, World
 from tests.features.resolving import active, ask, refusals
 
 NAME = "tensor-parallel-2d"
-AUTO = f"--set {NAME}.x=auto --set {NAME}.y=auto"
+MUON = "Muon reads one split dimension of a weight, and the weights of linear layers are split along both"
+AUTO = f"--set {NAME}.x=auto and --set {NAME}.y=auto"
 LLAMA_405B = {
     "hidden_size": 16384,
     "ffn_hidden_size": 53248,
@@ -33,8 +35,10 @@ def test_it_brings_sequence_parallelism():
 
 
 def test_it_needs_more_than_one_tensor_parallel_rank():
-    text = f"MS304 {NAME}: there is no grid of 1 tensor-parallel rank | --tp 2 or more, or remove {NAME}"
-    assert text in refusals(NAME, tp=1)
+    assert refusals(NAME, tp=1) == [
+        "MS304 sequence-parallel: sequence-parallel shares the sequence among tensor-parallel ranks, but tp is 1 "
+        "| --tp 2 or more, or remove sequence-parallel"
+    ]
 
 
 @pytest.mark.parametrize(("x", "y"), [(2, 2), (4, 1), (1, 4), (2, "auto"), ("auto", 4), ("auto", "auto")])
@@ -44,12 +48,12 @@ def test_a_grid_of_the_tensor_parallel_size_is_accepted(x: object, y: object):
 
 @pytest.mark.parametrize(("x", "y"), [(2, 3), (3, "auto"), ("auto", 8), (0, 4), (-2, -2)])
 def test_a_grid_of_another_size_is_refused(x: object, y: object):
-    refused = f"MS304 {NAME}: a grid of x = {x} by y = {y} does not have 4 tensor-parallel ranks | {AUTO}"
+    refused = f"MS304 {NAME}: a grid of x={x} by y={y} does not have tp=4 ranks | {AUTO}"
     assert refusals(NAME, tp=4, settings=grid(x, y)) == [refused]
 
 
 def test_a_hidden_size_that_y_does_not_divide_is_refused():
-    refused = f"MS304 {NAME}: a hidden size of 66 cannot be split over y ranks of the grid x = 1, y = 4 | {AUTO}"
+    refused = f"MS304 {NAME}: hidden size 66 is not divisible by y of the grid x=1, y=4 | {AUTO}"
     assert refusals(NAME, tp=4, hidden_size=66, settings=grid(1, 4)) == [refused]
     assert refusals(NAME, tp=4, hidden_size=66, settings=grid(2, 2)) == []
 
@@ -59,7 +63,7 @@ def test_one_feature_holds_the_linear_layers():
 
 
 def test_an_mlp_that_the_ranks_do_not_divide_is_refused():
-    text = "MS304 tensor-parallel: an MLP of 66 hidden units cannot be split over 4 ranks | --tp N (a divisor of 66)"
+    text = "MS304 tensor-parallel: ffn_hidden_size 66 is not divisible by tp=4 | --tp N (a divisor of 66)"
     assert refusals(NAME, tp=4, ffn_hidden_size=66, settings=grid(2, 2)) == [text]
     assert refusals(NAME, tp=4, ffn_hidden_size=68, settings=grid(2, 2)) == []
 
@@ -86,24 +90,23 @@ def test_a_layer_of_llama_3_405b_on_sixteen_ranks_sends_seven_tenths_in_forward(
     assert cheapest_grid(World({"tp": 4, **LLAMA_405B})) == (4, 1)
 
 
-def test_options_that_its_layers_cannot_follow_are_refused_when_the_model_is_built_all_at_once():
-    from mindspeed.features.tensor_parallel_2d.refusals import refuse_model
-
-    refuse_model(SimpleNamespace())
-    refuse_model(SimpleNamespace(moe_shared_expert_overlap=False, gtp_weight_remat_size=1))
-    feature = TensorParallel2D(TensorParallel2DArgs(), World({}))
-    with pytest.raises(MindSpeedError) as error:
-        feature.layer_spec(None, SimpleNamespace(moe_shared_expert_overlap=True, gtp_weight_remat_size=2))
-    assert [(problem.message, problem.fix_text) for problem in error.value.problems] == [
+@pytest.mark.parametrize(
+    ("world", "text"),
+    [
         (
-            f"{NAME}: moe_shared_expert_overlap is set, under which shared experts do without their collectives",
-            "remove --moe-shared-expert-overlap",
+            {"shared_expert_overlap": True},
+            "shared experts run without the collectives of their linear layers (moe_shared_expert_overlap) "
+            "| --no-shared-expert-overlap, ",
         ),
         (
-            f"{NAME}: gtp_weight_remat_size is 2: Megatron splits each weight over as many ranks more, along one dimension",
-            "remove --tensor-parallel-num-weight-shards",
+            {"weight_shards": 2},
+            "weight_shards is 2: Megatron splits each weight along one dimension over as many ranks more | --weight-shards 1, ",
         ),
-    ]
+        ({"optimizer": "dist_muon"}, f"{MUON} | --optimizer adam, "),
+    ],
+)
+def test_options_that_its_layers_cannot_follow_are_refused(world, text):
+    assert refusals(NAME, tp=4, **world) == [f"MS304 {NAME}: {text}or remove {NAME}"]
 
 
 @pytest.mark.long
@@ -140,18 +143,13 @@ def test_the_cheapest_grid_needs_the_shape_of_the_model():
     assert problem.fix_text == f"--set {NAME}.y=2"
 
 
-def test_an_optimizer_that_reads_one_split_dimension_is_refused():
-    from mindspeed.features.tensor_parallel_2d.refusals import refusing
-
+def test_an_optimizer_that_reads_one_split_dimension_is_refused_when_it_is_built():
     feature = TensorParallel2D(TensorParallel2DArgs(), World({}))
     adam, muon = (SimpleNamespace(config=SimpleNamespace(optimizer=name)) for name in ("adam", "dist_muon"))
-    feature.optimizer_built(SimpleNamespace(chained_optimizers=[adam]))
-    for build in (lambda: feature.optimizer_built(SimpleNamespace(chained_optimizers=[adam, muon])), refusing(lambda: None)):
-        with pytest.raises(MindSpeedError) as error:
-            build()
-        (problem,) = error.value.problems
-        assert (problem.code, problem.message, problem.fix_text) == (
-            "MS304",
-            f"{NAME}: Muon reads one split dimension of a weight, and the weights of linear layers are split along both",
-            f"--optimizer adam, or remove {NAME}",
-        )
+    assert [*muon_optimizers(feature, SimpleNamespace(chained_optimizers=[adam]))] == []
+    assert [*muon_optimizers(feature, SimpleNamespace(chained_optimizers=[adam, muon]))] == [MUON]
+    with pytest.raises(MindSpeedError) as error:
+        refusing(lambda: None)()
+    assert [str(problem) for problem in error.value.problems] == [
+        f"MS304 {NAME}: {MUON}\n  fix: --optimizer adam, or remove {NAME}"
+    ]

@@ -1,0 +1,111 @@
+"""Conditions that several algorithms have: lengths of sequences, heads, and what attention over blocks can compute. Light."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from mindspeed.job.world import World
+from mindspeed.plugins.conditions import condition
+from mindspeed.plugins.feature import FeatureArgs
+from mindspeed.plugins.fixes import Advice, GiveField, GiveSetting, RemoveFeature, SettingsError
+
+
+@condition(
+    "sequence length {world.seq_length} is not a multiple of 2 x cp = 2 x {world.cp}",
+    fix=(GiveField("seq_length", note="a multiple of 2 x {world.cp}"),),
+)
+def two_chunks_for_each_rank(args: Any, world: World) -> bool:
+    """Check that zig-zag can give each rank an early and a late chunk of the sequence."""
+    return bool(world.seq_length % (2 * world.cp) == 0)
+
+
+@condition(
+    "softmax_type is {world.softmax_type}, and {feature} computes the vanilla softmax",
+    fix=(GiveField("softmax_type", "vanilla"), RemoveFeature()),
+)
+def softmax_is_vanilla(args: Any, world: World) -> bool:
+    """Check that the softmax of attention has no offset and learns none."""
+    return bool(world.softmax_type == "vanilla")
+
+
+@condition(
+    "attention sees a window of keys (window_size), which {feature} does not compute",
+    fix=(GiveField("windowed_attention", False), RemoveFeature()),
+)
+def attention_sees_all_keys(args: Any, world: World) -> bool:
+    """Check that attention has no window."""
+    return not world.windowed_attention
+
+
+@condition(
+    "multi-token prediction looks for the next tokens in Megatron's zig-zag order, which {feature} does not keep",
+    fix=(Advice("use ring-attention or kv-allgather-cp"), GiveField("mtp_num_layers", 0)),
+)
+def predicts_one_token(args: Any, world: World) -> bool:
+    """Check that the model predicts the next token alone; one that is not described is asked when it is built."""
+    return not world.is_set("mtp_num_layers")
+
+
+def has_head_groups(args: Any, world: World) -> bool:
+    """Return whether ``ulysses_degree`` neighbours exchange tokens for heads."""
+    return (args.ulysses_degree or 1) > 1
+
+
+@condition(
+    "ulysses_degree {args.ulysses_degree} does not split cp={world.cp} into two or more groups of equal size",
+    fix=(
+        GiveField("cp", note="two or more times {args.ulysses_degree}"),
+        GiveSetting("ulysses_degree", note="a divisor of {world.cp} that is smaller than it"),
+    ),
+    when=has_head_groups,
+)
+def degree_splits_ranks(args: Any, world: World) -> bool:
+    """Check that two or more groups of neighbours make the context-parallel ranks."""
+    return bool(world.cp % args.ulysses_degree == 0 and world.cp > args.ulysses_degree)
+
+
+@condition(
+    "{world.num_attention_heads} attention heads are not divisible by ulysses_degree x tp = {args.ulysses_degree} x {world.tp}",
+    fix=(GiveSetting("ulysses_degree", note="a smaller one"),),
+    when=has_head_groups,
+)
+def degree_splits_heads(args: Any, world: World) -> bool:
+    """Check that neighbours can share the heads of a tensor-parallel rank."""
+    return bool(world.num_attention_heads % (args.ulysses_degree * world.tp) == 0)
+
+
+class KeepArgs(FeatureArgs):
+    """Base of the settings of an algorithm that may keep received tensors for backward."""
+
+    keep: Literal["none", "half", "full"] = "none"
+    interval: int = Field(0, ge=0, description="number of layers between two in which keep holds; 0: it holds in every layer")
+
+    @model_validator(mode="after")
+    def interval_has_keep(self) -> KeepArgs:
+        """Refuse an interval of layers that keep nothing."""
+        if self.interval and self.keep == "none":
+            text = f"interval {self.interval} says which layers keep tensors, but keep is none"
+            raise SettingsError(text, GiveSetting("keep", "full"), GiveSetting("interval", 0))
+        return self
+
+
+def _has_interval(args: KeepArgs, world: World) -> bool:
+    """Return whether some layers alone keep tensors."""
+    return args.interval > 0
+
+
+@condition(
+    "interval {args.interval} is not below num_layers={world.num_layers}",
+    fix=(GiveSetting("interval", 0),),
+    when=_has_interval,
+)
+def interval_is_inside(args: KeepArgs, world: World) -> bool:
+    """Check that the interval is smaller than the model."""
+    return bool(args.interval < world.num_layers)
+
+
+def keeps(layer_number: int, interval: int) -> bool:
+    """Return whether a layer, counted from 1 over all stages, keeps tensors: ``interval`` layers lie between two that do."""
+    return interval == 0 or layer_number % (interval + 1) == 1

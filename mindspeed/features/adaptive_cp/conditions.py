@@ -1,0 +1,74 @@
+"""Settings of adaptive context parallelism, and the jobs in which its blocks can be planned."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pydantic import model_validator
+
+from mindspeed.plugins import (
+    AddFeature,
+    FeatureArgs,
+    Field,
+    GiveField,
+    GiveSetting,
+    SettingsError,
+    Together,
+    World,
+    condition,
+)
+
+_SHARED_MASK: Final = Together((AddFeature("shared-attention-mask"), GiveSetting("dynamic_mask", False)))
+
+
+class AdaptiveCpArgs(FeatureArgs):
+    only_reschedule: bool = Field(
+        False, description="keep the tokens in order, and only choose which rank computes which block"
+    )
+    coarse: int = Field(
+        1024, ge=1, description="maximum number of mask blocks per dimension when a balanced order of tokens is searched"
+    )
+    without_coarse: bool = Field(False, description="search a balanced order of single tokens, not of blocks")
+    dynamic_mask: bool = Field(
+        False, description="read the mask from each batch, and plan again when it changes; tokens stay in order"
+    )
+    ulysses_degree: int = Field(1, ge=1, description="number of neighbouring ranks that exchange tokens for heads; 1 is none")
+    own_masks: bool = Field(False, description="not supported: name a function that returns your mask instead")
+
+    @model_validator(mode="after")
+    def masks_are_named(self) -> AdaptiveCpArgs:
+        """Refuse masks of functions that are edited in place."""
+        if self.own_masks:
+            fix = GiveSetting("shared-attention-mask.kind", "package.module:function", "which returns the mask")
+            raise SettingsError("own_masks reads lists of blocks from edited functions, which is not supported", fix)
+        return self
+
+
+def reads_masks(args: AdaptiveCpArgs, world: World) -> bool:
+    """Return whether the mask comes with each batch."""
+    return args.dynamic_mask
+
+
+def has_one_mask(args: AdaptiveCpArgs, world: World) -> bool:
+    """Return whether all batches have one mask."""
+    return not args.dynamic_mask
+
+
+@condition(
+    "the mask of a batch reaches the first and the last pipeline stage only, but pp is {world.pp}",
+    fix=(GiveField("pp", 2, "or less"), _SHARED_MASK),
+    when=reads_masks,
+)
+def stages_get_the_mask(args: AdaptiveCpArgs, world: World) -> bool:
+    """Check that there is no stage between the first and the last."""
+    return bool(world.pp <= 2)
+
+
+@condition(
+    "layers are captured as CUDA graphs, and {feature} plans each mask that comes with a batch on the host",
+    fix=(GiveField("cuda_graphs", False), _SHARED_MASK),
+    when=reads_masks,
+)
+def plans_outside_of_graphs(args: AdaptiveCpArgs, world: World) -> bool:
+    """Check that layers whose schedule follows from a mask are not captured."""
+    return not world.cuda_graphs

@@ -1,0 +1,49 @@
+"""Settings of documents, and the jobs in which attention keeps them apart."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mindspeed.context_parallel.conditions import softmax_is_vanilla
+from mindspeed.plugins import FeatureArgs, Field, GiveSetting, ModelCondition, Requires, World, condition
+from mindspeed.plugins.shared_conditions import NO_CUDA_GRAPHS
+
+
+class EodResetArgs(FeatureArgs):
+    reset_position_ids: bool = Field(True, description="restart positions at 0 with every document")
+    fixed_document_length: int | None = Field(
+        None, ge=1, description="number of tokens per document, instead of the ends in the data; the last one takes the rest"
+    )
+
+
+def _has_length(args: EodResetArgs, world: World) -> bool:
+    """Return whether all documents have one length."""
+    return args.fixed_document_length is not None
+
+
+@condition(
+    "fixed_document_length {args.fixed_document_length} is greater than seq_length={world.seq_length}",
+    fix=(GiveSetting("fixed_document_length", note="at most {world.seq_length}"),),
+    when=_has_length,
+)
+def documents_fit(args: EodResetArgs, world: World) -> bool:
+    """Check that a document is not longer than the sequence."""
+    return bool((args.fixed_document_length or 0) <= world.seq_length)
+
+
+def _sees_a_window(args: EodResetArgs, world: World) -> bool:
+    """Return whether attention of one rank sees a window of keys."""
+    return bool(world.cp == 1 and world.windowed_attention)
+
+
+CONDITIONS: Final = (
+    documents_fit,
+    softmax_is_vanilla,
+    NO_CUDA_GRAPHS,  # the ends of documents are read on the host
+    Requires("flash-attention", reason="it alone computes documents in a window of keys", when=_sees_a_window),
+    ModelCondition(
+        "mindspeed.features.eod_reset.layers:attention_without_documents",
+        "every core attention of the model keeps documents apart",
+        subject="spec",
+    ),
+)

@@ -1,0 +1,61 @@
+"""Conditions of a grid of ranks: its size, the model's, and options that weights with two split dimensions do not fit."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mindspeed.features.tensor_parallel_2d.costs import GridSettings, fits_ranks, grid_of
+from mindspeed.plugins import GiveField, GiveSetting, ModelCondition, RemoveFeature, Together, World, condition, unset
+from mindspeed.tensor_parallel.conditions import LINEAR_LAYERS
+
+NAME: Final = "tensor-parallel-2d"
+MUON: Final = "Muon reads one split dimension of a weight, and the weights of linear layers are split along both"
+NOT_MUON: Final = (GiveField("optimizer", "adam"), RemoveFeature(NAME))
+_AUTO: Final = (Together((GiveSetting("x", "auto"), GiveSetting("y", "auto"))),)
+
+
+@condition("a grid of x={args.x} by y={args.y} does not have tp={world.tp} ranks", fix=_AUTO)
+def grid_has_the_ranks(args: GridSettings, world: World) -> bool:
+    """Check that the grid has as many ranks as tensor parallelism."""
+    return fits_ranks(args, world)
+
+
+@condition("hidden size {world.hidden_size} is not divisible by y of the grid x={args.x}, y={args.y}", fix=_AUTO)
+def grid_splits_hidden(args: GridSettings, world: World) -> bool:
+    """Check that y divides the hidden size; a grid of another number of ranks is not judged."""
+    return bool(not fits_ranks(args, world) or world.hidden_size % grid_of(args, world)[1] == 0)
+
+
+@condition(
+    "weight_shards is {world.weight_shards}: Megatron splits each weight along one dimension over as many ranks more",
+    fix=(GiveField("weight_shards", 1), RemoveFeature()),
+)
+def weights_are_whole(args: GridSettings, world: World) -> bool:
+    """Check that no further ranks share the weight of a linear layer."""
+    return bool(world.weight_shards == 1)
+
+
+@condition(MUON, fix=NOT_MUON)
+def optimizer_is_not_muon(args: GridSettings, world: World) -> bool:
+    """Check that the optimizer reads no split dimension; one that is not known is asked when it is built."""
+    return not (world.knows("optimizer") and "muon" in world.optimizer)
+
+
+CONDITIONS: Final = (
+    *LINEAR_LAYERS,
+    grid_has_the_ranks,
+    grid_splits_hidden,
+    weights_are_whole,
+    unset(
+        "shared_expert_overlap",
+        "shared experts run without the collectives of their linear layers (moe_shared_expert_overlap)",
+        fix=(GiveField("shared_expert_overlap", False), RemoveFeature()),
+    ),
+    optimizer_is_not_muon,
+    ModelCondition(
+        "mindspeed.features.tensor_parallel_2d.refusals:muon_optimizers",
+        "the optimizer that is built is not Muon",
+        subject="optimizer",
+        fix=NOT_MUON,
+    ),
+)

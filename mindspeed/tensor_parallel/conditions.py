@@ -1,0 +1,38 @@
+"""Conditions of features that exchange the linear layers of tensor parallelism. Light."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from mindspeed.job.world import World
+from mindspeed.plugins.conditions import ModelCondition, condition, unset
+from mindspeed.plugins.fixes import GiveField, RemoveFeature
+from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
+
+
+@condition(
+    "tp is {world.tp}, so linear layers have no collectives to overlap",
+    fix=(GiveField("tp", 2, or_more=True), RemoveFeature()),
+    otherwise="idle",
+)
+def layers_have_collectives(args: Any, world: World) -> bool:
+    """Check that several ranks share a linear layer."""
+    return bool(world.tp > 1)
+
+
+LINEAR_LAYERS: Final = (
+    layers_have_collectives,
+    NO_TRANSFORMER_ENGINE_LAYERS,
+    unset(
+        "tensor_parallel_overlap",
+        "tp_comm_overlap overlaps collectives of Transformer Engine's layers only, and {feature} works on Megatron's",
+        fix=(GiveField("tensor_parallel_overlap", False), RemoveFeature()),
+    ),
+    ModelCondition(
+        "mindspeed.tensor_parallel.layers:missing_linear_layers",
+        "the layers have ColumnParallelLinear and RowParallelLinear of Megatron",
+        subject="spec",
+        fix=(GiveField("transformer_engine_layers", False), RemoveFeature()),
+    ),
+)
+"""What every feature needs that exchanges linear layers."""
