@@ -130,7 +130,7 @@ CORE_HOOK_POINTS: Final = (
         f"{_CORE}.optimizer:get_megatron_optimizer",
         "get_megatron_optimizer",
         "build",
-        ("model_built", "optimizer_built", "skip_step"),
+        ("model_built", "optimizer_built"),
         arguments="get_megatron_optimizer",
     ),
     HookPoint(

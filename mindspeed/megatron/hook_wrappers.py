@@ -119,36 +119,9 @@ def get_megatron_optimizer(original: Function, config: Any, model_chunks: Any, *
     session.call("model_built", without=features_without_model("model", model_chunks), chunks=model_chunks)
     without = features_without(world_of_config(config))
     optimizer = override_parameters(original)(config, model_chunks, *args, **kwargs)
-    if _implemented("skip_step"):
-        optimizer.step = _unless_skipped(optimizer.step, model_chunks, optimizer)
     without |= features_without_model("optimizer", optimizer)
     session.call("optimizer_built", without=without, optimizer=optimizer)
     return optimizer
-
-
-def _unless_skipped(step: Function, chunks: Any, optimizer: Any) -> Function:
-    """Wrap the ``step`` of one optimizer: a skipped one returns what Megatron returns for gradients that overflowed."""
-
-    @functools.wraps(step)
-    def step_unless_skipped(*args: Any, **kwargs: Any) -> Any:
-        if not _implemented("skip_step"):
-            return step(*args, **kwargs)
-        skipped = any(answer for _, answer in session.call("skip_step", chunks=chunks, optimizer=optimizer))
-        return (False, None, None) if _on_any_rank(skipped) else step(*args, **kwargs)
-
-    return step_unless_skipped
-
-
-def _on_any_rank(flag: bool) -> bool:
-    """Return whether the flag is set on one of the ranks; collective."""
-    import torch
-    import torch.distributed as dist
-
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return flag
-    flags = torch.tensor([float(flag)], device=torch.cuda.current_device())
-    dist.all_reduce(flags)
-    return bool(flags.item())
 
 
 def get_forward_backward_func(original: Function) -> Function:

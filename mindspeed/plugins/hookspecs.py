@@ -35,14 +35,13 @@ CALLERS: Final[dict[Caller, str]] = {
 }
 """The programs that call hooks."""
 
-Answers = Literal["none", "each", "chained", "one", "merged", "any"]
+Answers = Literal["none", "each", "chained", "one", "merged"]
 ANSWERS: Final[dict[Answers, str]] = {
     "none": "The hook returns nothing.",
     "each": "The answer of every feature counts.",
     "chained": "Each feature gets the value that the feature before it returned.",
     "one": "At most one feature may answer other than None.",
     "merged": "The answers of several features are merged; only two values for one field are refused.",
-    "any": "One feature that answers True decides.",
 }
 """Combine the answers of several features."""
 
@@ -255,14 +254,6 @@ class TrainHooks:
     def optimizer_built(self, optimizer: Any) -> None:
         """Inspect or change the optimizer that Megatron has built."""
 
-    @hook(HookFacts("megatron-core", "step", "any", "the step is taken"))
-    def skip_step(self, chunks: Sequence[Any], optimizer: Any) -> bool | None:
-        """Return True to leave out the update of the weights: gradients are reduced, the optimizer has not begun.
-
-        One feature on one rank that answers True decides for all ranks. Megatron counts the step as a skipped one, and the
-        learning rate does not advance.
-        """
-
     @hook(HookFacts("training loop", "step", "each", "no numbers", proves=False))
     def step_metrics(self, state: TrainState) -> Mapping[str, float] | None:
         """Return numbers of the step that has ended, for the log of the loop.
@@ -282,12 +273,6 @@ class CheckpointHooks:
         """Take back what `save_extra` returned."""
 
 
-class ProofHooks:
-    @hook(HookFacts("session", answers="each", proves=False))
-    def verify(self, report: Any) -> list[str]:  # type: ignore[empty-body]
-        """Return a sentence for everything that is wrong with the effect of this feature in this process."""
-
-
 HOOK_CLASSES: Final = (
     PlanHooks,
     PlannerHooks,
@@ -298,5 +283,4 @@ HOOK_CLASSES: Final = (
     PipelineHooks,
     TrainHooks,
     CheckpointHooks,
-    ProofHooks,
 )

@@ -145,7 +145,7 @@ class FeatureManager(pluggy.PluginManager):
 def _did_something(facts: HookFacts, arguments: dict[str, Any], before: object, result: Any) -> bool:
     if facts.value:
         return snapshot(arguments[facts.value] if result is None else result) != before
-    return bool(result) if facts.answers == "any" else result is not None or not facts.none
+    return result is not None or not facts.none
 
 
 def _failure(plugin: Any, hook: str, error: Exception) -> Problem:

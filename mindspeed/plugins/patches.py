@@ -28,13 +28,12 @@ def check_reference(text: str, what: str) -> None:
 class When:
     """Guard of a patch, decided once per plan: all given conditions must hold.
 
-    ``megatron`` is a version specifier (``">=0.15"``), ``platform`` a platform name, ``slot_empty``
-    a slot that no active feature may hold. A patch that is left out is a row of the plan.
+    ``megatron`` is a version specifier (``">=0.15"``), ``platform`` a platform name. A patch that is left out is a row of the
+    plan.
     """
 
     megatron: str | None = None
     platform: str | None = None
-    slot_empty: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,15 +240,6 @@ def test_layer_specs_are_chained_in_plan_order(activate):
     assert get_submodules("config", "given", vp_stage=0) == ["given", "first config", "second"]
 
 
-class _Optimizer:
-    def __init__(self) -> None:
-        self.steps = 0
-
-    def step(self) -> tuple[bool, float, None]:
-        self.steps += 1
-        return True, 1.0, None
-
-
 @pytest.mark.guards(31)
 def test_the_model_is_announced_before_the_optimizer(activate):
     order = []
@@ -266,26 +257,6 @@ def test_the_model_is_announced_before_the_optimizer(activate):
     wrapped = hook_wrappers.get_megatron_optimizer(get_megatron_optimizer)
     assert wrapped("config", model_chunks=["chunk"], use_gloo_process_groups=True) == "adam"
     assert order == [("model", ["chunk"]), "megatron", ("optimizer", "adam")]
-
-
-def test_one_feature_may_skip_the_update_of_a_step(activate, monkeypatch):
-    answers = [None, True, False]
-    activate(
-        first={"skip_step": lambda self, chunks, optimizer: answers.pop(0) if chunks == ["chunk"] else None},
-        second={"skip_step": lambda self: None},
-    )
-    optimizer = hook_wrappers.get_megatron_optimizer(lambda config, chunks: _Optimizer())("config", ["chunk"])
-    taken, skipped = (True, 1.0, None), (False, None, None)
-    assert [optimizer.step() for _ in range(3)] == [taken, skipped, taken]
-    monkeypatch.setattr(session, "_session", None)
-    assert optimizer.step() == taken
-    assert optimizer.steps == 3
-
-
-def test_an_optimizer_that_no_feature_may_skip_is_left_alone(activate):
-    activate(first={"optimizer_built": lambda self, optimizer: None})
-    optimizer = hook_wrappers.get_megatron_optimizer(lambda config, chunks: _Optimizer())("config", ["chunk"])
-    assert "step" not in vars(optimizer)
 
 
 def test_a_schedule_is_chosen_when_the_model_is_known(activate, monkeypatch):

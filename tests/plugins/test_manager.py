@@ -27,7 +27,7 @@ def test_results_come_in_plan_order_with_their_feature():
     manager = FeatureManager([feature("a", patches=lambda self: ["x"]), feature("b"), feature("c", patches=lambda self: ["y"])])
     assert manager.call("patches") == [("a", ["x"]), ("c", ["y"])]
     assert manager.owners("patches") == {"a", "c"}
-    assert manager.owners("verify") == set()
+    assert manager.owners("activated") == set()
 
 
 def test_a_chained_hook_passes_the_value_on_in_plan_order():
@@ -122,7 +122,7 @@ def test_a_hook_with_a_foreign_parameter_is_named_with_those_that_it_may_have():
 
 
 def test_every_hook_states_what_none_means_where_features_may_answer():
-    asked = {name for name, facts in HOOKS.items() if facts.answers in ("one", "merged", "any", "chained")}
+    asked = {name for name, facts in HOOKS.items() if facts.answers in ("one", "merged", "chained")}
     assert [name for name in sorted(asked) if not HOOKS[name].none] == []
     assert {facts.caller for facts in HOOKS.values()} == set(CALLERS)
     assert {facts.answers for facts in HOOKS.values()} == set(ANSWERS)
@@ -178,8 +178,6 @@ def changing(self, config):
         ("model_built", lambda self, chunks: None, {"chunks": []}, True),
         ("layer_spec", lambda self, spec: spec[0].update(b=1), {"spec": [{"a": 1}], "config": None}, True),
         ("layer_spec", lambda self, spec: copy.deepcopy(spec), {"spec": [Config()], "config": None}, False),
-        ("skip_step", lambda self: False, {"chunks": [], "optimizer": None}, False),
-        ("skip_step", lambda self: True, {"chunks": [], "optimizer": None}, True),
     ],
 )
 @pytest.mark.guards(16)

@@ -293,8 +293,7 @@ def _guard(when: When | None) -> str:
         return ""
     megatron = f"on megatron-core {when.megatron}" if when.megatron else ""
     platform = f"on {when.platform}" if when.platform else ""
-    empty = f"where nothing holds the slot {when.slot_empty}" if when.slot_empty else ""
-    return f" (only {' and '.join(filter(None, (megatron, platform, empty)))})"
+    return f" (only {' and '.join(filter(None, (megatron, platform)))})"
 
 
 def _mentioned(feature: type[Feature[Any]]) -> set[str]:

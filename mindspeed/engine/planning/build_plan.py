@@ -61,7 +61,6 @@ def build_plan(resolution: Resolution, catalog: Catalog, environment: Environmen
     overrides = _overrides(below if environment.training else [], above, framework.optional_arguments, problems)
     problems += framework.check_overrides(overrides, environment.megatron)
 
-    slots = {slot for feature in resolution.features for slot in feature.slots}
     hooks = [name for name in HOOKS if names & manager.owners(name)]
     taken = [planned.override.argument for planned in overrides]
     asked = _asked_before(catalog.specs[name].constraints for name in names)
@@ -73,8 +72,7 @@ def build_plan(resolution: Resolution, catalog: Catalog, environment: Environmen
     ]
     proposed += [(owner, patch, False) for owner, answer in own for patch in answer]
     patches = [
-        PlannedPatch(owner, patch, patch.target, ground, _skipped(patch, environment, slots))
-        for owner, patch, ground in proposed
+        PlannedPatch(owner, patch, patch.target, ground, _skipped(patch, environment)) for owner, patch, ground in proposed
     ]
     places = target_infos_of(patches, environment.megatron)
     patches = _superseded(with_sites(patches, environment.megatron, places), resolution.supersedes)
@@ -171,7 +169,7 @@ def _by_condition(wanted: Sequence[tuple[str, ArgOverride]]) -> Iterator[tuple[A
         yield same[0][1], [owner for owner, _ in same]
 
 
-def _skipped(patch: Patch, environment: Environment, slots: set[str]) -> str:
+def _skipped(patch: Patch, environment: Environment) -> str:
     """Return why a patch's `When` leaves it out; empty where it does not."""
     when = patch.when
     if when is None:
@@ -180,7 +178,7 @@ def _skipped(patch: Patch, environment: Environment, slots: set[str]) -> str:
         return f"only on {when.platform}"
     if when.megatron is not None and not version_in(environment.megatron or "", when.megatron):
         return f"only for megatron-core {when.megatron}"
-    return f"the slot {when.slot_empty} is held" if when.slot_empty in slots else ""
+    return ""
 
 
 def _superseded(patches: Sequence[PlannedPatch], supersedes: Sequence[tuple[str, str, str]]) -> list[PlannedPatch]:

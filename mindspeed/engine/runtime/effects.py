@@ -62,12 +62,11 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class FeatureProof:
-    """The points of one feature and the sentences of its own ``verify`` hook."""
+    """The points of one feature."""
 
     name: str
     stability: str
     points: tuple[Effect, ...]
-    complaints: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """``ring-attention: 3 sites, 3 effective, 3 reached (24 calls)``."""
@@ -266,10 +265,7 @@ class EffectTracker:
         if any(point.reached and point.kind != "argument" for point in points):
             unused = [each.optional and point.state == "never reached" for each, point in zip(watched, points, strict=True)]
             points = [replace(p, state="other path") if other else p for p, other in zip(points, unused, strict=True)]
-        draft = FeatureProof(name, feature.spec.stability.value, tuple(points))
-        if "step" not in self._ended or name not in self._manager.owners("verify"):
-            return draft
-        return replace(draft, complaints=tuple(self._manager.call_one("verify", name, report=draft)))
+        return FeatureProof(name, feature.spec.stability.value, tuple(points))
 
     def _point(self, watched: _Watched) -> Effect:
         effective = watched.kind != "patch" or self._holds(watched.name) is not False
@@ -358,8 +354,6 @@ def _problems_of(feature: FeatureProof) -> Iterator[Problem]:
         elif point.state == "not effective":
             text = f"{point.name} was bound again after {feature.name} patched it"
             yield Problem("MS411", text, (feature.name,), fix=Advice("activate the plan after the code that assigns this name"))
-    for sentence in feature.complaints:
-        yield Problem("MS412", f"{feature.name}: {sentence}", (feature.name,))
 
 
 def _to_stderr(line: str) -> None:
