@@ -58,7 +58,7 @@ def parts_divide_groups(args: AmpipeArgs, world: World, other: Any) -> bool:
 
 @condition(
     "recompute_granularity is selective, which takes modules once per layer, and {feature} runs them once per chunk",
-    fix=(GiveField("recompute_granularity", "full"), _REMOVE),
+    fix=(GiveSetting("recompute.granularity", "full"), _REMOVE),
 )
 def modules_are_kept(args: AmpipeArgs, world: World) -> bool:
     """Check that Megatron does not recompute modules of a layer."""

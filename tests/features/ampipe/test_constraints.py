@@ -72,7 +72,7 @@ def test_layers_that_fit_are_accepted():
             {},
             4,
             "recompute_granularity is selective, which takes modules once per layer, and ampipe runs them once per chunk "
-            "| --recompute-granularity full, or remove ampipe",
+            "| --set recompute.granularity=full, or remove ampipe",
         ),
         (
             {"router_balancing": ("sinkhorn",)},
@@ -131,6 +131,16 @@ def test_jobs_that_it_does_not_support_are_refused(field: str):
 def test_chunks_of_one_are_refused():
     (problem,) = refused(parts=1)
     assert problem.startswith("MS301 ")
+
+
+def test_selective_recomputation_is_refused_and_full_one_is_not():
+    def problems(granularity: str, **more: Any) -> list[str]:
+        values = {"deepspeed-moe": {"groups": 4}, "recompute": {"granularity": granularity, **more}}
+        return refusals("ampipe", "deepspeed-moe", "recompute", settings=values, **WORLD)
+
+    assert problems("full", method="uniform", num_layers=1) == []
+    (problem,) = problems("selective")
+    assert problem.startswith("MS304 ampipe: recompute_granularity is selective, ")
 
 
 MODULES = "it changes modules that run once per micro-batch, and chunks run them several times"
