@@ -50,11 +50,10 @@ _lock = threading.RLock()
 
 
 class DirectPatches(Feature[FeatureArgs]):
-    """Patches that were registered outside of any feature."""
+    """Apply patches that MindSpeedPatchesManager registered outside of any feature."""
 
     spec = FeatureSpec(
         name=DIRECT,
-        summary="Patches registered through MindSpeedPatchesManager outside of any feature",
         category=Category.SCENARIO,
         level=0,
         stability=Stability.EXPERIMENTAL,

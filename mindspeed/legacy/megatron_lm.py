@@ -17,11 +17,10 @@ _ARGUMENTS = "megatron.training.arguments"
 
 
 class MegatronArguments(Feature[FeatureArgs]):
-    """The list of features at Megatron-LM's parser."""
+    """Show Megatron-LM's arguments to old features, and their arguments to its parser."""
 
     spec = FeatureSpec(
         name="compat:arguments",
-        summary="Megatron-LM's parser takes the arguments of the features in MindSpeed's list, and shows them all arguments",
         category=Category.SCENARIO,
         level=0,
         stability=Stability.EXPERIMENTAL,

@@ -19,11 +19,13 @@ from mindspeed.plugins.patches import Patch, Phase, When, Wrap
 
 
 class MegatronHookPoints(Feature[FeatureArgs]):
-    """Owner of the wraps in a plan; the plan asks `hook_points_for` for those that it needs."""
+    """Wrap Megatron's functions once each for hooks and argument overrides.
+
+    The plan asks `hook_points_for` for the wraps that it needs.
+    """
 
     spec = FeatureSpec(
         name="megatron-hook-points",
-        summary="Hook points and argument overrides on Megatron's functions",
         category=Category.PLATFORM,
         level=0,
     )

@@ -246,7 +246,6 @@ class CpuPlatform(Feature[FeatureArgs]):
 
     spec = FeatureSpec(
         name="cpu-platform",
-        summary="Run code written for CUDA and NCCL on the CPU with gloo",
         category=Category.PLATFORM,
         level=0,
         platforms={"cpu"},

@@ -10,7 +10,6 @@ class CudaPlatform(Feature[FeatureArgs]):
 
     spec = FeatureSpec(
         name="cuda-platform",
-        summary="Run on NVIDIA devices with NCCL",
         category=Category.PLATFORM,
         level=0,
         platforms={"cuda"},

@@ -11,7 +11,6 @@ class NpuPlatform(Feature[FeatureArgs]):
 
     spec = FeatureSpec(
         name="npu-platform",
-        summary="Run code written for CUDA and NCCL on Ascend devices with HCCL",
         category=Category.PLATFORM,
         level=0,
         platforms={"npu"},

@@ -14,7 +14,6 @@ class PlanAgreement(Feature[FeatureArgs]):
 
     spec = FeatureSpec(
         name="plan-agreement",
-        summary="Ranks with different plans stop before their first collective, and say what differs",
         category=Category.PLATFORM,
         level=0,
     )

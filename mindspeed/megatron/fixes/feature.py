@@ -15,7 +15,6 @@ class MegatronFixes(Feature[FeatureArgs]):
 
     spec = FeatureSpec(
         name="megatron-fixes",
-        summary="Let Megatron run without Apex, Transformer Engine, Triton and, on the CPU, a compiler",
         category=Category.PLATFORM,
         level=0,
     )
