@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from mindspeed.job.fact import Names, Values
@@ -138,8 +139,30 @@ def balancing(values: Values, names: Names) -> tuple[str, ...]:
 
 
 def layers_with_experts(values: Values, names: Names) -> int | None:
-    """Count the layers with experts, which are every so many or those of a list of zeros and ones; None where all have."""
+    """Count the layers with experts, which are every so many or those of a list of zeros and ones; None where all have.
+
+    A command line gives the list as an expression such as ``[0]*1+[1]*2``, which Megatron-LM's parser computes.
+    """
     frequency, layers, experts = (values.get(name) for name in names)
+    if isinstance(frequency, str):
+        frequency = _listed(frequency)
     if frequency in (None, 1) or not layers or not experts:
         return None
     return sum(map(bool, frequency)) if isinstance(frequency, list | tuple) else -(-layers // int(frequency))
+
+
+def _listed(text: str) -> list[int] | int | None:
+    """Compute a whole number, or a sum of lists of numbers times a count; None for another expression."""
+    if text.strip().isdigit():
+        return int(text)
+    listed: list[int] = []
+    for term in text.strip().strip("()").split("+"):
+        found = _TERM.fullmatch(term.strip().strip("()"))
+        if found is None:
+            return None
+        numbers = [int(number) for number in found[1].split(",") if number.strip()]
+        listed += numbers * int(found[2] or 1)
+    return listed
+
+
+_TERM: Final = re.compile(r"\[([0-9, ]*)\](?:\s*\*\s*(\d+))?")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Patch, Set, hookimpl
+from mindspeed.plugins import ArgOverride, Category, Feature, FeatureArgs, FeatureSpec, Field, Patch, Set, hookimpl
 from mindspeed.plugins.patches import Ref
 
 
-class NpuPlatform(Feature[FeatureArgs]):
+class NpuPlatformArgs(FeatureArgs):
+    transformer_engine: bool = Field(False, description="a Transformer Engine for Ascend is installed on every rank")
+
+
+class NpuPlatform(Feature[NpuPlatformArgs]):
     """Run code written for CUDA and NCCL on Ascend devices with HCCL."""
 
     spec = FeatureSpec(
@@ -15,6 +19,13 @@ class NpuPlatform(Feature[FeatureArgs]):
         level=0,
         platforms={"npu"},
     )
+
+    @hookimpl
+    def megatron_args(self) -> list[ArgOverride]:
+        if self.args.transformer_engine:
+            return []
+        reason = "Transformer Engine is not installed (else: --set npu-platform.transformer_engine=true)"
+        return [ArgOverride("transformer_impl", "local", reason)]
 
     @hookimpl
     def patches(self) -> list[Patch]:

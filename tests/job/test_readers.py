@@ -103,3 +103,11 @@ def test_a_field_that_nobody_gave_is_unknown_or_megatrons_default():
     world = World({"num_layers": 2})
     assert (world.knows("hidden_size"), world.knows("cuda_graphs"), world.cuda_graphs) == (False, True, False)
     assert world.known() == {"tp": 1, "pp": 1, "vpp": 1, "cp": 1, "ep": 1, "num_layers": 2}
+
+
+@pytest.mark.parametrize(
+    ("frequency", "layers"), [("[0]*1+[1]*2", 2), ("([0]*3 + [1]*1)", 1), ("[0, 1]*2", 2), ("2", 2), ("f(4)", None), (1, None)]
+)
+def test_layers_with_experts_are_counted_in_the_expression_of_a_command_line(frequency, layers):
+    values = {"moe_layer_freq": frequency, "num_layers": 4, "num_experts": 8}
+    assert world_of(values).get("moe_layers", (None,))[0] == layers
