@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from mindspeed.cli.output import json_option, print_json, print_table, wants_json
+from mindspeed.cli.output import PROBLEMS, json_option, print_json, print_table, wants_json
 from mindspeed.cli.request_options import JobCommand, Request, names_argument, request_options
 from mindspeed.diagnostics.job_memory import options_of, repeats, stages_of
 
@@ -15,17 +16,25 @@ if TYPE_CHECKING:
     from mindspeed.verification.case import VerificationCase
 
 
+PEAK: Final = "peak of a step"
+TOLERANCE: Final = 0.05
+DRY_PEAK: Final = 0.1
+"""A dry run has temporary tensors of few micro-batches beside what it keeps."""
+
+
 @click.command(cls=JobCommand)
 @names_argument("[NAME]...")
 @click.option("--nproc", type=click.IntRange(1), metavar="N", help="processes  [default: the fewest that the features need]")
 @click.option("--dry", is_flag=True, help="one process, no weights: each pipeline stage of any --world-size")
 @request_options
 @json_option
-def measure(request: Request, names: tuple[str, ...], nproc: int | None, dry: bool) -> None:
+@click.pass_context
+def measure(context: click.Context, request: Request, names: tuple[str, ...], nproc: int | None, dry: bool) -> None:
     """Train a tiny model with features, and compare its memory with what was foretold.
 
     The bytes that one micro-batch keeps for backward, and those at the peak of a training step, on the rank that has most.
     With --dry the model of the request is built and trained by Megatron without contents of tensors, one rank of each stage.
+    The exit status is 1 where a prediction is off by more than 5 %, that of a peak in a dry run by more than 10 %.
     """
     from mindspeed.verification.case import build_case, with_few_micro_batches
     from mindspeed.verification.pool import WorkerPool
@@ -41,25 +50,32 @@ def measure(request: Request, names: tuple[str, ...], nproc: int | None, dry: bo
             rows = {
                 f"stage {stage.stage}: {name}": pair
                 for stage, measured in zip(foretold, found, strict=True)
-                for name, pair in _compared(case, [stage], [measured]).items()
+                for name, pair in compared(case, [stage], [measured]).items()
             }
         else:
-            rows = _compared(case, foretold, pool.measure(case.plan, case.recipe, int(case.plan.world.world_size)))
+            rows = compared(case, foretold, pool.measure(case.plan, case.recipe, int(case.plan.world.world_size)))
     if wants_json():
         data = {
             name.replace(":", "").replace(" ", "_"): {"predicted": p, "measured": m, "error": p / m - 1}
             for name, (p, m) in rows.items()
         }
-        print_json({"features": list(case.plan.names), **data})
+        print_json({"features": list(case.plan.names), **data, "accurate": accurate(rows, dry)})
     else:
         table = [(name, f"{p:,}", f"{m:,}", f"{p / m - 1:+.1%}") for name, (p, m) in rows.items()]
         print_table(("bytes", "predicted", "dry run" if dry else "measured", "error"), table)
+    context.exit(0 if accurate(rows, dry) else PROBLEMS)
 
 
-def _compared(case: VerificationCase, foretold: list[Stage], results: list[tuple[int, int]]) -> dict[str, tuple[int, int]]:
+def compared(case: VerificationCase, foretold: list[Stage], results: list[tuple[int, int]]) -> dict[str, tuple[int, int]]:
     """The largest bytes of stages that were foretold, and of ranks that were measured."""
     kept, peaks = zip(*results, strict=True)
-    rows = {"peak of a step": (max(stage.peak for stage in foretold), max(peaks))}
+    rows = {PEAK: (max(stage.peak for stage in foretold), max(peaks))}
     if repeats(case.plan):
         return rows
     return {"activations of a micro-batch": (max(stage.activations for stage in foretold), max(kept)), **rows}
+
+
+def accurate(rows: Mapping[str, tuple[int, int]], dry: bool = False) -> bool:
+    """Return whether every prediction is as close to what was measured as the planner claims."""
+    limits = {name: DRY_PEAK if dry and name.endswith(PEAK) else TOLERANCE for name in rows}
+    return all(abs(predicted / measured - 1) <= limits[name] for name, (predicted, measured) in rows.items())

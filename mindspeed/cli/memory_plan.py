@@ -71,7 +71,7 @@ def _cheapest(request: Request, names: Sequence[str], made: ActivationPlan, opti
 
     known = registry.catalog()
     able = (name for name in sorted(known.usable) if implements(known.feature(name), "saved_tensors"))
-    movers = [name for name in able if name not in made.names]
+    movers = [name for name in able if name not in made.names and known.specs[name].idle_size(made.world) is None]
     fitting: list[tuple[int, list[str]]] = []
     refused: list[set[str]] = []
     for added in (list(some) for count in range(1, len(movers) + 1) for some in combinations(movers, count)):

@@ -17,11 +17,6 @@ _MASK: Final = SavedTensor("attention: causal mask", 2048 * 2048, 1, once=True)
 """The mask of all causal blocks, made once in each process."""
 
 
-def has_scores(tensors: SavedTensors) -> bool:
-    """Return whether core attention is Megatron's own, with a matrix of scores."""
-    return any(tensor.name in _SCORES for tensor in tensors)
-
-
 def attention_of_micro_batch(world: World) -> Attention:
     """Return the attention of one layer for a micro-batch on a rank. Raises UnknownValue for sizes that nobody gave."""
     shape = shape_of_world(world)

@@ -19,7 +19,7 @@ class StepMemory:
     """The peak of each step, from its forward pass to the update of the weights.
 
     The CPU has no count of its own: there the peak is what rests in weights, gradients and states, and what forward and
-    backward make beside it.
+    backward make beside it, with what those of earlier steps have left, such as a mask that is made once.
     """
 
     def __init__(self, chunks: Iterable[Any]) -> None:
@@ -28,6 +28,7 @@ class StepMemory:
         self._on_cpu = runtime.platform() == "cpu"
         self._peak: int | None = None
         self._begun = False
+        self._earlier: list[Meter] = []
 
     def synchronize(self) -> None:
         """Wait for what the device computes, so that its events have times."""
@@ -50,7 +51,9 @@ class StepMemory:
             return
         with Meter() as meter:
             yield
-        self._peak = resting_bytes(self._chunks, self.optimizer) + meter.peak.device
+        left = sum(known.live.device for known in self._earlier)
+        self._earlier = [known for known in (*self._earlier, meter) if known.live.device]
+        self._peak = resting_bytes(self._chunks, self.optimizer) + left + meter.peak.device
 
 
 def largest_of_ranks(values: Sequence[int], groups: Iterable[Any]) -> list[int]:

@@ -78,7 +78,8 @@ def measure(recipe: Recipe) -> tuple[int, int]:
     run = _Run(recipe, RankResult())
     memory = StepMemory(run.chunks)
     memory.optimizer = run.optimizer
-    run.forward_backward(0)
+    with memory.watched():
+        run.forward_backward(0)
     run.optimizer.step()
     with memory.watched():
         run.forward_backward(1)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from mindspeed.cli.memory_measure import accurate
+from mindspeed.diagnostics.job_memory import options_of, stages_of
 from tests.cli.conftest import LAPTOP
 
 SIZES = {
@@ -102,6 +104,38 @@ def test_latent_attention_needs_its_widths(mindspeed):
     assert "MS307 width of a head of values (MLA) is not known\n  fix: --v-head-dim\n" in done.stderr
     done = mindspeed("memory", "plan", *latent, "--kv-lora-rank=12", "--v-head-dim=10")
     assert "attention: latent vectors" in done.stdout
+
+
+KEPT, PEAK = "activations of a micro-batch", "peak of a step"
+
+
+@pytest.mark.parametrize(
+    ("kept", "peak", "dry", "fine"),
+    [
+        ((100, 100), (100, 100), False, True),
+        ((96, 100), (104, 100), False, True),
+        ((103_932, 4_276_012), (696_828, 689_836), False, False),  # dense scores under ring attention, once
+        ((100, 100), (106, 100), False, False),
+        ((100, 100), (106, 100), True, True),
+        ((100, 100), (89, 100), True, False),
+        ((106, 100), (100, 100), True, False),
+    ],
+)
+def test_a_prediction_that_is_off_by_more_than_its_tolerance_is_a_failure(kept, peak, dry, fine):
+    prefix = "stage 0: " if dry else ""
+    assert accurate({f"{prefix}{KEPT}": kept, f"{prefix}{PEAK}": peak}, dry) is fine
+
+
+@pytest.mark.parametrize(("measured", "code"), [(1_000, 1), (None, 0)])
+def test_measure_ends_with_1_where_a_prediction_is_off(mindspeed, monkeypatch, measured, code):
+    def counted(self, plan, recipe, ranks):
+        stages = stages_of(plan, options_of(plan, dropout=recipe.shape.dropout > 0))
+        most = max(stages, key=lambda stage: stage.activations)
+        return [(measured or most.activations, most.peak)]
+
+    monkeypatch.setattr("mindspeed.verification.pool.WorkerPool.measure", counted)
+    done = mindspeed("memory", "measure", "norm-recompute", "--nproc", 1, "--platform", "cpu", "--json")
+    assert (done.exit_code, json.loads(done.stdout)["accurate"]) == (code, not code)
 
 
 @pytest.mark.long

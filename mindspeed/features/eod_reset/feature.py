@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspeed.context_parallel.saved import attention_of_micro_batch, given_inputs, has_scores, with_blocks
 from mindspeed.features.eod_reset.conditions import CONDITIONS, EodResetArgs
 from mindspeed.plugins import (
     After,
@@ -19,7 +18,6 @@ from mindspeed.plugins import (
     Patch,
     Replace,
     RequiresCapability,
-    SavedTensors,
     Slot,
     When,
     Wrap,
@@ -73,14 +71,6 @@ class EodReset(Feature[EodResetArgs]):
         from mindspeed.features.eod_reset.layers import with_documents
 
         return with_documents(spec, self)
-
-    @hookimpl
-    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors | None:
-        """Count blocks where no other feature has exchanged Megatron's core attention."""
-        if not has_scores(tensors):
-            return None
-        a = attention_of_micro_batch(self.world)
-        return with_blocks(tensors, a, given_inputs(a, self.world))
 
     @hookimpl
     def patches(self) -> list[Patch]:
