@@ -23,7 +23,6 @@ from mindspeed.registry import catalog
 from tests import transcripts
 from tools.docs.operators import forward_only
 from tools.docs.pages import pages, write
-from tools.docs.predicates import condition
 from tools.docs.readme import filled
 from tools.docs.reference import JOB_FILE
 
@@ -42,15 +41,17 @@ def test_the_feature_in_the_readme_is_the_example_package():
 
 def test_the_feature_in_the_guide_is_one_that_resolves():
     source, *_ = re.findall(r"```python\n(.*?)```", read("docs/writing-a-feature.md"), re.DOTALL)
-    made = {"__name__": "acme_mindspeed.feature"}
+    made = {"__name__": "acme_clip.feature"}
     exec(source, made)
-    feature = made["Clip"]
+    feature = made["AcmeClip"]
     (patch,) = feature(feature.Args(), World({})).patches()
     assert find_site(patch.target) is not None
-    known = Catalog([DiscoveredFeature("acme-clip", "acme", "1.0", "acme_mindspeed.feature:Clip", feature)])
-    asked = Layer("test", ("acme-clip",), {"acme-clip": {"limit": 9}}, {"vocab_size": 8})
+    known = Catalog([DiscoveredFeature("acme-clip", "acme-clip", "0.1.0", "acme_clip.feature:AcmeClip", feature)])
+    asked = Layer("test", ("acme-clip",), {"acme-clip": {"limit": 5}}, {"vocab_size": 50000})
     (problem,) = resolve([asked], known, made_up("cpu", "0.16.1")).problems
-    assert (problem.message, problem.fix_text) == ("acme-clip: a limit of 9.0 never clips 8 words", "--set acme-clip.limit=30")
+    text = "acme-clip: with limit=5.0 no token of 50000 can reach a probability of 1/2"
+    assert (problem.message, problem.fix_text) == (text, "--set acme-clip.limit=30")
+    assert f"MS304 {text}" in read("docs/writing-a-feature.md")
 
 
 @pytest.mark.parametrize(("page", "count"), [("README.md", 1), ("docs/first-run.md", 2)])
@@ -189,21 +190,9 @@ def test_every_environment_variable_is_on_the_page_of_settings():
     assert JOB_FILE.keys() == set(JOB_KEYS)
 
 
-def wide(args, world):
-    return args.width > 2
-
-
-def several(args, world):
-    least = 2
-    return args.width > least
-
-
-def test_conditions_are_read_from_the_source_of_their_functions():
-    pair = (lambda args, world: world.tp > 1, lambda args, world: world.pp > 1)
-    assert [condition(one) for one in pair] == ["world.tp > 1", "world.pp > 1"]
-    assert condition(wide) == "args.width > 2"
-    assert condition(several) == "several"
-    assert condition(lambda args, world: wide(args, world) and world.cp == 1) == "args.width > 2 and world.cp == 1"
+@pytest.mark.parametrize("file", documents(), ids=lambda file: str(file.relative_to(ROOT)))
+def test_no_document_shows_a_function_without_a_name(file):
+    assert "<lambda>" not in file.read_text(encoding="utf-8")
 
 
 def test_every_operator_is_on_the_page_with_its_call():

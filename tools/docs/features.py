@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, get_args, get_origin
 
@@ -15,7 +15,8 @@ from pydantic.fields import FieldInfo
 
 from mindspeed.engine.resolution.environment import SUPPORTED_MEGATRON
 from mindspeed.job.world import PLATFORMS, World
-from mindspeed.plugins.conditions import Condition, ModelCondition
+from mindspeed.plugins.answers import implements
+from mindspeed.plugins.conditions import Condition, ModelCondition, Otherwise
 from mindspeed.plugins.constraints import (
     After,
     Before,
@@ -28,12 +29,11 @@ from mindspeed.plugins.constraints import (
 )
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec, Numerics
-from mindspeed.plugins.fixes import filled, on_command_line
+from mindspeed.plugins.fixes import RemoveFeature, filled, on_command_line
 from mindspeed.plugins.hookspecs import HOOKS
 from mindspeed.plugins.patches import ArgOverride, Patch, Ref, When
 from tools.docs.drawing import Picture
 from tools.docs.markdown import code, page, table
-from tools.docs.predicates import condition
 
 LEVELS: Final = {
     0: "0: part of Megatron itself, at every level",
@@ -98,8 +98,9 @@ def index_page(catalog: Catalog) -> str:
 
 
 def _text(feature: type[Feature[Any]]) -> list[str]:
-    text = inspect.cleandoc(feature.__doc__ or "").replace("``", "`")
-    return [text] if text and text.rstrip(".") != feature.summary() else []
+    """The class docstring after its first line, which is the summary."""
+    text = (inspect.getdoc(feature) or "").partition("\n")[2].strip().replace("``", "`")
+    return [text] if text else []
 
 
 def pictures(feature: type[Feature[Any]]) -> Sequence[Picture]:
@@ -133,11 +134,11 @@ def _declaration(found: DiscoveredFeature, feature: type[Feature[Any]]) -> list[
         ("numerics", _numerics(spec.numerics)),
         ("platforms", ", ".join(name for name in PLATFORMS if not spec.platforms or name in spec.platforms)),
         ("megatron-core", code(spec.megatron) if spec.megatron else f"{code(SUPPORTED_MEGATRON)}, all that mindspeed supports"),
-        ("slots", slots + (f", when {code(condition(spec.slots_when))}" if spec.slots_when else "") if slots else ""),
+        ("slots", slots + (", depending on the settings" if implements(feature, "held_slots") else "")),
         ("sizes", ", ".join(_size(size, spec, argument) for size, argument in spec.sizes.items())),
         ("operators", ", ".join(f"[`mindspeed::{name}`](../operators.md#{name})" for name in spec.ops)),
         ("in checkpoints", str(spec.state)),
-        ("provided by", f"{found.distribution}, since {spec.since}"),
+        ("provided by", found.distribution),
     ]
     return table(("", ""), [row for row in rows if row[1]])
 
@@ -202,14 +203,15 @@ def _constraints(feature: type[Feature[Any]]) -> list[str]:
     for constraint in feature.spec.constraints:
         when = _when(constraint.when)
         lines.append(f"- {_sentence(feature.spec.name, constraint)}{when}")
-    for refusal in feature.spec.megatron_refusals:
-        when = f" when {code(condition(refusal.when))}" if refusal.when else ""
-        argument = " ".join((refusal.dest, " or ".join(map(str, refusal.values)))).rstrip()
-        lines.append(f"- Refuses Megatron-LM's argument {code(argument)}{when}: {refusal.reason}.")
     return ["## Constraints", "", *(lines or ["None."])]
 
 
-_OUTCOMES: Final = {"refuse": "Refused", "warn": "Warned of", "idle": "Nothing to do"}
+_OUTCOMES: Final[Mapping[Otherwise, str]] = {
+    "refuse": "Refused",
+    "warn": "Warned of",
+    "idle": "Nothing to do",
+    "skip": "Skipped by optimization level 1",
+}
 
 
 def _when(function: Callable[..., Any] | None) -> str:
@@ -217,13 +219,14 @@ def _when(function: Callable[..., Any] | None) -> str:
     if function is None:
         return ""
     about = (inspect.getdoc(function) or "").partition("\n")[0].removesuffix(".").removeprefix("Return whether ")
-    return f" This holds when {about or code(condition(function))}."
+    return f" Applies when {about or function.__name__.replace('_', ' ')}."
 
 
 def _sentence(name: str, constraint: Any) -> str:
     because = f", because {constraint.reason}" if getattr(constraint, "reason", "") else ""
     if isinstance(constraint, Condition):
-        fix = on_command_line(filled(constraint.fix, name, str))
+        steps = (step for step in filled(constraint.fix, name, str) if step != RemoveFeature(name))
+        fix = on_command_line(tuple(steps))
         message, fix = (_placeholders(name, text, constraint.of) for text in (constraint.message, fix))
         fix = f" Fix: {fix}." if fix else ""
         return f"{_OUTCOMES[constraint.otherwise]}{f' with {constraint.of}' if constraint.of else ''}: “{message}”.{fix}"
@@ -238,7 +241,7 @@ def _sentence(name: str, constraint: Any) -> str:
         return f"Requires that a feature which holds the slot {constraint.slot} provides {constraint.capability}{because}."
     verbs: dict[type[Any], str] = {
         Requires: "Requires",
-        Conflicts: "Excludes",
+        Conflicts: "Conflicts with",
         After: "Comes after",
         Before: "Comes before",
         Supersedes: "Supersedes",

@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
+from copy import copy
 from typing import Any, Final
 
 import click
 
+from mindspeed.cli.request_options import JobCommand
 from mindspeed.engine.planning.fingerprint import VARIABLES as EQUAL
 from mindspeed.engine.resolution.variables import VARIABLES
 from mindspeed.job.world import FIELDS, PLATFORMS
@@ -127,10 +129,10 @@ def settings_page(catalog: Catalog) -> str:
     world = [
         (
             code(name),
-            field.kind.__name__,
+            "list of names" if field.kind is tuple else field.kind.__name__,
             field.fact.unit,
             field.meaning,
-            code(field.default) if field.has_default else "",
+            code(", ".join(field.default) if field.kind is tuple else field.default) if field.has_default else "",
             ", ".join(map(code, field.fact.arguments)),
             field.fact.since,
         )
@@ -176,6 +178,9 @@ def command_line_page(main: click.Group) -> str:
 
 
 def _helps(command: click.Command, name: str, parent: click.Context | None) -> Iterator[tuple[str, str]]:
+    if isinstance(command, JobCommand) and name != "check":  # one list of the job's options on the page
+        command = copy(command)
+        command.lists_sizes = False
     # as a call makes it: a bare Context knows nothing of the command's own settings, such as -h
     context = command.make_context(name, [], parent, resilient_parsing=True, terminal_width=100, max_content_width=100)
     yield context.command_path, "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
