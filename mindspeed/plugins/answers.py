@@ -75,11 +75,7 @@ def contribution(world: World, feature: type[Feature[Any]], args: Any, given: Co
     """
     if feature.spec.is_idle(world):
         return ()
-    made: dict[str, Any] = {}
-    with suppress(UnknownValue):
-        overrides = answer(feature, "megatron_args", args, world) or ()
-        values = world_of_attributes({override.argument: override.value for override in overrides if override.only is None})
-        made |= {name: value for name, value in values.items() if FIELDS[name].has_default and name not in given}
+    made = {name: value for name, value in _of_arguments(world, feature, args).items() if name not in given}
     with suppress(UnknownValue):
         values = answer(feature, "job_values", args, world) or {}
         made |= {name: value for name, value in values.items() if not world.is_set(name)}
@@ -88,6 +84,23 @@ def contribution(world: World, feature: type[Feature[Any]], args: Any, given: Co
         if split := answer(feature, "layer_split", args, world):
             changed[LAYER_SPLIT] = tuple(split)
     return tuple(changed.items())
+
+
+def contradictions(world: World, feature: type[Feature[Any]], args: Any, given: Collection[str]) -> Contribution:
+    """Return the fields ``given`` by the user that an active feature's arguments of Megatron set to other values."""
+    if feature.spec.is_idle(world):
+        return ()
+    values = _of_arguments(world, feature, args)
+    return tuple((name, value) for name, value in values.items() if name in given and getattr(world, name) != value)
+
+
+def _of_arguments(world: World, feature: type[Feature[Any]], args: Any) -> dict[str, Any]:
+    """Return the fields of the job, of those with a default of Megatron, that a feature's arguments of Megatron set."""
+    with suppress(UnknownValue):
+        overrides = answer(feature, "megatron_args", args, world) or ()
+        values = world_of_attributes({override.argument: override.value for override in overrides if override.only is None})
+        return {name: value for name, value in values.items() if FIELDS[name].has_default}
+    return {}
 
 
 def with_contribution(world: World, contribution: Contribution) -> World:

@@ -101,4 +101,4 @@ def test_level_0_without_features_is_the_platform_alone_on_any_number_of_ranks(m
 def test_level_0_with_a_batch_still_checks_its_share_per_replica(mindspeed):
     sizes = ("--world-size", 2, "--global-batch-size", 3, "--micro-batch-size", 1)
     done = mindspeed("features", "plan", *LAPTOP, "--optimization-level", 0, *sizes)
-    assert done.stderr.splitlines()[0].startswith("MS304 data-parallel: global batch size 3 is not a multiple of")
+    assert done.stderr.splitlines()[0].startswith("MS304 data-parallel: global batch size 3 is not divisible by")

@@ -19,7 +19,7 @@ from mindspeed.plugins.answers import answer, implements
 from mindspeed.plugins.conditions import Condition, ConditionError, Loose, ModelCondition, failure, is_met, texts
 from mindspeed.plugins.constraints import AUTO, Conflicts, RequiresAny, RequiresCapability, RequiresSlot
 from mindspeed.plugins.feature import FeatureArgs
-from mindspeed.plugins.fixes import Advice, Fix, GiveField, GiveOption, GiveSetting, RemoveFeature
+from mindspeed.plugins.fixes import Advice, DropField, Fix, GiveField, GiveOption, GiveSetting, RemoveFeature
 
 REFUSED: Final = "refused"
 """The answer of a condition that does not hold in one of several jobs, where nobody reads why."""
@@ -116,6 +116,16 @@ def note_idle_features(state: ResolutionState) -> None:
     for name in sorted(state.active):
         if size := state.specs[name].idle_size(state.world):
             state.note("note", name, f"the {size_name(size)} is 1, so {name} changes nothing")
+
+
+def check_given_fields(state: ResolutionState) -> None:
+    """Report every field of the job that the user gives and that an active feature sets to another value."""
+    for name in sorted(state.catalog.describing.intersection(state.active)):
+        for found, jobs in state.contradictions(name):
+            for field, value in found:
+                text = f"{name}: it sets {field} to {value}, but {state.merged.world[field].value} is given"
+                fix = (DropField(field), RemoveFeature(state.root(name)))
+                state.problem("MS304", text, (name,), fix, jobs & state.where[name], (field,))
 
 
 def check_platforms(state: ResolutionState) -> None:

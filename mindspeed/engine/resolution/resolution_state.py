@@ -14,7 +14,7 @@ from mindspeed.engine.resolution.request import MEGATRON_DEFAULTS
 from mindspeed.engine.resolution.request_merge import MergedRequest
 from mindspeed.engine.resolution.setting_validation import Arguments, flag
 from mindspeed.job.world import UnknownValue, World
-from mindspeed.plugins.answers import Contribution, answer, contribution, with_contribution
+from mindspeed.plugins.answers import Contribution, answer, contradictions, contribution, with_contribution
 from mindspeed.plugins.conditions import Condition, ConditionError, Predicate, is_met
 from mindspeed.plugins.constraints import Relation, Requires
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
@@ -212,6 +212,21 @@ class ResolutionState:
         self._contributions = parts
         if self.is_single:
             self.world = with_contribution(self._given, parts[0][0])
+
+    def contradictions(self, name: str) -> Iterable[tuple[Contribution, JobSet]]:
+        """Return the fields that the user gives and that an active feature sets to other values, and the jobs of each set.
+
+        What an argument of Megatron-LM gives is compared with the arguments of the plan.
+        """
+        if (args := self.args_of(name)) is None:
+            return ()
+        feature = self.catalog.feature(name)
+        given = frozenset(field for field in self._fixed if not self.merged.world[field].option)
+
+        def contradicted(world: World) -> Contribution:
+            return contradictions(world, feature, self.args_in(name, args, world), given)
+
+        return self.values(self.key_of(name, "contradictions"), contradicted)
 
     def holds(self, name: str, constraint: Relation) -> JobSet:
         """Return the jobs in which the ``when`` of a constraint holds; an unknown value is reported and counts as no."""

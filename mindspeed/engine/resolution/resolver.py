@@ -132,6 +132,7 @@ def _decide(state: ResolutionState, environment: Environment) -> list[str]:
     constraint_checks.check_capabilities(state)
     constraint_checks.check_platforms(state)
     constraint_checks.check_operators(state)
+    constraint_checks.check_given_fields(state)
     constraint_checks.check_conditions(state)
     return _order(state)
 
