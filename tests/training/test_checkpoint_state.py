@@ -130,9 +130,7 @@ def test_each_difference_is_safe_convertible_or_refused_by_what_the_feature_decl
 
 def test_a_parallel_size_of_one_is_the_same_as_no_feature():
     class Sized(Feature):
-        spec = FeatureSpec(
-            "sized", Category.TOOL, sizes={"ep": "size"}, state=CheckpointState("resharded", removed="refused")
-        )
+        spec = FeatureSpec("sized", Category.TOOL, sizes={"ep": "size"}, state=CheckpointState("resharded", removed="refused"))
 
     catalog = Catalog([DiscoveredFeature("sized", "acme", "1.0", "acme:Sized", Sized)])
     one, two, four = (plan("sized", sized={"size": size}) for size in (1, 2, 4))

@@ -305,21 +305,48 @@ def _leave_out_refused(state: ResolutionState) -> bool:
 
 
 def _leave_out_excluded(state: ResolutionState) -> None:
-    """Take out every feature that level 1 alone switched on where an active feature excludes it."""
-    switched_on = dict(state.by_level_one)
-    for name, jobs in state.where.items():
-        for needed in state.catalog.requires[name]:
-            if needed.name in switched_on:
-                switched_on[needed.name] &= ~(jobs & state.holds(name, needed))
-    deciding = [(name, left) for name, jobs in state.where.items() if (left := jobs & ~switched_on.get(name, 0))]
-    for name, jobs in deciding:
+    """Remove every feature that level 1 alone switched on where it and another active feature exclude each other."""
+    optional = _optional(state)
+    if not any(optional.values()):
+        return
+    decided = {name: left for name, jobs in state.where.items() if (left := jobs & ~optional.get(name, 0))}
+    for name, jobs in decided.items():
         for constraint in state.specs[name].constraints:
-            if not isinstance(constraint, Conflicts) or not switched_on.get(constraint.name):
-                continue
-            if here := jobs & switched_on[constraint.name] & state.holds(name, constraint):
-                switched_on[constraint.name] &= ~here
-                state.remove(constraint.name, here)
-                state.note("left-out", constraint.name, f"{name} excludes it{because(constraint.reason)}")
+            if isinstance(constraint, Conflicts) and optional.get(constraint.name):
+                here = jobs & optional[constraint.name] & state.holds(name, constraint)
+                _leave_out(state, optional, constraint.name, here, f"{name} excludes it{because(constraint.reason)}")
+    for name, jobs in list(optional.items()):
+        for constraint in state.specs[name].constraints:
+            if isinstance(constraint, Conflicts) and constraint.name in decided:
+                here = jobs & decided[constraint.name] & state.holds(name, constraint)
+                _leave_out(state, optional, name, here, f"it excludes {constraint.name}{because(constraint.reason)}")
+
+
+def _optional(state: ResolutionState) -> dict[str, JobSet]:
+    """Return the features that only level 1 brings in, by itself or for one another, and in which jobs."""
+    optional = dict(state.by_level_one)
+    before: dict[str, JobSet] = {}
+    while before != optional:
+        before = dict(optional)
+        for name, jobs in state.where.items():
+            for needed in state.catalog.requires[name]:
+                if needed.name in optional:
+                    optional[needed.name] &= ~(jobs & ~optional.get(name, 0) & state.holds(name, needed))
+    return optional
+
+
+def _leave_out(state: ResolutionState, optional: dict[str, JobSet], name: str, jobs: JobSet, text: str) -> None:
+    """Remove a feature that level 1 brought in from these jobs, with those of level 1 that require it."""
+    jobs &= optional[name]
+    if not jobs:
+        return
+    optional[name] &= ~jobs
+    state.remove(name, jobs)
+    state.note("left-out", name, text)
+    for other in optional:
+        for needed in state.catalog.requires[other]:
+            if needed.name == name and (here := optional[other] & jobs & state.holds(other, needed)):
+                _leave_out(state, optional, other, here, f"{name}, which it requires, is left out")
 
 
 def _propagate(state: ResolutionState, roots: Iterator[Root]) -> None:

@@ -401,3 +401,14 @@ def test_a_layer_that_leaves_a_feature_out_and_gives_its_size_contradicts_itself
     known = catalog(make("tensor", args=SizeArgs, sizes={"tp": "size"}))
     (problem,) = ask(known, without=("tensor",), world={"tp": 2}).problems
     assert (problem.code, problem.fix_text) == ("MS210", "--tp 1, or drop --without tensor")
+
+
+def test_level_one_makes_way_for_a_requested_feature_with_what_it_brought_along():
+    grouped = make("grouped", Conflicts("recomputed", reason="experts compute their activation themselves"), level=1)
+    added = make("added", Requires("grouped", reason="it adds their gradients"), level=1)
+    resolution = ask(catalog(grouped, added, make("recomputed")), "recomputed")
+    assert order(resolution) == ["recomputed"]
+    assert [(row.kind, row.feature, row.text) for row in resolution.rows] == [
+        ("left-out", "grouped", "it excludes recomputed, because experts compute their activation themselves"),
+        ("left-out", "added", "grouped, which it requires, is left out"),
+    ]
