@@ -8,7 +8,7 @@ of each row, and the seed of the dropout mask; never probabilities or the mask o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -44,6 +44,28 @@ class AttentionOptions(NamedTuple):
     pse_type: int
     q_start: int
     kv_start: int
+
+
+class AttentionGradientInputs(NamedTuple):
+    """The arguments of the operator's gradient, in the order of the schema."""
+
+    dout: Tensor
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    pse: Tensor | None
+    mask: Tensor | None
+    seed: Tensor | None
+    out: Tensor
+    maximum: Tensor
+    total: Tensor
+    of_pse: bool
+    options: AttentionOptions
+
+    @classmethod
+    def of(cls, *args: Any) -> AttentionGradientInputs:
+        """Group the arguments of the schema, whose last ones are the options."""
+        return cls._make((*args[:11], AttentionOptions(*args[11:])))
 
 
 def fusion_attention(
@@ -291,32 +313,37 @@ def _forward(
     query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, seed: Tensor | None, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Reference: the result and lean statistics, [B, N, S] or [T, N]."""
-    options = AttentionOptions(*rest)
-    out, maximum = _out_like(query, key, value, options), _stats_like(query, options)
-    total = torch.empty_like(maximum)
-    for part in _parts([query, out], [key, value], [maximum, total], pse, mask, seed, options):
-        (q, o), (k, v), stats = part.query_side, part.key_side, part.stats
-        for stat, values in zip(stats, attention_strips.forward(q, k, v, part.scores, o), strict=True):
-            stat.copy_(values)
-    return out, maximum, total
+    return by_parts(_forward_part, query, key, value, pse, mask, seed, *rest)
 
 
-def _backward(
-    dout: Tensor,
+def _forward_part(part: AttentionBatch) -> None:
+    (q, out), (k, v) = part.query_side, part.key_side
+    for stat, values in zip(part.stats, attention_strips.forward(q, k, v, part.scores, out), strict=True):
+        stat.copy_(values)
+
+
+def by_parts(
+    write: Callable[[AttentionBatch], None],
     query: Tensor,
     key: Tensor,
     value: Tensor,
     pse: Tensor | None,
     mask: Tensor | None,
     seed: Tensor | None,
-    out: Tensor,
-    maximum: Tensor,
-    total: Tensor,
-    of_pse: bool,
     *rest: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Reference: gradients of query, key, value and, with ``of_pse``, of the bias (else empty)."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Give the result and lean statistics, [B, N, S] or [T, N], which ``write`` fills for each batch of equal sequences."""
     options = AttentionOptions(*rest)
+    out, maximum = _out_like(query, key, value, options), _stats_like(query, options)
+    total = torch.empty_like(maximum)
+    for part in _parts([query, out], [key, value], [maximum, total], pse, mask, seed, options):
+        write(part)
+    return out, maximum, total
+
+
+def _backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Reference: gradients of query, key, value and, with ``of_pse``, of the bias (else empty)."""
+    dout, query, key, value, pse, mask, seed, out, maximum, total, of_pse, options = AttentionGradientInputs.of(*args)
     dq, dk, dv = (x.new_empty(x.shape) for x in (query, key, value))
     dpse = None if pse is None or not of_pse else pse.new_zeros(pse.shape, dtype=wide_type(pse.dtype))
     query_side, key_side = [query, out, dout, dq], [key, value, dk, dv]

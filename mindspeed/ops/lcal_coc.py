@@ -12,7 +12,7 @@ from torch import Tensor
 from mindspeed.ops.errors import require
 from mindspeed.ops.numerics import unflatten, wide
 from mindspeed.ops.process_groups import Group, all_gather, all_reduce, name_of, reduce_scatter, size_of
-from mindspeed.ops.registration import define
+from mindspeed.ops.registration import define, like, product_operations
 
 
 def pure_matmul(x1: Tensor, x2: Tensor, output: Tensor, *, bias: Tensor | None = None) -> None:
@@ -124,28 +124,19 @@ def _all_gather_matmul_reduce_scatter(x1: Tensor, x2: Tensor, bias: Tensor | Non
     _finish(_scattered(wide(_gathered(x1, groups[0])) @ wide(x2), groups[1]), bias, output)
 
 
-def _no_shape(*_: object) -> None:
-    return None
-
-
-def _operations(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor, *gathered: Tensor) -> int:
-    """Count a product of the rows of ``x1`` alone."""
-    return 2 * x1.numel() * x2.shape[1]
-
-
 def _gathered_operations(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], *outputs: Tensor) -> int:
     """Count a product of the rows of ``x1`` on all ranks of the first group."""
-    return 2 * size_of(groups[0]) * x1.numel() * x2.shape[1]
+    return size_of(groups[0]) * product_operations(x1, x2)
 
 
 _OPERANDS = "Tensor x1, Tensor x2, Tensor? bias, str[] groups, Tensor(a!) output"
 
 for _name, _reference, _count in (
-    (f"lcal_coc_pure_matmul({_OPERANDS})", _pure_matmul, _operations),
-    (f"lcal_coc_matmul_all_reduce({_OPERANDS})", _matmul_all_reduce, _operations),
+    (f"lcal_coc_pure_matmul({_OPERANDS})", _pure_matmul, product_operations),
+    (f"lcal_coc_matmul_all_reduce({_OPERANDS})", _matmul_all_reduce, product_operations),
     (f"lcal_coc_all_gather_matmul({_OPERANDS})", _all_gather_matmul, _gathered_operations),
     (f"lcal_coc_all_gather_matmul_v2({_OPERANDS}, Tensor(b!) gathered)", _all_gather_matmul_v2, _gathered_operations),
-    (f"lcal_coc_matmul_reduce_scatter({_OPERANDS})", _matmul_reduce_scatter, _operations),
+    (f"lcal_coc_matmul_reduce_scatter({_OPERANDS})", _matmul_reduce_scatter, product_operations),
     (f"lcal_coc_all_gather_matmul_reduce_scatter({_OPERANDS})", _all_gather_matmul_reduce_scatter, _gathered_operations),
 ):
-    define(f"{_name} -> ()", _reference, _no_shape, operations=_count)
+    define(f"{_name} -> ()", _reference, like(), operations=_count)

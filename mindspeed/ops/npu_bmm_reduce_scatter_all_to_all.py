@@ -12,7 +12,7 @@ from torch import Tensor
 from mindspeed.ops.errors import require
 from mindspeed.ops.numerics import unflatten, wide
 from mindspeed.ops.process_groups import Group, all_to_all, name_of, reduce_scatter, require_size, size_of
-from mindspeed.ops.registration import define, no_gradient
+from mindspeed.ops.registration import define, no_gradient, product_operations
 
 
 def npu_bmm_reduce_scatter_all_to_all(
@@ -77,10 +77,6 @@ def _shape(x: Tensor, weight: Tensor, bias: Tensor | None, ep: str, tp: str, sha
     return x.new_empty((x.shape[0] * expert_ranks, rows, columns))
 
 
-def _operations(x: Tensor, weight: Tensor, *rest: object) -> int:
-    return 2 * x.numel() * weight.shape[2]
-
-
 npu_bmm_reducescatter_alltoall = npu_bmm_reduce_scatter_all_to_all
 """MindSpeed's name of the function."""
 
@@ -90,5 +86,5 @@ define(
     _forward,
     _shape,
     gradient=no_gradient("npu_bmm_reduce_scatter_all_to_all"),
-    operations=_operations,
+    operations=product_operations,
 )

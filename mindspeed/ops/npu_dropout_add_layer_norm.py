@@ -8,7 +8,7 @@ and ``x0`` only if a scale needs a gradient.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,39 @@ from torch import Tensor
 from mindspeed.ops.errors import require
 from mindspeed.ops.numerics import rounded, wide, wide_type
 from mindspeed.ops.registration import define
+
+
+class NormInputs(NamedTuple):
+    """The arguments of the operator, in the order of the schema."""
+
+    x0: Tensor
+    residual: Tensor | None
+    weight: Tensor
+    bias: Tensor | None
+    rowscale: Tensor | None
+    layerscale: Tensor | None
+    mask: Tensor | None
+    p: float
+    epsilon: float
+    residual_dtype: torch.dtype
+    rms: bool
+
+
+class NormGradientInputs(NamedTuple):
+    """The arguments of the operator's gradient, in the order of the schema."""
+
+    dout: Tensor
+    dz: Tensor
+    z: Tensor
+    weight: Tensor
+    mean: Tensor
+    rstd: Tensor
+    x0: Tensor | None
+    rowscale: Tensor | None
+    layerscale: Tensor | None
+    mask: Tensor | None
+    p: float
+    rms: bool
 
 
 def npu_dropout_add_layer_norm(
@@ -125,20 +158,9 @@ def _scales(
     )
 
 
-def _forward(
-    x0: Tensor,
-    residual: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    rowscale: Tensor | None,
-    layerscale: Tensor | None,
-    mask: Tensor | None,
-    p: float,
-    epsilon: float,
-    residual_dtype: torch.dtype,
-    rms: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _forward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Reference: ``(out, z, mean, rstd)``, the last two with 1 in the place of H."""
+    x0, residual, weight, bias, rowscale, layerscale, mask, p, epsilon, residual_dtype, rms = NormInputs(*args)
     z = _product(wide(x0), *_scales(rowscale, layerscale, mask, p))
     if residual is not None:
         z = z + wide(residual)
@@ -151,21 +173,9 @@ def _forward(
     return rounded(out, x0.dtype), z, mean.contiguous(), rstd.contiguous()
 
 
-def _backward(
-    dout: Tensor,
-    dz: Tensor,
-    z: Tensor,
-    weight: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    x0: Tensor | None,
-    rowscale: Tensor | None,
-    layerscale: Tensor | None,
-    mask: Tensor | None,
-    p: float,
-    rms: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Reference: gradients of x0, residual, weight, bias, rowscale, layerscale; those of scales are empty without ``x0``."""
+    dout, dz, z, weight, mean, rstd, x0, rowscale, layerscale, mask, p, rms = NormGradientInputs(*args)
     normalized, dout_wide = (wide(z) - mean) * rstd, wide(dout)
     g = dout_wide * wide(weight)
     centred = g if rms else g - g.mean(-1, keepdim=True)

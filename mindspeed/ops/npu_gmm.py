@@ -15,7 +15,7 @@ from mindspeed.ops.errors import require
 from mindspeed.ops.group_list import group_ranges, group_tensor
 from mindspeed.ops.npu_groupmatmul_add_fp32 import npu_groupmatmul_add_fp32
 from mindspeed.ops.numerics import wide, wide_type
-from mindspeed.ops.registration import define, no_gradient
+from mindspeed.ops.registration import define, no_gradient, product_operations
 
 GROUPED_ROWS, GROUPED_SUM = 0, 2
 
@@ -178,18 +178,13 @@ def _sum_gradient(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, None, None]:
     return dx, torch.ops.mindspeed.npu_gmm(x, dout, None, groups, ctx.cumulative), None, None
 
 
-def _operations(x: Tensor, weight: Tensor, *rest: object) -> int:
-    """Count without reading the groups, which together have all rows of ``x``; so does `npu_gmm_sum`."""
-    return 2 * x.numel() * weight.shape[-1]
-
-
 define(
     "npu_gmm(Tensor x, Tensor weight, Tensor? bias, Tensor groups, bool cumulative) -> Tensor",
     _forward,
     _forward_shape,
     _save,
     _gradient,
-    _operations,
+    product_operations,  # without reading the groups, which together have all rows
 )
 define(
     "npu_gmm_sum(Tensor x, Tensor dy, Tensor groups, bool cumulative) -> Tensor",
@@ -197,7 +192,7 @@ define(
     _sum_shape,
     _sum_save,
     _sum_gradient,
-    _operations,
+    product_operations,
 )
 define(
     "npu_gmm_bias(Tensor dy, Tensor groups, bool cumulative) -> Tensor",

@@ -10,7 +10,7 @@ from torch import Tensor
 from mindspeed.ops.errors import require
 from mindspeed.ops.group_list import group_ranges, group_tensor
 from mindspeed.ops.numerics import wide, wide_type
-from mindspeed.ops.registration import define
+from mindspeed.ops.registration import define, like, product_operations
 
 
 def npu_groupmatmul_add_fp32(x: Tensor, dy: Tensor, group_list: Tensor | Sequence[int], grad: Tensor) -> None:
@@ -37,17 +37,9 @@ def _add(x: Tensor, dy: Tensor, groups: Tensor, grad: Tensor) -> None:
         by_group[e].addmm_(wide(x[start:end]).t(), wide(dy[start:end]))
 
 
-def _no_shape(x: Tensor, dy: Tensor, groups: Tensor, grad: Tensor) -> None:
-    return None
-
-
-def _operations(x: Tensor, dy: Tensor, groups: Tensor, grad: Tensor) -> int:
-    return 2 * x.numel() * dy.shape[1]
-
-
 define(
     "npu_groupmatmul_add_fp32(Tensor x, Tensor dy, Tensor groups, Tensor(a!) grad) -> ()",
     _add,
-    _no_shape,
-    operations=_operations,
+    like(),
+    operations=product_operations,
 )

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mindspeed.ops.errors import require
 from mindspeed.ops.numerics import wide, wide_type
-from mindspeed.ops.registration import define
+from mindspeed.ops.registration import define, like, product_operations
 
 
 def npu_matmul_add_fp32(total_input: Tensor, grad_output: Tensor, grad: Tensor) -> None:
@@ -32,17 +32,9 @@ def _add(total_input: Tensor, grad_output: Tensor, grad: Tensor) -> None:
     grad.addmm_(wide(grad_output).t(), wide(total_input))
 
 
-def _no_shape(total_input: Tensor, grad_output: Tensor, grad: Tensor) -> None:
-    return None
-
-
-def _operations(total_input: Tensor, grad_output: Tensor, grad: Tensor) -> int:
-    return 2 * total_input.numel() * grad_output.shape[1]
-
-
 define(
     "npu_matmul_add_fp32(Tensor total_input, Tensor grad_output, Tensor(a!) grad) -> ()",
     _add,
-    _no_shape,
-    operations=_operations,
+    like(),
+    operations=product_operations,
 )

@@ -7,6 +7,8 @@ fp64 input), the norm from y before its rounding; each result is rounded once. F
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,22 @@ from mindspeed.ops.errors import require
 from mindspeed.ops.numerics import wide
 from mindspeed.ops.process_groups import Group, all_reduce, name_of
 from mindspeed.ops.quantization import dequantized, float_scale, integer_product
-from mindspeed.ops.registration import define, no_gradient
+from mindspeed.ops.registration import define, like, no_gradient, product_operations
+
+
+class ProductInputs(NamedTuple):
+    """The arguments of the operator, in the order of the schema."""
+
+    x1: Tensor
+    x2: Tensor
+    residual: Tensor
+    gamma: Tensor
+    bias: Tensor | None
+    antiquant_scale: Tensor | None
+    antiquant_offset: Tensor | None
+    dequant_scale: Tensor | None
+    group: str
+    epsilon: float
 
 
 def npu_mm_all_reduce_add_rms_norm(
@@ -88,18 +105,8 @@ def check_group_size(op: str, x2: Tensor, scale: Tensor | None, size: int) -> No
     require(fits, op, f"antiquant_scale has {rows} rows and antiquant_group_size is {size}, for {x2.shape[0]} rows of x2")
 
 
-def _forward(
-    x1: Tensor,
-    x2: Tensor,
-    residual: Tensor,
-    gamma: Tensor,
-    bias: Tensor | None,
-    antiquant_scale: Tensor | None,
-    antiquant_offset: Tensor | None,
-    dequant_scale: Tensor | None,
-    group: str,
-    epsilon: float,
-) -> tuple[Tensor, Tensor]:
+def _forward(*args: Any) -> tuple[Tensor, Tensor]:
+    x1, x2, residual, gamma, bias, antiquant_scale, antiquant_offset, dequant_scale, group, epsilon = ProductInputs(*args)
     if dequant_scale is not None:
         product = integer_product(x1, x2)
         product = (product if bias is None else product + bias).float() * float_scale(dequant_scale)
@@ -112,10 +119,6 @@ def _forward(
     return y.to(residual.dtype, copy=True), norm.to(residual.dtype)
 
 
-def _shapes(x1: Tensor, x2: Tensor, residual: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
-    return residual.new_empty(residual.shape), residual.new_empty(residual.shape)
-
-
 REST = (
     "Tensor gamma, Tensor? bias, Tensor? antiquant_scale, Tensor? antiquant_offset, Tensor? dequant_scale, str group, "
     "float epsilon"
@@ -123,15 +126,10 @@ REST = (
 """Arguments after the residual, shared with the schema of the variant in place."""
 
 
-def operations(x1: Tensor, x2: Tensor, *rest: object) -> int:
-    """Count the product of ``x1`` and ``x2``."""
-    return 2 * x1.numel() * x2.shape[1]
-
-
 define(
     f"npu_mm_all_reduce_add_rms_norm(Tensor x1, Tensor x2, Tensor residual, {REST}) -> (Tensor, Tensor)",
     _forward,
-    _shapes,
+    like(2, 2),
     gradient=no_gradient("npu_mm_all_reduce_add_rms_norm"),
-    operations=operations,
+    operations=product_operations,
 )

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops.errors import require
-from mindspeed.ops.npu_mm_all_reduce_add_rms_norm import REST, check, check_group_size, operations
+from mindspeed.ops.npu_mm_all_reduce_add_rms_norm import REST, check, check_group_size
 from mindspeed.ops.process_groups import Group
-from mindspeed.ops.registration import define
+from mindspeed.ops.registration import define, like, product_operations
 
 
 def npu_mm_all_reduce_add_rms_norm_(
@@ -47,13 +47,9 @@ def _in_place(x1: Tensor, x2: Tensor, residual: Tensor, *rest: object) -> Tensor
     return norm  # type: ignore[no-any-return]
 
 
-def _shape(x1: Tensor, x2: Tensor, residual: Tensor, *rest: object) -> Tensor:
-    return residual.new_empty(residual.shape)
-
-
 define(
     f"npu_mm_all_reduce_add_rms_norm_(Tensor x1, Tensor x2, Tensor(a!) residual, {REST}) -> Tensor",
     _in_place,
-    _shape,
-    operations=operations,
+    like(2),
+    operations=product_operations,
 )

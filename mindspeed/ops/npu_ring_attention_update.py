@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mindspeed.ops.errors import require
 from mindspeed.ops.numerics import rounded, wide
-from mindspeed.ops.registration import define, no_gradient
+from mindspeed.ops.registration import define, like, no_gradient
 
 
 def npu_ring_attention_update(
@@ -98,16 +98,10 @@ def _forward(
     return rounded(merged.reshape(out1.shape), out1.dtype), maximum.contiguous(), total.contiguous()
 
 
-def _shapes(
-    out1: Tensor, max1: Tensor, sum1: Tensor, out2: Tensor, max2: Tensor, sum2: Tensor, ends: Tensor | None, layout: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    return out1.new_empty(out1.shape), max1.new_empty(max1.shape), max1.new_empty(max1.shape)
-
-
 define(
     "npu_ring_attention_update(Tensor out1, Tensor max1, Tensor sum1, Tensor out2, Tensor max2, Tensor sum2, "
     "Tensor? ends, str layout) -> (Tensor, Tensor, Tensor)",
     _forward,
-    _shapes,
+    like(0, 1, 1),
     gradient=no_gradient("npu_ring_attention_update"),
 )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mindspeed.ops.errors import require
 from mindspeed.ops.numerics import rounded, wide
-from mindspeed.ops.registration import define
+from mindspeed.ops.registration import define, like
 
 HALF: Final = 0
 INTERLEAVED: Final = 1
@@ -88,18 +88,6 @@ def _tables_backward(dy: Tensor, x: Tensor, cos: Tensor, mode: int) -> tuple[Ten
     return rounded(dcos, cos.dtype), rounded(dsin, cos.dtype)
 
 
-def _forward_shape(x: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-def _backward_shape(dy: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:
-    return dy.new_empty(dy.shape)
-
-
-def _tables_backward_shapes(dy: Tensor, x: Tensor, cos: Tensor, mode: int) -> tuple[Tensor, Tensor]:
-    return cos.new_empty(cos.shape), cos.new_empty(cos.shape)
-
-
 def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, int], output: Tensor) -> None:
     x, cos, sin, ctx.mode = inputs
     ctx.of_tables = any(ctx.needs_input_grad[1:3])
@@ -118,16 +106,14 @@ def _gradient(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor | None, Tensor | Non
 define(
     "npu_rotary_position_embedding(Tensor x, Tensor cos, Tensor sin, int mode) -> Tensor",
     _forward,
-    _forward_shape,
+    like(0),
     _save,
     _gradient,
 )
-define(
-    "npu_rotary_position_embedding_backward(Tensor dy, Tensor cos, Tensor sin, int mode) -> Tensor", _backward, _backward_shape
-)
+define("npu_rotary_position_embedding_backward(Tensor dy, Tensor cos, Tensor sin, int mode) -> Tensor", _backward, like(0))
 define(
     "npu_rotary_position_embedding_tables_backward(Tensor dy, Tensor x, Tensor cos, int mode) -> (Tensor, Tensor)",
     _tables_backward,
-    _tables_backward_shapes,
+    like(2, 2),
 )
 _ROTATE: Final = torch.ops.mindspeed.npu_rotary_position_embedding.default

@@ -6,7 +6,7 @@ Everything after the sum is computed in fp32 and rounded once. Forward only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,11 +16,25 @@ from mindspeed.ops.activations import fast_gelu, gelu_tanh
 from mindspeed.ops.errors import require
 from mindspeed.ops.group_list import group_ranges, group_tensor
 from mindspeed.ops.quantization import float_scale, integer_product, to_int8
-from mindspeed.ops.registration import define
+from mindspeed.ops.registration import define, product_operations
 
 ACTIVATIONS: Final = {0: lambda y: y, 1: F.relu, 2: gelu_tanh, 4: fast_gelu, 5: F.silu}
 _SCALES: Final = (torch.int64, torch.bfloat16, torch.float32)
 _OUTPUTS: Final = (torch.int8, torch.bfloat16, torch.float16)
+
+
+class QuantizedProduct(NamedTuple):
+    """The arguments of the operator, in the order of the schema."""
+
+    x: Tensor
+    weight: Tensor
+    scale: Tensor
+    per_token: Tensor | None
+    bias: Tensor | None
+    groups: Tensor
+    dtype: torch.dtype
+    activation: int
+    cumulative: bool
 
 
 def quant_gmm(
@@ -101,17 +115,8 @@ def _checked(
     return y
 
 
-def _forward(
-    x: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    per_token: Tensor | None,
-    bias: Tensor | None,
-    groups: Tensor,
-    dtype: torch.dtype,
-    activation: int,
-    cumulative: bool,
-) -> Tensor:
+def _forward(*args: Any) -> Tensor:
+    x, weight, scale, per_token, bias, groups, dtype, activation, cumulative = QuantizedProduct(*args)
     out = x.new_empty((x.shape[0], weight.shape[2]), dtype=dtype)
     scales = float_scale(scale)
     for e, (start, end) in enumerate(group_ranges("quant_gmm", groups, x.shape[0], cumulative)):
@@ -126,14 +131,10 @@ def _shape(x: Tensor, weight: Tensor, scale: Tensor, *rest: object) -> Tensor:
     return x.new_empty((x.shape[0], weight.shape[2]), dtype=rest[3])  # type: ignore[call-overload,no-any-return]
 
 
-def _operations(x: Tensor, weight: Tensor, *rest: object) -> int:
-    return 2 * x.numel() * weight.shape[2]
-
-
 define(
     "quant_gmm(Tensor x, Tensor weight, Tensor scale, Tensor? per_token, Tensor? bias, Tensor groups, ScalarType dtype, "
     "int activation, bool cumulative) -> Tensor",
     _forward,
     _shape,
-    operations=_operations,
+    operations=product_operations,
 )

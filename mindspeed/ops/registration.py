@@ -56,6 +56,21 @@ def define(
         torch.library.register_autograd(name, gradient, setup_context=save, lib=_LIBRARY)
 
 
+def like(*positions: int) -> Callable[..., Any]:
+    """Make the shape kernel of an operator whose results are like the arguments at these positions; without any it has none."""
+
+    def shapes(*args: Any) -> Any:
+        results = tuple(args[position].new_empty(args[position].shape) for position in positions)
+        return results if len(results) > 1 else results[0] if results else None
+
+    return shapes
+
+
+def product_operations(x: torch.Tensor, y: torch.Tensor, *rest: object) -> int:
+    """Count the product of the rows of ``x`` with matrices that have the last dimension of ``y``."""
+    return 2 * x.numel() * y.shape[-1]
+
+
 def _without_output(operations: Callable[..., int]) -> Callable[..., int]:
     """Adapt a formula to torch's counter, which also hands it the result of the call."""
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mindspeed.ops.errors import require
 from mindspeed.ops.numerics import rounded, wide, wide_type
-from mindspeed.ops.registration import define
+from mindspeed.ops.registration import define, like
 
 
 def rms_norm(x: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> Tensor:
@@ -108,14 +108,6 @@ def _residual_forward_shapes(x: Tensor, residual: Tensor, gamma: Tensor, epsilon
     return x.new_empty(x.shape), x.new_empty(x.shape), _rstd_shape(x, gamma)
 
 
-def _backward_shapes(dy: Tensor, x: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), gamma.new_empty(gamma.shape)
-
-
-def _residual_backward_shapes(dy: Tensor, dsum: Tensor, total: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
-    return _backward_shapes(dy, total, gamma, rstd)
-
-
 def _save(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: tuple[Tensor, Tensor]) -> None:
     x, gamma, _ = inputs
     _, rstd = output
@@ -141,7 +133,7 @@ def _residual_gradient(ctx: Any, dy: Tensor, dsum: Tensor, _: Tensor) -> tuple[T
 
 
 define("rms_norm(Tensor x, Tensor gamma, float epsilon) -> (Tensor, Tensor)", _forward, _forward_shapes, _save, _gradient)
-define("rms_norm_backward(Tensor dy, Tensor x, Tensor gamma, Tensor rstd) -> (Tensor, Tensor)", _backward, _backward_shapes)
+define("rms_norm_backward(Tensor dy, Tensor x, Tensor gamma, Tensor rstd) -> (Tensor, Tensor)", _backward, like(1, 2))
 define(
     "rms_norm_residual(Tensor x, Tensor residual, Tensor gamma, float epsilon) -> (Tensor, Tensor, Tensor)",
     _residual_forward,
@@ -152,7 +144,7 @@ define(
 define(
     "rms_norm_residual_backward(Tensor dy, Tensor dsum, Tensor sum, Tensor gamma, Tensor rstd) -> (Tensor, Tensor)",
     _residual_backward,
-    _residual_backward_shapes,
+    like(2, 3),
 )
 _RMS_NORM: Final = torch.ops.mindspeed.rms_norm.default
 _RMS_NORM_RESIDUAL: Final = torch.ops.mindspeed.rms_norm_residual.default

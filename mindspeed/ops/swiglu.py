@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mindspeed.ops.errors import require
 from mindspeed.ops.numerics import rounded, wide
-from mindspeed.ops.registration import define
+from mindspeed.ops.registration import define, like
 
 
 def swiglu(x: Tensor, dim: int = -1) -> Tensor:
@@ -59,10 +59,6 @@ def _forward_shape(x: Tensor, dim: int) -> Tensor:
     return x.new_empty(shape)
 
 
-def _backward_shape(dy: Tensor, x: Tensor, dim: int) -> Tensor:
-    return x.new_empty(x.shape)
-
-
 def _save(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
     x, ctx.dim = inputs
     ctx.save_for_backward(x)
@@ -74,5 +70,5 @@ def _gradient(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
 
 
 define("swiglu(Tensor x, int dim) -> Tensor", _forward, _forward_shape, _save, _gradient)
-define("swiglu_backward(Tensor dy, Tensor x, int dim) -> Tensor", _backward, _backward_shape)
+define("swiglu_backward(Tensor dy, Tensor x, int dim) -> Tensor", _backward, like(1))
 _SWIGLU: Final = torch.ops.mindspeed.swiglu.default

@@ -9,6 +9,7 @@ Statistics are ``(logsumexp, 1)``. The kernel rounds the probabilities of half-p
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mindspeed.ops.attention_scores import AttentionScores, Span
-from mindspeed.ops.fusion_attention import AttentionBatch, AttentionOptions, _out_like, _parts, _stats_like
+from mindspeed.ops.fusion_attention import AttentionBatch, AttentionGradientInputs, _parts, by_parts
 from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.numerics import wide_type
 
@@ -173,46 +174,22 @@ def _supports_forward(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> 
     return _supports(query, key, value, seed)
 
 
-def _supports_backward(dout: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> bool:
-    _, _, seed, _, _, _, of_pse = rest[:7]
-    return not of_pse and _supports(query, key, value, seed)
+def _supports_backward(*args: Any) -> bool:
+    inputs = AttentionGradientInputs.of(*args)
+    return not inputs.of_pse and _supports(inputs.query, inputs.key, inputs.value, inputs.seed)
 
 
-def forward(
-    query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, seed: Tensor | None, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The result and lean statistics, [B, N, S] or [T, N]."""
-    options = AttentionOptions(*rest)
-    out, maximum = _out_like(query, key, value, options), _stats_like(query, options)
-    total = torch.empty_like(maximum)
-    for part in _parts([query, out], [key, value], [maximum, total], pse, mask, seed, options):
-        _forward_part(part)
-    return out, maximum, total
-
-
-def backward(
-    dout: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    pse: Tensor | None,
-    mask: Tensor | None,
-    seed: Tensor | None,
-    out: Tensor,
-    maximum: Tensor,
-    total: Tensor,
-    of_pse: bool,
-    *rest: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key and value; the statistics may be any whose ``maximum + log(sum)`` is the logsumexp."""
+    dout, query, key, value, pse, mask, seed, out, maximum, total, _, options = AttentionGradientInputs.of(*args)
     dq, dk, dv = (x.new_empty(x.shape) for x in (query, key, value))
-    parts = _parts([query, out, dout, dq], [key, value, dk, dv], [maximum, total], pse, mask, seed, AttentionOptions(*rest))
+    parts = _parts([query, out, dout, dq], [key, value, dk, dv], [maximum, total], pse, mask, seed, options)
     for part in parts:
         _backward_part(part)
     return dq, dk, dv, query.new_empty(0)
 
 
 KERNELS: Final[dict[str, Kernel]] = {
-    "fusion_attention": Kernel(forward, _supports_forward),
+    "fusion_attention": Kernel(partial(by_parts, _forward_part), _supports_forward),
     "fusion_attention_backward": Kernel(backward, _supports_backward),
 }

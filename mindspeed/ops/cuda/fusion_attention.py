@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mindspeed.ops.attention_layout import head_view, head_width, heads_like, ranges_of, sizes
-from mindspeed.ops.fusion_attention import AttentionOptions
+from mindspeed.ops.fusion_attention import AttentionGradientInputs, AttentionOptions
 from mindspeed.ops.kernel import Kernel
 
 _WIDEST: Final = 256
@@ -152,22 +152,9 @@ def forward(
     return _in_layout(out, width, options.layout), logsumexp, torch.ones_like(logsumexp)
 
 
-def backward(
-    dout: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    pse: Tensor | None,
-    mask: Tensor | None,
-    seed: Tensor | None,
-    out: Tensor,
-    maximum: Tensor,
-    total: Tensor,
-    of_pse: bool,
-    *rest: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key and value; the statistics may be any whose ``maximum + log(sum)`` is the logsumexp."""
-    options = AttentionOptions(*rest)
+    dout, query, key, value, _, mask, _, out, maximum, total, _, options = AttentionGradientInputs.of(*args)
     call = _call(query, key, value, mask, options)
     # exp(logit - inf) is zero: a row that saw no key among all of which this is a block has no gradient
     logsumexp = torch.where(total > 0, maximum + total.log(), torch.inf)

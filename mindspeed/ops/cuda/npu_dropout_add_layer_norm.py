@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops.kernel import Kernel
-from mindspeed.ops.npu_dropout_add_layer_norm import _kept
+from mindspeed.ops.npu_dropout_add_layer_norm import NormGradientInputs, NormInputs, _kept
 from mindspeed.ops.triton import npu_dropout_add_layer_norm as kernels
 from mindspeed.ops.triton.launch import cores, launch, pieces, power, takes, tile, warps
 from mindspeed.ops.triton.sums import column_sums
@@ -41,20 +41,9 @@ def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
     return other if tensor is None else tensor.contiguous()
 
 
-def forward(
-    x0: Tensor,
-    residual: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    rowscale: Tensor | None,
-    layerscale: Tensor | None,
-    mask: Tensor | None,
-    p: float,
-    epsilon: float,
-    residual_dtype: torch.dtype,
-    rms: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def forward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """``(out, z, mean, rstd)``."""
+    x0, residual, weight, bias, rowscale, layerscale, mask, p, epsilon, residual_dtype, rms = NormInputs(*args)
     optional = (residual, weight, bias, rowscale, layerscale)
     x0, width = x0.contiguous(), x0.shape[-1]
     rows = x0.numel() // width
@@ -78,21 +67,9 @@ def forward(
     return out, z, mean, rstd
 
 
-def backward(
-    dout: Tensor,
-    dz: Tensor,
-    z: Tensor,
-    weight: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    x0: Tensor | None,
-    rowscale: Tensor | None,
-    layerscale: Tensor | None,
-    mask: Tensor | None,
-    p: float,
-    rms: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x0, residual, weight, bias, rowscale, layerscale; those of scales are empty without ``x0``."""
+    dout, dz, z, weight, mean, rstd, x0, rowscale, layerscale, mask, p, rms = NormGradientInputs(*args)
     tensors = [t.contiguous() for t in (dout, dz, z, weight, mean, rstd)]
     tensors += [_or(tensor, tensors[0]) for tensor in (x0, rowscale, layerscale, mask)]
     width = dout.shape[-1]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mindspeed.ops.attention_layout import head_width, heads_like, ranges_of, sizes
 from mindspeed.ops.attention_mask import FULL_MASK_MODES
-from mindspeed.ops.fusion_attention import LANES, UNBOUNDED, AttentionOptions
+from mindspeed.ops.fusion_attention import LANES, UNBOUNDED, AttentionGradientInputs, AttentionOptions
 from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu import TYPES, filled
 
@@ -119,9 +119,9 @@ def _supports_forward(
     return _supports(query, key, value, pse, seed, AttentionOptions(*rest))
 
 
-def _supports_backward(dout: Tensor, *args: Any) -> bool:
-    (query, key, value, pse, _, seed), rest = args[:6], args[10:]
-    return _supports(query, key, value, pse, seed, AttentionOptions(*rest))
+def _supports_backward(*args: Any) -> bool:
+    inputs = AttentionGradientInputs.of(*args)
+    return _supports(inputs.query, inputs.key, inputs.value, inputs.pse, inputs.seed, inputs.options)
 
 
 def forward(
@@ -177,21 +177,8 @@ def forward(
     return out, maximum, total
 
 
-def backward(
-    dout: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    pse: Tensor | None,
-    mask: Tensor | None,
-    seed: Tensor | None,
-    out: Tensor,
-    maximum: Tensor,
-    total: Tensor,
-    of_pse: bool,
-    *rest: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    options = AttentionOptions(*rest)
+def backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dout, query, key, value, pse, mask, _, out, maximum, total, of_pse, options = AttentionGradientInputs.of(*args)
     masking, bias = mask_arguments(query, key, mask, options), _spread(pse, query, options)
     unseen = total == 0
     lean = (maximum.masked_fill(unseen, _LARGEST), total.masked_fill(unseen, 1.0))

@@ -6,14 +6,14 @@ gradient of LayerNorm, the norm is torch's own. fp64 and a single row without a 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu import TYPES, filled
-from mindspeed.ops.npu_dropout_add_layer_norm import _input_gradients, _product, _scales
+from mindspeed.ops.npu_dropout_add_layer_norm import NormGradientInputs, NormInputs, _input_gradients, _product, _scales
 from mindspeed.ops.numerics import rounded, wide
 
 
@@ -22,19 +22,8 @@ def _supports(x: Tensor, *others: Tensor | None) -> bool:
     return types and 1 < x.dim() <= 8 and filled(x)
 
 
-def forward(
-    x0: Tensor,
-    residual: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    rowscale: Tensor | None,
-    layerscale: Tensor | None,
-    mask: Tensor | None,
-    p: float,
-    epsilon: float,
-    residual_dtype: torch.dtype,
-    rms: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def forward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x0, residual, weight, bias, rowscale, layerscale, mask, p, epsilon, residual_dtype, rms = NormInputs(*args)
     z = _product(wide(x0), *_scales(rowscale, layerscale, mask, p))
     gamma = wide(weight)
     beta = torch.zeros_like(gamma) if bias is None else wide(bias)
@@ -54,20 +43,8 @@ def forward(
     return rounded(out, x0.dtype), z.to(residual_dtype, copy=residual is None).contiguous(), mean, rstd
 
 
-def backward(
-    dout: Tensor,
-    dz: Tensor,
-    z: Tensor,
-    weight: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    x0: Tensor | None,
-    rowscale: Tensor | None,
-    layerscale: Tensor | None,
-    mask: Tensor | None,
-    p: float,
-    rms: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    dout, dz, z, weight, mean, rstd, x0, rowscale, layerscale, mask, p, rms = NormGradientInputs(*args)
     gamma = wide(weight)
     if rms:
         through, dweight = torch.ops.npu.npu_rms_norm_backward(wide(dout), wide(z), gamma, rstd)

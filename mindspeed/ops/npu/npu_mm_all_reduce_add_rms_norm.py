@@ -6,7 +6,7 @@ dimensions, scales of other types than torch_npu documents and groups of other s
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -14,24 +14,15 @@ from torch import Tensor
 from mindspeed.ops import process_groups
 from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu import HALVES, RANKS, filled
+from mindspeed.ops.npu_mm_all_reduce_add_rms_norm import ProductInputs
 
 _SCALES: Final = {torch.float16: torch.int64, torch.bfloat16: torch.bfloat16}
 _SMALLEST_GROUP: Final = 32
 
 
-def supports(
-    x1: Tensor,
-    x2: Tensor,
-    residual: Tensor,
-    gamma: Tensor,
-    bias: Tensor | None,
-    antiquant_scale: Tensor | None,
-    antiquant_offset: Tensor | None,
-    dequant_scale: Tensor | None,
-    group: str,
-    epsilon: float,
-) -> bool:
+def supports(*args: Any) -> bool:
     """Return whether torch_npu documents the call."""
+    x1, x2, residual, _, bias, antiquant_scale, antiquant_offset, dequant_scale, group, _ = ProductInputs(*args)
     dtype = residual.dtype
     if process_groups.size_of(group) not in (1, *RANKS):
         return False
@@ -49,18 +40,8 @@ def rows_of_group(x2: Tensor, scale: Tensor | None) -> int:
     return 0 if scale is None or scale.dim() < 2 or scale.shape[0] == 1 else x2.shape[0] // scale.shape[0]
 
 
-def forward(
-    x1: Tensor,
-    x2: Tensor,
-    residual: Tensor,
-    gamma: Tensor,
-    bias: Tensor | None,
-    antiquant_scale: Tensor | None,
-    antiquant_offset: Tensor | None,
-    dequant_scale: Tensor | None,
-    group: str,
-    epsilon: float,
-) -> tuple[Tensor, Tensor]:
+def forward(*args: Any) -> tuple[Tensor, Tensor]:
+    x1, x2, residual, gamma, bias, antiquant_scale, antiquant_offset, dequant_scale, group, epsilon = ProductInputs(*args)
     product = torch.ops.npu.npu_mm_all_reduce_base(
         x1,
         x2,

@@ -6,7 +6,7 @@ Others run the reference.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -15,37 +15,20 @@ from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu import filled, narrow
 from mindspeed.ops.npu.npu_gmm import GROUPS, kind_of_list
 from mindspeed.ops.npu_gmm import GROUPED_ROWS
+from mindspeed.ops.quant_gmm import QuantizedProduct
 
 _SCALES: Final = {torch.int8: torch.int64, torch.bfloat16: torch.bfloat16, torch.float16: torch.float32}
 _ONE_RESULT: Final = 3
 
 
-def _supports(
-    x: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    per_token: Tensor | None,
-    bias: Tensor | None,
-    groups: Tensor,
-    dtype: torch.dtype,
-    activation: int,
-    cumulative: bool,
-) -> bool:
+def _supports(*args: Any) -> bool:
+    x, weight, scale, per_token, _, groups, dtype, activation, _ = QuantizedProduct(*args)
     scaled = scale.dtype == _SCALES[dtype] and (activation == 0 or per_token is not None)
     return scaled and groups.shape[0] <= GROUPS and narrow(x.shape[1], weight.shape[2]) and filled(x, weight)
 
 
-def forward(
-    x: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    per_token: Tensor | None,
-    bias: Tensor | None,
-    groups: Tensor,
-    dtype: torch.dtype,
-    activation: int,
-    cumulative: bool,
-) -> Tensor:
+def forward(*args: Any) -> Tensor:
+    x, weight, scale, per_token, bias, groups, dtype, activation, cumulative = QuantizedProduct(*args)
     (y,) = torch.ops.npu.npu_grouped_matmul(
         [x],
         [weight],
