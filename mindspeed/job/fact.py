@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, get_args, get_origin, get_type_hints
+from inspect import get_annotations
+from typing import Any, Final, get_origin
 
 Values = Mapping[str, Any]
 """Values by the name that Megatron has for them; what is not known is missing or None."""
@@ -12,6 +13,8 @@ Values = Mapping[str, Any]
 Names = tuple[str, ...]
 Derivation = Callable[[Values, Names], Any]
 """Compute a field from Megatron's values, the names of its own at hand; None where they do not tell."""
+_UNKNOWN: Final = object()
+"""The default of a field that is unknown until somebody gives it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,7 @@ class Fact:
     computes the field; without it the first value counts as it stands. ``derive_built`` computes it from a configuration
     that says it in another form. ``by_platform`` are arguments whose default is another one on some platforms, so that they
     decide only where they are given. ``unit`` is what a number counts, ``words`` are the allowed words, ``least`` is the
-    smallest number, ``since`` the first Megatron that has it.
+    smallest number, ``since`` the first Megatron that has it, ``default`` Megatron's where it has one for every job.
     """
 
     meaning: str
@@ -36,6 +39,7 @@ class Fact:
     least: int = 1
     since: str = ""
     by_platform: Names = ()
+    default: Any = _UNKNOWN
 
     @property
     def as_it_stands(self) -> bool:
@@ -97,10 +101,27 @@ class Field:
         return value if type(value) is self.kind else None
 
 
+def fact(meaning: str, *arguments: str, **more: Any) -> Any:
+    """Declare a field as the value of a class attribute: ``tp: int = fact("tensor-parallel size", "tensor_parallel_size")``."""
+    return Fact(meaning, arguments, **more)
+
+
+def flag(meaning: str, *arguments: str, **more: Any) -> Any:
+    """Declare a field that is false in every job that does not set it."""
+    return Fact(meaning, arguments, default=False, **more)
+
+
 def declared(owner: type) -> dict[str, Field]:
-    """Return the fields that a class declares: ``name: Annotated[type, Fact(...)]``, with a default or without."""
+    """Return the fields that a class declares by `fact`, those of its bases first, and leave it with their defaults alone."""
     fields = {}
-    for name, hint in get_type_hints(owner, include_extras=True).items():
-        kind, fact = get_args(hint)
-        fields[name] = Field(name, fact, get_origin(kind) or kind, hasattr(owner, name), getattr(owner, name, None))
+    for base in reversed(owner.__mro__):
+        for name, annotation in get_annotations(base).items():
+            told: Fact = vars(base)[name]
+            kind: Any = get_origin(annotation) or annotation
+            has_default = told.default is not _UNKNOWN
+            fields[name] = Field(name, told, kind, has_default, told.default if has_default else None)
+            if has_default:
+                setattr(base, name, told.default)
+            else:
+                delattr(base, name)
     return fields
