@@ -71,8 +71,8 @@ def feature_page(found: DiscoveredFeature) -> str:
     parts = [
         [feature.summary() + "."],
         _text(feature),
-        _shown(feature),
         _declaration(found, feature),
+        _shown(feature),
         _settings(feature),
         _constraints(feature),
     ]
@@ -218,7 +218,9 @@ def _when(function: Callable[..., Any] | None) -> str:
     """The docstring of a predicate as a sentence about when a constraint counts."""
     if function is None:
         return ""
-    about = (inspect.getdoc(function) or "").partition("\n")[0].removesuffix(".").removeprefix("Return whether ")
+    about = (
+        (inspect.getdoc(function) or "").partition("\n")[0].removesuffix(".").removeprefix("Return whether ").replace("``", "`")
+    )
     return f" Applies when {about or function.__name__.replace('_', ' ')}."
 
 
@@ -233,7 +235,8 @@ def _sentence(name: str, constraint: Any) -> str:
     if isinstance(constraint, ModelCondition):
         return f"Checked when the model is built: {_placeholders(name, constraint.message)}."
     if isinstance(constraint, RequiresAny):
-        return f"Requires one of {', '.join(constraint.names)}{because}."
+        chosen = f"one of {', '.join(constraint.names)}" if len(constraint.names) > 1 else constraint.names[0]
+        return f"Requires that you request {chosen}{because}."
     if isinstance(constraint, RequiresSlot):
         chosen = f" {code(f'{name}.{constraint.setting}')} names it, or is `auto`." if constraint.setting else ""
         return f"Requires a feature that holds the slot {constraint.slot}{because}.{chosen}"
