@@ -76,6 +76,12 @@ class ArgumentWords:
         self.words = [*kept, *behind]
         return found
 
+    def change(self, flag: str, value: str) -> None:
+        """Give another value to an option that has one, in the form in which it stands."""
+        before = ["", *self.words]
+        new = [f"{flag}={value}" if word.startswith(f"{flag}=") else word for word in self.words]
+        self.words = [value if last == flag else word for last, word in zip(before, new, strict=False)]
+
     def put(self, *words: str) -> None:
         """Add words behind all options."""
         options = self._options()

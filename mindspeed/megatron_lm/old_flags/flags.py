@@ -12,11 +12,10 @@ from typing import Any, Final
 
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.megatron_lm.old_flags.argument_words import ArgumentWords, problem_of_flags
-from mindspeed.megatron_lm.old_flags.empty_layers import without_empty_layers
 from mindspeed.megatron_lm.old_flags.expert_flags import in_new_meaning, without_unserved
+from mindspeed.megatron_lm.old_flags.layer_flags import within_a_chunk, without_empty_layers, without_second_policy
 from mindspeed.megatron_lm.old_flags.old_flag import TYPES, OldFlag
 from mindspeed.megatron_lm.old_flags.other_flags import counts, translate_others
-from mindspeed.megatron_lm.old_flags.recompute_flags import within_a_chunk, without_second_policy
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.fixes import Advice, DropOption
 from mindspeed.plugins.problems import Problem

@@ -1,4 +1,4 @@
-"""Old flags that say when or what to recompute, beside Megatron's own arguments of recomputation."""
+"""Old flags of layers: their count, which has the empty places of a pipeline in it, and when or what of them to recompute."""
 
 from __future__ import annotations
 
@@ -16,6 +16,28 @@ _TAKEN: Final = {
     "--recompute-modules": "+",
     "--recompute-activations": 0,
 }
+
+
+def without_empty_layers(argv: Sequence[str], places: str) -> tuple[list[str], list[str]]:
+    """Let ``--num-layers``, in which MindSpeed counts empty layers, count those of the model; with notes of what changed.
+
+    Chunks that are given by their number of layers are given by their own number, which stays.
+    """
+    made = ArgumentWords(list(argv))
+    total, stages = made.number("--num-layers"), made.number("--pipeline-model-parallel-size") or 1
+    if total is None:
+        return made.words, []
+    layers = total - len(set(places.split(",")))
+    made.take("--num-layers", 1)
+    made.put("--num-layers", str(layers))
+    notes = [f"--num-layers {total} counts the empty places {places} of --noop-layers: the model has {layers} layers"]
+    per_chunk = made.number("--num-layers-per-virtual-pipeline-stage")
+    if per_chunk:
+        made.take("--num-layers-per-virtual-pipeline-stage", 1)
+        words = ["--num-virtual-stages-per-pipeline-rank", str(total // stages // per_chunk)]
+        made.put(*words)
+        notes.append(f"--num-layers-per-virtual-pipeline-stage {per_chunk} counts them too: it is {' '.join(words)}")
+    return made.words, notes
 
 
 def without_second_policy(words: Sequence[str], values: Mapping[str, Any]) -> tuple[list[str], list[str]]:
