@@ -217,7 +217,7 @@ def _report(state: ResolutionState, name: str, condition: Condition, said: Any, 
         names = (name, condition.of) if condition.of else (name,)
         state.problem("MS304", f"{name}: {said.message}", names, said.fix, jobs, _named(name, condition))
     else:
-        state.note("warning" if condition.otherwise == "warn" else "note", name, f"{name}: {said.message}")
+        state.note("warning" if condition.otherwise == "warn" else "note", name, said.message)
 
 
 def _has_conflict(state: ResolutionState, name: str) -> bool:

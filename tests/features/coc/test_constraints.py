@@ -11,7 +11,7 @@ from tests.features.resolving import ask, refusals
 
 def test_one_tensor_parallel_rank_leaves_it_nothing_to_do():
     notes = [row.text for row in ask("coc", tp=1).rows if row.feature == "coc" and row.kind == "note"]
-    assert notes == ["coc: tp is 1, so linear layers have no collectives to overlap"]
+    assert notes == ["tp is 1, so linear layers have no collectives to overlap"]
     assert [row.text for row in ask("coc", tp=2).rows if row.feature == "coc" and row.kind == "note"] == []
 
 

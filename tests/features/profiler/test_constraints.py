@@ -53,8 +53,8 @@ def test_the_folder_can_be_written(tmp_path: Path) -> None:
 def test_what_means_nothing_here_is_a_row() -> None:
     rows = {row.text for row in ask("profiler", settings={"profiler": {"level": "level1", "cpu": True}}).rows}
     assert {
-        "profiler: profiler.level=level1 has no effect on cpu: only the profiler of an NPU has levels",
-        "profiler: profiler.cpu has no effect on the cpu platform, whose traces always include the host",
+        "profiler.level=level1 has no effect on cpu: only the profiler of an NPU has levels",
+        "profiler.cpu has no effect on the cpu platform, whose traces always include the host",
     } <= rows
 
 
