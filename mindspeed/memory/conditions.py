@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from mindspeed.job.world import World
-from mindspeed.plugins.conditions import Condition, ModelCondition, condition, unset
+from mindspeed.plugins.conditions import ModelCondition, condition, unset
 from mindspeed.plugins.fixes import Advice, DropSetting, GiveField, GiveSetting, RemoveFeature
 from mindspeed.plugins.shared_conditions import (
     NO_CPU_OFFLOADING,
@@ -117,7 +117,6 @@ def modules_have_experts(args: Any, world: World) -> bool:
 NO_SHARED_EXPERT_OVERLAP: Final = unset(
     "shared_expert_overlap",
     "shared experts are computed in steps between the transfers of routed experts, which {feature} does not support",
-    fix=(GiveField("shared_expert_overlap", False), _REMOVE),
 )
 LOCAL_LAYERS: Final = (Advice("build the model with Megatron's local layers"), _REMOVE)
 """The fix of a model whose layers do more than one thing at once."""
@@ -135,19 +134,12 @@ def optimizer_is_elementwise(args: Any, world: World) -> bool:
     return not world.knows("optimizer") or world.optimizer in ELEMENTWISE
 
 
-def _other_weights(field: str, message: str) -> Condition:
-    return unset(field, message, fix=(GiveField(field, False), _REMOVE))
-
-
 MAIN_WEIGHTS: Final = (
-    _other_weights("qk_clip", "QK clipping writes main weights between steps, which {feature} does not support"),
-    _other_weights("low_precision_weights", "weights are kept in fp8 or fp4, which {feature} cannot restore from bf16"),
-    _other_weights("precision_aware_optimizer", "the precision-aware optimizer already manages main weights"),
-    _other_weights("offloaded_optimizer", "Megatron already offloads main weights and states (optimizer_cpu_offload)"),
-    _other_weights(
-        "shared_gradient_buffer",
-        "mxfp8 weights are made from all main weights at once (reuse_grad_buf_for_mxfp8_param_ag)",
-    ),
+    unset("qk_clip", "QK clipping writes main weights between steps, which {feature} does not support"),
+    unset("low_precision_weights", "weights are kept in fp8 or fp4, which {feature} cannot restore from bf16"),
+    unset("precision_aware_optimizer", "the precision-aware optimizer already manages main weights"),
+    unset("offloaded_optimizer", "Megatron already offloads main weights and states (optimizer_cpu_offload)"),
+    unset("shared_gradient_buffer", "mxfp8 weights are made from all main weights at once (reuse_grad_buf_for_mxfp8_param_ag)"),
     NO_FSDP,
     optimizer_is_elementwise,
     ModelCondition(

@@ -16,36 +16,21 @@ from mindspeed.plugins.shared_conditions import (
 _REMOVE: Final = RemoveFeature()
 
 NO_LATENT_EXPERTS: Final = unset(
-    "latent_expert_size",
-    "experts work on latent vectors of width {world.latent_expert_size}, which {feature} does not support",
-    fix=(GiveField("latent_expert_size", 0), _REMOVE),
+    "latent_expert_size", "experts work on latent vectors of width {world.latent_expert_size}, which {feature} does not support"
 )
 NO_EXPERT_CAPACITY: Final = unset(
     "expert_capacity_factor",
     "Megatron limits the tokens of an expert (expert_capacity_factor {world.expert_capacity_factor}), "
     "which {feature} does not support",
-    fix=(GiveField("expert_capacity_factor", 0), _REMOVE),
 )
-NO_PADDED_EXPERTS: Final = unset(
-    "padded_experts",
-    "experts are padded to their capacity, which {feature} does not support",
-    fix=(GiveField("padded_experts", False), _REMOVE),
-)
+NO_PADDED_EXPERTS: Final = unset("padded_experts", "experts are padded to their capacity, which {feature} does not support")
 NO_PADDED_ROUTING: Final = unset(
-    "padded_routing",
-    "the tokens of experts are padded for low-precision products, which {feature} does not support",
-    fix=(GiveField("padded_routing", False), _REMOVE),
+    "padded_routing", "the tokens of experts are padded for low-precision products, which {feature} does not support"
 )
 NO_FORCED_BALANCING: Final = unset(
-    "forced_balancing",
-    "the router spreads tokens evenly whatever their scores, which {feature} does not support",
-    fix=(GiveField("forced_balancing", False), _REMOVE),
+    "forced_balancing", "the router spreads tokens evenly whatever their scores, which {feature} does not support"
 )
-NO_LINEAR_BIAS: Final = unset(
-    "linear_bias",
-    "linear layers have biases, which {feature} does not support",
-    fix=(GiveField("linear_bias", False), _REMOVE),
-)
+NO_LINEAR_BIAS: Final = unset("linear_bias", "linear layers have biases, which {feature} does not support")
 
 
 def is_sparse(args: Any, world: World) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from mindspeed.job.world import World
-from mindspeed.plugins.conditions import Condition, ModelCondition, condition, unset
+from mindspeed.plugins.conditions import ModelCondition, condition, unset
 from mindspeed.plugins.fixes import GiveField, RemoveFeature
 from mindspeed.plugins.shared_conditions import (
     NO_CUDA_GRAPHS,
@@ -25,11 +25,6 @@ def has_stages(args: Any, world: World) -> bool:
     return bool(world.pp > 1)
 
 
-def _without(field: str, message: str) -> Condition:
-    """Require that a field of the job is not set, with the fix that is left: another value, or no feature."""
-    return unset(field, message, fix=(GiveField(field, False), _REMOVE))
-
-
 KEEPS_FORWARDS: Final = (
     has_stages,
     NO_CUDA_GRAPHS,
@@ -37,7 +32,7 @@ KEEPS_FORWARDS: Final = (
     NO_OVERLAPPED_MICRO_BATCHES,
     NO_FINE_GRAINED_OFFLOADING,
     NO_FSDP,
-    _without(
+    unset(
         "partial_checkpoints",
         "Megatron recomputes some micro-batches only (num_microbatches_with_partial_activation_checkpoints), and {feature} "
         "decides which ones",
@@ -48,12 +43,11 @@ KEEPS_FORWARDS: Final = (
 KEEPS_PASSES: Final = (
     *KEEPS_FORWARDS,
     NO_TRANSFORMER_ENGINE_LAYERS,
-    _without("ring_exchange", "stages send and receive at once (ring exchange), and {feature} orders messages one by one"),
-    _without(
-        "delayed_weight_gradients",
-        "Megatron already delays weight gradients (delay_wgrad_compute), as {feature} does itself",
+    unset("ring_exchange", "stages send and receive at once (ring exchange), and {feature} orders messages one by one"),
+    unset(
+        "delayed_weight_gradients", "Megatron already delays weight gradients (delay_wgrad_compute), as {feature} does itself"
     ),
-    _without(
+    unset(
         "deferred_embedding_gradients",
         "Megatron already defers the weight gradient of the output layer (defer_embedding_wgrad_compute), which {feature} "
         "does itself",

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from mindspeed.job.world import UnknownValue, World
-from mindspeed.plugins.fixes import Advice, Fix, filled
+from mindspeed.job.world import FIELDS, UnknownValue, World
+from mindspeed.plugins.fixes import Advice, Fix, GiveField, RemoveFeature, filled
 
 Predicate = Callable[..., bool]
 """``(args, world) -> bool``; reads only the feature's own arguments and the job."""
@@ -109,8 +109,14 @@ class ModelCondition:
     when: Predicate | None = None
 
 
-def unset(field: str, message: str, fix: Fix = ()) -> Condition:
-    """Require that a field of the job is not given, false or 0; what is not known passes until the configuration is built."""
+def unset(field: str, message: str, fix: Fix | None = None) -> Condition:
+    """Require that a field of the job is not given, false or 0; what is not known passes until the configuration is built.
+
+    Without a ``fix`` it is to give the field false or 0, or to remove the feature.
+    """
+    if fix is None:
+        counts = field in FIELDS and FIELDS[field].kind is not bool
+        fix = (GiveField(field, 0 if counts else False), RemoveFeature())
 
     def is_unset(args: Any, world: World) -> bool:
         return not world.is_set(field)

@@ -10,40 +10,22 @@ from mindspeed.plugins.fixes import GiveField, RemoveFeature
 
 _REMOVE: Final = RemoveFeature()
 
-NO_CUDA_GRAPHS: Final = unset(
-    "cuda_graphs",
-    "layers are captured as CUDA graphs, which {feature} does not support",
-    fix=(GiveField("cuda_graphs", False), _REMOVE),
-)
-NO_LOW_PRECISION: Final = unset(
-    "low_precision",
-    "linear layers multiply in fp8 or fp4, which {feature} does not support",
-    fix=(GiveField("low_precision", False), _REMOVE),
-)
+NO_CUDA_GRAPHS: Final = unset("cuda_graphs", "layers are captured as CUDA graphs, which {feature} does not support")
+NO_LOW_PRECISION: Final = unset("low_precision", "linear layers multiply in fp8 or fp4, which {feature} does not support")
 NO_OVERLAPPED_MICRO_BATCHES: Final = unset(
     "overlapped_micro_batches",
     "Megatron overlaps expert all-to-alls with another micro-batch, which {feature} does not support",
-    fix=(GiveField("overlapped_micro_batches", False), _REMOVE),
 )
-NO_FSDP: Final = unset(
-    "fsdp",
-    "parameters are fully sharded over data-parallel ranks (FSDP), which {feature} does not support",
-    fix=(GiveField("fsdp", False), _REMOVE),
-)
+NO_FSDP: Final = unset("fsdp", "parameters are fully sharded over data-parallel ranks (FSDP), which {feature} does not support")
 NO_TRANSFORMER_ENGINE_LAYERS: Final = unset(
-    "transformer_engine_layers",
-    "layers are Transformer Engine's, and {feature} works on Megatron's local layers",
-    fix=(GiveField("transformer_engine_layers", False), _REMOVE),
+    "transformer_engine_layers", "layers are Transformer Engine's, and {feature} works on Megatron's local layers"
 )
 NO_CPU_OFFLOADING: Final = unset(
-    "cpu_offloading",
-    "Megatron offloads activations to host memory, which {feature} does not support",
-    fix=(GiveField("cpu_offloading", False), _REMOVE),
+    "cpu_offloading", "Megatron offloads activations to host memory, which {feature} does not support"
 )
 NO_FINE_GRAINED_OFFLOADING: Final = unset(
     "fine_grained_offloading",
     "Megatron offloads activations of single modules to host memory, which {feature} does not support",
-    fix=(GiveField("fine_grained_offloading", False), _REMOVE),
 )
 
 

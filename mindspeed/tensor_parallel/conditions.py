@@ -26,7 +26,6 @@ LINEAR_LAYERS: Final = (
     unset(
         "tensor_parallel_overlap",
         "tp_comm_overlap overlaps collectives of Transformer Engine's layers only, and {feature} works on Megatron's",
-        fix=(GiveField("tensor_parallel_overlap", False), RemoveFeature()),
     ),
     ModelCondition(
         "mindspeed.tensor_parallel.layers:missing_linear_layers",

@@ -94,11 +94,7 @@ def blocks_have_slopes(args: AlibiArgs, world: World) -> bool:
 
 CONDITIONS: Final = (
     positions_are_not_rotary,
-    unset(
-        "multi_latent_attention",
-        "multi-latent attention has rotary positions, but {feature} replaces position embeddings",
-        fix=(GiveField("multi_latent_attention", False), RemoveFeature()),
-    ),
+    unset("multi_latent_attention", "multi-latent attention has rotary positions, but {feature} replaces position embeddings"),
     blocks_have_slopes,
     replace(NO_TRANSFORMER_ENGINE_LAYERS, when=_on_one_rank),
     ModelCondition(

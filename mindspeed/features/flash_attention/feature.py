@@ -52,15 +52,9 @@ def softmax_is_vanilla(args: FlashAttentionArgs, world: World) -> bool:
     return bool(world.softmax_type == "vanilla")
 
 
-NO_QK_CLIP: Final = unset(
-    "qk_clip",
-    "qk_clip needs the largest attention logits, which the operator does not return",
-    fix=(GiveField("qk_clip", False), RemoveFeature()),
-)
+NO_QK_CLIP: Final = unset("qk_clip", "qk_clip needs the largest attention logits, which the operator does not return")
 NO_LOGGED_LOGITS: Final = unset(
-    "logged_attention_logits",
-    "log_max_attention_logit needs the largest attention logits, which the operator does not return",
-    fix=(GiveField("logged_attention_logits", False), RemoveFeature()),
+    "logged_attention_logits", "log_max_attention_logit needs the largest attention logits, which the operator does not return"
 )
 
 

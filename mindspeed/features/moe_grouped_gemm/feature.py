@@ -49,16 +49,8 @@ class MoeGroupedGemm(Feature[FeatureArgs]):
             NO_LOW_PRECISION,
             NO_LATENT_EXPERTS,
             *LOCAL_EXPERTS,
-            unset(
-                "clamped_activation",
-                "the input of the activation function is clamped, which {feature} does not support",
-                fix=(GiveField("clamped_activation", False), _REMOVE),
-            ),
-            unset(
-                "shifted_gate",
-                "an offset is added to the linear part of gated units, which {feature} does not support",
-                fix=(GiveField("shifted_gate", False), _REMOVE),
-            ),
+            unset("clamped_activation", "the input of the activation function is clamped, which {feature} does not support"),
+            unset("shifted_gate", "an offset is added to the linear part of gated units, which {feature} does not support"),
             weighed_inputs_have_one_expert,
             Conflicts(
                 "activation-recompute",

@@ -40,7 +40,7 @@ def mlp_is_swiglu(args: FeatureArgs, world: World) -> bool:
 
 
 _OTHER_ACTIVATIONS: Final = tuple(
-    unset(field, text, fix=(GiveField(field, False), RemoveFeature()))
+    unset(field, text)
     for field, text in (
         ("clamped_activation", "the input of the activation function is clamped, which the operator does not compute"),
         ("shifted_gate", "an offset is added to the linear part (glu_linear_offset), which the operator does not compute"),

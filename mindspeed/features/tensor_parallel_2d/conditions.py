@@ -47,9 +47,7 @@ CONDITIONS: Final = (
     grid_splits_hidden,
     weights_are_whole,
     unset(
-        "shared_expert_overlap",
-        "shared experts run without the collectives of their linear layers (moe_shared_expert_overlap)",
-        fix=(GiveField("shared_expert_overlap", False), RemoveFeature()),
+        "shared_expert_overlap", "shared experts run without the collectives of their linear layers (moe_shared_expert_overlap)"
     ),
     optimizer_is_not_muon,
     ModelCondition(
