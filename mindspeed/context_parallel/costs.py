@@ -73,11 +73,6 @@ def ring(a: Attention, ranks: int, keep: Keep = "none") -> SentBytes:
     return SentBytes(forward, again + (ranks - 1) * a.block * WIDE)
 
 
-def kept_by_ring(a: Attention, ranks: int, keep: Keep = "none") -> int:
-    """Bytes of inputs, result and statistics that backward finds, and of the blocks of others that are kept for it."""
-    return a.own + (ranks - 1) * a.named(keep) * a.element
-
-
 def ulysses(a: Attention, ranks: int, keep: Keep = "none") -> SentBytes:
     """Query, key, value and result are exchanged once forward, their gradients once backward, and what is kept as it was again.
 
@@ -87,12 +82,6 @@ def ulysses(a: Attention, ranks: int, keep: Keep = "none") -> SentBytes:
     numbers = (a.tokens * a.heads * (a.width + a.value_width), times * a.block, times * a.named(keep))
     query, keys, again = (number * a.element * (ranks - 1) // ranks for number in numbers)
     return SentBytes(query + keys, query + keys + again)
-
-
-def kept_by_ulysses(a: Attention, ranks: int, keep: Keep = "none") -> int:
-    """Bytes that backward finds: those of a share of the heads, and of what is kept as it was."""
-    inside = head_all_to_all(a, ranks)
-    return inside.own - (inside.named(keep) - a.named(keep)) * a.element
 
 
 def hybrid(a: Attention, inner: int, outer: int) -> SentBytes:
@@ -141,36 +130,11 @@ def cost(hidden: SentBytes, waiting: SentBytes, across: int, **settings: Any) ->
     return Cost((total + (ACROSS - 1) * across, waiting.both), text, settings)
 
 
-def cost_of_ring(keep: Keep, world: World) -> Cost:
-    """Return the cost of a ring, which hides its transfers behind blocks."""
-    return cost(ring(attention_of(world), world.cp, keep), NOTHING, 0)
+def cost_of_waiting(sent: SentBytes, world: World) -> Cost:
+    """Return the cost of messages to all other ranks, for which attention waits."""
+    return cost(NOTHING, sent, between(sent, world.cp, near(world)))
 
 
-def cost_of_ulysses(keep: Keep, world: World) -> Cost:
-    """Return the cost of head all-to-alls, for which attention waits."""
-    sent = ulysses(attention_of(world), world.cp, keep)
-    return cost(NOTHING, sent, _between(sent, world.cp, near(world)))
-
-
-def cost_of_gathering(world: World) -> Cost:
-    """Return the cost of gathering keys and values, for which attention waits."""
-    sent = gathered(attention_of(world), world.cp)
-    return cost(NOTHING, sent, _between(sent, world.cp, near(world)))
-
-
-def cost_of_hybrid(degree: int | None, world: World) -> Cost:
-    """Return the cost with ``degree`` neighbours, or else with as many as make it cheapest."""
-    a = attention_of(world)
-    fitting = [n for n in range(2, world.cp) if world.cp % n == 0 and a.heads % n == 0]
-    found = []
-    for inner in [degree] if degree else fitting or [2]:
-        sent = ulysses(a, inner)
-        across = _between(sent, inner, gcd(near(world), inner))
-        settings = {} if degree else {"ulysses_degree": inner}
-        found.append(cost(ring(head_all_to_all(a, inner), world.cp // inner), sent, across, **settings))
-    return min(found, key=lambda one: one.amounts)
-
-
-def _between(sent: SentBytes, ranks: int, near: int) -> int:
+def between(sent: SentBytes, ranks: int, near: int) -> int:
     """Give the share of equal messages to all other ranks that goes to other nodes."""
     return sent.both * (ranks - near) // (ranks - 1) if ranks > 1 else 0

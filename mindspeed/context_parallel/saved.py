@@ -75,14 +75,3 @@ def with_heads_exchanged(tensors: SavedTensors, a: Attention, ranks: int, receiv
 def blocks_of_ring(a: Attention, ranks: int, keep: Keep) -> int:
     """Return the bytes of received blocks that a ring of ``ranks`` keeps."""
     return (ranks - 1) * a.named(keep) * a.element
-
-
-def own_instead_of_fetched(a: Attention, world: World, keep: Keep) -> int:
-    """Return the bytes that Ulysses attention keeps more, or fewer, with own keys and values in place of fetched ones."""
-    fetched = head_all_to_all(a, world.cp).named(keep) * a.element
-    own = a.named(keep) * a.element
-    if keep != "none" and not world.is_set("multi_latent_attention"):  # views keep the product of all three
-        product = compact_inputs(a)
-        keys = a.named("half") * a.element
-        own = product if not world.rotary else keys + (product if keep == "full" else 0)
-    return own - fetched

@@ -6,7 +6,7 @@ order of the forward code, so that the order of the pauses is the schedule of ba
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 
 from torch import Tensor
 
@@ -22,20 +22,3 @@ def finished(steps: Steps) -> Tensor:
         except StopIteration as end:
             result: Tensor = end.value
             return result
-
-
-def pipelined(chunks: Sequence[Steps], relayed: bool = False) -> list[Tensor]:
-    """Run all chunks to their first pause, then to their second, then to their ends, and give their results.
-
-    The dispatch of a chunk is under way while the next one comes to its dispatch, the return of one while the next one's
-    experts are computed. With ``relayed`` the dispatch is followed by a gather and the return preceded by a scatter, each with
-    a pause of its own: what has arrived of a chunk is sent on after the computation of the next one.
-    """
-    computing = [*chunks, *chunks]
-    for number, chunk in enumerate(computing):
-        next(chunk)
-        if relayed and number > 0:
-            next(computing[number - 1])
-    if relayed:
-        next(chunks[-1])
-    return [finished(chunk) for chunk in chunks]

@@ -156,32 +156,6 @@ def activation(config: Any, h: Tensor, probs_R1: Tensor | None = None) -> Tensor
     return active if probs_R1 is None else (active * probs_R1).to(h.dtype)
 
 
-def foreign_experts(feature: Any, spec: Any, config: Any) -> list[str]:
-    """Name the experts of a layer specification that grouped products cannot replace; a stage of dense layers has none."""
-    local = tuple(_local_experts())
-    names: list[str] = []
-
-    def look(name: str, part: Any) -> Any:
-        module = getattr(part, "module", getattr(part, "func", part))  # of a ModuleSpec or a partial
-        if name == "experts" and not (isinstance(module, type) and issubclass(module, (GroupedExperts, *local))):
-            names.append(getattr(module, "__name__", str(module)))
-        return part
-
-    with_parts(spec, look)
-    return [f"the layer specification has {name}, which is not one of Megatron's local experts" for name in names]
-
-
-def _local_experts() -> set[type]:
-    """Return Megatron's own classes of experts without Transformer Engine."""
-    return {megatron_experts.SequentialMLP, getattr(megatron_experts, "GroupedMLP", megatron_experts.SequentialMLP)}
-
-
-def with_grouped_experts(spec: Any) -> Any:
-    """Copy a spec with single experts, and Megatron's own grouped ones, exchanged for `GroupedExperts`."""
-    known = _local_experts()
-    return with_parts(spec, lambda name, part: GroupedExperts if isinstance(part, type) and part in known else part)
-
-
 def with_expert_mixin(spec: Any, mixin: type) -> Any:
     """Copy a spec with every class of grouped experts exchanged for one that has ``mixin`` before it."""
 

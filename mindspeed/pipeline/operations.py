@@ -57,9 +57,6 @@ class PipelineShape:
             return stage if stage < self.pp else 2 * self.pp - 1 - stage
         return stage % self.pp
 
-    def chunk_of(self, stage: int) -> int:
-        return stage // self.pp
-
     def stage_of(self, rank: int, chunk: int) -> int:
         if self.placement == "v" and chunk == 1:
             return 2 * self.pp - 1 - rank

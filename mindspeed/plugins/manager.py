@@ -87,11 +87,6 @@ class FeatureManager(pluggy.PluginManager):
         """Return the features of the plan that implement ``hook``."""
         return {implementation.plugin_name for implementation in getattr(self.hook, hook).get_hookimpls()}
 
-    def forget_calls(self) -> None:
-        """Begin to count anew."""
-        self.calls.clear()
-        self.effects.clear()
-
     def call(self, hook: str, without: Collection[str] = (), **arguments: Any) -> list[tuple[str, Any]]:
         """Call ``hook`` on every feature that has it, but those of ``without``: ``[(feature, result)]`` in plan order."""
         return [(name, call(arguments)) for name, call in self._implementations(hook) if name not in without]

@@ -56,26 +56,6 @@ class FusedScatteredProducts:
         return grad_input, weight_gradient(g_TN, x_TK)
 
 
-@dataclass(frozen=True, slots=True)
-class FusedReducedProducts:
-    """Row-parallel without sequence parallelism: the product and its all-reduce are one call. Backward has no collective."""
-
-    group: dist.ProcessGroup
-
-    def forward(self, x_TK: Tensor, weight: Tensor) -> Tensor:
-        y_TN = x_TK.new_empty(x_TK.shape[0], weight.shape[0])
-        lcal_coc.matmul_all_reduce(x_TK, weight.t(), y_TN, self.group)
-        return y_TN
-
-    def input_gradient(self, g_TN: Tensor, weight: Tensor) -> Tensor:
-        return g_TN.matmul(weight)
-
-    def gradients(
-        self, g_TN: Tensor, x_TK: Tensor, weight: Tensor, weight_gradient: WeightGradient
-    ) -> tuple[Tensor, Tensor | None]:
-        return g_TN.matmul(weight), weight_gradient(g_TN, x_TK)
-
-
 def _gathered(x_RK: Tensor, w_KN: Tensor, group: dist.ProcessGroup) -> Tensor:
     y_TN = x_RK.new_empty(x_RK.shape[0] * group.size(), w_KN.shape[1])
     lcal_coc.all_gather_matmul(x_RK, w_KN, y_TN, group)

@@ -34,6 +34,17 @@ def shape(tensors: Any, world: int) -> costs.Attention:
     return costs.Attention(tokens, q.shape[2], k.shape[2], q.shape[3], v.shape[3], q.element_size())
 
 
+def kept_by_ring(a: costs.Attention, ranks: int, keep: costs.Keep = "none") -> int:
+    """Bytes of inputs, result and statistics that backward finds, and of the blocks of others that are kept for it."""
+    return a.own + (ranks - 1) * a.named(keep) * a.element
+
+
+def kept_by_ulysses(a: costs.Attention, ranks: int, keep: costs.Keep = "none") -> int:
+    """Bytes that backward finds: those of a share of the heads, and of what is kept as it was."""
+    inside = costs.head_all_to_all(a, ranks)
+    return inside.own - (inside.named(keep) - a.named(keep)) * a.element
+
+
 def assert_equal(run: Run, other: Run) -> None:
     assert all(torch.equal(one, same) for one, same in zip(run[0], other[0], strict=True))
 
@@ -46,7 +57,7 @@ def test_what_a_ring_keeps_it_does_not_send_again(pool: WorkerPool, world: int) 
             expected = costs.ring(shape(tensors, world), world, keep)
             _, forward, backward, kept = run
             assert (forward["send"], backward["send"]) == (expected.forward, expected.backward)
-            assert kept == costs.kept_by_ring(shape(tensors, world), world, keep)
+            assert kept == kept_by_ring(shape(tensors, world), world, keep)
             assert_equal(run, found[0])
 
 
@@ -62,7 +73,7 @@ def test_ulysses_keeps_less_for_what_it_fetches_again(pool: WorkerPool, world: i
             sides = [{kind: size * (world - 1) // world for kind, size in side.items()} for side in run[1:3]]
             assert [sum(side.values()) for side in sides] == [expected.forward, expected.backward]
             assert [side.get("all_gather", 0) > 0 for side in sides] == [gather, gather and keep != "none"]
-            assert run[3] == costs.kept_by_ulysses(shape(tensors, world), world, keep)
+            assert run[3] == kept_by_ulysses(shape(tensors, world), world, keep)
             assert_equal(run, found[0])
 
 
@@ -81,9 +92,9 @@ def test_dropout_drops_the_same_again(pool: WorkerPool, world: int, name: str) -
 
 def test_what_ulysses_saves_is_the_copies_of_key_heads() -> None:
     a = costs.Attention(128, 32, 2, 64, 64, 2)
-    saved = costs.kept_by_ulysses(a, 8) - costs.kept_by_ulysses(a, 8, "full")
+    saved = kept_by_ulysses(a, 8) - kept_by_ulysses(a, 8, "full")
     assert saved == 3 * a.block * a.element
-    assert costs.kept_by_ulysses(a, 2) == costs.kept_by_ulysses(a, 2, "full")
+    assert kept_by_ulysses(a, 2) == kept_by_ulysses(a, 2, "full")
 
 
 @pytest.mark.parametrize(("interval", "layers"), [(0, [1, 2, 3, 4, 5, 6, 7]), (1, [1, 3, 5, 7]), (2, [1, 4, 7]), (6, [1])])

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mindspeed.moe.chunks import Steps, finished, pipelined
+from mindspeed.features.ampipe.order import pipelined
+from mindspeed.moe.chunks import Steps, finished
 
 
 def logging(name: str, phases: list[str], log: list[str]) -> Steps:

@@ -15,7 +15,6 @@ from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.plugins.text_files import write_files
 
 FORMAT: Final = 1
-DEFAULT_NAME: Final = "mindspeed.lock"
 SHOWN: Final = 12
 """Differences that a message lists at most."""
 

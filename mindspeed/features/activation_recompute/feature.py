@@ -50,7 +50,7 @@ class ActivationRecompute(PartRecompute):
             mlp_is_not_recomputed,
             NO_SHARED_EXPERT_OVERLAP,
             ModelCondition(
-                "mindspeed.memory.model_conditions:fused_activations",
+                "mindspeed.features.activation_recompute.model_conditions:fused_activations",
                 "the activation of every layer is a function apart",
                 fix=LOCAL_LAYERS,
             ),

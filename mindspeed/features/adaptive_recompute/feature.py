@@ -66,7 +66,7 @@ class AdaptiveRecompute(Feature[AdaptiveRecomputeArgs]):
             *PARTS_OF_LAYERS,
             NO_SHARED_EXPERT_OVERLAP,
             ModelCondition(
-                "mindspeed.memory.model_conditions:fused_parts",
+                "mindspeed.features.adaptive_recompute.model_conditions:fused_parts",
                 "a norm or an activation of the layers is a function apart",
                 fix=LOCAL_LAYERS,
             ),

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from mindspeed.features.ampipe.attention import Heads, Segment, attend, heads_of, segments_of
 from mindspeed.features.ampipe.experts import ChunkedRouting, overlapped_steps
-from mindspeed.moe.chunks import Steps, pipelined
+from mindspeed.features.ampipe.order import pipelined
+from mindspeed.moe.chunks import Steps
 from mindspeed.moe.dispatchers import OverlappedAllToAll
 from mindspeed.plugins import MindSpeedError, Problem, RemoveFeature, with_parts
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mindspeed.features.coc.products import GatheredProducts, ReducedProducts, ScatteredProducts
+from mindspeed.features.coc.products import FusedReducedProducts, GatheredProducts, ReducedProducts, ScatteredProducts
 from mindspeed.plugins import active_feature
-from mindspeed.tensor_parallel.fused import FusedGatheredProducts, FusedReducedProducts, FusedScatteredProducts
+from mindspeed.tensor_parallel.fused import FusedGatheredProducts, FusedScatteredProducts
 from mindspeed.tensor_parallel.layers import ColumnLinear, RowLinear
 from mindspeed.tensor_parallel.linear import Products
 

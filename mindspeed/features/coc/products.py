@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mindspeed.ops import lcal_coc
 from mindspeed.tensor_parallel.gradients import gathered_gradients
 from mindspeed.tensor_parallel.linear import WeightGradient
 from mindspeed.tensor_parallel.pipeline import run_in_parts
@@ -130,6 +131,26 @@ class ReducedProducts:
 
     def forward(self, x_TK: Tensor, weight: Tensor) -> Tensor:
         return multiply_reduce(x_TK, weight.t(), self.group, self.parts(x_TK.shape[0]))
+
+    def input_gradient(self, g_TN: Tensor, weight: Tensor) -> Tensor:
+        return g_TN.matmul(weight)
+
+    def gradients(
+        self, g_TN: Tensor, x_TK: Tensor, weight: Tensor, weight_gradient: WeightGradient
+    ) -> tuple[Tensor, Tensor | None]:
+        return g_TN.matmul(weight), weight_gradient(g_TN, x_TK)
+
+
+@dataclass(frozen=True, slots=True)
+class FusedReducedProducts:
+    """Row-parallel without sequence parallelism: the product and its all-reduce are one call. Backward has no collective."""
+
+    group: dist.ProcessGroup
+
+    def forward(self, x_TK: Tensor, weight: Tensor) -> Tensor:
+        y_TN = x_TK.new_empty(x_TK.shape[0], weight.shape[0])
+        lcal_coc.matmul_all_reduce(x_TK, weight.t(), y_TN, self.group)
+        return y_TN
 
     def input_gradient(self, g_TN: Tensor, weight: Tensor) -> Tensor:
         return g_TN.matmul(weight)

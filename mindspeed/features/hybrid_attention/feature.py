@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import gcd
 from typing import TYPE_CHECKING, Literal
 
 from mindspeed.context_parallel.conditions import (
@@ -13,7 +14,7 @@ from mindspeed.context_parallel.conditions import (
     predicts_one_token,
     two_chunks_for_each_rank,
 )
-from mindspeed.context_parallel.costs import Attention, cost_of_hybrid, head_all_to_all
+from mindspeed.context_parallel.costs import Attention, attention_of, between, cost, head_all_to_all, near, ring, ulysses
 from mindspeed.context_parallel.feature import ALGORITHM, TwoLevelFeature
 from mindspeed.context_parallel.patches import packed_in, sliced_by
 from mindspeed.context_parallel.saved import blocks_of_ring, with_heads_exchanged
@@ -124,7 +125,17 @@ class HybridAttention(TwoLevelFeature[HybridAttentionArgs]):
 
     @hookimpl
     def cost(self) -> Cost:
-        return cost_of_hybrid(self.args.ulysses_degree, self.world)
+        """Count the bytes with the given neighbours, or else with as many as make them cheapest."""
+        world, degree = self.world, self.args.ulysses_degree
+        a = attention_of(world)
+        fitting = [n for n in range(2, world.cp) if world.cp % n == 0 and a.heads % n == 0]
+        found = []
+        for inner in [degree] if degree else fitting or [2]:
+            sent = ulysses(a, inner)
+            across = between(sent, inner, gcd(near(world), inner))
+            settings = {} if degree else {"ulysses_degree": inner}
+            found.append(cost(ring(head_all_to_all(a, inner), world.cp // inner), sent, across, **settings))
+        return min(found, key=lambda one: one.amounts)
 
     def kept(self, tensors: SavedTensors, a: Attention) -> SavedTensors:
         degree = self.args.ulysses_degree or 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mindspeed.context_parallel.conditions import two_chunks_for_each_rank
-from mindspeed.context_parallel.costs import Attention, cost_of_gathering
+from mindspeed.context_parallel.costs import Attention, attention_of, cost_of_waiting, gathered
 from mindspeed.context_parallel.feature import ALGORITHM, AlgorithmFeature
 from mindspeed.context_parallel.saved import given_inputs, with_blocks
 from mindspeed.plugins import (
@@ -48,7 +48,7 @@ class KvAllgatherCp(AlgorithmFeature[FeatureArgs]):
 
     @hookimpl
     def cost(self) -> Cost:
-        return cost_of_gathering(self.world)
+        return cost_of_waiting(gathered(attention_of(self.world), self.world.cp), self.world)
 
     def kept(self, tensors: SavedTensors, a: Attention) -> SavedTensors:
         return with_blocks(tensors, a, given_inputs(a, self.world))

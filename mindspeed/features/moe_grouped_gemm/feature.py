@@ -58,7 +58,7 @@ class MoeGroupedGemm(Feature[FeatureArgs]):
             ),
             experts_are_grouped,
             ModelCondition(
-                "mindspeed.moe.grouped_experts:foreign_experts",
+                "mindspeed.features.moe_grouped_gemm.layers:foreign_experts",
                 "the layer specification has Megatron's local experts",
                 subject="spec",
             ),
@@ -74,6 +74,6 @@ class MoeGroupedGemm(Feature[FeatureArgs]):
 
     @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
-        from mindspeed.moe.grouped_experts import with_grouped_experts
+        from mindspeed.features.moe_grouped_gemm.layers import with_grouped_experts
 
         return with_grouped_experts(spec)

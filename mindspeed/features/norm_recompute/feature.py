@@ -24,7 +24,7 @@ class NormRecompute(PartRecompute):
             *PARTS_OF_LAYERS,
             chunks_have_num_layers,
             ModelCondition(
-                "mindspeed.memory.model_conditions:fused_norms",
+                "mindspeed.features.norm_recompute.model_conditions:fused_norms",
                 "no norm of a layer is part of a fused linear layer",
                 fix=LOCAL_LAYERS,
             ),

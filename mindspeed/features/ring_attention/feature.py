@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from mindspeed.context_parallel.conditions import KeepArgs, interval_is_inside, two_chunks_for_each_rank
-from mindspeed.context_parallel.costs import Attention, cost_of_ring
+from mindspeed.context_parallel.costs import NOTHING, Attention, attention_of, cost, ring
 from mindspeed.context_parallel.feature import ALGORITHM, AlgorithmFeature
 from mindspeed.context_parallel.saved import blocks_of_ring, given_inputs, with_blocks
 from mindspeed.plugins import (
@@ -98,7 +98,8 @@ class RingAttention(AlgorithmFeature[RingAttentionArgs]):
 
     @hookimpl
     def cost(self) -> Cost:
-        return cost_of_ring(self.args.keep, self.world)
+        """Count the transfers of a ring, which blocks hide."""
+        return cost(ring(attention_of(self.world), self.world.cp, self.args.keep), NOTHING, 0)
 
     def kept(self, tensors: SavedTensors, a: Attention) -> SavedTensors:
         received = blocks_of_ring(a, self.world.cp, self.args.keep)

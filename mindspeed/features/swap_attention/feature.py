@@ -76,7 +76,7 @@ class SwapAttention(Feature[SwapAttentionArgs]):
             core_attention_is_not_recomputed,
             *PARTS_OF_LAYERS,
             ModelCondition(
-                "mindspeed.memory.model_conditions:parts_of_attention",
+                "mindspeed.features.swap_attention.model_conditions:parts_of_attention",
                 "attention has every module that is offloaded, and linear_qkv contains no norm",
                 fix=(GiveSetting("modules"), RemoveFeature()),
             ),

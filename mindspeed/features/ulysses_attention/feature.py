@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from mindspeed.context_parallel.conditions import KeepArgs, interval_is_inside, predicts_one_token
-from mindspeed.context_parallel.costs import Attention, cost_of_ulysses
+from mindspeed.context_parallel.costs import Attention, Keep, attention_of, cost_of_waiting, head_all_to_all, ulysses
 from mindspeed.context_parallel.feature import ALGORITHM, AlgorithmFeature
 from mindspeed.context_parallel.patches import any_length, packed_in, sliced_by
-from mindspeed.context_parallel.saved import own_instead_of_fetched, with_heads_exchanged
+from mindspeed.context_parallel.saved import compact_inputs, with_heads_exchanged
 from mindspeed.plugins import (
     Advice,
     Capability,
@@ -85,6 +85,17 @@ def one_key_head_is_gathered(args: UlyssesAttentionArgs, world: World) -> bool:
     return bool(world.num_query_groups <= world.tp)
 
 
+def own_instead_of_fetched(a: Attention, world: World, keep: Keep) -> int:
+    """Return the bytes that Ulysses attention keeps more, or fewer, with own keys and values in place of fetched ones."""
+    fetched = head_all_to_all(a, world.cp).named(keep) * a.element
+    own = a.named(keep) * a.element
+    if keep != "none" and not world.is_set("multi_latent_attention"):  # views keep the product of all three
+        product = compact_inputs(a)
+        keys = a.named("half") * a.element
+        own = product if not world.rotary else keys + (product if keep == "full" else 0)
+    return own - fetched
+
+
 class UlyssesAttention(AlgorithmFeature[UlyssesAttentionArgs]):
     """Exchange tokens for heads by all-to-alls before and after attention.
 
@@ -122,7 +133,7 @@ class UlyssesAttention(AlgorithmFeature[UlyssesAttentionArgs]):
 
     @hookimpl
     def cost(self) -> Cost:
-        return cost_of_ulysses(self.args.keep, self.world)
+        return cost_of_waiting(ulysses(attention_of(self.world), self.world.cp, self.args.keep), self.world)
 
     def kept(self, tensors: SavedTensors, a: Attention) -> SavedTensors:
         own = own_instead_of_fetched(a, self.world, self.args.keep)

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from megatron.core.transformer.moe.experts import SequentialMLP
 
-from mindspeed.moe.grouped_experts import GroupedExperts, foreign_experts
+from mindspeed.features.moe_grouped_gemm.layers import foreign_experts
+from mindspeed.moe.grouped_experts import GroupedExperts
 from tests.features.resolving import active, not_checked, refusals
 from tests.moe.configurations import Dense, Sparse
 from tests.moe.refusals import job, refusal

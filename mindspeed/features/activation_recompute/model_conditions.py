@@ -1,0 +1,17 @@
+"""What only a built model can decide for activation recompute. Imported when it exists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from mindspeed.memory.activations import has_own_activation
+from mindspeed.memory.model_layers import chosen_layers
+from mindspeed.plugins import Feature
+
+
+def fused_activations(feature: Feature[Any], chunks: Sequence[Any]) -> Iterator[str]:
+    """Yield a sentence for each layer whose activation is a part of another function."""
+    for layer in chosen_layers(chunks, getattr(feature.args, "num_layers", None)):
+        if not has_own_activation(layer):
+            yield f"the activation of layer {layer.layer_number} ({type(layer.mlp).__name__}) is part of another function"

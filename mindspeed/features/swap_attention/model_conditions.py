@@ -1,0 +1,24 @@
+"""What only a built model can decide for swap attention. Imported when it exists."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from megatron.core.transformer.identity_op import IdentityOp
+
+from mindspeed.memory.model_layers import chosen_layers
+from mindspeed.plugins import Feature
+
+
+def parts_of_attention(feature: Feature[Any], chunks: Sequence[Any]) -> Iterator[str]:
+    """Yield a sentence for a module that no attention has, and for one whose input the residual needs too."""
+    layers = chosen_layers(chunks, None)
+    known = {name for layer in layers for name, _ in layer.self_attention.named_children()}
+    for name in feature.args.modules:
+        if layers and name not in known:
+            near = difflib.get_close_matches(name, sorted(known), 3, 0.5) or sorted(known)
+            yield f"no attention of the model has a module {name}; use {', '.join(near)}"
+    if "linear_qkv" in feature.args.modules and any(isinstance(layer.input_layernorm, IdentityOp) for layer in layers):
+        yield "linear_qkv contains the norm, whose input the residual needs too; leave it out of the modules"
