@@ -17,6 +17,7 @@ from typing import Any, Final
 from mindspeed.engine.inspection.config_arguments import arguments_of
 from mindspeed.engine.planning.plan import PlannedOverride
 from mindspeed.engine.runtime import session
+from mindspeed.engine.runtime.job_conditions import report_step_aside
 from mindspeed.job.megatron_arguments import OF_TRAINING
 from mindspeed.plugins.active import active_feature
 from mindspeed.plugins.fixes import advice
@@ -96,7 +97,8 @@ def _values_for(place: str, given: Mapping[str, tuple[Any, Any]], subject: Any) 
         value, default = given[argument]
         if value not in (default, wanted):
             if owner := _unrequested_owner(planned):
-                owner.decline(f"the script sets {argument}={value!r}, and {planned.override.value!r} is needed")
+                text = f"the script sets {argument}={value!r}, and {planned.override.value!r} is needed"
+                report_step_aside(owner.spec.name, text)
             else:
                 problems.append(_disagreement(place, planned, value))
             continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -23,8 +23,6 @@ from mindspeed.megatron_lm.argument_words import MegatronCommandLine
 from mindspeed.megatron_lm.field_options import field_options_in
 from mindspeed.megatron_lm.given_arguments import Given, surface_or_nearest, without_option
 from mindspeed.megatron_lm.training_request import ScriptRequest, read_command_line
-from mindspeed.plugins.discovery import Catalog
-from mindspeed.plugins.fixes import DropOption, RemoveFeature
 from mindspeed.plugins.patches import ArgOverride
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
 
@@ -49,8 +47,7 @@ def plan_training(
 
     ``below`` and ``also`` are layers that ``mindspeed run`` has read: a job file and environment variables, and options
     that rank with the command line. Raises MindSpeedError with every problem of the request, MS408 for two Megatrons on the
-    path, MS502 for a Megatron-LM that needs a newer Python, MS605 for arguments of Megatron that contradict the plan, and MS304
-    for those that an active feature cannot run with.
+    path, MS502 for a Megatron-LM that needs a newer Python, and MS605 for arguments of Megatron that contradict the plan.
     """
     training = package_root("training")
     if problem := mixed_roots() or (python_problem(training.parent) if training is not None else None):
@@ -68,7 +65,7 @@ def plan_training(
     plan = replace(plan, rows=(*plan.rows, *request.notes))
     request, plan = _with_fields(request, _with_served(plan, request.given), surface_or_nearest(version))
     problems = [*contradicted(request.given, plan.overrides), *_ignored_by_layers(request.given, plan.overrides)]
-    if problems := [*problems, *refused(request.given, plan, registry.catalog_for(plan.names))]:
+    if problems:
         raise ResolutionError(problems, words)
     return request, plan
 
@@ -128,20 +125,6 @@ def contradicted(given: Mapping[str, Given], overrides: Sequence[PlannedOverride
         if argument is not None and argument.value != wanted:
             problems.append(contradiction(planned, argument.fact, wanted))
     return problems
-
-
-def refused(given: Mapping[str, Given], plan: ActivationPlan, catalog: Catalog) -> Iterator[Problem]:
-    """Yield MS304 for every argument on the command line that an active feature cannot run with."""
-    for planned in plan.features:
-        feature = catalog.feature(planned.name)
-        for refusal in feature.spec.megatron_refusals:
-            argument = given.get(refusal.dest)
-            if argument is None or not refusal.refuses(argument.value):
-                continue
-            if refusal.when is None or refusal.when(feature.Args(**planned.args), plan.world):
-                text = f"{planned.name}: {argument.source} is given: {refusal.reason}"
-                fix = (DropOption(argument.option), RemoveFeature(planned.name))
-                yield Problem("MS304", text, (planned.name,), where=argument.source, fix=fix, facts=(argument.fact,))
 
 
 def _ignored_by_layers(given: Mapping[str, Given], overrides: Sequence[PlannedOverride]) -> list[Problem]:

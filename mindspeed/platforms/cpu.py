@@ -11,20 +11,22 @@ import faulthandler
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from mindspeed.plugins import (
     ArgOverride,
     Category,
-    Check,
     Feature,
     FeatureArgs,
     FeatureSpec,
+    GiveField,
     Patch,
     Ref,
     Replace,
     Set,
+    World,
     Wrap,
+    condition,
     hookimpl,
 )
 
@@ -241,6 +243,15 @@ COLLECTIVES: Final = tuple(
 """Functions of torch.distributed that move tensors."""
 
 
+@condition(
+    "the layers on the CPU are local, and their norm is torch's LayerNorm, which has no zero-centered weight",
+    fix=(GiveField("zero_centered_norm", False), GiveField("normalization", "RMSNorm")),
+)
+def norm_is_not_zero_centered(args: Any, world: World) -> bool:
+    """Check that a LayerNorm does not have zero-centered weights."""
+    return not world.is_set("zero_centered_norm") or world.normalization != "LayerNorm"
+
+
 class CpuPlatform(Feature[FeatureArgs]):
     """Run code written for CUDA and NCCL on the CPU with gloo."""
 
@@ -249,15 +260,7 @@ class CpuPlatform(Feature[FeatureArgs]):
         category=Category.PLATFORM,
         level=0,
         platforms={"cpu"},
-        constraints=(
-            Check(
-                lambda args, world: (
-                    not world.knows("zero_centered_norm") or not world.zero_centered_norm or world.normalization != "LayerNorm"
-                ),
-                "the layers on the CPU are local, and their norm is torch's LayerNorm, which has no zero-centered weight",
-                fix="--no-zero-centered-norm (Megatron-LM: remove --apply-layernorm-1p), or --normalization RMSNorm",
-            ),
-        ),
+        constraints=(norm_is_not_zero_centered,),
     )
 
     _prints_crashes = False

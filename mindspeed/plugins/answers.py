@@ -16,22 +16,10 @@ Contribution = tuple[tuple[str, Any], ...]
 """Fields of the job that active features set, and `LAYER_SPLIT`."""
 LAYER_SPLIT: Final = "layer_split"
 
-_FORMER_FIELDS: Final = {
-    "saved_tensors": "saved",
-    "resting": "resting",
-    "estimate": "estimate",
-    "cost": "cost",
-    "notes": "notes",
-    "layer_split": "layer_split",
-    "job_values": "model",
-    "process_variables": "variables",
-    "working_steps": "steps",
-}
-
 
 def implements(feature: type[Feature[Any]], hook: str) -> bool:
     """Return whether a feature class has a method for a hook."""
-    return hasattr(feature, hook) or bool(getattr(feature.spec, _FORMER_FIELDS.get(hook, hook), None))
+    return hasattr(feature, hook)
 
 
 def answer(feature: type[Feature[Any]], hook: str, args: Any, world: Any, **given: Any) -> Any:
@@ -40,19 +28,7 @@ def answer(feature: type[Feature[Any]], hook: str, args: Any, world: Any, **give
     Raises whatever the hook raises, `UnknownValue` for a value that nobody gave.
     """
     method = getattr(feature, hook, None)
-    if method is not None:
-        return method(feature(args, world), **given)
-    former = getattr(feature.spec, _FORMER_FIELDS.get(hook, hook), None)
-    match hook:
-        case "variants":
-            return None if former is None else former(world)
-        case "budget":
-            return (former, getattr(args, former)) if former and getattr(args, former) is not None else None
-        case "process_variables":
-            return former
-        case "working_steps":
-            return None if former is None else former(args)
-    return None if former is None else former(args, world, *given.values())
+    return None if method is None else method(feature(args, world), **given)
 
 
 def changed_tensors(feature: type[Feature[Any]], hook: str, args: Any, world: Any) -> Callable[[SavedTensors], SavedTensors]:

@@ -5,7 +5,7 @@ from pydantic import Field
 from mindspeed.job.world import UnknownValue, World
 from mindspeed.plugins.active import active_feature, feature_ranges, report_problem
 from mindspeed.plugins.cache_folder import why_unwritable
-from mindspeed.plugins.conditions import Check, Condition, ModelCondition, condition, obstacle, unset
+from mindspeed.plugins.conditions import Condition, ModelCondition, condition, obstacle, unset
 from mindspeed.plugins.constraints import (
     After,
     Before,
@@ -47,7 +47,7 @@ from mindspeed.plugins.fixes import (
     Together,
 )
 from mindspeed.plugins.hookspecs import hookimpl
-from mindspeed.plugins.megatron_flags import MegatronFlag, MegatronRefusal
+from mindspeed.plugins.megatron_flags import MegatronFlag
 from mindspeed.plugins.patches import ArgOverride, Mixin, Patch, Ref, Replace, Set, When, Wrap
 from mindspeed.plugins.problems import GivenValue, MindSpeedError, Problem
 from mindspeed.plugins.process_variables import ProcessVariable
@@ -62,7 +62,6 @@ __all__ = [
     "Before",
     "Capability",
     "Category",
-    "Check",
     "CheckpointState",
     "Condition",
     "Conflicts",
@@ -82,7 +81,6 @@ __all__ = [
     "GiveSetting",
     "GivenValue",
     "MegatronFlag",
-    "MegatronRefusal",
     "MindSpeedError",
     "Mixin",
     "ModelCondition",

@@ -242,22 +242,3 @@ def _unknown() -> _Unknown:
 def conditions(constraints: Iterable[Any]) -> Sequence[Condition]:
     """Return the conditions among constraints."""
     return [constraint for constraint in constraints if isinstance(constraint, Condition)]
-
-
-def _as_fix(fix: Fix | str) -> Fix:
-    if not isinstance(fix, str):
-        return fix
-    return (Advice(fix),) if fix else ()
-
-
-def Check(  # noqa: N802 - the former class
-    test: Predicate,
-    message: str,
-    fix: Fix | str = "",
-    when: Predicate | None = None,
-    warns: bool = False,
-    of: str = "",
-    values: TextValues | None = None,
-) -> Condition:
-    """Make a condition in the former form."""
-    return Condition(test, message, _as_fix(fix), when, "warn" if warns else "refuse", of, values)

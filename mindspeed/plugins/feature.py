@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, ClassVar, Final, Generic, Literal, TypeVar, get_args
@@ -14,16 +13,10 @@ from typing import Any, ClassVar, Final, Generic, Literal, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict
 
 from mindspeed.job.world import PARALLEL_SIZES, PLATFORMS, World
-from mindspeed.plugins.active import report_problem
-from mindspeed.plugins.conditions import Condition, Predicate
-from mindspeed.plugins.constraints import SERVED_SIZES, Constraint, CostOf
+from mindspeed.plugins.conditions import Condition
+from mindspeed.plugins.constraints import SERVED_SIZES, Constraint
 from mindspeed.plugins.declared_types import DeclarationError, require_types
-from mindspeed.plugins.estimates import EstimateOf, Variants
-from mindspeed.plugins.fixes import GiveOption, advice
-from mindspeed.plugins.megatron_flags import MegatronFlag, MegatronRefusal
-from mindspeed.plugins.problems import MindSpeedError, Problem
-from mindspeed.plugins.process_variables import ProcessVariable
-from mindspeed.plugins.saved_tensors import ChangeSaved
+from mindspeed.plugins.megatron_flags import MegatronFlag
 
 _NAME: Final = re.compile(r"(?:compat:)?[a-z][a-z0-9]*(-[a-z0-9]+)*")
 """Lower-case words joined by dashes; features in MindSpeed's old form stand in a name space of their own."""
@@ -150,37 +143,48 @@ class VerifyWith:
         require_types(self)
 
 
+_REPLACED: Final = {
+    "summary": "the first line of the class docstring",
+    "applies": "a condition; level 1 skips a feature whose conditions do not hold",
+    "megatron_refusals": "a condition over the fields of the job",
+    "slots_when": "the hook held_slots",
+    "layer_split": "the hook layer_split",
+    "model": "the hook job_values",
+    "cost": "the hook cost",
+    "notes": "the hook notes",
+    "estimate": "the hook estimate",
+    "variants": "the hook variants",
+    "variables": "the hook process_variables",
+    "steps": "the hook working_steps",
+    "saved": "the hook saved_tensors",
+    "resting": "the hook resting",
+    "budget": "the hook budget",
+    "algorithm": "VerifyWith.algorithm",
+    "since": "not needed any more",
+}
+"""Fields of the former declaration."""
+
+
 @dataclass(frozen=True, slots=True)
 class FeatureSpec:
-    """The declaration of a feature; name, summary and category are required.
+    """The declaration of a feature, as data; name and category are required.
 
-    ``level`` is the optimisation level that switches it on; ``slots`` the exclusive roles it holds,
-    always or only where ``slots_when`` says so; ``provides`` what it offers there to features that require it (`Capability`);
-    ``platforms`` and ``megatron`` where it runs (empty means everywhere, any supported version);
-    ``sizes`` maps a parallel size of the world to the argument that is its other spelling
-    (``{"tp": "size"}``; None for a size that is only derived), and a size above one adds the feature;
-    ``megatron_flags`` the arguments of Megatron-LM that switch it on or out or are a setting of it, ``megatron_refusals``
-    those that it cannot run with;
-    ``ops`` the operators it switches to; ``applies`` whether level 1 has anything to do here;
-    ``layer_split`` the layers of each model chunk, for a feature that deals them out unevenly (`World.layer_split`);
-    ``model`` values of the world that its settings give, for those that are unknown or 0 without it;
-    ``cost`` what it costs, for a slot whose holder mindspeed may choose;
-    ``notes`` sentences about what its settings mean in a world, which the plan shows;
-    ``estimate`` what it adds to memory, work and traffic, and ``variants`` the settings that `mindspeed tune` tries;
-    ``variables`` environment variables that its processes have from their start;
-    ``steps`` gives the first and the last step of a run in which it works;
-    ``state`` what it adds to checkpoints. ``reference`` is for a feature that trains another model than Megatron does alone:
-    the settings with which it takes Megatron's own means, as it does in the baseline that it is compared with.
-    ``verify_with`` are the surroundings in which verification finds it at work. ``saved`` changes what layers keep for
-    backward, and ``resting`` what the optimizer keeps between steps, for the memory planner. ``budget`` is the setting that
-    gives a rank its device memory, in MiB: a plan whose ranks need more, by the planner, is refused.
+    Its summary is the first line of the class docstring. What needs arguments and a job is a hook (`PlanHooks`,
+    `PlannerHooks`). ``level`` is the optimization level that switches it on; ``slots`` the exclusive roles it holds;
+    ``provides`` what it offers there to features that require it (`Capability`); ``constraints`` its relations to others and
+    its conditions; ``platforms`` and ``megatron`` where it runs (empty means everywhere, any supported version);
+    ``numerics`` its claim; ``sizes`` maps a parallel size of the job to the setting that is its other spelling
+    (``{"tp": "size"}``; None for a size that is only derived), and a size greater than 1 adds the feature;
+    ``megatron_flags`` the arguments of Megatron-LM that switch it on or out or are a setting of it; ``ops`` the operators it
+    switches to; ``state`` what it adds to checkpoints; ``verify_with`` the surroundings in which verification finds it at
+    work; ``reference`` the settings with which a feature that trains another model than Megatron takes Megatron's own means,
+    as it does in the baseline that it is compared with.
     """
 
     name: str
     category: Category
     level: int = 2
     slots: frozenset[str] | set[str] = frozenset()
-    slots_when: Predicate | None = None
     provides: frozenset[str] | set[str] = frozenset()
     constraints: tuple[Constraint, ...] = ()
     platforms: frozenset[str] | set[str] = frozenset()
@@ -189,31 +193,22 @@ class FeatureSpec:
     stability: Stability = Stability.PROTOTYPE
     sizes: Mapping[str, str | None] = field(default_factory=dict)
     megatron_flags: tuple[MegatronFlag, ...] = ()
-    megatron_refusals: tuple[MegatronRefusal, ...] = ()
     ops: tuple[str, ...] = ()
-    applies: Callable[[Any, World], bool] | None = None
-    layer_split: Callable[[Any, World], tuple[int, ...]] | None = None
-    model: Callable[[Any, World], Mapping[str, Any]] | None = None
-    cost: CostOf | None = None
-    notes: Callable[[Any, World], Iterable[str]] | None = None
-    estimate: EstimateOf | None = None
-    variants: Variants | None = None
-    variables: Mapping[str, ProcessVariable] = field(default_factory=dict)
-    steps: Callable[[Any], tuple[int, int]] | None = None
     state: CheckpointState = field(default_factory=CheckpointState)
-    reference: Mapping[str, Any] | None = None
     verify_with: VerifyWith = field(default_factory=VerifyWith)
-    saved: ChangeSaved | None = None
-    resting: ChangeSaved | None = None
-    budget: str = ""
-    since: str = "0.1"
-    summary: str = ""
+    reference: Mapping[str, Any] | None = None
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> FeatureSpec:
+        """Raise DeclarationError for a field of the former declaration, with what replaced it."""
+        if former := [f"FeatureSpec.{name} is {_REPLACED[name]}" for name in kwargs if name in _REPLACED]:
+            raise DeclarationError(f"{'; '.join(former)} (docs/writing-a-feature.md)")
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         require_types(self)
         for constraint in self.constraints:
             require_types(constraint)
-        names = Counter(c.name for c in self.constraints if isinstance(c, Condition) and c.name != "<lambda>")
+        names = Counter(c.name for c in self.constraints if isinstance(c, Condition))
         if twice := [name for name, count in names.items() if count > 1]:
             raise DeclarationError(f"FeatureSpec.constraints has the condition {', '.join(twice)} twice")
         if not _NAME.fullmatch(self.name):
@@ -271,20 +266,7 @@ class Feature(Generic[ArgsT]):
     @classmethod
     def summary(cls) -> str:
         """Return the first sentence of the class docstring, which lists and pages show."""
-        return cls.spec.summary or (inspect.getdoc(cls) or "").partition("\n")[0].removesuffix(".")
-
-    def decline(self, reason: str, fix: str = "") -> None:
-        """Refuse a part of the model that the feature does not fit, with MS304, if the feature is requested.
-
-        One that level 1 alone switched on reports MS413 instead, and its caller leaves the part as Megatron has it.
-        """
-        name = self.spec.name
-        if self.requested:
-            raise MindSpeedError([Problem("MS304", f"{name}: {reason}", (name,), fix=advice(fix or f"remove {name}"))])
-        problem = Problem(
-            "MS413", f"{name}: {reason}; that part stays as Megatron has it", (name,), fix=GiveOption("--without", name)
-        )
-        report_problem(problem, log=os.environ.get("RANK", "0") == "0")
+        return (inspect.getdoc(cls) or "").partition("\n")[0].removesuffix(".")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -1,12 +1,10 @@
-"""MegatronFlag and MegatronRefusal: the meaning of an argument of Megatron-LM for a feature."""
+"""MegatronFlag: the meaning of an argument of Megatron-LM for a feature."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
-
-from mindspeed.plugins.conditions import Predicate
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +31,3 @@ class MegatronFlag:
     def is_choice(self) -> bool:
         """Return whether the value of the argument decides which feature it switches on."""
         return self.switch == "on" and bool(self.values)
-
-
-@dataclass(frozen=True, slots=True)
-class MegatronRefusal:
-    """An argument of Megatron-LM, by the attribute that its parser gives it, that a feature cannot run with.
-
-    Every value but None, False, 0 and ``none`` is refused, or only one of ``values`` where these are given. ``reason`` is the
-    end of the message, ``when`` limits the refusal to some settings and worlds.
-    """
-
-    dest: str
-    reason: str
-    values: tuple[Any, ...] = ()
-    when: Predicate | None = None
-
-    def refuses(self, value: Any) -> bool:
-        """Return whether the feature cannot run with a value of the argument."""
-        return value in self.values if self.values else value not in (None, False, 0, "none")

@@ -58,7 +58,7 @@ def leave_out(
 ) -> tuple[Layer, list[str]]:
     """Remove the features from a saved layer that the layers above exclude, or that no longer apply to their sizes.
 
-    Returns the layer and a sentence for each feature that applied before and does not now (`FeatureSpec.applies`).
+    Returns the layer and a sentence for each feature that applied before and does not now.
     """
     without = {name for layer in above for name in layer.without}
     named = {name for layer in above for name in layer.features}

@@ -274,8 +274,6 @@ def _refusals(state: ResolutionState, name: str) -> Iterable[tuple[str, JobSet]]
         try:
             if found := obstacle(spec.constraints, name, state.args_in(name, args, world), world):
                 return found.message
-            if spec.applies is not None and not spec.applies(args, world):
-                return "it does not apply to this model"
         except UnknownValue as unknown:
             return f"whether it applies depends on {flag(unknown.field)}, which is not known"
         except ConditionError as error:
