@@ -62,7 +62,7 @@ class World(Fields, BaseModel):
         def __getattr__(self, name: str) -> Any:
             if name in FIELDS:
                 raise UnknownValue(name)
-            raise AttributeError(name)
+            raise AttributeError(f"the job has no field {name!r}")
 
     @property
     def dp(self) -> int:

@@ -11,7 +11,7 @@ from mindspeed.plugins.discovery import discover
 from tests.plugins.test_found import put
 
 MODULE = """
-from mindspeed.plugins import Category, Check, CheckpointState, Feature, FeatureSpec, Numerics, Requires
+from mindspeed.plugins import Category, CheckpointState, Condition, Feature, FeatureSpec, Numerics, Requires
 
 class Clip(Feature):
     spec = {spec}
@@ -25,7 +25,7 @@ CASES = {
     "megatron=0.16": "FeatureSpec.megatron is 0.16, not a string",
     'ops="swiglu"': "FeatureSpec.ops is 'swiglu', not a tuple of strings",
     'constraints=(Requires(["linear"]),)': "Requires.name is ['linear'], not a string",
-    'constraints=(Check("cp == 1", "no"),)': "Condition.holds is 'cp == 1', not a function",
+    'constraints=(Condition("cp == 1", "no"),)': "Condition.holds is 'cp == 1', not a function",
     'platforms={"gpu"}': "FeatureSpec.platforms has 'gpu', not one of npu, cuda, cpu",
     'sizes={"tq": None}': "FeatureSpec.sizes has 'tq', not one of tp, pp, vpp, cp, ep, dp",
     'state=CheckpointState("mine")': "CheckpointState.kind is 'mine', not 'none' or 'resharded' or 'own'",

@@ -13,10 +13,12 @@ from mindspeed.engine.resolution.resolver import resolve
 from mindspeed.plugins import (
     After,
     Before,
-    Check,
+    Condition,
     Conflicts,
     FeatureArgs,
     Field,
+    GiveField,
+    GiveSetting,
     Numerics,
     Requires,
     RequiresAny,
@@ -124,7 +126,9 @@ def test_an_order_may_name_a_slot():
 
 
 def test_a_failed_check_is_formatted_and_an_unknown_value_is_a_row():
-    check = Check(lambda a, w: w.num_layers % a.size == 0, "{world.num_layers} layers do not divide by {args.size}", "--pp 1")
+    check = Condition(
+        lambda a, w: w.num_layers % a.size == 0, "{world.num_layers} layers do not divide by {args.size}", (GiveField("pp", 1),)
+    )
     known = catalog(make("a", check, args=SizeArgs))
     settings = {"a": {"size": 3}}
     (problem,) = ask(known, "a", settings=settings, world={"num_layers": 4}).problems
@@ -136,7 +140,9 @@ def test_a_failed_check_is_formatted_and_an_unknown_value_is_a_row():
 
 
 def test_a_check_of_another_feature_holds_where_that_one_is_active():
-    check = Check(lambda a, w, other: other.size % 2 == 0, "size {other.size} is odd for {world.tp}", "--set b.size=2", of="b")
+    check = Condition(
+        lambda a, w, other: other.size % 2 == 0, "size {other.size} is odd for {world.tp}", (GiveSetting("b.size", 2),), of="b"
+    )
     known = catalog(make("a", check), make("b", args=SizeArgs))
     assert order(ask(known, "a")) == ["a"]
     assert order(ask(known, "a", "b", settings={"b": {"size": 4}})) == ["a", "b"]
@@ -146,12 +152,12 @@ def test_a_check_of_another_feature_holds_where_that_one_is_active():
 
 
 def test_a_check_that_raises_names_its_feature():
-    known = catalog(make("a", Check(lambda a, w: 1 / 0, "never")))
+    known = catalog(make("a", Condition(lambda a, w: 1 / 0, "never")))
     assert messages(ask(known, "a")) == ["the condition <lambda> of a raised ZeroDivisionError: division by zero"]
 
 
 def test_a_check_of_a_plugin_that_every_plan_has_may_raise_too():
-    platform = make("platform", Check(lambda a, w: 1 / 0, "never"))
+    platform = make("platform", Condition(lambda a, w: 1 / 0, "never"))
     (problem,) = resolve([], catalog(), CPU, base=(platform,)).problems
     assert problem.message == "the condition <lambda> of platform raised ZeroDivisionError: division by zero"
     assert problem.fix_text == "report it to the authors of mindspeed"
@@ -262,7 +268,7 @@ def test_level_one_switches_on_what_applies_and_says_what_it_leaves_out():
         make("exact", level=1),
         make("rough", level=1, numerics=Numerics.approximate(1e-2, 1e-2, "int8")),
         make("no-variant", level=1, ops=("norm",)),
-        make("other-model", level=1, applies=lambda args, world: world.num_experts > 0),
+        make("other-model", Condition(lambda args, world: world.num_experts > 0, "the model is dense"), level=1),
         make("other-device", level=1, platforms={"npu"}),
     )
     layers = [Layer("command line", level=1, world={"num_experts": 0})]
@@ -271,7 +277,7 @@ def test_level_one_switches_on_what_applies_and_says_what_it_leaves_out():
     assert {row.feature: row.text for row in result.rows} == {
         "rough": "its numerics are approximate",
         "no-variant": "only the reference of norm runs on cpu",
-        "other-model": "it does not apply to this model",
+        "other-model": "the model is dense",
         "other-device": "not for cpu",
     }
     assert order(ask(known, level=0)) == []

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from mindspeed.plugins import Check, Conflicts, Cost, FeatureArgs, Field, Requires, RequiresSlot
+from mindspeed.plugins import Advice, Condition, Conflicts, Cost, FeatureArgs, Field, Requires, RequiresSlot
 from tests.plugins.synthetic import ask, catalog, make, order
 
 
@@ -126,7 +126,7 @@ def test_of_equal_costs_the_first_name_is_taken():
 
 
 def test_auto_leaves_out_whoever_fails_a_check_or_excludes_another_or_does_not_run_here():
-    wrong = Check(lambda args, world: world.cp > 2, "{world.cp} ranks are too few", fix="more")
+    wrong = Condition(lambda args, world: world.cp > 2, "{world.cp} ranks are too few", (Advice("more"),))
     others = [
         make("checked", wrong, slots={"attention"}, cost=sends(1)),
         make("excluding", Conflicts("other"), slots={"attention"}, cost=sends(1)),
@@ -151,7 +151,7 @@ def test_auto_leaves_out_whoever_fails_a_check_or_excludes_another_or_does_not_r
 
 
 def test_auto_with_nobody_left_says_why_of_each():
-    never = Check(lambda args, world: False, "never")
+    never = Condition(lambda args, world: False, "never")
     (problem,) = ask(known(make("a", never, slots={"attention"}, cost=sends(1))), **method("auto")).problems
     assert (problem.code, problem.message) == ("MS341", "owner.method is auto, and nothing can be chosen: a: never")
 
@@ -172,7 +172,7 @@ def test_auto_beside_a_request_chooses_nothing_and_still_shows_what_others_cost(
 
 
 def test_a_cost_brings_settings_along_which_the_checks_see_and_the_user_wins():
-    small = Check(lambda args, world: args.degree is not None and args.degree <= 4, "degree {args.degree} is not small")
+    small = Condition(lambda args, world: args.degree is not None and args.degree <= 4, "degree {args.degree} is not small")
     hybrid = make("hybrid", small, slots={"attention"}, args=DegreeArgs, cost=sends(5, degree=3))
     result = ask(known(A, hybrid), **method("auto"))
     assert rows(result)[0] == "owner.method is auto, and hybrid is chosen, which costs least: 5 bytes, with degree=3"
