@@ -41,7 +41,7 @@ def attention_sees_all_keys(args: Any, world: World) -> bool:
 
 @condition(
     "multi-token prediction looks for the next tokens in Megatron's zig-zag order, which {feature} does not keep",
-    fix=(Advice("use ring-attention or kv-allgather-cp"), GiveField("mtp_num_layers", 0)),
+    fix=(Advice("use an algorithm of context parallelism that keeps this order"), GiveField("mtp_num_layers", 0)),
 )
 def predicts_one_token(args: Any, world: World) -> bool:
     """Check that the model predicts the next token alone; one that is not described is asked when it is built."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from mindspeed.engine.runtime import session
 from mindspeed.job.world import UnknownValue, World
+from mindspeed.plugins.active import report_problem
 from mindspeed.plugins.conditions import ConditionError, ModelCondition, conditions, failure
 from mindspeed.plugins.constraints import Requires
 from mindspeed.plugins.feature import Feature
@@ -129,4 +130,4 @@ def report_step_aside(name: str, text: str) -> None:
     problem = Problem(
         "MS413", f"{name}: {text}; that part stays as Megatron has it", (name,), fix=GiveOption("--without", name)
     )
-    session.report_problem(problem, log=os.environ.get("RANK", "0") == "0")
+    report_problem(problem, log=os.environ.get("RANK", "0") == "0")

@@ -69,7 +69,7 @@ def prediction(name: str) -> tuple[str, dict[str, Any], dict[str, Any], str]:
     settings = {HYBRID: TWO, "adaptive-cp": {"adaptive-cp": {"dynamic_mask": True}}}.get(name, {})
     message = (
         f"MS304 {name}: multi-token prediction looks for the next tokens in Megatron's zig-zag order, "
-        f"which {name} does not keep | use ring-attention or kv-allgather-cp, or --mtp-num-layers 0"
+        f"which {name} does not keep | use an algorithm of context parallelism that keeps this order, or --mtp-num-layers 0"
     )
     return name, settings, {"cp": 4, "mtp_num_layers": 1}, message
 
