@@ -37,7 +37,7 @@ from tools.docs.markdown import code, page, table
 
 LEVELS: Final = {
     0: "0: part of Megatron itself, at every level",
-    1: "1: switched on by itself at level 1 where it applies and has a variant for the platform",
+    1: "1: switched on at optimization level 1 where its conditions hold and it has a variant for the platform",
     2: "2: on request",
 }
 MODEL: Final = {
