@@ -74,16 +74,16 @@ def test_splits_of_an_all_to_all_become_numbers():
 def test_every_function_that_megatron_compiles_is_plain():
     import importlib
 
-    from mindspeed.megatron.fixes.functions import UNCOMPILED
+    from mindspeed.megatron.fixes.feature import TABLES
 
     compiled = []
-    for module, _, names in UNCOMPILED:
-        for name in names.split():
-            found = importlib.import_module(f"megatron.core.{module}")
+    for row in TABLES["uncompiled"]:
+        for name in row["names"].split():
+            found = importlib.import_module(f"megatron.core.{row['module']}")
             for part in name.split("."):
                 found = getattr(found, part)
             if hasattr(found, "_torchdynamo_orig_callable"):
-                compiled.append(f"{module}:{name}")
+                compiled.append(f"{row['module']}:{name}")
     assert compiled == []
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-from mindspeed.megatron.fixes.functions import CHECKPOINTS, FIXES, PRODUCT, UNCOMPILED
 from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Patch, Ref, Set, When, Wrap, hookimpl
+from mindspeed.plugins.tables import table_beside
 
 _HERE: Final = "mindspeed.megatron.fixes"
+TABLES: Final[dict[str, list[dict[str, Any]]]] = table_beside(__file__)
 
 
 class MegatronFixes(Feature[FeatureArgs]):
@@ -23,8 +24,10 @@ class MegatronFixes(Feature[FeatureArgs]):
     def patches(self) -> list[Patch]:
         reason = "on the CPU torch.compile needs a C++ compiler and takes longer than the function saves"
         patches: list[Patch] = [
-            Wrap(target, f"{_HERE}.{wrapper}", why, when=When(versions) if versions else None)
-            for target, versions, wrapper, why in FIXES
+            Wrap(
+                row["target"], f"{_HERE}.{row['by']}", row["reason"], when=When(row["versions"]) if "versions" in row else None
+            )
+            for row in TABLES["fixes"]
         ]
         patches.append(
             Set(
@@ -38,8 +41,8 @@ class MegatronFixes(Feature[FeatureArgs]):
         )
         without = "numpy 2 has no product"
         patches += [
-            Wrap(f"{CHECKPOINTS}.{target}", f"{_HERE}.numpy2:{name}", without, when=When("<0.16"), phase="checkpoint")
-            for target, name in PRODUCT
+            Wrap(row["target"], f"{_HERE}.{row['by']}", without, when=When("<0.16"), phase="checkpoint")
+            for row in TABLES["products"]
         ]
         patches.append(
             Wrap(
@@ -49,9 +52,8 @@ class MegatronFixes(Feature[FeatureArgs]):
                 when=When(platform="cpu"),
             )
         )
-        patches += [
-            Wrap(f"megatron.core.{module}:{name}", f"{_HERE}.layers:uncompiled", reason, when=When(versions, platform="cpu"))
-            for module, versions, names in UNCOMPILED
-            for name in names.split()
-        ]
+        for row in TABLES["uncompiled"]:
+            when = When(row.get("versions"), platform="cpu")
+            targets = (f"megatron.core.{row['module']}:{name}" for name in row["names"].split())
+            patches += (Wrap(target, f"{_HERE}.layers:uncompiled", reason, when=when) for target in targets)
         return patches
