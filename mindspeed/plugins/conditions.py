@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from mindspeed.job.world import FIELDS, UnknownValue, World
-from mindspeed.plugins.fixes import Advice, Fix, GiveField, RemoveFeature, filled
+from mindspeed.plugins.fixes import Fix, GiveField, RemoveFeature, filled
 
 Predicate = Callable[..., bool]
 """``(args, world) -> bool``; reads only the feature's own arguments and the job."""
