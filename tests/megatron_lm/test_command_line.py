@@ -1,5 +1,6 @@
 """What a Megatron-LM command line asks for, read against the recorded arguments of Megatron-LM; nothing is imported."""
 
+from dataclasses import replace
 from shlex import split
 
 import pytest
@@ -7,11 +8,12 @@ import pytest
 from mindspeed import registry
 from mindspeed.engine.inspection.cli_arguments import surface
 from mindspeed.engine.inspection.releases import recorded_releases
+from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.job import megatron_arguments as flags
 from mindspeed.megatron_lm.argument_layers import declared_flags
 from mindspeed.megatron_lm.given_arguments import given_arguments
-from mindspeed.megatron_lm.training_plan import is_training_script
+from mindspeed.megatron_lm.training_plan import is_training_script, plan_training
 from mindspeed.megatron_lm.training_request import OWN_FLAGS, read_command_line
 from mindspeed.plugins.problems import ResolutionError
 from tests.megatron_lm.checkout import ROOT
@@ -474,3 +476,18 @@ def test_without_a_spread_sequence_the_communication_type_says_nothing(plan):
 def test_the_two_spellings_of_a_context_parallel_size_must_agree(plan):
     found = problems_of(plan, f"{SHAPE} --context-parallel-size 2 --set context-parallel.size=4 --features ring-attention", 4)
     assert found[0].message == "Megatron's --context-parallel-size is 2, and --set context-parallel.size=4 says otherwise"
+
+
+def test_layers_on_the_npu_are_local_unless_a_transformer_engine_is_declared():
+    environment = replace(made_up("npu", "0.16.1"), world_size=1)
+
+    def layers_of(line: str) -> list[object]:
+        _, made = plan_training(split(line), {}, environment)
+        return [planned.override.value for planned in made.overrides if planned.override.argument == "transformer_impl"]
+
+    assert layers_of("--num-layers 2") == ["local"]
+    assert layers_of("--num-layers 2 --set npu-platform.transformer_engine=true") == []
+    with pytest.raises(ResolutionError) as caught:
+        layers_of("--num-layers 2 --transformer-impl transformer_engine")
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.features) == ("MS605", ("npu-platform",))

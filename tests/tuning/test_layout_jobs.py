@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mindspeed import registry
@@ -45,29 +46,41 @@ def verdict(layouts: Layouts, choice: Choice, row: int) -> bool:
     return not resolve([layer], CATALOG, made_up("cpu", "0.16.1"), base, everywhere).problems
 
 
-def compare(layouts: Layouts, tried: list[Choice], count: int) -> int:
-    """Compare that many random configurations; return how many are feasible."""
-    feasibility, chosen, feasible = Feasibility(CATALOG, layouts, FixedRequest(), everywhere), random.Random(7), 0
-    for _ in range(count):
-        choice, row = chosen.choice(tried), chosen.randrange(len(layouts))
-        expected = verdict(layouts, choice, row)
-        assert bool(feasible_rows(feasibility, choice)[row]) == expected, (
-            choice,
-            {name: layouts.world(row)[name] for name in SIZES},
-        )
-        feasible += expected
-    return feasible
+def differences(layouts: Layouts, tried: list[Choice], rows: int, count: int) -> list[tuple[Choice, dict[str, int]]]:
+    """Compare the search with single plans in ``count`` random choices of so many random layouts."""
+    feasibility, chosen = Feasibility(CATALOG, layouts, FixedRequest(), everywhere), random.Random(7)
+    whole = [int(row) for row in np.flatnonzero(layouts.divides & layouts.whole_batches)]
+    some = chosen.sample(whole, min(rows - 5, len(whole))) + chosen.sample(range(len(layouts)), 5)
+    verdicts, found = [], []
+    for choice in chosen.choices(tried, k=count):
+        taken = feasible_rows(feasibility, choice)
+        for row in some:
+            verdicts.append(verdict(layouts, choice, row))
+            found += [(choice, layouts.sizes(row))] if taken[row] != verdicts[-1] else []
+    assert any(verdicts)
+    assert not all(verdicts)
+    return found
 
 
+@pytest.mark.budget(8)
 @pytest.mark.parametrize("model", [{}, EXPERTS], ids=["dense", "experts"])
-def test_the_verdict_is_the_resolvers(model: dict[str, Any]) -> None:
-    assert compare(*space(**model), 150) > 0
+def test_two_thousand_configurations_of_25_layouts_are_judged_as_single_plans(model: dict[str, Any]) -> None:
+    assert differences(*space(**model), 25, 40) == []
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("model", [{}, EXPERTS, {"world_size": 12, "num_layers": 6}], ids=["dense", "experts", "twelve"])
-def test_the_verdict_is_the_resolvers_for_thousands(model: dict[str, Any]) -> None:
-    assert compare(*space(**model), 3400) > 0
+def test_ten_thousand_configurations_are_judged_as_single_plans(model: dict[str, Any]) -> None:
+    assert differences(*space(**model), 100, 34) == []
+
+
+@pytest.mark.parametrize("name", ["zero-bubble", "nano-pipe", "noop-layers"])
+def test_the_search_finds_layouts_for_what_a_single_plan_accepts(name: str) -> None:
+    layouts, _ = space()
+    taken = feasible_rows(Feasibility(CATALOG, layouts, FixedRequest((name,)), everywhere), Choice())
+    rows = range(0, len(layouts), 7)
+    assert [bool(taken[row]) for row in rows] == [verdict(layouts, Choice((name,)), row) for row in rows]
+    assert taken.any()
 
 
 def test_a_grid_has_no_feasible_configuration_that_is_missed() -> None:
