@@ -77,7 +77,7 @@ class RequiresSlot:
     """Some active feature must hold the slot; never chosen for the user, unless ``setting`` says so.
 
     ``setting`` is a setting of the declaring feature, ``str | None``. A name makes that feature active, one of another
-    distribution too. ``auto`` takes the one with the least `FeatureSpec.cost` of those whose own checks and conflicts hold;
+    distribution too. ``auto`` takes the one with the least `Cost` of those whose own conditions and conflicts hold;
     the plan says which, why, and what the others would cost. None leaves it to the features that are requested.
     """
 

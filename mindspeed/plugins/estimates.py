@@ -27,8 +27,8 @@ class Traffic:
 class Estimate:
     """What a feature adds on the rank that has most; negative where it saves.
 
-    ``weights``, ``gradients`` and ``optimizer`` are bytes, ``temporary`` bytes that a step needs once; activations are declared
-    in ``FeatureSpec.saved``, which the planner of memory reads as well. ``flops`` are operations of one layer and micro-batch
+    ``weights``, ``gradients`` and ``optimizer`` are bytes, ``temporary`` bytes that a step needs once; activations come from
+    the hook ``saved_tensors``, which the planner of memory asks as well. ``flops`` are operations of one layer and micro-batch
     beside those of the model, ``repeated`` the share of a layer's forward pass that runs again, with its launches and messages,
     ``bucket_size`` the parameters of a bucket where it is not Megatron's. With ``gathers_weights`` the second half of the
     all-reduce of gradients is a gather of updated weights; ``overlap_gradients`` and ``overlap_weights`` put the halves beside

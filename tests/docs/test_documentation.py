@@ -18,6 +18,7 @@ from mindspeed.engine.resolution.resolver import resolve
 from mindspeed.engine.resolution.variables import VARIABLES
 from mindspeed.plugins import FeatureSpec, World
 from mindspeed.plugins.discovery import BUILT_IN, Catalog, DiscoveredFeature, discover
+from mindspeed.plugins.feature import _REPLACED as REPLACED
 from mindspeed.plugins.problems import error_codes
 from mindspeed.registry import catalog
 from tests import transcripts
@@ -222,6 +223,8 @@ def test_the_guide_has_every_field_of_a_declaration_and_every_constraint():
     text = read("docs/writing-a-feature.md")
     named = set(re.findall(r"`(\w+)", text))
     assert {field.name for field in fields(FeatureSpec)} - named == set()
+    assert len(fields(FeatureSpec)) <= 17
+    assert REPLACED.keys() - named == set()
     constraints = {"Requires", "RequiresAny", "RequiresSlot", "Conflicts", "After", "Before", "Supersedes", "ModelCondition"}
     assert constraints - named == set()
     assert "`@condition(" in text
