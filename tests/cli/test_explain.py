@@ -67,7 +67,7 @@ def test_a_feature_that_is_on_says_why_where_its_settings_come_from_and_who_orde
     assert found["why"] == ["the tensor-parallel size is 2"]
     assert found["settings"] == [
         "tensor-parallel.size = 2  (command line, overrode job file: 4)",
-        "  ranks over which the weights of a layer are split",
+        "  number of ranks over which the weights of a layer are split",
     ]
     assert (
         "tensor-parallel comes before sequence-parallel: sequence-parallel declares Requires, "
