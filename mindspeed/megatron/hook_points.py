@@ -1,21 +1,22 @@
-"""The hook points: every upstream function that is wrapped for the framework, and what happens there. Light, data only.
+"""The hook points: every upstream function that is wrapped for the framework, and what happens there. Light.
 
 Each function has one wrap, whatever a plan needs of it: arguments, phases of the run and hooks. Wrappers are functions of
 `mindspeed.megatron.hook_wrappers`, or of `mindspeed.megatron.training_hook_wrappers` for the training loop of Megatron-LM.
-These three files are all there is to adapt for hooks when Megatron changes.
+These files and ``hook_points.yaml`` are all there is to adapt for hooks when Megatron changes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from mindspeed.engine.inspection.config_arguments import arguments_of
 from mindspeed.engine.inspection.contracts import ABSENT, contract_for
 from mindspeed.engine.inspection.megatron_copies import megatron_version, package_root
 from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec
 from mindspeed.plugins.patches import Patch, Phase, When, Wrap
+from mindspeed.plugins.tables import fields_of, table_beside
 
 
 class MegatronHookPoints(Feature[FeatureArgs]):
@@ -32,11 +33,6 @@ class MegatronHookPoints(Feature[FeatureArgs]):
 
 
 _CORE: Final = "megatron.core"
-_CONFIG: Final = f"{_CORE}.transformer.transformer_config"
-_HETEROGENEOUS: Final = f"{_CORE}.transformer.heterogeneous.heterogeneous_config"
-_DDP: Final = f"{_CORE}.distributed.distributed_data_parallel_config"
-_STATE: Final = f"{_CORE}.parallel_state"
-_SCHEDULES: Final = f"{_CORE}.pipeline_parallel.schedules"
 _TRAINING: Final = "megatron.training"
 
 
@@ -75,98 +71,15 @@ class HookPoint:
         )
 
 
-CORE_HOOK_POINTS: Final = (
-    HookPoint(
-        f"{_CONFIG}:TransformerConfig.__post_init__",
-        "transformer_config_post_init",
-        "build",
-        ("config_ready",),
-        arguments="TransformerConfig",
-    ),
-    HookPoint(f"{_CONFIG}:MLATransformerConfig.__post_init__", "transformer_config_post_init", "build", ("config_ready",)),
-    HookPoint(
-        f"{_HETEROGENEOUS}:HeterogeneousTransformerConfig.__post_init__",
-        "transformer_config_post_init",
-        "build",
-        ("config_ready",),
-    ),
-    HookPoint(
-        f"{_DDP}:DistributedDataParallelConfig.__post_init__",
-        "config_post_init",
-        "build",
-        arguments="DistributedDataParallelConfig",
-        asks=True,
-    ),
-    HookPoint(
-        f"{_CORE}.optimizer.optimizer_config:OptimizerConfig.__post_init__",
-        "config_post_init",
-        "build",
-        arguments="OptimizerConfig",
-    ),
-    HookPoint(
-        f"{_STATE}:initialize_model_parallel",
-        "initialize_model_parallel",
-        "setup",
-        ("groups_created",),
-        arguments="initialize_model_parallel",
-        run="set-up ends, the model is built next",
-    ),
-    HookPoint(
-        f"{_STATE}:destroy_model_parallel",
-        "destroy_model_parallel",
-        "teardown",
-        ("groups_destroyed",),
-        run="teardown begins",
-        cpu="each gloo group keeps three threads and four descriptors until it is destroyed, which Megatron leaves out",
-    ),
-    HookPoint(f"{_STATE}:get_nccl_options", "get_nccl_options", "setup", ("group_options",)),
-    HookPoint(f"{_CORE}.models.gpt.gpt_model:GPTModel.__init__", "model_init", "build", arguments="GPTModel", by_name=True),
-    HookPoint(f"{_CORE}.transformer.transformer_block:_get_block_submodules", "get_block_submodules", "build", ("layer_spec",)),
-    HookPoint(
-        f"{_CORE}.transformer.multi_token_prediction:_get_mtp_block_submodules",
-        "get_block_submodules",
-        "build",
-        ("layer_spec",),
-    ),
-    HookPoint(
-        f"{_CORE}.optimizer:get_megatron_optimizer",
-        "get_megatron_optimizer",
-        "build",
-        ("model_built", "optimizer_built"),
-        arguments="get_megatron_optimizer",
-    ),
-    HookPoint(
-        f"{_SCHEDULES}:get_forward_backward_func",
-        "get_forward_backward_func",
-        "step",
-        ("schedule", "around_schedule"),
-        run="a step or an evaluation begins",
-    ),
-    HookPoint(f"{_SCHEDULES}:forward_step", "forward_step", "step", ("around_forward_step", "around_backward_step")),
-    HookPoint(f"{_SCHEDULES}:backward_step", "backward_step", "step", ("around_backward_step",)),
-    HookPoint(f"{_CORE}.dist_checkpointing.serialization:save", "save", "checkpoint", run="a checkpoint is written"),
-)
+def _hook_points(place: str) -> tuple[HookPoint, ...]:
+    return tuple(HookPoint(**fields_of(row)) for row in _TABLES[place])
+
+
+_TABLES: Final[dict[str, list[dict[str, Any]]]] = table_beside(__file__)
+CORE_HOOK_POINTS: Final = _hook_points("core")
 """The hook points in megatron-core, which every script passes."""
 
-_COMPARED: Final = "the plan's arguments come first, and what Megatron makes of all is compared with the plan"
-_RECORDED: Final = "a checkpoint records the features that it was saved with"
-_RECORD_READ: Final = "features that a checkpoint was saved with are compared with the plan's"
-
-TRAINING_HOOK_POINTS: Final = (
-    HookPoint(f"{_TRAINING}.arguments:validate_args", "validate_args", "setup", loop=_COMPARED),
-    HookPoint(f"{_TRAINING}.yaml_arguments:validate_yaml", "validate_args", "setup", loop=_COMPARED),
-    HookPoint(f"{_TRAINING}.checkpointing:save_checkpoint", "save_checkpoint", "checkpoint", loop=_RECORDED),
-    HookPoint(
-        f"{_TRAINING}.checkpointing:_load_base_checkpoint",
-        "load_base_checkpoint",
-        "checkpoint",
-        ("load_extra",),
-        loop=_RECORD_READ,
-    ),
-    HookPoint(f"{_TRAINING}.training:train_step", "train_step", "step", ("around_train_step", "step_metrics")),
-    HookPoint(f"{_TRAINING}.checkpointing:generate_state_dict", "generate_state_dict", "checkpoint", ("save_extra",)),
-    HookPoint(f"{_TRAINING}.checkpointing:load_checkpoint", "load_checkpoint", "checkpoint", ("load_extra",)),
-)
+TRAINING_HOOK_POINTS: Final = _hook_points("training")
 """The hook points in Megatron-LM's training loop; another loop calls their hooks by `mindspeed.engine.runtime.session`."""
 
 _PLATFORM: Final = "the platform's values replace defaults of Megatron-LM that cannot hold on it"

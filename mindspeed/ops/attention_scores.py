@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
 
-from mindspeed.ops.attention_mask import AttentionVisibility
-from mindspeed.ops.numerics import wide
+from mindspeed.ops.attention_mask import FULL_MASK_MODES, AttentionVisibility, visibility
+from mindspeed.ops.numerics import unflatten, wide
+
+if TYPE_CHECKING:
+    from mindspeed.ops.fusion_attention import AttentionOptions
 
 COMPRESSED_ROWS: Final = 1024
 _GOLDEN, _FIRST, _SECOND = (c - (1 << 64) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
@@ -120,3 +123,38 @@ class AttentionScores:
             logits = products * self.scale + self.bias.block(rows, columns)
         hidden = self.visibility.hidden(rows, columns, products.device)
         return logits if hidden is None else logits.masked_fill(hidden, -torch.inf)
+
+
+def scores_of(
+    queries: int,
+    keys: int,
+    prefix: tuple[int, ...] | None,
+    at_edge: bool,
+    pse: Tensor | None,
+    mask: Tensor | None,
+    dropout: Dropout | None,
+    split: tuple[int, int],
+    options: AttentionOptions,
+) -> AttentionScores:
+    """Make the scores of equally long sequences; ``split`` is the number of key heads and of query heads for each."""
+    bias = None
+    if pse is not None:
+        compressed = _is_compressed(pse, queries, options)
+        by_head = pse[..., None, None] if options.pse_type >= 2 else pse
+        by_head = by_head if by_head.dim() == 4 else by_head[None]
+        bias = Bias(options.pse_type, unflatten(by_head, 1, split), options.q_start, options.kv_start, compressed)
+    if mask is None:
+        return AttentionScores(options.scale, (queries, keys), AttentionVisibility(), bias, dropout)
+    by_group = _mask_by_group(mask[..., :queries, :keys], split) if options.mode in FULL_MASK_MODES else None
+    seen = visibility(options.mode, queries, keys, options.before, options.after, prefix, by_group, at_edge)
+    return AttentionScores(options.scale, (queries, keys), seen, bias, dropout)
+
+
+def _mask_by_group(mask: Tensor, split: tuple[int, int]) -> Tensor:
+    by_head = mask if mask.dim() == 4 else mask[None, None]
+    return unflatten(by_head, 1, split) if by_head.shape[1] > 1 else by_head.unsqueeze(1)
+
+
+def _is_compressed(pse: Tensor, queries: int, options: AttentionOptions) -> bool:
+    external = options.pse_type < 2 and pse.shape[-2] == COMPRESSED_ROWS
+    return external and (options.layout == "TND" or queries > COMPRESSED_ROWS)

@@ -17,9 +17,8 @@ from torch import Tensor
 from mindspeed.ops import attention_strips
 from mindspeed.ops.attention_checks import check_call, check_results
 from mindspeed.ops.attention_layout import head_view, head_width, heads_like, ranges_of, sequence_view, sizes
-from mindspeed.ops.attention_mask import FULL_MASK_MODES, AttentionVisibility, visibility
 from mindspeed.ops.attention_operations import visible_pairs
-from mindspeed.ops.attention_scores import COMPRESSED_ROWS, AttentionScores, Bias, Dropout
+from mindspeed.ops.attention_scores import AttentionScores, Dropout, scores_of
 from mindspeed.ops.npu_ring_attention_update import sequence_major, token_major
 from mindspeed.ops.numerics import unflatten, wide_type
 from mindspeed.ops.registration import define
@@ -242,7 +241,7 @@ def _parts(
         b, k, g, s, _ = queries[0].shape
         dropout = None if seed is None else Dropout(options.keep_prob, seed, 0, (b, k, g, s, keys[0].shape[2]))
         prefix = None if options.prefix is None else tuple(options.prefix)
-        scores = _scores(s, keys[0].shape[2], prefix, False, pse, mask, dropout, split, options)
+        scores = scores_of(s, keys[0].shape[2], prefix, False, pse, mask, dropout, split, options)
         yield AttentionBatch(queries, keys, [unflatten(stat, 1, split) for stat in stats], scores)
         return
     first, spans = 0, list(zip(ranges_of(options.q_ends), ranges_of(options.kv_ends), strict=True))
@@ -257,42 +256,8 @@ def _parts(
         first += heads * shape[3] * shape[4]
         prefix = None if options.prefix is None else (options.prefix[n],)
         own = pse[n : n + 1] if pse is not None and pse.dim() > 1 and pse.shape[0] > 1 else pse
-        scores = _scores(*shape[3:], prefix, n in edge, own, mask, dropout, split, options)
+        scores = scores_of(*shape[3:], prefix, n in edge, own, mask, dropout, split, options)
         yield AttentionBatch(queries, keys, [unflatten(stat[q[0] : q[1]].t()[None], 1, split) for stat in stats], scores)
-
-
-def _scores(
-    queries: int,
-    keys: int,
-    prefix: tuple[int, ...] | None,
-    at_edge: bool,
-    pse: Tensor | None,
-    mask: Tensor | None,
-    dropout: Dropout | None,
-    split: tuple[int, int],
-    options: AttentionOptions,
-) -> AttentionScores:
-    bias = None
-    if pse is not None:
-        compressed = _is_compressed(pse, queries, options)
-        by_head = pse[..., None, None] if options.pse_type >= 2 else pse
-        by_head = by_head if by_head.dim() == 4 else by_head[None]
-        bias = Bias(options.pse_type, unflatten(by_head, 1, split), options.q_start, options.kv_start, compressed)
-    if mask is None:
-        return AttentionScores(options.scale, (queries, keys), AttentionVisibility(), bias, dropout)
-    by_group = _mask_by_group(mask[..., :queries, :keys], split) if options.mode in FULL_MASK_MODES else None
-    seen = visibility(options.mode, queries, keys, options.before, options.after, prefix, by_group, at_edge)
-    return AttentionScores(options.scale, (queries, keys), seen, bias, dropout)
-
-
-def _mask_by_group(mask: Tensor, split: tuple[int, int]) -> Tensor:
-    by_head = mask if mask.dim() == 4 else mask[None, None]
-    return unflatten(by_head, 1, split) if by_head.shape[1] > 1 else by_head.unsqueeze(1)
-
-
-def _is_compressed(pse: Tensor, queries: int, options: AttentionOptions) -> bool:
-    external = options.pse_type < 2 and pse.shape[-2] == COMPRESSED_ROWS
-    return external and (options.layout == "TND" or queries > COMPRESSED_ROWS)
 
 
 def _out_like(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
@@ -309,11 +274,9 @@ def _stats_like(query: Tensor, options: AttentionOptions) -> Tensor:
     return query.new_empty((batch, options.heads, length), dtype=wide_type(query.dtype))
 
 
-def _forward(
-    query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, seed: Tensor | None, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor]:
+def _forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Reference: the result and lean statistics, [B, N, S] or [T, N]."""
-    return by_parts(_forward_part, query, key, value, pse, mask, seed, *rest)
+    return by_parts(_forward_part, *args)
 
 
 def _forward_part(part: AttentionBatch) -> None:
@@ -322,17 +285,9 @@ def _forward_part(part: AttentionBatch) -> None:
         stat.copy_(values)
 
 
-def by_parts(
-    write: Callable[[AttentionBatch], None],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    pse: Tensor | None,
-    mask: Tensor | None,
-    seed: Tensor | None,
-    *rest: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
+def by_parts(write: Callable[[AttentionBatch], None], *args: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Give the result and lean statistics, [B, N, S] or [T, N], which ``write`` fills for each batch of equal sequences."""
+    query, key, value, pse, mask, seed, *rest = args
     options = AttentionOptions(*rest)
     out, maximum = _out_like(query, key, value, options), _stats_like(query, options)
     total = torch.empty_like(maximum)

@@ -10,39 +10,13 @@ from mindspeed.engine.resolution.request import Layer
 from mindspeed.job.world import FIELDS, PARALLEL_SIZES
 from mindspeed.plugins.fixes import Advice, GiveField, advice
 from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.plugins.tables import table_beside
 from mindspeed.training.config import JOB_FILE, TrainConfig, train_config
 
-SIZES: Final[dict[str, Any]] = {
-    "num_layers": 4,
-    "hidden_size": 128,
-    "num_attention_heads": 4,
-    "num_experts": 0,
-    "router_topk": 2,
-    "shared_expert_hidden_size": 0,
-    "grouped_experts": False,
-    "expert_capacity_factor": 0.0,
-    "padded_experts": False,
-    "seq_length": 256,
-    "micro_batch_size": 2,
-    "global_batch_size": 8,
-}
+_TABLES: Final[dict[str, dict[str, Any]]] = table_beside(__file__)
+SIZES: Final = _TABLES["sizes"]
 """A model that learns something within minutes on two processor cores."""
-STYLES: Final[dict[str, dict[str, Any]]] = {
-    "llama": {
-        "normalization": "RMSNorm",
-        "gated_linear_unit": True,
-        "activation": "silu",
-        "rotary": True,
-        "tied_embeddings": False,
-    },
-    "gpt2": {
-        "normalization": "LayerNorm",
-        "gated_linear_unit": False,
-        "activation": "gelu",
-        "rotary": False,
-        "tied_embeddings": True,
-    },
-}
+STYLES: Final[dict[str, dict[str, Any]]] = _TABLES["styles"]
 ACTIVATIONS: Final = ("gelu", "silu", "relu")
 NOT_BUILT: Final = (
     "multi_latent_attention",

@@ -21,38 +21,13 @@ from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.planned_feature import PlannedFeature
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.patches import ArgOverride
+from mindspeed.plugins.tables import table_beside
 
 Content = Mapping[str, str]
 VariantsOf = Callable[[Iterable[str], str], Mapping[str, str]]
 """``(operators, platform) -> {operator: variant that runs on this machine}``."""
 
-VARIABLES: Final[dict[str, str]] = {
-    "CUDA_DEVICE_MAX_CONNECTIONS": "order of computation and communication on the device",
-    "CUBLAS_WORKSPACE_CONFIG": "whether matrix products repeat bit for bit",
-    "NVIDIA_TF32_OVERRIDE": "precision of matrix products",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "precision of matrix products",
-    "NVTE_*": "which attention and which kernels Transformer Engine takes",
-    "NCCL_ALGO": "algorithm of collectives; ranks that differ hang",
-    "NCCL_PROTO": "protocol of collectives; ranks that differ hang",
-    "NCCL_BUFFSIZE": "chunks of collectives; ranks that differ hang",
-    "NCCL_MIN_NCHANNELS": "channels of collectives; ranks that differ hang",
-    "NCCL_MAX_NCHANNELS": "channels of collectives; ranks that differ hang",
-    "NCCL_COLLNET_ENABLE": "algorithm of collectives",
-    "NCCL_NVLS_ENABLE": "algorithm of collectives",
-    "NCCL_NET": "transport between nodes; ranks that differ hang",
-    "NCCL_IB_DISABLE": "transport between nodes; ranks that differ hang",
-    "HCCL_ALGO": "algorithm of collectives",
-    "HCCL_BUFFSIZE": "chunks of collectives",
-    "HCCL_DETERMINISTIC": "whether sums of collectives have a fixed order",
-    "HCCL_OP_EXPANSION_MODE": "where collectives are scheduled",
-    "HCCL_INTRA_ROCE_ENABLE": "transport inside a node",
-    "HCCL_INTRA_PCIE_ENABLE": "transport inside a node",
-    "LCCL_DETERMINISTIC": "whether sums of collectives have a fixed order",
-    "CLOSE_MATMUL_K_SHIFT": "order of summation in matrix products",
-    "ATB_MATMUL_SHUFFLE_K_ENABLE": "order of summation in matrix products",
-    "PYTHONHASHSEED": "order of sets, and of whatever is made from them",
-    "MINDSPEED_*": "features and settings",
-}
+VARIABLES: Final[dict[str, str]] = table_beside(__file__)
 """Environment variables that must be equal on all ranks, and what each decides; ``*`` stands for any ending.
 
 Left out on purpose is what may differ between nodes: network interfaces, addresses, devices, debug output, allocators,
