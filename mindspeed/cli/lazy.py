@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from mindspeed.plugins.gc_pause import collector_paused
 from mindspeed.plugins.near_names import near_names, suggestion
 
 
@@ -28,7 +29,8 @@ class Group(click.Group):
         if cmd_name not in self.lazy:
             return super().get_command(ctx, cmd_name)
         module, _, attribute = self.lazy[cmd_name].partition(":")
-        command: click.Command = getattr(import_module(module), attribute)
+        with collector_paused():
+            command: click.Command = getattr(import_module(module), attribute)
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:

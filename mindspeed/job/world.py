@@ -44,7 +44,7 @@ class World(Fields, BaseModel):
     ``layer_split`` has the layers of each model chunk, in the order of the model, where a feature deals them out unevenly.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     layer_split: tuple[int, ...] = ()
 

@@ -40,6 +40,8 @@ def _test(hint: Any) -> Test:
     origin, parts = get_origin(hint), get_args(hint)
     if hint is Any:
         return lambda value: True
+    if kinds := _plain(hint):
+        return lambda value: isinstance(value, kinds)
     if origin in (Union, types.UnionType):
         tests = [_test(part) for part in parts]
         return lambda value: any(test(value) for test in tests)
@@ -49,15 +51,20 @@ def _test(hint: Any) -> Test:
         return callable
     if origin in _SEQUENCES:
         kinds, of_item = _SEQUENCES[origin], _test(parts[0])
-        return lambda value: isinstance(value, kinds) and all(of_item(item) for item in value)
+        return lambda value: isinstance(value, kinds) and all(map(of_item, value))
     if origin is Mapping:
         of_key, of_value = _test(parts[0]), _test(parts[1])
         return lambda value: isinstance(value, Mapping) and all(map(of_key, value)) and all(map(of_value, value.values()))
     if hint is float:
         return lambda value: isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return lambda value: isinstance(value, int) and not isinstance(value, bool)
-    return lambda value: isinstance(value, hint)
+    return lambda value: isinstance(value, int) and not isinstance(value, bool)
+
+
+def _plain(hint: Any) -> tuple[type, ...]:
+    """The classes whose instances are the values of a type hint; empty for one that says more."""
+    parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    plain = (get_origin(part) is None and isinstance(part, type) and part not in (int, float) for part in parts)
+    return parts if all(plain) else ()
 
 
 def _words(hint: Any) -> str:

@@ -27,6 +27,7 @@ from mindspeed.plugins.constraints import (
 from mindspeed.plugins.declared_types import DeclarationError
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec
 from mindspeed.plugins.found import BUILT_IN, ENTRY_POINTS, DiscoveredFeature, declared_at, installed
+from mindspeed.plugins.gc_pause import collector_paused
 from mindspeed.plugins.near_names import near_names
 from mindspeed.plugins.tracing import trace
 
@@ -82,6 +83,11 @@ def discover(only: Iterable[str] | None = None) -> Catalog:
     metadata alone. A feature that asks for a slot which nothing loaded has makes everything load: it cannot be judged
     without.
     """
+    with collector_paused():
+        return _discover(only)
+
+
+def _discover(only: Iterable[str] | None) -> Catalog:
     rows = installed()
     if only is None:
         return Catalog(_load(row) for row in rows)
@@ -126,6 +132,8 @@ def _load(found: DiscoveredFeature) -> DiscoveredFeature:
             raise TypeError(f"{found.reference} is not a Feature class with a spec")
         if not isinstance(feature.spec, FeatureSpec):
             raise DeclarationError(f"spec is {feature.spec!r}, not a FeatureSpec")
+        if found.distribution != BUILT_IN:
+            feature.Args.model_rebuild()  # a built-in one is complete when it is used
     except DeclarationError as error:
         return found.broken("MS104", f"the declaration of feature {found.name} is wrong: {error}")
     except (Exception, SystemExit) as error:  # a plugin may fail in any way; it must not take the others with it

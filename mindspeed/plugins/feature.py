@@ -25,7 +25,7 @@ _NAME: Final = re.compile(r"(?:compat:)?[a-z][a-z0-9]*(-[a-z0-9]+)*")
 class FeatureArgs(BaseModel):
     """Base of a feature's argument model: frozen, unknown keys refused. Every field has a description."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 class Category(str, Enum):

@@ -8,6 +8,15 @@ import pytest
 from mindspeed.plugins.discovery import discover
 from tests.plugins.synthetic import catalog, make
 
+UNREADABLE = """
+from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Field
+class Clock:
+    pass
+class AcmeArgs(FeatureArgs):
+    clock: Clock = Field(default=Clock(), description="a clock")
+class Acme(Feature[AcmeArgs]):
+    spec = FeatureSpec("acme-clip", Category.TOOL)
+"""
 GOOD = """
 from mindspeed.plugins import Category, Feature, FeatureSpec
 class Acme(Feature):
@@ -60,6 +69,16 @@ def test_a_plugin_that_fails_to_import_is_a_row(install):
         "  fix: fix or uninstall acme"
     )
     assert "tensor-parallel" in known.usable
+
+
+def test_settings_of_a_type_that_nothing_can_read_are_a_row(install):
+    install("acme", "acme-clip", UNREADABLE)
+    (found,) = row(discover(), "acme-clip")
+    assert (found.state, found.problem.code) == ("broken", "MS101")
+    assert found.problem.message.startswith(
+        "feature acme-clip cannot be loaded: PydanticSchemaGenerationError: "
+        "Unable to generate pydantic-core schema for <class 'acme_features.Clock'>."
+    )
 
 
 def test_a_name_that_differs_from_the_entry_point_is_refused(install):

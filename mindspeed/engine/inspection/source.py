@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Final
 
-from mindspeed.engine.inspection.gc_pause import collector_paused
+from mindspeed.plugins.gc_pause import collector_paused
 
 
 @dataclass(frozen=True, slots=True)

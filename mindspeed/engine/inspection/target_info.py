@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Final
+from functools import cache, partial
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -29,7 +29,10 @@ class TargetInfo:
     contract: Contract | None = None
 
 
-_JSON: Final = TypeAdapter(TargetInfo)
+@cache
+def _as_json() -> TypeAdapter[TargetInfo]:
+    """Return what reads and writes the cache; made on the first use, for a recorded release needs none."""
+    return TypeAdapter(TargetInfo)
 
 
 def is_installed(version: str | None) -> bool:
@@ -86,7 +89,7 @@ def _read_here(targets: Sequence[str]) -> dict[str, TargetInfo]:
     with trees_kept():
         rows = {target: cache.get(target, partial(_read, target)) for target in targets}
     cache.save()
-    return {target: _JSON.validate_python(row) if row else TargetInfo(None) for target, row in rows.items()}
+    return {target: _as_json().validate_python(row) if row else TargetInfo(None) for target, row in rows.items()}
 
 
 def _read(target: str) -> dict[str, Any] | None:
@@ -95,5 +98,5 @@ def _read(target: str) -> dict[str, Any] | None:
     if site is None:
         return None
     contract = read_contract(target) if site.kind != ABSENT else None
-    row: dict[str, Any] = _JSON.dump_python(TargetInfo(site, barrier_of(site), contract), mode="json")
+    row: dict[str, Any] = _as_json().dump_python(TargetInfo(site, barrier_of(site), contract), mode="json")
     return row

@@ -12,7 +12,6 @@ from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
-from mindspeed.engine.inspection.gc_pause import collector_paused
 from mindspeed.engine.inspection.sites import awaits_checkout, find_site
 from mindspeed.engine.inspection.source import find_module
 from mindspeed.engine.patching.aliases import Rebinder
@@ -32,6 +31,7 @@ from mindspeed.engine.patching.stale_references import stale_holders
 from mindspeed.engine.planning.patch_checks import check_patches, missing_target, with_sites
 from mindspeed.engine.planning.plan import PlannedPatch
 from mindspeed.plugins.fixes import Advice
+from mindspeed.plugins.gc_pause import collector_paused
 from mindspeed.plugins.patches import Set
 from mindspeed.plugins.problems import PatchError, Problem
 from mindspeed.plugins.tracing import trace

@@ -18,7 +18,6 @@ from operator import and_
 from typing import Any
 
 from mindspeed._version import __version__
-from mindspeed.engine.inspection.gc_pause import collector_paused
 from mindspeed.engine.resolution import constraint_checks
 from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.jobs import Jobs, JobSet, NotUniform
@@ -34,6 +33,7 @@ from mindspeed.plugins.constraints import After, Before, Conflicts, Requires, Su
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec
 from mindspeed.plugins.fixes import AddFeature, Advice, DropOption, Fix, GiveField, GiveOption, RemoveFeature
+from mindspeed.plugins.gc_pause import collector_paused
 from mindspeed.plugins.near_names import suggestion
 from mindspeed.plugins.problems import Problem
 

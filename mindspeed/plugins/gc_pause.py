@@ -9,7 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Without the collector: one full collection in a large process costs more than a resolution or an activation."""
+    """Without the collector: one full collection in a large process costs more than a resolution or an activation.
+
+    Loading features is such work, too: their classes stay.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
