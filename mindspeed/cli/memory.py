@@ -9,7 +9,7 @@ memory = Group(
     lazy={
         "plan": "mindspeed.cli.memory_plan:plan",
         "measure": "mindspeed.cli.memory_measure:measure",
-        "pairs": "mindspeed.cli.memory_pairs:pairs",
+        "pairs": "mindspeed.cli.memory_plan:pairs",
     },
     help="Foretell the memory of a job, and measure it on a tiny model.",
 )

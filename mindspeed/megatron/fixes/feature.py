@@ -8,7 +8,7 @@ from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Patch
 from mindspeed.plugins.tables import table_beside
 
 _HERE: Final = "mindspeed.megatron.fixes"
-TABLES: Final[dict[str, list[dict[str, Any]]]] = table_beside(__file__)
+TABLES: Final[dict[str, list[Any]]] = table_beside(__file__)
 
 
 class MegatronFixes(Feature[FeatureArgs]):

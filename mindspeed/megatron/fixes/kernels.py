@@ -10,22 +10,12 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
+from mindspeed.megatron.fixes.feature import TABLES
 from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.problems import PlatformError, Problem
 from mindspeed.plugins.wrapping import Function, wrapper
 
-UNGUARDED: Final = frozenset(
-    {
-        "megatron.core.ssm.ops.common.causal_conv1d_varlen",
-        *(
-            f"megatron.core.ssm.ops.mamba2.{name}"
-            for name in ("batch_invariant_decode", "ssd_bmm", "ssd_chunk_scan", "ssd_chunk_state", "ssd_state_passing")
-        ),
-        "megatron.core.transformer.custom_layers.batch_invariant_kernels",
-        "megatron.core.transformer.moe.paged_stash",
-        "megatron.core.transformer.moe.ops.paged_stash",
-    }
-)
+UNGUARDED: Final = frozenset(TABLES["unguarded"])
 """Modules that import triton without asking whether it is there; all others ask."""
 
 _TRITON: Final = "triton"
