@@ -19,22 +19,9 @@ from typing import Any, Final
 from mindspeed.ops.sources import digest, sources_digest
 from mindspeed.ops.variants import SOURCES
 from mindspeed.plugins.cache_folder import cache_folder
+from mindspeed.plugins.tables import table_beside
 
-FLAGS: Final = (
-    "-std=c++17",
-    "-O3",
-    "-march=native",
-    "-fPIC",
-    "-fopenmp",
-    "-ffp-contract=off",  # a product and a sum are rounded one by one, as torch's own kernels do
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-fno-semantic-interposition",
-    "-Wall",
-    "-Wno-unknown-pragmas",
-    "-Wno-uninitialized",  # gcc 12 says it of its own AVX-512 headers, thousands of times
-    "-Wno-maybe-uninitialized",
-)
+FLAGS: Final[tuple[str, ...]] = tuple(table_beside(__file__))
 """Flags of every source. A kernel that wants fused multiplication and addition calls it by name."""
 
 _WIDE: Final = {"avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma"), "avx2": ("avx2", "fma")}
