@@ -1,7 +1,5 @@
 """Models of every kind, built and run by Megatron on one rank, for the arithmetic to be compared with."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any, Final
 

@@ -5,8 +5,6 @@ by a name in a string (``"mindspeed.x.y:function"``). Tests are reached like mod
 A change of what all tests share reaches all.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

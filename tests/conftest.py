@@ -1,7 +1,5 @@
 """Fixtures of the whole test run: one pool of worker processes, and the proof that runs in it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ T tokens, E experts, C places. Compared are the weights [T, E, C] of combination
 and the auxiliary loss.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from itertools import product

@@ -4,8 +4,6 @@ One process, EP 1. Both layers have the same weights, choose two experts per tok
 capacity. Compared are answers and gradients, and the CPU time of a forward and backward pass of both in turn.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 import time

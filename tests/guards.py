@@ -5,8 +5,6 @@ The cases stand in ``tests/cases.yaml``; a test says what it guards with ``@pyte
 tests, so nothing is imported or run.
 """
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """What processes under an older Python need beside a Megatron that asks for Python 3.12."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Final

@@ -4,8 +4,6 @@ A test that then passes depends on the tests beside it or on how busy the machin
 any other defect. The status is 0 when every one passes; more than `MOST` failures are no accident and get no second try.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

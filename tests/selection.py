@@ -3,8 +3,6 @@
 Tests that passed are kept in ``build/passed/``, one file for each commit with its local changes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Rules of the source tree that import-linter cannot state."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -4,8 +4,6 @@
 that ask and start nothing are run here; ``make train`` in the README was copied by hand.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Bad input, as the command line tells it: whole texts, exit status, everything at once."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A choice that is left to mindspeed, as the command line shows it; features of other distributions take part."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

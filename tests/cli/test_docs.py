@@ -1,7 +1,5 @@
 """``mindspeed docs`` and ``mindspeed doctor --matrix``."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """``mindspeed doctor`` on Ascend machines that are made up: a tree of files and a few variables."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``features explain`` and ``explain``: every line about a feature that is on, off, broken or unknown."""
 
-from __future__ import annotations
-
 import json
 import sys
 

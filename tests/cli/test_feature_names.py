@@ -1,7 +1,5 @@
 """Feature names that are joined by commas or spaces are several names, in every verb that takes them."""
 
-from __future__ import annotations
-
 import json
 
 import click

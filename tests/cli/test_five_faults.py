@@ -1,7 +1,5 @@
 """A job file with five independent faults: five problems in one go, where neither torch nor megatron is installed."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

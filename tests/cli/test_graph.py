@@ -1,7 +1,5 @@
 """``features graph``: how the features of a job, or all of them, relate."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """Help and completion of verbs that take a job."""
 
-from __future__ import annotations
-
 import pytest
 from click.shell_completion import ShellComplete
 

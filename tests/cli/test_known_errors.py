@@ -1,7 +1,5 @@
 """``mindspeed explain`` on texts that others print."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """``mindspeed lock``: what it writes, and what reading it refuses."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

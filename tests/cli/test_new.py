@@ -1,7 +1,5 @@
 """``features new``: the features that it writes are in order, and pass their own tests and the conformance suite."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

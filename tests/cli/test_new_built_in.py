@@ -1,7 +1,5 @@
 """``make feature`` in a copy of the tree: after the one command the default tests that look at features pass."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A new third-party package from nothing: made, filled with ten lines, installed, tested, and seen by every verb."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """One request has one digest: where torch is not installed, where it is, and in the running job."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """``mindspeed ops``: what runs here and why, and the build of what is in C++."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """``mindspeed patches drift``, ``record`` and ``follow``."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``mindspeed preflight``: a healthy node passes, and each fault of one is a check that fails and says what to do."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """``mindspeed profile`` prints where the time of traced steps went, by rank."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

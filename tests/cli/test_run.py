@@ -1,7 +1,5 @@
 """``mindspeed run`` as a script sees it; the scripts here use neither torch nor Megatron."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """``mindspeed schedule show``: a schedule as numbers, as a timeline and as a picture."""
 
-from __future__ import annotations
-
 import json
 
 

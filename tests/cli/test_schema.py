@@ -1,7 +1,5 @@
 """``features schema``: what an editor says of a job file is what the program says."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

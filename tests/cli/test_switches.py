@@ -1,7 +1,5 @@
 """MINDSPEED_DISABLE, MINDSPEED_PLUGINS, MINDSPEED_TRACE, and that nothing is loaded that nobody named."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Verbs that read a job file with a ``train`` section show and check what its run has."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

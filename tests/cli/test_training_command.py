@@ -1,7 +1,5 @@
 """``features check`` and ``plan`` of a training command: every problem at once, with its line."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Folders that cannot be written: one problem with the path, never a traceback."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

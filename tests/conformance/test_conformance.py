@@ -1,7 +1,5 @@
 """The conformance kit: a sound feature passes, and each kind of mistake is found by the check that looks for it."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

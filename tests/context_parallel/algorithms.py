@@ -1,7 +1,5 @@
 """Every algorithm of context parallelism by name, as what a rank holds and a function of its share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

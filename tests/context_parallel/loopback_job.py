@@ -1,7 +1,5 @@
 """Run in a network namespace of its own: prints what each algorithm sends over the loopback interface, and must send."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import socket

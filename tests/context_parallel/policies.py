@@ -1,7 +1,5 @@
 """What the tests of policies for backward run on every rank."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

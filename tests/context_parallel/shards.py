@@ -1,7 +1,5 @@
 """What the tests of context-parallel attention run on every rank, and the dense attention they are held to."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any

@@ -1,7 +1,5 @@
 """Algorithms of context-parallel attention against dense attention of one process: results and gradients."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """`benchmarks/context_parallel.py`: what its ranks do, and what its rows say of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from benchmarks.context_parallel import rows_of

@@ -1,7 +1,5 @@
 """Conditions of attention and linear layers, asked about a configuration that a process builds."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -4,8 +4,6 @@ Queries and keys that are zero give every visible key one probability, and value
 were dropped: from one random state an algorithm draws one mask, whatever its inputs are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Layouts: every token is held once, and taking is undone by restoring."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """`examples/long_context.py`: the loss does not depend on how many processes share a sequence, nor on the algorithm."""
 
-from __future__ import annotations
-
 import runpy
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Bytes on the loopback interface, counted where no other process sends any."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

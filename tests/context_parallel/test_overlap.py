@@ -1,7 +1,5 @@
 """Transfers are posted before and waited for after the blocks that hide them; a missing wait shows; few blocks are held."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Packed sequences cut for ranks: every layout's shares make the whole row again, with the rotary embedding of one rank."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Megatron under poison: every algorithm trains the same, and a wait that one forgets is found."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Policies for backward: what is kept and what is sent again are their closed forms, and not one bit of a result changes."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The rounds of a ring: each rank has each block once, both ends of a transfer agree, gradients come home."""
 
-from __future__ import annotations
-
 import pytest
 
 from mindspeed.context_parallel.ring_schedule import Rounds

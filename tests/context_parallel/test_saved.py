@@ -1,7 +1,5 @@
 """What layers keep with attention over ranks: the planner's bytes against those that a meter counts in a tiny model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """An algorithm of another distribution works with every feature that needs something of the context-parallel attention."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

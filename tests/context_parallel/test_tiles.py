@@ -1,7 +1,5 @@
 """Tiles cover exactly what is visible, each pair once, and make few rectangles."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

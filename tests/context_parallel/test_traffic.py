@@ -1,7 +1,5 @@
 """Bytes that each algorithm sends, at the process group and on the wire, against the closed forms; and what it keeps."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

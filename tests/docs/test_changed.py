@@ -1,7 +1,5 @@
 """The tests that a change can reach, and the parts of a long run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What the documents say is what the code is."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import fields
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What failed in a run is run once more, alone, if it is little; what fails again fails the run."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

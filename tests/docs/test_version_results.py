@@ -1,7 +1,5 @@
 """The table of features and Megatron versions: made from results, without an empty cell."""
 
-from __future__ import annotations
-
 from mindspeed.registry import catalog
 from tools.docs.version_results import NOT_RUN, PASSED, kept_results, reason, result_table, taken_over
 

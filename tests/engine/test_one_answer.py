@@ -1,7 +1,5 @@
 """The plan, Megatron-LM's arguments and the configuration that is built give one answer for every feature."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Training beside the baseline: a table of cases as one long test of a feature."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final

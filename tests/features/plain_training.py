@@ -1,7 +1,5 @@
 """A training loop that uses megatron-core's model alone: torch's optimizer, no data-parallel wrapper, no gradient buffers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 LLAMA = {"normalization": "RMSNorm", "activation": "silu", "gated": True, "bias": False, "rotary": True}

@@ -1,7 +1,5 @@
 """Resolving built-in features for a small model whose every value is known, one value at a time made wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the built-in features set in Megatron exists there: names, values and patch targets."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every built-in feature keeps its claim against the baseline, in the smallest surroundings in which it does its work."""
 
-from __future__ import annotations
-
 import pytest
 
 from mindspeed.registry import catalog

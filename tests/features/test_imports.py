@@ -1,7 +1,5 @@
 """Built-in features use nothing that a feature of another distribution cannot use."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What a script can do without mindspeed it can do at the default level: a plain loop over megatron-core's model."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

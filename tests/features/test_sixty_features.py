@@ -1,7 +1,5 @@
 """Thirty-three more features leave the default run in its budget: their claims tests, measured."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Arithmetic of models against the models themselves: parameters and counted operations, to the unit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Old names leave nothing behind: every test starts and ends without a list, registrations, arguments and a plan."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 

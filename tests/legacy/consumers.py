@@ -3,8 +3,6 @@
 ``python -m tests.legacy.consumers CHECKOUT ...`` prints the record of some checkouts. The record holds names alone.
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Arguments as frameworks on top of MindSpeed give them to ``repatch``: whole dictionaries, defaults of their own included."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 ENGINE: Final[dict[str, Any]] = {"use_flash_attn": True}

@@ -1,7 +1,5 @@
 """A package that is not Megatron, for patches of tests; and what patches bring."""
 
-from __future__ import annotations
-
 import functools
 
 

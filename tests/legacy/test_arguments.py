@@ -1,7 +1,5 @@
 """Arguments as MindSpeed's consumers read and write them."""
 
-from __future__ import annotations
-
 import sys
 from argparse import Namespace
 

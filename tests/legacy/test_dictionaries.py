@@ -1,7 +1,5 @@
 """Dictionaries of frameworks on top: they plan what they ask for, assume nothing, and train as with our names."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """An old feature class named by an entry point: every verb knows it, and a plan made elsewhere finds its patches."""
 
-from __future__ import annotations
-
 import json
 import sys
 import textwrap

@@ -1,7 +1,5 @@
 """The example repository in MindSpeed's style replaces the list of features and trains."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

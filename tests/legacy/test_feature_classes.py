@@ -1,7 +1,5 @@
 """MindSpeed's feature classes: their names exist, stand for features of ours, and may be derived from."""
 
-from __future__ import annotations
-
 import argparse
 
 import pytest

@@ -1,7 +1,5 @@
 """A feature written for MindSpeed works unchanged, and what it does wrong is said."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from argparse import Namespace

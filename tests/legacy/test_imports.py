@@ -1,7 +1,5 @@
 """The import statements of MindSpeed's consumers: they work, or they fail with what takes the place of the name."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import pickle

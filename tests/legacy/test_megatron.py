@@ -1,7 +1,5 @@
 """Old features on Megatron: on its modules, under its parser, and in the proof."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

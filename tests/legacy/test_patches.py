@@ -1,7 +1,5 @@
 """Patches registered through ``MindSpeedPatchesManager`` go through the engine and keep its guarantees."""
 
-from __future__ import annotations
-
 import pytest
 
 from mindspeed.engine.runtime import session

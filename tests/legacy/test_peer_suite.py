@@ -4,8 +4,6 @@
 MindSpeed's package beside them; `tests.legacy.peer` has the stand-ins for torch_npu and torchair.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Every training command that MindSpeed and MindSpeed-LLM publish has a plan, or is refused for a reason that is recorded."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

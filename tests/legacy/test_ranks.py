@@ -1,7 +1,5 @@
 """`repatch` in a job of two real ranks: plans stay equal, or both ranks stop and say the difference."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Ten commands in MindSpeed's words, each of the kind that it publishes and small, train by the one import line."""
 
-from __future__ import annotations
-
 import math
 from shlex import split
 

@@ -1,7 +1,5 @@
 """Exchanges of sizes that the ranks do not divide, against the whole tensor, values and gradients."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 

@@ -1,7 +1,5 @@
 """Features of a few hooks as the active ones, without a plan that was resolved."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

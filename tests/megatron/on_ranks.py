@@ -1,7 +1,5 @@
 """What ranks of the pool do with Megatron's groups in `test_fixes`."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The bridge on classes and functions of the same form as Megatron's; Megatron itself is only read, not imported."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import sys

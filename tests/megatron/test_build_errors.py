@@ -1,7 +1,5 @@
 """An error of ours that a module raises while Megatron builds it reaches the user as it was raised."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

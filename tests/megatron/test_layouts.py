@@ -3,8 +3,6 @@
 All cases run with poison, so that a wait that Megatron or the platform misses would show as NaN.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 The layout comes from the script's own flags in one half of the cases, in the other from features alone.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

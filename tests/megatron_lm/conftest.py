@@ -1,7 +1,5 @@
 """One checkout and one initial checkpoint per model for the whole matrix, and plans of command lines."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from shlex import split

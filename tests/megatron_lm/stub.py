@@ -1,7 +1,5 @@
 """A Megatron-LM of a few lines, for tests without a checkout: its parser has the recorded arguments of the real one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from mindspeed.engine.inspection.megatron_copies import package_root

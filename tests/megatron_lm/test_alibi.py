@@ -1,7 +1,5 @@
 """Megatron-LM's pretrain_gpt.py by MindSpeed's flag for linear position bias, alone and with a sequence spread over ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from shlex import split
 

@@ -1,7 +1,5 @@
 """A run of Megatron-LM that is saved by one release and resumed by another, with our features on both sides."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from shlex import split

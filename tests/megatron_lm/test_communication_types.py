@@ -1,7 +1,5 @@
 """Megatron-LM's own script with a sequence spread over ranks by Megatron's own flags alone."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.megatron_lm.checkout import Checkout

@@ -1,7 +1,5 @@
 """Megatron-LM's pretrain_gpt.py with every sequence spread over ranks, against stock in one process that has it whole."""
 
-from __future__ import annotations
-
 import re
 from shlex import split
 

@@ -1,7 +1,5 @@
 """Dropout under context parallelism in Megatron-LM's pretrain_gpt.py: a run that stops and goes on drops what one run would."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from shlex import split
 

@@ -3,8 +3,6 @@
 The expected outcome of every test is recorded (own_unit_tests/<version>.json). Files without a test that passes are not run.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The tools under Megatron-LM's own script: numbers in its log, a trace of the asked steps, deterministic results."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

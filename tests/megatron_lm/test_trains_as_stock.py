@@ -1,7 +1,5 @@
 """Megatron-LM's pretrain_gpt.py with the one import line: every layout, operator and old flag, against one stock process."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Steps of plain Adam on a tiny model in the pool: what a run ends with, to the bit, and the bytes of its optimizer at rest."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace

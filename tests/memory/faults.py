@@ -1,7 +1,5 @@
 """Faults to plant in what parks and waits. Applied in the workers of the pool."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

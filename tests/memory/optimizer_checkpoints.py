@@ -1,7 +1,5 @@
 """Runs of Adam that save and resume by Megatron's distributed checkpoints, as jobs of the pool."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

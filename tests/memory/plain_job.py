@@ -1,7 +1,5 @@
 """A training loop over megatron-core's model, gradient buffers and optimizer, without any hook of a training loop."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import json

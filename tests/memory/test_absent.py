@@ -1,7 +1,5 @@
 """Reads of what is away: an error that names the feature, the module and the operator."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What the features of memory need: of the job, when a plan is made, and of a model or an optimizer that exists."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

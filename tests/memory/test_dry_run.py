@@ -1,7 +1,5 @@
 """A dry run has the bytes of a run, in one process and without contents."""
 
-from __future__ import annotations
-
 from statistics import mean
 from typing import Any
 

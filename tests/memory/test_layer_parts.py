@@ -1,7 +1,5 @@
 """Norms, activations and attention that leave, against the same layout without, with dropout: every bit, and the bytes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

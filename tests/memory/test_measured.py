@@ -1,7 +1,5 @@
 """The planner's peak beside the peak of a training step, for jobs of several features, layouts and types."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks._memory_jobs import JOBS, Job, foretold_and_measured

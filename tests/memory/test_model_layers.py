@@ -1,7 +1,5 @@
 """The layers of a model that features choose, and parts of layers that cannot leave."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every pair of the features that move memory: refused with a reason, or equal to the bit."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from itertools import combinations
 

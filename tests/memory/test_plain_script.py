@@ -1,7 +1,5 @@
 """Plain megatron-core under ``mindspeed run``: equal losses and weights, and fewer bytes by the C library's count."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

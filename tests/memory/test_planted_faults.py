@@ -1,7 +1,5 @@
 """``features verify`` fails when something does not leave, and under poison when it is used before it is back."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Bytes that MoE layers send and keep: the closed forms that measured numbers are compared with."""
 
-from __future__ import annotations
-
 from mindspeed.features.expert_parallel.costs import ExpertWork
 
 

@@ -1,7 +1,5 @@
 """A configuration with experts and specs of layers, as far as the conditions of features read it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Faults to plant in a layer with experts, as contexts: each must be seen in its results or in its schedule."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any

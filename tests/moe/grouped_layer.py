@@ -1,7 +1,5 @@
 """One layer with a capacity on the share of this rank of some groups of tokens: what it chose, gave and sent."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The layer of `benchmarks._units_layer`, its transfers waited for early, or not waited for."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from dataclasses import replace
 

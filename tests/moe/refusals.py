@@ -1,7 +1,5 @@
 """What conditions that features for experts share refuse: by a field of the job, a value, the sentence and the fix."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 REFUSED: Final[dict[str, tuple[Any, str, str]]] = {

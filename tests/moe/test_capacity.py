@@ -1,7 +1,5 @@
 """The table of places, by masks and by index, and its way over ranks, which do not matter where there is one."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The layer with a capacity on one, two and four ranks: equal bits for equal groups, bytes, and one capacity for all ranks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Features on top of the layer with a capacity, in every layout, against that layer alone in one process with equal groups."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.features.parity import BUCKETS, FULL, TENSOR, Given, given, trains

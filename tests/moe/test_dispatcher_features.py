@@ -1,7 +1,5 @@
 """Both dispatcher features give expert parallelism their dispatcher, and refuse the same jobs."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.features.resolving import ask, refusals

@@ -1,7 +1,5 @@
 """One layer on two ranks: equal bits of all ways to compute it, what it keeps, sends, and which transfers are exposed."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest.mock import patch
 

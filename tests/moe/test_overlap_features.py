@@ -1,7 +1,5 @@
 """Both overlap features bring their dispatcher and grouped experts, and refuse the same jobs."""
 
-from __future__ import annotations
-
 import pytest
 
 from mindspeed.plugins import World

@@ -1,7 +1,5 @@
 """Experts on several ranks against one process of unmodified Megatron: models, layouts and features beside."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """A layer in units: what it hides, keeps and computes, and the order of its transfers both ways."""
 
-from __future__ import annotations
-
 import json
 from itertools import groupby
 from pathlib import Path

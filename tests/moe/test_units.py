@@ -1,7 +1,5 @@
 """Experts in units: the schedule, and the cut of the table."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

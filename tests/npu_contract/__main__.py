@@ -1,7 +1,5 @@
 """``python -m tests.npu_contract FOLDER [pytest arguments]``: this folder's tests with the torch_npu that lies in FOLDER."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

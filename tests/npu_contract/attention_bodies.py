@@ -1,7 +1,5 @@
 """`bodies` of attention: the formula of torch_npu's documentation, score matrices in full, one sequence after the other."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Calls of `fusion_attention`: layouts, sparse modes, biases, masks, shared heads, packed sequences."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ leaves a result open, a body gives the worst: a row of attention that sees nothi
 2, and the statistics of such a row are the largest finite numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

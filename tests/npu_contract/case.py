@@ -1,7 +1,5 @@
 """What a case is: a call of a public operator, with tensors of this device or that."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

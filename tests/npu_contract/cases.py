@@ -1,7 +1,5 @@
 """Calls of public operators that together reach every call of torch_npu in `mindspeed/ops/npu`, forward and backward."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What `test_communicating_numerics.py` runs on every rank of a gloo job."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Which operators on NPU the records leave unproven."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 from tests.npu_contract import schemas

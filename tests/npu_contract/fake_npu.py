@@ -1,7 +1,5 @@
 """Cases on fake NPU tensors: shapes and types by the shape kernels of the real torch_npu."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

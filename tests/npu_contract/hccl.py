@@ -1,7 +1,5 @@
 """Names of communicators, in place of those that HCCL would give on a machine with NPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

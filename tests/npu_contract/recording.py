@@ -1,7 +1,5 @@
 """Runs of operators as an NPU would run them, with every call of torch_npu written down."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Schemas of the operators of torch_npu that `mindspeed/ops/npu` calls: a committed copy, and how calls are held to it."""
 
-from __future__ import annotations
-
 import ast
 import json
 from collections.abc import Iterable, Iterator

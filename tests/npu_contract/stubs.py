@@ -5,8 +5,6 @@ lack: most fail, as a machine without a device does; those asked for while torch
 device of the kind in ``NPU_STUB_SOC`` would. Memory on the device cannot be had and no kernel runs, so no value ever comes out.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """Every call of torch_npu that is written down, held to the committed schemas; needs neither torch_npu nor a compiler."""
 
-from __future__ import annotations
-
 import ast
 
 from tests.npu_contract import schemas

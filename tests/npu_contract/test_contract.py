@@ -1,7 +1,5 @@
 """Every call that an NPU operator makes of torch_npu: operator, arguments, shapes, types, and which backward ran."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from importlib import import_module

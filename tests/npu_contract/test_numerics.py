@@ -1,7 +1,5 @@
 """Values of the kernels for NPU, with plain formulas behind the operators of torch_npu: equal to our references."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The profiler's calls of torch_npu, made with the real package: names, options and what they become."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Libraries of C++ operators for tests: tiny sources that compile in an instant, and records of libraries that never were."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

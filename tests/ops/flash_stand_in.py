@@ -4,8 +4,6 @@
 ``i + d - left <= j <= i + d + right`` with d keys minus queries. Sums in fp32. It refuses what the kernel refuses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Attention never holds a matrix of scores or of dropout: every allocation of the process is counted, inside kernels too."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every operator that multiplies matrices counts its operations for torch's counter."""
 
-from __future__ import annotations
-
 import dis
 import importlib
 import itertools

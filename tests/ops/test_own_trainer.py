@@ -1,7 +1,5 @@
 """`examples/own_trainer.py`: a loop without Megatron that learns, on the operators."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

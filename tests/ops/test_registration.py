@@ -1,7 +1,5 @@
 """Where kernels come from: a platform's file is found, imported at the first call, and left out on request."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Steps of one model under Megatron's own schedule and under a list of operations, on one rank of the pool."""
 
-from __future__ import annotations
-
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator

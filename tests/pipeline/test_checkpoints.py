@@ -1,7 +1,5 @@
 """Checkpoints that are restored early, and the queue of weight gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, UntypedStorage, nn

@@ -1,7 +1,5 @@
 """The queue of weight gradients on the host: two units on the device, and the same gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, UntypedStorage

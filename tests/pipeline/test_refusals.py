@@ -1,7 +1,5 @@
 """Models, worlds and other features that a list of operations cannot run with, and those that it can."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Closed forms and search: every list is complete, runs, and has the bubble and the memory that it is known for."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import time

@@ -1,7 +1,5 @@
 """Whole steps with lists of operations against Megatron's own schedules: models and losses beyond those of the claims."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Processes that are spawned get the plan of their parent."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from multiprocessing import spawn

@@ -1,7 +1,5 @@
 """Code written for one CUDA device runs on the CPU: placement, random numbers, streams, memory, and torch's own parts."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,7 +1,5 @@
 """What the host reads from the device is recorded with the line that reads it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import mindspeed

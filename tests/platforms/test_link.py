@@ -1,7 +1,5 @@
 """The emulated link of the CPU platform."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

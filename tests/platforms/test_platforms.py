@@ -1,7 +1,5 @@
 """Choosing a platform, and what each one declares. Nothing here is activated."""
 
-from __future__ import annotations
-
 import glob
 import subprocess
 import sys

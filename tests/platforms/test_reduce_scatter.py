@@ -1,7 +1,5 @@
 """Reduce-scatter of the cpu platform: torch's result to the bit, for half of gloo's bytes."""
 
-from __future__ import annotations
-
 from inspect import unwrap
 from typing import Any
 

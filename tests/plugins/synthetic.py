@@ -1,7 +1,5 @@
 """Made-up features and catalogs for tests of the framework."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

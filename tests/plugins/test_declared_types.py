@@ -1,7 +1,5 @@
 """A declaration with a wrong type in a field is a broken row that says so."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 

@@ -1,7 +1,5 @@
 """Features of other distributions, found in the metadata of what is on the import path."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import zipfile

@@ -1,7 +1,5 @@
 """A feature that serves a parallel size does nothing at size 1: the framework asks it for nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

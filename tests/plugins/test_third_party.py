@@ -1,7 +1,5 @@
 """Packages of others, really installed with pip into an environment of their own, and removed again."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

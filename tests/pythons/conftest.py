@@ -1,7 +1,5 @@
 """The Pythons to test: environments in subfolders, named as versions, of the folders that MINDSPEED_PYTHONS names."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 Modules that say which package of an accelerator they miss are no failure: those packages are not there.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import pkgutil

@@ -6,8 +6,6 @@ level-1 features and those with a point that was reached, entries that differ af
 differs after a training was.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import types

@@ -1,7 +1,5 @@
 """A plain script under the newest Python and Megatron that were tested: level 1, two processes, and the way back."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """mindspeed under the other supported Pythons: modules, command line, resolver, patching, and claims beside each Megatron."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """No layer reads what has not arrived, and collectives are launched before the products that hide them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

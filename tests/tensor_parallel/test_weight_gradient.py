@@ -1,7 +1,5 @@
 """The gradient of a weight goes where Megatron's own linear layers put it."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """A process that activates optimization level 0 and builds a MoE Llama; prints as JSON what stands where."""
 
-from __future__ import annotations
-
 import json
 import sys
 from importlib import import_module

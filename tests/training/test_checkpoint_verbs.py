@@ -1,7 +1,5 @@
 """``mindspeed checkpoint``: list, inspect, verify and compare, on a checkpoint of one tensor."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """``mindspeed pretrain`` on short documents that do not see one another: every stage and rank reads where they end."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ctrl-C at the worst moment, while the ranks agree on whether anybody has been asked to stop; and a terminal that closes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

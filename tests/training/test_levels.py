@@ -1,7 +1,5 @@
 """What ``mindspeed pretrain`` runs at optimization levels 0 and 1."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

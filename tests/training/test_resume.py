@@ -1,7 +1,5 @@
 """What ``mindspeed pretrain --resume`` makes of a saved run and of what is given anew; no process is started."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

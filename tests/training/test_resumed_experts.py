@@ -1,7 +1,5 @@
 """Capacity-gated experts, saved in one layout and resumed in another one, with equal groups of tokens."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

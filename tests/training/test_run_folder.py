@@ -1,7 +1,5 @@
 """One job at a time in a run folder, and what a full disk is called."""
 
-from __future__ import annotations
-
 import errno
 import subprocess
 import sys

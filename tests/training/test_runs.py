@@ -1,7 +1,5 @@
 """Real runs of ``mindspeed pretrain``, and what becomes of them when something happens."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import math

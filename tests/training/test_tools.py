@@ -1,7 +1,5 @@
 """The tools in a run that is saved and resumed: the same bits, and a trace of steps of the run, not of the process."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Count what a training step sends, in a worker."""
 
-from __future__ import annotations
-
 import torch
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 

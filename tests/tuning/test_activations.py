@@ -1,7 +1,5 @@
 """The search counts the bytes that the planner of memory counts for one plan."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from types import SimpleNamespace

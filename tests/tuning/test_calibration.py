@@ -1,7 +1,5 @@
 """A calibration that is killed loses one run, goes on from its store, and gives the table of one that was not."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Feasible means what the resolver says."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from itertools import product

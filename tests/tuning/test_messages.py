@@ -1,7 +1,5 @@
 """The messages that the search foretells of a step are those that Megatron sends in one."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any
 

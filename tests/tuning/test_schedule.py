@@ -1,7 +1,5 @@
 """Closed forms of a pipeline's length and memory against the simulation of Megatron's schedules."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

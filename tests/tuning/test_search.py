@@ -1,7 +1,5 @@
 """The search ranks, its predictions obey laws, and what cannot be is a problem with a fix."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Faults to plant: wrappers of Megatron's functions that each make one mistake. Applied in the workers of the pool."""
 
-from __future__ import annotations
-
 import functools
 import os
 import signal

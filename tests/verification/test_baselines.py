@@ -1,7 +1,5 @@
 """Baselines on disk: an equal run is read, a different one is not, and a damaged file is none."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

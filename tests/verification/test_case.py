@@ -1,7 +1,5 @@
 """What `verify` asks when it is told little: model, layout, baseline and claim are chosen by what the features own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Comparing records: what counts as a difference, and what cannot be compared."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`mindspeed patches follow` on small trees: a planted rename, body, parameter and native flag are found."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

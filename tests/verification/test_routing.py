@@ -1,7 +1,5 @@
 """Two runs whose scores tie choose the same experts, and weigh them by their own scores."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Verification trains through the hooks of a training loop, as `mindspeed pretrain` does."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any

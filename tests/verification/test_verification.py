@@ -1,7 +1,5 @@
 """The proof harness: it finds planted faults and features that do nothing, and it does not blame healthy ones."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Jobs of the proof harness's workers leave nothing behind that the next ones would pay for."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

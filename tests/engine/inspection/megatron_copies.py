@@ -1,7 +1,5 @@
 """Small copies of the installed megatron-core, to be edited: only the files in which patch targets are looked up."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

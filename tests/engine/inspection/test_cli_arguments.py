@@ -1,7 +1,5 @@
 """The recorded arguments of Megatron-LM's parser, read without Megatron-LM."""
 
-from __future__ import annotations
-
 import pytest
 
 from mindspeed.engine.inspection.cli_arguments import Argument, surface

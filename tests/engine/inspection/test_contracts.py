@@ -1,7 +1,5 @@
 """Contracts are read from text alone, say what callers can notice, and are recorded for every target and release."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Every recorded release has what plans and drift need, and recording a source again gives the committed file."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Where a target is bound, read from source text alone."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import ModuleType

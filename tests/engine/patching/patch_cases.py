@@ -1,7 +1,5 @@
 """Patches of the fake megatron, made short."""
 
-from __future__ import annotations
-
 from mindspeed.engine.patching.apply import AppliedPatches, apply, with_sites
 from mindspeed.engine.planning.plan import PlannedPatch
 from mindspeed.plugins.patches import Mixin, Patch, Replace, Scalar, Set, Wrap

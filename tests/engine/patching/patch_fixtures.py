@@ -1,7 +1,5 @@
 """A fake megatron in place of the real one, for one test."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

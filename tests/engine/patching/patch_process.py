@@ -3,8 +3,6 @@
 ``python -m tests.engine.patching.patch_process before|after|kept|never`` prints the state of its modules.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import json

@@ -4,8 +4,6 @@
 the objects are. Run as a script it prints the verdict of one scenario.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """Every alias of what is patched follows, in modules of any package."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import sys

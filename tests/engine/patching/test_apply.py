@@ -1,7 +1,5 @@
 """Applying patches to loaded modules: every kind of patch, target and holder, and the way back."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pickle

@@ -1,7 +1,5 @@
 """Patches of modules that are not imported yet, and modules that are imported while patches are active."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import inspect

@@ -1,7 +1,5 @@
 """Activation is undone exactly, on the real torch and megatron and with the real base plan."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

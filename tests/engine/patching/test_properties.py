@@ -1,7 +1,5 @@
 """Whatever independent patches are applied, in whatever order: the same result, and the way back is exact."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

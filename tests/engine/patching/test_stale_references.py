@@ -1,7 +1,5 @@
 """Who still holds an original after patching."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import sys

@@ -1,7 +1,5 @@
 """A plan holds the installed Megatron to what was recorded of its version; one for another version to that record."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

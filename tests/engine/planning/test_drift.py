@@ -1,7 +1,5 @@
 """A target without a row in a release file is "not recorded", which fails nothing."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What is wrong with a set of patches, said before anything is touched."""
 
-from __future__ import annotations
-
 import sys
 import time
 from itertools import permutations

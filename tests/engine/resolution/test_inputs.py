@@ -1,7 +1,5 @@
 """Wrong arguments of the Python API, and of the sources of a request, are one clear problem each."""
 
-from __future__ import annotations
-
 import pytest
 
 import mindspeed

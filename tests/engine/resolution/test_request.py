@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from mindspeed.engine.resolution.request import layer_from_environment, load_job_file, parse_assignments

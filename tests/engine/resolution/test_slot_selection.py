@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from mindspeed.plugins import Advice, Condition, Conflicts, Cost, FeatureArgs, Field, Requires, RequiresSlot

@@ -1,7 +1,5 @@
 """One rank of a tiny job: activates a plan and makes a gloo group. ``python agreement_job.py JSON``; prints what it meets."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

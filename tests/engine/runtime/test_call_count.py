@@ -1,7 +1,5 @@
 """Counting calls: the function is the same object for every holder, and afterwards nothing is left."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import shutil

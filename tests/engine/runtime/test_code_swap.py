@@ -1,7 +1,5 @@
 """Swaps of one function's code nest and stop in any order."""
 
-from __future__ import annotations
-
 import pytest
 
 from mindspeed.engine.runtime.call_count import CallCount, CodeSwap

@@ -1,7 +1,5 @@
 """Proof of application: what each feature reached, what it did not, and that counting leaves nothing behind."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Conditions that are asked about the configuration that a process builds."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

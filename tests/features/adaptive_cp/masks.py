@@ -1,7 +1,5 @@
 """Masks of tests: functions of the number of tokens, True where hidden."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

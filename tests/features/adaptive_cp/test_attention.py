@@ -1,7 +1,5 @@
 """Adaptive attention against dense attention of one process, what it computes and what it sends."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

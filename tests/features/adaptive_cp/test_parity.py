@@ -1,7 +1,5 @@
 """Adaptive context parallelism against Megatron in one process with the same mask."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.features.parity import BUCKETS, FULL, TENSOR, Given, cp, given, trains

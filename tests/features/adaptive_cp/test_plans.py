@@ -1,7 +1,5 @@
 """Plans of masks that come with batches: one for each content, and never one of another mask."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The order of tokens that a mask is spread in: it is an order, it is never worse, and it finds what belongs together."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

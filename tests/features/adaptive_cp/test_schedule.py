@@ -1,7 +1,5 @@
 """The schedule of needed blocks: each once, nobody twice in a round, short, and frugal."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor

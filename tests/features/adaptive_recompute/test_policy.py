@@ -1,7 +1,5 @@
 """The choice that a run makes, on the tiny model in one process and over pipelines."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What alibi asks of a plan, and what its old flags say."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Core attentions with the bias, in Megatron's scores and in the operator, against the formula; the spec of a block."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any

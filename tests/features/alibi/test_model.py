@@ -1,7 +1,5 @@
 """A whole model with the bias against one whose core attention is the formula, written here."""
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 

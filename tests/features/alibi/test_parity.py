@@ -1,7 +1,5 @@
 """The bias in the operator and across ranks, against Megatron's own core attention with the bias added to its scores."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.features.parity import DTYPES, FULL, RINGS, Given, cp, given, trains

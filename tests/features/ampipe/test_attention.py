@@ -1,7 +1,5 @@
 """Attention chunk by chunk against attention over the whole sequence, in plain torch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What layers in chunks refuse when they are built and called, which no plan and no configuration shows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The layer in chunks against the same layer in one piece, with equal groups on both sides."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.features.parity import BUCKETS, DTYPES, FULL, TENSOR, Given, given, trains

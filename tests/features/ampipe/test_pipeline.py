@@ -1,7 +1,5 @@
 """What the chunks of a layer hide, keep and compute, and the order of their transfers both ways."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

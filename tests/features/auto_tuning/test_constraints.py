@@ -1,7 +1,5 @@
 """A training run reports; the search is a command."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Layers in parts beside Megatron's own: bits, bytes, calls, memory and overlap."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

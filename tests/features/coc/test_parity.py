@@ -1,7 +1,5 @@
 """Products in parts against one process, and against Megatron's sequence parallelism to the bit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.features.parity import BUCKETS, DTYPES, FULL, LLAMA, Given, given, trains

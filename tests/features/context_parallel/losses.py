@@ -1,7 +1,5 @@
 """What the tests of the loss rule run on every rank: steps of a tiny model with a loss function of their own."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the tests of wrong masks run on every rank."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """``context-parallel.algorithm``: a name, or auto, for worlds that need not exist."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Every rule of context parallelism is a problem with its fix, for worlds that need not exist."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

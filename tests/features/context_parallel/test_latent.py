@@ -1,7 +1,5 @@
 """Megatron's own multi-latent attention, whose keys are wider than its values, against the formula."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Per-token loss scaling: a real loss function of two values at two context-parallel ranks, and one of three."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

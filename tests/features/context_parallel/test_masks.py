@@ -1,7 +1,5 @@
 """A mask of another shape than an algorithm reads is refused with the shape that it expects, through Megatron's layers."""
 
-from __future__ import annotations
-
 import pytest
 
 import mindspeed

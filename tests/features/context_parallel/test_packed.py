@@ -1,7 +1,5 @@
 """Packed sequences (Megatron's thd format) under every algorithm, against stock Megatron with a dense block-diagonal mask."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

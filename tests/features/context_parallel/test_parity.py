@@ -1,7 +1,5 @@
 """Every algorithm of context parallelism against stock Megatron in one process, alone and beside other layouts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Random numbers of a step under context parallelism: what is dropped where, and what comes after."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ten steps of every algorithm of context parallelism against stock Megatron in one process, without dropout, in fp32."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The gate against a loop over tokens that knows nothing of sorting, masks or groups."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """What the layer refuses when it is called, which no plan and no configuration shows."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

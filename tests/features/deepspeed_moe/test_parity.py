@@ -1,7 +1,5 @@
 """The layer against its formula, every expert on every token, in one process; with equal groups on both sides."""
 
-from __future__ import annotations
-
 from tests.features.parity import BUCKETS, DTYPES, FULL, TENSOR, Given, given, trains
 
 

@@ -1,7 +1,5 @@
 """No token is dropped, whatever the layout: against the layer with a capacity that drops none."""
 
-from __future__ import annotations
-
 from tests.features.parity import Given, given, trains
 
 

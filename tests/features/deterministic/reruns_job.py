@@ -1,7 +1,5 @@
 """What the ranks of a job do in the tests of determinism: all with two threads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

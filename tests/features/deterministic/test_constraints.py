@@ -1,7 +1,5 @@
 """Variables that the processes must have, and torch's switches."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

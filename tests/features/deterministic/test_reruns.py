@@ -1,7 +1,5 @@
 """A rerun gives the same bits with two threads, on one rank, two and four; see also tests/training/test_tools.py."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The dispatcher that micro-batches of different lengths need."""
 
-from __future__ import annotations
-
 import mindspeed
 from mindspeed.plugins import MindSpeedError
 from tests.features.resolving import MODEL, overrides

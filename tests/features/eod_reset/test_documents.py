@@ -1,7 +1,5 @@
 """Where documents end, from Megatron's data set to the batch: position ids say it, and its own mask agrees."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What a document cannot know: another document changes, and not one bit of its logits does."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

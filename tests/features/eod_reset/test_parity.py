@@ -1,7 +1,5 @@
 """Packed documents against stock Megatron in one process with its own dense mask, in every layout and by every algorithm."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from mindspeed.features.expert_parallel import costs
 from tests.features.resolving import CATALOG, active, ask, not_checked, overrides, refusals
 

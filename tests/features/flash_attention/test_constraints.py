@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from mindspeed.megatron_lm.old_flags.flags import read_old_flags

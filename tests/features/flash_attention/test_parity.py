@@ -1,7 +1,5 @@
 """The attention operator against Megatron's core attention."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Work of one rank: slices of shards alone, and Megatron's distributed optimizer with its files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Files of the optimizer against those that Megatron writes through gloo."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Ulysses inside and a ring outside, against dense attention of one process."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

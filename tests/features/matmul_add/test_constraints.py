@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.resolution.request import Layer
 from tests.features.resolving import MODEL, active, ask

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from mindspeed.plugins import World
 from mindspeed.tensor_parallel.variants import describe_fused_products
 from tests.features.resolving import active, ask, refusals

@@ -1,7 +1,5 @@
 """Fused layers beside Megatron's own: values, bytes, calls and memory."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from tests.features.resolving import refusals
 
 NAME, WORLD = "moe-alltoall-dispatcher", {"world_size": 2, "num_experts": 8}

@@ -1,7 +1,5 @@
 """The stand-ins against Megatron's own functions, for every kind of routing."""
 
-from __future__ import annotations
-
 import inspect
 from types import SimpleNamespace
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from mindspeed.features.moe_zero_memory.layers import has_level1

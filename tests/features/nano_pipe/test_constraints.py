@@ -1,7 +1,5 @@
 """The schedule of nano-pipe; what it needs is in tests/pipeline."""
 
-from __future__ import annotations
-
 from mindspeed.features.nano_pipe.feature import NanoPipe, NanoPipeArgs
 from mindspeed.job.world import World
 from mindspeed.pipeline.operations import Costs, PipelineShape

@@ -1,7 +1,5 @@
 """nano-pipe against Megatron's own schedules in the same layout: equal bits."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.features.parity import BUCKETS, FULL, Given, given, trains

@@ -1,7 +1,5 @@
 """Chunks of different sizes against one process."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.features.parity import DTYPES, FULL, Given, given, trains

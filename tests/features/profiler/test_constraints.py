@@ -1,7 +1,5 @@
 """What the window and the ranks must be, from both sides."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

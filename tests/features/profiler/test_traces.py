@@ -1,7 +1,5 @@
 """Traces hold the asked steps and ranks, and name features."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from contextlib import nullcontext, suppress

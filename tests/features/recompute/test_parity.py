@@ -1,7 +1,5 @@
 """Recomputation against the same layout without it, with dropout, bit for bit."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.conftest import Prove, differences

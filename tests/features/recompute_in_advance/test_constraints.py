@@ -1,7 +1,5 @@
 """Requirements of recompute-in-advance."""
 
-from __future__ import annotations
-
 from tests.features.resolving import active, refusals
 
 NAME = "recompute-in-advance"

@@ -1,7 +1,5 @@
 """Requirements of recompute-in-bubble."""
 
-from __future__ import annotations
-
 from tests.features.resolving import active, refusals
 
 NAME = "recompute-in-bubble"

@@ -1,7 +1,5 @@
 """Recomputation of few activations against Megatron without it: equal bits."""
 
-from __future__ import annotations
-
 from tests.features.parity import Given, given, trains
 
 

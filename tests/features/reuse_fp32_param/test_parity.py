@@ -1,7 +1,5 @@
 """The feature against the same layout without it: bit for bit, over steps of plain Adam, and the bytes that it saves."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

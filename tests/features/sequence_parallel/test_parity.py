@@ -1,7 +1,5 @@
 """Sequence parallelism against one process, and against tensor parallelism alone."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.conftest import Prove

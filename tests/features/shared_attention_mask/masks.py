@@ -1,7 +1,5 @@
 """Masks of tests, as a user would bring them."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

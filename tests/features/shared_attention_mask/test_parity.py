@@ -1,7 +1,5 @@
 """The shared mask against stock Megatron that is given the same mask with every micro-batch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

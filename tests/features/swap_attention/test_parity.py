@@ -1,7 +1,5 @@
 """The bytes that leave a layer; tests/memory/test_layer_parts.py holds every layout to equal bits."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.conftest import Prove

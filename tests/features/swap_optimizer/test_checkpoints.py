@@ -1,7 +1,5 @@
 """Checkpoints of runs with both optimizer features are Megatron's own: a plain run resumes them, and they resume one of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The feature against the same layout without it: bit for bit, over steps of plain Adam, and what is on the device."""
 
-from __future__ import annotations
-
 import pytest
 
 from mindspeed.verification.pool import WorkerPool

@@ -1,7 +1,5 @@
 """The SwiGLU operator against Megatron's activation."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.conftest import Prove

@@ -1,7 +1,5 @@
 """Tensor parallelism against one process."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.conftest import Prove

@@ -1,7 +1,5 @@
 """Distributed checkpoints of every split load into every other one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Layers on a grid beside Megatron's: values, bytes, memory, overlap."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

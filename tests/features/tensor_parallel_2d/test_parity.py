@@ -1,7 +1,5 @@
 """Training on a grid against one process, beside the features that it composes with."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Train a tiny model on the ranks of a job and return what the feature counted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from mindspeed.plugins import active_feature

@@ -1,7 +1,5 @@
 """Operations of a step: of the model by its shape, of the hardware as they ran, on every layout."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Counting of products and of recomputed ones, on plain torch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint

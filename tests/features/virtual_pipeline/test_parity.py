@@ -1,7 +1,5 @@
 """The interleaved schedule against one process."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.conftest import Prove

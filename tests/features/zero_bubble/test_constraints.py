@@ -1,7 +1,5 @@
 """Requirements of zero-bubble: stages, costs, a limit that a list can keep, and a model that fits a V."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """zero-bubble against Megatron: equal bits in the same layout with placement loop, one process's results with placement v."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

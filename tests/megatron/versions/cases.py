@@ -1,7 +1,5 @@
 """What is proven on every supported Megatron: each feature alone, and the layouts that belong together."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final

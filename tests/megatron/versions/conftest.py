@@ -1,7 +1,5 @@
 """The Megatron versions to test: subfolders of the folder that the variable MINDSPEED_MEGATRONS names."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Arguments that some Megatron versions do not have are refused when the plan is made, also for a version made up."""
 
-from __future__ import annotations
-
 import pytest
 
 from mindspeed.engine.inspection.config_arguments import PLACES, arguments_of

@@ -1,7 +1,5 @@
 """A run that the installed Megatron saved is resumed by another version, and back where that one's format can be read."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

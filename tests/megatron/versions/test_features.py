@@ -1,7 +1,5 @@
 """Every feature, and the layouts that belong together, proven on every Megatron version that is at hand."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The fixes that older Megatron versions need, one by one, beside whichever Megatron is installed."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Plain megatron-core on the cpu platform, every layout and its checkpoints, on every Megatron version that is at hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.megatron import test_layouts as newest

@@ -1,7 +1,5 @@
 """Which patches a plan has for which Megatron version: needs none of the old versions, so that a lost guard is noticed."""
 
-from __future__ import annotations
-
 import pytest
 
 import mindspeed

@@ -1,7 +1,5 @@
 """The trainer, with a checkpoint of a sharded optimizer, on every Megatron version that is at hand."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ plans are made for, "imported": file of the megatron.core that is imported here,
 "features", "largest": {what: difference}}}}``.
 """
 
-from __future__ import annotations
-
 import json
 import platform
 import sys

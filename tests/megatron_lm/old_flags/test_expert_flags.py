@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from mindspeed.megatron_lm.old_flags.expert_flags import _FULL_PRECISION, in_new_meaning

@@ -1,7 +1,5 @@
 """Old flags: each switches on its feature and says the new spelling, or says that the feature is not there yet."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

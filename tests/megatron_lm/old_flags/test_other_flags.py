@@ -1,7 +1,5 @@
 """Flags that stand for no feature: each is translated, not needed, left out, or refused with its reason."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

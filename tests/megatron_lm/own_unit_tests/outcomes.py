@@ -5,8 +5,6 @@
 writes the file of a version from results of ``runner.py`` at optimization level 0, one per number of ranks.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -7,8 +7,6 @@ a test that hangs or ends its process costs itself alone. A script, not a module
 as well.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """What the tests of the C++ products and permutations share: the library or a skip, groups, comparison with the reference."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 import pytest

@@ -1,7 +1,5 @@
 """Compiling the kernels that an operator launches for a GPU that is not there, with the compiler that a GPU would get."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 With TRITON_INTERPRET=1 the kernels run on the CPU. Without it they are compiled for a GPU, which need not be there.
 """
 
-from __future__ import annotations
-
 import os
 from importlib.util import find_spec
 from pathlib import Path

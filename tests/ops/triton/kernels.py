@@ -1,7 +1,5 @@
 """Running an operator on its Triton kernels, interpreted on the CPU, and on its reference."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """bf16 in Triton's interpreter, as `mindspeed.ops.triton.interpreter` repairs it, is bf16 of torch."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -3,8 +3,6 @@
 Importing it puts the cpu platform in force. Tensors of the device ``npu`` are tensors of the CPU.
 """
 
-from __future__ import annotations
-
 import os
 from types import SimpleNamespace
 from typing import Any
