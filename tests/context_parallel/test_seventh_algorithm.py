@@ -33,9 +33,10 @@ class AcmeCoreAttention(CoreAttention):
 
 def algorithm(*capabilities: str) -> type[Feature[Any]]:
     class Acme(Feature[FeatureArgs]):
+        """A seventh algorithm."""
+
         spec = FeatureSpec(
             name=NAME,
-            summary="A seventh algorithm",
             category=Category.CONTEXT_PARALLEL,
             slots={Slot.CONTEXT_PARALLEL},
             provides=set(capabilities),
