@@ -32,7 +32,6 @@ class Made{number}(Feature[FeatureArgs]):
 
     spec = FeatureSpec(
         name="made-{number}",
-        summary="made up",
         category=Category.TOOL,
         constraints={constraints},
         numerics=Numerics.reordered(),

@@ -74,7 +74,8 @@ def reads(shape: Shape) -> tuple[list[str], list[str]]:
 
 def flops(shape: Shape) -> tuple[int, int]:
     """Rows that a rank's experts get, and floating-point operations of their products in a forward and backward pass."""
-    from mindspeed.moe import products, recomputed
+    from mindspeed.features.moe_zero_memory import recomputed
+    from mindspeed.moe import products
 
     moe = layer.build(shape, torch.float32)
     x = torch.randn(shape.tokens, 1, shape.hidden).requires_grad_()
