@@ -12,7 +12,7 @@ from mindspeed.ops.attention_scores import COMPRESSED_ROWS
 from mindspeed.ops.errors import require
 
 if TYPE_CHECKING:
-    from mindspeed.ops.fusion_attention import AttentionOptions
+    from mindspeed.ops.attention_arguments import AttentionOptions
 
 _OP: Final = "fusion_attention"
 _COMPRESSED: Final = dict.fromkeys((2, 3, 4, 7, 8), (2048, 2048)) | {6: (3072, 2048)}

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops import attention_strips
+from mindspeed.ops.attention_arguments import AttentionGradientInputs, AttentionOptions
 from mindspeed.ops.attention_checks import check_call, check_results
 from mindspeed.ops.attention_layout import head_view, head_width, heads_like, ranges_of, sequence_view, sizes
 from mindspeed.ops.attention_operations import visible_pairs
@@ -25,46 +26,6 @@ from mindspeed.ops.registration import define
 
 LANES = 8
 UNBOUNDED = 2147483647
-
-
-class AttentionOptions(NamedTuple):
-    """Hold the arguments of a call beside its tensors, in the order of the schema."""
-
-    heads: int
-    layout: str
-    scale: float
-    keep_prob: float
-    before: int
-    after: int
-    prefix: list[int] | None
-    q_ends: list[int] | None
-    kv_ends: list[int] | None
-    mode: int
-    pse_type: int
-    q_start: int
-    kv_start: int
-
-
-class AttentionGradientInputs(NamedTuple):
-    """The arguments of the operator's gradient, in the order of the schema."""
-
-    dout: Tensor
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    pse: Tensor | None
-    mask: Tensor | None
-    seed: Tensor | None
-    out: Tensor
-    maximum: Tensor
-    total: Tensor
-    of_pse: bool
-    options: AttentionOptions
-
-    @classmethod
-    def of(cls, *args: Any) -> AttentionGradientInputs:
-        """Group the arguments of the schema, whose last ones are the options."""
-        return cls._make((*args[:11], AttentionOptions(*args[11:])))
 
 
 def fusion_attention(

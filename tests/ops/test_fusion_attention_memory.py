@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.autograd.profiler import profile
 
-from mindspeed.ops.fusion_attention import AttentionOptions
+from mindspeed.ops.attention_arguments import AttentionOptions
 from tests.ops.attention_calls import KERNELS, choose
 from tests.ops.attention_formula import MASKS
 

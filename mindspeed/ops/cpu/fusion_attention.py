@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mindspeed.ops.attention_arguments import AttentionGradientInputs
 from mindspeed.ops.attention_scores import AttentionScores, Span
-from mindspeed.ops.fusion_attention import AttentionBatch, AttentionGradientInputs, _parts, by_parts
+from mindspeed.ops.fusion_attention import AttentionBatch, _parts, by_parts
 from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.numerics import wide_type
 

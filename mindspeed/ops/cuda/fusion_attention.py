@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mindspeed.ops.attention_arguments import AttentionGradientInputs, AttentionOptions
 from mindspeed.ops.attention_layout import head_view, head_width, heads_like, ranges_of, sizes
-from mindspeed.ops.fusion_attention import AttentionGradientInputs, AttentionOptions
 from mindspeed.ops.kernel import Kernel
 
 _WIDEST: Final = 256

@@ -16,9 +16,10 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from mindspeed.ops.attention_arguments import AttentionGradientInputs, AttentionOptions
 from mindspeed.ops.attention_layout import head_width, heads_like, ranges_of, sizes
 from mindspeed.ops.attention_mask import FULL_MASK_MODES
-from mindspeed.ops.fusion_attention import LANES, UNBOUNDED, AttentionGradientInputs, AttentionOptions
+from mindspeed.ops.fusion_attention import LANES, UNBOUNDED
 from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu import TYPES, filled
 

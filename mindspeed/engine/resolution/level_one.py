@@ -1,0 +1,128 @@
+"""What optimization level 1 switches on by itself, and what it leaves out again for features that were requested."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from mindspeed.engine.resolution.jobs import JobSet
+from mindspeed.engine.resolution.planned_feature import Reason, ReasonKind
+from mindspeed.engine.resolution.resolution_state import ResolutionState, because
+from mindspeed.engine.resolution.setting_validation import flag
+from mindspeed.engine.resolution.slot_selection import Root
+from mindspeed.job.world import UnknownValue, World
+from mindspeed.plugins.conditions import ConditionError, obstacle
+from mindspeed.plugins.constraints import Conflicts
+from mindspeed.plugins.feature import FeatureSpec
+
+
+def level_one(state: ResolutionState) -> Iterator[Root]:
+    """Yield the features that level 1 switches on, and add a row for each that it does not."""
+    for name in state.catalog.level_one:
+        if name in state.merged.requested or name in state.merged.disabled:
+            continue
+        for left_out, jobs in _left_out(state, name, state.specs[name]):
+            if left_out:
+                state.note("left-out", name, left_out)
+            else:
+                yield name, Reason(name, ReasonKind.LEVEL_ONE), jobs
+
+
+def _left_out(state: ResolutionState, name: str, spec: FeatureSpec) -> Iterable[tuple[str, JobSet]]:
+    """Return the reasons why level 1 does not switch a feature on, and in which jobs; '' where it does."""
+    platform = str(state.world.platform)
+    reason = ""
+    if name in state.merged.without:
+        layer = state.merged.without[name]
+        reason = f"removed by {layer.source if layer.option else '--without'}"
+    elif spec.platforms and platform not in spec.platforms:
+        reason = f"not for {platform}"
+    elif spec.numerics.claim not in ("exact", "reordered"):
+        reason = f"its numerics are {spec.numerics.claim}"
+    elif missing := [op for op in spec.ops if not state.has_variant(op, platform)]:
+        reason = f"only the reference of {', '.join(missing)} runs on {platform}"
+    elif state.args_of(name) is None:
+        reason = "its settings are not valid"
+    return ((reason, state.scope),) if reason else _refusals(state, name)
+
+
+def _refusals(state: ResolutionState, name: str) -> Iterable[tuple[str, JobSet]]:
+    """Return why a feature has nothing to do in a job or cannot run in it, also where a value is not known; else ''."""
+    args, spec = state.args_of(name), state.specs[name]
+    if args is None:
+        return (("", state.scope),)
+
+    def refusal(world: World) -> str:
+        try:
+            if found := obstacle(spec.constraints, name, state.args_in(name, args, world), world):
+                return found.message
+        except UnknownValue as unknown:
+            return f"whether it applies depends on {flag(unknown.field)}, which is not known"
+        except ConditionError as error:
+            return f"a condition of it {error}"
+        return ""
+
+    return state.values(None if state.is_single else state.key_of(name, "level 1"), refusal)
+
+
+def leave_out_refused(state: ResolutionState) -> bool:
+    """Remove the features that level 1 alone switched on and that cannot run with what active features set."""
+    needed: dict[str, JobSet] = {}
+    for name, jobs in state.where.items():
+        for constraint in state.catalog.requires[name]:
+            needed[constraint.name] = needed.get(constraint.name, 0) | jobs
+    refused = [
+        (name, refusal, here)
+        for name, jobs in state.by_level_one.items()
+        if name in state.where
+        for refusal, found in _refusals(state, name)
+        if refusal and (here := found & jobs & state.where[name] & ~needed.get(name, 0))
+    ]
+    for name, refusal, jobs in refused:
+        state.remove(name, jobs)
+        state.note("left-out", name, refusal)
+    return bool(refused)
+
+
+def leave_out_excluded(state: ResolutionState) -> None:
+    """Remove every feature that level 1 alone switched on where it and another active feature exclude each other."""
+    optional = _optional(state)
+    if not any(optional.values()):
+        return
+    decided = {name: left for name, jobs in state.where.items() if (left := jobs & ~optional.get(name, 0))}
+    for name, jobs in decided.items():
+        for constraint in state.specs[name].constraints:
+            if isinstance(constraint, Conflicts) and optional.get(constraint.name):
+                here = jobs & optional[constraint.name] & state.holds(name, constraint)
+                _leave_out(state, optional, constraint.name, here, f"{name} excludes it{because(constraint.reason)}")
+    for name, jobs in list(optional.items()):
+        for constraint in state.specs[name].constraints:
+            if isinstance(constraint, Conflicts) and constraint.name in decided:
+                here = jobs & decided[constraint.name] & state.holds(name, constraint)
+                _leave_out(state, optional, name, here, f"it excludes {constraint.name}{because(constraint.reason)}")
+
+
+def _optional(state: ResolutionState) -> dict[str, JobSet]:
+    """Return the features that only level 1 brings in, by itself or for one another, and in which jobs."""
+    optional = dict(state.by_level_one)
+    before: dict[str, JobSet] = {}
+    while before != optional:
+        before = dict(optional)
+        for name, jobs in state.where.items():
+            for needed in state.catalog.requires[name]:
+                if needed.name in optional:
+                    optional[needed.name] &= ~(jobs & ~optional.get(name, 0) & state.holds(name, needed))
+    return optional
+
+
+def _leave_out(state: ResolutionState, optional: dict[str, JobSet], name: str, jobs: JobSet, text: str) -> None:
+    """Remove a feature that level 1 brought in from these jobs, with those of level 1 that require it."""
+    jobs &= optional[name]
+    if not jobs:
+        return
+    optional[name] &= ~jobs
+    state.remove(name, jobs)
+    state.note("left-out", name, text)
+    for other in optional:
+        for needed in state.catalog.requires[other]:
+            if needed.name == name and (here := optional[other] & jobs & state.holds(other, needed)):
+                _leave_out(state, optional, other, here, f"{name}, which it requires, is left out")
