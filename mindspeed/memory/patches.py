@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 from mindspeed.plugins.patches import Patch, Wrap
 from mindspeed.plugins.tables import table_beside
+
+_ROWS: Final[list[dict[str, Any]]] = table_beside(__file__)
 
 
 def optimizer_patches() -> list[Patch]:
     """Return the wraps of what reads or writes main weights and states. Each optimizer has its own of them."""
-    wrappers = "mindspeed.memory.optimizer_windows"
-    return [Wrap(value=f"{wrappers}:{row.pop('by')}", optional=True, **row) for row in table_beside(__file__)]
+    return [Wrap(**row, optional=True) for row in _ROWS]

@@ -17,6 +17,7 @@ from mindspeed.plugins.conditions import Condition
 from mindspeed.plugins.constraints import SERVED_SIZES, Constraint
 from mindspeed.plugins.declared_types import DeclarationError, require_types
 from mindspeed.plugins.megatron_flags import MegatronFlag
+from mindspeed.plugins.tables import table_beside
 
 _NAME: Final = re.compile(r"(?:compat:)?[a-z][a-z0-9]*(-[a-z0-9]+)*")
 """Lower-case words joined by dashes; features in MindSpeed's old form stand in a name space of their own."""
@@ -143,25 +144,7 @@ class VerifyWith:
         require_types(self)
 
 
-_REPLACED: Final = {
-    "summary": "the first line of the class docstring",
-    "applies": "a condition; level 1 skips a feature whose conditions do not hold",
-    "megatron_refusals": "a condition over the fields of the job",
-    "slots_when": "the hook held_slots",
-    "layer_split": "the hook layer_split",
-    "model": "the hook job_values",
-    "cost": "the hook cost",
-    "notes": "the hook notes",
-    "estimate": "the hook estimate",
-    "variants": "the hook variants",
-    "variables": "the hook process_variables",
-    "steps": "the hook working_steps",
-    "saved": "the hook saved_tensors",
-    "resting": "the hook resting",
-    "budget": "the hook budget",
-    "algorithm": "VerifyWith.algorithm",
-    "since": "not needed any more",
-}
+_REPLACED: Final[dict[str, str]] = table_beside(__file__)
 """Fields of the former declaration."""
 
 
