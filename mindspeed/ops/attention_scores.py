@@ -12,7 +12,7 @@ from mindspeed.ops.attention_mask import FULL_MASK_MODES, AttentionVisibility, v
 from mindspeed.ops.numerics import unflatten, wide
 
 if TYPE_CHECKING:
-    from mindspeed.ops.fusion_attention import AttentionOptions
+    from mindspeed.ops.attention_arguments import AttentionOptions
 
 COMPRESSED_ROWS: Final = 1024
 _GOLDEN, _FIRST, _SECOND = (c - (1 << 64) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
