@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any, Final, Literal
 
-from mindspeed.context_parallel.heads_share import copies
 from mindspeed.plugins import Cost, World
 
 WIDE: Final = 4
@@ -64,6 +63,12 @@ class SentBytes:
 
 
 NOTHING: Final = SentBytes(0, 0)
+
+
+def copies(heads: int, groups: int, ranks: int) -> int:
+    """Count the ranks that each of ``groups`` key heads is sent to, so that every rank gets those that its query heads use."""
+    least = ranks // gcd(groups, ranks)
+    return least if heads // groups % least == 0 else heads // groups
 
 
 def ring(a: Attention, ranks: int, keep: Keep = "none") -> SentBytes:

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mindspeed.context_parallel.costs import copies
 from mindspeed.context_parallel.exchange import post_all_to_all
-from mindspeed.context_parallel.heads_share import copies
 from mindspeed.ops.errors import require
 from mindspeed.ops.numerics import unflatten
 

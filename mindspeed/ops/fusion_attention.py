@@ -18,7 +18,7 @@ from mindspeed.ops import attention_strips
 from mindspeed.ops.attention_arguments import AttentionGradientInputs, AttentionOptions
 from mindspeed.ops.attention_checks import check_call, check_results
 from mindspeed.ops.attention_layout import head_view, head_width, heads_like, ranges_of, sequence_view, sizes
-from mindspeed.ops.attention_operations import visible_pairs
+from mindspeed.ops.attention_mask import visible_pairs
 from mindspeed.ops.attention_scores import AttentionScores, Dropout, scores_of
 from mindspeed.ops.npu_ring_attention_update import sequence_major, token_major
 from mindspeed.ops.numerics import unflatten, wide_type

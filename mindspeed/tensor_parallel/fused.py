@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindspeed.ops import lcal_coc
-from mindspeed.tensor_parallel.gradients import gathered_gradients
-from mindspeed.tensor_parallel.linear import WeightGradient
+from mindspeed.tensor_parallel.linear import WeightGradient, gathered_gradients
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
@@ -83,3 +84,23 @@ def plain_weight_gradient(g_TN: Tensor, x_TK: Tensor) -> Tensor:
 
 def _rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
+
+
+def gathered_gradients(
+    g_TN: Tensor, x_RK: Tensor, weight_NK: Tensor, group: dist.ProcessGroup, weight_gradient: WeightGradient
+) -> tuple[Tensor, Tensor | None]:
+    """Return the gradients of a column-parallel layer under sequence parallelism.
+
+    Gather the input again behind the input gradient's product, and scatter that behind the weight gradient's.
+
+    R rows of this rank, T of all ranks. Gives the gradients of the input [R, K] and of the weight.
+    """
+    x_TK = x_RK.new_empty(g_TN.shape[0], x_RK.shape[1])
+    gathering = dist.all_gather_into_tensor(x_TK, x_RK.contiguous(), group=group, async_op=True)
+    product = g_TN.matmul(weight_NK)
+    grad_input = torch.empty_like(x_RK, memory_format=torch.contiguous_format)
+    scattering = dist.reduce_scatter_tensor(grad_input, product, group=group, async_op=True)
+    gathering.wait()
+    grad_weight = weight_gradient(g_TN, x_TK)
+    scattering.wait()
+    return grad_input, grad_weight

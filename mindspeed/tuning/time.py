@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from mindspeed.job.arithmetic import BYTES, ModelShape, layer_forward, logits_forward, rank_parameters, shape_of_world
 from mindspeed.plugins.estimates import Estimate
 from mindspeed.tuning.memory import GRADIENT
-from mindspeed.tuning.schedule import rounds
 from mindspeed.tuning.space import Layouts
 
 Numbers = NDArray[np.float64]
@@ -258,3 +257,11 @@ def _nonnegative(design: Numbers, weight: float) -> Numbers:
         if factors.min() >= 0:
             return factors
         free[factors.argmin()] = False
+
+
+def rounds(stages: Any, chunks: Any, micro_batches: Any) -> Numbers:
+    """Return micro-batches and bubble of 1F1B, or with several chunks of its interleaved form, for equal stages.
+
+    The bubble is ``stages - 1`` micro-batches, and ``chunks`` times shorter when a rank works on its chunks in turn.
+    """
+    return np.asarray(micro_batches + (stages - 1) / chunks, dtype=np.float64)

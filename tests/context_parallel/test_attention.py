@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mindspeed.context_parallel.heads_share import copies
+from mindspeed.context_parallel.costs import copies
 from mindspeed.context_parallel.layout import contiguous, zigzag
 from mindspeed.verification.pool import WorkerPool
 from tests.context_parallel.shards import assert_like_dense, attend, causal, document_numbers, made, reference, refusals

@@ -10,7 +10,7 @@ from mindspeed.pipeline.operations import PipelineShape
 from mindspeed.pipeline.simulator import judge
 from mindspeed.pipeline.synthesis import megatron
 from mindspeed.tuning.memory import chunks_in_flight
-from mindspeed.tuning.schedule import rounds
+from mindspeed.tuning.time import rounds
 
 SHAPES = [(1, 1, 4), (2, 1, 2), (2, 1, 8), (4, 1, 4), (4, 1, 12), (2, 2, 4), (2, 4, 8), (4, 2, 8), (4, 3, 16)]
 

@@ -15,8 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindspeed.ops import lcal_coc
-from mindspeed.tensor_parallel.gradients import gathered_gradients
-from mindspeed.tensor_parallel.linear import WeightGradient
+from mindspeed.tensor_parallel.linear import WeightGradient, gathered_gradients
 from mindspeed.tensor_parallel.pipeline import run_in_parts
 
 Parts: TypeAlias = Callable[[int], int]
