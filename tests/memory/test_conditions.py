@@ -197,53 +197,11 @@ def test_what_another_feature_recomputes_is_refused_when_the_plan_is_made(
         assert refusals(other, name, pp=2, settings={other: settings}) == expected
 
 
-@pytest.mark.parametrize("name", [ACTIVATION, ADAPTIVE])
-def test_shared_experts_that_another_feature_computes_in_steps_are_refused_when_the_plan_is_made(name: str) -> None:
-    settings = SETTINGS | {"moe-shared-experts": {"count": 1, "overlap": True}}
-    experts = {"num_experts": 4, "moe_ffn_hidden_size": 64, "router_topk": 2, "ep": 2}
-    found = refusals(name, "moe-shared-experts", settings=settings, **experts)
-    assert found == [f"MS304 {name}: {OF_EXPERTS[1].format(name=name)}"]
-
-
 @pytest.mark.parametrize(("count", "job"), [(8, {}), (4, {"pp": 2}), (2, {"pp": 2, "vpp": 2}), (7, BLOCK)])
 @pytest.mark.parametrize("name", [NORM, ACTIVATION])
 def test_a_count_that_every_chunk_has_is_accepted(name: str, count: int, job: dict[str, Any]) -> None:
     assert refusals(name, settings={name: {"num_layers": count}}, **job) == []
     assert refusals(name, settings={name: {"num_layers": count + 1}}, **job) != []
-
-
-@pytest.mark.parametrize("name", [NORM, ACTIVATION])
-def test_a_count_that_no_chunk_has_is_refused(name: str) -> None:
-    assert refusals(name, settings={name: {"num_layers": 3}}, pp=2, vpp=2) == [
-        f"MS304 {name}: num_layers=3 is more than the 2 layers of a model chunk "
-        f"| --set {name}.num_layers=2, or remove the setting {name}.num_layers"
-    ]
-
-
-def test_the_input_of_linear_qkv_is_not_recomputed_and_offloaded() -> None:
-    assert refusals(SWAP, NORM) == [
-        f"MS202 {NORM} and {SWAP} exclude each other, because the input of linear_qkv is recomputed; leave linear_qkv "
-        f"out of {SWAP}.modules | remove {NORM} or {SWAP}"
-    ]
-    assert refusals(SWAP, NORM, settings={SWAP: {"modules": ["core_attention", "linear_proj"]}}) == []
-
-
-def test_residuals_are_made_inside_of_offloaded_windows() -> None:
-    assert active(HOST, REUSE, dtype="bf16")[-2:] == [REUSE, HOST]
-
-
-@pytest.mark.parametrize(
-    ("name", "about"),
-    [
-        (HOST, "windows of an optimizer step; three of them are on the device at most"),
-        (REUSE, "windows of an optimizer step; only the main weights of one exist at a time"),
-    ],
-)
-def test_a_step_has_at_least_one_part(name: str, about: str) -> None:
-    assert refusals(name, settings={name: {"parts": 1}}, dtype="bf16") == []
-    assert refusals(name, settings={name: {"parts": 0}}, dtype="bf16") == [
-        f"MS301 {name}.parts is 0: input should be greater than or equal to 1 | --set {name}.parts=16 ({about})"
-    ]
 
 
 def test_the_configuration_of_an_optimizer_is_judged_before_megatron_builds_it(monkeypatch: pytest.MonkeyPatch) -> None:

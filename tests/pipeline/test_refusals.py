@@ -130,12 +130,6 @@ def test_a_job_with_an_order_of_its_own_is_refused(name: str, field: str, text: 
     assert refusals(name, pp=2, **{field: False}) == refusals(name, pp=2) == []
 
 
-@pytest.mark.parametrize("field", PASSES)
-@pytest.mark.parametrize("name", AHEAD)
-def test_recomputation_goes_on_where_other_passes_have_another_order(name: str, field: str) -> None:
-    assert refusals(name, pp=2, **{field: True}) == []
-
-
 @pytest.mark.parametrize(
     ("config", "fields"),
     [
@@ -149,41 +143,6 @@ def test_recomputation_goes_on_where_other_passes_have_another_order(name: str, 
 )
 def test_a_configuration_tells_these_fields(config: dict[str, Any], fields: set[str]) -> None:
     assert {name for name, value in world_of_config(SimpleNamespace(**config)).items() if value is True} == fields
-
-
-@pytest.mark.parametrize(
-    ("names", "world", "texts"),
-    [
-        (
-            ("dynamic-shapes", "ring-attention"),
-            {"cp": 2, "seq_length": 62},
-            [
-                "MS304 dynamic-shapes: a sequence of 62 tokens does not divide into 2 x cp = 2 x 2 chunks | "
-                "pad every micro-batch to a multiple of 2 x 2 tokens"
-            ],
-        ),
-        (
-            ("dynamic-shapes", "sequence-parallel"),
-            {"tp": 4, "seq_length": 62},
-            [
-                "MS304 sequence-parallel: sequence length 62 is not divisible by tp x cp = 4 x 1 | "
-                "--seq-length N (a multiple of 4 x 1)"
-            ],
-        ),
-    ],
-    ids=["cp", "sp"],
-)
-def test_lengths_that_cannot_be_divided_are_refused(names: tuple[str, ...], world: dict[str, int], texts: list[str]) -> None:
-    found = refusals(*names, pp=2, **world)
-    assert [text for text in found if text in texts] == texts
-    assert names[0] in active(*names, pp=2, **world | {"seq_length": 64})
-
-
-def test_every_feature_of_pipelines_refuses_one_stage() -> None:
-    for name in (*LISTS, *AHEAD, "dynamic-shapes", "noop-layers"):
-        assert refusals(name) == [
-            f"MS304 {name}: at least two pipeline stages are needed, but pp is 1 | --pp 2 or more, or remove {name}"
-        ]
 
 
 def test_features_that_take_layers_apart_are_those_that_are_tried() -> None:

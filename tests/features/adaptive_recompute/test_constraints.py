@@ -4,18 +4,9 @@ from mindspeed import registry
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.plugins.problems import ResolutionError
-from tests.features.resolving import CATALOG, MODEL, refusals
+from tests.features.resolving import CATALOG, MODEL
 
 NAME = "adaptive-recompute"
-BUDGET = {NAME: {"budget_mb": 1000}}
-
-
-def test_a_budget_is_needed():
-    assert refusals(NAME, settings=BUDGET) == []
-    assert refusals(NAME) == [
-        f"MS304 {NAME}: budget_mb is not given, and {NAME} fills the memory up to it "
-        f"| --set {NAME}.budget_mb=VALUE (MiB of a device that no other program uses), or remove {NAME}"
-    ]
 
 
 def planned(budget, strict=False, swap=False, also=(), **world):
@@ -60,12 +51,3 @@ def test_a_budget_whose_least_depends_on_a_size_that_nobody_gave_is_not_checked(
     assert [row.text for row in planned(1, **unknown).rows if row.kind == "not-checked" and row.feature == NAME] == [text]
     expected = f"MS307 {NAME}: the least that budget_mb=1 may be is not known | give --ffn-hidden-size, --num-experts"
     assert expected in refused(1, strict=True, **unknown)
-
-
-@pytest.mark.parametrize("feature", ["activation-recompute", "norm-recompute", "recompute", "swap-attention"])
-def test_what_it_decides_is_refused(feature):
-    first, second = sorted([NAME, feature])
-    assert refusals(NAME, feature, settings=BUDGET) == [
-        f"MS202 {first} and {second} exclude each other, because {NAME} decides what is recomputed or offloaded "
-        f"| remove {first} or {second}"
-    ]

@@ -1,6 +1,6 @@
 import pytest
 
-from tests.features.resolving import active, ask, overrides
+from tests.features.resolving import active, ask
 
 
 @pytest.mark.guards(26)
@@ -18,7 +18,3 @@ def test_the_plan_says_why_each_requirement_is_there():
         "async-ddp: required by async-param-gather, because both work on the same buckets, "
         "which exist only with overlapped reduction"
     )
-
-
-def test_it_switches_megatrons_flag_on():
-    assert overrides("async-param-gather") == {"overlap_param_gather": True}

@@ -13,18 +13,7 @@ from mindspeed.tuning.output import write
 from mindspeed.tuning.search import Configuration, Found
 from mindspeed.tuning.space import Choice
 from mindspeed.tuning.store import Store, machine_facts
-from tests.features.resolving import active, ask, refusals
-
-
-def test_a_run_is_told_how_to_search() -> None:
-    assert refusals("auto-tuning", settings={"auto-tuning": {"mode": "white", "ranks": 16}}) == [
-        "MS304 auto-tuning: predicted_seconds is not given, and a training run does not search for its layout "
-        "| mindspeed tune --world-size N --output FOLDER, then train with -f FOLDER/job.yaml"
-    ]
-
-
-def test_a_run_with_a_prediction_is_taken() -> None:
-    assert "auto-tuning" in active("auto-tuning", settings={"auto-tuning": {"predicted_seconds": 0.5}})
+from tests.features.resolving import ask
 
 
 def test_a_lost_prediction_is_a_warning(tmp_path: Path) -> None:

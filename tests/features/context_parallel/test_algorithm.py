@@ -6,7 +6,7 @@ import pytest
 
 from mindspeed.context_parallel import costs
 from mindspeed.plugins import UnknownValue, World
-from tests.features.resolving import CATALOG, ask, refusals
+from tests.features.resolving import CATALOG, ask
 
 MODEL = {
     "num_attention_heads": 64,
@@ -39,14 +39,6 @@ def test_a_name_is_enough():
     assert [(feature.name, feature.why[0].line) for feature in resolution.features] == [
         ("context-parallel", "context-parallel: the context-parallel size is 4"),
         ("ulysses-attention", "ulysses-attention: context-parallel.algorithm (command line) names it"),
-    ]
-
-
-def test_another_one_that_is_requested_is_a_problem():
-    settings = {"context-parallel": {"size": 4, "algorithm": "ulysses-attention"}}
-    assert refusals("ring-attention", settings=settings) == [
-        "MS342 context-parallel.algorithm (command line) names ulysses-attention, and ring-attention is active in its place "
-        "| remove ring-attention, or --set context-parallel.algorithm=ring-attention"
     ]
 
 

@@ -7,50 +7,12 @@ import pytest
 from mindspeed.plugins import World
 from mindspeed.plugins.hookspecs import HOOKS
 from mindspeed.plugins.manager import FeatureManager
-from tests.features.resolving import CATALOG, MODEL, active, ask, not_checked, overrides, refusals
+from tests.features.resolving import CATALOG, MODEL, ask, overrides, refusals
 
 ALGORITHMS = ["ring-attention", "ulysses-attention", "kv-allgather-cp"]
 ALL = [*ALGORITHMS, "hybrid-attention", "adaptive-cp"]
 RING, ULYSSES, HYBRID = "ring-attention", "ulysses-attention", "hybrid-attention"
 TWO = {HYBRID: {"ulysses_degree": 2}}
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_an_algorithm_brings_the_group_along(algorithm):
-    assert active(algorithm, cp=2, world_size=2) == ["context-parallel", algorithm]
-
-
-def test_a_group_needs_an_algorithm():
-    (problem,) = refusals("context-parallel", cp=2)
-    assert problem.startswith(
-        "MS205 context-parallel needs a feature for context-parallel, because attention has to look beyond the tokens of a "
-        "rank: name ring-attention, ulysses-attention or another | add one of "
-    )
-    assert problem.endswith(" to the features, or --set context-parallel.algorithm=auto")
-
-
-def test_two_algorithms_at_once_are_a_conflict():
-    assert refusals(RING, ULYSSES, cp=2) == [
-        "MS203 ring-attention and ulysses-attention all hold the slot context-parallel "
-        "| remove ring-attention or ulysses-attention"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("names", "reason"),
-    [
-        (("alibi", "position-bias"), "the model has no other positions"),
-        (("eod-reset", "documents"), "every batch has other documents"),
-    ],
-)
-def test_what_an_algorithm_cannot_do_is_a_conflict(names, reason):
-    settings = {"adaptive-cp": {"dynamic_mask": True}}
-    feature, capability = names
-    assert refusals("adaptive-cp", feature, settings=settings, cp=2, rotary=False, multi_latent_attention=False) == [
-        f"MS202 {feature} needs {capability} of the feature for context-parallel, and adaptive-cp does not provide it, because "
-        f"{reason} | use hybrid-attention or kv-allgather-cp or ring-attention or ulysses-attention in its place, or "
-        f"remove {feature} or adaptive-cp"
-    ]
 
 
 def test_the_loss_is_divided_by_tokens():
@@ -208,61 +170,12 @@ def test_a_broken_rule_is_a_problem_with_its_fix(name, settings, world, expected
     assert refusals(name, settings=settings, model=MODEL | world) == [expected]
 
 
-@pytest.mark.parametrize(
-    ("name", "settings", "world"),
-    [
-        (ULYSSES, {}, {"cp": 4, "tp": 2}),
-        (ULYSSES, {}, {"cp": 4, "seq_length": 60}),
-        (ULYSSES, {ULYSSES: {"keep": "half", "interval": 7, "kv_allgather": True}}, {"cp": 4, "num_query_groups": 1}),
-        (ULYSSES, {ULYSSES: {"keep": "full"}}, {"cp": 8}),
-        (RING, {RING: {"window": 2, "keep": "half", "interval": 3}}, {"cp": 4}),
-        (HYBRID, TWO, {"cp": 4}),
-        (HYBRID, {HYBRID: {"ulysses_degree": 2, "window": 2, "keep": "full", "interval": 1}}, {"cp": 8}),
-        (RING, {}, {"cp": 4, "mtp_num_layers": 1}),
-        ("kv-allgather-cp", {}, {"cp": 4, "mtp_num_layers": 1}),
-    ],
-)
-def test_what_keeps_the_rules_is_fine(name, settings, world):
-    assert refusals(name, settings=settings, **world) == []
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_one_rank_keeps_every_rule_and_changes_nothing(name):
     world = {"cp": 1, "seq_length": 61, "num_attention_heads": 7, "num_query_groups": 7}
     resolution = ask(name, settings={"adaptive-cp": {"dynamic_mask": True}} if name == "adaptive-cp" else {}, **world)
     assert resolution.problems == []
     assert "the context-parallel size is 1, so context-parallel changes nothing" in [row.text for row in resolution.rows]
-
-
-def test_what_no_plan_knows_is_not_checked_and_says_which_flag_decides():
-    assert not_checked(ULYSSES, cp=2, seq_length=64) == [
-        "'? attention heads are not divisible by cp x tp = 2 x 1' depends on num_attention_heads; give --num-attention-heads"
-    ]
-    settings = {RING: {"interval": 2, "keep": "full"}}
-    assert not_checked(RING, settings=settings, cp=2) == [
-        "'sequence length ? is not divisible by cp=2' depends on seq_length; give --seq-length",
-        "'sequence length ? is not a multiple of 2 x cp = 2 x 2' depends on seq_length; give --seq-length",
-        "'interval 2 is not below num_layers=?' depends on num_layers; give --num-layers",
-    ]
-
-
-def test_all_broken_rules_are_said_at_once():
-    settings = {RING: {"window": 3, "interval": 9, "keep": "half"}, "context-parallel": {"algorithm": ULYSSES}}
-    found = [text.split(" | ")[0].split(":")[0] for text in refusals(RING, settings=settings, cp=4, seq_length=62)]
-    assert found == [
-        "MS342 context-parallel.algorithm (command line) names ulysses-attention, and ring-attention is active in its place",
-        "MS304 context-parallel",
-        *["MS304 ring-attention"] * 3,
-    ]
-
-
-@pytest.mark.parametrize("algorithm", [RING, ULYSSES])
-def test_megatrons_hybrid_context_parallelism_is_refused(algorithm):
-    assert refusals(algorithm, cp=2, hybrid_context_parallel=True) == [
-        "MS304 context-parallel: hybrid_context_parallel gives each sample a group of ranks, but cp=2 spreads all samples over "
-        "one group | --no-hybrid-context-parallel, or --cp 1"
-    ]
-    assert refusals("context-parallel", cp=1, hybrid_context_parallel=True) == []
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -1,6 +1,6 @@
 import pytest
 
-from tests.features.resolving import active, not_checked, overrides, refusals
+from tests.features.resolving import active, overrides, refusals
 
 
 def test_more_processes_than_the_other_sizes_need_add_the_feature():
@@ -14,13 +14,6 @@ def test_the_global_batch_is_a_multiple_of_what_all_replicas_take():
     assert refusals(world_size=8, tp=2, micro_batch_size=2, global_batch_size=20) == [
         "MS304 data-parallel: global batch size 20 is not divisible by micro batch size x dp = 2 x 4 "
         "| --global-batch-size N (a multiple of 2 x 4)"
-    ]
-
-
-def test_without_batch_sizes_the_batch_is_not_checked():
-    assert not_checked(world_size=2, num_experts=0) == [
-        "'global batch size ? is not divisible by micro batch size x dp = ? x 2' depends on global_batch_size; "
-        "give --global-batch-size"
     ]
 
 

@@ -2,7 +2,7 @@
 
 import mindspeed
 from mindspeed.plugins import MindSpeedError
-from tests.features.resolving import MODEL, overrides
+from tests.features.resolving import MODEL
 
 NAME = "dynamic-shapes"
 
@@ -15,10 +15,6 @@ def planned(dispatcher: str) -> list[str]:
     except MindSpeedError as error:
         return [f"{problem.code} {problem.message} | {problem.fix_text}" for problem in error.problems]
     return []
-
-
-def test_lengths_vary_and_the_default_dispatcher_of_megatron_is_replaced():
-    assert overrides(NAME) == {"variable_seq_lengths": True, "moe_token_dispatcher_type": "alltoall"}
 
 
 def test_the_allgather_dispatcher_of_experts_is_refused():

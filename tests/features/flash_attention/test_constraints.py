@@ -10,13 +10,6 @@ def test_level_one_switches_it_on_where_it_has_a_variant():
     assert "flash-attention" not in active(world_size=1, has_variant=lambda op, platform: False)
 
 
-@pytest.mark.parametrize("mode", [5, 6, 9])
-def test_modes_that_need_what_megatron_does_not_say_are_refused(mode):
-    (problem,) = refusals("flash-attention", settings={"flash-attention": {"sparse_mode": mode}}, world_size=1)
-    assert problem.startswith("MS301 flash-attention.sparse_mode")
-    assert "0, 1, 2, 3, 4, 7 or 8" in problem
-
-
 def test_old_flags_give_it_and_its_settings():
     old = read_old_flags(
         ["--use-fusion-attn-v2", "--sparse-mode", "4", "--pre-tockens", "128", "--next-tockens", "0", "--lr", "1"],

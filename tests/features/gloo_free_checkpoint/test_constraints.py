@@ -5,34 +5,6 @@ import pytest
 
 from mindspeed.features.gloo_free_checkpoint.model_conditions import unsuited_shards
 from mindspeed.plugins import MindSpeedError
-from tests.features.resolving import active, overrides, refusals
-
-NAME = "gloo-free-checkpoint"
-
-
-def test_no_gloo_group_is_made_and_none_is_asked_for() -> None:
-    assert overrides(NAME) == {"create_gloo_process_groups": False, "use_gloo_process_groups": False}
-
-
-def test_features_that_take_main_weights_away_are_around_it() -> None:
-    names = active("swap-optimizer", "reuse-fp32-param", NAME, dtype="bf16")
-    assert names[-3:] == [NAME, "reuse-fp32-param", "swap-optimizer"]
-
-
-def test_an_empty_slice_is_refused() -> None:
-    assert refusals(NAME, settings={NAME: {"slice": 0}}) == [
-        f"MS301 {NAME}.slice is 0: input should be greater than or equal to 1 | "
-        f"--set {NAME}.slice=10485760 (elements of a shard that travel at a time)"
-    ]
-    assert refusals(NAME, settings={NAME: {"slice": 1}}) == []
-
-
-def test_an_optimizer_with_other_states_is_refused() -> None:
-    assert refusals(NAME, optimizer="adam") == refusals(NAME) == []
-    assert refusals(NAME, optimizer="sgd") == [
-        f"MS304 {NAME}: the optimizer sgd has other states than exp_avg and exp_avg_sq, which {NAME} saves "
-        f"| --optimizer adam, or remove {NAME}"
-    ]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 from mindspeed.plugins import World
 from mindspeed.tensor_parallel.variants import describe_fused_products
-from tests.features.resolving import active, ask, refusals
+from tests.features.resolving import active, ask
 
 
 def test_it_brings_sequence_parallelism_and_the_plan_says_so():
@@ -9,10 +9,6 @@ def test_it_brings_sequence_parallelism_and_the_plan_says_so():
     assert added.why[0].line == (
         "sequence-parallel: required by mc2, because it fuses the all-gather and the reduce-scatter of sequence parallelism"
     )
-
-
-def test_one_feature_holds_the_linear_layers():
-    assert refusals("mc2", "coc", tp=2) == ["MS203 coc and mc2 all hold the slot linear | remove coc or mc2"]
 
 
 def test_the_plan_says_that_the_reference_runs():

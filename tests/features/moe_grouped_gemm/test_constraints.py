@@ -6,7 +6,7 @@ from megatron.core.transformer.moe.experts import SequentialMLP
 
 from mindspeed.features.moe_grouped_gemm.layers import foreign_experts
 from mindspeed.moe.grouped_experts import GroupedExperts
-from tests.features.resolving import active, not_checked, refusals
+from tests.features.resolving import active, refusals
 from tests.moe.configurations import Dense, Sparse
 from tests.moe.refusals import job, refusal
 
@@ -54,19 +54,6 @@ def test_activations_that_grouped_experts_do_not_have_are_refused(field: str, se
     assert refusals(NAME, **EXPERTS, **{field: True}) == [f"MS304 {NAME}: {sentence} | {fix}, or remove {NAME}"]
     assert NAME not in active(**EXPERTS, grouped_experts=True, **{field: True}, **EVERYWHERE)
     assert field != "probabilities_on_input" or refusals(NAME, **EXPERTS | {"router_topk": 1}, **{field: True}) == []
-
-
-def test_another_recompute_of_activations_is_refused():
-    assert refusals(NAME, "activation-recompute", **EXPERTS) == [
-        f"MS202 activation-recompute and {NAME} exclude each other, because grouped experts compute their activation "
-        "themselves; recompute.modules=[moe_act] recomputes it | remove activation-recompute or moe-grouped-gemm"
-    ]
-
-
-def test_an_unknown_model_is_not_checked():
-    assert not_checked(NAME) == [
-        "'the model is dense, and moe-grouped-gemm works on experts' depends on num_experts; give --num-experts"
-    ]
 
 
 def test_level_one_switches_it_on_where_experts_are_grouped_and_the_operator_has_a_variant():

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from mindspeed.features.moe_load_report.load import watch
-from tests.features.resolving import refusals
 
 
 class Router(torch.nn.Module):
@@ -60,10 +59,3 @@ def test_evaluation_is_not_counted():
     load = watch([layer])
     layer.router(routed((0, 1)))
     assert load.read() == {}
-
-
-def test_a_dense_model_is_refused():
-    assert refusals("moe-load-report", world_size=1) == [
-        "MS304 moe-load-report: the model is dense, and moe-load-report works on experts "
-        "| --num-experts N, or remove moe-load-report"
-    ]

@@ -20,14 +20,6 @@ def test_empty_places_that_fill_up_every_chunk_are_accepted():
     assert refusals(NAME, pp=2, vpp=2, num_layers=7) == []
 
 
-@pytest.mark.parametrize("value", ["first", -1, "1.5", "0,x"])
-def test_what_is_no_place_is_refused(value):
-    assert refusals(NAME, settings={NAME: {"layers": value}}, pp=2) == [
-        f"MS301 noop-layers.layers is {value!r}: empty places are whole numbers from 0 on, joined by commas, or auto "
-        "| --set noop-layers.layers=auto"
-    ]
-
-
 @pytest.mark.parametrize(
     ("places", "job", "refusal"),
     [
@@ -52,13 +44,6 @@ def test_what_is_no_place_is_refused(value):
 )
 def test_places_that_do_not_fit_are_refused(places, job, refusal):
     assert refusals(NAME, settings=with_places(*places), pp=2, num_layers=6, **job) == [refusal]
-
-
-def test_without_the_feature_layers_are_split_evenly():
-    assert refusals("pipeline-parallel", pp=2, num_layers=7) == [
-        "MS304 pipeline-parallel: 7 layers are not divisible by 2 pipeline stages "
-        "| --pp N (a divisor of 7), or add noop-layers to the features"
-    ]
 
 
 def test_groups_of_recomputed_layers_fill_the_real_chunks():

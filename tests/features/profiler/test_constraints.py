@@ -19,27 +19,6 @@ def test_the_defaults_are_fine(tmp_path: Path) -> None:
     assert asked(folder=str(tmp_path), cpu=True, memory=True, ranks=[-1], start=0, end=1) == []
 
 
-def test_a_window_has_a_step() -> None:
-    assert asked(start=5, end=5) == [
-        "MS301 profiler: the last traced step is end=5, but start=5 skips as many | --set profiler.end=7"
-    ]
-
-
-def test_memory_needs_the_host() -> None:
-    assert asked(memory=True) == [
-        "MS301 profiler: memory=true records allocations only together with cpu=true "
-        "| --set profiler.cpu=true, or remove the setting profiler.memory"
-    ]
-
-
-@pytest.mark.parametrize("ranks", [(8,), (-2,)])
-def test_ranks_are_of_the_job(ranks: tuple[int, ...]) -> None:
-    assert asked(ranks=list(ranks)) == [
-        f"MS304 profiler: ranks {ranks} are to be traced, but the job has 8 "
-        "| --set profiler.ranks=VALUE (ranks from 0 to the last one, or -1 for all)"
-    ]
-
-
 def test_the_folder_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert asked(folder=f"{tmp_path}/file") == [

@@ -8,7 +8,7 @@ from mindspeed.features.ring_attention_update import layers
 from mindspeed.features.ring_attention_update.feature import RingAttentionUpdate
 from mindspeed.ops import npu_ring_attention_update
 from mindspeed.plugins import FeatureArgs, Field
-from tests.features.resolving import active, refusals
+from tests.features.resolving import active
 from tests.ops.operator_checks import randn
 from tests.plugins.synthetic import CPU, catalog, make
 
@@ -29,13 +29,6 @@ def in_blocks(count):
         for part in blocks.parts(rule, mine, [(first, first + size)], q.device):
             blocks.accumulate_block(running, rule, part, q[8:], k[first : first + size], v[first : first + size])
     return running.out
-
-
-def test_without_context_parallelism_there_is_nothing_to_merge():
-    assert refusals("ring-attention-update", world_size=1) == [
-        "MS304 ring-attention-update: cp is 1, so attention has one block and there is nothing to merge "
-        "| --cp 2 (with a context-parallel algorithm that merges blocks), or remove ring-attention-update"
-    ]
 
 
 def test_level_one_leaves_it_out_without_context_parallelism():

@@ -1,57 +1,8 @@
 import pytest
 
-from tests.features.resolving import active, overrides, refusals
+from tests.features.resolving import active, refusals
 
 NAME = "shared-attention-mask"
-
-
-def refused(**settings):
-    return refusals(NAME, settings={NAME: settings})
-
-
-def test_the_data_loader_makes_no_mask():
-    assert overrides(NAME) == {"create_attention_mask_in_dataloader": False}
-
-
-def test_kinds_come_with_their_numbers():
-    assert refused(kind="causal") == []
-    assert refused(kind="sliding-window", width=8) == []
-    assert refused(kind="prefix", prefix=8) == []
-    assert refused(kind="package.module:function") == []
-
-
-@pytest.mark.parametrize(
-    ("settings", "refusal"),
-    [
-        (
-            {"kind": "windowed"},
-            ".kind is 'windowed': a mask is causal, sliding-window, prefix or package.module:function "
-            "| --set {name}.kind=causal, or --set {name}.kind=sliding-window, or --set {name}.kind=prefix",
-        ),
-        (
-            {"kind": "sliding-window"},
-            ": width is None for kind=sliding-window; kind=sliding-window needs it, others have none "
-            "| --set {name}.width=VALUE, or --set {name}.kind=causal",
-        ),
-        (
-            {"kind": "causal", "width": 4},
-            ": width is 4 for kind=causal; kind=sliding-window needs it, others have none "
-            "| remove the setting {name}.width, or --set {name}.kind=sliding-window",
-        ),
-        (
-            {"kind": "prefix"},
-            ": prefix is None for kind=prefix; kind=prefix needs it, others have none "
-            "| --set {name}.prefix=VALUE, or --set {name}.kind=causal",
-        ),
-        (
-            {"kind": "causal", "prefix": 4},
-            ": prefix is 4 for kind=causal; kind=prefix needs it, others have none "
-            "| remove the setting {name}.prefix, or --set {name}.kind=prefix",
-        ),
-    ],
-)
-def test_settings_that_do_not_fit_each_other_are_refused(settings, refusal):
-    assert refused(**settings) == [f"MS301 {NAME}{refusal.format(name=NAME)}"]
 
 
 @pytest.mark.parametrize("algorithm", ["ring-attention", "ulysses-attention", "kv-allgather-cp"])

@@ -32,13 +32,6 @@ def test_it_brings_sequence_parallelism():
     )
 
 
-def test_it_needs_more_than_one_tensor_parallel_rank():
-    assert refusals(NAME, tp=1) == [
-        "MS304 sequence-parallel: sequence-parallel shares the sequence among tensor-parallel ranks, but tp is 1 "
-        "| --tp 2 or more, or remove sequence-parallel"
-    ]
-
-
 @pytest.mark.parametrize(("x", "y"), [(2, 2), (4, 1), (1, 4), (2, "auto"), ("auto", 4), ("auto", "auto")])
 def test_a_grid_of_the_tensor_parallel_size_is_accepted(x: object, y: object):
     assert refusals(NAME, tp=4, settings=grid(x, y)) == []
@@ -54,10 +47,6 @@ def test_a_hidden_size_that_y_does_not_divide_is_refused():
     refused = f"MS304 {NAME}: hidden size 66 is not divisible by y of the grid x=1, y=4 | {AUTO}"
     assert refusals(NAME, tp=4, hidden_size=66, settings=grid(1, 4)) == [refused]
     assert refusals(NAME, tp=4, hidden_size=66, settings=grid(2, 2)) == []
-
-
-def test_one_feature_holds_the_linear_layers():
-    assert refusals(NAME, "coc", tp=4) == [f"MS203 coc and {NAME} all hold the slot linear | remove coc or {NAME}"]
 
 
 def test_an_mlp_that_the_ranks_do_not_divide_is_refused():
@@ -86,25 +75,6 @@ def test_a_layer_of_llama_3_405b_on_sixteen_ranks_sends_seven_tenths_in_forward(
     assert cheapest_grid(world) == (8, 2)
     assert layer_numbers(world, 8, 2) < layer_numbers(world, 16, 1)
     assert cheapest_grid(World({"tp": 4, **LLAMA_405B})) == (4, 1)
-
-
-@pytest.mark.parametrize(
-    ("world", "text"),
-    [
-        (
-            {"shared_expert_overlap": True},
-            "shared experts run without the collectives of their linear layers (moe_shared_expert_overlap) "
-            "| --no-shared-expert-overlap, ",
-        ),
-        (
-            {"weight_shards": 2},
-            "weight_shards is 2: Megatron splits each weight along one dimension over as many ranks more | --weight-shards 1, ",
-        ),
-        ({"optimizer": "dist_muon"}, f"{MUON} | --optimizer adam, "),
-    ],
-)
-def test_options_that_its_layers_cannot_follow_are_refused(world, text):
-    assert refusals(NAME, tp=4, **world) == [f"MS304 {NAME}: {text}or remove {NAME}"]
 
 
 @pytest.mark.long
