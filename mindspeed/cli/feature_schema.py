@@ -8,6 +8,7 @@ import click
 
 from mindspeed.cli.output import json_option, print_json
 from mindspeed.job.fields import FIELDS, PLATFORMS
+from mindspeed.plugins.tables import table_beside
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -38,41 +39,20 @@ def job_schema(known: Catalog) -> Schema:
     """The schema of a job file with the features of a catalog."""
     from mindspeed.training.config import TrainConfig
 
-    names: Schema = {"type": ["array", "null"], "uniqueItems": True, "items": {"$ref": "#/$defs/feature"}}
     feature: Schema = {
         "enum": list(known.usable),
         "enumDescriptions": [known.feature(name).summary() for name in known.usable],  # shown by editors, unknown to checkers
     }
     definitions: dict[str, Schema] = {"feature": feature}
+    schema: Schema = table_beside(__file__)
+    properties = schema["properties"]
     features = [*_base(), *(known.feature(name) for name in known.usable)]
-    settings = {feature.spec.name: _settings(feature, definitions) for feature in features}
-    sizes = {name: _size(name) for name in FIELDS if name not in ("platform", "megatron")}
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "mindspeed job file",
-        "description": "What to train and how: the same file for features check, plan, explain and for pretrain.",
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "features": names | {"description": "features to switch on"},
-            "without": names | {"description": "features to leave out"},
-            "settings": _mapping("settings by feature", settings),
-            "world": _mapping("sizes and the shape of the model", sizes),
-            "level": {
-                "description": "0: only what Megatron has; 1: and all that is safe here; 2: and what is asked for",
-                "enum": [0, 1, 2],
-                "default": 2,
-            },
-            "platform": {"description": "device to plan for; what is here if not given", "enum": list(PLATFORMS)},
-            "strict": {
-                "description": "add no requirement silently; what cannot be checked is a problem",
-                "type": "boolean",
-                "default": False,
-            },
-            "train": _schema_of(TrainConfig, definitions, "train.") | {"description": "how pretrain trains"},
-        },
-        "$defs": definitions,
-    }
+    properties["settings"]["properties"] = {feature.spec.name: _settings(feature, definitions) for feature in features}
+    sizes = (name for name in FIELDS if name not in ("platform", "megatron"))
+    properties["world"]["properties"] = {name: _size(name) for name in sizes}
+    properties["platform"]["enum"] = list(PLATFORMS)
+    properties["train"] = _schema_of(TrainConfig, definitions, "train.") | {"description": "how pretrain trains"}
+    return schema | {"$defs": definitions}
 
 
 def _base() -> list[type[Feature[Any]]]:
@@ -94,15 +74,6 @@ def _schema_of(model: type[BaseModel], definitions: dict[str, Schema], prefix: s
     schema = model.model_json_schema(ref_template=f"#/$defs/{prefix}{{model}}")
     definitions |= {prefix + name: own for name, own in schema.pop("$defs", {}).items()}
     return schema
-
-
-def _mapping(description: str, properties: dict[str, Schema]) -> Schema:
-    return {
-        "description": description,
-        "type": ["object", "null"],
-        "additionalProperties": False,
-        "properties": properties,
-    }
 
 
 def _size(name: str) -> Schema:
