@@ -1,13 +1,14 @@
 """Fixtures of the whole test run: one pool of worker processes, and the proof that runs in it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import pytest
 from hypothesis import settings
 
+import mindspeed
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.verification.case import build_case
 from mindspeed.verification.harness import Verdict, verify
@@ -65,24 +66,14 @@ def pool(pytestconfig: pytest.Config) -> Iterator[WorkerPool]:
         yield pool
 
 
-class Prove(Protocol):
-    def __call__(
-        self,
-        *features: str,
-        settings: Mapping[str, Mapping[str, Any]] | None = None,
-        world: Mapping[str, Any] | None = None,
-        also: Sequence[str] = (),
-        nproc: int | None = None,
-        steps: int | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> Verdict: ...
-
-
-@pytest.fixture
-def prove(pool: WorkerPool) -> Prove:
+@dataclass(frozen=True)
+class Prove:
     """``mindspeed features verify`` in the pool of the run: gives the verdict."""
 
-    def prove(
+    pool: WorkerPool
+
+    def __call__(
+        self,
         *features: str,
         settings: Mapping[str, Mapping[str, Any]] | None = None,
         world: Mapping[str, Any] | None = None,
@@ -95,9 +86,20 @@ def prove(pool: WorkerPool) -> Prove:
         case = build_case(features, [layer], also, nproc, options=options)
         if steps is not None:
             case = replace(case, recipe=replace(case.recipe, steps=steps))
-        return verify(case, pool)
+        return verify(case, self.pool)
 
-    return prove
+
+@pytest.fixture
+def prove(pool: WorkerPool) -> Prove:
+    return Prove(pool)
+
+
+@pytest.fixture(scope="module")
+def on_cpu() -> Iterator[None]:
+    """The platform CPU, and nothing else, for the tests of a module."""
+    mindspeed.activate(mindspeed.plan(platform="cpu"))
+    yield
+    mindspeed.deactivate()
 
 
 def differences(verdict: Verdict) -> set[float | None]:

@@ -12,12 +12,7 @@ from mindspeed.megatron.fixes import kernels
 from mindspeed.plugins.problems import PlatformError
 from tests.megatron.on_ranks import cycles, host_weights, reduced_by_instances
 
-
-@pytest.fixture(scope="module", autouse=True)
-def on_cpu():
-    mindspeed.activate(mindspeed.plan(platform="cpu"))
-    yield
-    mindspeed.deactivate()
+pytestmark = pytest.mark.usefixtures("on_cpu")
 
 
 def test_no_version_is_reached_without_transformer_engine():

@@ -1,6 +1,7 @@
 """What `test_communicating.py` runs on every rank of a gloo job."""
 
 import importlib
+from operator import attrgetter
 
 import torch
 import torch.distributed as dist
@@ -41,7 +42,7 @@ def calls(cases, ep=1, tp=1):
         given = with_groups(arguments[dist.get_rank()], groups)
         more = with_groups(keywords[dist.get_rank()] if keywords else {}, groups)
         if name.startswith("lcal_coc."):
-            getattr(mindspeed.ops.lcal_coc, name.partition(".")[2])(*given, **more)
+            attrgetter(name)(mindspeed.ops)(*given, **more)
             results.append([t for t in given[2:4] if isinstance(t, torch.Tensor)])
         elif name.endswith("_"):
             place = given[2].data_ptr()
@@ -72,9 +73,7 @@ def compiled(cases):
     groups = grid(1, dist.get_world_size()) | {"WORLD": dist.group.WORLD}
     same = []
     for name, arguments, keywords in cases:
-        operator = mindspeed.ops
-        for part in name.split("."):
-            operator = getattr(operator, part)
+        operator = attrgetter(name)(mindspeed.ops)
         results = []
         for backend in (None, "aot_eager"):
             given = [t.clone() if isinstance(t, torch.Tensor) else t for t in with_groups(arguments, groups)]
@@ -92,9 +91,7 @@ def refusals(cases):
     groups = grid(1, dist.get_world_size()) | {"WORLD": dist.group.WORLD}
     messages = []
     for name, arguments, keywords in cases:
-        operator = mindspeed.ops
-        for part in name.split("."):
-            operator = getattr(operator, part)
+        operator = attrgetter(name)(mindspeed.ops)
         try:
             operator(*with_groups(arguments, groups), **with_groups(keywords, groups))
         except MindSpeedError as error:

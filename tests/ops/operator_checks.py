@@ -1,7 +1,13 @@
 """What every operator is held to, whatever it computes."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
+
+from mindspeed.ops.errors import OperatorError
 
 TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
@@ -78,3 +84,11 @@ def assert_holds_everywhere(function, *inputs):
     assert_same_when_compiled(function, *inputs)
     assert_same_when_recomputed(function, *inputs)
     assert_same_in_inference_mode(function, *inputs)
+
+
+@contextmanager
+def refused(message: str) -> Iterator[None]:
+    """Check that an operator refuses what it is given, with this whole text: its name and what is wrong."""
+    with pytest.raises(OperatorError) as caught:
+        yield
+    assert str(caught.value) == f"MS505 {message}"

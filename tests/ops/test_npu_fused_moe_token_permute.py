@@ -3,8 +3,7 @@ import torch
 
 from mindspeed.ops import npu_fused_moe_token_permute as permute
 from mindspeed.ops import npu_fused_moe_token_unpermute as unpermute
-from mindspeed.ops.errors import OperatorError
-from tests.ops.operator_checks import TOLERANCE, assert_close_to_fp64, randn, strided
+from tests.ops.operator_checks import TOLERANCE, assert_close_to_fp64, randn, refused, strided
 
 
 def experts(tokens, topk, number=4, seed=1):
@@ -63,9 +62,8 @@ def test_rows_of_several_experts_are_summed_without_probabilities_for_a_given_nu
     tokens, indices = randn(6, 3), experts(6, 2)
     rows, slots = permute(tokens, indices)
     torch.testing.assert_close(unpermute(rows, slots, restore_shape=(6, 3)), combined(rows, indices, None))
-    with pytest.raises(OperatorError) as error:
+    with refused("npu_fused_moe_token_unpermute: 12 sorted_indices are not a number for each of 5 tokens"):
         unpermute(rows, slots, restore_shape=(5, 3))
-    assert str(error.value) == ("MS505 npu_fused_moe_token_unpermute: 12 sorted_indices are not a number for each of 5 tokens")
 
 
 def test_tokens_of_one_expert_keep_their_order():
@@ -203,6 +201,5 @@ def test_backward_of_unpermute_keeps_the_rows_only_for_the_probabilities():
     ],
 )
 def test_wrong_arguments_are_refused(call, message):
-    with pytest.raises(OperatorError) as error:
+    with refused(f"npu_fused_moe_token_{message}"):
         call()
-    assert str(error.value) == f"MS505 npu_fused_moe_token_{message}"

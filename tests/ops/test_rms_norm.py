@@ -3,8 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from mindspeed.ops import rms_norm, rms_norm_residual
-from mindspeed.ops.errors import OperatorError
-from tests.ops.operator_checks import TOLERANCE, assert_close_to_fp64, randn, strided
+from tests.ops.operator_checks import TOLERANCE, assert_close_to_fp64, randn, refused, strided
 
 
 def tensors(*shape, norm, dtype=torch.float64):
@@ -112,9 +111,8 @@ def test_backward_keeps_what_was_normed_and_one_number_per_row(function):
     ],
 )
 def test_a_wrong_residual_is_refused(residual, gamma, message):
-    with pytest.raises(OperatorError) as error:
+    with refused(f"rms_norm_residual: {message}"):
         rms_norm_residual(torch.ones(2, 4), residual, gamma)
-    assert str(error.value) == f"MS505 rms_norm_residual: {message}"
 
 
 @pytest.mark.parametrize(
@@ -132,6 +130,5 @@ def test_a_wrong_residual_is_refused(residual, gamma, message):
     ],
 )
 def test_wrong_tensors_are_refused(x, gamma, message):
-    with pytest.raises(OperatorError) as error:
+    with refused(f"rms_norm: {message}"):
         rms_norm(x, gamma)
-    assert str(error.value) == f"MS505 rms_norm: {message}"

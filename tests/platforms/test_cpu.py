@@ -7,15 +7,9 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-import mindspeed
 from mindspeed.platforms import runtime
 
-
-@pytest.fixture(scope="module", autouse=True)
-def on_cpu():
-    mindspeed.activate(mindspeed.plan(platform="cpu"))
-    yield
-    mindspeed.deactivate()
+pytestmark = pytest.mark.usefixtures("on_cpu")
 
 
 DEVICES = ["cuda", "cuda:0", 0, torch.device("cuda"), torch.device("cuda", 1)]

@@ -7,14 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-import mindspeed
-
-
-@pytest.fixture(scope="module", autouse=True)
-def on_cpu():
-    mindspeed.activate(mindspeed.plan(platform="cpu"))
-    yield
-    mindspeed.deactivate()
+pytestmark = pytest.mark.usefixtures("on_cpu")
 
 
 FILLS = {

@@ -6,12 +6,7 @@ import torch
 import mindspeed
 from mindspeed.platforms import cpu_memory
 
-
-@pytest.fixture(scope="module", autouse=True)
-def on_cpu():
-    mindspeed.activate(mindspeed.plan(platform="cpu"))
-    yield
-    mindspeed.deactivate()
+pytestmark = pytest.mark.usefixtures("on_cpu")
 
 
 @pytest.fixture

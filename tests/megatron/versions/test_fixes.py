@@ -7,16 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-import mindspeed
-
 numpy_2 = pytest.mark.skipif(hasattr(np, "product"), reason="numpy 1 still has product, and the originals stay")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def on_cpu():
-    mindspeed.activate(mindspeed.plan(platform="cpu"))
-    yield
-    mindspeed.deactivate()
+pytestmark = pytest.mark.usefixtures("on_cpu")
 
 
 def shard(start: int | None, stop: int | None = None, shape: tuple[int, ...] = (2, 3), replica: int = 0) -> Any:
