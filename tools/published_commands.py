@@ -62,7 +62,7 @@ def reason_of(problem: Problem) -> str:
     if problem.code == "MS113" and colon:
         belongs = "belongs to MindSpeed-LLM" if "to MindSpeed-LLM" in head else "no equivalent"
         return f"{belongs}: {re.sub(r' is not one of.*', '', reason)}"
-    text = re.sub(r"'[^']*'", "...", problem.message)
+    text = re.sub(r"(?<!\w)'[^']*'(?!\w)", "...", problem.message)
     text = re.sub(r"(takes one value, not|is followed by) .*", r"\1 ...", text)
     return re.sub(r"(?<![\w.-])\d[\d.]*", "N", text).replace(f"Megatron-LM {MEGATRON}", "Megatron-LM")
 

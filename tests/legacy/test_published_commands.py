@@ -31,6 +31,10 @@ def test_the_record_adds_up_and_pages_are_made_from_it():
         (Problem("MS304", "tensor-parallel: 25 heads of 2 ranks"), "tensor-parallel: N heads of N ranks"),
         (Problem("MS114", "--lr takes one value, not a b c"), "--lr takes one value, not ..."),
         (Problem("MS114", "--x is 'secret', which Megatron-LM does not know"), "--x is ..., which Megatron-LM does not know"),
+        (
+            Problem("MS304", "a: layers are Transformer Engine's, and 'x' works on Megatron's"),
+            "a: layers are Transformer Engine's, and ... works on Megatron's",
+        ),
     ],
 )
 def test_a_reason_has_no_words_of_a_script(problem, reason):
