@@ -10,7 +10,6 @@ from mindspeed.plugins.shared_conditions import (
     NO_CUDA_GRAPHS,
     NO_LOW_PRECISION,
     NO_OVERLAPPED_MICRO_BATCHES,
-    NO_TRANSFORMER_ENGINE_LAYERS,
 )
 
 _REMOVE: Final = RemoveFeature()
@@ -18,12 +17,6 @@ _REMOVE: Final = RemoveFeature()
 NO_LATENT_EXPERTS: Final = unset(
     "latent_expert_size", "experts work on latent vectors of width {world.latent_expert_size}, which {feature} does not support"
 )
-NO_EXPERT_CAPACITY: Final = unset(
-    "expert_capacity_factor",
-    "Megatron limits the tokens of an expert (expert_capacity_factor {world.expert_capacity_factor}), "
-    "which {feature} does not support",
-)
-NO_PADDED_EXPERTS: Final = unset("padded_experts", "experts are padded to their capacity, which {feature} does not support")
 NO_PADDED_ROUTING: Final = unset(
     "padded_routing", "the tokens of experts are padded for low-precision products, which {feature} does not support"
 )
@@ -37,24 +30,6 @@ def is_sparse(args: Any, world: World) -> bool:
     """Return whether the model has experts."""
     return world.num_experts > 0
 
-
-def _layers_may_be_local(args: Any, world: World) -> bool:
-    """Return whether the layers are not said to be Transformer Engine's, which is refused by itself."""
-    return not world.is_set("transformer_engine_layers")
-
-
-@condition(
-    "experts are Transformer Engine's grouped ones, and {feature} works on Megatron's local ones",
-    fix=(GiveField("transformer_engine_experts", False), _REMOVE),
-    when=_layers_may_be_local,
-)
-def experts_are_local(args: Any, world: World) -> bool:
-    """Check that experts are not those of Transformer Engine."""
-    return not world.is_set("transformer_engine_experts")
-
-
-LOCAL_EXPERTS: Final = (NO_TRANSFORMER_ENGINE_LAYERS, experts_are_local)
-"""The layers and the experts are Megatron's local ones."""
 
 DISPATCHER_CONDITIONS: Final = (
     NO_LOW_PRECISION,

@@ -170,15 +170,6 @@ class AllGatherDispatch:
         return output if self.shared_experts is None else output + self.shared_experts.get_output()
 
 
-class OverlappedAllGather(AllGatherDispatch):
-    """The same with the weights of experts between post and wait."""
-
-    def dispatch_postprocess(self: Any, tokens: Tensor, probs: Tensor) -> tuple[Tensor, Any, Tensor]:
-        """Give the experts the call in the place of counts: they wait for their rows themselves."""
-        posted, self.experts_call = self.experts_call, None
-        return tokens, posted, probs
-
-
 def placement(dispatcher: Any) -> Placement:
     """Where the experts of a dispatcher are, from its process groups."""
     shared = dispatcher.tp_size > 1

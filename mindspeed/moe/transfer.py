@@ -56,12 +56,6 @@ def wait(received: Tensor, transfer: TokenTransfer) -> Tensor:
     return arrived
 
 
-def do_first(rows: Tensor, action: Callable[[], None]) -> Tensor:
-    """Return ``rows``; backward runs ``action`` as soon as it comes here."""
-    same: Tensor = _DoFirst.apply(rows, action)  # type: ignore[no-untyped-call]
-    return same
-
-
 def all_to_all(group: dist.ProcessGroup, sent: Sequence[int], received: Sequence[int]) -> TokenTransfer:
     """Send ``sent[r]`` rows to rank r of the group, and receive ``received[r]`` from it."""
     return TokenTransfer(
@@ -121,15 +115,3 @@ class _Wait(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         ctx.transfer.pending = ctx.transfer.back(grads[0])
         return grads[0], None  # of the shape that autograd expects; what arrives goes to the other node by the transfer
-
-
-class _DoFirst(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, action: Callable[[], None]) -> Tensor:
-        ctx.action = action
-        return rows.view_as(rows)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        ctx.action()
-        return grads[0], None

@@ -29,15 +29,6 @@ NO_FINE_GRAINED_OFFLOADING: Final = unset(
 )
 
 
-@condition(
-    "every layer is recomputed as a whole (recompute_granularity full), which {feature} does not support",
-    fix=(GiveField("recompute_granularity", "selective"), _REMOVE),
-)
-def no_full_recompute(args: Any, world: World) -> bool:
-    """Check that layers are not recomputed as a whole."""
-    return not (world.knows("recompute_granularity") and world.recompute_granularity == "full")
-
-
 @condition("the model is dense, and {feature} works on experts", fix=(GiveField("num_experts"), _REMOVE), selects=True)
 def has_experts(args: Any, world: World) -> bool:
     """Check that the model has experts."""

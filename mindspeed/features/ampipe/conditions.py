@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from mindspeed.moe.conditions import DISPATCHER_CONDITIONS, NO_EXPERT_CAPACITY, NO_FORCED_BALANCING, experts_are_spread
+from mindspeed.moe.conditions import DISPATCHER_CONDITIONS, NO_FORCED_BALANCING, experts_are_spread
 from mindspeed.plugins import (
     Condition,
     DropSetting,
@@ -105,7 +105,11 @@ CONDITIONS: Final[tuple[Condition, ...]] = (
     unset("multi_latent_attention", "attention is multi-latent, which {feature} does not support"),
     unset("windowed_attention", "attention has a window, and {feature} supports only causal and full attention"),
     unset("gated_attention", "the output of attention has a gate, which {feature} does not support"),
-    NO_EXPERT_CAPACITY,
+    unset(
+        "expert_capacity_factor",
+        "Megatron limits the tokens of an expert (expert_capacity_factor {world.expert_capacity_factor}), "
+        "which {feature} does not support",
+    ),
     NO_FORCED_BALANCING,
     *DISPATCHER_CONDITIONS,
     NO_CPU_OFFLOADING,

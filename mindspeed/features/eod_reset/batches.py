@@ -10,12 +10,26 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
-from mindspeed.context_parallel.documents import ends_of_positions
-from mindspeed.plugins import active_feature
+from mindspeed.plugins import MindSpeedError, Problem, active_feature
+from mindspeed.plugins.fixes import advice
 
 if TYPE_CHECKING:
     from mindspeed.features.eod_reset.conditions import EodResetArgs
+
+
+def ends_of_positions(positions_BS: Tensor) -> Tensor:
+    """The documents of rows in which every document begins with position 0. Raises MS335 where a row begins otherwise."""
+    first = (positions_BS == 0).cpu()
+    if not bool(first[:, 0].all()):
+        text = "a row of position ids does not begin with 0, and documents begin at position 0"
+        fix = "give the position ids of whole rows, before they are cut for context parallelism"
+        raise MindSpeedError([Problem("MS335", text, fix=advice(fix))])
+    length = first.shape[1]
+    rows = [[*row.nonzero().flatten().tolist()[1:], length] for row in first]
+    most = max(map(len, rows))
+    return torch.tensor([row + [length] * (most - len(row)) for row in rows])
 
 
 def _args() -> EodResetArgs:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from mindspeed.context_parallel.blocks import Scoring
 from mindspeed.context_parallel.core_attention import CoreAttention, with_core_attention
-from mindspeed.context_parallel.documents import are_documents, ends_of_positions
+from mindspeed.context_parallel.documents import are_documents
 from mindspeed.context_parallel.local_attention import attention
-from mindspeed.features.eod_reset.batches import for_model
+from mindspeed.features.eod_reset.batches import ends_of_positions, for_model
 from mindspeed.ops.attention_mask import AttentionVisibility
 from mindspeed.plugins import Advice, Feature, MindSpeedError, Problem, active_feature, with_parts
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mindspeed.moe.conditions import DISPATCHER_CONDITIONS, NO_PADDED_EXPERTS, needs_dispatcher
+from mindspeed.moe.conditions import DISPATCHER_CONDITIONS, needs_dispatcher
 from mindspeed.moe.feature import REORDERED, DispatcherFeature
-from mindspeed.plugins import Category, FeatureArgs, FeatureSpec, Requires
+from mindspeed.plugins import Category, FeatureArgs, FeatureSpec, Requires, unset
 from mindspeed.plugins.shared_conditions import has_experts
 
 
@@ -29,7 +29,7 @@ class MoeAllgatherDispatcher(DispatcherFeature[FeatureArgs]):
             has_experts,
             needs_dispatcher("allgather"),
             *DISPATCHER_CONDITIONS,
-            NO_PADDED_EXPERTS,
+            unset("padded_experts", "experts are padded to their capacity, which {feature} does not support"),
         ),
         numerics=REORDERED,
     )

@@ -30,7 +30,7 @@ class MoeAllgatherOverlap(OverlapFeature[FeatureArgs]):
         return [
             Mixin(
                 "megatron.core.transformer.moe.token_dispatcher:MoEAllGatherTokenDispatcher",
-                "mindspeed.moe.dispatchers:OverlappedAllGather",
+                "mindspeed.features.moe_allgather_overlap.layers:OverlappedAllGather",
                 reason="its experts wait for their rows themselves",
             )
         ]

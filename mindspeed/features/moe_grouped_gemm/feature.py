@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspeed.moe.conditions import LOCAL_EXPERTS, NO_LATENT_EXPERTS, NO_LINEAR_BIAS, experts_are_grouped
+from mindspeed.moe.conditions import NO_LATENT_EXPERTS, NO_LINEAR_BIAS, experts_are_grouped
 from mindspeed.plugins import (
     Category,
     CheckpointState,
@@ -21,7 +21,7 @@ from mindspeed.plugins import (
     hookimpl,
     unset,
 )
-from mindspeed.plugins.shared_conditions import NO_LOW_PRECISION, has_experts
+from mindspeed.plugins.shared_conditions import NO_LOW_PRECISION, NO_TRANSFORMER_ENGINE_LAYERS, has_experts
 
 _REMOVE = RemoveFeature()
 
@@ -33,6 +33,21 @@ _REMOVE = RemoveFeature()
 def weighed_inputs_have_one_expert(args: FeatureArgs, world: World) -> bool:
     """Check that inputs are weighed by probabilities only where a token has one expert."""
     return not world.is_set("probabilities_on_input") or bool(world.router_topk == 1)
+
+
+def _layers_may_be_local(args: FeatureArgs, world: World) -> bool:
+    """Return whether the layers are not said to be Transformer Engine's, which is refused by itself."""
+    return not world.is_set("transformer_engine_layers")
+
+
+@condition(
+    "experts are Transformer Engine's grouped ones, and {feature} works on Megatron's local ones",
+    fix=(GiveField("transformer_engine_experts", False), _REMOVE),
+    when=_layers_may_be_local,
+)
+def experts_are_local(args: FeatureArgs, world: World) -> bool:
+    """Check that experts are not those of Transformer Engine."""
+    return not world.is_set("transformer_engine_experts")
 
 
 class MoeGroupedGemm(Feature[FeatureArgs]):
@@ -48,7 +63,8 @@ class MoeGroupedGemm(Feature[FeatureArgs]):
             NO_LINEAR_BIAS,
             NO_LOW_PRECISION,
             NO_LATENT_EXPERTS,
-            *LOCAL_EXPERTS,
+            NO_TRANSFORMER_ENGINE_LAYERS,
+            experts_are_local,
             unset("clamped_activation", "the input of the activation function is clamped, which {feature} does not support"),
             unset("shifted_gate", "an offset is added to the linear part of gated units, which {feature} does not support"),
             weighed_inputs_have_one_expert,

@@ -24,7 +24,6 @@ from mindspeed.plugins import (
     condition,
     hookimpl,
 )
-from mindspeed.plugins.shared_conditions import no_full_recompute
 
 _OWN = ("moe", "moe_act", "shared_experts")
 """Modules of Megatron's selective recompute whose activations the feature computes again itself."""
@@ -59,6 +58,15 @@ def _has_number_of_layers(args: MoeZeroMemoryArgs, world: World) -> bool:
 def stage_has_layers(args: MoeZeroMemoryArgs, world: World) -> bool:
     """Check that a stage has as many layers as level1 takes."""
     return bool((args.num_layers or 0) <= world.num_layers // world.pp)
+
+
+@condition(
+    "every layer is recomputed as a whole (recompute_granularity full), which {feature} does not support",
+    fix=(GiveField("recompute_granularity", "selective"), RemoveFeature()),
+)
+def no_full_recompute(args: MoeZeroMemoryArgs, world: World) -> bool:
+    """Check that layers are not recomputed as a whole."""
+    return not (world.knows("recompute_granularity") and world.recompute_granularity == "full")
 
 
 def _recomputed(world: World) -> list[str]:

@@ -11,12 +11,11 @@ import torch
 from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from torch import Tensor
 
-from mindspeed.features.moe_zero_memory.recomputed import answers
+from mindspeed.features.moe_zero_memory.recomputed import answers, do_first
 from mindspeed.memory.checkpoint import Checkpoint
 from mindspeed.moe.grouped_experts import activation, with_expert_mixin
 from mindspeed.moe.overlap import Redispatch
 from mindspeed.moe.products import Weight
-from mindspeed.moe.transfer import do_first
 from mindspeed.plugins import active_feature, with_parts
 
 

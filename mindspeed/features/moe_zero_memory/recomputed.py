@@ -104,3 +104,21 @@ class _Second(torch.autograd.Function):
         da = shared.gradient(dy, matrices2)
         dh, dprobs = torch.autograd.grad(active, inputs, da, allow_unused=True)
         return dh, dprobs, None, None, None
+
+
+def do_first(rows: Tensor, action: Callable[[], None]) -> Tensor:
+    """Return ``rows``; backward runs ``action`` as soon as it comes here."""
+    same: Tensor = _DoFirst.apply(rows, action)  # type: ignore[no-untyped-call]
+    return same
+
+
+class _DoFirst(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, action: Callable[[], None]) -> Tensor:
+        ctx.action = action
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        ctx.action()
+        return grads[0], None

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from megatron.core import parallel_state
 
 from mindspeed.features.zero_bubble.placement import TIED, UNTIE
 from mindspeed.pipeline.operations import PipelineShape
-from mindspeed.plugins.problems import MindSpeedError, Problem
-from mindspeed.plugins.wrapping import Function
+from mindspeed.plugins import MindSpeedError, Problem
 
 
-def with_v_offset(original: Function) -> Function:
+def with_v_offset(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``get_transformer_layer_offset(config, vp_stage, pp_rank)``."""
 
     @functools.wraps(original)
@@ -33,7 +33,7 @@ def with_v_offset(original: Function) -> Function:
     return offset
 
 
-def with_v_last_stage(original: Function) -> Function:
+def with_v_last_stage(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``is_pipeline_last_stage(ignore_virtual, vp_stage)``: of the model's stages the last is chunk 1 of rank 0."""
 
     @functools.wraps(original)
@@ -45,7 +45,7 @@ def with_v_last_stage(original: Function) -> Function:
     return is_last_stage
 
 
-def with_v_last_rank(original: Function) -> Function:
+def with_v_last_rank(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``is_pp_last_stage(pp_group)``, which Megatron asks beside the chunk: the last stage is on the first rank."""
 
     @functools.wraps(original)
@@ -55,7 +55,7 @@ def with_v_last_rank(original: Function) -> Function:
     return is_last_rank
 
 
-def with_whole_batch(original: Function) -> Function:
+def with_whole_batch(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``get_batch_on_this_tp_rank``, which gives the ranks of the first stage no labels.
 
     A rank with multi-token prediction gets the whole batch, as does one without a pipeline where that argument is missing.
@@ -81,7 +81,7 @@ def with_whole_batch(original: Function) -> Function:
     return get_batch
 
 
-def with_untied_weights(original: Function) -> Function:
+def with_untied_weights(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``GPTModel.__init__``: raise MS304 on every rank for tied embeddings, of which a plan need not know.
 
     Megatron reduces the tied weight over the first and the last rank, and in a V the last one holds neither of its uses.

@@ -13,8 +13,9 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 import mindspeed
-from mindspeed.context_parallel.documents import are_documents, ends_of_positions, ends_of_rows
+from mindspeed.context_parallel.documents import are_documents, ends_of_rows
 from mindspeed.features.eod_reset import batches, layers
+from mindspeed.features.eod_reset.batches import ends_of_positions
 from mindspeed.features.eod_reset.feature import EodReset, EodResetArgs
 from mindspeed.features.flash_attention.feature import FlashAttentionArgs
 from mindspeed.features.flash_attention.layers import with_flash_attention

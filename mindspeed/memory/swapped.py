@@ -25,7 +25,7 @@ class Swapped:
     """The host buffers of an optimizer's main weights and states, page-locked where the device is another one.
 
     `around` brings a window to the device and begins with the one that follows. What a window leaves behind travels back beside
-    the next one. Where residuals stand for main weights (`mindspeed.features.reuse_fp32_param.joined`) they travel instead.
+    the next one. Where residuals stand for main weights they travel instead.
     """
 
     def __init__(self) -> None:
