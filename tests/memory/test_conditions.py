@@ -23,38 +23,6 @@ SELECTIVE = {"recompute_granularity": "selective"}
 
 OF_PARTS: list[tuple[dict[str, Any], str]] = [
     (
-        {"cuda_graphs": True},
-        "layers are captured as CUDA graphs, which {name} does not support | --no-cuda-graphs, or remove {name}",
-    ),
-    (
-        {"low_precision": True},
-        "linear layers multiply in fp8 or fp4, which {name} does not support | --no-low-precision, or remove {name}",
-    ),
-    (
-        {"overlapped_micro_batches": True},
-        "Megatron overlaps expert all-to-alls with another micro-batch, which {name} does not support "
-        "| --no-overlapped-micro-batches, or remove {name}",
-    ),
-    (
-        {"fsdp": True},
-        "parameters are fully sharded over data-parallel ranks (FSDP), which {name} does not support "
-        "| --no-fsdp, or remove {name}",
-    ),
-    (
-        {"cpu_offloading": True},
-        "Megatron offloads activations to host memory, which {name} does not support | --no-cpu-offloading, or remove {name}",
-    ),
-    (
-        {"fine_grained_offloading": True},
-        "Megatron offloads activations of single modules to host memory, which {name} does not support "
-        "| --no-fine-grained-offloading, or remove {name}",
-    ),
-    (
-        {"transformer_engine_layers": True},
-        "layers are Transformer Engine's, and {name} works on Megatron's local layers "
-        "| --no-transformer-engine-layers, or remove {name}",
-    ),
-    (
         UNIFORM,
         "every layer is recomputed as a whole, so there is nothing left for {name} "
         "| --recompute-granularity selective, or remove {name}",
@@ -65,40 +33,7 @@ OF_PARTS: list[tuple[dict[str, Any], str]] = [
         "| --recompute-num-layers N (fewer than 8), or remove {name}",
     ),
 ]
-OF_EXPERTS = (
-    {"shared_expert_overlap": True},
-    "shared experts are computed in steps between the transfers of routed experts, which {name} does not support "
-    "| --no-shared-expert-overlap, or remove {name}",
-)
-OF_WEIGHTS: list[tuple[dict[str, Any], str]] = [
-    OF_PARTS[3],
-    (
-        {"qk_clip": True},
-        "QK clipping writes main weights between steps, which {name} does not support | --no-qk-clip, or remove {name}",
-    ),
-    (
-        {"low_precision_weights": True},
-        "weights are kept in fp8 or fp4, which {name} cannot restore from bf16 | --no-low-precision-weights, or remove {name}",
-    ),
-    (
-        {"precision_aware_optimizer": True},
-        "the precision-aware optimizer already manages main weights | --no-precision-aware-optimizer, or remove {name}",
-    ),
-    (
-        {"offloaded_optimizer": True},
-        "Megatron already offloads main weights and states (optimizer_cpu_offload) "
-        "| --no-offloaded-optimizer, or remove {name}",
-    ),
-    (
-        {"shared_gradient_buffer": True},
-        "mxfp8 weights are made from all main weights at once (reuse_grad_buf_for_mxfp8_param_ag) "
-        "| --no-shared-gradient-buffer, or remove {name}",
-    ),
-    (
-        {"optimizer": "muon"},
-        "the optimizer muon does not update each element by itself, as {name} needs | --optimizer adam, or remove {name}",
-    ),
-]
+MUON = "the optimizer muon does not update each element by itself, as {name} needs | --optimizer adam, or remove {name}"
 MLP_TAKEN = (
     "recompute_modules has mlp, which already recomputes the activation function "
     "| --recompute-modules N (without mlp), or remove {name}"
@@ -109,8 +44,7 @@ ATTENTION_TAKEN = (
 )
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     *((name, job, text) for name in (NORM, ACTIVATION, SWAP, ADAPTIVE) for job, text in OF_PARTS),
-    *((name, *OF_EXPERTS) for name in (ACTIVATION, ADAPTIVE)),
-    *((name, {"dtype": "bf16", **job}, text) for name in (REUSE, HOST) for job, text in OF_WEIGHTS),
+    *((name, {"dtype": "bf16", "optimizer": "muon"}, MUON) for name in (REUSE, HOST)),
     *(
         (
             REUSE,

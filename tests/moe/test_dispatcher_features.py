@@ -3,7 +3,7 @@
 import pytest
 
 from tests.features.resolving import ask, refusals
-from tests.moe.refusals import DISPATCHERS, job, refusal
+from tests.moe.refusals import job, refusal
 
 WORLD = {"world_size": 2, "ep": 2, "num_experts": 4}
 KINDS = {"allgather": "alltoall", "alltoall": "allgather"}
@@ -21,8 +21,7 @@ def test_it_gives_expert_parallelism_its_dispatcher(kind):
     assert planned.settings["dispatcher"].source == f"required by {name}"
 
 
-@pytest.mark.parametrize("field", [*DISPATCHERS, "num_experts"])
-def test_jobs_that_it_does_not_support_are_refused(kind, field):
+def test_a_dense_model_is_refused(kind):
     name = f"moe-{kind}-dispatcher"
     assert refusals(name, **WORLD) == []
-    assert refusal(name, field) in refusals(name, **WORLD | job(field) | ({"ep": 1} if field == "num_experts" else {}))
+    assert refusal(name, "num_experts") in refusals(name, **WORLD | job("num_experts") | {"ep": 1})

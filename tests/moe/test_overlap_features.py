@@ -21,9 +21,9 @@ def test_it_brings_its_dispatcher_and_grouped_experts(name):
     assert {dispatcher, "moe-grouped-gemm", "expert-parallel"} < set(active(name, **WORLD))
 
 
-@pytest.mark.parametrize("field", ["transformer_engine_layers", "transformer_engine_experts"])
 @pytest.mark.parametrize("feature", [*NAMES, "moe-zero-memory", "moe-adaptive-recompute"])
-def test_experts_of_transformer_engine_are_refused_by_the_grouped_experts_that_it_brings(feature, field):
+def test_experts_of_transformer_engine_are_refused_by_the_grouped_experts_that_it_brings(feature):
+    field = "transformer_engine_experts"
     assert refusals(feature, **WORLD, **{field: False}) == []
     assert refusals(feature, **WORLD, **job(field)) == [refusal("moe-grouped-gemm", field)]
 

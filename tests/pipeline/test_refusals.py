@@ -97,39 +97,6 @@ def test_a_list_that_recomputes_itself_and_another_policy_are_refused_in_both_or
     assert other in active(other, "zero-bubble", pp=2, settings=FULL)
 
 
-FORWARDS = {
-    "cuda_graphs": "layers are captured as CUDA graphs, which {name} does not support",
-    "low_precision": "linear layers multiply in fp8 or fp4, which {name} does not support",
-    "overlapped_micro_batches": "Megatron overlaps expert all-to-alls with another micro-batch, which {name} does not support",
-    "fine_grained_offloading": "Megatron offloads activations of single modules to host memory, which {name} does not support",
-    "fsdp": "parameters are fully sharded over data-parallel ranks (FSDP), which {name} does not support",
-    "partial_checkpoints": "Megatron recomputes some micro-batches only (num_microbatches_with_partial_activation_checkpoints),"
-    " and {name} decides which ones",
-}
-PASSES = {
-    "transformer_engine_layers": "layers are Transformer Engine's, and {name} works on Megatron's local layers",
-    "ring_exchange": "stages send and receive at once (ring exchange), and {name} orders messages one by one",
-    "delayed_weight_gradients": "Megatron already delays weight gradients (delay_wgrad_compute), as {name} does itself",
-    "deferred_embedding_gradients": "Megatron already defers the weight gradient of the output layer "
-    "(defer_embedding_wgrad_compute), which {name} does itself",
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "field", "text"),
-    [
-        *((name, field, text) for name in (*LISTS, *AHEAD) for field, text in FORWARDS.items()),
-        *((name, field, text) for name in LISTS for field, text in PASSES.items()),
-    ],
-)
-def test_a_job_with_an_order_of_its_own_is_refused(name: str, field: str, text: str) -> None:
-    option = field.replace("_", "-")
-    assert refusals(name, pp=2, **{field: True}) == [
-        f"MS304 {name}: {text.format(name=name)} | --no-{option}, or remove {name}"
-    ]
-    assert refusals(name, pp=2, **{field: False}) == refusals(name, pp=2) == []
-
-
 @pytest.mark.parametrize(
     ("config", "fields"),
     [

@@ -3,7 +3,6 @@ from typing import Any
 import pytest
 
 from tests.features.resolving import active, ask, refusals
-from tests.moe.refusals import DISPATCHERS, job, refusal
 
 WORLD: dict[str, Any] = {"num_experts": 8, "ep": 2, "multi_latent_attention": False}
 
@@ -18,21 +17,6 @@ def test_layers_that_fit_are_accepted():
     assert refused(parts=4, overlap=True, world={"tp": 2}, groups=16) == []
     assert "ampipe" in active("ampipe", "moe-alltoall-overlap", **WORLD)
     assert "ampipe" in active("ampipe", "deepspeed-moe", settings={"deepspeed-moe": {"groups": 2}}, **WORLD)
-
-
-SHARED = (
-    *DISPATCHERS,
-    "num_experts",
-    "forced_balancing",
-    "cpu_offloading",
-    "fine_grained_offloading",
-    "transformer_engine_layers",
-)
-
-
-@pytest.mark.parametrize("field", SHARED)
-def test_jobs_that_it_does_not_support_are_refused(field: str):
-    assert refusal("ampipe", field) in refused(world=job(field))
 
 
 def test_selective_recomputation_is_refused_and_full_one_is_not():

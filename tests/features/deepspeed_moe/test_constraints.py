@@ -5,22 +5,12 @@ import pytest
 from mindspeed.features.deepspeed_moe.feature import DeepspeedMoe, DeepspeedMoeArgs
 from mindspeed.plugins import MindSpeedError, World
 from tests.features.resolving import active, ask, not_checked, refusals
-from tests.moe.refusals import DISPATCHERS, job, refusal
 
 MOE: dict[str, Any] = {"num_experts": 8}
 
 
 def refused(world: dict[str, Any] | None = None, **settings: Any) -> list[str]:
     return refusals("deepspeed-moe", settings={"deepspeed-moe": settings}, **MOE | (world or {}))
-
-
-SHARED = (*DISPATCHERS, "num_experts", "forced_balancing", "transformer_engine_layers")
-
-
-@pytest.mark.parametrize("field", SHARED)
-def test_jobs_that_it_does_not_support_are_refused(field: str):
-    assert refused() == []
-    assert refused(job(field)) == [refusal("deepspeed-moe", field)]
 
 
 @pytest.mark.parametrize(

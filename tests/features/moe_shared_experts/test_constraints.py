@@ -1,5 +1,3 @@
-import pytest
-
 from mindspeed.plugins import World
 from tests.features.resolving import CATALOG, ask, refusals
 from tests.moe.configurations import config
@@ -17,9 +15,8 @@ def test_a_number_or_a_size_is_needed():
     assert refused() == [f"MS304 {NAME}: the number of shared experts is not given, nor their size | --set {NAME}.count=1"]
 
 
-@pytest.mark.parametrize("field", ["num_experts", "linear_bias"])
-def test_jobs_that_it_does_not_support_are_refused(field):
-    assert refused({"num_experts": 4} | job(field), count=1) == [refusal(NAME, field)]
+def test_a_dense_model_is_refused():
+    assert refused(job("num_experts"), count=1) == [refusal(NAME, "num_experts")]
 
 
 def test_a_count_reaches_megatron_as_a_size_where_the_width_of_a_routed_expert_is_known():
