@@ -1,13 +1,8 @@
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.resolution.request import Layer
-from tests.features.resolving import MODEL, active, ask
+from tests.features.resolving import MODEL, ask
 
 ARGUMENT = "gradient_accumulation_fusion"
-
-
-def test_level_one_switches_it_on_where_it_has_a_variant():
-    assert "matmul-add" in active(world_size=1, has_variant=lambda op, platform: True)
-    assert "matmul-add" not in active(world_size=1, has_variant=lambda op, platform: op != "npu_matmul_add_fp32")
 
 
 def test_megatrons_own_flag_takes_it_out():

@@ -48,13 +48,6 @@ def test_activations_that_grouped_experts_do_not_have_are_refused(field: str, se
     assert field != "probabilities_on_input" or refusals(NAME, **EXPERTS | {"router_topk": 1}, **{field: True}) == []
 
 
-def test_level_one_switches_it_on_where_experts_are_grouped_and_the_operator_has_a_variant():
-    grouped = EXPERTS | {"grouped_experts": True}
-    assert NAME in active(**grouped, **EVERYWHERE)
-    assert NAME not in active(**grouped | {"grouped_experts": False}, **EVERYWHERE)
-    assert NAME not in active(**grouped, has_variant=lambda op, platform: op != "npu_gmm")
-
-
 def test_experts_of_another_class_are_named_and_a_stage_of_dense_layers_has_none():
     def foreign(spec: Any) -> list[str]:
         return foreign_experts(None, spec, SimpleNamespace())

@@ -8,7 +8,6 @@ from mindspeed.features.ring_attention_update import layers
 from mindspeed.features.ring_attention_update.feature import RingAttentionUpdate
 from mindspeed.ops import npu_ring_attention_update
 from mindspeed.plugins import FeatureArgs, Field
-from tests.features.resolving import active
 from tests.ops.operator_checks import randn
 from tests.plugins.synthetic import CPU, catalog, make
 
@@ -29,10 +28,6 @@ def in_blocks(count):
         for part in blocks.parts(rule, mine, [(first, first + size)], q.device):
             blocks.accumulate_block(running, rule, part, q[8:], k[first : first + size], v[first : first + size])
     return running.out
-
-
-def test_level_one_leaves_it_out_without_context_parallelism():
-    assert "ring-attention-update" not in active(world_size=1, has_variant=lambda op, platform: True)
 
 
 def test_beside_an_algorithm_it_puts_the_operator_into_the_merge_and_takes_it_out_again(monkeypatch):

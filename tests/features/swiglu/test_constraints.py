@@ -2,14 +2,6 @@ from dataclasses import replace
 
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.megatron_lm.training_plan import plan_training
-from tests.features.resolving import active
-
-
-def test_level_one_switches_it_on_where_it_has_a_variant_and_the_mlp_is_swiglu():
-    everywhere = {"has_variant": lambda op, platform: True}
-    assert "swiglu" in active(world_size=1, **everywhere)
-    assert "swiglu" not in active(world_size=1, activation="gelu", **everywhere)
-    assert "swiglu" not in active(world_size=1)
 
 
 def test_megatrons_own_flag_takes_it_out():
