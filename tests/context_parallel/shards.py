@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mindspeed.context_parallel import costs
 from mindspeed.context_parallel.layout import Layout
 from mindspeed.plugins.problems import MindSpeedError
 
@@ -62,6 +63,13 @@ def made(
     generator = torch.Generator().manual_seed(3)
     shapes = [(heads, width), (groups, width), (groups, value_width), (heads, value_width)]
     return [torch.randn(tokens, batch, *shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
+
+
+def shape(tensors: Any, world: int) -> costs.Attention:
+    """What the closed forms take of a rank's share of these tensors."""
+    q, k, v, _ = tensors
+    tokens = q.shape[0] // world * q.shape[1]
+    return costs.Attention(tokens, q.shape[2], k.shape[2], q.shape[3], v.shape[3], q.element_size())
 
 
 def reference(tensors: Sequence[Tensor], *args: Any) -> list[Tensor]:

@@ -12,7 +12,7 @@ from mindspeed.context_parallel.conditions import keeps
 from mindspeed.context_parallel.layout import contiguous, zigzag
 from mindspeed.verification.pool import WorkerPool
 from tests.context_parallel.policies import Run, runs
-from tests.context_parallel.shards import made
+from tests.context_parallel.shards import made, shape
 
 RING = "mindspeed.features.ring_attention.attention:ring_attention"
 ULYSSES = "mindspeed.features.ulysses_attention.attention:ulysses_attention"
@@ -24,12 +24,6 @@ def all_runs(pool: WorkerPool, world: int, name: str, tensors: Any, policies: li
     layout = contiguous(world) if name == ULYSSES else zigzag(world)
     found: list[list[Run]] = pool.call(runs, world, name, layout, tensors, policies, plan=mindspeed.plan(platform="cpu"))
     return found
-
-
-def shape(tensors: Any, world: int) -> costs.Attention:
-    q, k, v, _ = tensors
-    tokens = q.shape[0] // world * q.shape[1]
-    return costs.Attention(tokens, q.shape[2], k.shape[2], q.shape[3], v.shape[3], q.element_size())
 
 
 def kept_by_ring(a: costs.Attention, ranks: int, keep: costs.Keep = "none") -> int:

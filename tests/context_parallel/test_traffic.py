@@ -9,19 +9,13 @@ import mindspeed
 from mindspeed.context_parallel import costs
 from mindspeed.verification.pool import WorkerPool
 from tests.context_parallel.algorithms import Algorithm, algorithms
-from tests.context_parallel.shards import made
+from tests.context_parallel.shards import made, shape
 from tests.context_parallel.watched import Sent, counted, kept_bytes, on_the_wire
 
 LONG = pytest.mark.long
 WORLDS = [2, pytest.param(4, marks=LONG)]
 MESSAGES = 16384
 """Bytes of gloo's messages about transfers, of all those of a call of forward and backward together."""
-
-
-def shape(tensors: Any, world: int) -> costs.Attention:
-    q, k, v, _ = tensors
-    tokens = q.shape[0] // world * q.shape[1]
-    return costs.Attention(tokens, q.shape[2], k.shape[2], q.shape[3], v.shape[3], q.element_size())
 
 
 def everything(world: int, small: dict[str, Any], large: Any) -> tuple[dict[str, dict[str, Sent]], dict[str, int]]:

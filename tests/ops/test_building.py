@@ -25,16 +25,6 @@ print("compiled" if compiled else "found", built.library)
 """
 
 
-@pytest.fixture
-def sources(tmp_path):
-    return write_sources(tmp_path / "csrc")
-
-
-@pytest.fixture
-def cache(tmp_path):
-    return tmp_path / "cache"
-
-
 def start(sources, cache, compiler):
     """A builder in a process of its own."""
     command = [sys.executable, "-c", BUILD, str(sources), str(cache)]

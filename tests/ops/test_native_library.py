@@ -41,16 +41,6 @@ print(len(set(re.findall(r"\\S*/lib(?:gomp|iomp5|omp)\\S*", maps))))
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ on this machine")
 
 
-@pytest.fixture
-def sources(tmp_path):
-    return write_sources(tmp_path / "csrc")
-
-
-@pytest.fixture
-def cache(tmp_path):
-    return tmp_path / "cache"
-
-
 def lines(program, cache, sources, **variables):
     done = run(program, cache, sources, **variables)
     assert done.returncode == 0, done.stderr

@@ -51,14 +51,20 @@ def test_a_run_at_tp2_goes_on_at_pp2_as_if_it_had_not_been_interrupted(tmp_path,
         assert loss == pytest.approx(losses(whole)[step], rel=1e-5)
 
 
-def test_a_run_that_ctrl_c_stops_saves_and_says_how_to_go_on(run):
-    stopped = Run("--resume", run, "--train-iters", 1_000_000)
+def stopped_by(number, run, *more):
+    """A run that a signal stopped, which saved and said how to go on; and its last step."""
+    stopped = Run("--resume", run, *more, "--train-iters", 1_000_000)
     stopped.wait_for_step(run, 4)
-    stopped.process.send_signal(signal.SIGINT)
+    stopped.process.send_signal(number)
     stopped.done()
     step = saved_steps(run)[-1]
     assert step == max(losses(run)) >= 4
     assert f"stopped after step {step}; continue with:\n" in stopped.out
+    return stopped, step
+
+
+def test_a_run_that_ctrl_c_stops_saves_and_says_how_to_go_on(run):
+    stopped, step = stopped_by(signal.SIGINT, run)
     program, verb, *arguments = shlex.split(stopped.out.splitlines()[-1])
     assert (Path(program).name, verb) == ("mindspeed", "pretrain")
     Run(*arguments, "--train-iters", step + 2).done()
@@ -67,13 +73,7 @@ def test_a_run_that_ctrl_c_stops_saves_and_says_how_to_go_on(run):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_what_a_scheduler_sends_before_it_takes_the_node_saves_too(run, number):
-    stopped = Run("--resume", run, "--nproc", 2, "--train-iters", 1_000_000)
-    stopped.wait_for_step(run, 4)
-    stopped.process.send_signal(number)
-    stopped.done()
-    step = saved_steps(run)[-1]
-    assert step == max(losses(run)) >= 4
-    assert f"stopped after step {step}; continue with:\n" in stopped.out
+    stopped_by(number, run, "--nproc", 2)
 
 
 def test_a_run_whose_terminal_closes_saves_and_ends(run):

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -105,12 +106,17 @@ def keep_a_group() -> None:
 kept: list[Any] = []
 
 
-@pytest.mark.skipif(not TASKS.exists(), reason="threads are counted in /proc, which is Linux's")
-def test_a_job_that_leaves_a_process_group_is_named_and_its_worker_is_replaced(pool: WorkerPool) -> None:
-    pool.call(keep_a_group, 1)
+def left_by(job: Callable[[], None], pool: WorkerPool) -> list[str]:
+    """What a job leaves behind, which is then no more held against this test."""
+    pool.call(job, 1)
     left = pool.leftovers.copy()
     pool.leftovers.clear()
-    assert left == ["keep_a_group left 3 process groups in rank 0"]
+    return left
+
+
+@pytest.mark.skipif(not TASKS.exists(), reason="threads are counted in /proc, which is Linux's")
+def test_a_job_that_leaves_a_process_group_is_named_and_its_worker_is_replaced(pool: WorkerPool) -> None:
+    assert left_by(keep_a_group, pool) == ["keep_a_group left 3 process groups in rank 0"]
     (loops,) = pool.call(loops_of_gloo, 1)
     assert loops <= 1  # of the job that counts
 
@@ -176,10 +182,7 @@ def stay_in_a_mode() -> None:
 
 
 def test_a_job_that_leaves_a_mode_is_named_and_its_worker_is_replaced(pool: WorkerPool) -> None:
-    pool.call(stay_in_a_mode, 1)
-    left = pool.leftovers.copy()
-    pool.leftovers.clear()
-    assert left == ["stay_in_a_mode left 1 dispatch modes in rank 0"]
+    assert left_by(stay_in_a_mode, pool) == ["stay_in_a_mode left 1 dispatch modes in rank 0"]
     assert pool.call(drawn_on_the_host, 1, plan=plan(platform="cpu", world={"world_size": 1})) == [(True, 0)]
 
 
