@@ -249,7 +249,7 @@ class Feature(Generic[ArgsT]):
     @classmethod
     def summary(cls) -> str:
         """Return the first sentence of the class docstring, which lists and pages show."""
-        return (inspect.getdoc(cls) or "").partition("\n")[0].removesuffix(".")
+        return inspect.cleandoc(vars(cls).get("__doc__") or "").partition("\n")[0].removesuffix(".")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

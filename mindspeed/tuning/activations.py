@@ -30,7 +30,8 @@ class Kept(NamedTuple):
 class KeptTables:
     """One table of `Kept` for each set of features that change what layers keep, made as `mindspeed.memory.estimate` does.
 
-    A micro-batch of one sequence is counted, once for each distinct combination of the sizes that are read.
+    Micro-batches of one and of two sequences are counted, once for each distinct combination of the sizes that are read: bytes
+    grow evenly with the sequences, but for what does not depend on them, such as a mask.
     """
 
     def __init__(self, catalog: Catalog, layouts: Layouts) -> None:
@@ -44,8 +45,8 @@ class KeptTables:
         key = tuple(sorted((name, id(settings.get(name)), mask.tobytes()) for name, mask in counted.items()))
         if key not in self._tables:
             self._tables[key] = self._tabulated(counted, settings)
-        chunk, last, once = self._tables[key][:, rows] * self.layouts.micro_batch_size[rows]
-        return Kept(chunk, last, once)
+        one, two = self._tables[key][:, :, rows]
+        return Kept(*(one + (two - one) * (self.layouts.micro_batch_size[rows] - 1)))
 
     def _tabulated(self, active: Mapping[str, Mask], settings: Settings) -> Numbers:
         args = {name: self.catalog.models[name](**settings.get(name, {})) for name in active}
@@ -53,29 +54,31 @@ class KeptTables:
         while True:
             read: set[str] = set()
             rows, inverse = self.layouts.distinct(sorted(fields), self._layers, *active.values())
-            found = np.empty((3, len(rows)))
+            found = np.empty((2, 3, len(rows)))
             kinds = np.array([self._layers[rows], *(mask[rows] for mask in active.values())])
             for kind in np.unique(kinds, axis=1).T:  # formulas take sizes as arrays, but not layers and features
                 here = np.flatnonzero((kind == kinds.T).all(axis=1))
                 present = {name: args[name] for name, is_active in zip(active, kind[1:], strict=True) if is_active}
-                found[:, here] = self._counted(present, int(kind[0]), rows[here], read)
+                for batch in (1, 2):
+                    found[batch - 1, :, here] = self._counted(present, int(kind[0]), rows[here], read, batch).T
             read &= VARIED
             if read <= {*fields, "micro_batch_size"}:
-                return found[:, inverse]
+                return found[:, :, inverse]
             fields |= read - {"micro_batch_size"}
 
-    def _counted(self, active: Mapping[str, Any], layers: int, rows: Column, read: set[str]) -> Numbers:
+    def _counted(self, active: Mapping[str, Any], layers: int, rows: Column, read: set[str], batch: int) -> Numbers:
         """Count a chunk of these layouts, at once or, where a feature has a formula that takes no arrays, one by one."""
-        sizes = {name: self.layouts.columns[name][rows] for name in SIZES}
+        sizes = {name: self.layouts.columns[name][rows] for name in SIZES} | {"micro_batch_size": batch}
         try:
             return self._count(active, layers, sizes, read)
         except (TypeError, ValueError):
-            each = [{name: int(column[number]) for name, column in sizes.items()} for number in range(len(rows))]
+            columns = {name: np.broadcast_to(column, len(rows)) for name, column in sizes.items()}
+            each = [{name: int(column[number]) for name, column in columns.items()} for number in range(len(rows))]
             return np.concatenate([self._count(active, layers, own, read) for own in each], axis=1)
 
     def _count(self, active: Mapping[str, Any], layers: int, sizes: Mapping[str, Any], read: set[str]) -> Numbers:
         specs = self.catalog.specs
-        world = ReadWorld({**self.layouts.model, **sizes, "micro_batch_size": 1}, read)
+        world = ReadWorld({**self.layouts.model, **sizes}, read)
         options = JobOptions(world.platform == "cpu", any(_splits_sequence(specs[name]) for name in active))
         features = {name: self.catalog.feature(name) for name in active}
         changes = [

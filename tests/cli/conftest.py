@@ -36,7 +36,7 @@ def install(tmp_path, monkeypatch):
         entries = ["[mindspeed.features]"]
         for number, (name, constraints) in enumerate(features.items()):
             declared = f'FeatureSpec("{name}", Category.TOOL, slots=frozenset({slots}), constraints=({constraints}))'
-            lines.append(f"class Made{number}(Feature):\n    spec = {declared}")
+            lines.append(f"class Made{number}(Feature):\n    'Made up.'\n    spec = {declared}")
             entries.append(f"{name} = {distribution}_features:Made{number}")
         (tmp_path / f"{distribution}_features.py").write_text("\n".join(lines))
         info = tmp_path / f"{distribution}-1.0.dist-info"

@@ -67,7 +67,7 @@ def test_a_zero_centered_norm_that_no_layer_on_the_cpu_has_is_a_problem(check, m
     norm = ("--platform", "cpu", "--zero-centered-norm", "--normalization")
     assert check(*norm, "LayerNorm") == (
         "MS304 cpu-platform: the layers on the CPU are local, and their norm is torch's LayerNorm, which has no zero-centered "
-        "weight\n  fix: --no-zero-centered-norm (Megatron-LM: remove --apply-layernorm-1p), or --normalization RMSNorm\n"
+        "weight\n  fix: --no-zero-centered-norm, or --normalization RMSNorm\n"
     )
     assert mindspeed("features", "check", *LAPTOP, *norm, "RMSNorm").exit_code == 0
 

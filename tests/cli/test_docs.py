@@ -16,7 +16,7 @@ def test_a_feature_of_another_package_has_a_page(mindspeed, install):
     assert done.stdout == (
         "# acme-clip\n\n"
         "<!-- made by `make docs` from the declaration in acme_features; do not edit -->\n\n"
-        "made up.\n\n"
+        "Made up.\n\n"
         "|  |  |\n|---|---|\n"
         "| category | tool |\n"
         "| level | 2: on request |\n"
@@ -26,7 +26,7 @@ def test_a_feature_of_another_package_has_a_page(mindspeed, install):
         "| megatron-core | `>=0.14,<0.20`, all that mindspeed supports |\n"
         "| slots | clipping |\n"
         "| in checkpoints | adds nothing |\n"
-        "| provided by | acme, since 0.1 |\n\n"
+        "| provided by | acme |\n\n"
         "## Settings\n\nNone.\n\n"
         "## Constraints\n\n- Requires recompute, because it clips what is recomputed.\n\n"
         "## What it changes in Megatron\n\nNo patch and no argument of its own.\n"

@@ -100,9 +100,9 @@ def test_two_commands_are_one_too_many(tmp_path):
 
 
 def test_the_fixes_of_a_training_command_are_its_own_arguments():
-    found = problems_of("--", "pretrain_gpt.py", *SIZES.split(), "--features", "swiglu,coc", "--bf16")
+    found = problems_of("--", "pretrain_gpt.py", *SIZES.split(), "--features", "swiglu,sequence-parallel", "--bf16")
     assert {row["code"]: row["fix"] for row in found if row["features"] == ["swiglu"]} == {
         "MS304": "--swiglu, or remove swiglu"
     }
-    fixes = [row["fix"] for row in found if row["features"] == ["coc"]]
-    assert "--tensor-model-parallel-size 2 or more, or remove coc" in fixes
+    fixes = [row["fix"] for row in found if row["features"] == ["sequence-parallel"]]
+    assert "--tensor-model-parallel-size 2 or more, or remove sequence-parallel" in fixes

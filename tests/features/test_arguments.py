@@ -23,7 +23,7 @@ EVERY_SETTING: dict[str, dict[str, Any]] = {
         "granularity": "full",
         "method": "block",
         "num_layers": 1,
-        "modules": ["core_attn"],
+        "modules": None,
         "distribute": True,
     },
     "sequence-parallel": {},

@@ -41,6 +41,8 @@ def test_a_plan_for_another_machine_wraps_the_places_that_take_its_arguments(mad
     assert [patch.target.partition(":")[2] for patch in wrapped] == [
         "DistributedDataParallelConfig.__post_init__",
         "OptimizerConfig.__post_init__",
+        "parse_args",
+        "validate_args",
     ]
 
 
