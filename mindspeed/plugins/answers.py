@@ -73,7 +73,8 @@ def contradictions(world: World, feature: type[Feature[Any]], args: Any, given: 
 def _of_arguments(world: World, feature: type[Feature[Any]], args: Any) -> dict[str, Any]:
     """Return the fields of the job, of those with a default of Megatron, that a feature's arguments of Megatron set."""
     with suppress(UnknownValue):
-        overrides = answer(feature, "megatron_args", args, world) or ()
+        if not (overrides := answer(feature, "megatron_args", args, world)):
+            return {}
         values = world_of_attributes({override.argument: override.value for override in overrides if override.only is None})
         return {name: value for name, value in values.items() if FIELDS[name].has_default}
     return {}

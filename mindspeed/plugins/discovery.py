@@ -59,6 +59,7 @@ class Catalog:
             if any(implements(self.feature(name), hook) for hook in ("job_values", "layer_split", "megatron_args"))
         )
         """Features whose settings decide fields of the job."""
+        self.noting = frozenset(name for name in self.usable if implements(self.feature(name), "notes"))
         self.level_one = tuple(name for name, spec in self.specs.items() if spec.level == 1)
         self.owners: dict[str, tuple[str, str | None]] = {
             size: (name, argument) for name, spec in self.specs.items() for size, argument in spec.sizes.items()

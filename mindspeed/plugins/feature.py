@@ -208,10 +208,12 @@ class FeatureSpec:
 
     def is_idle(self, world: World) -> bool:
         """Return whether the feature serves in its slot a parallel size that is 1: it is asked for nothing."""
-        return not self.sizes and self.idle_size(world) is not None
+        return bool(self.slots) and not self.sizes and self.idle_size(world) is not None
 
     def idle_size(self, world: World) -> str | None:
         """Return the parallel size that the feature serves, by itself or in its slot, if it is 1: there is nothing to do."""
+        if not (self.sizes or self.slots):
+            return None
         served = (*self.sizes, *(SERVED_SIZES[slot] for slot in sorted(self.slots & SERVED_SIZES.keys())))
         return next((size for size in served if world.knows(size) and getattr(world, size) == 1), None)
 

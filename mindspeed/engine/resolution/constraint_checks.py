@@ -15,7 +15,7 @@ from mindspeed.engine.resolution.planned_feature import Value
 from mindspeed.engine.resolution.request_merge import LAUNCH
 from mindspeed.engine.resolution.resolution_state import ResolutionState, because
 from mindspeed.job.world import UnknownValue, World, size_name
-from mindspeed.plugins.answers import answer, implements
+from mindspeed.plugins.answers import answer
 from mindspeed.plugins.conditions import Condition, ConditionError, Loose, ModelCondition, failure, is_met, texts
 from mindspeed.plugins.constraints import AUTO, Conflicts, RequiresAny, RequiresCapability, RequiresSlot
 from mindspeed.plugins.feature import FeatureArgs
@@ -149,7 +149,7 @@ def check_operators(state: ResolutionState) -> None:
     Under strict it is a problem, unless level 1 alone switched the feature on.
     """
     platform = str(state.world.platform)
-    for name in sorted(state.active):
+    for name in sorted(name for name in state.active if state.specs[name].ops):
         missing = [op for op in state.specs[name].ops if not state.runs(op, platform)]
         if not missing:
             continue
@@ -164,9 +164,9 @@ def check_operators(state: ResolutionState) -> None:
 
 def add_notes(state: ResolutionState) -> None:
     """A row for every sentence that an active feature says about its settings; none where a value is not known."""
-    for name in sorted(state.active):
+    for name in sorted(state.catalog.noting.intersection(state.active)):
         feature, args = state.catalog.feature(name), state.args_of(name)
-        if args is None or not implements(feature, "notes"):
+        if args is None:
             continue
         with suppress(UnknownValue):
             for text in answer(feature, "notes", args, state.world):

@@ -66,6 +66,8 @@ def _refusals(state: ResolutionState, name: str) -> Iterable[tuple[str, JobSet]]
 
 def leave_out_refused(state: ResolutionState) -> bool:
     """Remove the features that level 1 alone switched on and that cannot run with what active features set."""
+    if not state.by_level_one:
+        return False
     needed: dict[str, JobSet] = {}
     for name, jobs in state.where.items():
         for constraint in state.catalog.requires[name]:

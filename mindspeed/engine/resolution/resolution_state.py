@@ -60,6 +60,7 @@ class ResolutionState:
         self.jobs, self.scope, self.is_single = jobs, scope, jobs.is_single
         self.world = self._given = merged.as_world()
         self._fixed = frozenset(name for name, value in merged.world.items() if value.source != MEGATRON_DEFAULTS)
+        self._said = frozenset(name for name in self._fixed if not merged.world[name].option)
         self.active: dict[str, Reason] = {}
         self.where: dict[str, JobSet] = {}
         self.by_level_one: dict[str, JobSet] = {}
@@ -78,9 +79,9 @@ class ResolutionState:
 
     def activate(self, name: str, why: Reason, jobs: JobSet) -> JobSet:
         """Make a feature active in these jobs; return those in which it was not."""
-        new = jobs & ~self.where.get(name, 0)
-        if new:
-            self.where[name] = self.where.get(name, 0) | new
+        before = self.where.get(name, 0)
+        if new := jobs & ~before:
+            self.where[name] = before | new
             self.active.setdefault(name, why)
         return new
 
@@ -145,7 +146,7 @@ class ResolutionState:
         Raises NotUniform where only some jobs have the requirement.
         """
         needed = constraint.name
-        if constraint.settings and jobs != self.scope:
+        if jobs != self.scope:
             raise NotUniform(jobs)
         for key, value in constraint.settings.items():
             given = self.merged.settings.get(needed, {}).get(key)
@@ -221,12 +222,11 @@ class ResolutionState:
         if (args := self.args_of(name)) is None:
             return ()
         feature = self.catalog.feature(name)
-        given = frozenset(field for field in self._fixed if not self.merged.world[field].option)
 
         def contradicted(world: World) -> Contribution:
-            return contradictions(world, feature, self.args_in(name, args, world), given)
+            return contradictions(world, feature, self.args_in(name, args, world), self._said)
 
-        return self.values(self.key_of(name, "contradictions"), contradicted)
+        return self.values(None if self.is_single else self.key_of(name, "contradictions"), contradicted)
 
     def holds(self, name: str, constraint: Relation) -> JobSet:
         """Return the jobs in which the ``when`` of a constraint holds; an unknown value is reported and counts as no."""

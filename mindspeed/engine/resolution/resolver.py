@@ -251,7 +251,8 @@ def _propagate(state: ResolutionState, roots: Iterator[Root]) -> None:
             holding = new if constraint.when is None else new & state.holds(name, constraint)
             if not holding:
                 continue
-            state.require_settings(name, constraint, holding)
+            if constraint.settings:
+                state.require_settings(name, constraint, holding)
             if not (missing := holding & ~where.get(needed, 0)):
                 continue
             text = f"{name} requires {needed}{because(constraint.reason)}"
