@@ -49,7 +49,7 @@ def check_of_twenty() -> float:
     """Seconds of ``features check`` of 11 built-in features and 9 of other packages, for a world of 1,024 ranks."""
     names = [*FEATURES, *(f"made-{number}" for number in range(20 - len(FEATURES)))]
     with tempfile.TemporaryDirectory() as folder:
-        path = str(packages(Path(folder) / "packages", 20 - len(FEATURES), sources=True))
+        path = str(packages(Path(folder) / "packages", 20 - len(FEATURES)))
         command = ("-c", ABSENT, "features", "check", *names, *WORLD.split())
         assert "async-ddp" in python(*command, PYTHONPATH=path)
         (spent,) = medians(lambda: python(*command, PYTHONPATH=path), repeat=15)
