@@ -74,12 +74,12 @@ def metadata(subject: Subject) -> Outcome:
     name, spec = subject.name, subject.feature.spec
     wrong = [line for problem in subject.problems for line in str(problem).splitlines()[:1]]
     summary = subject.feature.summary()
-    if not summary or len(summary) > LONGEST_SUMMARY:
+    if not summary:
+        wrong.append("the class has no docstring")
+    elif len(summary) > LONGEST_SUMMARY:
         wrong.append(f"the summary, its first line, is {len(summary)} characters long, not 1 to {LONGEST_SUMMARY}")
     if spec.numerics.claim != "exact" and not spec.numerics.reason:
         wrong.append(f"the numerics are {spec.numerics.claim}, and nothing says why")
-    if not (subject.feature.__doc__ or "").strip():
-        wrong.append("the class has no docstring")
     wrong += _unmarked_hooks(subject.feature)
     wrong += [f"the {type(c).__name__} has no reason" for c in spec.constraints if getattr(c, "reason", "-") == ""]
     wrong += [f"the condition {c.name} at {c.where} has no docstring" for c in conditions(spec.constraints) if not c.about]
