@@ -123,8 +123,6 @@ def check_given_fields(state: ResolutionState) -> None:
     for name in sorted(state.catalog.describing.intersection(state.active)):
         for found, jobs in state.contradictions(name):
             for field, value in found:
-                if field in state.specs[name].sizes:
-                    continue  # two spellings of one value, whose difference is reported
                 text = f"{name}: it sets {field} to {value}, but {state.merged.world[field].value} is given"
                 fix = (DropField(field), RemoveFeature(state.root(name)))
                 state.problem("MS304", text, (name,), fix, jobs & state.where[name], (field,))

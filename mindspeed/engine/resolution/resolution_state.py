@@ -13,7 +13,7 @@ from mindspeed.engine.resolution.planned_feature import PlanNote, Reason, Value
 from mindspeed.engine.resolution.request import MEGATRON_DEFAULTS
 from mindspeed.engine.resolution.request_merge import MergedRequest
 from mindspeed.engine.resolution.setting_validation import Arguments, flag
-from mindspeed.job.world import UnknownValue, World
+from mindspeed.job.world import FIELDS, PARALLEL_SIZES, UnknownValue, World
 from mindspeed.plugins.answers import Contribution, answer, contradictions, contribution, with_contribution
 from mindspeed.plugins.conditions import Condition, ConditionError, Predicate, is_met
 from mindspeed.plugins.constraints import Relation, Requires
@@ -60,7 +60,8 @@ class ResolutionState:
         self.jobs, self.scope, self.is_single = jobs, scope, jobs.is_single
         self.world = self._given = merged.as_world()
         self._fixed = frozenset(name for name, value in merged.world.items() if value.source != MEGATRON_DEFAULTS)
-        self._said = frozenset(name for name in self._fixed if not merged.world[name].option)
+        settable = (name for name in self._fixed if FIELDS[name].has_default and name not in PARALLEL_SIZES)
+        self._said = frozenset(name for name in settable if not merged.world[name].option)
         self.active: dict[str, Reason] = {}
         self.where: dict[str, JobSet] = {}
         self.by_level_one: dict[str, JobSet] = {}
@@ -219,7 +220,7 @@ class ResolutionState:
 
         What an argument of Megatron-LM gives is compared with the arguments of the plan.
         """
-        if (args := self.args_of(name)) is None:
+        if not self._said or (args := self.args_of(name)) is None:
             return ()
         feature = self.catalog.feature(name)
 
