@@ -30,7 +30,7 @@ DRY_PEAK: Final = 0.1
 @json_option
 @click.pass_context
 def measure(context: click.Context, request: Request, names: tuple[str, ...], nproc: int | None, dry: bool) -> None:
-    """Train a tiny model with features, and compare its memory with what was foretold.
+    """Train a tiny model with features, and compare its memory with the estimate.
 
     The bytes that one micro-batch keeps for backward, and those at the peak of a training step, on the rank that has most.
     With --dry the model of the request is built and trained by Megatron without contents of tensors, one rank of each stage.

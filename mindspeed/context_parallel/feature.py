@@ -25,7 +25,7 @@ ALGORITHM: Final[tuple[Constraint, ...]] = (
     softmax_is_vanilla,
     attention_sees_all_keys,
 )
-"""What every algorithm needs."""
+"""Requirement of every algorithm: the feature that makes the groups."""
 
 
 class AlgorithmFeature(Feature[ArgsT]):

@@ -1,4 +1,4 @@
-"""What optimization level 1 switches on by itself, and what it leaves out again for features that were requested."""
+"""Optimization level 1: the features that it switches on, and those that make way for requested ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only a built model can decide for adaptive recompute. Imported when it exists."""
+"""Conditions of adaptive-recompute that only a built model can decide, imported when it exists."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ Activate = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(slots=True)
 class _Backward:
-    """What both nodes of one call share in backward: the weights' operands, and the rows once they are here again."""
+    """Data that both nodes of one call share in backward: operands of weight gradients, and the rows sent again."""
 
     weights: tuple[Weight, Weight]
     ends: Tensor

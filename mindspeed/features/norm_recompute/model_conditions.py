@@ -1,4 +1,4 @@
-"""What only a built model can decide for norm recompute. Imported when it exists."""
+"""Conditions of norm-recompute that only a built model can decide, imported when it exists."""
 
 from __future__ import annotations
 

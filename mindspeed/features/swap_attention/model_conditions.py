@@ -1,4 +1,4 @@
-"""What only a built model can decide for swap attention. Imported when it exists."""
+"""Conditions of swap-attention that only a built model can decide, imported when it exists."""
 
 from __future__ import annotations
 
