@@ -166,6 +166,7 @@ def test_without_a_launcher_they_stop_when_they_make_their_process_group(job):
         assert (rank.process.returncode, rank.err) == (1, "")
         assert rank.said == (
             "MS610 the ranks do not have the same plan: rank 1 has recompute.num_layers=2, rank 0 1\n"
+            "  because: rank 1 has recompute_num_layers=2, rank 0 1\n"
             "  because: rank 1 has Megatron argument recompute_num_layers=2, rank 0 1\n"
             f"  because: rank 1 runs on {HERE}\n{FIX}\n"
         )
