@@ -55,10 +55,10 @@ class KeptTables:
             read: set[str] = set()
             rows, inverse = self.layouts.distinct(sorted(fields), self._layers, *active.values())
             found = np.empty((2, 3, len(rows)))
-            kinds = np.array([self._layers[rows], *(mask[rows] for mask in active.values())])
-            for kind in np.unique(kinds, axis=1).T:  # formulas take sizes as arrays, but not layers and features
+            kinds = np.array([self._layers[rows], self.layouts.columns["cp"][rows], *(mask[rows] for mask in active.values())])
+            for kind in np.unique(kinds, axis=1).T:  # formulas take sizes as arrays, but not layers, cp and features
                 here = np.flatnonzero((kind == kinds.T).all(axis=1))
-                present = {name: args[name] for name, is_active in zip(active, kind[1:], strict=True) if is_active}
+                present = {name: args[name] for name, is_active in zip(active, kind[2:], strict=True) if is_active}
                 for batch in (1, 2):
                     found[batch - 1, :, here] = self._counted(present, int(kind[0]), rows[here], read, batch).T
             read &= VARIED
@@ -69,6 +69,7 @@ class KeptTables:
     def _counted(self, active: Mapping[str, Any], layers: int, rows: Column, read: set[str], batch: int) -> Numbers:
         """Count a chunk of these layouts, at once or, where a feature has a formula that takes no arrays, one by one."""
         sizes = {name: self.layouts.columns[name][rows] for name in SIZES} | {"micro_batch_size": batch}
+        sizes["cp"] = int(sizes["cp"][0])
         try:
             return self._count(active, layers, sizes, read)
         except (TypeError, ValueError):
