@@ -18,7 +18,7 @@ from megatron.core import parallel_state
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.utils import get_model_config
+from megatron.core.utils import get_model_config, unwrap_model
 
 from mindspeed.megatron.batches import slice_batch
 from mindspeed.training.job import DataSource
@@ -76,7 +76,7 @@ class Batches:
         return [self._micro_batches(first, chunk) for chunk in chunks]
 
     def _micro_batches(self, first: int, chunk: Any) -> Iterator[Batch]:
-        stage = chunk.module.vp_stage
+        stage = unwrap_model(chunk).vp_stage
         ends = (parallel_state.is_pipeline_first_stage, parallel_state.is_pipeline_last_stage)
         own_mask = self.dataset.config.reset_attention_mask  # which every stage reads
         needed = own_mask or any(is_end(ignore_virtual=False, vp_stage=stage) for is_end in ends)

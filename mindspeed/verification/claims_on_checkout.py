@@ -74,7 +74,7 @@ class Verifier:
                 return row
         self._process.kill()
         self._process.wait()
-        return _open_row(name, "no-verdict", f"no verdict within {limit:.0f} s", limit)
+        return _row(name, f"no verdict within {limit:.0f} s", "no-verdict", limit)
 
     @property
     def has_ended(self) -> bool:
@@ -103,7 +103,7 @@ def verify_on(checkout: Path, version: str, specs: Mapping[str, FeatureSpec], li
     verified. A process that dies or hangs is a row of its feature; the next feature has another process.
     """
     supporting = {name: spec for name, spec in specs.items() if version_in(version, spec.megatron)}
-    rows = {name: _open_row(name, OUT_OF_RANGE, f"needs megatron-core {spec.megatron}") for name, spec in specs.items()}
+    rows = {name: _row(name, f"needs megatron-core {spec.megatron}", OUT_OF_RANGE) for name, spec in specs.items()}
     waiting, end = deque(supporting), time.monotonic() + limits.total
 
     def work(_: int) -> list[Row]:
@@ -122,7 +122,7 @@ def _in_turn(checkout: Path, waiting: deque[str], limits: Limits, end: float) ->
         name = waiting.popleft()
         left = end - time.monotonic()
         if left <= 0:
-            yield _open_row(name, "not-verified", f"not verified: {limits.total:.0f} s were over")
+            yield _row(name, f"not verified: {limits.total:.0f} s were over", "not-verified")
             continue
         verifier = verifier or Verifier(checkout)
         yield verifier.verify(name, limits.feature)
@@ -133,12 +133,10 @@ def _in_turn(checkout: Path, waiting: deque[str], limits: Limits, end: float) ->
         verifier.close()
 
 
-def _row(name: str, problem: str) -> Row:
-    return {"feature": name, "holds": False, "problems": [problem], "seconds": 0.0}
-
-
-def _open_row(name: str, kind: str, problem: str, seconds: float = 0.0) -> Row:
-    return {"feature": name, "holds": None, "open": kind, "problems": [problem], "seconds": seconds}
+def _row(name: str, problem: str, kind: str = "", seconds: float = 0.0) -> Row:
+    """The row of a feature without a verdict: its process has ended, or it is open for the reason ``kind``."""
+    verdict = {"holds": None, "open": kind} if kind else {"holds": False}
+    return {"feature": name, **verdict, "problems": [problem], "seconds": seconds}
 
 
 def in_order(names: Iterable[str], verdicts: Mapping[str, Iterable[str]]) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -38,10 +39,10 @@ def measure(recipe: Recipe) -> tuple[int, int]:
 def fake_tensors() -> Iterator[None]:
     """Make tensors without contents, and replace what reads them: conversions of modules, object collectives, routing."""
     with (
-        _replaced(Module, "_apply", _convert),
-        _replaced(TopKRouter, "forward", _routed_evenly(TopKRouter.forward)),
-        _replaced(dist, "all_gather_object", _gather_own),
-        _replaced(torch, "tensor", _stacked_scalars(torch.tensor)),
+        patch.object(Module, "_apply", _convert),
+        patch.object(TopKRouter, "forward", _routed_evenly(TopKRouter.forward)),
+        patch.object(dist, "all_gather_object", _gather_own),
+        patch.object(torch, "tensor", _stacked_scalars(torch.tensor)),
         FakeTensorMode(allow_non_fake_inputs=True),
         ComputedIntegers(),  # type: ignore[no-untyped-call]
     ):
@@ -131,13 +132,3 @@ def _stacked_scalars(tensor: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return tensor(data, *args, **kwargs)
 
     return made
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)

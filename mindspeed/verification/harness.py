@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from operator import attrgetter, methodcaller
 from typing import Any, Final
 
 from mindspeed import registry
@@ -20,6 +21,13 @@ from mindspeed.verification.record import RankResult
 
 _BYTES_OF: Final = "bytes of "
 _BYTES: Final = 0.01
+_KEPT: Final = {
+    "saved activations": ("activations.device", "activations"),
+    "saved activations on the host": ("activations.host", "swapped"),
+    "optimizer at rest": ("optimizer.device", "optimizer.device"),
+    "optimizer at rest on the host": ("optimizer.host", "optimizer.host"),
+}
+"""Bytes that a run keeps: where the record of a rank has them, and where the stage that the planner foretells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +101,8 @@ def missing_effects(
             reason = f"the group of {', '.join(idle[name])} has one rank"
             yield _failed(name, reason) if all_idle else ComparisonResult(f"idle of {name}: {reason}", 0.0, 0.0)
             continue
-        spec, called = known.feature(name).spec, {place for record in feature for place in _called(record, name)}
+        spec = known.feature(name).spec
+        called = {place for record in feature for place, count in record.reached.get(name, {}).items() if count}
         if uncalled := [op for op in spec.ops if op not in called]:
             yield _failed(name, f"the operator {', '.join(uncalled)} was not called")
             continue
@@ -103,7 +112,7 @@ def missing_effects(
         arguments = {planned.override.argument for planned in case.plan.overrides if name in planned.owners}
         if arguments and _values(arguments, before) != _values(arguments, after):
             continue
-        if any(_acted(record.reached.get(name, {}), passive="around_" if arguments else None) for record in feature):
+        if any(not (arguments and place.startswith("around_")) for place in called):  # such a hook may have done nothing
             continue
         phases = {planned.patch.phase for planned in case.plan.patches if planned.owner == name and not planned.skipped}
         if phases == {"checkpoint"}:
@@ -142,15 +151,6 @@ def _sizes_of_one(name: str, record: RankResult) -> list[str]:
     return [size for size in sorted(needed) if record.sizes.get(size, 1) == 1]
 
 
-def _acted(reached: Mapping[str, int], passive: str | None) -> bool:
-    """A site or hook was reached. Hooks that begin with ``passive`` may have done nothing, so they do not count."""
-    return any(count for place, count in reached.items() if not (passive and place.startswith(passive)))
-
-
-def _called(record: RankResult, name: str) -> Iterator[str]:
-    return (place for place, count in record.reached.get(name, {}).items() if count)
-
-
 def _values(arguments: Iterable[str], settings: Mapping[str, str]) -> dict[str, str]:
     return {place: value for place, value in settings.items() if place.partition(".")[2] in arguments}
 
@@ -169,51 +169,34 @@ def _details(case: VerificationCase, baseline: Sequence[RankResult], feature: Se
     for record in feature:
         for name, places in record.reached.items():
             reached[name].update(places)
-    kinds = sorted({kind for record in (*baseline, *feature) for kind in record.traffic})
-    moved = {kind: (_most(baseline, kind), _most(feature, kind)) for kind in kinds}
-    kept = {
-        "saved activations": [_sides(side, "activations", "device") for side in (baseline, feature)],
-        "saved activations on the host": [_sides(side, "activations", "host") for side in (baseline, feature)],
-        "optimizer at rest": [_sides(side, "optimizer", "device") for side in (baseline, feature)],
-        "optimizer at rest on the host": [_sides(side, "optimizer", "host") for side in (baseline, feature)],
-    }
-    moved |= {kind: (before, after) for kind, (before, after) in kept.items() if before or after}
+    traffic = [[record.traffic for record in run] for run in (baseline, feature)]
+    kinds = sorted({kind for run in traffic for counted in run for kind in counted})
+    moved = {kind: _largest(methodcaller("get", kind, 0), *traffic) for kind in kinds}
+    kept = {kind: _largest(attrgetter(counted), baseline, feature) for kind, (counted, _) in _KEPT.items()}
+    moved |= {kind: sizes for kind, sizes in kept.items() if any(sizes)}
     world = {"world_size": case.plan.world.world_size, **feature[0].sizes}
     reached_by = {name: dict(places) for name, places in sorted(reached.items())}
     return VerificationDetails(world, reached_by, moved, _foretold(case))
 
 
-def _sides(records: Sequence[RankResult], what: str, side: str) -> int:
-    return max(int(getattr(getattr(record, what), side)) for record in records)
+def _largest(of: Callable[[Any], int], baseline: Iterable[Any], feature: Iterable[Any]) -> tuple[int, int]:
+    """The most bytes that a rank or a stage of each run has."""
+    return max(int(of(part)) for part in baseline), max(int(of(part)) for part in feature)
 
 
 def _foretold(case: VerificationCase) -> dict[str, tuple[int, int]]:
     """The bytes of both runs by the declarations of the features under test, as far as these change and it is foretold."""
     features = [registry.catalog().feature(name) for name in case.features]
     saves, rests = (any(implements(feature, hook) for feature in features) for hook in ("saved_tensors", "resting"))
-    found: dict[str, tuple[int, int]] = {}
     if not (saves or rests):
-        return found
+        return {}
     try:
         runs = [stages_of(plan, options_of(plan, case.recipe.shape.dropout > 0)) for plan in (case.baseline, case.plan)]
     except MindSpeedError:  # a model whose memory is not foretold is trained all the same
-        return found
-    if saves:
-        found["saved activations"] = _pair(max(stage.activations for stage in run) for run in runs)
-        found["saved activations on the host"] = _pair(max(stage.swapped for stage in run) for run in runs)
-    if rests:
-        found["optimizer at rest"] = _pair(max(stage.optimizer.device for stage in run) for run in runs)
-        found["optimizer at rest on the host"] = _pair(max(stage.optimizer.host for stage in run) for run in runs)
+        return {}
+    changed = {kind: stage for kind, (_, stage) in _KEPT.items() if (saves if kind.startswith("saved") else rests)}
+    found = {kind: _largest(attrgetter(stage), *runs) for kind, stage in changed.items()}
     return {kind: sizes for kind, sizes in found.items() if any(sizes)}
-
-
-def _pair(values: Iterable[int]) -> tuple[int, int]:
-    before, after = values
-    return before, after
-
-
-def _most(records: Sequence[RankResult], kind: str) -> int:
-    return max(record.traffic.get(kind, 0) for record in records)
 
 
 def _problem(feature: str, check: ComparisonResult) -> Problem:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
-import torch
-import torch.nn.functional as F
-from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_decoder_block_spec,
     get_gpt_layer_local_spec,
     get_gpt_mtp_block_spec,
 )
-from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.transformer.module import Float16Module
-from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+from megatron.core.transformer.transformer_config import TransformerConfig
 
+from mindspeed.job.world import World
+from mindspeed.megatron import gpt
 from mindspeed.verification.placement import fill_weights
 from mindspeed.verification.shape import LATENT, GptShape, Recipe
 
@@ -30,44 +28,16 @@ BUCKET_SIZE: Final = 8192
 """Elements in a bucket of gradients. In Megatron's own size the tiny model is one bucket, and nothing overlaps."""
 
 
-def transformer_config(shape: GptShape, dtype: torch.dtype) -> TransformerConfig:
-    """The shape as Megatron's configuration, without any size of a layout."""
-    experts: dict[str, Any] = {}
+def model_config(recipe: Recipe) -> TransformerConfig:
+    """Megatron's configuration of the recipe's model, without any size of a layout."""
+    shape = recipe.shape
+    values: dict[str, Any] = {"perform_initialization": False, "deallocate_pipeline_outputs": True, "moe_aux_loss_coeff": 1e-2}
+    if shape.multi_latent_attention:
+        values |= LATENT | {"num_query_groups": shape.num_attention_heads}
     if shape.num_experts:
-        experts = {
-            "num_moe_experts": shape.num_experts,
-            "moe_router_topk": shape.router_topk,
-            "moe_router_load_balancing_type": "aux_loss",
-            "moe_aux_loss_coeff": 1e-2,
-            "moe_ffn_hidden_size": shape.ffn_hidden_size,
-            "moe_shared_expert_intermediate_size": shape.shared_expert_hidden_size or None,
-            "moe_expert_capacity_factor": shape.expert_capacity_factor or None,
-            "moe_pad_expert_input_to_capacity": shape.padded_experts,
-            "moe_grouped_gemm": shape.grouped_experts,
-        }
-    options = {name: list(value) if isinstance(value, tuple) else value for name, value in shape.options}
-    latent = shape.multi_latent_attention
-    return (MLATransformerConfig if latent else TransformerConfig)(
-        num_layers=shape.num_layers,
-        hidden_size=shape.hidden_size,
-        ffn_hidden_size=shape.ffn_hidden_size,
-        num_attention_heads=shape.num_attention_heads,
-        num_query_groups=shape.num_attention_heads if latent else shape.num_query_groups,
-        normalization=shape.normalization,
-        gated_linear_unit=shape.gated_linear_unit,
-        activation_func=getattr(F, shape.activation),
-        add_bias_linear=shape.linear_bias,
-        attention_dropout=shape.dropout,
-        hidden_dropout=shape.dropout,
-        perform_initialization=False,
-        masked_softmax_fusion=False,
-        deallocate_pipeline_outputs=True,
-        params_dtype=dtype,
-        pipeline_dtype=dtype,
-        bf16=dtype is torch.bfloat16,
-        mtp_num_layers=shape.mtp_num_layers or None,
-        **(experts | (LATENT if latent else {}) | options),
-    )
+        values["moe_ffn_hidden_size"] = shape.ffn_hidden_size
+    values |= {name: list(value) if isinstance(value, tuple) else value for name, value in shape.options}
+    return gpt.gpt_config(World(recipe.world()), shape.dropout, **values)
 
 
 def layer_specs(config: TransformerConfig, shape: GptShape, vp_stage: int | None) -> tuple[Any, Any]:
@@ -84,38 +54,13 @@ def layer_specs(config: TransformerConfig, shape: GptShape, vp_stage: int | None
 
 def build_chunks(recipe: Recipe) -> list[DistributedDataParallel]:
     """This rank's model chunks with the recipe's weights, wrapped for data parallelism as Megatron's trainer does it."""
-    shape = recipe.shape
-    dtype = torch.bfloat16 if recipe.dtype == "bf16" else torch.float32
-    config = transformer_config(shape, dtype)
-    latent = shape.multi_latent_attention
-    stages = parallel_state.get_virtual_pipeline_model_parallel_world_size()
-    chunks = []
-    for stage in range(stages or 1):
-        vp_stage = stage if stages else None
-        decoder, prediction = layer_specs(config, shape, vp_stage)
-        chunk = GPTModel(
-            config,
-            decoder,
-            vocab_size=shape.vocab_size,
-            max_sequence_length=shape.seq_length,
-            pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
-            post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
-            share_embeddings_and_output_weights=shape.tied_embeddings,
-            position_embedding_type="rope" if shape.rotary or latent else "learned_absolute",
-            vp_stage=vp_stage,
-            mtp_block_spec=prediction,
-        ).cuda()
-        chunk.vp_stage = vp_stage
-        chunks.append(chunk)
+    config = model_config(recipe)
+    chunks = gpt.build_chunks(config, World(recipe.world()), partial(layer_specs, config, recipe.shape))
     fill_weights(chunks, recipe.seed)
-    if config.bf16:
-        chunks = [Float16Module(config, chunk) for chunk in chunks]
     ddp_config = DistributedDataParallelConfig(grad_reduce_in_fp32=True)
     if ddp_config.bucket_size is None:
         ddp_config.bucket_size = BUCKET_SIZE
-    return [
-        DistributedDataParallel(config, ddp_config, chunk, disable_bucketing=index > 0) for index, chunk in enumerate(chunks)
-    ]
+    return gpt.wrapped(chunks, ddp_config)
 
 
 _DESCENT: Final[dict[str, Any]] = {

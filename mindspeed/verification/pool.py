@@ -10,9 +10,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Client
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 from mindspeed.engine.planning.plan import ActivationPlan
@@ -53,7 +52,7 @@ class SharedBroker:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-        self._connection = connect(self.address)
+        self._connection = Client(self.address)
 
     def close(self) -> None:
         """End the broker and its workers and remove their files."""
@@ -64,13 +63,6 @@ class SharedBroker:
             self._process.kill()
             self._process.wait()
         self._folder.cleanup()
-
-
-def connect(address: str) -> Connection[Any, Any]:
-    """A connection to the broker that listens at a path."""
-    client = socket.socket(socket.AF_UNIX)
-    client.connect(address)
-    return Connection(client.detach())
 
 
 class WorkerPool:
@@ -86,7 +78,7 @@ class WorkerPool:
     def __init__(self, search_path: Sequence[str] = (), address: str | None = None) -> None:
         self._own = None if address else SharedBroker(search_path)
         self._address = address or (self._own.address if self._own else "")
-        self._connection = connect(self._address)
+        self._connection = Client(self._address)
         self._folder = tempfile.TemporaryDirectory(prefix="mindspeed-stores-")
         self._runs = 0
         self._kept: dict[tuple[str, Recipe, int], list[RankResult]] = {}
@@ -155,7 +147,7 @@ class WorkerPool:
         except (EOFError, OSError) as error:
             raise RunError([Problem("MS604", f"the broker of the verification workers has ended: {error}")]) from None
         except BaseException:  # Ctrl-C or a time limit: the answer of this run is not that of the next
-            left, self._connection = self._connection, connect(self._address)
+            left, self._connection = self._connection, Client(self._address)
             left.close()
             raise
         if isinstance(answers, Problem):
@@ -176,5 +168,5 @@ class WorkerPool:
     def __enter__(self) -> WorkerPool:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.datasets import gpt_dataset
-from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_attr_wrapped_model, unwrap_model
 
 from mindspeed.engine.runtime import session
 from mindspeed.megatron.batches import slice_batch
+from mindspeed.megatron.gpt import connect
 from mindspeed.megatron.hook_wrappers import group_sizes
 from mindspeed.megatron.training_hook_wrappers import LoopState, step_metrics
 from mindspeed.memory.byte_count import Bytes
@@ -157,17 +157,7 @@ class _Run:
         self.kept = KeptBytes()
         record.sizes = group_sizes() | {"vpp": len(self.chunks)}
         record.settings = _settings(self.config, self.ddp_config, self.optimizer.config)
-        self._connect()
-
-    def _connect(self) -> None:
-        """Values that Megatron's training loop writes into the configuration before the first step."""
-        self.config.finalize_model_grads_func = finalize_model_grads
-        if self.ddp_config.overlap_grad_reduce:
-            self.config.no_sync_func = _one_or_all([chunk.no_sync for chunk in self.chunks])
-            if self.ddp_config.align_param_gather:
-                self.config.grad_sync_func = _one_or_all([chunk.start_grad_sync for chunk in self.chunks])
-        if self.ddp_config.overlap_param_gather and self.ddp_config.align_param_gather:
-            self.config.param_sync_func = _one_or_all([chunk.start_param_sync for chunk in self.chunks])
+        connect(self.chunks)
 
     def train(self) -> None:
         state = LoopState(self.chunks, self.optimizer, None)
@@ -302,10 +292,6 @@ def _mean_loss(number: int, losses_BS: torch.Tensor) -> tuple[torch.Tensor, tupl
 def _settings(*configs: Any) -> dict[str, str]:
     """``{"TransformerConfig.hidden_size": "32", ...}`` of every field; values as text, for they only are compared."""
     return {f"{type(config).__name__}.{f.name}": str(getattr(config, f.name)) for config in configs for f in fields(config)}
-
-
-def _one_or_all(functions: list[Any]) -> Any:
-    return functions[0] if len(functions) == 1 else functions
 
 
 def _gather_buffer(buffer: Any) -> None:

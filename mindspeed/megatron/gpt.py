@@ -1,0 +1,99 @@
+"""A GPT of Megatron's local layers by the values of a job, in chunks that are ready to train: for loops of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+
+from mindspeed.job.world import FIELDS, World
+
+DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_SHAPE: Final = (
+    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"),
+    *("normalization", "gated_linear_unit", "linear_bias", "mtp_num_layers"),
+)
+_EXPERTS: Final = (
+    *("num_experts", "moe_ffn_hidden_size", "router_topk", "shared_expert_hidden_size"),
+    *("expert_capacity_factor", "padded_experts", "grouped_experts"),
+)
+"""Values of the world that are put into Megatron's configuration, under the attribute that their declaration names."""
+
+
+def gpt_config(world: World, dropout: float, **values: Any) -> TransformerConfig:
+    """The model's shape as Megatron's configuration, without any size of a layout; ``values`` win."""
+    known, dtype = world.known(), DTYPES[world.dtype]
+    shape = {}
+    for name in (*_SHAPE, *_EXPERTS) if world.num_experts else _SHAPE:
+        if name in known:
+            is_none = FIELDS[name].least == 0 and not known[name]
+            shape[FIELDS[name].fact.built_names[0]] = None if is_none else known[name]
+    fixed = {
+        "activation_func": getattr(F, world.activation),
+        "attention_dropout": dropout,
+        "hidden_dropout": dropout,
+        "masked_softmax_fusion": False,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": dtype is torch.bfloat16,
+        "fp16": dtype is torch.float16,
+    }
+    kind = MLATransformerConfig if world.is_set("multi_latent_attention") else TransformerConfig
+    return kind(**{**shape, **fixed, **values})
+
+
+def build_chunks(
+    config: TransformerConfig, world: World, specs: Callable[[int | None], tuple[Any, Any]], **options: Any
+) -> list[GPTModel]:
+    """This rank's model chunks. ``specs`` gives those of the decoder and of multi-token prediction for a virtual stage."""
+    stages = parallel_state.get_virtual_pipeline_model_parallel_world_size()
+    is_rotary = world.rotary or world.is_set("multi_latent_attention")
+    chunks = []
+    for vp_stage in range(stages) if stages else (None,):
+        decoder, prediction = specs(vp_stage)
+        chunk = GPTModel(
+            config,
+            decoder,
+            vocab_size=world.vocab_size,
+            max_sequence_length=world.seq_length,
+            pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
+            post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
+            share_embeddings_and_output_weights=world.tied_embeddings,
+            position_embedding_type="rope" if is_rotary else "learned_absolute",
+            vp_stage=vp_stage,
+            mtp_block_spec=prediction,
+            **options,
+        ).cuda()
+        chunk.vp_stage = vp_stage
+        chunks.append(chunk)
+    return chunks
+
+
+def wrapped(chunks: Sequence[GPTModel], ddp_config: DistributedDataParallelConfig) -> list[DistributedDataParallel]:
+    """Wrap chunks for their precision and for data parallelism, as Megatron's trainer does it."""
+    config = chunks[0].config
+    models = [Float16Module(config, chunk) for chunk in chunks] if config.bf16 or config.fp16 else chunks
+    return [DistributedDataParallel(config, ddp_config, model, disable_bucketing=at > 0) for at, model in enumerate(models)]
+
+
+def connect(chunks: Sequence[DistributedDataParallel]) -> None:
+    """Write into the configuration what Megatron's training loop writes before the first step: calls of the schedules."""
+    config, ddp = chunks[0].config, chunks[0].ddp_config
+    config.finalize_model_grads_func = finalize_model_grads
+    if ddp.overlap_grad_reduce:
+        config.no_sync_func = _one_or_all([chunk.no_sync for chunk in chunks])
+        if ddp.align_param_gather:
+            config.grad_sync_func = _one_or_all([chunk.start_grad_sync for chunk in chunks])
+    if ddp.overlap_param_gather and ddp.align_param_gather:
+        config.param_sync_func = _one_or_all([chunk.start_param_sync for chunk in chunks])
+
+
+def _one_or_all(functions: list[Any]) -> Any:
+    return functions[0] if len(functions) == 1 else functions
