@@ -17,6 +17,7 @@ from mindspeed.engine.resolution.request import Layer
 from mindspeed.megatron_lm.argument_layers import removable_flags
 from mindspeed.megatron_lm.given_arguments import given_arguments, surface_or_nearest
 from mindspeed.megatron_lm.launched_command import COMMAND_LINE, LaunchedCommand
+from mindspeed.megatron_lm.old_flags.argument_words import ArgumentWords
 from mindspeed.megatron_lm.old_flags.flags import flags_of, read_old_flags, takes_text
 from mindspeed.megatron_lm.old_flags.other_flags import refused_program
 from mindspeed.megatron_lm.training_plan import plan_training
@@ -123,12 +124,10 @@ def _parsed(words: Sequence[str], known: Surface, catalog: Catalog) -> tuple[lis
 
 def _without(words: Sequence[str], options: Collection[str]) -> list[str]:
     """The words without these options and their values."""
-    kept: list[str] = []
-    is_refused = False
-    for word in words:
-        is_refused = word.partition("=")[0] in options if word.startswith("--") else is_refused
-        kept += [] if is_refused else [word]
-    return kept
+    made = ArgumentWords(list(words))
+    for option in filter(None, options):
+        made.take(option, "+")
+    return made.words
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:

@@ -12,6 +12,7 @@ from mindspeed.engine.inspection.releases import recorded_releases
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.megatron_lm.field_options import with_field_options
+from mindspeed.megatron_lm.old_flags.argument_words import ArgumentWords, Count
 from mindspeed.plugins.megatron_flags import MegatronFlag
 from mindspeed.plugins.problems import GivenValue
 
@@ -80,19 +81,12 @@ def _belongs(flag: MegatronFlag, given: Mapping[str, Given]) -> bool:
 
 def without_option(arguments: Sequence[str], dest: str, known: Surface) -> list[str]:
     """The command line without the options of one argument and their values."""
-    rest, skipped = [], 0
-    for word in arguments:
-        option, equals, _ = word.partition("=")
-        argument = known.by_option.get(option)
-        if argument is not None and argument.dest == dest:
-            many = argument.nargs in ("+", "*", "?")
-            skipped = 0 if equals or not argument.takes_value else len(arguments) if many else int(argument.nargs or 1)
-        elif skipped and not word.startswith("--"):
-            skipped -= 1
-        else:
-            skipped = 0
-            rest.append(word)
-    return rest
+    made = ArgumentWords(list(arguments))
+    for argument in known.by_dest.get(dest, ()):
+        count: Count = 0 if not argument.takes_value else "+" if argument.nargs in ("+", "*", "?") else int(argument.nargs or 1)
+        for option in argument.options:
+            made.take(option, count)
+    return made.words
 
 
 def abbreviations(arguments: Sequence[str], known: Surface) -> list[PlanNote]:

@@ -10,7 +10,7 @@ from typing import Literal
 from mindspeed.plugins.fixes import Fix, FixStep
 from mindspeed.plugins.problems import GivenValue, Problem
 
-Count = Literal[0, 1, "+"]
+Count = int | Literal["+"]
 """Number of values that an option takes."""
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from mindspeed.megatron_lm.old_flags.argument_words import ArgumentWords, problem_of_flags
 from mindspeed.plugins.fixes import DropOption
-from mindspeed.plugins.problems import Problem
 
 DISPATCHER, EXPERTS, TENSOR = "--moe-token-dispatcher-type", "--expert-model-parallel-size", "--tensor-model-parallel-size"
 _LOW_PRECISION: Final = ("--fp8-format", "--fp4-format")
@@ -22,25 +21,23 @@ _FULL_PRECISION: Final = (
 """Flags that save time or memory, and whose features do not serve linear layers in fp8 or fp4."""
 
 
-def without_unserved(words: Sequence[str], values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+def without_unserved(made: ArgumentWords, values: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out old flags that do not serve the precision of a command, whose run computes the same without them."""
-    made = ArgumentWords(list(words))
     low = next((flag for flag in _LOW_PRECISION if made.value(flag)), None)
     if low is None or not (left := [dest for dest in _FULL_PRECISION if values.get(dest)]):
-        return dict(values), []
+        return dict(values)
     flags = [f"--{dest.replace('_', '-')}" for dest in left]
     reason = f"nothing here serves {low} that way, and Megatron's own experts compute the same"
     text = f"{', '.join(flags)} {'is' if len(left) == 1 else 'are'} left out: {reason}"
-    kept = {dest: value for dest, value in values.items() if dest not in left}
-    return kept, [problem_of_flags("MS113", text, flags, DropOption(", ".join(flags)))]
+    made.left_out.append(problem_of_flags("MS113", text, flags, DropOption(", ".join(flags))))
+    return {dest: value for dest, value in values.items() if dest not in left}
 
 
-def in_new_meaning(argv: Sequence[str], extends: bool) -> tuple[list[str], list[str]]:
+def in_new_meaning(made: ArgumentWords, extends: bool) -> None:
     """Rewrite them, with a note for each that changed.
 
     With ``extends`` the expert-parallel size counts ranks per tensor-parallel rank; here it counts all ranks with experts.
     """
-    made = ArgumentWords(list(argv))
     if made.value(DISPATCHER) == "alltoall_seq":
         made.change(DISPATCHER, "alltoall")
         made.notes.append(f"{DISPATCHER} alltoall_seq means alltoall, the only all-to-all dispatcher since Megatron 0.14")
@@ -50,4 +47,3 @@ def in_new_meaning(argv: Sequence[str], extends: bool) -> tuple[list[str], list[
         made.change(EXPERTS, str(total))
         text = f"{EXPERTS} {ranks} with --moe-tp-extend-ep means {total} ranks with experts, {ranks} x tp {tensor_ranks}"
         made.notes.append(text)
-    return made.words, made.notes

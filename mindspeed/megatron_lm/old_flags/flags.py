@@ -63,25 +63,23 @@ def read_old_flags(argv: Sequence[str], known: Collection[str], catalog: Catalog
     ``known`` are the flags of the parser that reads the rest, Megatron's and the script's: those are never touched.
     """
     values, rest, problems = _split(argv, known)
-    words = ArgumentWords(rest)
-    sizes = {size: words.number(f"--{size.replace('_', '-')}") or 1 for size in (_TENSOR, _PIPELINE, _CONTEXT)}
-    rest, moved = without_second_policy(rest, values)
-    values, clamped = within_a_chunk(rest, values)
-    values, unserved = without_unserved(rest, values)
+    made = ArgumentWords(rest, known)
+    sizes = {size: made.number(f"--{size.replace('_', '-')}") or 1 for size in (_TENSOR, _PIPELINE, _CONTEXT)}
+    has_algorithm = "context_parallel_algo" in values or made.has("--cp-comm-type")
+    without_second_policy(made, values)
+    values = without_unserved(made, within_a_chunk(made, values))
     layer, by_flag, missing = request_of(sizes | values, catalog)
-    rest, changed = in_new_meaning(rest, bool(values.get("moe_tp_extend_ep")))
-    notes = [*by_flag.values(), *moved, *clamped, *changed]
+    made.notes[:0] = by_flag.values()
+    in_new_meaning(made, bool(values.get("moe_tp_extend_ep")))
     if values.get("noop_layers"):
-        rest, counted = without_empty_layers(rest, str(values["noop_layers"]))
-        notes += counted
-    others = translate_others(rest, known)
-    all_problems, left_out = (*problems, *missing, *others.problems), (*unserved, *others.left_out)
+        without_empty_layers(made, str(values["noop_layers"]))
+    translate_others(made)
     fallbacks = []
-    is_old = others.words != list(argv)
-    if is_old and sizes[_CONTEXT] > 1 and "context_parallel_algo" not in values and not words.has("--cp-comm-type"):
+    if made.words != list(argv) and sizes[_CONTEXT] > 1 and not has_algorithm:
         name, feature = next(iter(BY_FLAG["--context-parallel-algo"].choices.items()))
         fallbacks = [(feature, f"MindSpeed's --context-parallel-algo is {name} where it is not given")]
-    return OldFlags(layer, tuple(others.words), (*notes, *others.notes), all_problems, left_out, tuple(fallbacks))
+    all_problems = (*problems, *missing, *made.problems)
+    return OldFlags(layer, tuple(made.words), tuple(made.notes), all_problems, tuple(made.left_out), tuple(fallbacks))
 
 
 def request_of(values: Mapping[str, Any], catalog: Catalog) -> tuple[Layer, dict[str, str], list[Problem]]:

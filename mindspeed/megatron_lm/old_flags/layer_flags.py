@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
-from mindspeed.megatron_lm.old_flags.argument_words import ArgumentWords
+from mindspeed.megatron_lm.old_flags.argument_words import ArgumentWords, Count
 
 _POLICIES: Final = {"recompute_in_advance": "--recompute-in-advance", "recompute_in_bubble": "--recompute-in-bubble"}
 _COUNTS: Final = ("recompute_norm_num_layers", "recompute_activation_function_num_layers")
-_TAKEN: Final = {
+_TAKEN: Final[dict[str, Count]] = {
     "--recompute-granularity": 1,
     "--recompute-method": 1,
     "--recompute-num-layers": 1,
@@ -18,41 +18,38 @@ _TAKEN: Final = {
 }
 
 
-def without_empty_layers(argv: Sequence[str], places: str) -> tuple[list[str], list[str]]:
+def without_empty_layers(made: ArgumentWords, places: str) -> None:
     """Let ``--num-layers``, in which MindSpeed counts empty layers, count those of the model; with notes of what changed.
 
     Chunks that are given by their number of layers are given by their own number, which stays.
     """
-    made = ArgumentWords(list(argv))
     total, stages = made.number("--num-layers"), made.number("--pipeline-model-parallel-size") or 1
     if total is None:
-        return made.words, []
+        return
     layers = total - len(set(places.split(",")))
     made.take("--num-layers", 1)
     made.put("--num-layers", str(layers))
-    notes = [f"--num-layers {total} counts the empty places {places} of --noop-layers: the model has {layers} layers"]
+    made.notes.append(f"--num-layers {total} counts the empty places {places} of --noop-layers: the model has {layers} layers")
     per_chunk = made.number("--num-layers-per-virtual-pipeline-stage")
     if per_chunk:
         made.take("--num-layers-per-virtual-pipeline-stage", 1)
         words = ["--num-virtual-stages-per-pipeline-rank", str(total // stages // per_chunk)]
         made.put(*words)
-        notes.append(f"--num-layers-per-virtual-pipeline-stage {per_chunk} counts them too: it is {' '.join(words)}")
-    return made.words, notes
+        made.notes.append(f"--num-layers-per-virtual-pipeline-stage {per_chunk} counts them too: it is {' '.join(words)}")
 
 
-def without_second_policy(words: Sequence[str], values: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+def without_second_policy(made: ArgumentWords, values: Mapping[str, Any]) -> None:
     """Let a feature that decides when layers are recomputed replace Megatron's arguments, which MindSpeed gives beside it."""
-    made = ArgumentWords(list(words))
     flag = next((flag for dest, flag in _POLICIES.items() if values.get(dest)), None)
     if flag is None or (made.number("--pipeline-model-parallel-size") or 1) == 1:
-        return made.words, []
-    taken = [name for name, count in _TAKEN.items() if made.take(name, count) is not None]  # type: ignore[arg-type]
-    return made.words, [f"{flag} takes the place of {', '.join(taken)}: it recomputes every layer"] if taken else []
+        return
+    if taken := [name for name, count in _TAKEN.items() if made.take(name, count) is not None]:
+        made.notes.append(f"{flag} takes the place of {', '.join(taken)}: it recomputes every layer")
 
 
-def within_a_chunk(words: Sequence[str], values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def within_a_chunk(made: ArgumentWords, values: Mapping[str, Any]) -> dict[str, Any]:
     """Values without a number of layers above that of a model chunk: MindSpeed recomputes all of them then."""
-    made, kept, notes = ArgumentWords(list(words)), dict(values), []
+    kept = dict(values)
     layers, stages = made.number("--num-layers"), made.number("--pipeline-model-parallel-size") or 1
     chunk = made.number("--num-layers-per-virtual-pipeline-stage")
     if chunk is None and layers is not None:
@@ -61,5 +58,5 @@ def within_a_chunk(words: Sequence[str], values: Mapping[str, Any]) -> tuple[dic
         count = values.get(dest)
         if chunk is not None and isinstance(count, int) and count > chunk:
             kept.pop(dest)
-            notes.append(f"--{dest.replace('_', '-')} {count} is all of the {chunk} layers of a model chunk")
-    return kept, notes
+            made.notes.append(f"--{dest.replace('_', '-')} {count} is all of the {chunk} layers of a model chunk")
+    return kept

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from mindspeed.megatron_lm.old_flags.argument_words import ArgumentWords, Count, problem_of_flags
 from mindspeed.megatron_lm.old_flags.model_arguments import OTHER_PROGRAM, RULES
 from mindspeed.plugins.fixes import Advice, DropOption
 from mindspeed.plugins.problems import Problem
-from mindspeed.plugins.tables import table_beside
+from mindspeed.plugins.tables import fields_of, table_beside
 
 FlagKind = Literal["megatron", "not-needed", "left-out", "refused", "library"]
 
@@ -45,14 +45,7 @@ class FlagGroup:
 @cache
 def flag_groups() -> tuple[FlagGroup, ...]:
     """Read the table."""
-    return tuple(_group(row) for row in table_beside(__file__))
-
-
-def _group(row: dict[str, Any]) -> FlagGroup:
-    values: dict[str, Any] = {
-        name: tuple(map(str, value)) if name in ("only", "idle") else value for name, value in row.items()
-    }
-    return FlagGroup(**values)
+    return tuple(FlagGroup(**fields_of(row)) for row in table_beside(__file__))
 
 
 def described_flags() -> Iterator[tuple[str, str]]:
@@ -69,14 +62,12 @@ def counts() -> dict[str, Count]:
     return {flag: count for group in flag_groups() for flag, count in group.flags.items()}
 
 
-def translate_others(words: Sequence[str], known: Collection[str]) -> ArgumentWords:
-    """Translate the flags of the table and of the rules; ``known`` are the options that another parser reads."""
-    made = ArgumentWords(list(words), known)
+def translate_others(made: ArgumentWords) -> None:
+    """Translate the flags of the table and of the rules."""
     for rule in RULES:
         rule.apply(made)
     for group in flag_groups():
         _apply(group, made)
-    return made
 
 
 def _apply(group: FlagGroup, made: ArgumentWords) -> None:

@@ -1,5 +1,6 @@
 import pytest
 
+from mindspeed.megatron_lm.old_flags.argument_words import ArgumentWords
 from mindspeed.megatron_lm.old_flags.expert_flags import _FULL_PRECISION, in_new_meaning
 from mindspeed.megatron_lm.old_flags.flags import BY_DEST, read_old_flags
 from mindspeed.registry import catalog
@@ -9,16 +10,19 @@ SIZES = ["--tensor-model-parallel-size", "2", "--expert-model-parallel-size=4"]
 
 
 def test_the_sequential_dispatcher_is_the_one_that_there_is():
-    tokens, (note,) = in_new_meaning(["--moe-token-dispatcher-type", "alltoall_seq", "--lr", "1"], extends=False)
-    assert tokens == ["--moe-token-dispatcher-type", "alltoall", "--lr", "1"]
+    made = ArgumentWords(["--moe-token-dispatcher-type", "alltoall_seq", "--lr", "1"])
+    in_new_meaning(made, extends=False)
+    assert made.words == ["--moe-token-dispatcher-type", "alltoall", "--lr", "1"]
+    (note,) = made.notes
     assert note == "--moe-token-dispatcher-type alltoall_seq means alltoall, the only all-to-all dispatcher since Megatron 0.14"
 
 
 @pytest.mark.parametrize(("extends", "ranks"), [(True, 8), (False, 4)])
 def test_the_expert_parallel_size_is_multiplied_where_it_counts_per_tensor_rank(extends, ranks):
-    tokens, notes = in_new_meaning(SIZES, extends)
-    assert tokens == [*SIZES[:2], f"--expert-model-parallel-size={ranks}"]
-    assert notes == (
+    made = ArgumentWords(SIZES)
+    in_new_meaning(made, extends)
+    assert made.words == [*SIZES[:2], f"--expert-model-parallel-size={ranks}"]
+    assert made.notes == (
         ["--expert-model-parallel-size 4 with --moe-tp-extend-ep means 8 ranks with experts, 4 x tp 2"] if extends else []
     )
 

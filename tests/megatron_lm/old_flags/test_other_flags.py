@@ -1,6 +1,7 @@
 """Flags that stand for no feature: each is translated, not needed, left out, or refused with its reason."""
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from mindspeed.engine.inspection.cli_arguments import surface
 from mindspeed.engine.inspection.releases import recorded_releases
 from mindspeed.megatron_lm.given_arguments import surface_or_nearest
+from mindspeed.megatron_lm.old_flags.argument_words import ArgumentWords
 from mindspeed.megatron_lm.old_flags.flags import BY_FLAG, MEGATRON_VALUES, read_old_flags
 from mindspeed.megatron_lm.old_flags.model_arguments import RULES
 from mindspeed.megatron_lm.old_flags.other_flags import described_flags, flag_groups, refused_program, translate_others
@@ -18,8 +20,14 @@ from tools.registered_flags import registered_flags
 KNOWN = frozenset(surface_or_nearest("0.16.1").by_option)
 
 
+def words_of(words: list[str], known: Collection[str]) -> ArgumentWords:
+    made = ArgumentWords(words, known)
+    translate_others(made)
+    return made
+
+
 def translated(line: str) -> tuple[str, list[str]]:
-    made = translate_others(line.split(), KNOWN)
+    made = words_of(line.split(), KNOWN)
     assert (made.problems, made.left_out) == ([], [])
     return " ".join(made.words), made.notes
 
@@ -148,13 +156,13 @@ def test_what_megatron_says_in_other_words_is_translated_with_a_note(line, words
     ],
 )
 def test_what_changes_the_model_is_refused(line, message):
-    made = translate_others(line.split(), KNOWN)
+    made = words_of(line.split(), KNOWN)
     assert [(problem.code, problem.message) for problem in made.problems] == [("MS113", message)]
     assert all(problem.fix_text for problem in made.problems)
 
 
 def test_what_only_saves_time_is_left_out_and_strict_refuses_it():
-    made = translate_others(["--moe-fb-overlap", "--lr", "1", "--schedules-method", "dualpipev"], KNOWN)
+    made = words_of(["--moe-fb-overlap", "--lr", "1", "--schedules-method", "dualpipev"], KNOWN)
     assert (made.words, made.problems) == (["--lr", "1"], [])
     assert [problem.message.partition(":")[0] for problem in made.left_out] == [
         "--moe-fb-overlap is left out",
@@ -163,18 +171,18 @@ def test_what_only_saves_time_is_left_out_and_strict_refuses_it():
 
 
 def test_weights_that_would_be_converted_never_become_random_ones():
-    made = translate_others(["--load", "/x", "--enable-hf2mg-convert"], KNOWN)
+    made = words_of(["--load", "/x", "--enable-hf2mg-convert"], KNOWN)
     assert made.words == ["--load", "/x", "--exit-on-missing-checkpoint"]
     assert len(made.left_out) == 1
 
 
 def test_a_flag_that_megatron_has_is_left_to_it():
-    made = translate_others(["--fix-router"], {"--fix-router"})
+    made = words_of(["--fix-router"], {"--fix-router"})
     assert made.words == ["--fix-router"]
 
 
 def test_a_megatron_that_lacks_the_words_is_named():
-    (problem,) = translate_others(["--fix-router"], ()).problems
+    (problem,) = words_of(["--fix-router"], ()).problems
     assert problem.message.startswith("--fix-router is --moe-router-force-load-balancing in Megatron-LM, which this version")
 
 
