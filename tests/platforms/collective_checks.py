@@ -150,6 +150,68 @@ def parts_are_scaled_before_they_are_summed():
     return [total.tolist(), share.tolist(), parts.tolist(), listed.tolist()]
 
 
+def views_are_scattered_by_their_elements():
+    """What arrives of halves, transposed, expanded, zero-size and 0-d tensors, here and later."""
+    whole, results = torch.arange(4.0).view(2, 2), []
+    rows = torch.tensor([[5.0], [6.0]])
+    given = [whole.chunk(2, 1), (whole, whole.t()), rows.expand(2, 2), whole[:, :0].chunk(2), torch.tensor([7.0, 8.0]).unbind()]
+    for parts in given:
+        for later in (False, True):
+            output = torch.full(parts[0].shape, -1.0)
+            work = dist.scatter(output, list(parts) if dist.get_rank() == 0 else None, src=0, async_op=later)
+            if later:
+                work.wait()
+        results.append(output.tolist())
+    return results
+
+
+def lists_of_views_are_filled_and_read():
+    rank, whole = dist.get_rank(), torch.zeros(2, 4)
+    dist.all_gather(list(whole.view(2, 2, 2).unbind(2)), torch.full((2, 2), rank + 1.0))
+    share = torch.zeros(2)
+    dist.reduce_scatter(share, list((torch.arange(4.0).view(2, 2) + rank).unbind(1)))
+    return [whole.tolist(), share.tolist()]
+
+
+def other_views_are_refused():
+    """The first words of what each collective raises in a group of one rank; the tensors in turn are its arguments."""
+    group = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
+    root = dist.get_rank()
+    view, expanded, dense = torch.ones(2, 4)[:, :2], torch.ones(1).expand(4), torch.ones(2, 2)
+    calls = {
+        "broadcast": [(view, root), (expanded, root)],
+        "all_reduce": [(view,), (expanded,), (torch.ones(2, 3).t(),)],
+        "reduce": [(view, root)],
+        "all_gather": [([dense], view)],
+        "all_gather_into_tensor": [(dense, view), (view, dense)],
+        "gather": [(view, [dense], root), (dense, [view], root)],
+        "scatter": [(view, [dense], root)],
+        "reduce_scatter": [(view, [dense])],
+        "reduce_scatter_tensor": [(dense, view), (view, dense)],
+        "all_to_all_single": [(dense, view), (view, dense)],
+        "all_to_all": [([dense], [view]), ([view], [dense])],
+    }
+    return {name: [refusal(getattr(dist, name), arguments, group) for arguments in calls[name]] for name in calls}
+
+
+def refusal(collective, arguments, group):
+    try:
+        collective(*arguments, group=group)
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+def dense_tensors_of_any_shape_are_reduced():
+    """Zero-size and 0-d tensors are contiguous, and one with its channels last is for NCCL."""
+    empty, scalar = torch.ones(0, 3)[:, :2], torch.tensor(1.0 + dist.get_rank())
+    image = (torch.arange(8.0) + dist.get_rank()).view(1, 2, 2, 2).to(memory_format=torch.channels_last)
+    for tensor in (empty, scalar, image):
+        dist.all_reduce(tensor)
+        dist.broadcast(tensor, src=0)
+    return [list(empty.shape), scalar.item(), image.flatten().tolist()]
+
+
 def a_message_outlives_the_storage_of_its_tensor():
     right = True
     for value in range(5):
@@ -221,6 +283,10 @@ CHECKS = (
     uneven_parts_are_exchanged,
     a_gather_asks_for_sizes_and_not_for_shapes,
     parts_are_scaled_before_they_are_summed,
+    views_are_scattered_by_their_elements,
+    lists_of_views_are_filled_and_read,
+    other_views_are_refused,
+    dense_tensors_of_any_shape_are_reduced,
     a_message_outlives_the_storage_of_its_tensor,
     traffic_is_counted,
     a_spawned_process_gets_the_platform,

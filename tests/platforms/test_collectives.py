@@ -42,6 +42,14 @@ COUNTS = {
     "all_gather TENSOR_MODEL_PARALLEL_GROUP": [1, 32],
     "reduce_scatter default": [1, 16],
 }
+
+
+def refused(kind, shape="(2, 2)", strides="(4, 1)"):
+    what = f"{kind} got shape {shape} with strides {strides}"
+    return f"Tensors must be contiguous: {what}. fix: pass tensor.contiguous(), and copy a result back"
+
+
+REFUSED_BOTH_WAYS = ["all_gather_into_tensor", "gather", "reduce_scatter_tensor", "all_to_all_single", "all_to_all"]
 EXPECTED = {
     "backend_is_gloo": on_both(["gloo", "gloo"]),
     "sums_are_poison_until_the_wait": on_both([True, True, [3, 3], [2, 2]]),
@@ -61,6 +69,23 @@ EXPECTED = {
     "parts_are_scaled_before_they_are_summed": on_both(
         [[1.5, 1.5], [0, 1], [0, 1, 2, 3], [1]], [[1.5, 1.5], [2, 3], [0, 1, 2, 3], [3]]
     ),
+    "views_are_scattered_by_their_elements": on_both(
+        [[[0], [2]], [[0, 1], [2, 3]], [5, 5], [[]], 7], [[[1], [3]], [[0, 2], [1, 3]], [6, 6], [[]], 8]
+    ),
+    "lists_of_views_are_filled_and_read": on_both([[[1, 2, 1, 2]] * 2, [1, 5]], [[[1, 2, 1, 2]] * 2, [3, 7]]),
+    "other_views_are_refused": on_both(
+        {
+            "broadcast": [refused("broadcast"), refused("broadcast", "(4,)", "(0,)")],
+            "all_reduce": [
+                refused("all_reduce"),
+                refused("all_reduce", "(4,)", "(0,)"),
+                refused("all_reduce", "(3, 2)", "(1, 3)"),
+            ],
+            **{kind: [refused(kind)] for kind in ("reduce", "all_gather", "scatter", "reduce_scatter")},
+            **{kind: [refused(kind)] * 2 for kind in REFUSED_BOTH_WAYS},
+        }
+    ),
+    "dense_tensors_of_any_shape_are_reduced": on_both([[0, 2], 3, [1, 3, 5, 7, 9, 11, 13, 15]]),
     "a_message_outlives_the_storage_of_its_tensor": on_both(True),
     "traffic_is_counted": on_both([COUNTS, 16]),
     "a_spawned_process_gets_the_platform": on_both([True, [1], "cpu"], None),

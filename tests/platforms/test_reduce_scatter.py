@@ -133,8 +133,8 @@ def others() -> dict[str, Any]:
     kept = leaf * 1.0
     version = kept._version
     dist.reduce_scatter_tensor(kept, torch.ones(2 * world, requires_grad=True))
-    strided = torch.empty(2, 3).t()
-    dist.reduce_scatter(strided, [torch.arange(6.0).view(3, 2)] * world)
+    of_views = torch.empty(3, 2)
+    dist.reduce_scatter(of_views, [torch.arange(6.0).view(2, 3).t()] * world)
     messages = []
     for output, tensor in ((torch.empty(3), torch.ones(4 * world)), (torch.empty(3), torch.ones(3 * world).double())):
         try:
@@ -149,7 +149,7 @@ def others() -> dict[str, Any]:
         "uneven": uneven.tolist(),
         "future": [ours, work.is_completed(), torch.equal(value[0], total), total.tolist()],
         "version": kept._version - version,
-        "strided": strided.tolist(),
+        "of_views": of_views.tolist(),
         "errors": messages,
         "alone": single.tolist(),
     }
@@ -164,7 +164,7 @@ def test_outputs_of_every_kind_are_written_and_errors_stay_torchs(found: list[di
             "uneven": [[float(rank * world)] * 2] * (rank + 1),
             "future": [True, True, True, [float(world)] * 3],
             "version": 0,
-            "strided": (world * torch.arange(6.0).view(3, 2)).tolist(),
+            "of_views": (world * torch.arange(6.0).view(2, 3).t()).tolist(),
             "errors": [True, True],
             "alone": [1.0, 1.0],
         }
