@@ -16,7 +16,7 @@ from mindspeed.job.arithmetic import (
 )
 from mindspeed.job.world import World
 from mindspeed.memory.byte_count import Bytes
-from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors, is_nothing, with_coming_back
+from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors, with_coming_back
 
 NEEDED: Final = (
     "world_size",
@@ -150,7 +150,7 @@ def layer_tensors(world: World, options: JobOptions, layers: int, ends: bool = F
     made |= _attention(world, options, shape, tokens, scores)
     made["attention: dropout mask"] = made["mlp: dropout mask"] = hidden * mask if options.dropout else 0
     made |= _mlp(world, shape, tokens)
-    tensors = tuple(SavedTensor(name, bytes, layers, ends=ends) for name, bytes in made.items() if not is_nothing(bytes))
+    tensors = tuple(SavedTensor(name, bytes, layers, ends=ends) for name, bytes in made.items() if bytes)
     once = {"attention: score buffer": scores * size}
     if shape.latent is not None:
         once["rotary frequencies"] = layers * world.seq_length * shape.latent.rope * 4  # each layer makes its own
@@ -303,7 +303,7 @@ def chunk_tensors(
     tensors = (*layer_tensors(world, options, layers, ends=last), *_ends(world, options, first, last))
     for change in changes:
         tensors = change(tensors)
-    return tuple(t for t in with_coming_back(_without_converted_inputs(tensors, world)) if not is_nothing(t.bytes))
+    return tuple(t for t in with_coming_back(_without_converted_inputs(tensors, world)) if t.bytes)
 
 
 def _without_converted_inputs(tensors: SavedTensors, world: World) -> SavedTensors:
@@ -331,7 +331,7 @@ def _ends(world: World, options: JobOptions, first: bool, last: bool) -> SavedTe
         made["loss: logits"] = tokens * world.vocab_size // world.tp * 4
         # index, mask and loss of each token; with the vocabulary in parts its index in the own one and whether it is there
         made["loss: targets"] = tokens * (13 + 9 * (world.tp > 1))
-    tensors = [SavedTensor(name, bytes, 1) for name, bytes in made.items() if not is_nothing(bytes)]
+    tensors = [SavedTensor(name, bytes, 1) for name, bytes in made.items() if bytes]
     shape = shape_of_world(world)
     if world.rotary and shape.latent is None:
         width = shape.kv_channels

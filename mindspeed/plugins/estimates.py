@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,10 +45,3 @@ class Estimate:
     gathers_weights: bool = False
     overlap_gradients: bool = False
     overlap_weights: bool = False
-
-
-EstimateOf = Callable[[Any, Any], Estimate]
-"""``(args, world) -> Estimate``; the fields of the world may be arrays of many layouts, so formulas are plain arithmetic."""
-
-Variants = Callable[[Any], Sequence[Mapping[str, Any]]]
-"""``world -> settings``: the settings with which a search tries a feature, beside leaving it out."""

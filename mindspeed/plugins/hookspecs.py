@@ -140,10 +140,7 @@ class PlanHooks:
 
 
 class PlannerHooks:
-    """Called by the planner of memory and by the search of a layout; pure, without torch and megatron.
-
-    In a search the sizes of ``self.world`` may be arrays of many layouts, so formulas are plain arithmetic.
-    """
+    """Called by the planner of memory and by the search of a layout; pure, without torch and megatron."""
 
     @hook(HookFacts("planner", answers="chained", none="the tensors as they were given", value="tensors", proves=False))
     def saved_tensors(self, tensors: SavedTensors) -> SavedTensors | None:
@@ -155,7 +152,10 @@ class PlannerHooks:
 
     @hook(HookFacts("planner", answers="each", none="nothing", proves=False))
     def estimate(self) -> Estimate | None:
-        """Return what the feature adds to memory, work and traffic of the rank that has most."""
+        """Return what the feature adds to memory, work and traffic of the rank that has most.
+
+        The sizes of ``self.world`` are arrays of many layouts, so formulas are plain arithmetic.
+        """
 
     @hook(HookFacts("planner", answers="each", none="the search does not try it", proves=False))
     def variants(self) -> Sequence[Mapping[str, Any]] | None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
-
-from mindspeed.job.world import World
+from typing import Literal
 
 Held = Literal["kept", "recomputed", "swapped", "in backward"]
 """*kept* and *in backward* count at the peak; what is in backward alone is not kept of a forward pass."""
@@ -14,7 +12,7 @@ Held = Literal["kept", "recomputed", "swapped", "in backward"]
 
 @dataclass(frozen=True, slots=True)
 class SavedTensor:
-    """A tensor that layers keep for backward: its bytes in one layer for one micro-batch, an array of those of many layouts.
+    """A tensor that layers keep for backward: its bytes in one layer for one micro-batch.
 
     ``layers`` of a chunk have it; with ``ends`` the last of them is the one before the loss. With ``once`` a rank has it once,
     whatever is in flight; with ``parts`` it is as large as the tensors of these names. ``held`` says where it is between
@@ -32,11 +30,6 @@ class SavedTensor:
 
 
 SavedTensors = tuple[SavedTensor, ...]
-ChangeSaved = Callable[[Any, World, SavedTensors], SavedTensors]
-"""``(args, world, tensors) -> tensors``: what is kept with a feature, from what is kept without it.
-
-The sizes of the world may be arrays of many layouts, so a search is fast where formulas are plain arithmetic.
-"""
 
 
 def leave(
@@ -75,9 +68,4 @@ def with_coming_back(tensors: Sequence[SavedTensor]) -> SavedTensors:
 def resized(tensors: Sequence[SavedTensor], sizes: dict[str, int]) -> SavedTensors:
     """Return the tensors with other bytes for those that ``sizes`` names; those of 0 bytes are left out."""
     changed = (replace(t, bytes=sizes[t.name]) if t.name in sizes else t for t in tensors)
-    return tuple(t for t in changed if t.name not in sizes or not is_nothing(t.bytes))
-
-
-def is_nothing(size: Any) -> bool:
-    """Return whether a number of bytes is 0; an array of those of many layouts never is."""
-    return isinstance(size, int) and size == 0
+    return tuple(t for t in changed if t.name not in sizes or t.bytes)

@@ -164,14 +164,20 @@ class Scores:
         self._kept = KeptTables(catalog, question.layouts)
         self._time = timing.basis(question.layouts, question.machine.cores)
         self._estimates: dict[tuple[str, str], Estimate] = {}
+        self._seconds: dict[tuple[int, ...], memory.Numbers] = {}
         tried = {name for choice in question.choices for name in choice.features} | set(self.request.features)
         usable = sorted(tried & catalog.usable.keys())
         self.not_modelled = tuple(name for name in usable if not implements(catalog.feature(name), "estimate"))
 
     def seconds(self, choice: Choice) -> memory.Numbers:
         """Return the seconds of a step in every layout."""
-        seconds = timing.step_seconds(self.work(choice), self.machine, self._time.ranks_per_core)
-        return np.broadcast_to(seconds, len(self.layouts))
+        estimates = tuple(self.estimates(choice))
+        key = tuple(map(id, estimates))
+        if key not in self._seconds:
+            work = timing.work_of(self._time, estimates)
+            seconds = timing.step_seconds(work, self.machine, self._time.ranks_per_core)
+            self._seconds[key] = np.broadcast_to(seconds, len(self.layouts))
+        return self._seconds[key]
 
     def bytes(self, choice: Choice, rows: Column, active: Mapping[str, Mask]) -> memory.Numbers:
         """Return the bytes of the fullest rank in these layouts; ``active`` says where the choice has which features."""

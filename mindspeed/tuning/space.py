@@ -76,10 +76,10 @@ class Layouts:
         """Raise UnknownValue for those that have none."""
         self.fixed.need(*(name for name in names if name not in self.columns))
 
-    def distinct(self, fields: Iterable[str], *further: NDArray[Any]) -> tuple[Column, Column]:
+    def distinct(self, fields: Iterable[str]) -> tuple[Column, Column]:
         """Return a row for each combination of these columns, and for each row the number of its combination."""
         code = np.zeros(len(self), dtype=np.int64)
-        for column in (*(self.columns[name] for name in fields), *further):
+        for column in (self.columns[name] for name in fields):
             code = code * (int(column.max()) + 1) + column
         _, rows, inverse = np.unique(code, return_index=True, return_inverse=True)
         return rows, inverse

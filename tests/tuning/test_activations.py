@@ -54,15 +54,25 @@ def test_bytes_of_the_search_are_those_of_the_planner(world: dict[str, Any]) -> 
         assert bytes_of_search == pytest.approx(resolved.bytes, rel=0.05), (choice, question.layouts.world(int(rows[0])))
 
 
-def test_a_formula_that_takes_no_arrays_is_asked_for_one_layout_at_a_time() -> None:
-    job = job_of()
+def halved_in_pipelines(feature: Any, tensors: Any) -> Any:
+    split = feature.world.tp > 1 and feature.world.pp > 1
+    return tuple(replace(t, bytes=t.bytes // 2) if split else t for t in tensors)
+
+
+def halved_by_bits(feature: Any, tensors: Any) -> Any:
+    return halved_in_pipelines(feature, tensors) if feature.world.tp.bit_length() > 1 else tensors
+
+
+@pytest.mark.parametrize(("formula", "most"), [(halved_in_pipelines, 20), (halved_by_bits, 40)])
+def test_a_formula_need_not_know_that_it_is_asked_for_many_layouts(formula: Any, most: int) -> None:
+    job, asked = job_of(), []
     layouts = job.question(Machine(DEFAULTS["cuda"]), float("inf")).layouts
     rows, everywhere = np.arange(len(layouts)), np.ones(len(layouts), dtype=np.bool_)
 
     class Halving(job.catalog.feature("tflops")):  # type: ignore[misc]
         def saved_tensors(self, tensors: Any) -> Any:
-            split = self.world.tp > 1 and self.world.pp > 1
-            return tuple(replace(t, bytes=t.bytes // 2) if split else t for t in tensors)
+            asked.append(self.world)
+            return formula(self, tensors)
 
     catalog: Any = SimpleNamespace(specs=job.catalog.specs, models=job.catalog.models, feature={"tflops": Halving}.get)
     plain, halved = (KeptTables(catalog, layouts).of(rows, active, {}) for active in ({}, {"tflops": everywhere}))
@@ -70,6 +80,7 @@ def test_a_formula_that_takes_no_arrays_is_asked_for_one_layout_at_a_time() -> N
     assert has.any()
     assert plain.chunk[~has] == pytest.approx(halved.chunk[~has])
     assert plain.chunk[has] == pytest.approx(2 * halved.chunk[has], rel=1e-3)
+    assert len(asked) <= most < len(layouts)
 
 
 def test_savings_that_no_formula_has_leave_more_configurations_to_the_planner() -> None:
