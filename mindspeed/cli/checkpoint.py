@@ -144,7 +144,7 @@ def diff(ctx: click.Context, request: Request, path: str, step: int | None) -> N
         model = {**manifest.model, **asked_model(manifest.model, request.layers, request.train)}
         problems = check_manifest(manifest, model, manifest.optimizer, str(folder))
         plan = request.resolve(None, saved_layer(manifest.model))
-    changed = changes(record, plan, registry.feature_classes(plan), registry.content_of(plan))
+    changed = changes(record, plan, registry.feature_classes(plan), registry.content_of(plan), folder)
     refused = [change for change in changed if change.verdict == "refused"]
     lines = list(map(str, problems))
     for change in changed:

@@ -220,6 +220,9 @@ class Fields(ShapeFields):
         attributes=("fp8_param", "fp4_param"),
         derive=derive.low_precision_weights,
     )
+    checkpoint_format: str = fact(
+        "format of checkpoints: torch_dist, torch or another of Megatron", "ckpt_format", attributes=(), default="torch_dist"
+    )
 
 
 FIELDS: Final[dict[str, Field]] = declared(Fields)

@@ -285,7 +285,7 @@ def _compare_record(active: session.Session, folder: Path) -> None:
     record = checkpoint_state.read_record(folder) if folder.is_dir() else None
     if record is None:
         return
-    found = checkpoint_state.changes(record, active.plan, active.classes, _content(active))
+    found = checkpoint_state.changes(record, active.plan, active.classes, _content(active), folder)
     if refused := checkpoint_state.refusals(found, str(folder)):
         raise RunError(refused)
 

@@ -73,10 +73,12 @@ class Job:
 
     def changes(self) -> list[Change]:
         """Compare the features of this job with those of the checkpoint that it continues from."""
-        record = checkpoint_state.read_record(Path(self.checkpoint)) if self.checkpoint else None
+        folder = Path(self.checkpoint)
+        record = checkpoint_state.read_record(folder) if self.checkpoint else None
         if record is None:
             return []
-        return checkpoint_state.changes(record, self.plan, registry.feature_classes(self.plan), registry.content_of(self.plan))
+        classes, content = registry.feature_classes(self.plan), registry.content_of(self.plan)
+        return checkpoint_state.changes(record, self.plan, classes, content, folder)
 
     @property
     def optimizer(self) -> str:

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -72,8 +73,8 @@ def record_of(plan, catalog=CATALOG):
     return states.record_of(plan, classes(plan, catalog), content_of(plan, catalog))
 
 
-def changes(record, plan, catalog=CATALOG):
-    return states.changes(record, plan, classes(plan, catalog), content_of(plan, catalog))
+def changes(record, plan, catalog=CATALOG, folder=Path("run")):
+    return states.changes(record, plan, classes(plan, catalog), content_of(plan, catalog), folder)
 
 
 def told(saved, now):
@@ -152,6 +153,16 @@ def test_refused_differences_come_first_and_say_how_to_go_back():
         "MS613 averages was removed: it keeps averages of the weights\n  where: run/checkpoints/step-2\n"
         "  fix: --features averages --set averages.decay=0.9"
     ]
+
+
+def test_a_checkpoint_with_a_file_per_rank_is_not_convertible(tmp_path):
+    """It is what Megatron-LM saves with --ckpt-format torch."""
+    saved, now = plan("cut", cut={"size": 2}), plan("cut", cut={"size": 4})
+    (tmp_path / "mp_rank_00").mkdir()
+    (change,) = changes(record_of(saved), now, folder=tmp_path)
+    reason = "the checkpoint has the weights of each rank in a file (format torch), which fit no other layout"
+    assert (change.verdict, change.reason, change.fix) == ("refused", reason, "--set cut.size=2")
+    assert changes(record_of(saved), saved, folder=tmp_path) == []
 
 
 @pytest.mark.guards(40)

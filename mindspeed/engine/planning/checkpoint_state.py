@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +27,9 @@ _OWN_COMMON_FILE: Final = "<0.19"
 _FLAT_SHARDS: Final = "<0.15"
 """The releases of megatron-core that store shards of the distributed optimizer flat, each beside the shape of the whole."""
 _SHAPE_OF_WHOLE: Final = b"nd_reformulated_orig_global_shape"
+_FILES_OF_RANKS: Final = "mp_rank_*"
+"""What a checkpoint of Megatron-LM's format torch consists of."""
+_ONE_LAYOUT: Final = "the checkpoint has the weights of each rank in a file (format torch), which fit no other layout"
 _SOFTWARE: Final = ("mindspeed", "megatron", "torch")
 
 Classes = Mapping[str, type[Feature[Any]]]
@@ -146,9 +149,17 @@ def _has_flat_shards(folder: Path) -> bool:
         return True
 
 
-def changes(record: CheckpointManifest, plan: ActivationPlan, classes: Classes, content: Content) -> list[Change]:
-    """Every difference that a checkpoint could notice; refused ones first. ``content`` has the facts of the plan here."""
+def changes(record: CheckpointManifest, plan: ActivationPlan, classes: Classes, content: Content, folder: Path) -> list[Change]:
+    """Every difference that the checkpoint in ``folder`` could notice; refused ones first.
+
+    ``content`` has the facts of the plan here. A checkpoint with a file per rank cannot be converted.
+    """
     all_changes = [*_features(record, plan, classes), *_software(record, content)]
+    if next(folder.glob(_FILES_OF_RANKS), None) is not None:
+        all_changes = [
+            replace(change, verdict="refused", reason=_ONE_LAYOUT) if change.verdict == "convertible" else change
+            for change in all_changes
+        ]
     return sorted(all_changes, key=lambda change: ("refused", "convertible", "safe").index(change.verdict))
 
 

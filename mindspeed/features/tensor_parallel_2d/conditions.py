@@ -11,6 +11,8 @@ from mindspeed.tensor_parallel.conditions import LINEAR_LAYERS
 NAME: Final = "tensor-parallel-2d"
 MUON: Final = "Muon reads one split dimension of a weight, and the weights of linear layers are split along both"
 NOT_MUON: Final = (GiveField("optimizer", "adam"), RemoveFeature(NAME))
+_FORMATS: Final = ("torch_dist", "zarr")
+"""Formats of checkpoints that say where each part of a weight lies."""
 _AUTO: Final = (Together((GiveSetting("x", "auto"), GiveSetting("y", "auto"))),)
 
 
@@ -41,6 +43,17 @@ def optimizer_is_not_muon(args: GridSettings, world: World) -> bool:
     return not (world.knows("optimizer") and "muon" in world.optimizer)
 
 
+@condition(
+    "checkpoints of format {world.checkpoint_format} take each weight as split along one dimension, and it is split along both",
+    fix=(GiveField("checkpoint_format", "torch_dist"), Together((GiveSetting("x", "auto"), GiveSetting("y", 1)))),
+)
+def checkpoints_know_both_dimensions(args: GridSettings, world: World) -> bool:
+    """Check that checkpoints have the place of each block; with y = 1 weights are split as Megatron splits them."""
+    if world.checkpoint_format in _FORMATS or not fits_ranks(args, world):
+        return True
+    return grid_of(args, world)[1] == 1
+
+
 CONDITIONS: Final = (
     *LINEAR_LAYERS,
     grid_has_the_ranks,
@@ -49,6 +62,7 @@ CONDITIONS: Final = (
     unset(
         "shared_expert_overlap", "shared experts run without the collectives of their linear layers (moe_shared_expert_overlap)"
     ),
+    checkpoints_know_both_dimensions,
     optimizer_is_not_muon,
     ModelCondition(
         "mindspeed.features.tensor_parallel_2d.refusals:muon_optimizers",

@@ -15,6 +15,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTenso
 from torch import Tensor
 
 from mindspeed.features.tensor_parallel_2d.products import Grid, Overlap, Products2D, column_products, row_products
+from mindspeed.features.tensor_parallel_2d.refusals import SplitAlongBothDimensions
 from mindspeed.plugins import Advice, MindSpeedError, Problem, active_feature
 from mindspeed.tensor_parallel.layers import ColumnLinear, RowLinear
 from mindspeed.tensor_parallel.linear import Products
@@ -102,6 +103,8 @@ def _split_weight(layer: Any, grid: Grid, axis: int, stride: int, drawn_whole: b
     """Give the weight of Megatron's layer the shape of this rank's block; ``axis`` is the one that Megatron splits."""
     rank, weight = layer.tp_group.rank(), layer.weight
     i, j = divmod(rank, grid.y)
+    if grid.y > 1:
+        weight.partition_dim = SplitAlongBothDimensions()
     if drawn_whole and layer.master_weight is not None:
         slices = layer.master_weight.chunk(grid.ranks * stride, dim=axis)
         of_row = [part for r in range(i * grid.y, (i + 1) * grid.y) for part in slices[r :: grid.ranks]]

@@ -1,13 +1,13 @@
-"""Optimizers that weights with two split dimensions do not fit. Light, without torch."""
+"""Optimizers and other readers that weights with two split dimensions do not fit. Light, without torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import wraps
-from typing import Any
+from typing import Any, NoReturn
 
 from mindspeed.features.tensor_parallel_2d.conditions import MUON, NAME, NOT_MUON
-from mindspeed.plugins import Feature, MindSpeedError, Problem
+from mindspeed.plugins import Advice, Feature, MindSpeedError, Problem
 
 
 def muon_optimizers(feature: Feature[Any], optimizer: Any) -> Iterator[str]:
@@ -25,3 +25,26 @@ def refusing(original: Callable[..., Any]) -> Callable[..., Any]:
         raise MindSpeedError([Problem("MS304", f"{NAME}: {MUON}", (NAME,), fix=NOT_MUON)])
 
     return refuse
+
+
+class SplitAlongBothDimensions:
+    """The ``partition_dim`` of a weight that is split along both dimensions: who reads it as a number is refused.
+
+    Whatever joins the weights of all ranks along one dimension would get a wrong whole weight. Raises MS304.
+    """
+
+    def __index__(self) -> int:
+        self._refuse()
+
+    __int__ = __index__
+
+    def __eq__(self, other: object) -> bool:
+        return self._refuse() if isinstance(other, int) else self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def _refuse(self) -> NoReturn:
+        text = f"{NAME}: a weight is read as one that is split along one dimension, and it is split along both"
+        fix = f"save a distributed checkpoint and read that, or use --set {NAME}.x=auto and --set {NAME}.y=1"
+        raise MindSpeedError([Problem("MS304", text, (NAME,), fix=Advice(fix))])

@@ -1,6 +1,7 @@
 """Distributed checkpoints of every split load into every other one."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +105,45 @@ def test_checkpoint_diff_calls_another_split_convertible(tmp_path: Path, saved: 
     verdicts = {change["feature"]: change["verdict"] for change in json.loads(result.stdout)["changes"]}
     assert verdicts.pop(NAME) == "convertible"
     assert "refused" not in verdicts.values()
+
+
+def read_split_dimension() -> list[str]:
+    """What readers of Megatron's attributes get of the first linear weight: its rows are joined, or the dimension is asked."""
+    import torch
+    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+    from megatron.core.utils import unwrap_model
+
+    from mindspeed.plugins import MindSpeedError
+    from mindspeed.verification.model import build_chunks
+
+    model_parallel_cuda_manual_seed(1)
+    drawn = replace(RECIPE, shape=LLAMA.with_options({"perform_initialization": True}))  # else Megatron sets no attributes
+    (model,) = unwrap_model(build_chunks(drawn))
+    weight = model.decoder.layers[0].self_attention.linear_qkv.weight
+    readers = {
+        "joined": lambda: torch.cat([weight, weight], dim=weight.partition_dim),
+        "number": lambda: int(weight.partition_dim),
+        "compared": lambda: weight.partition_dim == 0,
+    }
+    found = [f"tensor_model_parallel {weight.tensor_model_parallel}"]  # Megatron's gradient norm counts it once a rank
+    for name, read in readers.items():
+        try:
+            read()
+            found.append(f"{name}: read")
+        except MindSpeedError as error:
+            found.append(f"{name}: {error.problems[0].message}")
+        except TypeError as error:
+            found.append(f"{name}: {error}")
+    return found
+
+
+@pytest.mark.parametrize("layout", [(1, 2), (2, 1)], ids=str)
+def test_a_weight_that_is_split_along_both_dimensions_has_no_split_dimension(pool: WorkerPool, layout: Any) -> None:
+    refused = f"{NAME}: a weight is read as one that is split along one dimension, and it is split along both"
+    answers = {
+        "joined": "cat(): argument 'dim' must be int, not SplitAlongBothDimensions",
+        "number": refused,
+        "compared": refused,
+    }
+    expected = [f"{name}: {'read' if layout == (2, 1) else answer}" for name, answer in answers.items()]
+    assert pool.call(read_split_dimension, 2, plan=plan(layout)) == [["tensor_model_parallel True", *expected]] * 2
