@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from mindspeed.cli.training_command import PlansCommandsFully, plan_of_command, 
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
+    from mindspeed.engine.resolution.planned_feature import PlanNote
 
 
 @click.command(cls=PlansCommandsFully)
@@ -38,8 +40,11 @@ def check(
     mindspeed features check --platform npu --script pretrain_llama.sh
     """
     request = request.naming(names)
-    plan = plan_of_command(ctx, request, script) or _with_padding(request.plan_of_run(), request.train)
-    plan = _with_unknown_megatron(plan)
+    plan = plan_of_command(ctx, request, script)
+    if plan is None:
+        plan = request.plan_of_run()
+        plan = replace(plan, rows=(*plan.rows, *_ambiguous_padding(plan, request.train)))
+    plan = replace(plan, rows=(*plan.rows, *_unknown_megatron(plan)))
     if device_memory is not None:
         _require_memory(plan, device_memory)
     kinds = {"not-checked": "not checked", "choice": "choice", "warning": "warning"}
@@ -56,26 +61,22 @@ def _require_memory(plan: ActivationPlan, device_memory: float) -> None:
         raise MindSpeedError(problems)
 
 
-def _with_unknown_megatron(plan: ActivationPlan) -> ActivationPlan:
-    """The plan with a warning row when it knows no version of Megatron, unlike that of every job."""
+def _unknown_megatron(plan: ActivationPlan) -> Iterator[PlanNote]:
+    """Warn of a plan that knows no version of Megatron, unlike that of every job."""
     from mindspeed.engine.resolution.planned_feature import PlanNote
 
-    if "megatron" in plan.environment:
-        return plan
-    text = "no megatron-core is installed here, so patches are not checked and the digest is not that of a job"
-    return replace(plan, rows=(*plan.rows, PlanNote("warning", "megatron-core", f"{text}; give --megatron VERSION")))
+    if "megatron" not in plan.environment:
+        text = "no megatron-core is installed here, so patches are not checked and the digest is not that of a job"
+        yield PlanNote("warning", "megatron-core", f"{text}; give --megatron VERSION")
 
 
-def _with_padding(plan: ActivationPlan, train: dict[str, Any]) -> ActivationPlan:
-    """The plan with a warning row when Megatron-LM would go wrong on the job's data and tokenizer; our trainer does not."""
+def _ambiguous_padding(plan: ActivationPlan, train: dict[str, Any]) -> Iterator[PlanNote]:
+    """Warn of data and a tokenizer with which Megatron-LM would go wrong; our trainer does not."""
     from mindspeed.engine.resolution.planned_feature import PlanNote
     from mindspeed.megatron.pad_token_check import warning
 
     tokenizer, data = train.get("tokenizer"), train.get("data")
-    if not isinstance(tokenizer, str) or not Path(tokenizer).exists():
-        return plan
-    text = warning(tokenizer, [str(data)] if data else [], plan.environment.get("megatron"))
-    if text is None:
-        return plan
-    row = PlanNote("warning", "Megatron-LM", f"{text} (mindspeed pretrain pads with an id of its own)")
-    return replace(plan, rows=(*plan.rows, row))
+    if isinstance(tokenizer, str) and Path(tokenizer).exists():
+        text = warning(tokenizer, [str(data)] if data else [], plan.environment.get("megatron"))
+        if text is not None:
+            yield PlanNote("warning", "Megatron-LM", f"{text} (mindspeed pretrain pads with an id of its own)")

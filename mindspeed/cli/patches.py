@@ -12,7 +12,7 @@ import click
 
 from mindspeed.cli.lazy import Group
 from mindspeed.cli.output import OK, PROBLEMS, json_option, print_json, print_result, print_table, wants_json
-from mindspeed.cli.request_options import FeatureNames, split_words
+from mindspeed.cli.request_options import names_option
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.drift import DriftRow, Tree
@@ -104,15 +104,7 @@ def record(megatron: str | None, into: Path | None) -> None:
 @click.option(
     "--limit", type=click.FloatRange(min=1), default=90.0, show_default=True, metavar="SECONDS", help="time for each claim"
 )
-@click.option(
-    "--feature",
-    "names",
-    multiple=True,
-    metavar="NAME,...",
-    type=FeatureNames(),
-    callback=split_words,
-    help="verify these features alone; may be repeated",
-)
+@names_option("--feature", "names", help="verify these features alone; may be repeated")
 @json_option
 @click.pass_context
 def follow(

@@ -46,11 +46,7 @@ class JobCommand(click.Command):
         if not self.lists_sizes:
             names = ", ".join(row[0].split()[0].partition("/")[0] for row in rows[SizeOption][:4])
             rows[SizeOption] = [(f"{names} ...", f"{len(rows[SizeOption])} options: mindspeed features check --help")]
-        for kind, title in (
-            (click.Option, "Options"),
-            (JobOption, "Job"),
-            (SizeOption, "Sizes of the job and shape of the model"),
-        ):
+        for kind, title in _TITLES.items():
             with formatter.section(title):
                 formatter.write_dl(rows[kind])
 
@@ -88,6 +84,13 @@ def split_words(ctx: click.Context, parameter: click.Parameter, words: tuple[str
 def names_argument(metavar: str, required: bool = False) -> Decorator:
     """Make the argument ``names`` of a verb that takes feature names."""
     return click.argument("names", metavar=metavar, nargs=-1, required=required, type=FeatureNames(), callback=split_words)
+
+
+def names_option(*names: str, help: str, cls: type[click.Option] = click.Option) -> Decorator:
+    """Make an option that takes feature names and may be repeated."""
+    return click.option(
+        *names, cls=cls, metavar="NAME,...", multiple=True, type=FeatureNames(), callback=split_words, help=help
+    )
 
 
 class Words(click.ParamType):  # type: ignore[type-arg]
@@ -184,21 +187,14 @@ def _request(options: Mapping[str, Any]) -> Request:
 
     Raises ResolutionError with every unreadable part of the three.
     """
-    from mindspeed.engine.resolution.request import JobFile, layer_from_environment, load_job_file
-    from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
+    from mindspeed.engine.resolution.request import layer_from_environment, load_job_file
+    from mindspeed.plugins.problems import CollectedProblems, ResolutionError
 
-    problems: list[Problem] = []
-
-    def read(source: Callable[[], Any]) -> Any:
-        try:
-            return source()
-        except MindSpeedError as error:
-            problems.extend(error.problems)
-
-    job: JobFile | None = read(lambda: load_job_file(options["file"])) if options["file"] else None
-    environment = read(lambda: layer_from_environment(os.environ))
-    command_line = read(lambda: _command_line(options))
-    if problems:
+    problems = CollectedProblems()
+    job = problems.collect(lambda: load_job_file(options["file"])) if options["file"] else None
+    environment = problems.collect(lambda: layer_from_environment(os.environ))
+    command_line = problems.collect(lambda: _command_line(options))
+    if problems or environment is None or command_line is None:
         raise ResolutionError(problems)
     lowest = (job.layer,) if job else ()
     return Request((*lowest, environment, command_line), job.train if job else {}, options["megatron"])
@@ -238,19 +234,12 @@ def _world_option(name: str) -> Decorator:
 _METAVARS: Final[dict[type, str]] = {int: "N", float: "X", str: "WORD", tuple: "WORD,..."}
 
 
-def _names_option(flag: str, meaning: str) -> Decorator:
-    help = f"features to {meaning}; may be repeated"
-    return click.option(
-        flag, cls=JobOption, metavar="NAME,...", multiple=True, type=FeatureNames(), callback=split_words, help=help
-    )
-
-
 _LEVELS: Final = "0: only what Megatron has; 1: and all that is safe here; 2: and what is asked for  [default: 2]"
 _STRICT: Final = "add no requirement silently; what cannot be checked is a problem"
 _OPTIONS: Final[Mapping[str, Decorator]] = {
     "file": click.option("-f", "--file", cls=JobOption, metavar="JOB.yaml", help="job file with features, settings and world"),
-    "features": _names_option("--features", "switch on"),
-    "without": _names_option("--without", "leave out"),
+    "features": names_option("--features", help="features to switch on; may be repeated", cls=JobOption),
+    "without": names_option("--without", help="features to leave out; may be repeated", cls=JobOption),
     "assignments": click.option(
         "--set", "assignments", cls=JobOption, metavar="FEATURE.FIELD=VALUE", multiple=True, help="a setting; may be repeated"
     ),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from mindspeed.cli.output import json_option, print_json, print_table, wants_json
-from mindspeed.cli.request_options import FeatureNames, FullJobCommand, Request, request_options, split_words
+from mindspeed.cli.request_options import FullJobCommand, Request, names_option, request_options
 from mindspeed.plugins.fixes import Advice, GiveField
 
 if TYPE_CHECKING:
@@ -39,15 +39,7 @@ class Size(click.ParamType):  # type: ignore[type-arg]
 
 @click.command(cls=FullJobCommand)
 @click.option("--device-memory", type=Size(), metavar="SIZE", help="memory of one device, such as 80GiB  [default: any]")
-@click.option(
-    "--try",
-    "tried",
-    metavar="NAME,...",
-    multiple=True,
-    type=FeatureNames(),
-    callback=split_words,
-    help="features to try as well",
-)
+@names_option("--try", "tried", help="features to try as well")
 @click.option(
     "--mode",
     type=click.Choice(["white", "mixed", "black"]),

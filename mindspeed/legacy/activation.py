@@ -109,7 +109,8 @@ def repatch(args: Mapping[str, Any] | Namespace) -> None:
         except BaseException:
             vars(known).clear()
             vars(known).update(given)
-            _restore(state)
+            for field in dataclasses.fields(_State):
+                setattr(_state, field.name, getattr(state, field.name))
             raise
 
 
@@ -123,12 +124,6 @@ def _take(values: Mapping[str, Any], known: Namespace) -> None:
         if old is not None and old.switch:
             change = _state.removed.difference if value else _state.removed.union
             _state.removed = change(old.features)
-
-
-def _restore(state: _State) -> None:
-    """Put the requests of the old names back to what they were."""
-    for field in dataclasses.fields(_State):
-        setattr(_state, field.name, getattr(state, field.name))
 
 
 def replan(args: Namespace | None = None, again: bool = False) -> None:

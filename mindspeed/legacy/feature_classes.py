@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from mindspeed.legacy.feature import MindSpeedFeature, OwnFeature
-from mindspeed.megatron_lm.old_flags.flags import BY_FLAG, register_old_flags
+from mindspeed.megatron_lm.old_flags.flags import BY_FLAG
 from mindspeed.plugins.tables import fields_of, table_beside
 
 PACKAGE: Final = "mindspeed.features_manager"
@@ -44,8 +44,7 @@ class StandIn(OwnFeature):
         self.names = self.old.features
 
     def register_args(self, parser: ArgumentParser) -> None:
-        for name in self.names:
-            register_old_flags(parser, name)
+        super().register_args(parser)
         for flag in self.old.flags:
             if flag in BY_FLAG and flag not in parser._option_string_actions:
                 takes_value = BY_FLAG[flag].takes != "nothing"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+Change = Callable[[Tensor], Tensor]
 Scale = Literal["up", "down"] | None
 """Multiply the gradient by the ranks, divide it by them, or leave it."""
 
@@ -35,8 +37,9 @@ def all_to_all(
         return input_
     scattered = cal_split_sizes(input_.shape[scatter_dim], ranks)
     gathered = cal_split_sizes(gather_size, ranks) if gather_size is not None else [input_.shape[gather_dim]] * ranks
-    result: Tensor = _AllToAll.apply(input_, process_group, scatter_dim, gather_dim, scattered, gathered)  # type: ignore[no-untyped-call]
-    return result
+    there = partial(_exchange, group=process_group, scatter=scatter_dim, gather=gather_dim, sent=scattered, kept=gathered)
+    back = partial(_exchange, group=process_group, scatter=gather_dim, gather=scatter_dim, sent=gathered, kept=scattered)
+    return _with_gradient(input_, there, back)
 
 
 def split_forward_gather_backward(
@@ -50,8 +53,8 @@ def split_forward_gather_backward(
     if process_group.size() == 1:
         return input_
     sizes = list(split_sizes or cal_split_sizes(input_.shape[dim], process_group.size()))
-    result: Tensor = _Split.apply(input_, process_group, dim, sizes, grad_scale)  # type: ignore[no-untyped-call]
-    return result
+    part = partial(_own_part, group=process_group, dim=dim, sizes=sizes)
+    return _with_gradient(input_, part, partial(_gathered, group=process_group, dim=dim, sizes=sizes, scale=grad_scale))
 
 
 def gather_forward_split_backward(
@@ -66,8 +69,8 @@ def gather_forward_split_backward(
     if ranks == 1:
         return input_
     sizes = list(gather_sizes or [input_.shape[dim]] * ranks)
-    result: Tensor = _Gather.apply(input_, process_group, dim, sizes, grad_scale)  # type: ignore[no-untyped-call]
-    return result
+    part = partial(_own_part, group=process_group, dim=dim, sizes=sizes, scale=grad_scale)
+    return _with_gradient(input_, partial(_gathered, group=process_group, dim=dim, sizes=sizes), part)
 
 
 def _exchange(x: Tensor, group: dist.ProcessGroup, scatter: int, gather: int, sent: list[int], kept: list[int]) -> Tensor:
@@ -87,8 +90,13 @@ def _exchange(x: Tensor, group: dist.ProcessGroup, scatter: int, gather: int, se
     return torch.cat([piece.view_as(part) for piece, part in zip(pieces, received, strict=True)], dim=gather)
 
 
-def _gathered(x: Tensor, group: dist.ProcessGroup, dim: int, sizes: list[int]) -> Tensor:
-    widest = max(sizes)
+def _own_part(x: Tensor, group: dist.ProcessGroup, dim: int, sizes: list[int], scale: Scale = None) -> Tensor:
+    part: Tensor = torch.split(_scaled(x, group, scale), sizes, dim=dim)[group.rank()].contiguous()
+    return part
+
+
+def _gathered(x: Tensor, group: dist.ProcessGroup, dim: int, sizes: list[int], scale: Scale = None) -> Tensor:
+    x, widest = _scaled(x, group, scale), max(sizes)
     padded = x.new_zeros([widest if place == dim % x.dim() else size for place, size in enumerate(x.shape)])
     padded.narrow(dim, 0, x.shape[dim]).copy_(x)
     parts = [torch.empty_like(padded) for _ in sizes]
@@ -100,39 +108,19 @@ def _scaled(gradient: Tensor, group: dist.ProcessGroup, scale: Scale) -> Tensor:
     return gradient * group.size() if scale == "up" else gradient / group.size() if scale == "down" else gradient
 
 
-class _AllToAll(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any, scatter: int, gather: int, sent: list[int], kept: list[int]) -> Tensor:
-        ctx.options = group, gather, scatter, kept, sent
-        return _exchange(x, group, scatter, gather, sent, kept)
+class _WithGradient(torch.autograd.Function):
+    """Compute ``forward(x)``, whose gradient is ``backward(gradient)``."""
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None, None]:
-        return _exchange(gradient, *ctx.options), None, None, None, None, None
-
-
-class _Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any, dim: int, sizes: list[int], scale: Scale) -> Tensor:
-        ctx.options = group, dim, sizes, scale
-        parts: tuple[Tensor, ...] = torch.split(x, sizes, dim=dim)
-        part: Tensor = parts[group.rank()].contiguous()
-        return part
+    def forward(ctx: Any, x: Tensor, forward: Change, backward: Change) -> Tensor:
+        ctx.gradient_of = backward
+        return forward(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
-        group, dim, sizes, scale = ctx.options
-        return _gathered(_scaled(gradient, group, scale), group, dim, sizes), None, None, None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.gradient_of(gradient), None, None
 
 
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any, dim: int, sizes: list[int], scale: Scale) -> Tensor:
-        ctx.options = group, dim, sizes, scale
-        return _gathered(x, group, dim, sizes)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
-        group, dim, sizes, scale = ctx.options
-        part = torch.split(_scaled(gradient, group, scale), sizes, dim=dim)[group.rank()]
-        return part.contiguous(), None, None, None, None
+def _with_gradient(x: Tensor, forward: Change, backward: Change) -> Tensor:
+    result: Tensor = _WithGradient.apply(x, forward, backward)  # type: ignore[no-untyped-call]
+    return result

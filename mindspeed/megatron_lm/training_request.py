@@ -6,8 +6,7 @@ arguments are known from the recorded surface, nothing of Megatron is imported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -34,7 +33,7 @@ from mindspeed.megatron_lm.given_arguments import (
 from mindspeed.megatron_lm.old_flags.flags import read_old_flags
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.fixes import Advice, GiveOption
-from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
+from mindspeed.plugins.problems import CollectedProblems, Problem, ResolutionError
 
 COMMAND_LINE: Final = "command line"
 OWN_FLAGS: Final = {
@@ -80,15 +79,11 @@ def read_command_line(
     command line that were read elsewhere, as the options of ``mindspeed run``, and ``below`` its lower ones. Raises
     ResolutionError with every problem: flags of ours that cannot be read, and values that ours and Megatron's give differently.
     """
-    problems: list[Problem] = []
+    problems = CollectedProblems()
     own, rest = split_own_flags(arguments, problems)
-    job, environment, command_line = None, Layer("environment variable"), Layer(COMMAND_LINE)
-    with _collected(problems):
-        job = _job_file(own)
-    with _collected(problems):
-        environment = layer_from_environment(environ)
-    with _collected(problems):
-        command_line = _command_line(own)
+    job = problems.collect(lambda: _job_file(own))
+    environment = problems.collect(lambda: layer_from_environment(environ)) or Layer("environment variable")
+    command_line = problems.collect(lambda: _command_line(own)) or Layer(COMMAND_LINE)
     known = surface_or_nearest(version)
     strict = bool(command_line.strict or (job is not None and job.layer.strict) or any(layer.strict for layer in also))
     old, rest, old_notes, fallbacks = _old_flags(rest, known, catalog_for, problems, strict)
@@ -137,15 +132,6 @@ def split_own_flags(arguments: Sequence[str], problems: list[Problem]) -> tuple[
     return own, rest
 
 
-@contextmanager
-def _collected(problems: list[Problem]) -> Iterator[None]:
-    """Collect the problems that end the block."""
-    try:
-        yield
-    except MindSpeedError as error:
-        problems.extend(error.problems)
-
-
 def _job_file(own: Mapping[str, list[str]]) -> JobFile | None:
     files = own.get("--mindspeed-config", [])
     if len(files) > 1:
@@ -155,20 +141,12 @@ def _job_file(own: Mapping[str, list[str]]) -> JobFile | None:
 
 
 def _command_line(own: Mapping[str, list[str]]) -> Layer:
-    problems: list[Problem] = []
-    settings: dict[str, dict[str, Any]] = {}
-    with _collected(problems):
-        settings = parse_assignments(own.get("--set", []), "--set")
-    problems += [
-        Problem(
-            "MS301",
-            f"optimization level {text} is not 0, 1 or 2",
-            where=COMMAND_LINE,
-            fix=GiveOption("--optimization-level", 2),
-        )
-        for text in own.get("--optimization-level", [])
-        if text not in ("0", "1", "2")
-    ]
+    problems = CollectedProblems()
+    settings = problems.collect(lambda: parse_assignments(own.get("--set", []), "--set")) or {}
+    for level in own.get("--optimization-level", []):
+        if level not in ("0", "1", "2"):
+            text, fix = f"optimization level {level} is not 0, 1 or 2", GiveOption("--optimization-level", 2)
+            problems.append(Problem("MS301", text, where=COMMAND_LINE, fix=fix))
     if problems:
         raise ResolutionError(problems)
     return Layer(

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mindspeed.plugins.fixes import CommandLine, Fix, FixStep, fix_from_json, fix_to_json, on_command_line
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,18 @@ class PlatformError(MindSpeedError):
 
 class RunError(MindSpeedError):
     """A run cannot start or go on: data, checkpoint, disk, a lost rank."""
+
+
+class CollectedProblems(list[Problem]):
+    """Problems of steps that do not depend on one another."""
+
+    def collect(self, step: Callable[[], _Result]) -> _Result | None:
+        """The result of a step, or None after its problems were taken down."""
+        try:
+            return step()
+        except MindSpeedError as error:
+            self += [problem for problem in error.problems if problem not in self]
+            return None
 
 
 @cache

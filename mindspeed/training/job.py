@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from mindspeed import registry
 from mindspeed.diagnostics import doctor
@@ -22,7 +22,7 @@ from mindspeed.megatron.indexed_data import Index, read_index
 from mindspeed.plugins.answers import answer
 from mindspeed.plugins.cache_folder import why_unwritable
 from mindspeed.plugins.fixes import Advice, advice
-from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError, RunError
+from mindspeed.plugins.problems import CollectedProblems, Problem, ResolutionError, RunError
 from mindspeed.training import checkpoints, corpus, request_text, shape
 from mindspeed.training import resume as resuming
 from mindspeed.training.config import TrainConfig, train_config
@@ -30,7 +30,6 @@ from mindspeed.training.tokenizer import Tokenizer, load_tokenizer, tokenizer_of
 
 JOB_VARIABLE: Final = "MINDSPEED_TRAIN"
 """Environment variable that names the job file of a training process."""
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +118,7 @@ def make_job(
     folder of a run: its job file comes lowest, and its checkpoint of ``step``, else its newest, is loaded.
     Raises ResolutionError with everything that is wrong with features, values, data, checkpoint and installation.
     """
-    problems = _Problems()
+    problems = CollectedProblems()
     saved = problems.collect(lambda: resuming.read_request(resume, registry.catalog_for(()).owners)) if resume else None
     notes: list[str] = []
     if saved and resume:
@@ -154,7 +153,7 @@ def make_job(
     return job
 
 
-def _checkpoint_problems(job: Job, checkpoint: Path, resume: str, problems: _Problems) -> list[Problem]:
+def _checkpoint_problems(job: Job, checkpoint: Path, resume: str, problems: CollectedProblems) -> list[Problem]:
     """Everything because of which a job cannot continue from a checkpoint."""
     where = str(checkpoint)
     manifest = problems.collect(lambda: checkpoints.read_manifest(checkpoint))
@@ -185,8 +184,9 @@ def _folder_problems(run: str, resume: str | None) -> list[Problem]:
 def _window_problems(plan: ActivationPlan, last: int, done: int) -> list[Problem]:
     """MS301 for every feature that works only in steps which this run does not have."""
     problems = []
-    for name, feature in registry.feature_classes(plan).items():
-        planned = next(planned for planned in plan.features if planned.name == name)
+    classes = registry.feature_classes(plan)
+    for planned in plan.features:
+        name, feature = planned.name, classes[planned.name]
         window = answer(feature, "working_steps", feature.Args(**planned.args), plan.world)
         if window is None:
             continue
@@ -223,18 +223,6 @@ def read_job(environ: Mapping[str, str]) -> Job:
     fields = json.loads(Path(environ[JOB_VARIABLE]).read_text(encoding="utf-8"))
     config = TrainConfig(**fields.pop("config"))
     return Job(registry.read_plan(environ[registry.PLAN_VARIABLE]), config, **fields)
-
-
-class _Problems(list[Problem]):
-    """Collects the problems of steps that do not depend on one another."""
-
-    def collect(self, step: Callable[[], _Result]) -> _Result | None:
-        """The result of a step, or None after its problems were taken down."""
-        try:
-            return step()
-        except MindSpeedError as error:
-            self += [problem for problem in error.problems if problem not in self]
-            return None
 
 
 def _enough_data(data: DataSource, share: float, seq_length: int) -> list[Problem]:

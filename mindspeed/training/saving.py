@@ -20,6 +20,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from mindspeed import registry
 from mindspeed.engine.planning.checkpoint_state import CheckpointManifest, read_record, record_of, unreadable_format
 from mindspeed.engine.runtime import session
+from mindspeed.job.world import PARALLEL_SIZES
+from mindspeed.megatron.hook_wrappers import group_sizes
+from mindspeed.megatron.training_hook_wrappers import LoopState
 from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.training.checkpoints import (
@@ -38,13 +41,9 @@ from mindspeed.training.job import Job
 
 
 @dataclass(slots=True)
-class TrainerState:
+class TrainerState(LoopState):
     """Everything that a run continues from; hooks of features get it as ``state``."""
 
-    chunks: list[Any]
-    optimizer: Any
-    scheduler: Any
-    step: int = 0
     samples: int = 0
 
 
@@ -148,14 +147,9 @@ def _model_keys(state: TrainerState) -> list[tuple[str, Any]]:
 
 
 def _layout() -> dict[str, int]:
-    return {
-        "world_size": dist.get_world_size(),
-        "tp": parallel_state.get_tensor_model_parallel_world_size(),
-        "pp": parallel_state.get_pipeline_model_parallel_world_size(),
-        "vpp": parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1,
-        "cp": parallel_state.get_context_parallel_world_size(),
-        "ep": parallel_state.get_expert_model_parallel_world_size(),
-    }
+    chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1
+    sizes = group_sizes() | {"world_size": dist.get_world_size(), "vpp": chunks}
+    return {name: sizes[name] for name in ("world_size", *PARALLEL_SIZES)}
 
 
 def _manifest(job: Job, state: TrainerState, data: str, folder: Path) -> Manifest:

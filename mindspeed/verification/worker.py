@@ -18,6 +18,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 from mindspeed.plugins.problems import Problem
 from mindspeed.verification.job import Answer, WorkerCall
@@ -47,7 +48,7 @@ def warm_up() -> None:
     """Import all that jobs on the cpu platform need, so that workers can be forked: starts no thread, forms no group."""
     from mindspeed import registry
 
-    with _variables_kept():
+    with patch.dict(os.environ):
         registry.activate(registry.plan(platform="cpu", level=0))
         try:
             import mindspeed.verification.training  # noqa: F401  with the platform in place, for it imports Megatron
@@ -87,22 +88,11 @@ def _thread_names() -> list[str]:
 
 def _outcome(job: WorkerCall) -> bytes | Problem:
     try:
-        with _variables_kept():
+        with patch.dict(os.environ):  # Megatron sets variables, by which ranks with other jobs would differ in the next one
             return _call(job)
     except Exception as error:  # whatever a feature raises belongs to the caller
         text = f"verification rank {job.rank} failed: {type(error).__name__}: {error}"
         return Problem("MS607", text, chain=tuple(traceback.format_exc().splitlines()[-6:]))
-
-
-@contextmanager
-def _variables_kept() -> Iterator[None]:
-    """Megatron sets variables, by which ranks that have had different jobs would differ in the next one."""
-    before = dict(os.environ)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def _call(job: WorkerCall) -> bytes:
