@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mindspeed.cli.lazy import Group
-from mindspeed.cli.output import OK, PROBLEMS, json_option, print_json, print_result, print_table, wants_json
+from mindspeed.cli.output import OK, PROBLEMS, end, json_option, print_json, print_result, print_table, wants_json
 from mindspeed.cli.request_options import JobCommand, Request, request_options
 
 if TYPE_CHECKING:
@@ -117,8 +117,7 @@ def verify(path: str, step: int | None) -> None:
 @step_option
 @request_options
 @json_option
-@click.pass_context
-def diff(ctx: click.Context, request: Request, path: str, step: int | None) -> None:
+def diff(request: Request, path: str, step: int | None) -> None:
     """Compare the features and the model of a checkpoint with those of a job.
 
     mindspeed checkpoint diff RUN -f job.yaml
@@ -154,7 +153,7 @@ def diff(ctx: click.Context, request: Request, path: str, step: int | None) -> N
     rows = [change.to_json() for change in changed]
     data = {"checkpoint": str(folder), "changes": rows, "problems": [problem.to_json() for problem in problems]}
     print_result(data, lines or ["no difference"])
-    ctx.exit(PROBLEMS if refused or problems else OK)
+    end(PROBLEMS if refused or problems else OK)
 
 
 def _folder(path: str, step: int | None) -> Path:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import click
 
-from mindspeed.cli.output import exit_code, json_option, print_json, print_table, wants_json
+from mindspeed.cli.output import end, exit_code, json_option, print_json, print_table, wants_json
 
 
 @click.command()
 @click.option("--matrix", is_flag=True, help="print the support matrix: which versions and machines were tried")
 @click.option("--peak", is_flag=True, help="measure what dense products reach on one device, in TFLOP/s")
 @json_option
-@click.pass_context
-def doctor(ctx: click.Context, matrix: bool, peak: bool) -> None:
+def doctor(matrix: bool, peak: bool) -> None:
     """Show what this machine has and lacks.
 
     Versions, every copy of Megatron, devices, compilers. The exit status is 3 when something needed is missing.
@@ -39,7 +38,7 @@ def doctor(ctx: click.Context, matrix: bool, peak: bool) -> None:
         print_json({"findings": rows, "problems": [problem.to_json() for problem in problems]})
     elif problems:
         click.echo(f"\n{len(problems)} missing: {', '.join(problem.message for problem in problems)}")
-    ctx.exit(exit_code(problems))
+    end(exit_code(problems))
 
 
 def _print_peaks() -> None:

@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 @script_option
 @request_options
 @json_option
-@click.pass_context
-def check(
-    ctx: click.Context, request: Request, names: tuple[str, ...], script: str | None, device_memory: float | None
-) -> None:
+def check(request: Request, names: tuple[str, ...], script: str | None, device_memory: float | None) -> None:
     """Find every problem of a request.
 
     Features, settings and sizes are checked together, for this machine or for a made-up one. Problems are printed all at
@@ -40,7 +37,7 @@ def check(
     mindspeed features check --platform npu --script pretrain_llama.sh
     """
     request = request.naming(names)
-    plan = plan_of_command(ctx, request, script)
+    plan = plan_of_command(request, script)
     if plan is None:
         plan = request.plan_of_run()
         plan = replace(plan, rows=(*plan.rows, *_ambiguous_padding(plan, request.train)))

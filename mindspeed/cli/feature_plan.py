@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 @script_option
 @request_options
 @json_option
-@click.pass_context
-def plan(ctx: click.Context, request: Request, names: tuple[str, ...], memory: bool, base: bool, script: str | None) -> None:
+def plan(request: Request, names: tuple[str, ...], memory: bool, base: bool, script: str | None) -> None:
     """Print the activation plan of a request.
 
     What would be active, in which order and why, where each setting comes from, and everything that changes in Megatron.
@@ -36,7 +35,7 @@ def plan(ctx: click.Context, request: Request, names: tuple[str, ...], memory: b
     mindspeed features plan --platform npu --script pretrain_llama.sh
     """
     request = request.naming(names)
-    made = plan_of_command(ctx, request, script) or request.plan_of_run()
+    made = plan_of_command(request, script) or request.plan_of_run()
     if not memory:
         print_result({"problems": [], "plan": made.to_json()}, as_lines(sections(made, base)))
         return

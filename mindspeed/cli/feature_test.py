@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mindspeed.cli.output import OK, PROBLEMS, json_option, print_json, wants_json
+from mindspeed.cli.output import OK, PROBLEMS, end, json_option, print_json, wants_json
 
 if TYPE_CHECKING:
     from mindspeed.conformance.outcome import Outcome
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 @click.argument("name", metavar="DISTRIBUTION|FEATURE")
 @click.option("--parity", is_flag=True, help="also train a tiny model with and without each feature and compare")
 @json_option
-@click.pass_context
-def test(context: click.Context, name: str, parity: bool) -> None:
+def test(name: str, parity: bool) -> None:
     """Test the features of an installed distribution, or one feature.
 
     One line for each check: settings, declaration, references, patch targets, order, cost of the import, applying and
@@ -37,7 +36,7 @@ def test(context: click.Context, name: str, parity: bool) -> None:
         count = len({outcome.feature for outcome in outcomes})
         features = "1 feature" if count == 1 else f"{count} features"
         click.echo(f"{name}: {features}, {len(outcomes)} checks, {failed or 'none'} failed")
-    context.exit(PROBLEMS if failed else OK)
+    end(PROBLEMS if failed else OK)
 
 
 def _print(outcome: Outcome, is_first: bool) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from mindspeed.cli.output import PROBLEMS, json_option, print_json, print_table, wants_json
+from mindspeed.cli.output import PROBLEMS, end, json_option, print_json, print_table, wants_json
 from mindspeed.cli.request_options import JobCommand, Request, names_argument, request_options
 from mindspeed.diagnostics.job_memory import options_of, repeats, stages_of
 
@@ -28,8 +28,7 @@ DRY_PEAK: Final = 0.1
 @click.option("--dry", is_flag=True, help="one process, no weights: each pipeline stage of any --world-size")
 @request_options
 @json_option
-@click.pass_context
-def measure(context: click.Context, request: Request, names: tuple[str, ...], nproc: int | None, dry: bool) -> None:
+def measure(request: Request, names: tuple[str, ...], nproc: int | None, dry: bool) -> None:
     """Train a tiny model with features, and compare its memory with the estimate.
 
     The bytes that one micro-batch keeps for backward, and those at the peak of a training step, on the rank that has most.
@@ -63,7 +62,7 @@ def measure(context: click.Context, request: Request, names: tuple[str, ...], np
     else:
         table = [(name, f"{p:,}", f"{m:,}", f"{p / m - 1:+.1%}") for name, (p, m) in rows.items()]
         print_table(("bytes", "predicted", "dry run" if dry else "measured", "error"), table)
-    context.exit(0 if accurate(rows, dry) else PROBLEMS)
+    end(0 if accurate(rows, dry) else PROBLEMS)
 
 
 def compared(case: VerificationCase, foretold: list[Stage], results: list[tuple[int, int]]) -> dict[str, tuple[int, int]]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from mindspeed.cli.output import PROBLEMS, json_option, print_json, print_table, wants_json
+from mindspeed.cli.output import PROBLEMS, end, json_option, print_json, print_table, wants_json
 from mindspeed.cli.request_options import FullJobCommand, Request, names_argument, request_options
 from mindspeed.diagnostics.job_memory import MIB, options_of, stages_of
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 EXCLUSIVE: Final = {"MS202", "MS203"}
 """Problems of features that conflict, or that hold one slot."""
+_KEYS: Final = ("name", "bytes", "live", "held", "by")
 
 
 @click.command(cls=FullJobCommand)
@@ -26,8 +27,7 @@ EXCLUSIVE: Final = {"MS202", "MS203"}
 @click.option("--dropout/--no-dropout", help="the model has dropout  [default: no]")
 @request_options
 @json_option
-@click.pass_context
-def plan(context: click.Context, request: Request, names: tuple[str, ...], budget: float | None, dropout: bool) -> None:
+def plan(request: Request, names: tuple[str, ...], budget: float | None, dropout: bool) -> None:
     """Foretell what each pipeline stage holds at its peak.
 
     Weights, gradients, optimizer states and every tensor that layers keep for backward, by the formulas of local layers and of
@@ -40,7 +40,10 @@ def plan(context: click.Context, request: Request, names: tuple[str, ...], budge
     fits = budget is None or max(stage.peak for stage in foretold) <= budget * MIB
     cheapest = [] if fits or budget is None else _cheapest(request, names, made, options, budget)
     if wants_json():
-        rows = [{"stage": s.stage, "rows": [_row(row) for row in s.rows], "peak": s.peak} for s in foretold]
+        rows = [
+            {"stage": s.stage, "rows": [{key: getattr(row, key) for key in _KEYS} for row in s.rows], "peak": s.peak}
+            for s in foretold
+        ]
         print_json({"stages": rows, "fits": fits, "cheapest": cheapest})
     else:
         for stage in foretold:
@@ -48,7 +51,7 @@ def plan(context: click.Context, request: Request, names: tuple[str, ...], budge
         if not fits:
             advice = f"add --features {','.join(cheapest)}" if cheapest else "no features of this choice make it fit"
             click.echo(f"the largest peak is above {budget:g} MiB; {advice}")
-    context.exit(0 if fits else PROBLEMS)
+    end(0 if fits else PROBLEMS)
 
 
 def print_stage(stage: Stage) -> None:
@@ -87,10 +90,6 @@ def _cheapest(request: Request, names: Sequence[str], made: ActivationPlan, opti
             moved = sum(row.bytes * row.live for stage in found for row in stage.rows if row.held != "kept")
             fitting.append((moved, added))
     return min(fitting, default=(0, []))[1]
-
-
-def _row(row: Any) -> dict[str, Any]:
-    return {"name": row.name, "bytes": row.bytes, "live": row.live, "held": row.held, "by": row.by}
 
 
 def _mib(size: int) -> str:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from shutil import which
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import click
 
@@ -82,6 +82,11 @@ def exit_code(problems: Iterable[Problem]) -> int:
     if not of_environment:
         return OK
     return ENVIRONMENT if all(of_environment) else PROBLEMS
+
+
+def end(status: int) -> NoReturn:
+    """End the running verb with an exit status."""
+    click.get_current_context().exit(status)
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mindspeed.cli.lazy import Group
-from mindspeed.cli.output import OK, PROBLEMS, json_option, print_json, print_result, print_table, wants_json
+from mindspeed.cli.output import OK, PROBLEMS, end, json_option, print_json, print_result, print_table, wants_json
 from mindspeed.cli.request_options import names_option
 
 if TYPE_CHECKING:
@@ -28,8 +28,7 @@ def patches() -> None:
     "--megatron", metavar="VERSION|PATH", help="a recorded version, a checkout or an unpacked wheel  [default: installed]"
 )
 @json_option
-@click.pass_context
-def drift(ctx: click.Context, megatron: str | None) -> None:
+def drift(megatron: str | None) -> None:
     """Show how every patch target differs from the version that features are written for.
 
     The verdict is same, appended (more parameters, all with defaults), body changed (equal parameters), changed, or gone,
@@ -53,7 +52,7 @@ def drift(ctx: click.Context, megatron: str | None) -> None:
         where = f" in {tree.root}" if tree.root is not None else ""
         click.echo(f"megatron-core {tree.version or 'of unknown version'}{where}, against {BASELINE}")
         _print_rows(rows)
-    ctx.exit(PROBLEMS if any(row.verdict in FAILED for row in rows) else OK)
+    end(PROBLEMS if any(row.verdict in FAILED for row in rows) else OK)
 
 
 @patches.command()
@@ -106,9 +105,7 @@ def record(megatron: str | None, into: Path | None) -> None:
 )
 @names_option("--feature", "names", help="verify these features alone; may be repeated")
 @json_option
-@click.pass_context
 def follow(
-    ctx: click.Context,
     checkout: Path,
     since: str | None,
     into: Path,
@@ -149,7 +146,7 @@ def follow(
         str(page),
     ]
     print_result({**report.to_json(), "report": str(page)}, lines)
-    ctx.exit(OK if report.holds else PROBLEMS)
+    end(OK if report.holds else PROBLEMS)
 
 
 def _tree(megatron: str | None) -> AbstractContextManager[Tree]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from mindspeed.cli.output import exit_code, json_option, print_json, wants_json
+from mindspeed.cli.output import end, exit_code, json_option, print_json, wants_json
 
 
 @click.command()
@@ -13,8 +13,7 @@ from mindspeed.cli.output import exit_code, json_option, print_json, wants_json
 @click.option("--free-disk", default=10.0, show_default=True, metavar="GIB", help="space that the run needs")
 @click.option("--free-shm", default=1.0, show_default=True, metavar="GIB", help="space in /dev/shm that data loading needs")
 @json_option
-@click.pass_context
-def preflight(ctx: click.Context, path: str, run: str | None, free_disk: float, free_shm: float) -> None:
+def preflight(path: str, run: str | None, free_disk: float, free_shm: float) -> None:
     """Check one node against a lock file.
 
     Nothing is exchanged with other nodes, and torch is not imported. The exit status is 0 when every check has passed,
@@ -30,4 +29,4 @@ def preflight(ctx: click.Context, path: str, run: str | None, free_disk: float, 
         print_json({"passed": all(result.passed for result in results), "checks": rows})
     else:
         click.echo("\n".join(map(str, results)))
-    ctx.exit(exit_code([problem for result in results if (problem := result.problem()) is not None]))
+    end(exit_code([problem for result in results if (problem := result.problem()) is not None]))

@@ -15,7 +15,7 @@ import click
 
 from mindspeed.cli.feature_plan import as_lines, brief_lines
 from mindspeed.cli.launch_options import Processes, hold_to_lock, is_of_trainer, launch_options, lock_option
-from mindspeed.cli.output import OK, PROBLEMS, json_option, print_result, program, wants_json
+from mindspeed.cli.output import OK, PROBLEMS, end, json_option, print_result, program, wants_json
 from mindspeed.cli.request_options import COMMAND_LINE, FullJobCommand, Request, gather_options, request_options
 from mindspeed.engine.resolution.setting_validation import flag
 from mindspeed.plugins.fixes import GiveOption
@@ -51,9 +51,7 @@ def _click_type(annotation: Any) -> Any:
 @train_options
 @request_options
 @json_option
-@click.pass_context
 def pretrain(
-    ctx: click.Context,
     request: Request,
     processes: Processes,
     lock: str | None,
@@ -86,9 +84,9 @@ def pretrain(
             hold_to_lock(lock, job.plan if is_of_trainer(lock) else _asked_plan(job.request, environment))
         if dry_run:
             _show_dry_run(job)
-            ctx.exit(OK)
+            end(OK)
         if rank is None:
-            ctx.exit(_start(job, processes))
+            end(_start(job, processes))
         _join(job, rank)
     except MindSpeedError as error:
         if rank is None:
@@ -97,7 +95,7 @@ def pretrain(
         if rank["LOCAL_RANK"] == "0":  # the others of a node have the same to say
             raise
         leave_problems(error)
-        ctx.exit(PROBLEMS)
+        end(PROBLEMS)
 
 
 def _asked_plan(job_file: str, environment: Environment) -> ActivationPlan:

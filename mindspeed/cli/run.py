@@ -13,15 +13,16 @@ import click
 
 from mindspeed.cli.bootstrap import MODULE
 from mindspeed.cli.launch_options import Processes, hold_to_lock, launch_options, lock_option
-from mindspeed.cli.output import print_problems
+from mindspeed.cli.output import end, print_problems
 from mindspeed.cli.request_options import JobCommand, Request, request_options
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
 
 
-def _check_program(ctx: click.Context, words: tuple[str, ...]) -> None:
+def _check_program(words: tuple[str, ...]) -> None:
     """Raise BadParameter for a script that is not there, or ``-m`` alone; nothing is imported."""
+    ctx = click.get_current_context()
     if words[0] != MODULE:
         click.Path(exists=True, dir_okay=False).convert(words[0], ctx.command.params[-1], ctx)
     elif len(words) == 1:
@@ -34,15 +35,7 @@ def _check_program(ctx: click.Context, words: tuple[str, ...]) -> None:
 @lock_option
 @click.option("-m", "is_module", is_flag=True, help="the program is a module, as for python -m")
 @click.argument("words", metavar="PROGRAM [ARGUMENT]...", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.pass_context
-def run(
-    ctx: click.Context,
-    request: Request,
-    processes: Processes,
-    lock: str | None,
-    is_module: bool,
-    words: tuple[str, ...],
-) -> None:
+def run(request: Request, processes: Processes, lock: str | None, is_module: bool, words: tuple[str, ...]) -> None:
     """Run a script, or a module, with features switched on.
 
     The script is plain Megatron code and needs no change:
@@ -61,7 +54,7 @@ def run(
     Inside a job of torchrun or Slurm this process joins the job. The exit status is that of the program.
     """
     words = (MODULE, *words) if is_module else words
-    _check_program(ctx, words)
+    _check_program(words)
     from mindspeed.cli import bootstrap
     from mindspeed.diagnostics import doctor
     from mindspeed.engine.runtime import rendezvous
@@ -97,7 +90,7 @@ def run(
         except JobError as lost:
             print_problems(lost.problems)
             status = lost.status
-        ctx.exit(status)
+        end(status)
 
 
 def _resolve(request: Request, words: tuple[str, ...], world_size: int) -> tuple[ActivationPlan, tuple[str, ...]]:

@@ -145,9 +145,8 @@ def _planned(
         if feature is not None:
             planned: Schedule = feature.planned_schedule(shape, costs)
             return planned
-        return recomputed(
-            named(name, shape, costs), "all" if recompute == "all" else "least" if recompute == "least" else "none", limit
-        )
+        kind: Any = "none" if recompute == "backward" else recompute  # which is of the costs
+        return recomputed(named(name, shape, costs), kind, limit)
     except OSError as error:
         raise MindSpeedError([Problem("MS650", f"{name}: {error.strerror or error}")]) from error
     except ValueError as error:
@@ -156,9 +155,9 @@ def _planned(
 
 def _feature(name: str, assignments: tuple[str, ...]) -> Any:
     """Return an instance of a feature that plans schedules. Raises MS201 with those that do for another name."""
-    from pydantic import ValidationError
-
+    from mindspeed.engine.resolution.planned_feature import Value
     from mindspeed.engine.resolution.request import parse_assignments
+    from mindspeed.engine.resolution.setting_validation import Arguments
     from mindspeed.job.world import World
     from mindspeed.pipeline.synthesis import NAMES
     from mindspeed.registry import catalog_for
@@ -166,18 +165,14 @@ def _feature(name: str, assignments: tuple[str, ...]) -> Any:
     known = catalog_for([name])
     able = [other for other in known.usable if hasattr(known.feature(other), "planned_schedule")]
     if name not in able:
-        raise MindSpeedError(
-            [Problem("MS201", f"there is no schedule {name}", fix=Advice(f"use one of {', '.join([*NAMES, *able])}"))]
-        )
+        fix = Advice(f"use one of {', '.join([*NAMES, *able])}")
+        raise MindSpeedError([Problem("MS201", f"there is no schedule {name}", fix=fix)])
     settings = parse_assignments(assignments, "--set")
     if foreign := sorted(settings.keys() - {name}):
         raise MindSpeedError([Problem("MS301", f"{foreign[0]} is set, and the schedule is {name}'s", (name,), where="--set")])
     feature = known.feature(name)
-    try:
-        return feature(feature.Args(**settings.get(name, {})), World({}))
-    except ValidationError as error:
-        problems = [
-            Problem("MS301", f"{name}.{'.'.join(map(str, fault['loc']))}: {fault['msg']}", (name,), where="--set")
-            for fault in error.errors()
-        ]
-        raise MindSpeedError(problems) from error
+    given = {name: {key: Value(value, "--set") for key, value in settings.get(name, {}).items()}}
+    args = Arguments(given).validate(name, feature.Args)
+    if isinstance(args, list):
+        raise MindSpeedError(args)
+    return feature(args, World({}))

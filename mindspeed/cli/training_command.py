@@ -38,12 +38,12 @@ script_option = click.option(
 )
 
 
-def plan_of_command(ctx: click.Context, request: Request, script: str | None) -> ActivationPlan | None:
+def plan_of_command(request: Request, script: str | None) -> ActivationPlan | None:
     """The plan of a training command with the rest of a request; None where the request names no command.
 
     Raises MindSpeedError with every problem.
     """
-    words: list[str] | None = ctx.meta.get(_WORDS)
+    words: list[str] | None = click.get_current_context().meta.get(_WORDS)
     if words is None and script is None:
         return None
     if words is not None and script is not None:

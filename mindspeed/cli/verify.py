@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mindspeed.cli.output import PROBLEMS, json_option, print_json, print_problems, print_table, wants_json
+from mindspeed.cli.output import PROBLEMS, end, json_option, print_json, print_problems, print_table, wants_json
 from mindspeed.cli.request_options import JobCommand, Request, names_argument, request_options
 
 if TYPE_CHECKING:
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 @click.option("--nproc", type=click.IntRange(1), metavar="N", help="processes  [default: the fewest that the features need]")
 @request_options
 @json_option
-@click.pass_context
-def verify(context: click.Context, request: Request, names: tuple[str, ...], nproc: int | None) -> None:
+def verify(request: Request, names: tuple[str, ...], nproc: int | None) -> None:
     """Prove that features do what they claim, here.
 
     Trains a tiny model some steps with and without the named features, same weights, same data, and compares losses,
@@ -40,7 +39,7 @@ def verify(context: click.Context, request: Request, names: tuple[str, ...], npr
         print_json(verdict.to_json())
     else:
         _print(verdict)
-    context.exit(0 if verdict.holds else PROBLEMS)
+    end(0 if verdict.holds else PROBLEMS)
 
 
 def _show_step(step: str) -> None:

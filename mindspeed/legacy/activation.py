@@ -105,7 +105,9 @@ def repatch(args: Mapping[str, Any] | Namespace) -> None:
         given, state = dict(vars(known)), dataclasses.replace(_state)
         try:
             _take(args if isinstance(args, Mapping) else vars(args), known)
-            replan(known, again=_agrees_at_activation())
+            place = place_in(os.environ)
+            # where the ranks of a job compare plans at activation all must activate, also those that change nothing
+            replan(known, again=place is not None and place.kept)
         except BaseException:
             vars(known).clear()
             vars(known).update(given)
@@ -173,12 +175,6 @@ def _chosen_algorithm(values: Mapping[str, Any]) -> tuple[dict[str, str], str]:
         return {_ALGORITHM: name}, f"cp_comm_type {kind} is {feature}"
     name, feature = next(iter(algorithms.items()))
     return {_ALGORITHM: name}, f"{_ALGORITHM} is not given: {name}, MindSpeed's default, is {feature}"
-
-
-def _agrees_at_activation() -> bool:
-    """Return whether the ranks of this job compare plans when they activate: then all must, also those that change nothing."""
-    place = place_in(os.environ)
-    return place is not None and place.kept
 
 
 def withdraw() -> None:

@@ -28,14 +28,10 @@ _UNUSED_BY_PARSERS: Final = (
     ("regex", "regex"),
     *(("triton", module) for module in UNGUARDED),  # torch asks for triton itself
 )
-_ACTIONS: Final = {
-    argparse._StoreAction: "store",
-    argparse._StoreTrueAction: "store_true",
-    argparse._StoreFalseAction: "store_false",
-    argparse._StoreConstAction: "store_const",
-    argparse._AppendAction: "append",
-    argparse.BooleanOptionalAction: "boolean_optional",
+_ACTIONS: Final = {kind: name for name, kind in argparse.ArgumentParser()._registries["action"].items()} | {
+    argparse.BooleanOptionalAction: "boolean_optional"
 }
+"""Names of argparse's actions."""
 
 
 def command_line_of(checkout: Path) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, combinations
+from itertools import chain, combinations, product
 from typing import Any
 
 from mindspeed.engine.inspection.cli_arguments import Argument
@@ -58,20 +58,16 @@ class MegatronCommandLine(CommandLine):
 
 
 def _few(arguments: Iterable[Argument]) -> Iterator[tuple[Argument, ...]]:
-    """One argument, or two: grouped queries are a switch and a number."""
+    """Yield each argument alone, then each pair of different ones: grouped queries take a switch and a number."""
     known = list(arguments)
     yield from ((argument,) for argument in known)
     yield from (pair for pair in combinations(known, 2) if pair[0].dest != pair[1].dest)
 
 
 def _values(chosen: tuple[Argument, ...], value: Any) -> Iterator[dict[str, Any]]:
-    """What the arguments may be so that a field has ``value``: the value itself, a switch, one of a few words."""
-    first, *rest = chosen
-    for one in _of_argument(first, value):
-        if not rest:
-            yield {first.dest: one}
-        for others in _values(tuple(rest), value) if rest else ():
-            yield {first.dest: one, **others}
+    """Yield values of these arguments that may give a field ``value``: the value itself, the constant of a switch, a word."""
+    for values in product(*(list(_of_argument(argument, value)) for argument in chosen)):
+        yield {argument.dest: one for argument, one in zip(chosen, values, strict=True)}
 
 
 def _of_argument(argument: Argument, value: Any) -> Iterator[Any]:

@@ -95,9 +95,8 @@ def _disagreements(config: TrainConfig, origin: Mapping[str, str]) -> list[Probl
     problems = []
     if config.min_lr > config.lr:
         text = f"train.min_lr is {config.min_lr}, which is above train.lr, {config.lr}"
-        problems.append(
-            Problem("MS301", text, where=origin.get("min_lr", "default"), fix=Advice(f"--min-lr {config.lr / 10:g}"))
-        )
+        fix = Advice(f"--min-lr {config.lr / 10:g}")
+        problems.append(Problem("MS301", text, where=origin.get("min_lr", "default"), fix=fix))
     last = config.decay_iters or config.train_iters
     if config.warmup_iters >= last and "warmup_iters" in origin:
         text = f"train.warmup_iters is {config.warmup_iters}, and the decay ends at step {last}"

@@ -66,7 +66,9 @@ def save(job: Job, state: TrainerState, data: str) -> None:
         if first:
             registry.write_plan(job.plan, partial / "plan.json")
             record_of(job.plan, registry.feature_classes(job.plan), registry.content_of(job.plan)).write(partial)
-            _manifest(job, state, data, partial).write(partial)
+            layout, files = _layout(), file_sizes(partial)
+            manifest = Manifest(state.step, state.samples, job.model, job.optimizer, data, layout, job.plan.digest, files)
+            manifest.write(partial)
             partial.rename(path)
             remove_old(job.run, job.config.keep)
         dist.barrier()
@@ -150,11 +152,6 @@ def _layout() -> dict[str, int]:
     chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1
     sizes = group_sizes() | {"world_size": dist.get_world_size(), "vpp": chunks}
     return {name: sizes[name] for name in ("world_size", *PARALLEL_SIZES)}
-
-
-def _manifest(job: Job, state: TrainerState, data: str, folder: Path) -> Manifest:
-    layout, files = _layout(), file_sizes(folder)
-    return Manifest(state.step, state.samples, job.model, job.optimizer, data, layout, job.plan.digest, files)
 
 
 def _require_undamaged(checkpoint: Path) -> None:

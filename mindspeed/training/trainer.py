@@ -170,12 +170,13 @@ class Trainer:
 
     def _not_finite(self, loss: float) -> RunError:
         steps = saved_steps(self.job.run)
-        what = f"the loss of step {self.state.step} is {loss}" if not math.isfinite(loss) else "a gradient is not finite"
-        text = f"{what} in step {self.state.step}" if math.isfinite(loss) else what
-        fix = f"--resume {self.job.run} goes back to step {steps[-1]}; try" if steps else "try"
-        return RunError(
-            [Problem("MS606", text, where=self.job.run, fix=Advice(f"{fix} a lower --lr or a longer --warmup-iters"))]
-        )
+        if math.isfinite(loss):
+            text = f"a gradient is not finite in step {self.state.step}"
+        else:
+            text = f"the loss of step {self.state.step} is {loss}"
+        again = f"--resume {self.job.run} goes back to step {steps[-1]}; try" if steps else "try"
+        fix = Advice(f"{again} a lower --lr or a longer --warmup-iters")
+        return RunError([Problem("MS606", text, where=self.job.run, fix=fix)])
 
 
 def _seed(seed: int) -> None:

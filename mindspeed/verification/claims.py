@@ -11,12 +11,13 @@ import json
 import platform
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from mindspeed.engine.inspection.megatron_copies import megatron_version, package_root
 from mindspeed.engine.resolution.environment import installed_version
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.plugins.problems import MindSpeedError
+from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.verification.case import build_case
 from mindspeed.verification.harness import verify
 from mindspeed.verification.pool import WorkerPool
@@ -25,16 +26,17 @@ from mindspeed.verification.pool import WorkerPool
 def verify_claim(name: str, pool: WorkerPool) -> dict[str, Any]:
     """Verify one feature and return its row."""
     start = time.monotonic()
+    holds: bool | None = None
+    problems: Sequence[Problem] = ()
     try:
         case = build_case([name], [Layer("claims", platform="cpu")])
-    except MindSpeedError as error:
-        return {"feature": name, "holds": None, "problems": [str(problem) for problem in error.problems], "seconds": 0.0}
-    try:
+        holds = False
         verdict = verify(case, pool)
-        holds, problems = verdict.holds, [str(problem) for problem in verdict.problems]
+        holds, problems = verdict.holds, verdict.problems
     except MindSpeedError as error:
-        holds, problems = False, [str(problem) for problem in error.problems]
-    return {"feature": name, "holds": holds, "problems": problems, "seconds": round(time.monotonic() - start, 1)}
+        problems = error.problems
+    seconds = 0.0 if holds is None else round(time.monotonic() - start, 1)
+    return {"feature": name, "holds": holds, "problems": [str(problem) for problem in problems], "seconds": seconds}
 
 
 def main() -> None:

@@ -88,35 +88,29 @@ def _dense_layers(made: ArgumentWords) -> None:
         made.notes.append(f"--first-k-dense-replace {dense} is Megatron's --moe-layer-freq '{pattern}'")
 
 
+_LOSS: Final = "--moe-router-load-balancing-type"
 _BALANCING: Final = {"group_limited_greedy": "aux_loss", "noaux_tc": "none", "softmax_topk": "none"}
 
 
 def _router(made: ArgumentWords) -> None:
-    kind = made.value("--moe-router-load-balancing-type")
+    kind = made.value(_LOSS)
     if kind == "pai_megatron_aux_loss":
         _one_softmax(made)
     elif kind == "sparsemixer_topk":
-        made.take("--moe-router-load-balancing-type", 1)
-        _problem(
-            made,
-            "--moe-router-load-balancing-type",
-            f" {kind} belongs to MindSpeed-LLM: Megatron's router has no such loss",
-            Advice("use --moe-router-load-balancing-type aux_loss"),
-        )
+        made.take(_LOSS, 1)
+        text = f" {kind} belongs to MindSpeed-LLM: Megatron's router has no such loss"
+        _problem(made, _LOSS, text, Advice(f"use {_LOSS} aux_loss"))
     elif kind in _BALANCING:
-        made.replace("--moe-router-load-balancing-type", 1, ["--moe-router-load-balancing-type", _BALANCING[kind]])
-        made.notes.append(f"--moe-router-load-balancing-type {kind} is Megatron's {_BALANCING[kind]}")
+        made.replace(_LOSS, 1, [_LOSS, _BALANCING[kind]])
+        made.notes.append(f"{_LOSS} {kind} is Megatron's {_BALANCING[kind]}")
     if made.take("--seq-aux", 0) is not None:
-        kind = made.value("--moe-router-load-balancing-type") or "aux_loss"
+        kind = made.value(_LOSS) or "aux_loss"
         if kind == "aux_loss":
-            made.take("--moe-router-load-balancing-type", 1)
-            made.put("--moe-router-load-balancing-type", "seq_aux_loss")
-        means = (
-            "is Megatron's --moe-router-load-balancing-type seq_aux_loss"
-            if kind == "aux_loss"
-            else f"changes nothing with {kind}"
-        )
-        made.notes.append(f"--seq-aux {means}")
+            made.take(_LOSS, 1)
+            made.put(_LOSS, "seq_aux_loss")
+            made.notes.append(f"--seq-aux is Megatron's {_LOSS} seq_aux_loss")
+        else:
+            made.notes.append(f"--seq-aux changes nothing with {kind}")
     if made.take("--norm-topk-prob", 0) is not None:
         if made.value("--moe-router-score-function") != "sigmoid" and made.take("--moe-router-pre-softmax", 0) is not None:
             made.notes.append("--norm-topk-prob is Megatron's router without --moe-router-pre-softmax, which is removed")
@@ -130,7 +124,7 @@ _SCALES: Final = ("--moe-router-topk-scaling-factor", "--routed-scaling-factor")
 
 def _one_softmax(made: ArgumentWords) -> None:
     """Translate MindSpeed-LLM's router of one softmax before the top k, which has no groups of experts and no factor."""
-    made.replace("--moe-router-load-balancing-type", 1, ["--moe-router-load-balancing-type", "aux_loss"])
+    made.replace(_LOSS, 1, [_LOSS, "aux_loss"])
     if not made.has("--moe-router-pre-softmax"):
         made.put("--moe-router-pre-softmax")
     idle = [flag for flag in (*_LIMITS, *_SCALES) if made.take(flag, 1) is not None]
