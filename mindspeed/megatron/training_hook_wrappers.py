@@ -1,8 +1,4 @@
-"""Wrappers of Megatron-LM's training loop at the hook points: arguments, the step, checkpoints.
-
-Each wrapper stands under the name of the function that it wraps. It asks for the active plan at every call, so one that
-outlives its plan does what the original does. Megatron-LM is imported only inside the calls.
-"""
+"""Wrappers of Megatron-LM's training loop at the hook points, after the rules of `mindspeed.megatron.hook_wrappers`."""
 
 from __future__ import annotations
 

@@ -65,9 +65,8 @@ def layers_of(
     """
     made = ArgumentLayers()
     if "yaml_cfg" in given:
-        made.note(
-            "megatron-lm", "Megatron takes its arguments from a file: sizes are compared with the plan once it has read it"
-        )
+        text = "Megatron takes its arguments from a file: sizes are compared with the plan once it has read it"
+        made.note("megatron-lm", text)
         return made
     complete = "use_checkpoint_args" not in given
     certain = known.by_dest.keys() - OF_PLATFORMS if complete else ()
@@ -75,7 +74,8 @@ def layers_of(
     values = {**defaults, **{dest: argument.value for dest, argument in given.items()}}
     world = world_of(values)
     _put_sizes(made, world, given, complete)
-    sizes = _parallel_sizes(world, world_size)
+    sizes = {size: world.get(size, (1, ()))[0] for size in PARALLEL_SIZES}
+    sizes["dp"] = world_size // max(1, sizes["tp"] * sizes["pp"] * sizes["cp"])
     _put_switches(made, given, catalog, sizes)
     _put_choices(made, given, catalog, others, sizes)
     active = {name for layer in (*others, *made.given.values()) for name in layer.features}
@@ -92,20 +92,9 @@ def _put_sizes(made: ArgumentLayers, world: Mapping[str, Any], given: Mapping[st
         decided = next((given[name] for name in names if name in given), None)
         if decided is not None:
             made.put(decided, world={**made.layer(decided).world, size: value})
-        elif complete and not _is_default(size, value):
-            fallback[size] = value
+        elif complete and (size in PARALLEL_SIZES or not FIELDS[size].has_default or FIELDS[size].default != value):
+            fallback[size] = value  # what a world has without being told is left out, but sizes are told with their source
     made.defaults = replace(made.defaults, world=fallback)
-
-
-def _is_default(name: str, value: Any) -> bool:
-    """Return whether a world has the value without being told; parallel sizes are told, with their source."""
-    field = FIELDS[name]
-    return name not in PARALLEL_SIZES and field.has_default and bool(field.default == value)
-
-
-def _parallel_sizes(world: Mapping[str, Any], world_size: int) -> dict[str, int]:
-    sizes = {size: world.get(size, (1, ()))[0] for size in PARALLEL_SIZES}
-    return sizes | {"dp": world_size // max(1, sizes["tp"] * sizes["pp"] * sizes["cp"])}
 
 
 def _put_switches(made: ArgumentLayers, given: Mapping[str, Given], catalog: Catalog, sizes: Mapping[str, int]) -> None:
@@ -140,9 +129,8 @@ def _put_choices(
         else:
             known = ", ".join(sorted(map(str, by_value)))
             text = f"{what} differs by layer; all layers need the same" if len(values) > 1 else f"{what} is not one of {known}"
-            made.problems.append(
-                Problem("MS605", text, where=argument.source, fix=Advice(f"give one of {known}"), facts=(argument.fact,))
-            )
+            fix = Advice(f"give one of {known}")
+            made.problems.append(Problem("MS605", text, where=argument.source, fix=fix, facts=(argument.fact,)))
 
 
 def requested_holder(slots: set[str], catalog: Catalog, others: Sequence[Layer]) -> str:

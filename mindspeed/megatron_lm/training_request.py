@@ -30,6 +30,7 @@ from mindspeed.megatron_lm.given_arguments import (
     unknown_options,
     without_arguments,
 )
+from mindspeed.megatron_lm.old_flags.argument_words import ArgumentWords
 from mindspeed.megatron_lm.old_flags.flags import read_old_flags
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.fixes import Advice, GiveOption
@@ -115,21 +116,14 @@ def read_command_line(
 def split_own_flags(arguments: Sequence[str], problems: list[Problem]) -> tuple[dict[str, list[str]], list[str]]:
     """Our flags with their values, and everything else in its order. Adds MS301 for a flag without its value."""
     own: dict[str, list[str]] = {}
-    rest, words = [], iter(arguments)
-    for word in words:
-        name, equals, value = word.partition("=")
-        if name not in OWN_FLAGS:
-            rest.append(word)
-        elif not OWN_FLAGS[name]:
-            own.setdefault(name, []).append(value)
-        else:
-            following = value if equals else next(words, None)
-            if following is None or (not equals and following.startswith("--")):
-                problems.append(Problem("MS301", f"{name} needs {OWN_FLAGS[name]}", where=COMMAND_LINE))
-                rest += [following] if following is not None else []
+    words = ArgumentWords(list(arguments))
+    for flag, needed in OWN_FLAGS.items():
+        for values in words.replace_all(flag, 1 if needed else 0):
+            if needed and not values:
+                problems.append(Problem("MS301", f"{flag} needs {needed}", where=COMMAND_LINE))
             else:
-                own.setdefault(name, []).append(following)
-    return own, rest
+                own.setdefault(flag, []).append("".join(values))
+    return own, words.words
 
 
 def _job_file(own: Mapping[str, list[str]]) -> JobFile | None:

@@ -1,7 +1,4 @@
-"""Megatron's GPT datasets, the micro-batches of a rank, and a pass of Megatron's schedule over them.
-
-The order of samples depends on no layout.
-"""
+"""Megatron's GPT datasets, the micro-batches of a rank, and a pass of Megatron's schedule over them."""
 
 from __future__ import annotations
 

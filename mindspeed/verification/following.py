@@ -28,7 +28,6 @@ class Report:
 
     version: str
     since: str
-    checkout: Path
     comparisons: Sequence[Comparison]
     overlaps: Sequence[tuple[str, str]]
     claims: Sequence[Mapping[str, Any]]
@@ -66,10 +65,7 @@ def follow(
     claims: Iterable[str] = (),
     limits: Limits | None = None,
 ) -> Report:
-    """Compare ``checkout`` with ``since``, record it below ``into``, and verify ``claims``, names of features, on it.
-
-    Features whose targets differ are verified first, within ``limits``.
-    """
+    """Compare ``checkout`` with ``since``, record it below ``into``, and verify the ``claims`` of these features on it."""
     declared = {name: [flag.dest for flag in spec.megatron_flags] for name, spec in specs.items()}
     version, before, comparisons, overlaps = compare_releases(targets, declared, checkout, since)
     notes = []
@@ -85,7 +81,7 @@ def follow(
         verdicts.setdefault(row.feature, []).append(row.verdict)
     verified = {name: specs[name] for name in in_order(claims, verdicts)}
     rows = verify_on(checkout, version, verified, limits or Limits()) if verified else []
-    return Report(version, before, checkout, comparisons, overlaps, rows, notes)
+    return Report(version, before, comparisons, overlaps, rows, notes)
 
 
 def markdown(report: Report) -> str:

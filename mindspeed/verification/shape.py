@@ -29,9 +29,8 @@ LATENT: Final = {
 class GptShape:
     """A GPT-like model, by the names of `mindspeed.job.world.FIELDS` where they exist.
 
-    ``rotary`` takes rotary instead of learned positions, ``tied_embeddings`` shares
-    the embedding with the output layer, ``dropout`` is used in attention and behind both residual branches. With
-    ``multi_latent_attention`` positions are rotary inside attention, and the key heads are as many as the query heads.
+    ``dropout`` is used in attention and behind both residual branches. With ``multi_latent_attention`` positions are rotary
+    inside attention, and the key heads are as many as the query heads.
     ``options`` are fields of Megatron's TransformerConfig beside those that the shape sets itself.
     """
 

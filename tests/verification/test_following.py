@@ -130,9 +130,8 @@ def test_what_cannot_be_recorded_is_a_note(tmp_path: Path) -> None:
 
 
 def test_a_claim_that_fails_is_a_row_with_its_problems(tmp_path: Path) -> None:
-    old = tree(tmp_path / "old", "0.19.1")
     rows = [{"feature": "demo", "holds": False, "problems": ["MS607 demo: loss differs"], "seconds": 1.0}]
-    report = Report("0.20.0", "0.19.1", old, [], [], rows)
+    report = Report("0.20.0", "0.19.1", [], [], rows)
     assert not report.holds
     assert report.failed == ["demo"]
     assert "| demo | does not hold | no target |\n" in markdown(report)
@@ -175,7 +174,7 @@ def test_a_claim_that_hangs_or_ends_its_process_is_a_row_and_the_next_one_is_ver
         ("third", True, []),
     ]
     assert len({row["pid"] for row in rows if row["holds"]}) == 3
-    report = Report("0.20.0", "0.19.1", tmp_path, [], [], rows)
+    report = Report("0.20.0", "0.19.1", [], [], rows)
     assert report.failed == ["hangs", "dies"]
     assert "| hangs | no verdict within 1 s | no target |\n" in markdown(report)
 
@@ -187,7 +186,7 @@ def test_features_whose_turn_does_not_come_or_that_are_for_other_releases_are_ro
         (None, ["not verified: 0 s were over"]),
         (None, ["needs megatron-core <0.17"]),
     ]
-    report = Report("0.20.0", "0.19.1", tmp_path, [], [], rows)
+    report = Report("0.20.0", "0.19.1", [], [], rows)
     assert report.failed == ["late"]
     assert "| late | not verified: 0 s were over | no target |\n" in markdown(report)
     assert "| old | needs megatron-core <0.17 | no target |\n" in markdown(report)

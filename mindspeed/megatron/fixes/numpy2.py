@@ -1,7 +1,4 @@
-"""Functions of Megatron's checkpoints that call ``numpy.product``, which numpy 2 no longer has.
-
-Each calls the original where numpy still has it.
-"""
+"""Functions of Megatron's checkpoints that call ``numpy.product``, for numpy 2, which no longer has it."""
 
 from __future__ import annotations
 

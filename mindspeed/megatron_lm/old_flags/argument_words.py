@@ -58,9 +58,14 @@ class ArgumentWords:
         return self.replace(flag, count, [])
 
     def replace(self, flag: str, count: Count, by: Sequence[str]) -> list[str] | None:
-        """Put words in the place of an option; ``VALUE`` in them becomes its value."""
+        """Put words in the place of an option; ``VALUE`` in them becomes its value. Return its last values."""
+        found = self.replace_all(flag, count, by)
+        return found[-1] if found else None
+
+    def replace_all(self, flag: str, count: Count, by: Sequence[str] = ()) -> list[list[str]]:
+        """Put words in the place of an option wherever it stands, and return its values at each place."""
         kept: list[str] = []
-        found: list[str] | None = None
+        found: list[list[str]] = []
         words = self._options()
         behind = self.words[len(words) :]
         while words:
@@ -69,10 +74,11 @@ class ArgumentWords:
             if name != flag:
                 kept.append(word)
                 continue
-            found = [value] if equals else []
-            while words and not equals and not words[0].startswith("--") and (count == "+" or len(found) < count):
-                found.append(words.pop(0))
-            kept += [" ".join(found) if new == "VALUE" else new for new in by]
+            values = [value] if equals else []
+            while words and not equals and not words[0].startswith("--") and (count == "+" or len(values) < count):
+                values.append(words.pop(0))
+            kept += [" ".join(values) if new == "VALUE" else new for new in by]
+            found.append(values)
         self.words = [*kept, *behind]
         return found
 
