@@ -36,10 +36,20 @@ class Token:
         return self.parts[0].text if len(self.parts) == 1 and self.parts[0].kind == "text" and not self.parts[0].quoted else ""
 
 
-_OPERATORS: Final = re.compile(r"&&|\|\||;;|;|\||&>>?|[0-9]*>>?&?|[0-9]*<<?-?|&|\(|\)")
-_ARRAY: Final = re.compile(r"[A-Za-z_]\w*\+?=\(")
+_TOKEN: Final = re.compile(
+    r"(?P<newline>\n)|(?P<passed>[ \t\r]+|\\\r?\n|#[^\n]*)|(?P<array>[A-Za-z_]\w*\+?=)\("
+    r"|<<-?\s*(['\"]?)(?P<heredoc>\w+)\4|(?P<operator>&&|\|\||;;|;|\||&>>?|[0-9]*>>?&?|[0-9]*<<?-?|&|\(|\))"
+)
+"""What is no word, at the place of a token."""
+_PIECE: Final = re.compile(
+    r"(?P<passed>\\\n)|(?P<escaped>\\.?)|(?P<single>'[^']*'?)|(?P<double>\")|(?P<expansion>[$`])"
+    r"|(?P<plain>[^ \t\r\n;|&<>()\"'$`\\]+)",
+    re.DOTALL,
+)
+"""A piece of a word."""
+_INSIDE: Final = re.compile(r"\\[\n$`\"\\]|\\|[$`]|[^\"$`\\]+")
+"""A piece of a text between double quotes."""
 _NAME: Final = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!]")
-_HEREDOC: Final = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
 
 
 def tokens(text: str, line: int = 1) -> list[Token]:
@@ -55,99 +65,67 @@ class _Lexer:
         self.skipped_until: str | None = None
 
     def tokens(self, end: str = "") -> Iterator[Token]:
-        while self.at < len(self.text):
-            character = self.text[self.at]
-            if end and character == end:
-                self.at += 1
-                return
-            if character == "\n":
-                yield Token("operator", self.line, text="\n")
-                self._newline()
-            elif character in " \t\r":
-                self.at += 1
-            elif self.text.startswith("\\\n", self.at) or self.text.startswith("\\\r\n", self.at):
-                self._continuation()
-            elif character == "#":
-                self.at = _or_end(self.text.find("\n", self.at), self.text)
-            elif (array := _ARRAY.match(self.text, self.at)) is not None:
-                yield self._array(array.group())
-            elif (heredoc := _HEREDOC.match(self.text, self.at)) is not None:
-                self.at, self.skipped_until = heredoc.end(), heredoc.group(2)
-            elif (operator := _OPERATORS.match(self.text, self.at)) is not None:
-                self.at = operator.end()
-                yield Token("operator", self.line, text=operator.group())
-            else:
-                yield self._word(end)
-
-    def _newline(self) -> None:
+        while self.at < len(self.text) and self.text[self.at] != end:
+            found, line = _TOKEN.match(self.text, self.at), self.line
+            if found is None:
+                yield self._word()
+                continue
+            self._go_to(found.end())
+            if found["newline"]:
+                yield Token("operator", line, text="\n")
+                self._skip_document()
+            elif found["array"]:
+                elements = tuple(token for token in self.tokens(")") if token.kind == "word")
+                yield Token("array", line, text=found["array"], elements=elements)
+            elif found["heredoc"]:
+                self.skipped_until = found["heredoc"]
+            elif found["operator"]:
+                yield Token("operator", line, text=found["operator"])
         self.at += 1
-        self.line += 1
+
+    def _go_to(self, at: int) -> str:
+        """Go on to another character, and return what lies between."""
+        passed, self.at = self.text[self.at : at], at
+        self.line += passed.count("\n")
+        return passed
+
+    def _skip_document(self) -> None:
+        """Pass over the lines of a here document that begins at this line."""
         while self.skipped_until is not None and self.at < len(self.text):
             stop = _or_end(self.text.find("\n", self.at), self.text)
-            if self.text[self.at : stop].strip() == self.skipped_until:
+            if self._go_to(min(stop + 1, len(self.text))).strip() == self.skipped_until:
                 self.skipped_until = None
-            self.at, self.line = min(stop + 1, len(self.text)), self.line + 1
 
-    def _continuation(self) -> None:
-        self.at = self.text.index("\n", self.at) + 1
-        self.line += 1
-
-    def _array(self, opening: str) -> Token:
-        line = self.line
-        self.at += len(opening)
-        elements = tuple(token for token in self.tokens(")") if token.kind == "word")
-        return Token("array", line, text=opening.removesuffix("("), elements=elements)
-
-    def _word(self, end: str) -> Token:
-        line, parts = self.line, []
-        while self.at < len(self.text):
-            character = self.text[self.at]
-            if character in " \t\n;|&<>()" or (end and character == end):
-                break
-            if character in "\"'":
-                parts += self._quoted(character)
-            elif character in "$`":
+    def _word(self) -> Token:
+        line, parts = self.line, list[WordPart]()
+        while (found := _PIECE.match(self.text, self.at)) is not None:
+            if found["double"]:
+                parts += self._quoted()
+            elif found["expansion"]:
                 parts.append(self._expansion(quoted=False))
-            elif self.text.startswith("\\\n", self.at):
-                self._continuation()
-            elif character == "\\":
-                parts.append(WordPart("text", self.text[self.at + 1 : self.at + 2], self.line, quoted=True))
-                self.at += 2
             else:
-                stop = re.compile(r"[\s;|&<>()\"'$`\\]").search(self.text, self.at)
-                stop_at = stop.start() if stop else len(self.text)
-                if end and end in self.text[self.at : stop_at]:
-                    stop_at = self.text.index(end, self.at)
-                parts.append(WordPart("text", self.text[self.at : stop_at], self.line))
-                self.at = stop_at
+                start, piece = self.line, self._go_to(found.end())
+                if found["single"]:
+                    parts += _lines(piece.removeprefix("'").removesuffix("'"), start)
+                elif not found["passed"]:
+                    parts.append(WordPart("text", piece.removeprefix("\\"), start, quoted=bool(found["escaped"])))
         return Token("word", line, tuple(parts))
 
-    def _quoted(self, quote: str) -> list[WordPart]:
-        """The parts between quotes, one for each line of text; an empty pair is one empty part."""
-        parts, text, line = [], "", self.line
+    def _quoted(self) -> list[WordPart]:
+        """The parts between double quotes, one for each line of text; an empty pair is one empty part."""
         self.at += 1
-        while self.at < len(self.text) and self.text[self.at] != quote:
-            character = self.text[self.at]
-            if character == "\n":
-                parts.append(WordPart("text", text + "\n", line, quoted=True))
-                self.at, self.line = self.at + 1, self.line + 1
+        parts, text, line = [], "", self.line
+        while (found := _INSIDE.match(self.text, self.at)) is not None:
+            if found.group() in ("$", "`"):
+                parts += [*_lines(text, line), self._expansion(quoted=True)]
                 text, line = "", self.line
-            elif quote == '"' and self.text.startswith("\\\n", self.at):
-                parts.append(WordPart("text", text, line, quoted=True))
-                self._continuation()
-                text, line = "", self.line
-            elif quote == '"' and character == "\\" and self.text[self.at + 1 : self.at + 2] in tuple('$`"\\'):
-                text += self.text[self.at + 1]
-                self.at += 2
-            elif quote == '"' and character in "$`":
-                parts.append(WordPart("text", text, line, quoted=True))
-                parts.append(self._expansion(quoted=True))
+            elif self._go_to(found.end()) == "\\\n":
+                parts += _lines(text, line)
                 text, line = "", self.line
             else:
-                text += character
-                self.at += 1
+                text += found.group()[1:] if len(found.group()) == 2 and found.group()[0] == "\\" else found.group()
         self.at += 1
-        return [*parts, WordPart("text", text, line, quoted=True)]
+        return [*parts, *_lines(text, line)]
 
     def _expansion(self, quoted: bool) -> WordPart:
         line, at = self.line, self.at
@@ -158,12 +136,16 @@ class _Lexer:
         for opening, closing, kind in (("$((", "))", "arithmetic"), ("$(", ")", "command"), ("${", "}", "parameter")):
             if self.text.startswith(opening, at):
                 stop = _closing(self.text, at + len(opening), opening[-1], closing[-1]) - (len(closing) - 1)
-                self.at = stop + len(closing)
-                self.line += self.text.count("\n", at, self.at)
+                self._go_to(stop + len(closing))
                 return WordPart(kind, self.text[at + len(opening) : stop], line, quoted)  # type: ignore[arg-type]
         name = _NAME.match(self.text, at + 1)
         self.at = name.end() if name else at + 1
         return WordPart("parameter", name.group(), line, quoted) if name else WordPart("text", "$", line, quoted)
+
+
+def _lines(text: str, line: int) -> list[WordPart]:
+    """Quoted text as one part for each of its lines."""
+    return [WordPart("text", part, line + number, quoted=True) for number, part in enumerate(re.split(r"(?<=\n)", text))]
 
 
 def _closing(text: str, at: int, opening: str, closing: str) -> int:

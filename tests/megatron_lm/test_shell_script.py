@@ -80,3 +80,9 @@ def test_variables_without_a_value_are_named():
 )
 def test_what_bash_would_refuse_does_not_break_the_reader(script):
     shell_commands(script)
+
+
+@pytest.mark.parametrize("blank", ["\u00a0", "\f", "\v"])
+def test_a_blank_that_bash_does_not_split_at_is_part_of_its_word(blank: str) -> None:
+    (command,) = shell_commands(f"python a{blank}b c")
+    assert [word.text for word in command.words] == ["python", f"a{blank}b", "c"]
