@@ -28,7 +28,8 @@ class Several(np.ndarray[Any, Any]):
         return _one(array) if array.dtype == np.bool_ else array.view(Several)
 
     def __bool__(self) -> bool:
-        return bool(self != 0)
+        count = int(np.count_nonzero(self))
+        return count == len(self) or (count > 0 and bool(self != 0))
 
     def __index__(self) -> int:
         return int(_one(self))
@@ -85,7 +86,7 @@ def _one(values: NDArray[Any]) -> Any:
 
 
 def _are_same(values: NDArray[Any]) -> bool:
-    return bool((values == values[0]).all())
+    return int(np.count_nonzero(values == values[0])) == len(values)
 
 
 def _apart(rows: Column, values: NDArray[Any]) -> list[Column]:

@@ -10,6 +10,7 @@ import pytest
 
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.resolution.request import Layer
+from mindspeed.memory.estimate import chunk_tensors
 from mindspeed.ops.availability import running
 from mindspeed.tuning.activations import KeptTables
 from mindspeed.tuning.job import SearchJob, make_search
@@ -52,6 +53,26 @@ def test_bytes_of_the_search_are_those_of_the_planner(world: dict[str, Any]) -> 
         resolved = job.resolved(choice, question.layouts.world(int(rows[0])))
         assert resolved is not None
         assert bytes_of_search == pytest.approx(resolved.bytes, rel=0.05), (choice, question.layouts.world(int(rows[0])))
+
+
+def test_features_of_mindspeed_are_asked_for_many_layouts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, counted = job_of(**EXPERTS), []
+    question = job.question(Machine(DEFAULTS["cuda"]), float("inf"))
+    rules = Feasibility(job.catalog, question.layouts, question.request, running("cuda"))
+    tables = KeptTables(job.catalog, question.layouts)
+
+    def counting(*given: Any, **options: Any) -> Any:
+        counted.append(given)
+        return chunk_tensors(*given, **options)
+
+    monkeypatch.setattr("mindspeed.tuning.activations.chunk_tensors", counting)
+    most = {}
+    for choice in question.choices[::5]:
+        good, active = rules.taken(choice)
+        before = len(counted)
+        tables.of(np.flatnonzero(good), active, choice.settings)
+        most[str(choice)] = len(counted) - before
+    assert max(most.values()) < 100, most
 
 
 def halved_in_pipelines(feature: Any, tensors: Any) -> Any:
