@@ -123,10 +123,8 @@ def _explain_inactive(request: Request, plan: ActivationPlan, known: Catalog, na
 
     row = next((row for row in known.rows if row.name == name), None)
     if row is None:
-        fix = suggestion(known.near(name), "mindspeed features list shows every name")
-        raise ResolutionError(
-            [Problem("MS201", f"there is no feature {name!r}", (name,), where="command line", fix=advice(fix))]
-        )
+        fix = advice(suggestion(known.near(name), "mindspeed features list shows every name"))
+        raise ResolutionError([Problem("MS201", f"there is no feature {name!r}", (name,), where="command line", fix=fix)])
     because, brings, problems = _why_not(plan, known, row), list[str](), list[Problem]()
     if name not in {disabled.feature for disabled in plan.rows if disabled.kind == "disabled"}:
         try:

@@ -167,9 +167,8 @@ def _name_problems(name: str) -> list[Problem]:
     from mindspeed.plugins.problems import Problem
 
     if not _NAME.fullmatch(name):
-        return [
-            Problem("MS106", f"{name!r} is not lower-case words joined by dashes", (name,), fix=Advice("as in acme-z-loss"))
-        ]
+        text = f"{name!r} is not lower-case words joined by dashes"
+        return [Problem("MS106", text, (name,), fix=Advice("as in acme-z-loss"))]
     if keyword.iskeyword(name):
         text = f"{name!r} is a word of Python, so no module of that name can be imported"
         return [Problem("MS106", text, (name,), fix=Advice(f"choose another name, as in acme-{name}"))]

@@ -46,11 +46,10 @@ def measure(request: Request, names: tuple[str, ...], nproc: int | None, dry: bo
     with WorkerPool() as pool:
         if dry:
             found = pool.dry_run(case.plan, case.recipe)
-            rows = {
-                f"stage {stage.stage}: {name}": pair
-                for stage, measured in zip(foretold, found, strict=True)
-                for name, pair in compared(case, [stage], [measured]).items()
-            }
+            rows: dict[str, tuple[int, int]] = {}
+            for stage, measured in zip(foretold, found, strict=True):
+                pairs = compared(case, [stage], [measured])
+                rows |= {f"stage {stage.stage}: {name}": pair for name, pair in pairs.items()}
         else:
             rows = compared(case, foretold, pool.measure(case.plan, case.recipe, int(case.plan.world.world_size)))
     if wants_json():

@@ -18,6 +18,8 @@ OK: Final = 0
 PROBLEMS: Final = 1
 ENVIRONMENT: Final = 3
 
+FOLDER: Final = click.Path(path_type=Path)
+"""The type of an option or argument that names a folder."""
 _JSON: Final = "mindspeed.json"
 Command = TypeVar("Command", bound=Callable[..., Any])
 

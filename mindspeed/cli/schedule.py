@@ -91,9 +91,8 @@ def show(
     if picture is not None:
         picture.write_text(as_svg(timelines), "utf-8")
     shape = planned.shape
-    lines = [
-        f"{planned.name}: pp {shape.pp}, vpp {shape.vpp}, {shape.micro_batches} micro-batches, placement {shape.placement}"
-    ]
+    sizes = f"pp {shape.pp}, vpp {shape.vpp}, {shape.micro_batches} micro-batches"
+    lines = [f"{planned.name}: {sizes}, placement {shape.placement}"]
     for title, timeline in timelines:
         lines += ["", *([title] if traces else []), *as_text(timeline)]
     lines += [

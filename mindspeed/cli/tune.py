@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mindspeed.cli.output import json_option, print_json, print_table, wants_json
+from mindspeed.cli.output import FOLDER, json_option, print_json, print_table, wants_json
 from mindspeed.cli.request_options import FullJobCommand, Request, names_option, request_options
 from mindspeed.plugins.fixes import Advice, GiveField
 
@@ -52,12 +52,8 @@ class Size(click.ParamType):  # type: ignore[type-arg]
 )
 @click.option("--steps", default=10, show_default=True, metavar="N", help="measured steps of a run")
 @click.option("--budget", default=float("inf"), metavar="SECONDS", help="time for measuring; what is measured is kept")
-@click.option(
-    "--store", type=click.Path(path_type=Path), metavar="FOLDER", help="where measurements are kept  [default: the cache]"
-)
-@click.option(
-    "--output", type=click.Path(path_type=Path), metavar="FOLDER", help="write tune.json, job.yaml and pareto.png there"
-)
+@click.option("--store", type=FOLDER, metavar="FOLDER", help="where measurements are kept  [default: the cache]")
+@click.option("--output", type=FOLDER, metavar="FOLDER", help="write tune.json, job.yaml and pareto.png there")
 @click.option("--dry", is_flag=True, help="decide by dry runs what fits: the bytes of Megatron's own layers without weights")
 @click.option("--top", default=20, show_default=True, metavar="N", help="rows; 0 gives every feasible configuration")
 @request_options
@@ -151,9 +147,8 @@ def _local_ranks(job: SearchJob) -> int:
     ranks, cores = int(job.model["world_size"]), os.cpu_count() or 1
     if job.environment.platform == "cpu" and ranks > cores:
         text = f"{ranks} ranks cannot be measured on {cores} processor cores: they would wait for one another"
-        raise RunError(
-            [Problem("MS345", text, fix=Advice(f"--world-size {cores}, or measure on a machine with {ranks} cores"))]
-        )
+        fix = Advice(f"--world-size {cores}, or measure on a machine with {ranks} cores")
+        raise RunError([Problem("MS345", text, fix=fix)])
     return ranks
 
 

@@ -127,9 +127,8 @@ def _fix_of_import(error: ImportError) -> str:
     package = (error.name or "").partition(".")[0]
     if not isinstance(error, ModuleNotFoundError) or (package and find_spec(package) is not None):
         return f"use the version of {package or 'the package'} that it was written for"
-    return (
-        f"install {package}" if package not in ("", "torch", "megatron") else "plan it where torch and megatron are installed"
-    )
+    is_base = package in ("", "torch", "megatron")
+    return "plan it where torch and megatron are installed" if is_base else f"install {package}"
 
 
 def arguments_for(

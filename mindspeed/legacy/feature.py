@@ -66,9 +66,8 @@ class MindSpeedFeature:
         """Return whether ``name`` is on beside this feature; None when this feature itself is off. Raises MS110."""
         dest = name.replace("-", "_")
         if not hasattr(args, dest) and dest not in (known := known_names()):
-            text = (
-                f"{self.feature_name} {verb} {name}, which is neither a feature nor an argument of Megatron or of any feature"
-            )
+            what = "which is neither a feature nor an argument of Megatron or of any feature"
+            text = f"{self.feature_name} {verb} {name}, {what}"
             fix = suggestion(near_names(dest, sorted(known), cutoff=0.6), "name a feature or an argument that exists")
             raise MindSpeedError([Problem("MS110", text, (self.feature_name,), fix=advice(fix))])
         return bool(getattr(args, dest, None)) if getattr(args, self.feature_name, None) else None
@@ -113,11 +112,8 @@ class OwnFeature(MindSpeedFeature):
 
 def switched_on(values: Mapping[str, Any]) -> set[str]:
     """Features that old flags, by attribute, switch on."""
-    return {
-        old.feature_for(values[dest], values)
-        for dest, old in BY_DEST.items()
-        if old.switch and values.get(dest) not in (None, False)
-    } - {""}
+    given = [old for dest, old in BY_DEST.items() if old.switch and values.get(dest) not in (None, False)]
+    return {old.feature_for(values[old.dest], values) for old in given} - {""}
 
 
 def create_features_list() -> list[MindSpeedFeature]:

@@ -141,8 +141,5 @@ def never_on(feature: MindSpeedFeature) -> str:
 
 def given_arguments(feature: MindSpeedFeature, values: Mapping[str, Any]) -> dict[str, Any]:
     """The feature's own arguments that have another value than their default, without its switch."""
-    return {
-        action.dest: values[action.dest]
-        for action in own_arguments(feature)
-        if action.dest in values and values[action.dest] != action.default and not is_switch(feature, action)
-    }
+    own = [action for action in own_arguments(feature) if action.dest in values and not is_switch(feature, action)]
+    return {action.dest: values[action.dest] for action in own if values[action.dest] != action.default}

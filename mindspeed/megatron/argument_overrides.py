@@ -69,10 +69,8 @@ def override_parameters(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
-        given = {
-            name: (bound.arguments.get(name, parameter.default), parameter.default)
-            for name, parameter in signature.parameters.items()
-        }
+        defaults = {name: parameter.default for name, parameter in signature.parameters.items()}
+        given = {name: (bound.arguments.get(name, default), default) for name, default in defaults.items()}
         bound.arguments.update(_values_for(place, given, bound.arguments))
         return original(*bound.args, **bound.kwargs)
 

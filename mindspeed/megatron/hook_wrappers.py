@@ -235,7 +235,6 @@ def _only_answer(hook: str, subject: str, **arguments: Any) -> Any:
     answers = session.answers(hook, **arguments)
     if len(answers) > 1:
         names = tuple(feature for feature, _ in answers)
-        raise MindSpeedError(
-            [Problem("MS402", f"{' and '.join(names)} both give {subject}", names, fix=Advice("remove one of them"))]
-        )
+        text = f"{' and '.join(names)} both give {subject}"
+        raise MindSpeedError([Problem("MS402", text, names, fix=Advice("remove one of them"))])
     return answers[0][1] if answers else None

@@ -168,12 +168,10 @@ def train_step(
 
 def step_metrics(state: Any) -> dict[str, float]:
     """Return the numbers that features give of the step that has ended, by ``feature.name`` or their own dotted name."""
-    answers = session.answers("step_metrics", state=state)
-    return {
-        name if "." in name else f"{feature}.{name}": float(value)
-        for feature, numbers in answers
-        for name, value in numbers.items()
-    }
+    metrics: dict[str, float] = {}
+    for feature, numbers in session.answers("step_metrics", state=state):
+        metrics |= {name if "." in name else f"{feature}.{name}": float(value) for name, value in numbers.items()}
+    return metrics
 
 
 def _as_losses(numbers: dict[str, float]) -> dict[str, Any]:

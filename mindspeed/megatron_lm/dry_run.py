@@ -102,9 +102,8 @@ def _filled(words: Sequence[str], known: Surface, command: LaunchedCommand) -> t
         if equals is None and is_text and (len(values) > 1 or (not values and command.unset)):
             line = command.line_of(option)
             place = f" (line {line})" if line else ""
-            notes.append(
-                PlanNote("warning", "launcher", f"{option} is {' '.join(values) or 'empty'}{place}: fill it in, or quote it")
-            )
+            text = f"{option} is {' '.join(values) or 'empty'}{place}: fill it in, or quote it"
+            notes.append(PlanNote("warning", "launcher", text))
             values = [" ".join(values) or "EMPTY"]
         filled += (equals + values[1:]) if equals is not None else [*([option] if option else []), *values]
     return filled, notes

@@ -52,9 +52,8 @@ def command_of_file(path: str | Path, environ: Mapping[str, str]) -> LaunchedCom
     try:
         text = Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise ResolutionError(
-            [Problem("MS305", f"{path} cannot be read: {error.strerror or error}", where=str(path))]
-        ) from None
+        problem = Problem("MS305", f"{path} cannot be read: {error.strerror or error}", where=str(path))
+        raise ResolutionError([problem]) from None
     commands = _commands_of_json(text, str(path)) if str(path).endswith(".json") else shell_commands(text, (), environ)
     return _only(_trainings(commands, str(path)), str(path))
 

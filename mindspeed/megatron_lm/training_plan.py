@@ -93,11 +93,8 @@ def _with_fields(request: ScriptRequest, plan: ActivationPlan, known: Surface) -
         rest = without_option(rest, argument.dest, known)
     patched = {planned.patch.target for planned in plan.patches}
     needed = hook_points_for((), {argument.dest for argument in options}, megatron=plan.environment.get("megatron"))
-    patches = [
-        PlannedPatch(MegatronHookPoints.spec.name, patch, patch.target)
-        for patch in needed
-        if patch.target.startswith("megatron.core.") and patch.target not in patched
-    ]
+    missing = [patch for patch in needed if patch.target.startswith("megatron.core.") and patch.target not in patched]
+    patches = [PlannedPatch(MegatronHookPoints.spec.name, patch, patch.target) for patch in missing]
     changed = replace(plan, overrides=tuple(overrides), patches=(*plan.patches, *patches))
     return replace(request, rest=tuple(rest)), changed
 

@@ -192,12 +192,9 @@ def _reason(error: Exception) -> str:
 
 def check_manifest(manifest: Manifest, model: Mapping[str, Any], optimizer: str, where: str) -> list[Problem]:
     """MS602 for a checkpoint of another model, with every difference; and for one of another kind of optimizer."""
-    names = list(dict.fromkeys([*manifest.model, *model]))
-    different = tuple(
-        f"{name}: {manifest.model.get(name)} in the checkpoint, {model.get(name)} in this job"
-        for name in names
-        if manifest.model.get(name) != model.get(name)
-    )
+    pairs = {name: (manifest.model.get(name), model.get(name)) for name in (*manifest.model, *model)}
+    unequal = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    different = [f"{name}: {saved} in the checkpoint, {own} in this job" for name, (saved, own) in unequal.items()]
     problems = []
     if different:
         fix = "give this job the checkpoint's values, or start a new run"

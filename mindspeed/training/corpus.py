@@ -47,11 +47,8 @@ def prepare(inputs: Sequence[str], prefix: str, tokenizer: str = BYTES, overwrit
         if not texts:
             text = f"there is no text in {name}" if path.exists() else f"there is no file or folder {name}"
             problems.append(Problem("MS601", text, where=name, fix=Advice("give a text file or a folder")))
-    problems += [
-        Problem("MS601", f"{file} cannot be read: permission denied", where=str(file))
-        for file in files
-        if not os.access(file, os.R_OK)
-    ]
+    closed = [str(file) for file in files if not os.access(file, os.R_OK)]
+    problems += [Problem("MS601", f"{file} cannot be read: permission denied", where=file) for file in closed]
     if problems:
         raise RunError(problems)
     return _write(files, prefix, tokenizer)

@@ -168,15 +168,15 @@ def _problems(rank: int, failure: ProcessFailure) -> list[Problem]:
 @contextmanager
 def _restored(values: Mapping[str, str]) -> Iterator[None]:
     """Let processes inherit ``values``, and torchrun's agent log nothing; afterwards variables and handlers are as before."""
-    before, disabled = dict(os.environ), logging.root.manager.disable
+    from unittest.mock import patch
+
+    disabled = logging.root.manager.disable
     handlers = {number: signal.getsignal(number) for number in _HANDLED}
-    os.environ.update(values)
     logging.disable(logging.ERROR)  # `launch` says the same in its own words
     try:
-        yield
+        with patch.dict(os.environ, values):
+            yield
     finally:
         logging.disable(disabled)
-        os.environ.clear()
-        os.environ.update(before)
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -63,11 +63,8 @@ def leave_out(
     without = {name for layer in above for name in layer.without}
     named = {name for layer in above for name in layer.features}
     before, after = (merge([lowest, *layers], catalog, environment) for layers in ([saved], [saved, *above]))
-    idle = {
-        name
-        for name in saved.features
-        if name not in without | named and _applies(name, before, catalog) and not _applies(name, after, catalog)
-    }
+    asked = [name for name in saved.features if name not in without | named]
+    idle = {name for name in asked if _applies(name, before, catalog) and not _applies(name, after, catalog)}
     kept = tuple(name for name in saved.features if name not in without | idle)
     return replace(saved, features=kept), [f"{name} was left out: it has nothing to do in this layout" for name in sorted(idle)]
 

@@ -76,10 +76,6 @@ _DESCENT: Final[dict[str, Any]] = {
 def build_optimizer(chunks: list[DistributedDataParallel], adam: bool = False) -> Any:
     """Megatron's optimizer, set to steepest descent without clipping or decay; or plain Adam with both."""
     values = {"lr": 1e-2, "weight_decay": 0.1, "clip_grad": 1.0} if adam else _DESCENT
-    config = OptimizerConfig(
-        optimizer="adam",
-        **values,
-        bf16=chunks[0].config.bf16,
-        params_dtype=chunks[0].config.params_dtype,
-    )
+    model = chunks[0].config
+    config = OptimizerConfig(optimizer="adam", **values, bf16=model.bf16, params_dtype=model.params_dtype)
     return get_megatron_optimizer(config, chunks)

@@ -31,9 +31,8 @@ def merge(choices: Iterable[RoutingChoice], length: int) -> Choices:
     """Join the choices of all ranks for sequences of ``length`` tokens."""
     whole: dict[Place, tuple[Indices, ...]] = {}
     for choice in choices:
-        parts = whole.setdefault(
-            choice.place, tuple(np.zeros((length, *indices.shape[1:]), indices.dtype) for indices in choice.indices)
-        )
+        empty = tuple(np.zeros((length, *indices.shape[1:]), indices.dtype) for indices in choice.indices)
+        parts = whole.setdefault(choice.place, empty)
         for full, indices in zip(parts, choice.indices, strict=True):
             full[list(choice.rows)] = indices
     return whole

@@ -76,9 +76,8 @@ class AbsentKernel:
 
     def __getitem__(self, grid: Any) -> Any:
         fix = "pip install triton, or do without the Megatron option that calls it (batch_invariant_mode, paged stash)"
-        raise PlatformError(
-            [Problem("MS501", f"{self.name} is a Triton kernel, and Triton is not installed here", fix=advice(fix))]
-        )
+        text = f"{self.name} is a Triton kernel, and Triton is not installed here"
+        raise PlatformError([Problem("MS501", text, fix=advice(fix))])
 
 
 def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:

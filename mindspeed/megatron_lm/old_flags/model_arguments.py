@@ -152,9 +152,8 @@ _ROPE_VALUES: Final[dict[str, dict[tuple[str, ...], int]]] = {
     },
 }
 """Values of a scaled rotary embedding that Megatron fixes."""
-_ROPE_OTHERS: Final = tuple(
-    dict.fromkeys([*_ROPE_FIELDS, *(flag for values in _ROPE_VALUES.values() for flags in values for flag in flags)])
-)
+_FIXED: Final = [flag for values in _ROPE_VALUES.values() for flags in values for flag in flags]
+_ROPE_OTHERS: Final = tuple(dict.fromkeys([*_ROPE_FIELDS, *_FIXED]))
 
 
 def _rotary(made: ArgumentWords) -> None:
