@@ -112,7 +112,6 @@ def _resolve(request: Request, words: tuple[str, ...], world_size: int) -> tuple
 
 def _alone() -> dict[str, str]:
     """The variables of a job of one process, so that a script finds a rendezvous also without a launcher."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     return {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}

@@ -131,13 +131,8 @@ def _planned(
     try:
         if name.endswith(".json"):
             return Schedule.from_json(json.loads(Path(name).read_text("utf-8")))
-        placement: Placement = "loop"
-        feature: Any = None
-        if name in NAMES:
-            placement = NAMES[name]
-        else:
-            feature = _feature(name, assignments)
-            placement = getattr(feature.args, "placement", placement)
+        feature = None if name in NAMES else _feature(name, assignments)
+        placement: Placement = NAMES[name] if feature is None else getattr(feature.args, "placement", "loop")
         shape = PipelineShape(pp, vpp or (2 if placement == "v" else 1), micro_batches, placement, group)
         if len(costs.weights) not in (0, shape.stages):
             raise ValueError(f"there are {len(costs.weights)} weights for {shape.stages} stages")
@@ -146,10 +141,9 @@ def _planned(
             return planned
         kind: Any = "none" if recompute == "backward" else recompute  # which is of the costs
         return recomputed(named(name, shape, costs), kind, limit)
-    except OSError as error:
-        raise MindSpeedError([Problem("MS650", f"{name}: {error.strerror or error}")]) from error
-    except ValueError as error:
-        raise MindSpeedError([Problem("MS650", f"{name}: {error}")]) from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise MindSpeedError([Problem("MS650", f"{name}: {reason}")]) from error
 
 
 def _feature(name: str, assignments: tuple[str, ...]) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.megatron_lm.old_flags.argument_words import ArgumentWords, problem_of_flags
-from mindspeed.megatron_lm.old_flags.expert_flags import in_new_meaning, without_unserved
+from mindspeed.megatron_lm.old_flags.expert_flags import DISPATCHER, in_new_meaning, without_unserved
 from mindspeed.megatron_lm.old_flags.layer_flags import within_a_chunk, without_empty_layers, without_second_policy
 from mindspeed.megatron_lm.old_flags.old_flag import TYPES, OldFlag
 from mindspeed.megatron_lm.old_flags.other_flags import counts, translate_others
@@ -136,36 +136,25 @@ def register_old_flags(parser: argparse.ArgumentParser, feature: str | None = No
 
 def _split(argv: Sequence[str], known: Collection[str]) -> tuple[dict[str, Any], list[str], list[Problem]]:
     """Arguments of old flags by attribute, what remains of the command line, and problems with their values."""
+    words = ArgumentWords(list(argv))
     values: dict[str, Any] = {}
-    rest: list[str] = []
     problems: list[Problem] = []
-    tokens = list(argv)
-    while tokens:
-        token = tokens.pop(0)
-        flag, equals, value = token.partition("=")
+    if words.has(DISPATCHER):
+        values[DISPATCHER.removeprefix("--").replace("-", "_")] = words.value(DISPATCHER)
+    for flag in dict.fromkeys(word.partition("=")[0] for word in argv):
         old = BY_FLAG.get(flag)
-        if token == "--":
-            rest += [token, *tokens]
-            break
-        if old is None or (flag in known and flag not in MEGATRON_VALUES):
-            if old is None and flag == "--moe-token-dispatcher-type":
-                values[flag.removeprefix("--").replace("-", "_")] = value or next(iter(tokens), None)
-            rest.append(token)
+        is_megatrons = flag in known and flag not in MEGATRON_VALUES
+        if old is None or is_megatrons or (flag in MEGATRON_VALUES and words.value(flag) not in old.choices):
             continue
-        if old.takes == "nothing":
-            values[old.dest] = True
-            continue
-        text = value if equals else (tokens.pop(0) if tokens and not tokens[0].startswith("--") else None)
-        if flag in MEGATRON_VALUES and text not in old.choices:
-            rest += [token] if equals or text is None else [token, text]
-            continue
-        parsed, problem = _converted(old, text)
-        values[old.dest] = parsed
-        problems += [problem] if problem is not None else []
-    return values, rest, problems
+        for taken in words.replace_all(flag, 0 if old.takes == "nothing" else 1):
+            values[old.dest], problem = _converted(old, taken[0] if taken else None)
+            problems += [problem] if problem is not None else []
+    return values, words.words, problems
 
 
 def _converted(old: OldFlag, text: str | None) -> tuple[Any, Problem | None]:
+    if old.takes == "nothing":
+        return True, None
     allowed = [*old.choices, *old.off] if old.choices and not old.chooser else []
     if text is None:
         return None, problem_of_flags("MS301", f"{old.flag} has no value", [old.flag], features=old.features)
