@@ -10,7 +10,7 @@ from mindspeed.job.fields import FIELDS
 _TOLD_BY: Final[dict[str, list[Field]]] = {}
 """Fields by the attributes that they are read from."""
 for _field in FIELDS.values():
-    for _name in _field.fact.built_names:
+    for _name in _field.built_names:
         _TOLD_BY.setdefault(_name, []).append(_field)
 
 

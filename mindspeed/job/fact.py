@@ -1,4 +1,4 @@
-"""What a field of the job says of itself: meaning, unit, allowed values, and where Megatron has it. Light, data only."""
+"""The declaration of one field of the job: meaning, unit, allowed values, and its names in Megatron. Light, data only."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _UNKNOWN: Final = object()
 """The default of a field that is unknown until somebody gives it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
+@dataclass(slots=True, eq=False)
+class Field:
     """Declare a field of the job.
 
     ``arguments`` are the dests of Megatron-LM's arguments that it is read from, the deciding one first. ``attributes`` are
@@ -26,7 +26,8 @@ class Fact:
     computes the field; without it the first value counts as it stands. ``derive_built`` computes it from a configuration
     that says it in another form. ``by_platform`` are arguments whose default is another one on some platforms, so that they
     decide only where they are given. ``unit`` is what a number counts, ``words`` are the allowed words, ``least`` is the
-    smallest number, ``since`` the first Megatron that has it, ``default`` Megatron's where it has one for every job.
+    smallest number (None for what is no number), ``since`` the first Megatron that has it, ``default`` Megatron's where it has
+    one for every job. `declared` fills in ``name`` and ``kind``, the type of its values.
     """
 
     meaning: str
@@ -36,10 +37,17 @@ class Fact:
     derive_built: Derivation | None = None
     unit: str = ""
     words: Names = ()
-    least: int = 1
+    least: int | None = 1
     since: str = ""
     by_platform: Names = ()
     default: Any = _UNKNOWN
+    name: str = ""
+    kind: type[Any] = object
+
+    @property
+    def has_default(self) -> bool:
+        """Return whether Megatron has one default for every job."""
+        return self.default is not _UNKNOWN
 
     @property
     def as_it_stands(self) -> bool:
@@ -51,39 +59,15 @@ class Fact:
         """Names of the attributes of a configuration that the field is read from."""
         return self.arguments if self.attributes is None else self.attributes
 
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """A declared field: its fact, the type of its values, and Megatron's default where there is one for every job."""
-
-    name: str
-    fact: Fact
-    kind: type
-    has_default: bool
-    default: Any
-
-    @property
-    def meaning(self) -> str:
-        return self.fact.meaning
-
-    @property
-    def words(self) -> Names:
-        return self.fact.words
-
-    @property
-    def least(self) -> int | None:
-        """The smallest number; None for what is no number."""
-        return self.fact.least if self.kind in (int, float) else None
-
     def of_arguments(self, values: Values) -> Any:
         """Read the field from Megatron-LM's arguments; None where they do not tell."""
-        return self._read(values, self.fact.arguments, self.fact.derive)
+        return self._read(values, self.arguments, self.derive)
 
     def of_attributes(self, values: Values) -> Any:
         """Read the field from the attributes of a configuration; None where they do not tell, or it is older than they are."""
-        names = self.fact.built_names
+        names = self.built_names
         there = any(name in values for name in names)
-        return self._read(values, names, self.fact.derive_built or self.fact.derive) if there else None
+        return self._read(values, names, self.derive_built or self.derive) if there else None
 
     def _read(self, values: Values, names: Names, derive: Derivation | None) -> Any:
         if not names:
@@ -103,25 +87,25 @@ class Field:
 
 def fact(meaning: str, *arguments: str, **more: Any) -> Any:
     """Declare a field as the value of a class attribute: ``tp: int = fact("tensor-parallel size", "tensor_parallel_size")``."""
-    return Fact(meaning, arguments, **more)
+    return Field(meaning, arguments, **more)
 
 
 def flag(meaning: str, *arguments: str, **more: Any) -> Any:
     """Declare a field that is false in every job that does not set it."""
-    return Fact(meaning, arguments, default=False, **more)
+    return Field(meaning, arguments, default=False, **more)
 
 
 def declared(owner: type) -> dict[str, Field]:
     """Return the fields that a class declares by `fact`, those of its bases first, and leave it with their defaults alone."""
-    fields = {}
+    fields: dict[str, Field] = {}
     for base in reversed(owner.__mro__):
         for name, annotation in get_annotations(base).items():
-            told: Fact = vars(base)[name]
-            kind: Any = get_origin(annotation) or annotation
-            has_default = told.default is not _UNKNOWN
-            fields[name] = Field(name, told, kind, has_default, told.default if has_default else None)
-            if has_default:
-                setattr(base, name, told.default)
+            field = fields[name] = vars(base)[name]
+            field.name, field.kind = name, get_origin(annotation) or annotation
+            if field.kind not in (int, float):
+                field.least = None
+            if field.has_default:
+                setattr(base, name, field.default)
             else:
                 delattr(base, name)
     return fields

@@ -12,19 +12,19 @@ from typing import Any, Final
 from mindspeed.job.fact import Values
 from mindspeed.job.fields import FIELDS
 
-OF_PLATFORMS: Final = frozenset(dest for field in FIELDS.values() for dest in field.fact.by_platform)
+OF_PLATFORMS: Final = frozenset(dest for field in FIELDS.values() for dest in field.by_platform)
 """Arguments whose default is another one on some platforms: they decide a value of the world only where they are given."""
 
 
 def world_of(values: Values) -> dict[str, tuple[Any, tuple[str, ...]]]:
     """``{field: (value, dests that decide it)}`` for every value of the world that these arguments give."""
-    world = {name: (field.of_arguments(values), field.fact.arguments) for name, field in FIELDS.items()}
+    world = {name: (field.of_arguments(values), field.arguments) for name, field in FIELDS.items()}
     return {name: found for name, found in world.items() if found[0] is not None}
 
 
 def dests_of(field: str) -> tuple[str, ...]:
     """Return the arguments that give a value of the world, none for the derived ``dp``."""
-    return FIELDS[field].fact.arguments if field in FIELDS else ()
+    return FIELDS[field].arguments if field in FIELDS else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,12 @@
 """Fields of a job that sizes follow from: processes, layout, shape of the model, batch, platform. Light, data only."""
 
+from functools import partial
+
 from mindspeed.job import derivations as derive
 from mindspeed.job.fact import fact, flag
+
+_latent = partial(fact, derive=derive.of_latent_attention, unit="numbers")
+"""Declare a width of multi-latent attention."""
 
 
 class ShapeFields:
@@ -127,29 +132,11 @@ class ShapeFields:
         derive=derive.rotary,
     )
     multi_latent_attention: bool = fact("keys and values are made from a short latent vector (MLA)", "multi_latent_attention")
-    q_lora_rank: int = fact(
-        "width of the latent vector of queries (MLA); 0 is none",
-        "q_lora_rank",
-        derive=derive.of_latent_attention,
-        unit="numbers",
-        least=0,
-    )
-    kv_lora_rank: int = fact(
-        "width of the latent vector of keys and values (MLA)", "kv_lora_rank", derive=derive.of_latent_attention, unit="numbers"
-    )
-    qk_head_dim: int = fact(
-        "width of a head of queries and keys without positions (MLA)",
-        "qk_head_dim",
-        derive=derive.of_latent_attention,
-        unit="numbers",
-    )
-    qk_pos_emb_head_dim: int = fact(
-        "width of a head of queries and keys with rotary positions (MLA)",
-        "qk_pos_emb_head_dim",
-        derive=derive.of_latent_attention,
-        unit="numbers",
-    )
-    v_head_dim: int = fact("width of a head of values (MLA)", "v_head_dim", derive=derive.of_latent_attention, unit="numbers")
+    q_lora_rank: int = _latent("width of the latent vector of queries (MLA); 0 is none", "q_lora_rank", least=0)
+    kv_lora_rank: int = _latent("width of the latent vector of keys and values (MLA)", "kv_lora_rank")
+    qk_head_dim: int = _latent("width of a head of queries and keys without positions (MLA)", "qk_head_dim")
+    qk_pos_emb_head_dim: int = _latent("width of a head of queries and keys with rotary positions (MLA)", "qk_pos_emb_head_dim")
+    v_head_dim: int = _latent("width of a head of values (MLA)", "v_head_dim")
     mtp_num_layers: int = fact(
         "layers of multi-token prediction; 0 is none", "mtp_num_layers", derive=derive.number_or_zero, unit="layers", least=0
     )

@@ -19,9 +19,9 @@ from mindspeed.megatron_lm.argument_layers import declared_flags
 from mindspeed.megatron_lm.old_flags.flags import OLD_FLAGS
 
 MEGATRON_SIZES: Final = {
-    field.fact.arguments[0]: name
+    field.arguments[0]: name
     for name, field in FIELDS.items()
-    if field.fact.as_it_stands and (not field.has_default or name in PARALLEL_SIZES)
+    if field.as_it_stands and (not field.has_default or name in PARALLEL_SIZES)
 } | {
     "ffn_hidden_size": "ffn_hidden_size",
     "virtual_pipeline_model_parallel_size": "vpp",

@@ -6,6 +6,7 @@ the command line can answer many questions without.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,14 +16,11 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> object:
     if name.startswith("__") and name != "__all__":  # what Python itself asks of a module
         raise AttributeError(f"module 'mindspeed.plugins' has no attribute {name!r}")
-    from importlib import import_module
-
-    value: object = getattr(import_module("mindspeed.plugins.api"), name)
+    api = import_module("mindspeed.plugins.api")
+    value: object = sorted(public for public in vars(api) if public[0] != "_") if name == "__all__" else getattr(api, name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    from mindspeed.plugins.api import __all__
-
-    return sorted([*globals(), *__all__])
+    return sorted({*globals(), *vars(import_module("mindspeed.plugins.api"))})

@@ -1,127 +1,75 @@
-"""Every name that a feature author imports; `mindspeed.plugins` hands them out."""
+"""Every name that a feature author imports; `mindspeed.plugins` hands them out.
 
-from pydantic import Field
+Each is imported ``as`` itself, which makes it public for type checkers.
+"""
 
-from mindspeed.job.world import UnknownValue, World
-from mindspeed.plugins.active import active_feature, feature_ranges, report_problem
-from mindspeed.plugins.cache_folder import why_unwritable
-from mindspeed.plugins.conditions import Condition, ModelCondition, condition, obstacle, unset
-from mindspeed.plugins.constraints import (
-    After,
-    Before,
-    Capability,
-    Conflicts,
-    Constraint,
-    Cost,
-    Requires,
-    RequiresAny,
-    RequiresCapability,
-    RequiresSlot,
-    Slot,
-    Supersedes,
-)
-from mindspeed.plugins.estimates import Estimate, Traffic
-from mindspeed.plugins.feature import (
-    Category,
-    CheckpointState,
-    Feature,
-    FeatureArgs,
-    FeatureSpec,
-    Numerics,
-    Stability,
-    VerifyWith,
-)
-from mindspeed.plugins.fixes import (
-    AddFeature,
-    Advice,
-    DropField,
-    DropOption,
-    DropSetting,
-    Fix,
-    GiveField,
-    GiveOption,
-    GiveSetting,
-    RemoveFeature,
-    RunCommand,
-    SettingsError,
-    Together,
-)
-from mindspeed.plugins.hookspecs import hookimpl
-from mindspeed.plugins.megatron_flags import MegatronFlag
-from mindspeed.plugins.patches import ArgOverride, Mixin, Patch, Ref, Replace, Set, When, Wrap
-from mindspeed.plugins.problems import GivenValue, MindSpeedError, Problem
-from mindspeed.plugins.process_variables import ProcessVariable
-from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors, in_backward, leave, resized
-from mindspeed.plugins.specs import is_unpatched, with_modules, with_parts
+from pydantic import Field as Field
 
-__all__ = [
-    "AddFeature",
-    "Advice",
-    "After",
-    "ArgOverride",
-    "Before",
-    "Capability",
-    "Category",
-    "CheckpointState",
-    "Condition",
-    "Conflicts",
-    "Constraint",
-    "Cost",
-    "DropField",
-    "DropOption",
-    "DropSetting",
-    "Estimate",
-    "Feature",
-    "FeatureArgs",
-    "FeatureSpec",
-    "Field",
-    "Fix",
-    "GiveField",
-    "GiveOption",
-    "GiveSetting",
-    "GivenValue",
-    "MegatronFlag",
-    "MindSpeedError",
-    "Mixin",
-    "ModelCondition",
-    "Numerics",
-    "Patch",
-    "Problem",
-    "ProcessVariable",
-    "Ref",
-    "RemoveFeature",
-    "Replace",
-    "Requires",
-    "RequiresAny",
-    "RequiresCapability",
-    "RequiresSlot",
-    "RunCommand",
-    "SavedTensor",
-    "SavedTensors",
-    "Set",
-    "SettingsError",
-    "Slot",
-    "Stability",
-    "Supersedes",
-    "Together",
-    "Traffic",
-    "UnknownValue",
-    "VerifyWith",
-    "When",
-    "World",
-    "Wrap",
-    "active_feature",
-    "condition",
-    "feature_ranges",
-    "hookimpl",
-    "in_backward",
-    "is_unpatched",
-    "leave",
-    "obstacle",
-    "report_problem",
-    "resized",
-    "unset",
-    "why_unwritable",
-    "with_modules",
-    "with_parts",
-]
+from mindspeed.job.world import UnknownValue as UnknownValue
+from mindspeed.job.world import World as World
+from mindspeed.plugins.active import active_feature as active_feature
+from mindspeed.plugins.active import feature_ranges as feature_ranges
+from mindspeed.plugins.active import report_problem as report_problem
+from mindspeed.plugins.cache_folder import why_unwritable as why_unwritable
+from mindspeed.plugins.conditions import Condition as Condition
+from mindspeed.plugins.conditions import ModelCondition as ModelCondition
+from mindspeed.plugins.conditions import condition as condition
+from mindspeed.plugins.conditions import obstacle as obstacle
+from mindspeed.plugins.conditions import unset as unset
+from mindspeed.plugins.constraints import After as After
+from mindspeed.plugins.constraints import Before as Before
+from mindspeed.plugins.constraints import Capability as Capability
+from mindspeed.plugins.constraints import Conflicts as Conflicts
+from mindspeed.plugins.constraints import Constraint as Constraint
+from mindspeed.plugins.constraints import Cost as Cost
+from mindspeed.plugins.constraints import Requires as Requires
+from mindspeed.plugins.constraints import RequiresAny as RequiresAny
+from mindspeed.plugins.constraints import RequiresCapability as RequiresCapability
+from mindspeed.plugins.constraints import RequiresSlot as RequiresSlot
+from mindspeed.plugins.constraints import Slot as Slot
+from mindspeed.plugins.constraints import Supersedes as Supersedes
+from mindspeed.plugins.estimates import Estimate as Estimate
+from mindspeed.plugins.estimates import Traffic as Traffic
+from mindspeed.plugins.feature import Category as Category
+from mindspeed.plugins.feature import CheckpointState as CheckpointState
+from mindspeed.plugins.feature import Feature as Feature
+from mindspeed.plugins.feature import FeatureArgs as FeatureArgs
+from mindspeed.plugins.feature import FeatureSpec as FeatureSpec
+from mindspeed.plugins.feature import Numerics as Numerics
+from mindspeed.plugins.feature import Stability as Stability
+from mindspeed.plugins.feature import VerifyWith as VerifyWith
+from mindspeed.plugins.fixes import AddFeature as AddFeature
+from mindspeed.plugins.fixes import Advice as Advice
+from mindspeed.plugins.fixes import DropField as DropField
+from mindspeed.plugins.fixes import DropOption as DropOption
+from mindspeed.plugins.fixes import DropSetting as DropSetting
+from mindspeed.plugins.fixes import Fix as Fix
+from mindspeed.plugins.fixes import GiveField as GiveField
+from mindspeed.plugins.fixes import GiveOption as GiveOption
+from mindspeed.plugins.fixes import GiveSetting as GiveSetting
+from mindspeed.plugins.fixes import RemoveFeature as RemoveFeature
+from mindspeed.plugins.fixes import RunCommand as RunCommand
+from mindspeed.plugins.fixes import SettingsError as SettingsError
+from mindspeed.plugins.fixes import Together as Together
+from mindspeed.plugins.hookspecs import hookimpl as hookimpl
+from mindspeed.plugins.megatron_flags import MegatronFlag as MegatronFlag
+from mindspeed.plugins.patches import ArgOverride as ArgOverride
+from mindspeed.plugins.patches import Mixin as Mixin
+from mindspeed.plugins.patches import Patch as Patch
+from mindspeed.plugins.patches import Ref as Ref
+from mindspeed.plugins.patches import Replace as Replace
+from mindspeed.plugins.patches import Set as Set
+from mindspeed.plugins.patches import When as When
+from mindspeed.plugins.patches import Wrap as Wrap
+from mindspeed.plugins.problems import GivenValue as GivenValue
+from mindspeed.plugins.problems import MindSpeedError as MindSpeedError
+from mindspeed.plugins.problems import Problem as Problem
+from mindspeed.plugins.process_variables import ProcessVariable as ProcessVariable
+from mindspeed.plugins.saved_tensors import SavedTensor as SavedTensor
+from mindspeed.plugins.saved_tensors import SavedTensors as SavedTensors
+from mindspeed.plugins.saved_tensors import in_backward as in_backward
+from mindspeed.plugins.saved_tensors import leave as leave
+from mindspeed.plugins.saved_tensors import resized as resized
+from mindspeed.plugins.specs import is_unpatched as is_unpatched
+from mindspeed.plugins.specs import with_modules as with_modules
+from mindspeed.plugins.specs import with_parts as with_parts

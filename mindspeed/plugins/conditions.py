@@ -10,8 +10,9 @@ import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import methodcaller
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from mindspeed.job.world import FIELDS, UnknownValue, World
 from mindspeed.plugins.fixes import Fix, GiveField, RemoveFeature, filled
@@ -186,24 +187,14 @@ def texts(condition: Condition, feature: str, args: Any, world: Any, other: Any 
     names: Mapping[str, Any] = {"args": args, "world": world, "other": other, "feature": feature}
     try:
         if isinstance(world, Loose):
-            names = defaultdict(_unknown, names)
+            names = defaultdict(_Unknown, names)
         elif condition.values is not None:
             names = {**condition.values(args, world), **names}
-        return condition.message.format_map(names), filled(condition.fix, feature, _Filler(names))
+        return condition.message.format_map(names), filled(condition.fix, feature, methodcaller("format_map", names))
     except UnknownValue:
         raise
     except Exception as error:  # a format string or values of a plugin may fail in any way
         raise ConditionError(f"has texts that cannot be filled: {type(error).__name__}: {error}") from error
-
-
-class _Filler:
-    """Fill the strings of a fix."""
-
-    def __init__(self, names: Mapping[str, Any]) -> None:
-        self._names = names
-
-    def __call__(self, text: str) -> str:
-        return text.format_map(self._names)
 
 
 class Loose:
@@ -213,7 +204,7 @@ class Loose:
         self._world = world
 
     def __getattr__(self, name: str) -> object:
-        return getattr(self._world, name) if self._world.knows(name) else _UNKNOWN
+        return getattr(self._world, name) if self._world.knows(name) else _Unknown()
 
 
 class _Unknown:
@@ -230,13 +221,6 @@ class _Unknown:
 
     def __str__(self) -> str:
         return "?"
-
-
-_UNKNOWN: Final = _Unknown()
-
-
-def _unknown() -> _Unknown:
-    return _UNKNOWN
 
 
 def conditions(constraints: Iterable[Any]) -> Sequence[Condition]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from mindspeed.job.world import World
 from mindspeed.plugins.conditions import Condition, ModelCondition, Predicate
 
 AUTO: Final = "auto"
@@ -24,9 +23,6 @@ class Cost:
     amounts: tuple[float, ...]
     text: str
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
-
-
-CostOf = Callable[[Any, World], Cost]
 
 
 class Slot:

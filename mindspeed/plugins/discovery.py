@@ -77,6 +77,7 @@ class Catalog:
         return near_names(name.replace("_", "-").lower(), [*self.usable, *self.not_loaded])
 
 
+@collector_paused()
 def discover(only: Iterable[str] | None = None) -> Catalog:
     """Load the built-in features and those of other distributions. Imports light modules only, never torch or megatron.
 
@@ -84,11 +85,6 @@ def discover(only: Iterable[str] | None = None) -> Catalog:
     metadata alone. A feature that asks for a slot which nothing loaded has makes everything load: it cannot be judged
     without.
     """
-    with collector_paused():
-        return _discover(only)
-
-
-def _discover(only: Iterable[str] | None) -> Catalog:
     rows = installed()
     if only is None:
         return Catalog(_load(row) for row in rows)

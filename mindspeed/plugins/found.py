@@ -108,7 +108,7 @@ def _left_out(row: DiscoveredFeature, wanted: str) -> DiscoveredFeature:
     text = f"feature {row.name} is not loaded, because {PLUGINS_VARIABLE} is {wanted!r}"
     allow = row.distribution if wanted == "none" else f"{wanted},{row.distribution}"
     fix = f"{PLUGINS_VARIABLE}={allow}, if you trust {row.distribution}"
-    return replace(row, problem=Problem("MS105", text, (row.name,), where=row.where, fix=advice(fix)))
+    return replace(row, problem=Problem(LEFT_OUT, text, (row.name,), where=row.where, fix=advice(fix)))
 
 
 def _plain(name: str) -> str:

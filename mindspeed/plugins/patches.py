@@ -73,16 +73,8 @@ class _Patch:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object from which `patch_from_json` makes an equal patch."""
-        return {
-            "kind": self.kind,
-            "target": self.target,
-            "value": {"ref": self.value.target} if isinstance(self.value, Ref) else self.value,
-            "reason": self.reason,
-            "when": asdict(self.when) if self.when is not None else None,
-            "phase": self.phase,
-            "clears": self.clears,
-            "optional": self.optional,
-        }
+        value = {"ref": self.value.target} if isinstance(self.value, Ref) else self.value
+        return {"kind": self.kind, **asdict(self), "value": value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +97,8 @@ class Wrap(_Patch):
     by_name: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        return {**_Patch.to_json(self), **({"by_name": True} if self.by_name else {})}
+        data = _Patch.to_json(self)
+        return data if self.by_name else {name: value for name, value in data.items() if name != "by_name"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from mindspeed.job.fields import FIELDS
 from mindspeed.job.megatron_arguments import world_of
 from mindspeed.job.world import World
 
-BUILT = [name for name, field in FIELDS.items() if field.fact.arguments and field.fact.built_names]
+BUILT = [name for name, field in FIELDS.items() if field.arguments and field.built_names]
 MODEL = {"num_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "ffn_hidden_size": 64, "kv_channels": 8}
 MOE = {"num_experts": 4, "moe_ffn_hidden_size": 16, "moe_router_topk": 2, "add_bias_linear": False, "moe_grouped_gemm": True}
 MADE_BY_CONFIGURATIONS = {"expert_tensor_size"}
@@ -83,7 +83,7 @@ def test_a_field_that_an_older_megatron_lacks_is_not_given_and_has_its_default()
     assert World(world).fine_grained_offloading is False
 
 
-@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.has_default and field.fact.arguments])
+@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.has_default and field.arguments])
 def test_a_default_is_that_of_every_release(name):
     field = FIELDS[name]
     for version in ("0.14.0", "0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.1"):
@@ -91,9 +91,9 @@ def test_a_default_is_that_of_every_release(name):
         assert field.of_arguments(defaults) in (None, field.default)
 
 
-@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.fact.arguments])
+@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.arguments])
 def test_a_field_says_since_which_release_megatron_has_its_argument(name):
-    fact, releases = FIELDS[name].fact, ("0.14.0", "0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.1")
+    fact, releases = FIELDS[name], ("0.14.0", "0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.1")
     has = [version for version in releases if not surface(version).by_dest.keys().isdisjoint(fact.arguments)]
     first = "" if has[:1] == ["0.14.0"] or not has else has[0].rpartition(".")[0]
     assert fact.since == first

@@ -130,11 +130,11 @@ def settings_page(catalog: Catalog) -> str:
         (
             code(name),
             "list of names" if field.kind is tuple else field.kind.__name__,
-            field.fact.unit,
+            field.unit,
             field.meaning,
             code(", ".join(field.default) if field.kind is tuple else field.default) if field.has_default else "",
-            ", ".join(map(code, field.fact.arguments)),
-            field.fact.since,
+            ", ".join(map(code, field.arguments)),
+            field.since,
         )
         for name, field in FIELDS.items()
     ]
