@@ -150,9 +150,7 @@ def diff(request: Request, path: str, step: int | None) -> None:
         lines.append(str(change))
         if change in refused:
             lines.append(f"{'':<11}    fix: {change.fix}")
-    rows = [change.to_json() for change in changed]
-    data = {"checkpoint": str(folder), "changes": rows, "problems": [problem.to_json() for problem in problems]}
-    print_result(data, lines or ["no difference"])
+    print_result({"checkpoint": str(folder), "changes": changed, "problems": problems}, lines or ["no difference"])
     end(PROBLEMS if refused or problems else OK)
 
 

@@ -34,8 +34,7 @@ def doctor(matrix: bool, peak: bool) -> None:
                 click.echo(f"{'':<20}   fix: {finding.fix}")
     problems = [problem for finding in findings if (problem := finding.problem()) is not None]
     if wants_json():
-        rows = [finding.to_json() for finding in findings]
-        print_json({"findings": rows, "problems": [problem.to_json() for problem in problems]})
+        print_json({"findings": findings, "problems": problems})
     elif problems:
         click.echo(f"\n{len(problems)} missing: {', '.join(problem.message for problem in problems)}")
     end(exit_code(problems))

@@ -36,7 +36,7 @@ def _show_symptoms(text: str) -> None:
     for symptom in symptoms:
         lines.append(textwrap.fill(symptom.cause, width=100))
         lines.append(textwrap.fill(symptom.fix, width=100, initial_indent="  fix: ", subsequent_indent="       "))
-    print_result({"symptoms": [symptom.to_json() for symptom in symptoms]}, lines)
+    print_result({"symptoms": symptoms}, lines)
 
 
 def show_code(code: str) -> None:

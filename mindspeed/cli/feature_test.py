@@ -31,7 +31,7 @@ def test(name: str, parity: bool) -> None:
         outcomes.append(outcome)
     failed = sum(outcome.state == "failed" for outcome in outcomes)
     if wants_json():
-        print_json({"name": name, "passed": not failed, "checks": [outcome.to_json() for outcome in outcomes]})
+        print_json({"name": name, "passed": not failed, "checks": outcomes})
     else:
         count = len({outcome.feature for outcome in outcomes})
         features = "1 feature" if count == 1 else f"{count} features"

@@ -30,7 +30,7 @@ def list_(platform: str | None) -> None:
     platform = platform or detect()
     rows = standings(platform)
     if wants_json():
-        print_json({"platform": platform, "operators": [row.to_json() for row in rows]})
+        print_json({"platform": platform, "operators": rows})
         return
     cells = [(row.name, row.variant, row.runs or "-", row.why) for row in rows]
     print_table(("OPERATOR", f"BEST ON {platform.upper()}", "RUNS HERE", "WHY"), cells)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from shutil import which
 from typing import Any, Final, NoReturn, TypeVar
@@ -52,7 +53,13 @@ def program() -> str:
 
 
 def print_json(data: dict[str, Any]) -> None:
-    click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+    click.echo(json.dumps(data, indent=2, ensure_ascii=False, default=_as_json))
+
+
+def _as_json(value: Any) -> dict[str, Any]:
+    """Return a value of ours for JSON: as it says itself, else its fields."""
+    data: dict[str, Any] = value.to_json() if hasattr(value, "to_json") else asdict(value)
+    return data
 
 
 def print_result(data: dict[str, Any], lines: Iterable[str]) -> None:

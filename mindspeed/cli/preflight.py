@@ -25,8 +25,7 @@ def preflight(path: str, run: str | None, free_disk: float, free_shm: float) -> 
     made = read_lock(path)
     results = list(checks(made, run or made.job.get("train", {}).get("run") or ".", free_disk, free_shm))
     if wants_json():
-        rows = [result.to_json() for result in results]
-        print_json({"passed": all(result.passed for result in results), "checks": rows})
+        print_json({"passed": all(result.passed for result in results), "checks": results})
     else:
         click.echo("\n".join(map(str, results)))
     end(exit_code([problem for result in results if (problem := result.problem()) is not None]))

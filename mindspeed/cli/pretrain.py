@@ -153,8 +153,7 @@ def _show_dry_run(job: Job) -> None:
     """Print what a job would run, its parameters and memory, from which checkpoint, and into which folder."""
     from mindspeed.diagnostics.job_memory import parameters_of, peaks, summary
 
-    changes = [change.to_json() for change in job.changes()]
-    request = {"run": job.run, "checkpoint": job.checkpoint, "changes": changes, "notes": list(job.notes)}
+    request = {"run": job.run, "checkpoint": job.checkpoint, "changes": job.changes(), "notes": list(job.notes)}
     end = f"would train up to step {job.config.train_iters} in {job.run}; nothing was started or written"
     forecast = {"memory": peaks(job.plan), "parameters": parameters_of(job.plan)}
     data = {**request, "train": job.config.model_dump(), "plan": job.plan.to_json(), **forecast}

@@ -24,7 +24,7 @@ def profile(folder: Path, top: int) -> None:
 
     summaries = summarize_folder(folder, (row.name for row in installed()))
     if wants_json():
-        print_json({"ranks": [summary.to_json() for summary in summaries]})
+        print_json({"ranks": summaries})
         return
     for summary in summaries:
         steps = ", ".join(map(str, summary.steps)) or "none"

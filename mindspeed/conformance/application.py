@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from importlib.util import find_spec
 from types import FunctionType, ModuleType
 from typing import Any, Final
@@ -89,7 +90,7 @@ def _run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def main() -> None:
     outcomes = [outcome for name in sys.argv[1:] for subject in subjects(name) for outcome in _apply(subject)]
-    print(json.dumps([outcome.to_json() for outcome in outcomes]))
+    print(json.dumps(list(map(asdict, outcomes))))
 
 
 def _apply(subject: Subject) -> Iterator[Outcome]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from dataclasses import dataclass
+from typing import Final, Literal
 
 MOST: Final = 10
 """Mistakes of a check that are listed."""
@@ -20,9 +20,6 @@ class Outcome:
     state: OutcomeState
     text: str
     details: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     def __str__(self) -> str:
         return "\n".join([f"{self.feature}: {self.check} {self.state}: {self.text}", *(f"  {line}" for line in self.details)])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.problems import Problem
@@ -17,9 +16,6 @@ class Finding:
     value: str
     state: str = "ok"
     fix: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     def problem(self) -> Problem | None:
         """The problem of a finding without which nothing trains."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Final
 
 from mindspeed.plugins.tables import table_beside
@@ -16,9 +16,6 @@ class Symptom:
     pattern: str
     cause: str
     fix: str
-
-    def to_json(self) -> dict[str, str]:
-        return asdict(self)
 
 
 SYMPTOMS: Final = tuple(Symptom(**row) for row in table_beside(__file__))

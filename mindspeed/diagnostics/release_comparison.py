@@ -11,33 +11,21 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from mindspeed.engine.inspection.config_arguments import known_arguments
 from mindspeed.engine.inspection.contract_reading import definition_nodes, successors
-from mindspeed.engine.inspection.contracts import ABSENT, Contract, ContractVerdict, compare, difference
+from mindspeed.engine.inspection.contracts import ABSENT, Contract, compare, difference, recorded_contracts
 from mindspeed.engine.inspection.releases import recorded_releases, recorded_section
 from mindspeed.engine.inspection.sites import definitions, find_site
-from mindspeed.engine.planning.drift import Tree, read_targets, recorded_tree, source_tree
+from mindspeed.engine.planning.drift import DriftRow, Tree, read_targets, recorded_tree, source_tree
 from mindspeed.engine.planning.targets import PatchTarget
 from mindspeed.engine.resolution.environment import version_in
 
 CHANGED: Final = ("appended", "body changed", "changed", "gone")
 _GENERIC: Final = frozenset({"a", "add", "of", "use", "enable", "num", "size", "type", "no", "is", "moe"})
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Describe how one target of a feature differs: the change of its parameters, names near it, the diff of its definition."""
-
-    feature: str
-    target: str
-    verdict: ContractVerdict
-    why: str = ""
-    near: tuple[str, ...] = ()
-    diff: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +40,7 @@ class _Release:
 
 def compare_releases(
     targets: Sequence[PatchTarget], features: Mapping[str, Sequence[str]], new: Path, since: str | None = None
-) -> tuple[str, str, list[Comparison], list[tuple[str, str]]]:
+) -> tuple[str, str, list[DriftRow], list[tuple[str, str]]]:
     """``(version, older version, rows, overlaps)`` of the checkout ``new`` against ``since``.
 
     ``since`` is a checkout, which gives diffs too, or a recorded release; by default the newest that is recorded. An overlap is
@@ -63,7 +51,6 @@ def compare_releases(
     with source_tree(new) as tree:
         after = _of_tree(tree, targets)
         rows = [row for target in targets if (row := _compare(target, before, after)) is not None]
-        rows = [_with_successors(row, before) if row.verdict == "gone" else row for row in rows]
     return after.version, before.version, rows, [*overlaps(features, after.arguments - before.arguments)]
 
 
@@ -85,7 +72,7 @@ def _words(name: str) -> frozenset[str]:
     return frozenset(word.removesuffix("s") for word in re.split(r"[-_.]", name.lower()) if word)
 
 
-def _compare(target: PatchTarget, before: _Release, after: _Release) -> Comparison | None:
+def _compare(target: PatchTarget, before: _Release, after: _Release) -> DriftRow | None:
     """None for a target that this Megatron need not have, or that lies in a part which is not there."""
     if target.guards and not any(version_in(after.version, guard) for guard in target.guards):
         return None
@@ -93,15 +80,12 @@ def _compare(target: PatchTarget, before: _Release, after: _Release) -> Comparis
     if new is None:
         return None
     if old is None or (old.kind == ABSENT and new.kind != ABSENT):
-        return Comparison(target.feature, name, "new" if old is not None else "not recorded")
-    row = Comparison(target.feature, name, compare(old, new, target.by_name), difference(old, new))
-    if row.verdict in ("appended", "body changed", "changed"):
-        return replace(row, diff=_diff(name, before, after))
-    return replace(row, verdict="gone") if new.kind == ABSENT else row
-
-
-def _with_successors(row: Comparison, before: _Release) -> Comparison:
-    return replace(row, near=tuple(successors(row.target, before.contracts.get(row.target, Contract(ABSENT)))))
+        return DriftRow(target.feature, name, "new" if old is not None else "not recorded")
+    if new.kind == ABSENT:
+        return DriftRow(target.feature, name, "gone", tuple(successors(name, old)))
+    verdict = compare(old, new, target.by_name)
+    diff = _diff(name, before, after) if verdict != "same" else ""
+    return DriftRow(target.feature, name, verdict, why=difference(old, new), diff=diff)
 
 
 def _diff(target: str, before: _Release, after: _Release) -> str:
@@ -126,18 +110,13 @@ def _of_tree(tree: Tree, targets: Sequence[PatchTarget]) -> _Release:
 
 def _recorded(version: str | None) -> _Release:
     release = version or recorded_releases()[-1]
-    tree = recorded_tree(release)
+    recorded_tree(release)  # raises for a release that is not recorded
     names = recorded_section(release, "configuration")
     options = recorded_section(release, "command_line")
     known = {name for place in names[1].values() for name in place} if names is not None else set()
     known |= {row["dest"] for row in options[1]} if options is not None else set()
-    contracts = {name: contract for name in _targets_of(release) if (contract := tree.find(name)) is not None}
+    _, contracts = recorded_contracts(release) or ("", {})
     return _Release(release, contracts, {}, frozenset(known))
-
-
-def _targets_of(release: str) -> Iterable[str]:
-    section = recorded_section(release, "targets")
-    return section[1] if section is not None else ()
 
 
 def _definition(target: str) -> str:
@@ -148,12 +127,8 @@ def _definition(target: str) -> str:
         return ""
     lines = Path(module.file).read_text(encoding="utf-8").splitlines()
     nodes = definition_nodes(site)
-    return "\n".join("\n".join(lines[_first_line(node) - 1 : node.end_lineno]) for node in nodes)
-
-
-def _first_line(node: ast.stmt) -> int:
-    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
-    return min([node.lineno, *(decorator.lineno for decorator in decorators)])
+    starts = [min(part.lineno for part in (node, *getattr(node, "decorator_list", ()))) for node in nodes]
+    return "\n".join("\n".join(lines[start - 1 : node.end_lineno]) for start, node in zip(starts, nodes, strict=True))
 
 
 _ARGUMENT_FILES: Final = ("training/arguments.py", "training/config", "training/argument_utils.py")

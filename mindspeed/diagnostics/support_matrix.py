@@ -62,10 +62,6 @@ class PythonResult:
         missing = ", ".join(name for name, answer in every.items() if answer == "not run")
         return Support("Python", self.short, "tested, long", checks + claims + (f"; not run: {missing}" if missing else ""))
 
-    def to_json(self) -> dict[str, Any]:
-        """The result as `make test-pythons` writes it."""
-        return asdict(self)
-
 
 PYTHON_RESULTS: Final = Path(__file__).with_name("python_results.json")
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from mindspeed.diagnostics.release_comparison import CHANGED, Comparison, compare_releases
-from mindspeed.engine.planning.drift import source_tree
+from mindspeed.diagnostics.release_comparison import CHANGED, compare_releases
+from mindspeed.engine.planning.drift import DriftRow, source_tree
 from mindspeed.engine.planning.targets import PatchTarget
 from mindspeed.plugins.feature import FeatureSpec
 from mindspeed.plugins.problems import MindSpeedError
@@ -28,7 +28,7 @@ class Report:
 
     version: str
     since: str
-    comparisons: Sequence[Comparison]
+    comparisons: Sequence[DriftRow]
     overlaps: Sequence[tuple[str, str]]
     claims: Sequence[Mapping[str, Any]]
     notes: Sequence[str] = ()
@@ -117,7 +117,7 @@ def _lines(report: Report) -> Iterator[str]:
         yield "```\n" + "\n".join(claim["problems"]) + "\n```\n"
 
 
-def _target_lines(row: Comparison, owners: Sequence[str]) -> Iterator[str]:
+def _target_lines(row: DriftRow, owners: Sequence[str]) -> Iterator[str]:
     yield f"### {row.verdict}: `{row.target}`\n"
     yield ", ".join(owners) + (f": {row.why}" if row.why else "") + "\n"
     if row.near:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -33,7 +34,7 @@ def python_table(results: Sequence[PythonResult]) -> list[str]:
 
 
 if __name__ == "__main__":
-    found = {result.short: result.to_json() for result in python_results()}
+    found = {result.short: asdict(result) for result in python_results()}
     for file in sorted(Path(sys.argv[1]).glob("*.json")):
         answers = json.loads(file.read_text(encoding="utf-8"))
         claims = sorted(answers["claims"].items(), key=lambda row: Version(row[0]))

@@ -72,9 +72,6 @@ class Change:
     now: str = ""
     fix: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     def __str__(self) -> str:
         return f"{self.verdict:<11}  {self.what}: {self.reason}"
 

@@ -36,13 +36,17 @@ FAILED: Final = ("changed", "gone")
 
 @dataclass(frozen=True, slots=True)
 class DriftRow:
-    """Describe the drift of a target. ``near`` names what took its place; ``why`` says what the verdict alone does not."""
+    """Describe the drift of a target. ``near`` names what took its place; ``why`` says what the verdict alone does not.
+
+    ``diff`` is that of its definition, where both releases are at hand as source.
+    """
 
     feature: str
     target: str
     verdict: ContractVerdict
     near: tuple[str, ...] = ()
     why: str = ""
+    diff: str = ""
 
 
 @dataclass(frozen=True, slots=True)
