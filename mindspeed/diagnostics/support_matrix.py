@@ -36,40 +36,13 @@ class Combination:
     state: str
 
 
-@dataclass(frozen=True, slots=True)
-class PythonResult:
-    """Hold what `make test-pythons` found under a Python: checks and claims by name, each ``passed`` or the reason why not."""
-
-    python: str
-    torch: str
-    checks: dict[str, str]
-    claims: dict[str, str]
-
-    @property
-    def short(self) -> str:
-        """The version without its last number, as in ``3.12``."""
-        return self.python.rpartition(".")[0]
-
-    @property
-    def support(self) -> Support:
-        """The row of this Python."""
-        every = {**self.checks, **{f"claims beside {version}": answer for version, answer in self.claims.items()}}
-        if failed := [name for name, answer in every.items() if answer.startswith("fails")]:
-            return Support("Python", self.short, "fails", f"`make test-pythons`: {', '.join(failed)}")
-        passed = ", ".join(version for version, answer in self.claims.items() if answer == "passed")
-        checks = ", ".join(name for name, answer in self.checks.items() if answer == "passed")
-        claims = f"; claims beside megatron-core {passed}" if passed else ""
-        missing = ", ".join(name for name, answer in every.items() if answer == "not run")
-        return Support("Python", self.short, "tested, long", checks + claims + (f"; not run: {missing}" if missing else ""))
-
-
 PYTHON_RESULTS: Final = Path(__file__).with_name("python_results.json")
 
 
-def python_results() -> tuple[PythonResult, ...]:
-    """Return what was found under each Python, lowest version first."""
-    found = json.loads(PYTHON_RESULTS.read_text(encoding="utf-8"))
-    return tuple(PythonResult(**row) for row in found.values())
+def python_results() -> dict[str, dict[str, Any]]:
+    """Return what `make test-pythons` found under each Python, lowest version first; `tools.docs.python_results` writes it."""
+    found: dict[str, dict[str, Any]] = json.loads(PYTHON_RESULTS.read_text(encoding="utf-8"))
+    return found
 
 
 def _cells() -> Iterator[Support]:
@@ -78,7 +51,7 @@ def _cells() -> Iterator[Support]:
     for row in _MATRIX["cells"]:
         yield Support(*row)
         if row[0] == "Python":
-            yield from (result.support for result in python_results())
+            yield from (Support("Python", version, made["state"], made["note"]) for version, made in python_results().items())
 
 
 _MATRIX: Final = table_beside(__file__)

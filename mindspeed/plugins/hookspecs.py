@@ -25,25 +25,10 @@ PROJECT: Final = "mindspeed"
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
 Caller = Literal["plan", "planner", "session", "megatron-core", "training loop"]
-CALLERS: Final[dict[Caller, str]] = {
-    "plan": "mindspeed itself, while the plan is made",
-    "planner": "the planner of memory (`mindspeed memory plan`) and the search of a layout (`mindspeed tune`)",
-    "session": "mindspeed itself, in every process with an active plan",
-    "megatron-core": "megatron-core: every script that trains on it, also a plain one under `mindspeed run`",
-    "training loop": "a training loop: `mindspeed pretrain`, Megatron-LM's, and `features verify`, which writes no checkpoint; "
-    "a script with a loop of its own calls it through `mindspeed.engine.runtime.session`",
-}
-"""The programs that call hooks."""
+"""The program that calls a hook."""
 
 Answers = Literal["none", "each", "chained", "one", "merged"]
-ANSWERS: Final[dict[Answers, str]] = {
-    "none": "The hook returns nothing.",
-    "each": "The answer of every feature counts.",
-    "chained": "Each feature gets the value that the feature before it returned.",
-    "one": "At most one feature may answer other than None.",
-    "merged": "The answers of several features are merged; only two values for one field are refused.",
-}
-"""Combine the answers of several features."""
+"""The way in which the answers of several features are combined."""
 
 
 @dataclass(frozen=True, slots=True)

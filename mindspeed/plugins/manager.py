@@ -91,10 +91,6 @@ class FeatureManager(pluggy.PluginManager):
         """Call ``hook`` on every feature that has it, but those of ``without``: ``[(feature, result)]`` in plan order."""
         return [(name, call(arguments)) for name, call in self._implementations(hook) if name not in without]
 
-    def call_one(self, hook: str, feature: str, **arguments: Any) -> Any:
-        """Call ``hook`` on the named feature, which has it."""
-        return next(call(arguments) for name, call in self._implementations(hook) if name == feature)
-
     def answers(self, hook: str, **arguments: Any) -> list[tuple[str, Any]]:
         """Call ``hook`` and leave out the features that answered None."""
         return [(name, answer) for name, answer in self.call(hook, **arguments) if answer is not None]

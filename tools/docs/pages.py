@@ -62,7 +62,7 @@ def support_page(catalog: Catalog) -> str:
         ["## One by one", "", *cells],
         ["## Together", "", npu, "", *together],
         ["## Features and versions of Megatron", "", claims, "", *result_table(sorted(catalog.specs))],
-        ["## Other versions of Python", "", others, "", *python_table(support_matrix.python_results())],
+        ["## Other versions of Python", "", others, "", *python_table(support_matrix.python_results().values())],
     )
 
 

@@ -16,7 +16,7 @@ from mindspeed.engine.resolution.variables import VARIABLES
 from mindspeed.job.world import FIELDS, PLATFORMS
 from mindspeed.megatron.hook_points import CORE_HOOK_POINTS, TRAINING_HOOK_POINTS
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.plugins.hookspecs import ANSWERS, CALLERS, HOOK_CLASSES, HOOKS, TrainState, Unit
+from mindspeed.plugins.hookspecs import HOOK_CLASSES, HOOKS, Answers, Caller, TrainState, Unit
 from mindspeed.plugins.problems import error_codes
 from tools.docs.features import settings_table, type_text
 from tools.docs.markdown import code, page, table
@@ -52,6 +52,25 @@ def errors_page() -> str:
     return page("Error codes", "mindspeed/plugins/error_codes.yaml", *parts)
 
 
+CALLERS: Final[dict[Caller, str]] = {
+    "plan": "mindspeed itself, while the plan is made",
+    "planner": "the planner of memory (`mindspeed memory plan`) and the search of a layout (`mindspeed tune`)",
+    "session": "mindspeed itself, in every process with an active plan",
+    "megatron-core": "megatron-core: every script that trains on it, also a plain one under `mindspeed run`",
+    "training loop": "a training loop: `mindspeed pretrain`, Megatron-LM's, and `features verify`, which writes no checkpoint; "
+    "a script with a loop of its own calls it through `mindspeed.engine.runtime.session`",
+}
+"""The programs that call hooks."""
+
+ANSWERS: Final[dict[Answers, str]] = {
+    "each": "the answer of every feature counts",
+    "chained": "each feature gets the value that the feature before it returned",
+    "one": "at most one feature may answer other than None",
+    "merged": "the answers of several features are merged; only two values for one field are refused",
+}
+"""What becomes of the answers of several features to a hook that returns something."""
+
+
 def hooks_page() -> str:
     """Every hook with its signature and its facts, by the object whose life it follows."""
     text = "A feature implements a hook as a method with the same name, marked `@hookimpl`; it may leave out parameters. "
@@ -82,8 +101,8 @@ def _facts(name: str) -> list[str]:
     lines = [f"called by: {facts.caller}"]
     if facts.phase is not None:
         lines.append(f"phase of the run: {facts.phase}")
-    if facts.answers != "none":
-        lines.append(f"answers: {ANSWERS[facts.answers][0].lower()}{ANSWERS[facts.answers][1:].removesuffix('.')}")
+    if facts.answers in ANSWERS:
+        lines.append(f"answers: {ANSWERS[facts.answers]}")
     if facts.none:
         lines.append(f"None means: {facts.none}")
     if targets := [point.target for point in (*CORE_HOOK_POINTS, *TRAINING_HOOK_POINTS) if name in point.hooks]:

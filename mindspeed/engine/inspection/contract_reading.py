@@ -166,7 +166,7 @@ def _feed(value: Any, words: list[str], member: bool = False) -> None:
                 continue
             words.append(name)
             if name == "body" and isinstance(value, _Definition):
-                inner = _without_docstring(inner)
+                inner = inner[1:] if ast.get_docstring(value, clean=False) is not None else inner
             elif isinstance(value, ast.JoinedStr):  # Python 3.12 puts empty texts between the parts
                 inner = [part for part in inner if not (isinstance(part, ast.Constant) and part.value == "")]
             _feed(inner, words, member=True)
@@ -177,10 +177,3 @@ def _feed(value: Any, words: list[str], member: bool = False) -> None:
         words.append("]")
     else:
         words.append(repr(value))
-
-
-def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
-    first = body[0]
-    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
-        return body[1:]
-    return body

@@ -12,12 +12,12 @@ import os
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from importlib import metadata
 from pathlib import Path
 from typing import Final
 
 from mindspeed.engine.inspection.source import find_module
 from mindspeed.engine.planning.plan import ActivationPlan
+from mindspeed.engine.resolution.environment import installed_version
 from mindspeed.engine.resolution.planned_feature import PlannedFeature
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.patches import ArgOverride
@@ -91,7 +91,7 @@ def installed_versions() -> dict[str, str]:
     from mindspeed.engine.inspection.megatron_copies import megatron_version
 
     found = {"mindspeed": __version__, "python": platform.python_version(), "megatron": megatron_version()}
-    found |= {name: _version(distribution) for name, distribution in _PACKAGES.items()}
+    found |= {name: installed_version(distribution, local=True) for name, distribution in _PACKAGES.items()}
     return {name: version for name, version in found.items() if version is not None}
 
 
@@ -166,14 +166,6 @@ def _provider(feature: PlannedFeature, catalog: Catalog | None) -> str:
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
-
-
-def _version(distribution: str) -> str | None:
-    """The whole version, with its local part: ``2.13.0+cpu`` and ``2.13.0+cu130`` are not the same."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _beside(module: str) -> Iterator[str]:

@@ -111,13 +111,6 @@ def _remainder(given: Mapping[str, Value], world: World) -> tuple[str, Fix]:
     return f"world size {world.world_size} is not a multiple of {factors}", (way, Advice("smaller parallel sizes"))
 
 
-def note_idle_features(state: ResolutionState) -> None:
-    """A row for every active feature whose parallel size is 1: it is there and changes nothing."""
-    for name in sorted(state.active):
-        if size := state.specs[name].idle_size(state.world):
-            state.note("note", name, f"the {size_name(size)} is 1, so {name} changes nothing")
-
-
 def check_given_fields(state: ResolutionState) -> None:
     """Report every field of the job that the user gives and that an active feature sets to another value."""
     for name in sorted(state.catalog.describing.intersection(state.active)):
@@ -161,7 +154,13 @@ def check_operators(state: ResolutionState) -> None:
 
 
 def add_notes(state: ResolutionState) -> None:
-    """A row for every sentence that an active feature says about its settings; none where a value is not known."""
+    """Add a row for every condition that only a live model can decide, every active feature whose parallel size is 1, and
+    every sentence that an active feature says about its settings; none where a value is not known."""
+    for name, condition, _ in state.constraints(ModelCondition):
+        state.note("at-build", name, f"checked when the model is built: {condition.message}")
+    for name in sorted(state.active):
+        if size := state.specs[name].idle_size(state.world):
+            state.note("note", name, f"the {size_name(size)} is 1, so {name} changes nothing")
     for name in sorted(state.catalog.noting.intersection(state.active)):
         feature, args = state.catalog.feature(name), state.args_of(name)
         if args is None:
@@ -173,7 +172,7 @@ def add_notes(state: ResolutionState) -> None:
 
 def check_conditions(state: ResolutionState) -> None:
     """Ask every condition of the active features; one on an unknown value is a row."""
-    for name, condition in state.conditions():
+    for name, condition in state.declared[Condition]:
         if condition.otherwise == "skip" or (condition.otherwise != "refuse" and not state.is_single):
             continue
         active = state.where.get(name, state.scope)
@@ -231,12 +230,6 @@ def _named(name: str, condition: Condition) -> Iterator[str]:
         owner, _, attribute = (field or "").partition(".")
         if owner in owners:
             yield f"{owners[owner]}{attribute}"
-
-
-def note_model_conditions(state: ResolutionState) -> None:
-    """List the conditions that only a live model can decide."""
-    for name, condition, _ in state.constraints(ModelCondition):
-        state.note("at-build", name, f"checked when the model is built: {condition.message}")
 
 
 def _listing(names: Sequence[str]) -> str:

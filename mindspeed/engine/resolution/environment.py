@@ -62,12 +62,13 @@ def made_up(platform: str, megatron: str | None = None, torch: str | None = None
     return Environment(platform, megatron, torch)
 
 
-def installed_version(distribution: str) -> str | None:
-    """Version of an installed distribution without its local part (``2.13.0+cpu`` -> ``2.13.0``), or None."""
+def installed_version(distribution: str, local: bool = False) -> str | None:
+    """Version of an installed distribution, without its local part unless asked (``2.13.0+cpu`` -> ``2.13.0``), or None."""
     try:
-        return metadata.version(distribution).partition("+")[0]
+        version = metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
+    return version if local else version.partition("+")[0]
 
 
 def is_version(text: str) -> bool:

@@ -86,11 +86,11 @@ def job_from_data(data: Any, where: str) -> JobFile:
         raise ResolutionError(
             [Problem("MS305", "a job file is a mapping with keys such as features and settings", where=where)]
         )
-    problems = [
-        Problem("MS305", f"unknown key {key!r} in the job file", where=where, fix=advice(_did_you_mean(str(key), JOB_KEYS)))
-        for key in data
-        if key not in JOB_KEYS
-    ]
+    problems = []
+    for key in data:
+        if key not in JOB_KEYS:
+            fix = Advice(suggestion(near_names(key, JOB_KEYS), f"known keys: {', '.join(JOB_KEYS)}"))
+            problems.append(Problem("MS305", f"unknown key {key!r} in the job file", where=where, fix=fix))
     problems += _shape_problems(data, "MS305", where)
     if problems:
         raise ResolutionError(problems)
@@ -144,16 +144,9 @@ def _shape_problems(data: Mapping[str, Any], code: str, where: str) -> list[Prob
 
 
 def _layer(data: Mapping[str, Any], source: str) -> Layer:
-    return Layer(
-        source=source,
-        features=tuple(data.get("features") or ()),
-        settings=data.get("settings") or {},
-        world=data.get("world") or {},
-        without=tuple(data.get("without") or ()),
-        level=data.get("level"),
-        strict=data.get("strict"),
-        platform=data.get("platform"),
-    )
+    given: dict[str, Any] = {key: value for key, value in data.items() if key != "train" and value is not None}
+    given |= {key: tuple(value) for key, value in given.items() if isinstance(value, list)}
+    return Layer(source, **given)
 
 
 def layer_from_environment(environ: Mapping[str, str]) -> Layer:
@@ -208,8 +201,3 @@ def _scalar(text: str) -> Any:
         return yaml.safe_load(text)
     except yaml.YAMLError:
         return text
-
-
-def _did_you_mean(name: str, names: tuple[str, ...]) -> str:
-    near = near_names(name, names)
-    return suggestion(near, f"known keys: {', '.join(names)}")

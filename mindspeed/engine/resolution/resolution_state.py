@@ -74,7 +74,8 @@ class ResolutionState:
         self.holders: dict[str, dict[str, JobSet]] = {}
         self.decided: set[tuple[str, str]] = set()
         self._contributions: list[tuple[Contribution, JobSet]] = [((), scope)]
-        self._by_kind: dict[type[Any], list[tuple[str, Any]]] = defaultdict(list)
+        self.declared: dict[type[Any], list[tuple[str, Any]]] = defaultdict(list)
+        """Every constraint of the active features, and of those of every plan, by kind and in name order; after `freeze`."""
 
     # what is active
 
@@ -287,16 +288,12 @@ class ResolutionState:
                 if here := jobs & self.where.get(name, self.scope):
                     self.holders.setdefault(slot, {})[name] = here
             for constraint in self.specs[name].constraints:
-                self._by_kind[type(constraint)].append((name, constraint))
-
-    def conditions(self) -> Sequence[tuple[str, Condition]]:
-        """Every condition of the active features, and of those of every plan, in name order."""
-        return self._by_kind[Condition]
+                self.declared[type(constraint)].append((name, constraint))
 
     def constraints(self, *kinds: type[Any]) -> Iterator[tuple[str, Any, JobSet]]:
         """Constraints of these kinds over the active features, in name order, with the jobs in which they count."""
         for kind in kinds:
-            for name, constraint in self._by_kind[kind]:
+            for name, constraint in self.declared[kind]:
                 active = self.where.get(name, self.scope)
                 if jobs := active if constraint.when is None else active & self.holds(name, constraint):
                     yield name, constraint, jobs

@@ -73,7 +73,7 @@ def resolve(
     with collector_paused():
         state = ResolutionState(merge(layers, catalog, environment), catalog, base, has_variant, runs or has_variant)
         order = _decide(state, environment)
-        _add_notes(state)
+        constraint_checks.add_notes(state)
         return _resolution(state, order)
 
 
@@ -134,12 +134,6 @@ def _decide(state: ResolutionState, environment: Environment) -> list[str]:
     constraint_checks.check_given_fields(state)
     constraint_checks.check_conditions(state)
     return _order(state)
-
-
-def _add_notes(state: ResolutionState) -> None:
-    constraint_checks.note_model_conditions(state)
-    constraint_checks.note_idle_features(state)
-    constraint_checks.add_notes(state)
 
 
 def _resolution(state: ResolutionState, order: Sequence[str]) -> Resolution:

@@ -83,7 +83,7 @@ class Rendezvous:
         """Agree at once where the launcher keeps a store. Raises RunError when the ranks differ."""
         if self.place is None:
             return
-        self._hook_exceptions()
+        self._hook, sys.excepthook = sys.excepthook, self._uncaught
         if self.place.kept:
             self.meet(self.place)
 
@@ -153,10 +153,6 @@ class Rendezvous:
             except RuntimeError:
                 return  # the store has ended, and with it the job
             _end_process(RunError([problem]))
-
-    def _hook_exceptions(self) -> None:
-        self._hook = sys.excepthook
-        sys.excepthook = self._uncaught
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if self._hook is not None:

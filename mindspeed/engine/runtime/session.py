@@ -172,8 +172,8 @@ def around(hook: str, **arguments: Any) -> AbstractContextManager[None]:
 
 def tell(hook: str, feature: str, **arguments: Any) -> None:
     """Call a hook on the named feature, where the active plan has it and it has the hook."""
-    if _session is not None and feature in _session.manager.owners(hook):
-        _session.manager.call_one(hook, feature, **arguments)
+    if _session is not None:
+        _session.manager.call(hook, _session.classes.keys() - {feature}, **arguments)
 
 
 @contextmanager
