@@ -201,7 +201,8 @@ class FeatureSpec:
         _require_known("platforms", self.platforms, PLATFORMS)
         _require_known("sizes", self.sizes, (*PARALLEL_SIZES, "dp"))
         served = next((SERVED_SIZES[slot] for slot in sorted(self.slots & SERVED_SIZES.keys())), "")
-        object.__setattr__(self, "constraints", tuple(_serving(constraint, served) for constraint in self.constraints))
+        constraints = [replace(c, served=served) if served and isinstance(c, Condition) else c for c in self.constraints]
+        object.__setattr__(self, "constraints", tuple(constraints))
         object.__setattr__(self, "slots", frozenset(self.slots))
         object.__setattr__(self, "provides", frozenset(self.provides))
         object.__setattr__(self, "platforms", frozenset(self.platforms))
@@ -216,10 +217,6 @@ class FeatureSpec:
             return None
         served = (*self.sizes, *(SERVED_SIZES[slot] for slot in sorted(self.slots & SERVED_SIZES.keys())))
         return next((size for size in served if world.knows(size) and getattr(world, size) == 1), None)
-
-
-def _serving(constraint: Constraint, size: str) -> Constraint:
-    return replace(constraint, served=size) if size and isinstance(constraint, Condition) else constraint
 
 
 def _require_known(field_name: str, given: Iterable[str], known: Sequence[str]) -> None:

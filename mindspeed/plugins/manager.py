@@ -50,16 +50,11 @@ class FeatureManager(pluggy.PluginManager):
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
         """Return the mark of `hookimpl` on a method. Hooks are methods of the class, so nothing else is searched."""
         marked = getattr(getattr(type(plugin), name, None), _MARK, None) if name[0] != "_" else None
-        if marked is not None and self._is_idle(plugin, name):
+        sets_size = name == "megatron_args" and bool(plugin.spec.sizes)
+        if marked is None or (not sets_size and plugin.spec.idle_size(plugin.world) is not None):
             return None
-        if marked is not None:
-            vars(plugin)[name] = getattr(plugin, name)  # pluggy looks there first; its static search is most of its time
+        vars(plugin)[name] = getattr(plugin, name)  # pluggy looks there first; its static search is most of its time
         return marked
-
-    @staticmethod
-    def _is_idle(feature: Feature[Any], hook: str) -> bool:
-        sets_size = hook == "megatron_args" and bool(feature.spec.sizes)
-        return not sets_size and feature.spec.idle_size(feature.world) is not None
 
     def parse_hookspec_opts(self, module_or_class: Any, name: str) -> Any:
         """Return pluggy's mark of a hook specification, looked up only for names that a hook can have."""

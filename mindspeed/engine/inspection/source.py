@@ -238,7 +238,9 @@ class _Reader:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             bind(node.name, Binding("function", node.lineno, branch))
         elif isinstance(node, ast.ClassDef):
-            bind(node.name, Binding("class", node.lineno, branch, scope=self._class(node)))
+            scope = _Reader(self.package).read(node.body)
+            scope.bases = tuple(map(dotted, node.bases))
+            bind(node.name, Binding("class", node.lineno, branch, scope=scope))
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 name = alias.asname or alias.name.partition(".")[0]
@@ -280,11 +282,6 @@ class _Reader:
             else:
                 binding = Binding("import", node.lineno, branch, source=source, name=alias.name)
                 self.scope.bind(alias.asname or alias.name, binding)
-
-    def _class(self, node: ast.ClassDef) -> Scope:
-        scope = _Reader(self.package).read(node.body)
-        scope.bases = tuple(dotted(base) for base in node.bases)
-        return scope
 
 
 def dotted(node: ast.expr) -> str:

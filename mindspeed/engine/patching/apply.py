@@ -6,7 +6,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from types import ModuleType
@@ -92,7 +92,8 @@ class AppliedPatches:
     def start(self) -> None:
         """Install the finder and patch what is loaded. Raises PatchError after undoing everything."""
         if self._groups:
-            self._finder.install()  # first: importing a replacement may load further targets
+            # before the patches: importing a replacement may load further targets; first: no finder may hide a module from it
+            sys.meta_path.insert(0, self._finder)
         try:
             loaded = [group for group in self._groups if group.module in sys.modules]
             _all(_check_importable, [group for group in self._groups if group.module not in sys.modules])
@@ -125,7 +126,8 @@ class AppliedPatches:
     def undo(self) -> None:
         """Put every original back, also where a module imported since has taken a patched object."""
         with _lock:
-            self._finder.remove()
+            with suppress(ValueError):  # it is not there
+                sys.meta_path.remove(self._finder)
             try:
                 self._journal.undo()
             finally:

@@ -39,7 +39,8 @@ def follow_imports(bounds: Sequence[PatchedSite], journal: Journal, back: bool =
         if not shared.keys().isdisjoint(map(id, entries.values()))
         for key, value in entries.items()
         for bound, old, new in shared.get(id(value), ())
-        if module != bound.group.module and (key == bound.name or _has_other_names(bound, old))
+        if module != bound.group.module
+        and (key == bound.name or (inside_tree(bound.group.module) and not isinstance(old, _COMMON)))
     ]
     imported = importers([(module, key, bound.group.site) for module, _, key, bound, _, _ in found])
     counts: Counter[str] = Counter()
@@ -48,10 +49,6 @@ def follow_imports(bounds: Sequence[PatchedSite], journal: Journal, back: bool =
             journal.write(ITEM, entries, key, old, new)
             counts[bound.group.site] += 1
     return counts
-
-
-def _has_other_names(bound: PatchedSite, value: Any) -> bool:
-    return inside_tree(bound.group.module) and not isinstance(value, _COMMON)
 
 
 def _that_may_import(bounds: Sequence[PatchedSite]) -> list[tuple[str, dict[str, Any]]]:

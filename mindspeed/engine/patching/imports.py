@@ -28,15 +28,6 @@ class PatchFinder(MetaPathFinder):
         self._finished = finished
         self._thread = _ThreadState()
 
-    def install(self) -> None:
-        """Stand first, so that no finder hides a module from this one."""
-        sys.meta_path.insert(0, self)
-
-    def remove(self) -> None:
-        """Leave ``sys.meta_path``; harmless when it is not there."""
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """The spec that the other finders give, with a loader that reports back."""
         if name.partition(".")[0] not in self.packages or name in self._thread.searching:

@@ -52,13 +52,11 @@ def stale_holders(bound: Sequence[PatchedSite]) -> list[Problem]:
                 continue
             if getattr(holder, "__module__", None) not in one.keeping:
                 found[text, one.group.site] = one
-    return [_stale(text, one) for (text, _), one in sorted(found.items(), key=lambda item: item[0])]
-
-
-def _stale(text: str, one: PatchedSite) -> Problem:
-    owner = one.group.owner
-    message = f"{text} still holds the original of {one.group.site}, which {owner} patches"
-    return Problem("MS404", message, (owner,), fix=Advice("activate the plan before it is made"))
+    problems = []
+    for (holder, site), one in sorted(found.items(), key=lambda item: item[0]):
+        text = f"{holder} still holds the original of {site}, which {one.group.owner} patches"
+        problems.append(Problem("MS404", text, (one.group.owner,), fix=Advice("activate the plan before it is made")))
+    return problems
 
 
 def _reachable(patched: Iterable[Any]) -> set[int]:
