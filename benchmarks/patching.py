@@ -14,7 +14,8 @@ from typing import Any
 
 from benchmarks.table import Row, main
 from mindspeed.engine.inspection import source
-from mindspeed.engine.patching.apply import apply, check_patches, with_sites
+from mindspeed.engine.patching.apply import apply
+from mindspeed.engine.planning.patch_checks import check_patches, with_sites
 from mindspeed.engine.planning.plan import PlannedPatch
 from mindspeed.plugins.patches import Mixin, Patch, Replace, Wrap
 

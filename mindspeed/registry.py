@@ -94,6 +94,8 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
 
     Without ``known``, of other distributions only the named features are loaded, and what those require.
     """
+    from mindspeed.job.megatron_arguments import OF_TRAINING
+    from mindspeed.megatron.argument_overrides import check_overrides
     from mindspeed.ops.variants import has_variant
     from mindspeed.platforms.emulation.former_settings import with_present_names
 
@@ -111,7 +113,7 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
         if obstacle := build_obstacle(environment.platform):
             text = f"the C++ operators are not built, so their references run, and {obstacle}"
             layers.append(Layer("cache", notes=(PlanNote("warning", CACHE_VARIABLE, text),)))
-    framework = _framework(environment.platform)
+    framework = Framework(base_features(environment.platform), _hook_patches, check_overrides, frozenset(OF_TRAINING))
     resolution = resolve_names(layers, known, environment, framework.base, has_variant, runs)
     if resolution.problems:
         raise ResolutionError(resolution.problems)
@@ -153,13 +155,6 @@ def base_features(platform: str) -> tuple[type[Feature[Any]], ...]:
 
     features = (device_layer(platform), DeviceEmulation, MegatronFixes, MegatronHookPoints, PlanAgreement)
     return tuple(feature for feature in features if not feature.spec.platforms or platform in feature.spec.platforms)
-
-
-def _framework(platform: str) -> Framework:
-    from mindspeed.job.megatron_arguments import OF_TRAINING
-    from mindspeed.megatron.argument_overrides import check_overrides
-
-    return Framework(base_features(platform), _hook_patches, check_overrides, frozenset(OF_TRAINING))
 
 
 def _hook_patches(

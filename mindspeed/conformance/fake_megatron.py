@@ -10,7 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from mindspeed.engine.patching.apply import apply, check_patches, with_sites
+from mindspeed.engine.patching.apply import apply
+from mindspeed.engine.planning.patch_checks import check_patches, with_sites
 from mindspeed.engine.planning.plan import PlannedPatch
 from mindspeed.job.world import World
 from mindspeed.plugins.feature import Feature

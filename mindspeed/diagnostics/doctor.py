@@ -1,7 +1,4 @@
-"""Report what this machine has and lacks for training: one finding per subject, without importing torch here.
-
-torch and torch_npu are imported in a process of their own, so that a broken build is a finding and not a crash.
-"""
+"""Report what this machine has and lacks for training: one finding per subject, without importing torch here."""
 
 from __future__ import annotations
 
@@ -73,7 +70,10 @@ def probe_torch() -> dict[str, Any]:
 
 
 def probe(program: str, *arguments: str) -> dict[str, Any]:
-    """Return the JSON object that a Python program prints in a process of its own, or ``error`` with its last words."""
+    """Return the JSON object that a Python program prints in a separate process, or ``error`` with its last line.
+
+    There a broken build of torch is a finding and not a crash.
+    """
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     command = [sys.executable, "-c", program, *arguments]
     try:

@@ -1,8 +1,4 @@
-"""Compare a Megatron that nobody has tried with the newest release that features run on, from source text.
-
-Rows say how every target of a patch differs, with the diff of its definition, and which new arguments of Megatron's own look
-like a feature.
-"""
+"""Compare a Megatron that nobody has tried with the newest release that features run on, from source text."""
 
 from __future__ import annotations
 
@@ -41,7 +37,7 @@ class _Release:
 def compare_releases(
     targets: Sequence[PatchTarget], features: Mapping[str, Sequence[str]], new: Path, since: str | None = None
 ) -> tuple[str, str, list[DriftRow], list[tuple[str, str]]]:
-    """``(version, older version, rows, overlaps)`` of the checkout ``new`` against ``since``.
+    """``(version, older version, rows of targets, overlaps with features)`` of the checkout ``new`` against ``since``.
 
     ``since`` is a checkout, which gives diffs too, or a recorded release; by default the newest that is recorded. An overlap is
     ``(feature, new argument)``; ``features`` are names with the arguments of Megatron that each declares. Raises MindSpeedError

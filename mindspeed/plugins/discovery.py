@@ -26,12 +26,12 @@ from mindspeed.plugins.constraints import (
 )
 from mindspeed.plugins.declared_types import DeclarationError
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec
-from mindspeed.plugins.found import BUILT_IN, ENTRY_POINTS, DiscoveredFeature, declared_at, installed
+from mindspeed.plugins.found import BUILT_IN, DiscoveredFeature, installed
 from mindspeed.plugins.gc_pause import collector_paused
 from mindspeed.plugins.near_names import near_names
 from mindspeed.plugins.tracing import trace
 
-__all__ = ["BUILT_IN", "ENTRY_POINTS", "Catalog", "DiscoveredFeature", "declared_at", "discover"]
+__all__ = ["BUILT_IN", "Catalog", "DiscoveredFeature", "discover"]
 
 
 class Catalog:
@@ -53,13 +53,9 @@ class Catalog:
             for name, spec in self.specs.items()
             if any(isinstance(c, RequiresSlot) and c.setting for c in spec.constraints)
         )
-        self.describing = frozenset(
-            name
-            for name in self.usable
-            if any(implements(self.feature(name), hook) for hook in ("job_values", "layer_split", "megatron_args"))
-        )
+        self.describing = self._implementing("job_values", "layer_split", "megatron_args")
         """Features whose settings decide fields of the job."""
-        self.noting = frozenset(name for name in self.usable if implements(self.feature(name), "notes"))
+        self.noting = self._implementing("notes")
         self.level_one = tuple(name for name, spec in self.specs.items() if spec.level == 1)
         self.owners: dict[str, tuple[str, str | None]] = {
             size: (name, argument) for name, spec in self.specs.items() for size, argument in spec.sizes.items()
@@ -71,6 +67,9 @@ class Catalog:
         if feature is None:
             raise KeyError(name)
         return feature
+
+    def _implementing(self, *hooks: str) -> frozenset[str]:
+        return frozenset(name for name in self.usable if any(implements(self.feature(name), hook) for hook in hooks))
 
     def near(self, name: str) -> list[str]:
         """Up to three names that look like ``name``."""

@@ -6,6 +6,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from traceback import extract_tb
 from types import CodeType
 from typing import Any, Final
 
@@ -136,11 +137,7 @@ def _did_something(facts: HookFacts, arguments: dict[str, Any], before: object, 
 
 def _failure(plugin: Any, hook: str, error: Exception) -> Problem:
     """MS901 for an exception in a hook: the feature, the line of the hook, and the line that raised."""
-    name, traceback = plugin.spec.name, error.__traceback__
-    lines = []
-    while traceback is not None:
-        lines.append(f"{traceback.tb_frame.f_code.co_filename}:{traceback.tb_lineno}")
-        traceback = traceback.tb_next
+    name, lines = plugin.spec.name, [f"{frame.filename}:{frame.lineno}" for frame in extract_tb(error.__traceback__)]
     where = lines[1] if len(lines) == 2 else f"{lines[1]}, raised at {lines[-1]}" if len(lines) > 2 else ""
     text = f"{type(error).__name__}: {error}, raised by feature {name} in hook {hook}"
     return Problem("MS901", text, (name,), where=where, fix=Advice("set MINDSPEED_TRACE=1 to see the traceback"))

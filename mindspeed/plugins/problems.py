@@ -1,8 +1,6 @@
 """Problems: one per mistake. ``error_codes.yaml`` explains every code once.
 
-A problem is a value: a code, one sentence, who is involved, where it was declared, what is at fault, and the fix as data.
-Nothing here raises at the first problem; callers collect them and raise one error that carries them all. An error knows the
-words of its audience, so a fix is spelled where it is printed.
+Callers collect problems and raise one error that carries them all.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mindspeed.engine.patching.apply import with_sites
+from mindspeed.engine.planning.patch_checks import with_sites
 from mindspeed.engine.planning.plan import PlannedPatch
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.plugins.patches import Wrap

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from mindspeed.cli import main
-from mindspeed.engine.patching.apply import with_sites
+from mindspeed.engine.planning.patch_checks import with_sites
 from mindspeed.engine.planning.plan import PlannedPatch
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.features.rms_norm.feature import RmsNorm

@@ -1,7 +1,4 @@
-"""Read the argument names of Megatron's configuration classes from source; nothing is imported.
-
-For a Megatron that is not at hand the names are those recorded (`mindspeed.engine.inspection.releases`).
-"""
+"""Read the argument names of Megatron's configuration classes from source; nothing is imported."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Contracts: what a target looked like in a Megatron release, and how another one differs from it.
-
-A contract is read from source text (`mindspeed.engine.inspection.contract_reading`) and recorded per release
-(`mindspeed.engine.inspection.releases`).
-"""
+"""Contracts: what a target looked like in a Megatron release, and how another one differs from it."""
 
 from __future__ import annotations
 

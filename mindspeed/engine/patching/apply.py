@@ -28,15 +28,13 @@ from mindspeed.engine.patching.site_patch import (
     value_key,
 )
 from mindspeed.engine.patching.stale_references import stale_holders
-from mindspeed.engine.planning.patch_checks import check_patches, missing_target, with_sites
+from mindspeed.engine.planning.patch_checks import missing_target
 from mindspeed.engine.planning.plan import PlannedPatch
 from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.gc_pause import collector_paused
 from mindspeed.plugins.patches import Set
 from mindspeed.plugins.problems import PatchError, Problem
 from mindspeed.plugins.tracing import trace
-
-__all__ = ["AppliedPatches", "SiteReport", "apply", "check_patches", "with_sites"]
 
 _lock = threading.RLock()
 

@@ -108,7 +108,7 @@ def _instance(feature: type[Feature[Any]], args: Any, world: World, planned: Pla
     """Make a feature. Raises ResolutionError (MS901) with its name when its own code fails."""
     try:
         instance = feature(args, world)
-    except Exception as error:
+    except Exception as error:  # a plugin's own code may fail in any way; its name must be said
         name = planned.name
         text = f"feature {name} cannot be made: {type(error).__name__}: {error}"
         raise ResolutionError([Problem("MS901", text, (name,), fix=GiveOption("--without", name))]) from error

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from mindspeed.engine.planning.fingerprint import Content
+from mindspeed.engine.planning.fingerprint import Content, text_of
 from mindspeed.engine.planning.lock import facts_of
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import version_in
@@ -190,7 +190,7 @@ def _features(record: CheckpointManifest, plan: ActivationPlan, classes: Classes
 def _kept(old: SavedFeature, new: PlannedFeature, state: CheckpointState) -> Iterator[Change]:
     """Differences of a feature that both have; its present declaration counts, which knows the older versions."""
     for key in [*old.settings, *(key for key in new.args if key not in old.settings)]:
-        before, after = _text(old.settings.get(key)), _text(new.args.get(key))
+        before, after = text_of(old.settings.get(key)), text_of(new.args.get(key))
         if before != after:
             what, fix = f"{new.name}.{key} was {before} and is {after}", f"--set {new.name}.{key}={before}"
             verdict = state.verdict("changed", key)
@@ -239,7 +239,3 @@ def _reason(state: CheckpointState) -> str:
     return state.reason or {"none": "it adds nothing to checkpoints", "own": "it saves data of its own"}.get(
         state.kind, "Megatron's distributed checkpoints can be cut anew"
     )
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)

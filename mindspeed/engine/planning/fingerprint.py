@@ -74,13 +74,13 @@ def plan_facts(plan: ActivationPlan, catalog: Catalog | None) -> dict[str, str]:
     content = {"level": str(plan.level), "order": ", ".join(plan.names), "plan": plan.digest}
     for feature in (*plan.base, *plan.features):
         content[f"feature {feature.name}"] = _provider(feature, catalog)
-        content |= {f"setting {feature.name}.{name}": _text(value) for name, value in feature.args.items()}
-    content |= {f"world {name}": _text(value) for name, value in plan.world.known().items()}
-    content |= {_argument(o.override): _text(o.override.value) for o in plan.overrides}
+        content |= {f"setting {feature.name}.{name}": text_of(value) for name, value in feature.args.items()}
+    content |= {f"world {name}": text_of(value) for name, value in plan.world.known().items()}
+    content |= {_argument(o.override): text_of(o.override.value) for o in plan.overrides}
     for planned in plan.patches:
         if not planned.skipped:
             key = f"patch {planned.site} by {planned.owner}"
-            value = planned.reference or _text(planned.patch.value)
+            value = planned.reference or text_of(planned.patch.value)
             content[key] = f"{content[key]}, {value}" if key in content else f"{planned.patch.kind} {value}"
     return content
 
@@ -164,7 +164,8 @@ def _provider(feature: PlannedFeature, catalog: Catalog | None) -> str:
     return f"{here.distribution} {here.version}" if here is not None else f"{feature.distribution} {feature.version}"
 
 
-def _text(value: object) -> str:
+def text_of(value: object) -> str:
+    """Write a value as a fact has it."""
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
 
 

@@ -1,7 +1,4 @@
-"""Checks of a set of patches before anything is touched, and against the contracts of the Megatron that a plan is for.
-
-Reads source text; imports nothing.
-"""
+"""Checks of a set of patches before anything is touched, and against the contracts of the Megatron that a plan is for."""
 
 from __future__ import annotations
 

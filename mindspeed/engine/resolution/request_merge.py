@@ -1,7 +1,4 @@
-"""Merging the sources of a request: settings, world sizes and switches, each value with its origin.
-
-A parallel size has two spellings, ``--tp 2`` and ``tensor-parallel.size=2``: `merge` makes them one.
-"""
+"""Merging the sources of a request: settings, world sizes and switches, each value with its origin."""
 
 from __future__ import annotations
 
@@ -122,7 +119,7 @@ def _put(values: dict[str, Value], name: str, value: Any, layer: Layer) -> None:
 def _unify_size_spellings(
     layer: Layer, catalog: Catalog, problems: list[Problem]
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """World values and settings of one layer with both spellings of every parallel size filled in."""
+    """Fill in both spellings of a parallel size, ``--tp 2`` and ``tensor-parallel.size=2``, in values of one layer."""
     world = _typed_world(layer, problems)
     settings = {feature: dict(fields) for feature, fields in layer.settings.items()}
     for size, (owner, argument) in catalog.owners.items():

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mindspeed.engine.planning.plan import ActivationPlan, PlannedPatch
 from mindspeed.engine.runtime.call_count import CallCount
-from mindspeed.engine.runtime.counted_functions import functions_of_modules
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.fixes import Advice, advice
 from mindspeed.plugins.hookspecs import HOOKS
@@ -115,11 +114,6 @@ FunctionsOf = Callable[[str], Sequence[FunctionType]]
 """The functions whose calls show that an operator or an algorithm runs, by its name."""
 
 
-def no_functions(name: str) -> Sequence[FunctionType]:
-    """Know no function of any operator."""
-    return ()
-
-
 class EffectTracker:
     """Watches one active plan.
 
@@ -131,9 +125,10 @@ class EffectTracker:
     applied: AppliedPatches | None = None
     """The patches that are in force; set when all loaded modules are patched."""
 
-    def __init__(self, plan: ActivationPlan, manager: FeatureManager, operator_functions: FunctionsOf = no_functions) -> None:
+    def __init__(self, plan: ActivationPlan, manager: FeatureManager, operator_functions: FunctionsOf | None = None) -> None:
         self.plan = plan
-        self._functions: dict[str, FunctionsOf] = {"op": operator_functions, "algorithm": functions_of_modules}
+        self._functions: dict[str, FunctionsOf] = {"algorithm": functions_of_modules}
+        self._functions |= {"op": operator_functions} if operator_functions is not None else {}
         self.path: str | Path | None = os.environ.get(REPORT_VARIABLE)
         self.say: Callable[[str], None] | None = _to_stderr
         self._manager = manager
@@ -296,7 +291,7 @@ class EffectTracker:
             try:
                 store.wait([f"{key}/{other}"], timedelta(seconds=_PATIENCE))
                 reached = store.get(f"{key}/{other}").decode()
-            except Exception:  # torch raises DistStoreError or RuntimeError, by version
+            except RuntimeError:  # DistStoreError of torch is one
                 reached = None
             for index in missing:
                 if reached is None:
@@ -327,6 +322,16 @@ class EffectTracker:
         if self.say is not None:
             for line in lines:
                 self.say(line)
+
+
+def functions_of_modules(names: str) -> list[FunctionType]:
+    """Return the functions and methods of modules, but for special methods and those that dataclasses share with all others."""
+    found: list[FunctionType] = []
+    for name in set(names.split(", ")) & sys.modules.keys():
+        own = [value for value in vars(sys.modules[name]).values() if getattr(value, "__module__", "") == name]
+        values = [*own, *(value for each in own if isinstance(each, type) for value in vars(each).values())]
+        found += [value for value in values if isinstance(value, FunctionType) and value.__module__ == name]
+    return [function for function in found if not function.__name__.startswith("__")]
 
 
 def _functions_of(planned: PlannedPatch, made: Any) -> list[FunctionType]:

@@ -15,7 +15,7 @@ from mindspeed.engine.planning.fingerprint import Content
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.runtime.call_count import CodeSwap
-from mindspeed.engine.runtime.effects import EffectReport, EffectTracker, FunctionsOf, no_functions
+from mindspeed.engine.runtime.effects import EffectReport, EffectTracker, FunctionsOf
 from mindspeed.plugins.active import ActiveFeatures, MakeRange, set_active
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.fixes import Advice
@@ -35,7 +35,7 @@ class Surroundings:
 
     content: Callable[[], Content]
     activate_child: Callable[[str, Sequence[str]], None]
-    operator_functions: FunctionsOf = no_functions
+    operator_functions: FunctionsOf | None = None
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ def start(plan: ActivationPlan, manager: FeatureManager, surroundings: Surroundi
 
 
 def _started(plan: ActivationPlan, manager: FeatureManager, surroundings: Surroundings | None) -> Session:
-    proof = EffectTracker(plan, manager, no_functions if surroundings is None else surroundings.operator_functions)
+    proof = EffectTracker(plan, manager, surroundings.operator_functions if surroundings is not None else None)
     proof.applied = applied = apply(plan.patches, proof.bound)
     set_active(ActiveFeatures({feature.spec.name: feature for feature in manager.features}, report_problem, named_ranges))
     return Session(plan, manager, applied, proof, surroundings)

@@ -1,6 +1,7 @@
 """Patches of the fake megatron, made short."""
 
-from mindspeed.engine.patching.apply import AppliedPatches, apply, with_sites
+from mindspeed.engine.patching.apply import AppliedPatches, apply
+from mindspeed.engine.planning.patch_checks import with_sites
 from mindspeed.engine.planning.plan import PlannedPatch
 from mindspeed.plugins.patches import Mixin, Patch, Replace, Scalar, Set, Wrap
 

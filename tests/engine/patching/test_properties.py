@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mindspeed.engine.patching.apply import check_patches
+from mindspeed.engine.planning.patch_checks import check_patches
 from mindspeed.engine.planning.plan import PlannedPatch
 from tests.engine.patching.patch_cases import ATTENTION, STATE, applied, mixin, put, replace, wrap
 from tests.engine.patching.patch_fixtures import fake_megatron  # noqa: F401

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed.engine.patching.apply import check_patches, with_sites
+from mindspeed.engine.planning.patch_checks import check_patches, with_sites
 from mindspeed.engine.planning.plan import PlannedPatch
 from mindspeed.plugins.patches import Replace
 from tests.engine.patching.patch_cases import ATTENTION, STATE, mixin, planned, put, replace, wrap

@@ -13,7 +13,6 @@ from mindspeed.engine.planning.plan import ActivationPlan, PlannedOverride
 from mindspeed.engine.resolution.planned_feature import PlannedFeature
 from mindspeed.engine.runtime import effects as proof_module
 from mindspeed.engine.runtime import session
-from mindspeed.engine.runtime.counted_functions import functions_of_modules
 from mindspeed.engine.runtime.effects import EffectTracker
 from mindspeed.job.world import World
 from mindspeed.ops.public_functions import public_functions
@@ -314,6 +313,6 @@ def test_two_patches_of_one_site_are_one_site(start: Start) -> None:
 def test_what_dataclasses_share_is_no_function_of_an_algorithm() -> None:
     """Pickling any frozen dataclass with slots calls the same function."""
     module = PlannedFeature.__module__
-    found = functions_of_modules(f"{module}, not.loaded")
+    found = proof_module.functions_of_modules(f"{module}, not.loaded")
     assert PlannedFeature.to_json in found
     assert {function.__module__ for function in found} == {module}
