@@ -78,10 +78,7 @@ def catalog_for(names: Iterable[str]) -> Catalog:
 
 
 def defaults() -> dict[str, dict[str, Any]]:
-    """The default of every setting, ``{feature: {setting: value}}``; pure, and without torch and megatron.
-
-    A setting that has no default is left out.
-    """
+    """The default of every setting that has one, ``{feature: {setting: value}}``; without torch and megatron."""
     found: dict[str, dict[str, Any]] = {}
     for name, model in catalog().models.items():
         optional = {key: field for key, field in model.model_fields.items() if not field.is_required()}

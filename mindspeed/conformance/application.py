@@ -152,12 +152,12 @@ def _identities(packages: set[str]) -> Identities:
 
 def _differences(before: Identities, after: Identities) -> list[str]:
     """Names whose object or entries differ; modules imported in between are not looked at."""
-    changed = []
-    for name, (holder, entries) in before.items():
-        other, now = after.get(name, (None, []))
-        if other is not holder or [(key, id(value)) for key, value in entries] != [(key, id(value)) for key, value in now]:
-            changed.append(name)
-    return changed
+
+    def state(name: str, found: Identities) -> tuple[int, list[tuple[str, int]]]:
+        holder, entries = found.get(name, (None, []))
+        return id(holder), [(key, id(value)) for key, value in entries]
+
+    return [name for name in before if state(name, before) != state(name, after)]
 
 
 if __name__ == "__main__":

@@ -45,10 +45,7 @@ def subjects(name: str) -> list[Subject]:
 
 
 def rows_of(name: str) -> list[DiscoveredFeature]:
-    """The features of the distribution ``name``, else the feature of that name.
-
-    Raises ResolutionError (MS201) when nothing is called so.
-    """
+    """The features of the distribution ``name``, else the feature of that name. Raises ResolutionError (MS201) for neither."""
     known = catalog()
     plain = name.replace("_", "-").lower()
     rows = [row for row in known.rows if row.distribution.replace("_", "-").lower() == plain]

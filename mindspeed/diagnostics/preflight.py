@@ -108,7 +108,7 @@ def _versions(lock: Lock, here: Content, keys: Sequence[str]) -> Iterator[Prefli
     for key in {**lock.content, **here}:
         if kind_of(key) == "version" and key not in keys:
             found = here[key] if key in lock.content else f"{here[key]} (not in the lock)"
-            yield PreflightCheck(_name(key), True, found, here[key])
+            yield PreflightCheck(key.replace(" ", "-", 1), True, found, here[key])
         elif kind_of(key) == "version":
             yield _difference(lock, key, here)
 
@@ -135,14 +135,9 @@ def _group(key: str) -> str:
     return _GROUPS.get(kind_of(key), "plan")
 
 
-def _name(key: str) -> str:
-    return key.replace(" ", "-", 1)
-
-
 def _difference(lock: Lock, key: str, here: Content) -> PreflightCheck:
-    return PreflightCheck(
-        _name(key), False, describe(key, here.get(key)), locked_value(lock, key, here), _fix(key, lock.content.get(key))
-    )
+    found, wanted, fix = describe(key, here.get(key)), locked_value(lock, key, here), _fix(key, lock.content.get(key))
+    return PreflightCheck(key.replace(" ", "-", 1), False, found, wanted, fix)
 
 
 def _fix(key: str, locked: str | None) -> str:

@@ -57,8 +57,7 @@ class ModelShape:
 
     ``moe_layers`` is the number of layers with experts. ``linear_bias`` adds biases to linear layers, ``qkv_bias`` to the
     projection of query, key and value alone, ``norm_bias`` to norms (LayerNorm), ``qk_norm`` norms of queries and keys;
-    ``learned_positions`` is the length of their
-    table, 0 without one.
+    ``learned_positions`` is the length of their table, 0 without one.
     """
 
     num_layers: int
@@ -93,10 +92,7 @@ class ModelShape:
 
 
 def shape_of_world(world: Any) -> ModelShape:
-    """Return the shape of the model of a world, or of what reads like one.
-
-    Raises UnknownValue for what nobody gave and nothing implies.
-    """
+    """Return the shape of the model of a world, or of what reads like one. Raises UnknownValue for what it lacks."""
     world.need("num_layers", "hidden_size", "num_attention_heads", "vocab_size", "seq_length", "num_experts")
     latent = _latent_of_world(world)
     experts, heads = int(world.num_experts), int(world.num_attention_heads)
@@ -155,7 +151,7 @@ def shape_of_config(
 
 def attention_forward(shape: ModelShape) -> int:
     """Operations of one attention layer over one sequence: projections, and scores times values of the visible pairs."""
-    return shape.seq_length * _projections(shape) + score_forward(shape)
+    return 2 * shape.seq_length * _attention_weights(shape) + score_forward(shape)
 
 
 def score_forward(shape: ModelShape) -> int:
@@ -163,18 +159,6 @@ def score_forward(shape: ModelShape) -> int:
     latent = shape.latent
     widths = latent.head + latent.rope + latent.value if latent else 2 * shape.kv_channels
     return 2 * shape.num_attention_heads * widths * shape.pairs
-
-
-def _projections(shape: ModelShape) -> int:
-    """Operations of one token in the projections of an attention layer."""
-    hidden, heads, latent = shape.hidden_size, shape.num_attention_heads, shape.latent
-    if latent is None:
-        inputs = heads + 2 * shape.num_query_groups
-        return 2 * hidden * shape.kv_channels * (inputs + heads)
-    query = heads * (latent.head + latent.rope)
-    down = latent.q_rank * (hidden + query) if latent.q_rank else hidden * query
-    keys = hidden * (latent.kv_rank + latent.rope) + latent.kv_rank * heads * (latent.head + latent.value)
-    return 2 * (down + keys + heads * latent.value * hidden)
 
 
 def mlp_forward(shape: ModelShape) -> int:
@@ -264,20 +248,25 @@ def _norm(shape: ModelShape, width: int) -> int:
     return width * (2 if shape.norm_bias else 1)
 
 
-def _attention_parameters(shape: ModelShape) -> Parameters:
+def _attention_weights(shape: ModelShape) -> int:
+    """Weights of the projections of an attention layer, without biases."""
     hidden, heads, latent = shape.hidden_size, shape.num_attention_heads, shape.latent
     if latent is None:
-        width = shape.kv_channels * (heads + 2 * shape.num_query_groups)
-        bias = width if shape.linear_bias or shape.qkv_bias else 0
-        norms = 2 * _norm(shape, shape.kv_channels) if shape.qk_norm else 0
-        biases = hidden if shape.linear_bias else 0
-        return Parameters(hidden * width + bias + hidden * heads * shape.kv_channels, norms + biases)
+        return hidden * shape.kv_channels * 2 * (heads + shape.num_query_groups)
     query = heads * (latent.head + latent.rope)
-    split = latent.kv_rank * heads * (latent.head + latent.value) + heads * latent.value * hidden
-    split += latent.q_rank * query if latent.q_rank else hidden * query
-    split += hidden * (latent.q_rank + latent.kv_rank + latent.rope)
-    norms = _norm(shape, latent.kv_rank) + _norm(shape, latent.q_rank) if shape.qk_norm else 0
-    return Parameters(split, norms + (hidden if shape.linear_bias else 0))
+    down = latent.q_rank * (hidden + query) if latent.q_rank else hidden * query
+    keys = hidden * (latent.kv_rank + latent.rope) + latent.kv_rank * heads * (latent.head + latent.value)
+    return down + keys + heads * latent.value * hidden
+
+
+def _attention_parameters(shape: ModelShape) -> Parameters:
+    latent, width, normed = shape.latent, 0, (shape.kv_channels, shape.kv_channels)
+    if latent is not None:
+        normed = (latent.kv_rank, latent.q_rank)
+    elif shape.linear_bias or shape.qkv_bias:
+        width = shape.kv_channels * (shape.num_attention_heads + 2 * shape.num_query_groups)
+    norms = sum(_norm(shape, channels) for channels in normed) if shape.qk_norm else 0
+    return Parameters(_attention_weights(shape) + width, norms + (shape.hidden_size if shape.linear_bias else 0))
 
 
 def _mlp_weights(shape: ModelShape, ffn: int) -> int:

@@ -23,10 +23,7 @@ def implements(feature: type[Feature[Any]], hook: str) -> bool:
 
 
 def answer(feature: type[Feature[Any]], hook: str, args: Any, world: Any, **given: Any) -> Any:
-    """Return what a feature with these arguments, in this job, answers to a hook; None where it does not implement it.
-
-    Raises whatever the hook raises, `UnknownValue` for a value that nobody gave.
-    """
+    """Return what a feature with these arguments, in this job, answers to a hook; None where it does not implement it."""
     method = getattr(feature, hook, None)
     return None if method is None else method(feature(args, world), **given)
 

@@ -31,10 +31,7 @@ def unset_variables(needed: Iterable[Variables], environ: Mapping[str, str]) -> 
 
 
 def variable_problems(needed: Mapping[str, Variables], environ: Mapping[str, str]) -> list[Problem]:
-    """List MS517 for every feature whose variables ``environ`` lacks or has otherwise, with the line to export.
-
-    ``needed`` are the variables of each feature.
-    """
+    """List MS517 for every feature whose ``needed`` variables ``environ`` lacks or has otherwise, with the line to export."""
     problems = []
     for feature, variables in needed.items():
         wrong = {

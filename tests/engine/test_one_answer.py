@@ -10,7 +10,7 @@ import pytest
 from mindspeed.engine.planning.build_plan import manager_of
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.engine.runtime.job_conditions import refusals_of
+from mindspeed.engine.runtime.job_conditions import refusals
 from mindspeed.job.config import world_of_config
 from mindspeed.megatron.hook_wrappers import facts_of_spec
 from mindspeed.megatron_lm.training_plan import plan_training
@@ -108,7 +108,7 @@ def by_command(layer: Layer, arguments: str, name: str) -> set[str]:
 
 def when_built(layer: Layer, facts: Mapping[str, Any], name: str) -> set[str]:
     plan = resolve([layer], ENVIRONMENT, CATALOG)
-    return refused(refusals_of(manager_of(plan, CATALOG, base_features("cuda")).features, facts), name)
+    return refused(refusals(facts, manager_of(plan, CATALOG, base_features("cuda")).features), name)
 
 
 @pytest.mark.budget(60)

@@ -154,9 +154,9 @@ def signature_text(arguments: ast.arguments) -> str:
 
 
 def _feed(value: Any, words: list[str], member: bool = False) -> None:
-    """Append the words of a syntax tree: node names, field names and constants, without empty fields and docstrings.
+    """Append node names, field names and constants of a syntax tree; ``ast.dump`` differs between Python versions.
 
-    ``ast.dump`` differs between Python versions. A definition inside a class counts with its name and parameters.
+    Empty fields and docstrings are left out. A definition inside a class counts with its name and parameters.
     """
     if isinstance(value, ast.AST):
         words.append(type(value).__name__)

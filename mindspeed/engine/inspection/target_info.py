@@ -19,10 +19,7 @@ from mindspeed.engine.inspection.source_cache import source_cache_of
 
 @dataclass(frozen=True, slots=True)
 class TargetInfo:
-    """A target: its site (None when there is no such name), why its class cannot be replaced, and its contract.
-
-    The contract is None for a target outside Megatron.
-    """
+    """A target: its site (None for no such name), why its class cannot be replaced, its contract (None outside Megatron)."""
 
     site: Site | None
     barrier: str = ""

@@ -41,10 +41,7 @@ _lock = threading.RLock()
 
 @dataclass(frozen=True, slots=True)
 class SiteReport:
-    """Report a patched site: its owners, the kinds of patches, the number of aliases rebound.
-
-    ``pending``: its module is not imported yet.
-    """
+    """Report a patched site: owners, kinds of patches, the number of aliases rebound, whether its module is yet to come."""
 
     site: str
     owners: tuple[str, ...]

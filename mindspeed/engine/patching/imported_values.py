@@ -24,9 +24,7 @@ def follow_imports(bounds: Sequence[PatchedSite], journal: Journal, back: bool =
     """Exchange shared objects in the modules that import their names from the sites; ``back`` gives the originals back.
 
     Names of Megatron are found under any other name too; names of other packages, and those of True, False or
-    None, which every module has, only under their own.
-
-    Returns how many names were found, by site.
+    None, which every module has, only under their own. Returns how many names were found, by site.
     """
     shared: dict[int, list[tuple[PatchedSite, Any, Any]]] = defaultdict(list)
     for bound in bounds:

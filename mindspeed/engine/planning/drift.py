@@ -36,10 +36,7 @@ FAILED: Final = ("changed", "gone")
 
 @dataclass(frozen=True, slots=True)
 class DriftRow:
-    """Describe the drift of a target. ``near`` names what took its place; ``why`` says what the verdict alone does not.
-
-    ``diff`` is that of its definition, where both releases are at hand as source.
-    """
+    """Describe the drift of a target: what took its place, what the verdict does not say, the diff of its definition."""
 
     feature: str
     target: str

@@ -18,7 +18,6 @@ from typing import Final
 from mindspeed.engine.inspection.source import find_module
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import installed_version
-from mindspeed.engine.resolution.planned_feature import PlannedFeature
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.patches import ArgOverride
 from mindspeed.plugins.tables import table_beside
@@ -53,10 +52,7 @@ _KINDS: Final = (
 def content_of(
     plan: ActivationPlan, catalog: Catalog, variants_of: VariantsOf, environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """The facts of a plan as this process would carry it out.
-
-    Versions are those installed here, which need not be those that the plan was made for.
-    """
+    """The facts of a plan as this process would carry it out, with the versions that are installed here."""
     operators = {op for name in plan.names if name in catalog.specs for op in catalog.specs[name].ops}
     variants = variants_of(operators, plan.environment.get("platform", ""))  # C++ and torch round differently
     targets = {planned.site.partition(":")[0] for planned in plan.patches if not planned.skipped}
@@ -73,7 +69,8 @@ def plan_facts(plan: ActivationPlan, catalog: Catalog | None) -> dict[str, str]:
     """List the facts of the resolution; with a catalog the versions of features are those installed here."""
     content = {"level": str(plan.level), "order": ", ".join(plan.names), "plan": plan.digest}
     for feature in (*plan.base, *plan.features):
-        content[f"feature {feature.name}"] = _provider(feature, catalog)
+        provider = (catalog.usable.get(feature.name) if catalog is not None else None) or feature
+        content[f"feature {feature.name}"] = f"{provider.distribution} {provider.version}"
         content |= {f"setting {feature.name}.{name}": text_of(value) for name, value in feature.args.items()}
     content |= {f"world {name}": text_of(value) for name, value in plan.world.known().items()}
     content |= {_argument(o.override): text_of(o.override.value) for o in plan.overrides}
@@ -157,11 +154,6 @@ def describe_value(key: str, value: str | None) -> str:
     if value is None:
         return "none" if kind not in ("variable", "version") else f"has no {key.partition(' ')[2]}"
     return f"content {value}" if kind in ("source", "target") else value
-
-
-def _provider(feature: PlannedFeature, catalog: Catalog | None) -> str:
-    here = catalog.usable.get(feature.name) if catalog is not None else None
-    return f"{here.distribution} {here.version}" if here is not None else f"{feature.distribution} {feature.version}"
 
 
 def text_of(value: object) -> str:

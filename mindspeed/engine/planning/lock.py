@@ -21,10 +21,7 @@ SHOWN: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """A job as it was locked.
-
-    ``job`` is the request as the mapping of a job file. ``content`` has the facts that `facts_to_lock` selects.
-    """
+    """A job as it was locked: its request as the mapping of a job file, its plan, and the facts of `facts_to_lock`."""
 
     job: Mapping[str, Any]
     plan: ActivationPlan

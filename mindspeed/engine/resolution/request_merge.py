@@ -22,7 +22,10 @@ LAUNCH: Final = "WORLD_SIZE"
 
 @dataclass(slots=True)
 class MergedRequest:
-    """The request after merging: one value per setting and size, and what was wrong with the sources."""
+    """The request after merging: one value per setting and size, and what was wrong with the sources.
+
+    ``requested``, ``without`` and ``disabled`` map names to their first layer, ``withdrawn`` those that a higher layer removes.
+    """
 
     requested: dict[str, Layer] = field(default_factory=dict)
     settings: Settings = field(default_factory=dict)
@@ -47,10 +50,7 @@ class MergedRequest:
 
 
 def merge(layers: Sequence[Layer], catalog: Catalog, environment: Environment) -> MergedRequest:
-    """Fold the layers, low to high. ``requested``, ``without`` and ``disabled`` map names to their first layer.
-
-    ``withdrawn`` holds requests that a higher layer takes out.
-    """
+    """Fold the layers, low to high."""
     merged = MergedRequest()
     merged.world["platform"] = Value(environment.platform, environment.source)
     if environment.megatron is not None:

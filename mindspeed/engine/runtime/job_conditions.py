@@ -30,12 +30,15 @@ def features_without(facts: Mapping[str, Any]) -> frozenset[str]:
     Returns the features that have nothing to do with such a model, and those that level 1 alone switched on and that step
     aside, with MS413. Raises MindSpeedError with an MS304 for each requested feature that cannot run so.
     """
-    active = session.current()
-    if active is None:
-        return frozenset()
-    others = _for_others(active.manager.features, facts)
-    concerned = [feature for feature in active.manager.features if feature.spec.name not in others]
+    others = _for_others(_features(), facts)
+    concerned = [feature for feature in _features() if feature.spec.name not in others]
     return others | _decided(_failures(concerned, facts))
+
+
+def _features() -> Sequence[Feature[Any]]:
+    """Return the features of the active plan."""
+    active = session.current()
+    return active.manager.features if active is not None else ()
 
 
 def _for_others(features: Iterable[Feature[Any]], facts: Mapping[str, Any]) -> frozenset[str]:
@@ -58,21 +61,15 @@ def _is_for_others(feature: Feature[Any], facts: Mapping[str, Any]) -> bool:
         return False
 
 
-def refusals(facts: Mapping[str, Any]) -> list[Problem]:
-    """Return an MS304 for each requested feature that cannot run in the job with these ``facts``."""
-    active = session.current()
-    return [] if active is None else refusals_of(active.manager.features, facts)
-
-
-def refusals_of(features: Sequence[Feature[Any]], facts: Mapping[str, Any]) -> list[Problem]:
-    """Return an MS304 for each of these requested features that cannot run in the job with these ``facts``."""
-    return list(dict.fromkeys(_refusal(*wrong) for wrong in _failures(features, facts) if wrong[0].requested))
+def refusals(facts: Mapping[str, Any], features: Sequence[Feature[Any]] | None = None) -> list[Problem]:
+    """Return an MS304 for each requested feature, of the active plan or of those given, that cannot run with these ``facts``."""
+    failures = _failures(_features() if features is None else features, facts)
+    return list(dict.fromkeys(_refusal(*wrong) for wrong in failures if wrong[0].requested))
 
 
 def features_without_model(subject: str, *found: Any) -> frozenset[str]:
     """Ask the conditions that only a live object can decide: ``subject`` names its kind, ``found`` are the objects."""
-    active = session.current()
-    return frozenset() if active is None else _decided(_model_failures(active.manager.features, subject, found))
+    return _decided(_model_failures(_features(), subject, found))
 
 
 def _failures(features: Iterable[Feature[Any]], facts: Mapping[str, Any]) -> Iterator[Wrong]:

@@ -134,14 +134,9 @@ def stop() -> DeactivationReport | None:
         return DeactivationReport(session.plan.digest, len(session.applied.sites))
 
 
-@contextmanager
-def suspended(site: str) -> Iterator[None]:
+def suspended(site: str) -> AbstractContextManager[None]:
     """Put the original back at one site (``"module:qualname"``) for the length of a with-block."""
-    if _session is None:
-        yield
-        return
-    with _session.applied.suspended(site):
-        yield
+    return _session.applied.suspended(site) if _session is not None else nullcontext()
 
 
 def enter(phase: Phase | None) -> None:
