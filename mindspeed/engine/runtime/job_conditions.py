@@ -62,7 +62,7 @@ def _is_for_others(feature: Feature[Any], facts: Mapping[str, Any]) -> bool:
 
 
 def refusals(facts: Mapping[str, Any], features: Sequence[Feature[Any]] | None = None) -> list[Problem]:
-    """Return an MS304 for each requested feature, of the active plan or of those given, that cannot run with these ``facts``."""
+    """Return an MS304 for each requested feature, of the active plan or of those given, that cannot run with ``facts``."""
     failures = _failures(_features() if features is None else features, facts)
     return list(dict.fromkeys(_refusal(*wrong) for wrong in failures if wrong[0].requested))
 
