@@ -34,7 +34,7 @@ def gpt_config(world: World, dropout: float, **values: Any) -> TransformerConfig
     for name in (*_SHAPE, *_EXPERTS) if world.num_experts else _SHAPE:
         if name in known:
             is_none = FIELDS[name].least == 0 and not known[name]
-            shape[FIELDS[name].fact.built_names[0]] = None if is_none else known[name]
+            shape[FIELDS[name].built_names[0]] = None if is_none else known[name]
     fixed = {
         "activation_func": getattr(F, world.activation),
         "attention_dropout": dropout,
