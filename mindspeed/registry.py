@@ -20,7 +20,7 @@ from mindspeed.engine.planning.build_plan import Framework
 from mindspeed.engine.planning.kill_switch import disabled_layer, refuse_disabled
 from mindspeed.engine.planning.patch_checks import check_contracts
 from mindspeed.engine.planning.plan import ActivationPlan, plan_from_json
-from mindspeed.engine.resolution.environment import Environment, installed_version
+from mindspeed.engine.resolution.environment import Environment, engine_installed, installed_version
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.request import Layer, layer_from_call, layer_from_environment
 from mindspeed.engine.resolution.resolution_state import HasVariant
@@ -136,6 +136,7 @@ def probe(platform: str | None = None, environ: Mapping[str, str] = os.environ) 
         torch=installed_version("torch"),
         world_size=int(size) if size.isdigit() else None,
         source="probed",
+        engine=engine_installed(),
     )
 
 

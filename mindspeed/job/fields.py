@@ -26,6 +26,8 @@ class Fields(ShapeFields):
         derive=derive.transformer_engine_layers,
         by_platform=("transformer_impl",),
     )
+    engine_over_local: bool = flag("layers of Transformer Engine's specs are classes over Megatron's local layers")
+    engine_installed: bool = flag("a Transformer Engine can be imported on every rank")
     sequence_parallel: bool = flag("tensor-parallel ranks split the sequence outside of linear layers", "sequence_parallel")
     tensor_parallel_overlap: bool = flag(
         "Transformer Engine overlaps collectives of tensor parallelism with products", "tp_comm_overlap"

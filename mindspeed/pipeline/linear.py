@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -14,9 +14,19 @@ from torch import Tensor, UntypedStorage
 
 from mindspeed.pipeline.recomputation import Unit
 from mindspeed.pipeline.running_step import running_step
-from mindspeed.pipeline.weight_gradients import QueuedTensor, WeightGradients
+from mindspeed.pipeline.weight_gradients import QueuedTensor
 
 Linear = Callable[..., Tensor]
+
+
+class Queue(Protocol):
+    """The place where products wait."""
+
+    def push(self, unit: Unit, product: LinearProduct) -> None:
+        """Append a product of a unit."""
+
+    def run_behind(self) -> None:
+        """Run a product that is due while a collective is under way."""
 
 
 @dataclass(slots=True)
@@ -24,7 +34,7 @@ class LinearCall:
     """One call of a linear layer: everything but its input and its bias."""
 
     original: Linear
-    queue: WeightGradients
+    queue: Queue
     unit: Unit
     weight: Tensor
     fused: bool
@@ -78,7 +88,7 @@ class LinearProduct:
         return make(main_grad.shape, dtype=total.dtype, device=total.device)
 
 
-class _InputGradient(torch.autograd.Function):
+class InputGradient(torch.autograd.Function):
     """Linear layer whose backward pass computes the gradients of input and bias alone.
 
     The weight is no argument: Megatron's hook on a weight fires even for a gradient None, and here it must fire at W.
@@ -145,7 +155,7 @@ def with_queue(original: Linear) -> Linear:
             return original(input, weight, bias, fused, reduced, sequence_parallel, *rest, tp_group=tp_group, **more)
         group = layers.get_tensor_model_parallel_group_if_none(tp_group)
         call = LinearCall(original, queue, unit, weight, fused, reduced, sequence_parallel, group)
-        output: Tensor = _InputGradient.apply(input, bias, call)  # type: ignore[no-untyped-call]
+        output: Tensor = InputGradient.apply(input, bias, call)  # type: ignore[no-untyped-call]
         return output
 
     return linear

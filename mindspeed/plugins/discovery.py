@@ -57,6 +57,8 @@ class Catalog:
         """Features whose settings decide fields of the job."""
         self.noting = self._implementing("notes")
         self.level_one = tuple(name for name, spec in self.specs.items() if spec.level == 1)
+        self.following: dict[str, str] = {name: spec.follows for name, spec in self.specs.items() if spec.follows}
+        """Features that a flag of the job adds, with the flag."""
         self.owners: dict[str, tuple[str, str | None]] = {
             size: (name, argument) for name, spec in self.specs.items() for size, argument in spec.sizes.items()
         }

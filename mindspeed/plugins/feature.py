@@ -12,13 +12,15 @@ from typing import Any, ClassVar, Final, Generic, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from mindspeed.job.world import PARALLEL_SIZES, PLATFORMS, World
+from mindspeed.job.world import FIELDS, PARALLEL_SIZES, PLATFORMS, World
 from mindspeed.plugins.conditions import Condition
 from mindspeed.plugins.constraints import SERVED_SIZES, Constraint
 from mindspeed.plugins.declared_types import DeclarationError, require_types
 from mindspeed.plugins.megatron_flags import MegatronFlag
 from mindspeed.plugins.tables import table_beside
 
+FLAGS: Final = tuple(name for name, declared in FIELDS.items() if declared.kind is bool)
+"""Fields of a job that are true or false."""
 _NAME: Final = re.compile(r"(?:compat:)?[a-z][a-z0-9]*(-[a-z0-9]+)*")
 """Lower-case words joined by dashes; features in MindSpeed's old form stand in a name space of their own."""
 
@@ -157,7 +159,8 @@ class FeatureSpec:
     ``provides`` what it offers there to features that require it (`Capability`); ``constraints`` its relations to others and
     its conditions; ``platforms`` and ``megatron`` where it runs (empty means everywhere, any supported version);
     ``numerics`` its claim; ``sizes`` maps a parallel size of the job to the setting that is its other spelling
-    (``{"tp": "size"}``; None for a size that is only derived), and a size greater than 1 adds the feature;
+    (``{"tp": "size"}``; None for a size that is only derived), and a size greater than 1 adds the feature; ``follows`` names a
+    flag of the job that adds it where it is true, and where it can run;
     ``megatron_flags`` the arguments of Megatron-LM that switch it on or out or are a setting of it; ``ops`` the operators it
     switches to; ``state`` what it adds to checkpoints; ``verify_with`` the surroundings in which verification finds it at
     work; ``reference`` the settings with which a feature that trains another model than Megatron takes Megatron's own means,
@@ -175,6 +178,7 @@ class FeatureSpec:
     numerics: Numerics = field(default_factory=Numerics.exact)
     stability: Stability = Stability.PROTOTYPE
     sizes: Mapping[str, str | None] = field(default_factory=dict)
+    follows: str = ""
     megatron_flags: tuple[MegatronFlag, ...] = ()
     ops: tuple[str, ...] = ()
     state: CheckpointState = field(default_factory=CheckpointState)
@@ -200,6 +204,7 @@ class FeatureSpec:
             raise ValueError(f"{self.name}: level {self.level} is not 0, 1 or 2")
         _require_known("platforms", self.platforms, PLATFORMS)
         _require_known("sizes", self.sizes, (*PARALLEL_SIZES, "dp"))
+        _require_known("follows", [self.follows] if self.follows else [], FLAGS)
         served = next((SERVED_SIZES[slot] for slot in sorted(self.slots & SERVED_SIZES.keys())), "")
         constraints = [replace(c, served=served) if served and isinstance(c, Condition) else c for c in self.constraints]
         object.__setattr__(self, "constraints", tuple(constraints))

@@ -17,9 +17,18 @@ NO_OVERLAPPED_MICRO_BATCHES: Final = unset(
     "Megatron overlaps expert all-to-alls with another micro-batch, which {feature} does not support",
 )
 NO_FSDP: Final = unset("fsdp", "parameters are fully sharded over data-parallel ranks (FSDP), which {feature} does not support")
-NO_TRANSFORMER_ENGINE_LAYERS: Final = unset(
-    "transformer_engine_layers", "layers are Transformer Engine's, and {feature} works on Megatron's local layers"
+
+
+@condition(
+    "layers are Transformer Engine's, and {feature} works on Megatron's local layers",
+    fix=(GiveField("transformer_engine_layers", False), _REMOVE),
 )
+def no_transformer_engine_layers(args: Any, world: World) -> bool:
+    """Check that layers are Megatron's local ones, or classes over them in the roles of Transformer Engine's."""
+    return not world.is_set("transformer_engine_layers") or world.is_set("engine_over_local")
+
+
+NO_TRANSFORMER_ENGINE_LAYERS: Final = no_transformer_engine_layers
 NO_CPU_OFFLOADING: Final = unset(
     "cpu_offloading", "Megatron offloads activations to host memory, which {feature} does not support"
 )

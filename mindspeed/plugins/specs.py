@@ -5,8 +5,31 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
+
+
+def class_for(part: type, exchange: Mapping[type, Any]) -> Any:
+    """Return what ``exchange`` has for a class, or for the one that it ``stands_for``; the class itself where it has nothing.
+
+    A class for another one that is a subclass of it becomes both: it keeps the name, the parameters and the checkpoints of
+    ``part``.
+    """
+    if part in exchange:
+        return exchange[part]
+    role: Any = getattr(part, "stands_for", None)
+    new: Any = exchange.get(role)
+    if isinstance(new, type) and issubclass(new, role):
+        return _both(new, part)
+    if hasattr(new, "module") and isinstance(new.module, type) and issubclass(new.module, role):
+        return dataclasses.replace(new, module=_both(new.module, part))
+    return part if new is None else new
+
+
+@lru_cache(maxsize=64)
+def _both(new: type, part: type) -> type:
+    """Return the class ``part`` with what a feature's class ``new`` changes of their common base."""
+    return type(part.__name__, (new, part), {"__module__": part.__module__, "__qualname__": part.__qualname__})
 
 
 def with_modules(spec: Any, exchange: Mapping[type, Any]) -> Any:
@@ -17,8 +40,9 @@ def with_modules(spec: Any, exchange: Mapping[type, Any]) -> Any:
 
     def exchanged(name: str, part: Any) -> Any:
         if isinstance(part, type):
-            return exchange.get(part, part)
-        new = exchange.get(part.module) if hasattr(part, "module") and isinstance(part.module, type) else None
+            return class_for(part, exchange)
+        module = getattr(part, "module", None)
+        new = class_for(module, exchange) if isinstance(module, type) else None
         if new is None or isinstance(new, type):
             return part
         return dataclasses.replace(part, module=new.module, params={**part.params, **new.params})

@@ -9,6 +9,7 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from torch import Tensor
 
 from mindspeed.plugins import Feature, with_parts
+from mindspeed.plugins.specs import class_for
 from mindspeed.tensor_parallel.linear import Products, linear
 from mindspeed.tensor_parallel.weight_gradient import weight_gradient
 
@@ -66,7 +67,7 @@ def with_linear_layers(spec: Any, column: type, row: type) -> Any:
     exchange = {ColumnParallelLinear: column, RowParallelLinear: row}
 
     def exchanged(name: str, part: Any) -> Any:
-        return exchange.get(part, part) if isinstance(part, type) and name not in _KEPT else part
+        return class_for(part, exchange) if isinstance(part, type) and name not in _KEPT else part
 
     return with_parts(spec, exchanged)
 

@@ -9,11 +9,13 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_decoder_block_spec,
     get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
     get_gpt_mtp_block_spec,
 )
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from mindspeed.engine.runtime import session
 from mindspeed.job.world import World
 from mindspeed.megatron import gpt
 from mindspeed.verification.placement import fill_weights
@@ -42,14 +44,24 @@ def model_config(recipe: Recipe) -> TransformerConfig:
 
 def layer_specs(config: TransformerConfig, shape: GptShape, vp_stage: int | None) -> tuple[Any, Any]:
     """The specs of the decoder and of multi-token prediction, None where this chunk has none of the latter."""
-    latent, norm = shape.multi_latent_attention, shape.normalization
-    if config.moe_layer_freq == 1 or not shape.num_experts:
-        decoder = get_gpt_layer_local_spec(shape.num_experts or None, multi_latent_attention=latent, normalization=norm)
+    latent, norm, engine = shape.multi_latent_attention, shape.normalization, _builds_engine_layers()
+    experts = shape.num_experts or None
+    if experts and config.moe_layer_freq != 1:
+        decoder = get_gpt_decoder_block_spec(config, use_transformer_engine=engine, normalization=norm, vp_stage=vp_stage)
+    elif engine:
+        kinds = {"moe_grouped_gemm": shape.grouped_experts, "qk_layernorm": config.qk_layernorm}
+        decoder = get_gpt_layer_with_transformer_engine_spec(experts, multi_latent_attention=latent, **kinds)
     else:
-        decoder = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization=norm, vp_stage=vp_stage)
+        decoder = get_gpt_layer_local_spec(experts, multi_latent_attention=latent, normalization=norm)
     if not shape.mtp_num_layers:
         return decoder, None
-    return decoder, get_gpt_mtp_block_spec(config, decoder, use_transformer_engine=False, vp_stage=vp_stage)
+    return decoder, get_gpt_mtp_block_spec(config, decoder, use_transformer_engine=engine, vp_stage=vp_stage)
+
+
+def _builds_engine_layers() -> bool:
+    """Return whether the active plan has layers in the roles of Transformer Engine's."""
+    active = session.current()
+    return active is not None and active.plan.world.is_set("engine_over_local")
 
 
 def build_chunks(recipe: Recipe) -> list[DistributedDataParallel]:

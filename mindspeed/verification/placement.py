@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
@@ -101,9 +101,27 @@ def _views(cut: Any) -> Iterator[View]:
             yield View(*_place(part, part.prepend_axis_num + grouped, number), tensor)
 
 
+_OTHER_NAMES: Final = {
+    "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
+    "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
+    "linear_q_up_proj.layer_norm_": "q_layernorm.",
+    "linear_kv_up_proj.layer_norm_": "kv_layernorm.",
+}
+"""Names of norms that differ between local layers and those of Transformer Engine, each with the one that counts here."""
+
+
+def _one_name(key: str) -> str:
+    """Return the name of a parameter that local layers and those of Transformer Engine share."""
+    for name, shared in _OTHER_NAMES.items():
+        before, found, after = key.rpartition(f".{name}")
+        if found:
+            return f"{before}.{shared}{after}"
+    return key
+
+
 def _place(sharded: Any, axes: int, number: int) -> tuple[str, tuple[int, ...], tuple[slice, ...]]:
     """The first ``axes`` axes number the expert; they move into the name. ``number`` is the place on the last of them."""
-    name, shape = str(sharded.key), tuple(sharded.global_shape[axes:])
+    name, shape = _one_name(str(sharded.key)), tuple(sharded.global_shape[axes:])
     offsets = list(sharded.global_offset[:axes])
     for offset in [*offsets[:-1], *(last + number for last in offsets[-1:])]:
         before, experts, after = name.rpartition(".experts.")

@@ -293,11 +293,17 @@ def test_flags_without_a_buffer_for_gradients_take_matmul_add_out(plan, flag, re
 
 @pytest.mark.guards(18)
 def test_a_flag_that_contradicts_the_plan_is_a_problem_and_not_overridden(plan):
-    found = problems_of(plan, f"{SHAPE} --transformer-impl transformer_engine")
+    found = problems_of(plan, f"{SHAPE} --transformer-impl local --features transformer-engine-layers")
     assert [str(problem) for problem in found] == [
-        "MS605 Megatron's --transformer-impl gives 'transformer_engine', and cpu-platform needs 'local': Transformer Engine "
-        "needs CUDA\n  where: Megatron's --transformer-impl\n  fix: remove --transformer-impl or cpu-platform",
+        "MS605 Megatron's --transformer-impl gives 'local', and transformer-engine-layers needs 'transformer_engine': its "
+        "layers are built\n  where: Megatron's --transformer-impl\n"
+        "  fix: remove --transformer-impl or transformer-engine-layers",
     ]
+
+
+def test_layers_of_transformer_engine_bring_in_the_feature_that_has_them(plan):
+    assert "transformer-engine-layers" in plan(f"{SHAPE} --transformer-impl transformer_engine").names
+    assert "transformer-engine-layers" not in plan(f"{SHAPE} --transformer-impl local").names
 
 
 def test_a_feature_that_is_requested_and_that_a_flag_of_megatron_takes_out_is_a_problem(plan):
@@ -496,7 +502,4 @@ def test_layers_on_the_npu_are_local_unless_a_transformer_engine_is_declared():
 
     assert layers_of("--num-layers 2") == ["local"]
     assert layers_of("--num-layers 2 --set npu-platform.transformer_engine=true") == []
-    with pytest.raises(ResolutionError) as caught:
-        layers_of("--num-layers 2 --transformer-impl transformer_engine")
-    (problem,) = caught.value.problems
-    assert (problem.code, problem.features) == ("MS605", ("npu-platform",))
+    assert layers_of("--num-layers 2 --transformer-impl transformer_engine") == ["transformer_engine"]

@@ -1,7 +1,11 @@
 """Arguments of Megatron-LM that a feature cannot run with are refused where the command line is planned."""
 
+from dataclasses import replace
+
 import pytest
 
+from mindspeed.engine.resolution.environment import made_up
+from mindspeed.megatron_lm.training_plan import plan_training
 from mindspeed.plugins.problems import ResolutionError
 
 SHAPE = "--num-layers 8 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 1 --global-batch-size 8"
@@ -70,12 +74,17 @@ def test_offloading_by_megatron_is_refused_beside_pipeline_stages(plan):
     ]
 
 
-def test_layers_of_transformer_engine_are_refused(plan):
+def test_layers_of_transformer_engine_are_refused_where_it_is_installed(plan):
+    def plan_on_cuda(line, world_size):
+        return plan_training(line.split(), {}, replace(made_up("cuda", "0.16.1"), world_size=world_size))[1]
+
     for name in (*LISTS, *PARTS):
-        assert refusals(plan, f"{PIPELINE} --transformer-impl transformer_engine --features {name}") == [
+        line = f"{PIPELINE} --transformer-impl transformer_engine --features {name}"
+        assert refusals(plan_on_cuda, line) == [
             f"MS304 {name}: layers are Transformer Engine's, and {name} works on Megatron's local layers "
             f"| --transformer-impl local, or remove {name}"
         ]
+        assert refusals(plan, line) == []
 
 
 def test_recomputation_goes_on_where_other_passes_have_another_order(plan):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.util import find_spec
 from typing import Final
 
 from packaging.specifiers import SpecifierSet
@@ -23,7 +24,8 @@ UNTESTED_MEGATRON: Final = ">=0.20"
 class Environment:
     """Platform and versions. None is *unknown*; ``world_size`` is that of a job this process already belongs to.
 
-    ``training`` says that the process runs Megatron-LM's training loop, ``megatron.training``.
+    ``training`` says that the process runs Megatron-LM's training loop, ``megatron.training``, and ``engine`` that a
+    Transformer Engine can be imported.
     """
 
     platform: str
@@ -32,6 +34,7 @@ class Environment:
     world_size: int | None = None
     source: str = "made up"
     training: bool = False
+    engine: bool = False
 
     def versions(self) -> dict[str, str]:
         """The known versions that belong into a plan."""
@@ -59,7 +62,7 @@ class Environment:
 
 def made_up(platform: str, megatron: str | None = None, torch: str | None = None) -> Environment:
     """An environment for a job that will run elsewhere."""
-    return Environment(platform, megatron, torch)
+    return Environment(platform, megatron, torch, engine=platform == "cuda")
 
 
 def installed_version(distribution: str, local: bool = False) -> str | None:
@@ -69,6 +72,12 @@ def installed_version(distribution: str, local: bool = False) -> str | None:
     except metadata.PackageNotFoundError:
         return None
     return version if local else version.partition("+")[0]
+
+
+def engine_installed() -> bool:
+    """Return whether a Transformer Engine can be imported, other than a stand-in, which has no file."""
+    found = find_spec("transformer_engine")
+    return found is not None and found.origin is not None
 
 
 def is_version(text: str) -> bool:

@@ -42,10 +42,10 @@ def _left_out(state: ResolutionState, name: str, spec: FeatureSpec) -> Iterable[
         reason = f"only the reference of {', '.join(missing)} runs on {platform}"
     elif state.args_of(name) is None:
         reason = "its settings are not valid"
-    return ((reason, state.scope),) if reason else _refusals(state, name)
+    return ((reason, state.scope),) if reason else refusals(state, name)
 
 
-def _refusals(state: ResolutionState, name: str) -> Iterable[tuple[str, JobSet]]:
+def refusals(state: ResolutionState, name: str) -> Iterable[tuple[str, JobSet]]:
     """Return why a feature has nothing to do in a job or cannot run in it, also where a value is not known; else ''."""
     args, spec = state.args_of(name), state.specs[name]
     if args is None:
@@ -76,7 +76,7 @@ def leave_out_refused(state: ResolutionState) -> bool:
         (name, refusal, here)
         for name, jobs in state.by_level_one.items()
         if name in state.where
-        for refusal, found in _refusals(state, name)
+        for refusal, found in refusals(state, name)
         if refusal and (here := found & jobs & state.where[name] & ~needed.get(name, 0))
     ]
     for name, refusal, jobs in refused:

@@ -35,6 +35,7 @@ class ReasonKind(str, Enum):
     ARGUMENT = "argument"
     REQUIRED = "required"
     SIZE = "size"
+    FIELD = "field"
     LEVEL_ONE = "level-one"
     NAMED = "named"
     CHOSEN = "chosen"
@@ -46,6 +47,7 @@ _SENTENCES: Mapping[ReasonKind, str] = {
     ReasonKind.ARGUMENT: "{source} asks for it",
     ReasonKind.REQUIRED: "required by {by}",
     ReasonKind.SIZE: "the {size} is {value}",
+    ReasonKind.FIELD: "{note}",
     ReasonKind.LEVEL_ONE: "optimization level 1 switches it on",
     ReasonKind.NAMED: "{by}.{name} ({source}) names it",
     ReasonKind.CHOSEN: "{by}.{name} is auto ({source}), and it {note}",

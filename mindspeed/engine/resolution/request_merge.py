@@ -57,6 +57,8 @@ def merge(layers: Sequence[Layer], catalog: Catalog, environment: Environment) -
         merged.world["megatron"] = Value(environment.megatron, environment.source)
     if environment.world_size is not None:
         merged.world["world_size"] = Value(environment.world_size, LAUNCH)
+    if environment.engine:
+        merged.world["engine_installed"] = Value(True, environment.source)
     for layer in layers:
         merged.notes += [note for note in layer.notes if note not in merged.notes]
         for name in layer.without:

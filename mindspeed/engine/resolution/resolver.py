@@ -21,13 +21,13 @@ from mindspeed._version import __version__
 from mindspeed.engine.resolution import constraint_checks
 from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.jobs import Jobs, JobSet, NotUniform
-from mindspeed.engine.resolution.level_one import leave_out_excluded, leave_out_refused, level_one
+from mindspeed.engine.resolution.level_one import leave_out_excluded, leave_out_refused, level_one, refusals
 from mindspeed.engine.resolution.planned_feature import PlannedFeature, PlanNote, Reason, ReasonKind
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.engine.resolution.request_merge import merge
 from mindspeed.engine.resolution.resolution_state import HasVariant, ResolutionState, because
 from mindspeed.engine.resolution.slot_selection import Root, select_holders
-from mindspeed.job.world import PARALLEL_SIZES, World, size_name
+from mindspeed.job.world import FIELDS, PARALLEL_SIZES, World, size_name
 from mindspeed.plugins.constraints import After, Before, Requires, Supersedes
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
 from mindspeed.plugins.feature import Feature, FeatureArgs
@@ -117,6 +117,9 @@ def _decide(state: ResolutionState, environment: Environment) -> list[str]:
         state.report(problem, state.scope)
     constraint_checks.check_sizes(state)
     _propagate(state, _roots(state))
+    if state.merged.level >= 1:
+        state.complete_world()  # level 1 asks about the job that the request makes
+        _propagate(state, level_one(state))
     while named := list(select_holders(state)):
         _propagate(state, iter(named))
     leave_out_excluded(state)
@@ -171,8 +174,7 @@ def _roots(state: ResolutionState) -> Iterator[Root]:
         state.note("note", name, f"{layer.source} asks for it, {state.merged.without[name].source} removes it")
     state.rows += _disabled(state)
     yield from _owners_of_sizes(state)
-    if state.merged.level >= 1:
-        yield from level_one(state)
+    yield from _followers(state)
 
 
 def _disabled(state: ResolutionState) -> Iterator[PlanNote]:
@@ -197,6 +199,23 @@ def _owners_of_sizes(state: ResolutionState) -> Iterator[Root]:
                 yield owner, Reason(owner, ReasonKind.SIZE, name=size, value=value), jobs
             elif size != "dp":
                 state.report(_size_problem(state, size, value, owner), jobs)
+
+
+def _followers(state: ResolutionState) -> Iterator[Root]:
+    """Yield every feature that a flag of the job adds, and add a row for each that cannot run in this job."""
+    for name, flag in state.catalog.following.items():
+        if name in state.merged.requested or state.merged.removal(name):
+            continue
+        for is_set, jobs in state.values(("flag", flag), partial(_is_set, flag)):
+            for refusal, here in refusals(state, name) if is_set else ():
+                if refusal:
+                    state.note("left-out", name, refusal)
+                else:
+                    yield name, Reason(name, ReasonKind.FIELD, name=flag, note=FIELDS[flag].meaning), jobs & here
+
+
+def _is_set(flag: str, world: World) -> bool:
+    return world.is_set(flag)
 
 
 def _size_in(size: str, world: World) -> int:

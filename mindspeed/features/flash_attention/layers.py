@@ -12,8 +12,8 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from torch import Tensor
 
 from mindspeed.context_parallel.documents import Ends, are_documents, ends_of_packed, ends_of_rows, is_padded
+from mindspeed.context_parallel.fused_attention import ALL, BAND, CAUSAL, FULL_MASK, SparseMode, attend, attend_packed
 from mindspeed.context_parallel.position_bias import PositionBias
-from mindspeed.features.flash_attention.attention import ALL, BAND, CAUSAL, FULL_MASK, SparseMode, attend, attend_packed
 from mindspeed.ops.fusion_attention import UNBOUNDED
 from mindspeed.ops.numerics import unflatten
 from mindspeed.plugins import Advice, MindSpeedError, Problem, is_unpatched, with_modules

@@ -11,7 +11,9 @@ from mindspeed.plugins import (
     FeatureSpec,
     GiveField,
     Numerics,
+    Patch,
     RemoveFeature,
+    Replace,
     SavedTensors,
     World,
     condition,
@@ -50,6 +52,12 @@ class RmsNorm(Feature[FeatureArgs]):
     @hookimpl
     def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
         return resized(tensors, {f"{norm}: copies": 0 for norm in _NORMS})
+
+    @hookimpl
+    def patches(self) -> list[Patch]:
+        reason = "the norm of layers in the roles of Transformer Engine's"
+        operator = "mindspeed.ops.rms_norm:rms_norm"
+        return [Replace("mindspeed.tensor_parallel.norms:rms_norm", operator, reason, optional=True)]
 
     @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:

@@ -1,0 +1,1 @@
+"""Transformer Engine's roles as classes over Megatron's local layers."""

@@ -1,0 +1,133 @@
+"""The declaration of transformer-engine-layers. It imports neither torch nor Megatron."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from mindspeed.plugins import (
+    ArgOverride,
+    Category,
+    Feature,
+    FeatureArgs,
+    FeatureSpec,
+    Field,
+    GiveSetting,
+    Numerics,
+    Patch,
+    Ref,
+    RemoveFeature,
+    Replace,
+    Set,
+    VerifyWith,
+    When,
+    World,
+    condition,
+    hookimpl,
+    unset,
+)
+
+_HERE: Final = "mindspeed.features.transformer_engine_layers"
+_EXTENSION: Final = "megatron.core.extensions.transformer_engine"
+_ROLES: Final = {
+    "norm": "TENorm",
+    "linear": "TELinear TEColumnParallelLinear TERowParallelLinear",
+    "norm_linear": "TELayerNormColumnParallelLinear",
+    "attention": "TEDotProductAttention",
+    "grouped": "TEGroupedLinear TEColumnParallelGroupedLinear TERowParallelGroupedLinear",
+    "functions": "TEFusedMLP TECudaRNGStatesTracker te_checkpoint te_parallel_cross_entropy",
+}
+"""Names of Megatron's module for Transformer Engine, by the module that has the role."""
+
+
+_REMOVE: Final = RemoveFeature()
+
+
+class TransformerEngineLayersArgs(FeatureArgs):
+    replace: bool = Field(False, description="use these layers also where a Transformer Engine is installed")
+
+
+@condition(
+    "a Transformer Engine is installed, and its layers are used",
+    fix=(GiveSetting("replace", True), _REMOVE),
+)
+def no_engine_is_installed(args: TransformerEngineLayersArgs, world: World) -> bool:
+    """Check that no Transformer Engine is installed, unless its layers are to be replaced."""
+    return args.replace or not world.is_set("engine_installed")
+
+
+_ONLY_REAL: Final = {
+    "low_precision": "linear layers multiply in fp8 or fp4",
+    "tensor_parallel_overlap": "tp_comm_overlap overlaps collectives by user buffers",
+    "cuda_graphs": "layers are captured as CUDA graphs",
+    "qk_clip": "qk_clip needs the largest attention logits",
+    "logged_attention_logits": "log_max_attention_logit needs the largest attention logits",
+}
+REFUSED: Final = tuple(unset(field, f"{text}, which only a real Transformer Engine does") for field, text in _ONLY_REAL.items())
+"""Options of Transformer Engine's layers that these do not have."""
+
+
+class TransformerEngineLayers(Feature[TransformerEngineLayersArgs]):
+    """Build the layers of Transformer Engine's specs where it is not installed.
+
+    Each role is a class over Megatron's local layer, with the names of Transformer Engine's classes, parameters and
+    checkpoints. Features for local layers work on it.
+    """
+
+    spec = FeatureSpec(
+        name="transformer-engine-layers",
+        category=Category.COMPUTE,
+        level=0,
+        follows="transformer_engine_layers",
+        constraints=(no_engine_is_installed, *REFUSED),
+        verify_with=VerifyWith(
+            world={"engine_installed": False},
+            algorithm=tuple(f"{_HERE}.{module}" for module in ("attention", "linear", "norm_linear")),
+        ),
+        numerics=Numerics.reordered(reason="norms and attention are computed by other kernels than Transformer Engine's"),
+    )
+
+    @hookimpl
+    def job_values(self) -> Mapping[str, Any]:
+        return {"engine_over_local": True}
+
+    @hookimpl
+    def megatron_args(self) -> list[ArgOverride]:
+        return [ArgOverride("transformer_impl", "transformer_engine", "its layers are built")]
+
+    @hookimpl
+    def patches(self) -> list[Patch]:
+        reason = "the role of Transformer Engine over Megatron's local layer"
+        patches: list[Patch] = [
+            Set(f"{_EXTENSION}:{name}", Ref(f"{_HERE}.{module}:{name}"), reason, phase="build", optional=True)
+            for module, names in _ROLES.items()
+            for name in names.split()
+        ]
+        activation = Ref(f"{_HERE}.functions:TEActivationOp")
+        since = When(">=0.15")
+        patches.append(Set(f"{_EXTENSION}:TEActivationOp", activation, reason, when=since, phase="build", optional=True))
+        version = "specs and configurations ask for the version of Transformer Engine"
+        patches += [
+            Replace(f"megatron.core.utils:{name}", f"{_HERE}.functions:{name}", version, phase="build", optional=True)
+            for name in ("get_te_version", "is_te_min_version")
+        ]
+        return patches
+
+    @hookimpl
+    def notes(self) -> Iterable[str]:
+        yield "layers of Transformer Engine's specs are classes over Megatron's local layers"
+
+    @hookimpl
+    def activated(self) -> None:
+        from mindspeed.features.transformer_engine_layers.names import RoleNames
+        from mindspeed.features.transformer_engine_layers.stand_in import EngineStandIn
+
+        self._stand_in = EngineStandIn()
+        self._stand_in.install()
+        self._names = RoleNames(self._stand_in)
+        self._names.bind()
+
+    @hookimpl
+    def deactivated(self) -> None:
+        self._names.release()
+        self._stand_in.remove()

@@ -1,0 +1,22 @@
+"""The role of a norm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspeed.features.transformer_engine_layers.interface import refuse, refuse_unknown
+from mindspeed.features.transformer_engine_layers.modules import LayerNorm, RMSNorm
+
+
+class TENorm:
+    """Makes the norm that a configuration names: `LayerNorm` or `RMSNorm`."""
+
+    def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-5, has_residual: bool = False, **newer: Any) -> Any:
+        """Return the norm; ``persist_layer_norm`` of the configuration changes nothing here."""
+        refuse_unknown("TENorm", newer)
+        if has_residual and getattr(config, "fused_residual_rmsnorm", False):
+            refuse("TENorm", "does not add the residual (fused_residual_rmsnorm)", "remove fused_residual_rmsnorm")
+        kinds = {"LayerNorm": LayerNorm, "RMSNorm": RMSNorm}
+        if config.normalization not in kinds:
+            refuse("TENorm", f"has no normalization {config.normalization}", "use LayerNorm or RMSNorm")
+        return kinds[config.normalization](config, hidden_size, eps)
