@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 ALGORITHM: Final[tuple[Constraint, ...]] = (
-    Requires("context-parallel", reason="it owns the group and the per-token loss scaling"),
+    Requires("context-parallel", reason="it owns the group and the loss of all its ranks"),
     softmax_is_vanilla,
     attention_sees_all_keys,
 )

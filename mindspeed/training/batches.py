@@ -15,7 +15,7 @@ from megatron.core import parallel_state
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.utils import get_model_config, unwrap_model
+from megatron.core.utils import unwrap_model
 
 from mindspeed.megatron.batches import slice_batch
 from mindspeed.training.job import DataSource
@@ -129,16 +129,10 @@ def largest(*values: float) -> list[float]:
 
 def _forward(batches: Iterator[Batch], chunk: Any) -> tuple[torch.Tensor, Any]:
     batch = next(batches)
-    loss = _loss_per_token if get_model_config(chunk).calculate_per_token_loss else _mean_loss
-    return chunk(batch.tokens, batch.positions, batch.mask, labels=batch.labels), loss
+    return chunk(batch.tokens, batch.positions, batch.mask, labels=batch.labels), _loss
 
 
-def _loss_per_token(losses_BS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Sum and number of tokens, which Megatron divides over all ranks, and this rank's mean."""
+def _loss(losses_BS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Sum and number of this rank's tokens, which Megatron divides, and this rank's mean."""
     losses = losses_BS.float()
     return losses.sum(), torch.tensor(losses.numel(), dtype=torch.int, device=losses.device), losses.detach().mean()
-
-
-def _mean_loss(losses_BS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    loss = losses_BS.float().mean()
-    return loss, loss.detach().clone()  # Megatron divides the first in place by the number of micro-batches

@@ -208,7 +208,7 @@ class _Run:
             output = chunk(batch.tokens, batch.positions, batch.mask, labels=batch.labels)
         if get_attr_wrapped_model(chunk, "post_process"):
             self.kept.end()  # backward follows at once
-        return output, partial(_loss_per_token if self.config.calculate_per_token_loss else _mean_loss, batch.number)
+        return output, partial(_loss, batch.number)
 
     def watch(self, choices: Sequence[RoutingChoice]) -> None:
         """Keep the gradient of what the embedding gives the decoder, in the first step, and repeat routing where it must."""
@@ -228,9 +228,10 @@ class _Run:
         shape = self.recipe.shape
         rows = _local_rows(batch, gradient_SBH.shape[0])
         samples = slice(batch.number * self.recipe.micro_batch_size, (batch.number + 1) * self.recipe.micro_batch_size)
-        # Megatron averages over the replicas' own micro-batches, or over tokens, when it reduces parameter gradients: later.
+        # Megatron averages over ranks, or over tokens, when it reduces parameter gradients: later.
         per_token = self.config.calculate_per_token_loss
-        parts = shape.seq_length * self.recipe.global_batch_size if per_token else self.data_size
+        ranks = parallel_state.get_data_parallel_world_size(with_context_parallel=True)
+        parts = shape.seq_length * self.recipe.global_batch_size if per_token else ranks
         values = gradient_SBH.detach().to("cpu", torch.float32) / parts
         full = (shape.seq_length, self.recipe.global_batch_size, shape.hidden_size)
         piece = partial(TensorShard, "input gradient", "decoder input", full)
@@ -276,17 +277,12 @@ def _local_rows(batch: MicroBatch, length: int) -> list[int]:
     return batch.rows[first : first + length]
 
 
-def _loss_per_token(number: int, losses_BS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tuple[int, torch.Tensor]]:
+def _loss(number: int, losses_BS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tuple[int, torch.Tensor]]:
     """Sum and number of tokens for Megatron to divide, and for the record the mean over the whole sequence."""
     total, count = losses_BS.float().sum(), torch.tensor(losses_BS.numel(), dtype=torch.int, device=losses_BS.device)
     means = torch.stack([total.detach(), count.float()])
     dist.all_reduce(means, group=parallel_state.get_context_parallel_group())
     return total, count, (number, means[0] / means[1])
-
-
-def _mean_loss(number: int, losses_BS: torch.Tensor) -> tuple[torch.Tensor, tuple[int, torch.Tensor]]:
-    loss = losses_BS.float().mean()
-    return loss, (number, loss.detach().clone())
 
 
 def _settings(*configs: Any) -> dict[str, str]:

@@ -229,8 +229,9 @@ def test_a_script_that_slices_its_batches_gives_the_losses_and_norms_of_one_proc
 @pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["ring-attention", "kv-allgather-cp"])
 @pytest.mark.parametrize("cp", [2, 4])
-def test_further_tokens_are_predicted_across_the_borders_of_a_zigzag(algorithm, cp):
-    flags = ("--llama", "--further-tokens", "2", "--per-token")
+@pytest.mark.parametrize("divided", [(), ("--per-token",)], ids=["a micro-batch", "a token"])
+def test_further_tokens_are_predicted_across_the_borders_of_a_zigzag(algorithm, cp, divided):
+    flags = ("--llama", "--further-tokens", "2", *divided)
     assert losses_and_norms(cp, shared(cp, algorithm), flags) == pytest.approx(whole_sequences(flags), rel=5e-6)
 
 

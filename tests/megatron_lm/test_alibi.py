@@ -9,9 +9,7 @@ from tests.megatron_lm.checkout import Checkout, Run
 
 pytestmark = pytest.mark.long
 
-ALIBI = split(
-    "--position-embedding-type alibi --num-attention-heads 6 --hidden-size 48 --train-iters 4 --calculate-per-token-loss"
-)
+ALIBI = split("--position-embedding-type alibi --num-attention-heads 6 --hidden-size 48 --train-iters 4")
 SPREAD = {
     "ring": (2, "--context-parallel-size 2 --context-parallel-algo megatron_cp_algo --alibi-fusion-attn-type 2"),
     "Ulysses": (2, "--context-parallel-size 2 --context-parallel-algo ulysses_cp_algo"),

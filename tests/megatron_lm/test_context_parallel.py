@@ -10,7 +10,6 @@ from tests.megatron_lm.checkout import Checkout
 pytestmark = pytest.mark.long
 
 PER_TOKEN = "--calculate-per-token-loss"
-"""What the plan sets by itself; stock is told, so that it divides as the shares do."""
 EOD = "--eod-mask-loss"
 ALGORITHMS = {
     "ring-attention": (2, []),
@@ -50,20 +49,27 @@ def test_every_algorithm_trains_as_one_process_does(checkout, initial, stock, na
     eod = [EOD] if masked else []
     nproc, flags = flags_of(name)
     run = checkout.adapted(nproc, *initial("llama"), "--train-iters", "4", *flags, *eod).ended_well()
-    assert_alike(run, stock("llama", PER_TOKEN, *eod))
+    assert_alike(run, stock("llama", *eod))
     reached = {one["name"] for one in run.report["features"] if any(p["state"].startswith("reached") for p in one["points"])}
     assert reached >= {"context-parallel", flags[3]}
 
 
+@pytest.mark.parametrize("model", ["llama", "further"])
+def test_a_loss_per_token_is_that_of_one_process(checkout, initial, stock, model):
+    told = [PER_TOKEN, EOD]
+    run = checkout.adapted(2, *initial(model), "--train-iters", "4", *flags_of("ring-attention")[1], *told).ended_well()
+    assert_alike(run, stock(model, *told))
+
+
 def test_the_end_of_a_document_does_not_count_in_the_loss(stock):
-    assert stock("llama", PER_TOKEN).losses != pytest.approx(stock("llama", PER_TOKEN, EOD).losses, rel=1e-5)
+    assert stock("llama").losses != pytest.approx(stock("llama", EOD).losses, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["ring-attention", "ulysses-attention", "hybrid-attention of 4"])
 def test_learned_positions_go_with_their_tokens(checkout, initial, stock, name):
     nproc, flags = flags_of(name)
     run = checkout.adapted(nproc, *initial("gpt"), "--train-iters", "4", *flags).ended_well()
-    assert_alike(run, stock("gpt", PER_TOKEN))
+    assert_alike(run, stock("gpt"))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +78,7 @@ def test_learned_positions_go_with_their_tokens(checkout, initial, stock, name):
 def test_multi_latent_attention_does_it(checkout, initial, stock, name):
     nproc, flags = flags_of(name)
     run = checkout.adapted(nproc, *initial("latent"), "--train-iters", "4", *flags).ended_well()
-    assert_alike(run, stock("latent", PER_TOKEN))
+    assert_alike(run, stock("latent"))
 
 
 @pytest.mark.parametrize("name", ["ring-attention", "ulysses-attention"])
@@ -88,7 +94,7 @@ def test_multi_latent_attention_does_it(checkout, initial, stock, name):
 def test_shares_go_beside_other_layouts(checkout, initial, stock, name, layout):
     _, flags = flags_of(name)
     run = checkout.adapted(4, *initial("llama"), "--train-iters", "4", *flags, *split(layout), EOD).ended_well()
-    assert_alike(run, stock("llama", PER_TOKEN, EOD))
+    assert_alike(run, stock("llama", EOD))
 
 
 def test_ulysses_takes_a_length_that_a_zigzag_does_not(checkout, initial, stock):
@@ -96,7 +102,7 @@ def test_ulysses_takes_a_length_that_a_zigzag_does_not(checkout, initial, stock)
     length = ["--seq-length", "30"]
     _, flags = flags_of("ulysses-attention")
     run = checkout.adapted(2, *initial("llama"), "--train-iters", "4", *flags, *length).ended_well()
-    assert_alike(run, stock("llama", PER_TOKEN, *length))
+    assert_alike(run, stock("llama", *length))
 
 
 def test_no_mask_of_the_square_of_the_length_is_made(checkout, initial):
@@ -108,7 +114,7 @@ def test_no_mask_of_the_square_of_the_length_is_made(checkout, initial):
 def test_further_tokens_are_predicted_across_the_borders_of_a_zigzag(checkout, initial, stock):
     _, flags = flags_of("ring-attention")
     run = checkout.adapted(2, *initial("further"), "--train-iters", "4", *flags).ended_well()
-    assert_alike(run, stock("further", PER_TOKEN))
+    assert_alike(run, stock("further"))
 
 
 def test_further_tokens_elsewhere_are_refused_before_anything_starts(checkout: Checkout):

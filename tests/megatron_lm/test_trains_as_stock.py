@@ -11,7 +11,6 @@ from tests.megatron_lm.checkout import SHARED, Checkout, Run
 
 pytestmark = pytest.mark.long
 
-PER_TOKEN = "--calculate-per-token-loss"
 TP = "--tensor-model-parallel-size 2"
 TP_SP = f"{TP} --sequence-parallel"
 PP = "--pipeline-model-parallel-size 2"
@@ -50,7 +49,7 @@ LAYOUTS = {
     "ten steps, one process": ten_steps("llama", 1, ""),
     "ten steps, tp2 with sequence parallelism": ten_steps("llama", 2, TP_SP),
     "ten steps, pp2": ten_steps("llama", 2, PP),
-    "ten steps, ring cp2": ten_steps("llama", 2, RING, PER_TOKEN),
+    "ten steps, ring cp2": ten_steps("llama", 2, RING),
     "ten steps, ep2": ten_steps("moe", 2, EP),
     "ten steps, dp2 with overlaps": ten_steps("llama", 2, DP),
 }
@@ -98,7 +97,7 @@ OLD_FLAGS = {
         "--moe-permutation-async-comm --moe-tp-extend-ep"
     ),
 }
-ENDS = f"{PER_TOKEN} --reset-position-ids --reset-attention-mask"
+ENDS = "--reset-position-ids --reset-attention-mask"
 DOCUMENTS = {
     "one": (1, ""),
     "tensor": (2, TP_SP),
@@ -115,7 +114,7 @@ ROWS = {
     **OPERATORS,
     **{f"old flags of {name}": Row("moe", 2, flags) for name, flags in OLD_FLAGS.items()},
     **{f"documents, {name}": Row("gpt", nproc, flags, told=ENDS) for name, (nproc, flags) in DOCUMENTS.items()},
-    "documents, rotary positions go on": Row("llama", 2, RING, told=f"{PER_TOKEN} --reset-attention-mask"),
+    "documents, rotary positions go on": Row("llama", 2, RING, told="--reset-attention-mask"),
 }
 
 
@@ -152,7 +151,7 @@ def test_it_trains_as_one_stock_process_from_the_checkpoint_of_one_process(check
 @pytest.mark.parametrize("model", ["llama", "gpt"])
 def test_documents_matter(stock, model):
     told = split(ENDS)
-    assert stock(model, PER_TOKEN).losses != pytest.approx(stock(model, *told).losses, rel=1e-5)
+    assert stock(model).losses != pytest.approx(stock(model, *told).losses, rel=1e-5)
 
 
 @pytest.mark.parametrize("overlap", ["", "--moe-alltoall-overlap-comm"], ids=["alone", "hiding transfers"])

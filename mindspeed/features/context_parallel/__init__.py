@@ -1,1 +1,1 @@
-"""A sequence spread over ranks: the group and per-token loss scaling."""
+"""A sequence spread over ranks: the group, and the loss over all of them."""

@@ -18,6 +18,7 @@ from mindspeed.plugins import (
     RequiresSlot,
     Slot,
     VerifyWith,
+    When,
     World,
     Wrap,
     condition,
@@ -61,8 +62,8 @@ def samples_share_a_group(args: ContextParallelArgs, world: World) -> bool:
 class ContextParallel(Feature[ContextParallelArgs]):
     """Split every sequence over ranks, with the attention algorithm of your choice.
 
-    A loss counts each token once: ranks may hold different numbers of tokens that count, so Megatron divides the sum of
-    gradients by the number of tokens of all ranks.
+    The loss is that of one process: each micro-batch is divided by the tokens of all ranks, which may hold different numbers
+    of tokens that count.
     """
 
     spec = FeatureSpec(
@@ -86,20 +87,40 @@ class ContextParallel(Feature[ContextParallelArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        overrides = [ArgOverride("context_parallel_size", self.args.size, "context-parallel.size")]
-        if self.args.size > 1:
-            overrides.append(
-                ArgOverride("calculate_per_token_loss", True, "ranks may hold different numbers of tokens that count")
-            )
-        return overrides
+        return [ArgOverride("context_parallel_size", self.args.size, "context-parallel.size")]
 
     @hookimpl
     def patches(self) -> list[Patch]:
+        if self.args.size == 1:
+            return []
+        calc_loss = "megatron.core.pipeline_parallel.schedules:forward_step_calc_loss"
+        further = "megatron.core.transformer.multi_token_prediction"
+        loss = "mindspeed.features.context_parallel.loss"
         return [
             Wrap(
-                "megatron.core.pipeline_parallel.schedules:forward_step_calc_loss",
-                "mindspeed.features.context_parallel.loss:with_per_token_loss_check",
-                "a loss function of two values would make gradients too large, and is reported",
+                calc_loss,
+                f"{loss}:with_loss_of_all_ranks",
+                "Megatron divides by a rank's own tokens, and ranks may hold different numbers of tokens that count",
+                optional=True,
+            ),
+            Wrap(
+                calc_loss,
+                f"{loss}:with_router_losses_of_all_ranks",
+                "auxiliary losses of experts weigh 1 / cp of what is configured",
+                when=When("<0.16"),
+                optional=True,
+            ),
+            Wrap(
+                f"{further}:roll_tensor",
+                f"{loss}:with_tokens_of_all_ranks",
+                "losses of multi-token prediction are divided by a rank's own tokens",
+                optional=True,
+            ),
+            Wrap(
+                f"{further}:process_mtp_loss",
+                f"{loss}:with_shares_of_tokens",
+                "losses of multi-token prediction are multiplied by a rank's own tokens",
+                when=When(">=0.17"),
                 optional=True,
             ),
         ]

@@ -1,4 +1,4 @@
-"""megatron-fixes: fixes where Megatron assumes Apex, Transformer Engine or a compiler, each a patch of its own."""
+"""megatron-fixes: fixes where Megatron assumes Apex, Transformer Engine or a compiler, or weighs a loss wrongly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ TABLES: Final[dict[str, list[Any]]] = table_beside(__file__)
 
 
 class MegatronFixes(Feature[FeatureArgs]):
-    """Let Megatron run without Apex, Transformer Engine, Triton and, on the CPU, a compiler."""
+    """Let Megatron run without Apex, Transformer Engine, Triton and, on the CPU, a compiler.
+
+    With a loss per token, losses of routers weigh what is configured in every layout.
+    """
 
     spec = FeatureSpec(
         name="megatron-fixes",

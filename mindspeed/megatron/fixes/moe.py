@@ -1,4 +1,4 @@
-"""Mixture-of-experts helpers that assume Transformer Engine or a CUDA device."""
+"""Mixture-of-experts helpers that assume Transformer Engine or a CUDA device, and losses that are weighed wrongly."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from mindspeed.megatron.fixes.layers import HAVE_ENGINE
+from mindspeed.plugins.wrapping import Function, wrapper
 
 
 class RouterGating(torch.autograd.Function):
@@ -44,3 +45,34 @@ def gate_without_engine(router_gating_linear: Callable[..., Any]) -> Callable[..
         return RouterGating.apply(inp, weight, bias[0] if bias else None, dtype)  # type: ignore[no-untyped-call]
 
     return gated
+
+
+@wrapper
+def balance_loss_of_all_ranks(
+    attach: Function, self: Any, activation: Any, aux_loss_coeff: float, aux_loss: torch.Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    """``attach_and_log_load_balancing_loss``: with a loss per token it multiplies by the tokens of a rank, not of all.
+
+    What it logs is the loss divided by the coefficient, which stays.
+    """
+    ranks = _ranks(self)
+    return attach(self, activation, aux_loss_coeff * ranks, aux_loss * ranks, *args, **kwargs)
+
+
+@wrapper
+def z_loss_of_all_ranks(apply_z_loss: Function, self: Any, logits: Any, *args: Any, **kwargs: Any) -> Any:
+    """``apply_z_loss``: the same of the z-loss, whose coefficient it reads."""
+    config, ranks = self.config, _ranks(self)
+    coefficient = config.moe_z_loss_coeff
+    if coefficient is None or ranks == 1:
+        return apply_z_loss(self, logits, *args, **kwargs)
+    config.moe_z_loss_coeff = coefficient * ranks
+    try:
+        return apply_z_loss(self, logits, *args, **kwargs)
+    finally:
+        config.moe_z_loss_coeff = coefficient
+
+
+def _ranks(router: Any) -> int:
+    """Give the number by which Megatron weighs a router's losses too little."""
+    return int(router.tp_cp_group.size()) if router.config.calculate_per_token_loss else 1

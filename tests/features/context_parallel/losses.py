@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
@@ -34,7 +35,14 @@ def mean_of_some(labels: Tensor, losses: Tensor) -> tuple[Tensor, dict[str, Tens
     return total / number, report
 
 
-LOSSES = {function.__name__: function for function in (two_values, three_values, mean_of_some)}
+def share_of_two_values(labels: Tensor, losses: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """What Megatron expects of two values: this rank's sum over the number of all ranks of the sequence."""
+    total, number, report = three_values(labels, losses)
+    dist.all_reduce(number, group=parallel_state.get_context_parallel_group())
+    return total / number, report
+
+
+LOSSES = {function.__name__: function for function in (two_values, three_values, mean_of_some, share_of_two_values)}
 
 
 def steps(recipe: Recipe, loss: str, count: int) -> tuple[list[str], str, list[float]]:

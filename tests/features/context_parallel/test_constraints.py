@@ -15,8 +15,8 @@ RING, ULYSSES, HYBRID = "ring-attention", "ulysses-attention", "hybrid-attention
 TWO = {HYBRID: {"ulysses_degree": 2}}
 
 
-def test_the_loss_is_divided_by_tokens():
-    assert overrides("context-parallel", size=2) == {"context_parallel_size": 2, "calculate_per_token_loss": True}
+def test_the_size_is_all_that_it_sets():
+    assert overrides("context-parallel", size=2) == {"context_parallel_size": 2}
     assert overrides("context-parallel", size=1) == {"context_parallel_size": 1}
 
 

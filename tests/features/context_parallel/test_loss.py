@@ -1,4 +1,4 @@
-"""Per-token loss scaling: a real loss function of two values at two context-parallel ranks, and one of three."""
+"""The loss of a shared sequence: loss functions of two and of three values at two context-parallel ranks."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,10 +10,10 @@ from mindspeed.verification.pool import WorkerPool
 from mindspeed.verification.shape import LLAMA, Recipe
 from tests.features.context_parallel.losses import steps
 
-RECIPE = Recipe(replace(LLAMA, num_layers=1), global_batch_size=1)
+RECIPE = Recipe(replace(LLAMA, num_layers=1), global_batch_size=3, ragged=True)
 PROBLEM = (
-    "MS343 context-parallel: the loss function returns two values, and with 2 context-parallel ranks that makes gradients too "
-    "large by a constant factor; Adam hides it, the gradient norm shows it\n"
+    "MS343 context-parallel: the loss function returns two values and divides by a rank's own tokens, which makes gradients "
+    "too large by a factor of 2, the number of context-parallel ranks; Adam hides it, the gradient norm shows it\n"
     "  fix: return three: the sum of the losses of this rank's tokens, their number (an int tensor), and the report"
 )
 
@@ -40,15 +40,18 @@ def test_two_values_are_an_error_on_every_rank_under_strict_before_any_gradient_
     assert [(error, norms) for _, error, norms in run(pool, "two_values", 2, strict=True)] == [(PROBLEM, [])] * 2
 
 
-def test_three_values_are_right_where_ranks_hold_different_numbers_of_tokens(pool: WorkerPool) -> None:
+@pytest.mark.parametrize("loss", ["three_values", pytest.param("share_of_two_values", marks=pytest.mark.long)])
+def test_a_loss_is_that_of_one_process_where_ranks_and_micro_batches_have_different_numbers_of_tokens(
+    pool: WorkerPool, loss: str
+) -> None:
     ((_, _, expected),) = run(pool, "mean_of_some", 1)
-    for said, _, norms in run(pool, "three_values", 2):
+    for said, _, norms in run(pool, loss, 2):
         assert (reports(said), norms) == ([], pytest.approx(expected, rel=1e-5))
 
 
 @pytest.mark.long
-def test_two_values_are_too_large_by_the_square_of_the_ranks(pool: WorkerPool) -> None:
+def test_two_values_are_too_large_by_the_number_of_ranks(pool: WorkerPool) -> None:
     ((said, _, expected),) = run(pool, "two_values", 1)
     assert reports(said) == []
     for _, _, norms in run(pool, "two_values", 2):
-        assert norms == pytest.approx([4 * norm for norm in expected], rel=1e-5)
+        assert norms == pytest.approx([2 * norm for norm in expected], rel=1e-5)
